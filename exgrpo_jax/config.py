@@ -1,0 +1,92 @@
+"""From a ConfigDict's values to frozen dataclasses, refusing what cannot be.
+
+Every component declares a frozen `Config` whose fields are made by `setting`,
+so that type, allowed values and meaning stand beside each other. The values
+themselves live in configs/base.py and nowhere else.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exgrpo_jax.types import InputError
+
+_INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
+
+
+def setting(allowed: str | Sequence[Any] | None, meaning: str) -> Any:
+  """A field of a `Config`.
+
+  Args:
+    allowed: an interval such as '[0, 1)' or '(0, inf)', a tuple of choices, or
+      None where the type says enough.
+    meaning: what the value is, with its unit; quoted in error messages.
+  """
+  return dataclasses.field(metadata={'allowed': allowed, 'meaning': meaning})
+
+
+def build(cls, values: Mapping[str, Any], path: str):
+  """Makes `cls` from `values`, or raises InputError naming `path` and the key.
+
+  Args:
+    cls: a frozen dataclass whose fields come from `setting`.
+    values: exactly the fields of `cls`; ints become floats where a float is due.
+    path: where the values come from, e.g. 'config.replay'.
+  """
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  check_names(values, fields, path)
+  types = typing.get_type_hints(cls)
+  return cls(**{name: _checked(values[name], types[name], field.metadata, f'{path}.{name}')
+                for name, field in fields.items()})
+
+
+def check_names(values: Mapping[str, Any], known: Sequence[str], path: str) -> None:
+  """Refuses names that are not `known`, and known ones that are missing."""
+  for name in values:
+    if name not in known:
+      near = difflib.get_close_matches(name, list(known), n=1)
+      hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+      raise InputError(f"{path} has no '{name}'; {hint}")
+  for name in known:
+    if name not in values:
+      raise InputError(f"{path} lacks '{name}'; start from configs/base.py, which sets it.")
+
+
+def _checked(value, kind, metadata, path):
+  allowed, meaning = metadata['allowed'], metadata['meaning']
+  value = _converted(value, kind, path, meaning)
+  if allowed is None:
+    return value
+  if isinstance(allowed, str):
+    if not _inside(value, allowed):
+      raise InputError(f'{path}={value} must lie in {allowed}: {meaning}.')
+  elif value not in allowed:
+    raise InputError(f'{path}={value!r} must be one of {", ".join(map(str, allowed))}: {meaning}.')
+  return value
+
+
+def _converted(value, kind, path, meaning):
+  origin = typing.get_origin(kind) or kind
+  if origin is tuple and isinstance(value, (list, tuple)):
+    item = typing.get_args(kind)[0]
+    return tuple(_converted(v, item, path, meaning) for v in value)
+  if origin is float and isinstance(value, int) and not isinstance(value, bool):
+    return float(value)
+  if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+    raise InputError(f'{path}={value!r} must be of type {origin.__name__}, '
+                     f'not {type(value).__name__}: {meaning}.')
+  return value
+
+
+def _inside(value: float, interval: str) -> bool:
+  left, low, high, right = _INTERVAL.fullmatch(interval).groups()
+  low, high = float(low), float(high)
+  if math.isnan(value):
+    return False
+  above = value >= low if left == '[' else value > low
+  below = value <= high if right == ']' else value < high
+  return above and below

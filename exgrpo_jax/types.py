@@ -1,0 +1,101 @@
+"""The values that travel between the stages of a step.
+
+Shape letters, used in names everywhere:
+  Q questions in a step, K rollouts per question, B = Q * K rows, T tokens,
+  V vocabulary, D width, N query heads, G key/value heads, H head size, L layers.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+
+class InputError(ValueError):
+  """Something the user gave cannot be used; the message is all they need.
+
+  Commands print it as one line and exit; it never hides a bug of ours.
+  """
+
+
+class Message(NamedTuple):
+  """One turn of a prompt."""
+
+  role: str  # 'system', 'user' or 'assistant'
+  content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A row of a data source. Its identity is the row, not its text."""
+
+  row: int  # in its data source, from 0
+  messages: tuple[Message, ...]
+  answer: str  # the ground truth, as the verifier takes it
+  solution: str  # a written solution that ends in the answer; '' where there is none
+  source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor:
+  """A place in the stream of questions: the next position of an epoch's permutation."""
+
+  epoch: int = 0
+  position: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+  """What the sampler wrote for one prompt."""
+
+  tokens: np.ndarray  # [T] int32, the end token included where there is one
+  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
+  entropy: np.ndarray  # [T] float32, nats, of that distribution
+  truncated: bool  # cut at the limit, so without an end token
+
+
+class Verdict(NamedTuple):
+  """What the verifier says of one response."""
+
+  reward: float
+  correct: bool  # this alone decides storing, buckets and retirement
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+  """A past success, kept for replay."""
+
+  tokens: np.ndarray  # [T] int32, response only
+  logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
+  reward: float
+  step: int  # the step in which it was written
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Which questions a step works on; groups stand in the order of the batch."""
+
+  step: int
+  epoch: int  # of the stream after this step's fresh questions were read
+  replay_started: bool  # the delayed start's switch, as it stood when planned
+  questions: tuple[Question, ...]  # Q of them
+  prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
+  candidates: tuple[tuple[Trajectory, ...], ...]  # Q; empty for a fresh question
+
+  @property
+  def is_replay_Q(self) -> np.ndarray:
+    return np.array([bool(c) for c in self.candidates])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """All that the loss sees. Rows are [prompt, response, padding]."""
+
+  tokens_BT: jax.Array  # int32
+  response_mask_BT: jax.Array  # float32, 1 where the token is a response's own
+  behaviour_logp_BT: jax.Array  # float32, nats, aligned with tokens_BT; 0 outside the mask
+  advantage_B: jax.Array  # float32
+  is_replay_B: jax.Array  # bool
+  policy_step_B: jax.Array  # int32, the step whose policy wrote the row
