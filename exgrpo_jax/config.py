@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.types import InputError
@@ -33,30 +33,37 @@ def build(cls, values: Mapping[str, Any], path: str):
   """Makes `cls` from `values`, or raises InputError naming `path` and the key.
 
   Args:
-    cls: a frozen dataclass whose fields come from `setting`.
+    cls: a frozen dataclass whose fields come from `setting`, or are such dataclasses.
     values: exactly the fields of `cls`; ints become floats where a float is due.
     path: where the values come from, e.g. 'config.replay'.
   """
   fields = {field.name: field for field in dataclasses.fields(cls)}
   check_names(values, fields, path)
   types = typing.get_type_hints(cls)
-  return cls(**{name: _checked(values[name], types[name], field.metadata, f'{path}.{name}')
+  return cls(**{name: _built(values[name], types[name], field.metadata, f'{path}.{name}')
                 for name, field in fields.items()})
 
 
-def check_names(values: Mapping[str, Any], known: Sequence[str], path: str) -> None:
+def check_names(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
   """Refuses names that are not `known`, and known ones that are missing."""
   for name in values:
-    if name not in known:
-      near = difflib.get_close_matches(name, list(known), n=1)
-      hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
-      raise InputError(f"{path} has no '{name}'; {hint}")
+    check_known(name, known, path)
   for name in known:
     if name not in values:
       raise InputError(f"{path} lacks '{name}'; start from configs/base.py, which sets it.")
 
 
-def _checked(value, kind, metadata, path):
+def check_known(name: str, known: Collection[str], path: str) -> None:
+  """Refuses a name that is not `known`, with the nearest one that is."""
+  if name not in known:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+    raise InputError(f"{path} has no '{name}'; {hint}")
+
+
+def _built(value, kind, metadata, path):
+  if dataclasses.is_dataclass(kind):
+    return build(kind, value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
   value = _converted(value, kind, path, meaning)
   if allowed is None:

@@ -1,0 +1,16 @@
+"""One local GPU, under five minutes: the arithmetic experiment, wider and in bfloat16.
+
+python -m exgrpo_jax.train --config=configs/gpu.py --workdir=/tmp/gpu
+"""
+
+from configs import arithmetic
+
+
+def get_config():
+  config = arithmetic.get_config()
+  config.rollout.update(dict(questions=64, slots=512))
+  config.data.train = 'arithmetic:train[20000:21280]'
+  config.model.update(dict(
+      width=256, num_layers=4, num_heads=4, num_kv_heads=2, head_size=64, mlp_width=768,
+      dtype='bfloat16'))
+  return config

@@ -1,0 +1,20 @@
+"""Everything once, in under a minute: is the installation whole?
+
+python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/smoke
+The model learns next to nothing here; see configs/arithmetic.py for that.
+"""
+
+from configs import arithmetic
+
+
+def get_config():
+  config = arithmetic.get_config()
+  config.num_steps = 4
+  config.rollout.update(dict(questions=8, samples=4, slots=32))
+  config.replay.start_pass_rate = 0.  # so that replay takes part in so short a run
+  config.data.train = 'arithmetic:train[20000:20064]'
+  config.data.evaluation = ('arithmetic:test[:64]',)
+  config.warm_start.update(dict(num_updates=60, data='arithmetic:train[:2000]'))
+  config.evaluation.every = 4
+  config.checkpoint.every = 2
+  return config

@@ -1,0 +1,127 @@
+"""How often a policy is right: pass@1, avg@k and pass@k per data source.
+
+python -m exgrpo_jax.evaluate --config=configs/arithmetic.py --checkpoint=/tmp/arithmetic \\
+    --data=arithmetic:test --samples=4 --temperature=1
+"""
+
+import dataclasses
+import os
+
+import jax
+import numpy as np
+from absl import flags
+
+from exgrpo_jax import checkpoint, metrics, model, sampler, tasks
+from exgrpo_jax.experiment import CONFIG, Experiment, load_questions, open_experiment, run_command
+from exgrpo_jax.grading import Grader
+from exgrpo_jax.types import InputError
+
+_CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
+_STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
+_DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
+_SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bound=0.)
+_OUT = flags.DEFINE_string('out', None, "Where records go; <checkpoint>/evaluation by default.")
+
+
+def main() -> None:
+  if not _CHECKPOINT.value:
+    raise InputError("--checkpoint is missing: a run's workdir, as given to train.")
+  values = CONFIG.value
+  with values.unlocked():
+    values.evaluation.samples = _SAMPLES.value or values.evaluation.samples
+    if _TEMPERATURE.value is not None:
+      values.evaluation.temperature = _TEMPERATURE.value
+  experiment = open_experiment(values, _CHECKPOINT.value)
+  like = model.shapes(experiment.model, experiment.mesh)
+  params, step = checkpoint.restore_params(_CHECKPOINT.value, _STEP.value, like)
+  out = _OUT.value or os.path.join(_CHECKPOINT.value, 'evaluation')
+  key = jax.random.fold_in(jax.random.key(experiment.settings.seed), step)
+  for spec in _DATA.value or experiment.settings.data.evaluation:
+    found = evaluate(experiment, params, spec, step, key, out)
+    print(f'{spec} at step {step}, temperature {experiment.settings.evaluation.temperature}')
+    print(table(found))
+
+
+def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Array, out: str
+             ) -> dict[str, float]:
+  """Scores `params` on a data spec and writes one record a question.
+
+  Evaluation judges the answer alone: the last box, with or without a think section.
+
+  Returns metrics by name, for each source of the spec: 'eval/{source}/pass@1' (the
+  first sample), its 95% interval as '…_low' and '…_high', with k > 1 samples the same for
+  'avg@{k}' (the mean of all) and 'pass@{k}' (any), 'truncated' and, where the task can
+  check it, 'valid_steps': shares of all responses.
+  """
+  settings, words = experiment.settings, experiment.tokenizer
+  dataset, prompts = load_questions(experiment, spec)
+  samples = settings.evaluation.samples
+  responses = sampler.generate(
+      experiment.model, params, [prompt for prompt in prompts for _ in range(samples)],
+      [question.row for question in dataset for _ in range(samples)],
+      list(range(samples)) * len(dataset), key,
+      sampler.Settings(temperature=settings.evaluation.temperature, slots=settings.rollout.slots,
+                       max_response=settings.rollout.max_response, eos_ids=words.eos_ids,
+                       pad_id=words.pad_id), experiment.mesh)
+  texts = [words.decode(response.tokens) for response in responses]
+  answers = [question.answer for question in dataset for _ in range(samples)]
+  with Grader(dataclasses.replace(settings.verifier, require_think=False)) as grader:
+    verdicts = grader.grade(texts, answers)
+  records = []
+  for index, question in enumerate(dataset):
+    own = slice(index * samples, (index + 1) * samples)
+    records.append({
+        'row': question.row, 'source': question.source,
+        'question': words.render(question.messages, settings.prompt.template),
+        'answer': question.answer, 'responses': texts[own],
+        'correct': [verdict.correct for verdict in verdicts[own]],
+        'truncated': [response.truncated for response in responses[own]],
+        'lengths': [len(response.tokens) for response in responses[own]]})
+    if question.source in tasks.STEP_CHECKERS:
+      check = tasks.STEP_CHECKERS[question.source]
+      records[-1]['valid_steps'] = [check(question.messages[-1].content, text)
+                                    for text in texts[own]]
+  name = ''.join(c if c.isalnum() else '_' for c in os.path.basename(spec))
+  metrics.write_rows(os.path.join(out, f'step_{step:06d}_{name}.jsonl'), records)
+  sources = dict.fromkeys(record['source'] for record in records)
+  return {key: value for source in sources for key, value in
+          _summary(source, [r for r in records if r['source'] == source]).items()}
+
+
+def table(found: dict[str, float]) -> str:
+  """Evaluation metrics as lines of text: one a source and measure, with its interval."""
+  lines = []
+  for name, value in found.items():
+    if name.endswith(('_low', '_high')):
+      continue
+    interval = ''
+    if f'{name}_low' in found:
+      interval = f'  95% interval {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}'
+    lines.append(f'  {name.removeprefix("eval/"):<40} {value:.4f}{interval}')
+  return '\n'.join(lines)
+
+
+def _summary(source, records):
+  correct_QK = np.array([record['correct'] for record in records], float)
+  # Rows with the same prompt (AIME's 32 copies) are one cluster: they are no new questions.
+  _, cluster_Q = np.unique([record['question'] for record in records], return_inverse=True)
+  samples = correct_QK.shape[1]
+  measures = {'pass@1': correct_QK[:, :1]}
+  if samples > 1:
+    measures |= {f'avg@{samples}': correct_QK,
+                 f'pass@{samples}': correct_QK.max(axis=1, keepdims=True)}
+  found = {}
+  for name, values_QK in measures.items():
+    mean, low, high = metrics.interval_95(values_QK, cluster_Q)
+    found |= {f'eval/{source}/{name}': mean, f'eval/{source}/{name}_low': low,
+              f'eval/{source}/{name}_high': high}
+  found[f'eval/{source}/questions'] = float(len(records))
+  found[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
+  if 'valid_steps' in records[0]:
+    found[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
+  return found
+
+
+if __name__ == '__main__':
+  run_command(main)

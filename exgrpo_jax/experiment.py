@@ -1,0 +1,226 @@
+"""The door through which every command enters: ConfigDict -> Settings -> Experiment.
+
+Here alone a ConfigDict is seen. `settings` turns it into frozen Configs or refuses;
+`open_experiment` adds what they describe: tokenizer, mesh, model shape.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, logging
+from ml_collections import ConfigDict, config_flags
+
+from exgrpo_jax import (
+    checkpoint,
+    config,
+    metrics,
+    model,
+    objective,
+    optimizer,
+    questions,
+    replay,
+    rollout,
+    sharding,
+    tokenizer,
+    verifier,
+)
+from exgrpo_jax.config import setting
+from exgrpo_jax.types import InputError, Question
+
+CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
+
+TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptConfig:
+  template: str = setting(('plain',), 'how the messages of a question become text')
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+  num_updates: int = setting('[0, inf)', 'supervised updates before reinforcement learning')
+  data: str = setting(None, 'the questions whose written solutions are learnt')
+  batch_size: int = setting('[1, inf)', 'solutions in an update')
+  learning_rate: float = setting('[0, inf)', 'peak of a rate that warms up, then falls to 0')
+  path: str = setting(None, "where the result is kept and looked for; '' is the run's workdir")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  every: int = setting('[1, inf)', 'steps between evaluations; the first and last always have one')
+  samples: int = setting('[1, inf)', 'responses to each question (k of avg@k)')
+  temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """A whole configuration, checked. Field names are the ConfigDict's."""
+
+  seed: int = setting('[0, inf)', 'the run repeats bit for bit with the same seed')
+  num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
+  rollout: rollout.Config
+  replay: replay.Config
+  objective: objective.Config
+  optimizer: optimizer.Config
+  model: model.Config
+  mesh: sharding.Config
+  prompt: PromptConfig
+  tokenizer: tokenizer.Config
+  data: questions.Config
+  verifier: verifier.Config
+  warm_start: WarmStartConfig
+  evaluation: EvaluationConfig
+  checkpoint: checkpoint.Config
+  metrics: metrics.Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """Settings and what they describe; never changes during a run."""
+
+  settings: Settings
+  workdir: str
+  tokenizer: tokenizer.Tokenizer
+  mesh: jax.sharding.Mesh
+  model: model.Config  # with the tokenizer's vocabulary size where none was set
+
+
+def run_command(main: Callable[[], None]) -> None:
+  """Runs a command's `main`; what the user got wrong becomes one line and exit status 2."""
+  def guarded(_):
+    logging.set_verbosity(logging.WARNING)  # orbax tells its life at INFO
+    try:
+      main()
+    except InputError as error:
+      _refuse(error)
+  app.run(guarded, flags_parser=_parse_flags)
+
+
+def settings(values: ConfigDict) -> Settings:
+  """Frozen, checked settings; InputError names the first key that cannot be."""
+  checked = config.build(Settings, values, 'config')
+  num_questions, minibatches = checked.rollout.questions, checked.optimizer.minibatches
+  if num_questions % minibatches:
+    raise InputError(f'config.optimizer.minibatches={minibatches} must divide '
+                     f'config.rollout.questions={num_questions}: a minibatch is made of whole '
+                     'groups, as many in each.')
+  return checked
+
+
+def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
+  """What a command needs; the tokenizer comes from a file, the workdir, or is trained."""
+  checked = settings(values)
+  words = _tokenizer(checked, workdir)
+  vocab_size = checked.model.vocab_size or words.vocab_size
+  if vocab_size < words.vocab_size:
+    raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
+                     f'{words.vocab_size}: every token needs an embedding. 0 takes the '
+                     "tokenizer's.")
+  mesh = sharding.make_mesh(checked.mesh)
+  return Experiment(checked, workdir, words, mesh,
+                    dataclasses.replace(checked.model, vocab_size=vocab_size))
+
+
+def load_questions(experiment: Experiment, spec: str
+                   ) -> tuple[Sequence[Question], list[np.ndarray]]:
+  """The questions of a data spec and their prompts as int32 token arrays.
+
+  Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
+  """
+  checked, words = experiment.settings, experiment.tokenizer
+  loaded = list(questions.load(checked.data, spec))
+  prompts = [np.array(words.encode(words.render(question.messages, checked.prompt.template)),
+                      np.int32) for question in loaded]
+  kept = questions.check_prompts(spec, np.array([len(prompt) for prompt in prompts]),
+                                 checked.rollout.max_prompt, checked.data.overlong)
+  # Rows are numbered anew: the stream and the buffer find questions by place.
+  return ([dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)],
+          [prompts[row] for row in kept])
+
+
+def claim_workdir(values: ConfigDict, workdir: str) -> None:
+  """Writes workdir/config.json, or refuses a workdir that belongs to another config.
+
+  A run may be prolonged (num_steps, unless the learning rate's schedule depends on
+  it), and evaluated, saved and logged otherwise; anything else would make its records
+  those of two experiments.
+  """
+  path = os.path.join(workdir, 'config.json')
+  mine = json.loads(json.dumps(values.to_dict()))
+  if os.path.exists(path):
+    with open(path) as file:
+      theirs = json.load(file)
+    free = ['evaluation.', 'checkpoint.', 'metrics.']
+    if values.optimizer.schedule == 'constant':
+      free.append('num_steps')
+    changed = [f'config.{name} was {old}, is {new}' for name, old, new in _differences(theirs, mine)
+               if not name.startswith(tuple(free))]
+    if changed:
+      raise InputError(f'{workdir} belongs to another config: {"; ".join(changed)}. '
+                       'Take another --workdir, or the config of before.')
+  os.makedirs(workdir, exist_ok=True)
+  with open(path + '.new', 'w') as file:
+    json.dump(mine, file, indent=2)
+  os.replace(path + '.new', path)
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
+                 ) -> list[tuple[str, Any, Any]]:
+  """(dotted name, old value, new value) of all that differs between nested mappings."""
+  found = []
+  for name in sorted({*old, *new}):
+    before, after = old.get(name), new.get(name)
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+      found += _differences(before, after, f'{prefix}{name}.')
+    elif before != after:
+      found.append((prefix + name, before, after))
+  return found
+
+
+def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
+  if checked.tokenizer.path:
+    return tokenizer.load(checked.tokenizer.path)
+  path = os.path.join(workdir, 'tokenizer.model')
+  if not os.path.exists(path):
+    specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
+    texts = (text for spec in specs
+             for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
+             for text in (tokenizer.render(question.messages, checked.prompt.template),
+                          question.solution))
+    tokenizer.train(texts, checked.tokenizer.vocab_size, path)
+  return tokenizer.load(path)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    return app.parse_flags_with_usage(argv)
+  except (AttributeError, KeyError):  # an override of a name that the config does not have
+    path = next(arg.partition('=')[2] for arg in argv if arg.startswith('--config='))
+    values = runpy.run_path(path)['get_config']()
+    try:
+      for arg in argv:
+        if arg.startswith('--config.'):
+          _check_override(values, arg.removeprefix('--').partition('=')[0].split('.'))
+    except InputError as error:
+      _refuse(error)
+    raise
+
+
+def _check_override(values: Any, names: list[str]) -> None:
+  for depth, name in enumerate(names[1:], start=1):
+    config.check_known(name, list(values), '.'.join(names[:depth]))
+    values = values[name]
+
+
+def _refuse(error: InputError) -> None:
+  print(f'error: {error}', file=sys.stderr, flush=True)
+  sys.exit(2)

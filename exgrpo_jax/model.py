@@ -1,0 +1,314 @@
+"""The decoder: Qwen2.5 and Llama 3 by configuration, with a key/value cache.
+
+Parameters travel as a nested dict of float32 arrays; the Flax modules below give
+them names, shapes and logical axes, and the functions at the end are the interface.
+Further shape letters: F hidden units of the MLP, P = H/2 rotary pairs, S positions
+of the cache.
+
+Rows are padded on the right. Causality keeps a row's tokens from seeing its
+padding, so no mask of lengths is needed: in `hidden_states` what stands at the
+padding is meaningless, and in `decode` new tokens overwrite the padding's cache.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from exgrpo_jax import sharding
+from exgrpo_jax.config import setting
+from exgrpo_jax.types import InputError
+
+Params = dict[str, Any]  # nested, its leaves float32 arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The decoder's shape; all of it static."""
+
+  vocab_size: int = setting('[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
+  width: int = setting('[1, inf)', 'size of the residual stream')
+  num_layers: int = setting('[1, inf)', 'blocks of attention and MLP')
+  num_heads: int = setting('[1, inf)', 'query heads')
+  num_kv_heads: int = setting('[1, inf)', 'key/value heads, each serving equally many query heads')
+  head_size: int = setting('[2, inf)', 'size of one head, even')
+  mlp_width: int = setting('[1, inf)', 'hidden units of the MLP')
+  rope_theta: float = setting('(0, inf)', 'base of the rotary wavelengths, in positions')
+  norm_epsilon: float = setting('(0, inf)', 'added to the mean square before its root')
+  attention_bias: bool = setting(None, 'biases on queries, keys and values, as Qwen2 has')
+  tied_embeddings: bool = setting(None, 'the unembedding is the transposed embedding')
+  dtype: str = setting(('float32', 'bfloat16'), 'of activations; parameters are float32')
+
+  def __post_init__(self):
+    if self.num_heads % self.num_kv_heads:
+      raise InputError(f'config.model.num_kv_heads={self.num_kv_heads} must divide '
+                       f'config.model.num_heads={self.num_heads}: '
+                       'each key/value head serves equally many query heads.')
+    if self.head_size % 2:
+      raise InputError(f'config.model.head_size={self.head_size} must be even: '
+                       'rotary positions turn pairs of its entries.')
+
+
+class LayerCache(NamedTuple):
+  """One layer's rotated keys and values.
+
+  [B, G, S, H] and not [B, S, G, H]: the decode step's matrix products then read
+  contiguous [S, H] slices, which is twice as fast on CPU.
+  """
+
+  key_BGSH: jax.Array
+  value_BGSH: jax.Array
+
+
+Cache = tuple[LayerCache, ...]  # L of them
+
+
+class Rotation(NamedTuple):
+  """The rotary angles of each position; computed once for all layers."""
+
+  cos_BTP: jax.Array  # float32; B is 1 where all rows share positions
+  sin_BTP: jax.Array
+
+
+class RMSNorm(nnx.Module):
+  """x / rms(x), scaled (arXiv:1910.07467), in float32; returns x's dtype."""
+
+  def __init__(self, config: Config):
+    self.epsilon = config.norm_epsilon
+    self.scale_D = nnx.Param(jnp.ones(config.width), logical_axes=(None,))
+
+  def __call__(self, x_BTD):
+    wide_BTD = x_BTD.astype(jnp.float32)
+    mean_square_BT1 = jnp.mean(wide_BTD**2, axis=-1, keepdims=True)
+    normed_BTD = wide_BTD * jax.lax.rsqrt(mean_square_BT1 + self.epsilon)
+    return (normed_BTD * self.scale_D[...]).astype(x_BTD.dtype)
+
+
+class MLP(nnx.Module):
+  """SwiGLU (arXiv:2002.05202)."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs):
+    D, F = config.width, config.mlp_width
+    self.gate_DF = _normal(rngs, (D, F), ('embed', 'mlp'))
+    self.up_DF = _normal(rngs, (D, F), ('embed', 'mlp'))
+    self.down_FD = _normal(rngs, (F, D), ('mlp', 'embed'), _residual_scale(config))
+
+  def __call__(self, x_BTD):
+    gate_DF, up_DF, down_FD = (
+        kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD))
+    return (jax.nn.silu(x_BTD @ gate_DF) * (x_BTD @ up_DF)) @ down_FD
+
+
+class Attention(nnx.Module):
+  """Causal attention with rotary positions and grouped key/value heads."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs):
+    D, N, G, H = config.width, config.num_heads, config.num_kv_heads, config.head_size
+    self.query_DNH = _normal(rngs, (D, N, H), ('embed', 'heads', None))
+    self.key_DGH = _normal(rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.value_DGH = _normal(rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.out_NHD = _normal(rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config))
+    if config.attention_bias:
+      self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', None))
+      self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
+      self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
+    self.has_bias = config.attention_bias
+
+  def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
+    """With a cache, T is 1; without one, positions are 0 .. T-1. Returns keys and values too."""
+    query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
+    query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
+    if cache is None:
+      cache = LayerCache(key_BTGH.swapaxes(1, 2), value_BTGH.swapaxes(1, 2))
+      mixed_BTNH = jax.nn.dot_product_attention(query_BTNH, key_BTGH, value_BTGH, is_causal=True)
+    else:
+      position_B = position_BT[:, 0]
+      cache = LayerCache(_write(cache.key_BGSH, key_BTGH[:, 0], position_B),
+                         _write(cache.value_BGSH, value_BTGH[:, 0], position_B))
+      mixed_BTNH = _attend_cache(query_BTNH[:, 0], position_B, cache)[:, None]
+    return jnp.einsum('BTNH,NHD->BTD', mixed_BTNH, self.out_NHD[...].astype(x_BTD.dtype)), cache
+
+  def _project(self, x_BTD):
+    def heads(kernel):
+      return jnp.einsum('BTD,DNH->BTNH', x_BTD, kernel[...].astype(x_BTD.dtype))
+
+    query_BTNH, key_BTGH, value_BTGH = map(heads, (self.query_DNH, self.key_DGH, self.value_DGH))
+    if self.has_bias:
+      query_BTNH += self.query_bias_NH[...].astype(x_BTD.dtype)
+      key_BTGH += self.key_bias_GH[...].astype(x_BTD.dtype)
+      value_BTGH += self.value_bias_GH[...].astype(x_BTD.dtype)
+    return query_BTNH, key_BTGH, value_BTGH
+
+
+class Block(nnx.Module):
+  """One layer: attention, then the MLP, each normalised before and added after."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs):
+    self.attention_norm = RMSNorm(config)
+    self.attention = Attention(config, rngs)
+    self.mlp_norm = RMSNorm(config)
+    self.mlp = MLP(config, rngs)
+
+  def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
+    mixed_BTD, cache = self.attention(self.attention_norm(x_BTD), position_BT, rotation, cache)
+    x_BTD += mixed_BTD
+    x_BTD += self.mlp(self.mlp_norm(x_BTD))
+    return sharding.constrain(x_BTD, ('batch', None, None)), cache
+
+
+class Decoder(nnx.Module):
+  """Tokens to hidden states; `unembedding` makes logits of these."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs):
+    V, D = config.vocab_size, config.width
+    self.config = config
+    self.embedding_VD = _normal(rngs, (V, D), ('vocab', 'embed'))
+    # Strings, because Orbax would turn integer keys into them anyway.
+    self.layers = nnx.Dict({str(layer): Block(config, rngs) for layer in range(config.num_layers)})
+    self.final_norm = RMSNorm(config)
+    if not config.tied_embeddings:
+      self.unembedding_DV = _normal(rngs, (D, V), ('embed', 'vocab'))
+
+  def __call__(self, tokens_BT, position_BT, cache: Cache | None):
+    x_BTD = self.embedding_VD[...][tokens_BT].astype(self.config.dtype)
+    x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
+    rotation = rotations(self.config, position_BT)
+    new_cache = []
+    for layer in range(self.config.num_layers):  # not .values(), which puts '10' before '2'
+      layer_cache = None if cache is None else cache[layer]
+      x_BTD, layer_cache = self.layers[str(layer)](x_BTD, position_BT, rotation, layer_cache)
+      new_cache.append(layer_cache)
+    return self.final_norm(x_BTD), tuple(new_cache)
+
+
+def rotations(config: Config, position_BT: jax.Array) -> Rotation:
+  """Rotary positions (arXiv:2104.09864): entry pair i turns by position * theta^(-2i/H)."""
+  # float32: bfloat16 cannot tell position 257 from 256.
+  pair_P = jnp.arange(config.head_size // 2, dtype=jnp.float32)
+  angle_BTP = position_BT[:, :, None] * config.rope_theta ** (-2 * pair_P / config.head_size)
+  return Rotation(jnp.cos(angle_BTP), jnp.sin(angle_BTP))
+
+
+def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
+  """Turns each head's entry pairs, i with i + H/2 as Hugging Face does, in float32."""
+  cos, sin = (table_BTP[:, :, None] for table_BTP in rotation)
+  first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+  return turned.astype(x_BTNH.dtype)
+
+
+def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
+  """Random parameters, each made where it lives; the same values on every mesh.
+
+  Normal with standard deviation 0.02, the two projections that write to the
+  residual stream 1/sqrt(2 * num_layers) of that; norms 1, biases 0.
+  """
+  def values(key):
+    return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
+
+  return jax.jit(values, out_shardings=shardings(config, mesh))(key)
+
+
+def shardings(config: Config, mesh: Mesh) -> Params:
+  """Where each parameter lives: NamedShardings in the tree of `init`; allocates nothing."""
+  _, state = _abstract(config)
+  return nnx.to_pure_dict(state, lambda variable: sharding.named(
+      mesh, variable.get_metadata('logical_axes'), variable.shape))
+
+
+def hidden_states(config: Config, params: Params, tokens_BT: jax.Array) -> jax.Array:
+  """After the final norm, in the compute dtype; positions are 0 .. T-1.
+
+  int32 [B, T] -> [B, T, D].
+  """
+  hidden_BTD, _ = _decoder(config, params)(tokens_BT, _positions(tokens_BT), None)
+  return hidden_BTD
+
+
+def unembedding(config: Config, params: Params) -> jax.Array:
+  """[D, V] in the compute dtype: logits = hidden @ unembedding."""
+  kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
+  return kernel_DV.astype(config.dtype)
+
+
+def init_cache(config: Config, num_rows: int, length: int) -> Cache:
+  """An empty cache for `length` positions of each row."""
+  shape = (num_rows, config.num_kv_heads, length, config.head_size)
+  empty = sharding.constrain(jnp.zeros(shape, config.dtype), ('batch', 'kv_heads', None, None))
+  return (LayerCache(empty, empty),) * config.num_layers
+
+
+def prefill(
+    config: Config, params: Params, tokens_BT: jax.Array, cache_length: int
+) -> tuple[jax.Array, Cache]:
+  """`hidden_states`, and a cache of `cache_length` >= T positions that holds the first T."""
+  hidden_BTD, computed = _decoder(config, params)(tokens_BT, _positions(tokens_BT), None)
+  empty = init_cache(config, tokens_BT.shape[0], cache_length)
+  cache = jax.tree.map(
+      lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0)), empty, computed)
+  return hidden_BTD, cache
+
+
+def decode(
+    config: Config, params: Params, tokens_B: jax.Array, position_B: jax.Array, cache: Cache
+) -> tuple[jax.Array, Cache]:
+  """One token per row, each at its own position.
+
+  Writes keys and values at position_B, which must lie below the cache's length,
+  and attends to positions 0 .. position_B: whatever a row's cache holds beyond is
+  not seen. int32 [B], int32 [B] -> [B, D].
+  """
+  hidden_BTD, cache = _decoder(config, params)(tokens_B[:, None], position_B[:, None], cache)
+  return hidden_BTD[:, 0], cache
+
+
+def _write(cache_BGSH, new_BGH, position_B):
+  # As a scatter, which XLA does in place within a loop; a select copies the cache.
+  def write_row(cache_GSH, new_GH, position):
+    return jax.lax.dynamic_update_slice_in_dim(cache_GSH, new_GH[:, None], position, axis=1)
+
+  return jax.vmap(write_row)(cache_BGSH, new_BGH, position_B)
+
+
+def _attend_cache(query_BNH, position_B, cache):
+  B, N, H = query_BNH.shape
+  _, G, S, _ = cache.key_BGSH.shape
+  query_BGRH = query_BNH.reshape(B, G, N // G, H)  # R queries share a key
+  score_BGRS = jnp.einsum('BGRH,BGSH->BGRS', query_BGRH, cache.key_BGSH,
+                          preferred_element_type=jnp.float32) / math.sqrt(H)
+  seen_BS = jnp.arange(S) <= position_B[:, None]
+  # A finite stand-in for -inf; position 0 is always seen, so no row is without weight.
+  score_BGRS = jnp.where(seen_BS[:, None, None], score_BGRS, -1e30)
+  weight_BGRS = jax.nn.softmax(score_BGRS, axis=-1)
+  mixed_BGRH = jnp.einsum('BGRS,BGSH->BGRH', weight_BGRS.astype(query_BNH.dtype), cache.value_BGSH)
+  return mixed_BGRH.reshape(B, N, H)
+
+
+def _positions(tokens_BT):
+  return jnp.arange(tokens_BT.shape[1])[None]  # [1, T], one for all rows
+
+
+def _normal(rngs, shape, logical_axes, scale=1.0):
+  value = 0.02 * scale * jax.random.normal(rngs(), shape, jnp.float32)
+  return nnx.Param(value, logical_axes=logical_axes)
+
+
+def _residual_scale(config):
+  # Two projections a layer write to the stream: its variance then does not grow with depth.
+  return 1 / math.sqrt(2 * config.num_layers)
+
+
+@functools.cache
+def _abstract(config):
+  """The module's structure and its variables without values."""
+  return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
+
+
+def _decoder(config, params):
+  graph, _ = _abstract(config)
+  return nnx.merge(graph, params)

@@ -1,0 +1,72 @@
+"""AdamW behind a gradient clip and a gate that skips what would do harm."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from exgrpo_jax.config import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  minibatches: int = setting('[1, inf)', "a step's updates; each takes as many whole groups")
+  learning_rate: float = setting('[0, inf)', 'the peak learning rate')
+  schedule: str = setting(('constant', 'linear', 'cosine'),
+                          'how the rate goes on after warm-up: linear and cosine fall to 0 at the '
+                          'last update')
+  warmup_updates: int = setting('[0, inf)', 'updates over which the rate rises from 0')
+  b1: float = setting('[0, 1)', "decay of AdamW's first moment")
+  b2: float = setting('[0, 1)', "decay of AdamW's second moment")
+  epsilon: float = setting('(0, inf)', "AdamW's epsilon, in the gradient's units")
+  weight_decay: float = setting('[0, inf)', 'decoupled, on every parameter')
+  clip_norm: float = setting('(0, inf]', 'gradients of a larger global norm are scaled down to it')
+  skip_norm: float = setting('(0, inf]', 'updates of a larger global norm are skipped and counted')
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  params: Any  # nested dict of float32 arrays
+  opt_state: Any
+
+
+def learning_rate(config: Config, num_updates: int) -> optax.Schedule:
+  """Update index -> rate: a linear warm-up, then the configured schedule."""
+  peak, warmup = config.learning_rate, config.warmup_updates
+  rest = max(1, num_updates - warmup)
+  after = {'constant': optax.constant_schedule(peak),
+           'linear': optax.linear_schedule(peak, 0., rest),
+           'cosine': optax.cosine_decay_schedule(peak, rest)}[config.schedule]
+  # The first update has rate peak / (warmup + 1), not 0: a zero update is a lost one.
+  rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+  return optax.join_schedules([rise, after], [warmup]) if warmup else after
+
+
+def make(config: Config, num_updates: int) -> optax.GradientTransformation:
+  """The optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
+  return optax.chain(
+      optax.clip_by_global_norm(config.clip_norm),
+      optax.adamw(learning_rate(config, num_updates), b1=config.b1, b2=config.b2,
+                  eps=config.epsilon, weight_decay=config.weight_decay))
+
+
+def init(config: Config, num_updates: int, params) -> TrainState:
+  """A fresh state; moments are laid out over the mesh as their parameters are."""
+  return TrainState(params, jax.jit(make(config, num_updates).init)(params))
+
+
+def apply(config: Config, num_updates: int, state: TrainState, gradient):
+  """One update, or none where the gradient's norm is not finite or above `skip_norm`.
+
+  Returns (state, {'gradient_norm', 'skipped'}): float32 scalars. A skipped update
+  leaves parameters, moments and the schedule's count as they were.
+  """
+  norm = optax.global_norm(gradient)
+  is_good = jnp.isfinite(norm) & (norm <= config.skip_norm)
+  updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
+  updated = TrainState(optax.apply_updates(state.params, updates), opt_state)
+  kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
+  return kept, {'gradient_norm': norm, 'skipped': 1. - is_good}

@@ -1,0 +1,225 @@
+"""The verbs of a step: plan, pick_replays, generate, grade, assemble.
+
+`Rollout` holds what all of them need and never changes during a run. Padding
+happens in `assemble` and `_right_padded` alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from exgrpo_jax import logprobs, model, objective, questions, replay, sampler, sharding
+from exgrpo_jax.config import setting
+from exgrpo_jax.grading import Grader
+from exgrpo_jax.tokenizer import Tokenizer
+from exgrpo_jax.types import Batch, Cursor, Plan, Question, Response, Trajectory, Verdict
+
+SCORE_ROWS = 512  # stored trajectories in one forward pass, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  questions: int = setting('[1, inf)', 'questions in a step (Q)')
+  samples: int = setting('[2, inf)', 'rollouts of a question (K); an advantage compares at least 2')
+  max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
+  max_response: int = setting('[1, inf)', 'longest response, in tokens')
+  temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
+  slots: int = setting('[1, inf)', 'responses that are decoded together')
+  logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  """What every verb needs; made once a run."""
+
+  config: Config
+  replay: replay.Config
+  objective: objective.Config
+  model: model.Config
+  tokenizer: Tokenizer
+  mesh: jax.sharding.Mesh
+  seed: int
+  dataset: Sequence[Question]
+  prompts: Sequence[np.ndarray]  # [T] int32 of every question of the dataset
+
+  def plan(self, buffer: replay.Buffer, cursor: Cursor, step: int) -> tuple[Plan, Cursor]:
+    """Replayed questions from the buffer, the rest from the stream, shuffled by group.
+
+    Returns the plan and the cursor behind this step's fresh questions. A function of
+    its arguments and the seed: a resumed run plans the same.
+    """
+    num_questions = self.config.questions
+    rng = np.random.default_rng((self.seed, step))
+    replayed = replay.draw(self.replay, buffer, num_questions, self.config.samples, rng)
+    fresh, cursor = questions.take(
+        cursor, num_questions - len(replayed), len(self.dataset), self.seed,
+        buffer.retired_epoch, taken=replayed, quorum=num_questions)
+    candidates = [buffer.entries[row].trajectories for row in replayed] + [()] * len(fresh)
+    order = rng.permutation(num_questions)
+    rows = np.array([*replayed, *fresh])[order]
+    return Plan(
+        step=step, epoch=cursor.epoch, replay_started=buffer.started,
+        questions=tuple(self.dataset[int(row)] for row in rows),
+        prompts=tuple(self.prompts[int(row)] for row in rows),
+        candidates=tuple(candidates[index] for index in order)), cursor
+
+  def pick_replays(self, params, plan: Plan) -> list[Trajectory | None]:
+    """The stored trajectory that each replayed question uses; None for a fresh one.
+
+    The one of lowest mean token entropy under the current policy by default; ties go
+    to the oldest. A question with one trajectory needs no scoring.
+    """
+    scored = [(index, trajectory) for index, stored in enumerate(plan.candidates)
+              if len(stored) > 1 for trajectory in stored]
+    kind = self.replay.trajectory_selection
+    if kind in ('newest', 'random'):
+      cost = dict(enumerate(self._model_free_costs(kind, plan, len(scored))))
+    else:
+      rows = [(plan.prompts[index], trajectory.tokens) for index, trajectory in scored]
+      logps, entropies = self.score(params, rows)
+      cost = {'lowest_entropy': [np.mean(e) for e in entropies],
+              'highest_entropy': [-np.mean(e) for e in entropies],
+              'lowest_perplexity': [-np.mean(logp) for logp in logps]}[kind]
+    best = {}
+    for number, (index, _) in enumerate(scored):
+      if index not in best or cost[number] < cost[best[index]]:
+        best[index] = number
+    return [scored[best[index]][1] if index in best else (stored[0] if stored else None)
+            for index, stored in enumerate(plan.candidates)]
+
+  def generate(self, params, plan: Plan, key: jax.Array,
+               on_finish: Callable[[tuple[int, int], str, str], None]) -> list[list[Response]]:
+    """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
+
+    `on_finish((group, sample), text, answer)` is called as responses finish: the
+    grader's submit. With `objective.old_logprobs='recompute'` the log-probabilities
+    are the trainer's.
+    """
+    samples = self.config.samples
+    places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
+              for sample in range(samples - is_replay)]
+    settings = sampler.Settings(
+        temperature=self.config.temperature, slots=self.config.slots,
+        max_response=self.config.max_response, eos_ids=self.tokenizer.eos_ids,
+        pad_id=self.tokenizer.pad_id)
+    responses = sampler.generate(
+        self.model, params, [plan.prompts[group] for group, _ in places],
+        [plan.questions[group].row for group, _ in places], [sample for _, sample in places],
+        key, settings, self.mesh, lambda index, response: on_finish(
+            places[index], self.tokenizer.decode(response.tokens),
+            plan.questions[places[index][0]].answer))
+    if self.objective.old_logprobs == 'recompute':
+      rows = [(plan.prompts[group], r.tokens) for (group, _), r in zip(places, responses)]
+      logps, _ = self.score(params, rows)
+      responses = [dataclasses.replace(r, logp=logp) for r, logp in zip(responses, logps)]
+    groups = [[] for _ in plan.questions]
+    for (group, _), response in zip(places, responses):
+      groups[group].append(response)
+    return groups
+
+  def grade(self, plan: Plan, responses: Sequence[Sequence[Response]], grader: Grader
+            ) -> list[list[Verdict]]:
+    """Verdicts by group, for responses that were handed to `grader` by (group, sample)."""
+    verdicts = grader.collect()
+    return [[verdicts[group, sample] for sample in range(len(responses[group]))]
+            for group in range(len(plan.questions))]
+
+  def assemble(self, plan: Plan, responses, replays, verdicts) -> Batch:
+    """All rows of the step as NumPy arrays, group after group; the replayed row is the last.
+
+    Rows of questions outside `replay.difficulty` keep their place with an empty mask,
+    so the normaliser stays what it was.
+    """
+    samples = self.config.samples
+    rewards, rows = [], []
+    for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
+      members = [*group, replayed] if replayed else group
+      rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
+      correctness = replay.group_correctness(self.replay, judged, replayed is not None)
+      rows += [(prompt, m.tokens, m.logp, replay.trains(self.replay, correctness))
+               for m in members]
+    advantage_QK = objective.group_advantages(
+        np.array(rewards, np.float32), self.objective.normalize_std)
+    is_replay_B = np.array([r is not None and k == samples - 1
+                            for r in replays for k in range(samples)])
+    past_B = np.repeat([r.step if r else plan.step for r in replays], samples)
+    limit = self.config.max_prompt + self.config.max_response
+    return Batch(
+        *_right_padded(rows, limit, self.tokenizer.pad_id), advantage_QK.reshape(-1), is_replay_B,
+        np.where(is_replay_B, past_B, plan.step).astype(np.int32))
+
+  def score(self, params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
+            ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(log-probabilities, entropies) of response tokens under `params`, each [T] float32, nats.
+
+    Args:
+      params: the policy.
+      rows: (prompt, response) token arrays.
+
+    Rows of similar length share a forward pass of up to SCORE_ROWS.
+    """
+    logps, entropies = [None] * len(rows), [None] * len(rows)
+    limit = self.config.max_prompt + self.config.max_response
+    lengths = [sampler.bucket(len(prompt) + len(tokens), limit) for prompt, tokens in rows]
+    for length in sorted(set(lengths)):
+      same = [i for i, own in enumerate(lengths) if own == length]
+      for start in range(0, len(same), SCORE_ROWS):
+        chosen = same[start:start + SCORE_ROWS]
+        tokens_BT = np.full((sampler.bucket(len(chosen), SCORE_ROWS), length),
+                            self.tokenizer.pad_id, np.int32)
+        for b, i in enumerate(chosen):
+          tokens_BT[b, :len(rows[i][0]) + len(rows[i][1])] = np.concatenate(rows[i])
+        scored = score_tokens(self.model, params, jax.device_put(
+            tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
+            self.config.temperature, self.config.logit_chunk)
+        logp_BT, entropy_BT = jax.device_get(scored)
+        for b, i in enumerate(chosen):
+          response = slice(len(rows[i][0]), len(rows[i][0]) + len(rows[i][1]))
+          logps[i], entropies[i] = logp_BT[b, response], entropy_BT[b, response]
+    return logps, entropies
+
+  def samples(self, plan: Plan, responses, replays, verdicts, count: int) -> list[dict]:
+    """Rows for a person to read: of each group the first response and what it replays."""
+    rows = []
+    for question, prompt, group, replayed, judged in zip(
+        plan.questions, plan.prompts, responses, replays, verdicts):
+      shared = {'row': question.row, 'question': self.tokenizer.decode(prompt),
+                'answer': question.answer}
+      rows.append(shared | {
+          'response': self.tokenizer.decode(group[0].tokens), 'reward': judged[0].reward,
+          'correct': judged[0].correct, 'truncated': group[0].truncated, 'replayed': False})
+      if replayed:
+        rows.append(shared | {
+            'response': self.tokenizer.decode(replayed.tokens), 'reward': replayed.reward,
+            'correct': True, 'replayed': True, 'written_in_step': replayed.step})
+    return rows[:count]
+
+  def _model_free_costs(self, kind, plan, count):
+    if kind == 'newest':  # stored oldest first, so a later place is newer
+      return -np.arange(count)
+    return np.random.default_rng((self.seed, plan.step, 1)).random(count)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def score_tokens(config: model.Config, params, tokens_BT, temperature: float, logit_chunk: int):
+  """(logp_BT, entropy_BT), float32, nats, of every token under `params`."""
+  return logprobs.of_tokens(
+      model.hidden_states(config, params, tokens_BT), model.unembedding(config, params), tokens_BT,
+      temperature=temperature, chunk=logit_chunk)
+
+
+def _right_padded(rows, limit, pad_id):
+  """Rows of (prompt, response, logp, trains) -> tokens_BT, response_mask_BT, logp_BT."""
+  length = sampler.bucket(max(len(prompt) + len(tokens) for prompt, tokens, _, _ in rows), limit)
+  tokens_BT = np.full((len(rows), length), pad_id, np.int32)
+  mask_BT = np.zeros((len(rows), length), np.float32)
+  logp_BT = np.zeros((len(rows), length), np.float32)
+  for b, (prompt, tokens, logp, trains) in enumerate(rows):
+    response = slice(len(prompt), len(prompt) + len(tokens))
+    tokens_BT[b, :response.stop] = np.concatenate([prompt, tokens])
+    mask_BT[b, response] = trains
+    logp_BT[b, response] = logp
+  return tokens_BT, mask_BT, logp_BT

@@ -1,0 +1,117 @@
+"""Where arrays live: the mesh, and what its axes mean for ours.
+
+The only file that names mesh axes. Everything else speaks of logical axes
+('batch', 'embed', 'heads', ...), and a logical axis that the mesh cannot divide
+evenly is replicated: two key/value heads on a tensor axis of four live on each
+of its devices, which costs memory and is always right.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.types import InputError
+
+_MESH_AXES = ('data', 'fsdp', 'tensor')
+
+# Rows spread over both data axes; parameters over fsdp by width and over tensor
+# by heads, hidden units and vocabulary, so that no parameter needs an axis twice.
+_RULES = {
+    'batch': ('data', 'fsdp'),
+    'embed': ('fsdp',),
+    'heads': ('tensor',),
+    'kv_heads': ('tensor',),
+    'mlp': ('tensor',),
+    'vocab': ('tensor',),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The mesh's shape; the product is the number of devices."""
+
+  data: int = setting('[-1, inf)', 'devices that split the rows and keep whole parameters; '
+                      '-1 takes the rest')
+  fsdp: int = setting('[-1, inf)', 'devices that split the rows and the parameters; '
+                      '-1 takes the rest')
+  tensor: int = setting('[-1, inf)', 'devices that split heads, hidden units and vocabulary; '
+                        '-1 takes the rest')
+
+  def __post_init__(self):
+    for name, size in dataclasses.asdict(self).items():
+      if size == 0:
+        raise InputError(f'config.mesh.{name}=0 must be at least 1, or -1 to take the rest: '
+                         'it is a number of devices.')
+    if list(dataclasses.astuple(self)).count(-1) > 1:
+      raise InputError(f'config.mesh {_described(self)} must hold at most one -1: '
+                       'only one axis can take the devices that the others leave.')
+
+
+def make_mesh(config: Config) -> Mesh:
+  """A mesh over every device of every host; GSPMD places the operations (axis type Auto).
+
+  Raises InputError where the sizes do not multiply to the number of devices.
+  """
+  sizes, num_devices = list(dataclasses.astuple(config)), jax.device_count()
+  if -1 in sizes:
+    sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
+  if math.prod(sizes) != num_devices:
+    raise InputError(f'config.mesh {_described(config)} does not fit {num_devices} '
+                     f'device{"s" * (num_devices > 1)}: the sizes must multiply to exactly that.')
+  return jax.make_mesh(sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES))
+
+
+def spec(
+    axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
+) -> PartitionSpec:
+  """The mesh axes of each dimension.
+
+  Args:
+    axis_sizes: `mesh.shape`.
+    logical_axes: one name, or None, per dimension; an unknown name is a KeyError.
+    shape: of the array; a dimension that its mesh axes do not divide is replicated.
+  """
+  return PartitionSpec(*(_mesh_axes(axis_sizes, name, size)
+                         for name, size in zip(logical_axes, shape, strict=True)))
+
+
+def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+  """The sharding of an array of `shape`; see `spec`."""
+  return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
+
+
+def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
+  """For arrays of any rank whose first axis is rows; see `spec`."""
+  return named(mesh, ('batch',), (num_rows,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """For arrays that every device holds in full."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+  """Pins an activation's layout inside jit, on the mesh of `jax.set_mesh`.
+
+  Without a mesh in context it returns x: the values are the same either way.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
+
+
+def _mesh_axes(axis_sizes, logical_axis, size):
+  if logical_axis is None:
+    return None
+  axes = _RULES[logical_axis]
+  divides = size % math.prod(axis_sizes[axis] for axis in axes) == 0
+  return axes if divides else None
+
+
+def _described(config):
+  return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(config).items())

@@ -1,0 +1,159 @@
+"""The embedded procedural tasks, as TFDS builders: data that needs no download.
+
+Arithmetic asks for a sum such as '12+7+31+5'. Its written solution adds the terms
+in a random order, '7+31=38 38+12=50 50+5=55 \\boxed{55}', so a question has many
+right solutions and a model has something to choose between.
+"""
+
+import collections
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+
+class Split(NamedTuple):
+  """How many sums, of how many terms (both ends included)."""
+
+  questions: int
+  min_terms: int
+  max_terms: int
+  source: str
+
+
+ARITHMETIC_SEED = 2510_02245
+ARITHMETIC_TERM_RANGE = (1, 49)  # both ends included, uniform
+ARITHMETIC_SPLITS = {
+  'train': Split(24_000, 4, 6, 'arithmetic'),
+  'validation': Split(2_000, 4, 6, 'arithmetic'),
+  'test': Split(2_000, 4, 6, 'arithmetic'),
+  'ood': Split(2_000, 7, 8, 'arithmetic_ood'),  # more steps than any seen in training
+}
+
+# Not \d, which takes the digits of every script; int() refuses numbers of 4,301 digits.
+_NUMBER = '(0|[1-9][0-9]{0,17})'
+_SUM = re.compile(rf'{_NUMBER}(\+{_NUMBER})+')
+_STEP = re.compile(rf'{_NUMBER}\+{_NUMBER}={_NUMBER}')
+_BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
+
+
+def record_features() -> tfds.features.FeaturesDict:
+  """What a prepared question is on disk: the fields of types.Question but its row."""
+  text = tfds.features.Text()
+  return tfds.features.FeaturesDict({
+    'messages': tfds.features.Sequence({'role': text, 'content': text}),
+    'answer': text,
+    'solution': text,
+    'source': text,
+  })
+
+
+class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """Sums of small positive integers, in the splits of ARITHMETIC_SPLITS."""
+
+  name = 'arithmetic'
+  VERSION = tfds.core.Version('1.0.0')
+  # The configuration is named after this file's text, so that a tuned constant is
+  # prepared anew instead of being hidden by what lies on disk.
+  BUILDER_CONFIGS = [tfds.core.BuilderConfig(
+    name=hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:16])]
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self, features=record_features(), description=self.__doc__,
+      disable_shuffling=True)  # a question's row is its place in the generator
+
+  def _split_generators(self, dl_manager):
+    del dl_manager  # nothing to download
+    return {name: self._generate_examples(rows) for name, rows in arithmetic_rows().items()}
+
+  def _generate_examples(self, rows):
+    return enumerate(rows)
+
+
+def arithmetic_rows() -> dict[str, list[dict]]:
+  """The records of every split, the same on every call.
+
+  No two questions, in one split or in two, have the same multiset of terms.
+  """
+  rng = np.random.default_rng(ARITHMETIC_SEED)
+  seen = set()
+  return {name: [_arithmetic_row(rng, split, seen) for _ in range(split.questions)]
+          for name, split in ARITHMETIC_SPLITS.items()}
+
+
+def _arithmetic_row(rng, split, seen):
+  terms = _unseen_terms(rng, split, seen)
+  seen.add(tuple(sorted(terms)))
+  return {
+    'messages': [{'role': 'user', 'content': '+'.join(map(str, terms))}],
+    'answer': str(sum(terms)),
+    'solution': written_sum(rng.permutation(terms).tolist()),
+    'source': split.source,
+  }
+
+
+def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
+  while True:
+    count = rng.integers(split.min_terms, split.max_terms, endpoint=True)
+    terms = rng.integers(*ARITHMETIC_TERM_RANGE, size=count, endpoint=True).tolist()
+    if tuple(sorted(terms)) not in seen:
+      return terms
+
+
+def written_sum(terms: Sequence[int]) -> str:
+  """The running totals of `terms` in their order, and the box.
+
+  [7, 31, 12] -> '7+31=38 38+12=50 \\boxed{50}'.
+  """
+  total, steps = terms[0], []
+  for term in terms[1:]:
+    steps.append(f'{total}+{term}={total + term}')
+    total += term
+  return ' '.join([*steps, rf'\boxed{{{total}}}'])
+
+
+def valid_steps(question_text: str, response: str) -> bool:
+  """Whether `response` is a proof of the sum: exact, not only right at the end.
+
+  Every step is a true addition of one more term to the running total, every term of
+  the question is used exactly once, and the box states the last total. Words beside
+  the steps, a second box or a number with leading zeros make it invalid.
+
+  Args:
+    question_text: terms joined by '+', such as '12+7+31'; anything else has no valid steps.
+    response: steps and box between white space; any order of the terms.
+  """
+  question = question_text.strip()
+  if not _SUM.fullmatch(question):
+    return False
+  terms = collections.Counter(int(term) for term in question.split('+'))
+  *written, last = response.split() or ['']
+  steps = [_STEP.fullmatch(step) for step in written]
+  box = _BOX.fullmatch(last)
+  if not (steps and all(steps) and box):
+    return False
+  steps = [tuple(map(int, step.groups())) for step in steps]
+  totals = [steps[0][0], *(total for _, _, total in steps)]
+  used = collections.Counter([steps[0][0], *(term for _, term, _ in steps)])
+  return (all(left == before and left + term == total
+              for before, (left, term, total) in zip(totals, steps))
+          and used == terms and int(box[1]) == totals[-1])
+
+
+def guess_rate(answers: Sequence[str]) -> float:
+  """The share of `answers`, in [0, 1], that the best constant guess gets right.
+
+  What a model can earn without reading the question. ValueError if there are none.
+  """
+  return max(collections.Counter(answers).values()) / len(answers)
+
+
+# What other files find tasks by: the name in a data spec, and a question's source.
+TASKS: Mapping[str, type[tfds.core.GeneratorBasedBuilder]] = {'arithmetic': ArithmeticBuilder}
+STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
+  'arithmetic': valid_steps, 'arithmetic_ood': valid_steps}

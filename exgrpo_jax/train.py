@@ -1,0 +1,245 @@
+"""Trains a policy with ExGRPO.
+
+python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=/tmp/arithmetic
+"""
+
+import concurrent.futures
+import functools
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from exgrpo_jax import (
+  checkpoint,
+  evaluate,
+  logprobs,
+  metrics,
+  model,
+  objective,
+  optimizer,
+  plots,
+  replay,
+  sharding,
+  statistics,
+  warm_start,
+)
+from exgrpo_jax.clock import Clock
+from exgrpo_jax.experiment import (
+  CONFIG,
+  Experiment,
+  claim_workdir,
+  load_questions,
+  open_experiment,
+  run_command,
+)
+from exgrpo_jax.grading import Grader
+from exgrpo_jax.optimizer import TrainState
+from exgrpo_jax.rollout import Rollout
+from exgrpo_jax.types import Batch, Cursor, InputError
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
+
+
+def main() -> None:
+  if not CONFIG.value or not _WORKDIR.value:
+    raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
+                     '--workdir=/tmp/smoke.')
+  claim_workdir(CONFIG.value, _WORKDIR.value)
+  run(open_experiment(CONFIG.value, _WORKDIR.value))
+
+
+def run(experiment: Experiment) -> None:
+  """Warm start, training, evaluation; goes on from the newest checkpoint in the workdir."""
+  settings, workdir = experiment.settings, experiment.workdir
+  rollout = _rollout(experiment)
+  params = model.init(experiment.model, _key(settings, 'init', 0), experiment.mesh)
+  if settings.warm_start.num_updates:
+    params = warm_start.run(experiment, params)
+  # A copy: the update gives its input's memory away.
+  reference = jax.tree.map(jnp.copy, params) if settings.objective.kl_coefficient else None
+  snapshot = checkpoint.Snapshot(
+      0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
+      Cursor())
+  with checkpoint.open_manager(workdir, settings.checkpoint) as manager:
+    if manager.latest_step() is not None:
+      snapshot = checkpoint.restore(
+          manager, manager.latest_step(), checkpoint.like(snapshot.state))
+      print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
+    # Records of steps behind the checkpoint are written anew.
+    first = snapshot.step + 1 if snapshot.step else 0
+    with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
+          Grader(settings.verifier) as grader):
+      if not snapshot.step:
+        writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
+      _steps(experiment, rollout, grader, writer, manager, snapshot, reference)
+  records = metrics.read(workdir)
+  curves = os.path.join(workdir, 'curves.png')
+  plots.curves(records, curves)
+  print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
+
+
+def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, reference=None
+           ) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One pass over a step's rows: an optimiser update for each minibatch of whole groups.
+
+  Args:
+    experiment: which objective, optimiser and model.
+    state: given away; use the one returned.
+    batch: all rows of the step, NumPy.
+    clip: whether fresh ratios are clipped in this step.
+    reference: parameters of the reference policy where the objective has a KL term.
+
+  Returns:
+    The new state and the step's sums (`objective.loss`), on the device, not awaited.
+  """
+  settings = experiment.settings
+  count = settings.optimizer.minibatches
+  size = len(batch.advantage_B) // count
+  sums = None
+  for index in range(count):
+    rows = slice(index * size, (index + 1) * size)
+    minibatch = jax.device_put(jax.tree.map(lambda x, rows=rows: x[rows], batch),
+                               sharding.batch(experiment.mesh, size))
+    state, found = _update_minibatch(
+        settings, experiment.model, state, minibatch, clip, index == 0, reference)
+    sums = found if sums is None else _merged(sums, found)
+  return state, sums
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _update_minibatch(settings, model_config, state, batch, clip, is_first, reference):
+  shape = dict(temperature=settings.rollout.temperature, chunk=settings.rollout.logit_chunk)
+
+  def token_values(params):
+    return logprobs.of_tokens(model.hidden_states(model_config, params, batch.tokens_BT),
+                              model.unembedding(model_config, params), batch.tokens_BT, **shape)
+
+  reference_logp_BT = None if reference is None else token_values(reference)[0]
+
+  def loss_of(params):
+    return objective.loss(
+        *token_values(params), batch, settings.objective, clip=clip, is_first=is_first,
+        max_response=settings.rollout.max_response, reference_logp_BT=reference_logp_BT)
+
+  (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+  state, found = optimizer.apply(settings.optimizer, _num_updates(settings), state, gradient)
+  return state, sums | found | {'loss': loss, 'updates': jnp.float32(1)}
+
+
+@jax.jit
+def _merged(sums, more):
+  return {name: jnp.maximum(value, more[name]) if name.endswith('_max') else value + more[name]
+          for name, value in sums.items()}
+
+
+def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
+  """The loop of the paper, one line a stage, from the snapshot to the last step."""
+  settings, clock, silent = experiment.settings, Clock(), 0
+  done, state, buffer, cursor = snapshot
+  started = time.monotonic()
+  plan, cursor = rollout.plan(buffer, cursor, done + 1)
+  for step in range(done + 1, settings.num_steps + 1):
+    with clock('pick'):
+      replays = rollout.pick_replays(state.params, plan)
+    with clock('generate'):
+      responses = rollout.generate(state.params, plan, _key(settings, 'step', step), grader.submit)
+    with clock('grade', device_waits=True):
+      verdicts = rollout.grade(plan, responses, grader)
+    with clock('assemble', device_waits=True):
+      batch = rollout.assemble(plan, responses, replays, verdicts)
+    state, sums = update(experiment, state, batch, _clips(settings, plan), reference)
+    finished = _when_ready(sums)  # the device works on the update while the host goes on
+    with clock('record'):
+      buffer = replay.record(settings.replay, buffer, plan, responses, verdicts)
+    with clock('plan'):
+      next_plan, next_cursor = rollout.plan(buffer, cursor, step + 1)
+    with clock('await_update'):
+      clock.device_idle_since(finished.result())
+    found = _numbers(settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
+    silent = silent + 1 if found['zero_variance'] == 1 else 0
+    if warning := statistics.alarm(step, found, silent, settings.rollout.max_response):
+      print(f'WARNING: {warning}', file=sys.stderr, flush=True)
+    if step % settings.evaluation.every == 0 or step == settings.num_steps:
+      with clock('evaluate'):
+        found |= _evaluated(experiment, state.params, step)
+    found |= clock.seconds()
+    found['speed/tokens_per_second'] = found['length/total'] / (
+        found['time/step'] - found.get('time/evaluate', 0.))
+    clock.restart()
+    with clock('log', device_waits=True):
+      seconds_left = (time.monotonic() - started) / (step - done) * (settings.num_steps - step)
+      print(metrics.progress_line(step, settings.num_steps, found, seconds_left), flush=True)
+      metrics.write_rows(
+          os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
+          rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows))
+      writer.write(step, found)
+    if step % settings.checkpoint.every == 0 or step == settings.num_steps:
+      with clock('save', device_waits=True):  # after the metrics: a resumed run has them all
+        checkpoint.save(manager, checkpoint.Snapshot(step, state, buffer, cursor))
+    plan, cursor = next_plan, next_cursor
+
+
+def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
+  """All metrics of a step but its times, as Python floats."""
+  sums = {name: float(value) for name, value in sums.items()}
+  found = statistics.of_rollouts(plan, responses, replays, verdicts)
+  found |= statistics.of_buffer(settings.replay, buffer, settings.rollout.samples)
+  found |= objective.metrics(sums)
+  updates = sums['updates']
+  return found | {'loss': sums['loss'] / updates, 'gradient_norm': sums['gradient_norm'] / updates,
+                  'skipped_updates': sums['skipped']}
+
+
+def _evaluated(experiment, params, step):
+  found = {}
+  for spec in experiment.settings.data.evaluation:
+    found |= evaluate.evaluate(
+        experiment, params, spec, step, _key(experiment.settings, 'evaluation', step),
+        os.path.join(experiment.workdir, 'evaluation'))
+  print(f'evaluation after step {step}\n{evaluate.table(found)}', flush=True)
+  return found
+
+
+def _rollout(experiment):
+  settings = experiment.settings
+  dataset, prompts = load_questions(experiment, settings.data.train)
+  if len(dataset) < settings.rollout.questions:
+    raise InputError(f'config.rollout.questions={settings.rollout.questions} must be at most the '
+                     f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
+                     'in a step.')
+  return Rollout(settings.rollout, settings.replay, settings.objective, experiment.model,
+                 experiment.tokenizer, experiment.mesh, settings.seed, dataset, prompts)
+
+
+def _clips(settings, plan):
+  return {'always': True, 'never': False,
+          'until_replay': not plan.replay_started}[settings.objective.clip]
+
+
+def _num_updates(settings):
+  return settings.num_steps * settings.optimizer.minibatches
+
+
+def _key(settings, purpose, step):
+  purposes = ('init', 'step', 'evaluation')
+  return jax.random.fold_in(
+      jax.random.split(jax.random.key(settings.seed), len(purposes))[purposes.index(purpose)], step)
+
+
+def _when_ready(values):
+  """A future of the moment (time.monotonic) at which the device has computed `values`."""
+  def wait():
+    jax.block_until_ready(values)
+    return time.monotonic()
+  pool = concurrent.futures.ThreadPoolExecutor(1)
+  moment = pool.submit(wait)
+  pool.shutdown(wait=False)
+  return moment
+
+
+if __name__ == '__main__':
+  run_command(main)

@@ -1,0 +1,262 @@
+"""What is drawn, what is said of it, and that nobody's company matters."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from exgrpo_jax import model, sampler, sharding
+
+CONFIG = model.Config(
+    vocab_size=40, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
+    rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=False, dtype='float32')
+NEVER = CONFIG.vocab_size  # an end token that no row can draw
+SETTINGS = sampler.Settings(temperature=1., slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
+KEY = jax.random.key(5)
+PROMPTS = [np.array(prompt, np.int32) for prompt in (
+    [5, 6, 9], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 9], [30, 31], [0, 0, 12], [39] * 20)]
+ROWS = [10, 11, 12, 10, 13, 14, 15]
+SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one question
+
+
+@pytest.fixture(scope='module')
+def mesh():
+  return sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
+
+
+@pytest.fixture(scope='module')
+def params(mesh):
+  """Wide enough apart that logits spread over some nats."""
+  return jax.tree.map(lambda x: 10 * x if x.ndim > 1 else x,
+                      model.init(CONFIG, jax.random.key(0), mesh))
+
+
+@pytest.fixture(scope='module')
+def generate(params, mesh):
+  def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return sampler.generate(
+        CONFIG, params, [prompts[i] for i in order], [ROWS[i] for i in order],
+        [SAMPLES[i] for i in order], key, settings, mesh, on_finish)
+
+  return call
+
+
+@pytest.fixture(scope='module')
+def responses(generate):
+  return generate()
+
+
+@pytest.fixture(scope='module')
+def logits(params):
+  """The logits from which each token of a response was drawn, by one whole forward pass."""
+  @jax.jit
+  def padded(tokens_BT):
+    return model.hidden_states(CONFIG, params, tokens_BT) @ model.unembedding(CONFIG, params)
+
+  def call(prompt, response):
+    tokens = np.concatenate([prompt, response.tokens])
+    logits_TV = padded(np.pad(tokens, (0, 40 - len(tokens)))[None])[0]
+    return np.float64(logits_TV[len(prompt) - 1:len(tokens) - 1])
+
+  return call
+
+
+def log_softmax(logits):
+  logits = logits - logits.max(-1, keepdims=True)
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def assert_same_tokens(found, expected):
+  for ours, theirs in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+
+
+@pytest.mark.parametrize('length, limit, expected', [
+    (1, 512, 32), (32, 512, 32), (33, 512, 64), (300, 512, 512), (300, 400, 400), (20, 20, 20)])
+def test_lengths_fall_into_powers_of_two(length, limit, expected):
+  assert sampler.bucket(length, limit) == expected
+
+
+def test_draws_follow_the_softmax():
+  """40,000 draws, 8 positions of 5,000 rows; chi-square against softmax(logits / T)."""
+  logits_V = np.array([2., 0., -1., -np.inf, 1., 0.5, -3.])
+  count, temperature = 40_000, .8
+  rows = sampler._Rows(None, None, np.arange(5000) // 8, np.arange(5000) % 8, None)
+  key_B = sampler._row_keys(KEY, rows)
+  uniforms = np.concatenate([sampler._uniform(key_B, position) for position in range(8)])
+  token_B, _, _ = sampler.draw(jnp.broadcast_to(logits_V, (count, 7)), uniforms, temperature)
+  probability_V = np.exp(log_softmax(logits_V / temperature))
+  found_V = np.bincount(token_B, minlength=7)
+  assert found_V[3] == 0
+  possible = probability_V > 0
+  assert scipy.stats.chisquare(found_V[possible], count * probability_V[possible]).pvalue > 1e-3
+  assert len(np.unique(uniforms)) > .99 * count  # float32 has 2^23 of them: few coincide
+
+
+def test_a_draw_on_a_boundary_takes_the_next_token():
+  p_BV = jnp.array([[.25, .25, .5]] * 3)
+  assert sampler._inverse_cdf(p_BV, jnp.array([0., .25, .5])).tolist() == [0, 1, 2]
+
+
+def test_rounding_never_draws_an_impossible_token():
+  """A parallel cumulative sum in float32 may grow at a probability of 0: aim there."""
+  rng = np.random.default_rng(0)
+  p_BV = np.float32(rng.exponential(size=(500, 5000)) * (rng.random((500, 5000)) < .5))
+  cumulative_BV = np.array(jnp.cumsum(p_BV, axis=-1))
+  grows_BV = (np.diff(cumulative_BV) > 0) & (p_BV[:, 1:] == 0)
+  before_B = np.take_along_axis(cumulative_BV, grows_BV.argmax(-1)[:, None], -1)[:, 0]
+  token_B = sampler._inverse_cdf(p_BV, before_B / cumulative_BV[:, -1])
+  assert (p_BV[np.arange(500), token_B] > 0).all()
+
+
+@pytest.mark.parametrize('uniform, expected', [
+    (0., 1), (.24, 1), (.26, 3), (.49, 3), (.51, 4), (.9999999, 4), (1., 4)])
+def test_the_draw_inverts_the_cumulative_distribution(uniform, expected):
+  """Probabilities 0, 1/4, 0, 1/4, 1/2, 0, 0: an impossible token is never drawn, even at 1."""
+  logits_V = jnp.log(jnp.array([0., .25, 0., .25, .5, 0., 0.]))
+  token_B, logp_B, entropy_B = sampler.draw(logits_V[None], jnp.array([uniform]), 1.)
+  assert token_B[0] == expected
+  assert logp_B[0] == pytest.approx(np.log(.5 if expected == 4 else .25), abs=1e-6)
+  assert entropy_B[0] == pytest.approx(1.5 * np.log(2), abs=1e-6)
+
+
+def test_greedy_takes_the_most_probable_token(generate, logits):
+  """And tells its log-probability and the entropy at temperature 1."""
+  for prompt, response in zip(PROMPTS, generate(temperature=0.)):
+    logp_TV = log_softmax(logits(prompt, response))
+    np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
+    np.testing.assert_allclose(response.logp, logp_TV.max(-1), atol=1e-5)
+    np.testing.assert_allclose(
+        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize('temperature', [1., .6])
+def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
+  for prompt, response in zip(PROMPTS, generate(temperature=temperature)):
+    logp_TV = log_softmax(logits(prompt, response) / temperature)
+    assert response.logp.dtype == response.entropy.dtype == np.float32
+    np.testing.assert_allclose(
+        response.logp, logp_TV[np.arange(len(logp_TV)), response.tokens], atol=1e-5)
+    np.testing.assert_allclose(
+        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+
+
+def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
+  assert {response.truncated for response in responses} == {True, False}  # both occur here
+  for response in responses:
+    is_end = np.isin(response.tokens, SETTINGS.eos_ids)
+    assert response.tokens.dtype == np.int32
+    assert not is_end[:-1].any()
+    assert is_end[-1] != response.truncated
+    assert len(response.tokens) == SETTINGS.max_response or not response.truncated
+
+
+def test_an_end_token_at_the_limit_is_not_truncation(generate):
+  whole, = generate(order=[2], eos_ids=(NEVER,))
+  assert whole.truncated and len(whole.tokens) == 12
+  last = int(whole.tokens[-1])
+  limit = int(np.argmax(whole.tokens == last)) + 1  # where that token first comes
+  ended, = generate(order=[2], eos_ids=(last,), max_response=limit)
+  assert not ended.truncated and len(ended.tokens) == limit
+
+
+def test_the_first_token_may_end_a_response(generate):
+  whole, = generate(order=[0], eos_ids=(NEVER,))
+  ended, = generate(order=[0], eos_ids=(int(whole.tokens[0]),))
+  np.testing.assert_array_equal(ended.tokens, whole.tokens[:1])
+  assert not ended.truncated and len(ended.logp) == len(ended.entropy) == 1
+
+
+def test_a_pad_token_may_be_part_of_a_response(generate):
+  """Lengths come from the loop: here the padding is a token that the row does write."""
+  whole, = generate(order=[0], eos_ids=(NEVER,))
+  found, = generate(order=[0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
+  np.testing.assert_array_equal(found.tokens, whole.tokens)
+
+
+def test_the_same_key_gives_the_same_responses(generate, responses):
+  assert_same_tokens(generate(), responses)
+  other = generate(key=jax.random.key(6))
+  assert any(len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any()
+             for a, b in zip(other, responses))
+
+
+def test_samples_of_one_question_differ(generate):
+  first, second = generate(order=[0, 3], eos_ids=(NEVER,))
+  np.testing.assert_array_equal(PROMPTS[0], PROMPTS[3])
+  assert (first.tokens != second.tokens).any()
+
+
+@pytest.mark.parametrize('slots', [3, 8])
+def test_slots_do_not_change_what_is_sampled(generate, responses, slots):
+  """3 leaves a last batch of one row and two dummies, 8 a dummy beside all."""
+  assert_same_tokens(generate(slots=slots), responses)
+
+
+def test_order_and_company_do_not_change_what_is_sampled(generate, responses):
+  order = [6, 2, 0, 5, 3, 1, 4]
+  assert_same_tokens(generate(order=order), [responses[i] for i in order])
+  assert_same_tokens(generate(order=[1]), [responses[1]])  # alone among dummies
+
+
+def test_longer_company_does_not_change_what_is_sampled(generate, responses):
+  """A prompt of 40 tokens moves the padding from 32 to 64."""
+  longer = [*PROMPTS[:6], np.full(40, 39, np.int32)]
+  assert_same_tokens(generate(prompts=longer)[:6], responses[:6])
+
+
+def test_each_row_is_reported_once_its_batch_is_done(generate):
+  reported = []
+  found = generate(on_finish=lambda index, response: reported.append((index, response)))
+  assert [index for index, _ in reported] == list(range(len(PROMPTS)))
+  assert all(response is found[index] for index, response in reported)
+
+
+def test_no_prompts_give_no_responses(generate):
+  assert generate(order=[]) == []
+
+
+def test_slots_without_a_prompt_write_nothing(params, mesh, responses):
+  """So they do not keep the loop going once the prompts' rows have ended."""
+  rows = sampler._pad(PROMPTS[:1], ROWS[:1], SAMPLES[:1], 32, SETTINGS)
+  with jax.set_mesh(mesh):
+    samples = sampler._sample(CONFIG, SETTINGS, params, KEY, rows)
+  assert samples.length_B.tolist() == [len(responses[0].tokens), 0, 0, 0]
+
+
+def test_every_count_of_prompts_shares_one_compilation(generate):
+  generate(order=[0])
+  compiled = sampler._sample._cache_size()
+  generate(order=[0, 1, 2, 3, 4])
+  assert sampler._sample._cache_size() == compiled
+
+
+def test_eight_devices_sample_what_one_does(responses):
+  """Rows over four devices, heads over two."""
+  script = f"""
+import jax, numpy as np
+from exgrpo_jax import model, sampler, sharding
+config = model.{CONFIG!r}
+settings = sampler.{SETTINGS!r}
+prompts = {[prompt.tolist() for prompt in PROMPTS]}
+expected = {[response.tokens.tolist() for response in responses]}
+mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
+params = jax.tree.map(lambda x: 10 * x if x.ndim > 1 else x,
+                      model.init(config, jax.random.key(0), mesh))
+found = sampler.generate(
+    config, params, [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES},
+    jax.random.key(5), settings, mesh)
+assert [response.tokens.tolist() for response in found] == expected
+"""
+  env = os.environ | {'JAX_PLATFORMS': 'cpu',
+                      'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+  done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
+                        capture_output=True, check=False)
+  assert done.returncode == 0, done.stderr
