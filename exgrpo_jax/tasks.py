@@ -1,12 +1,15 @@
 """The embedded procedural tasks, as TFDS builders: data that needs no download.
 
-Arithmetic asks for a sum such as '12+7+31+5'. Its written solution adds the terms
-in a random order, '7+31=38 38+12=50 50+5=55 \\boxed{55}', so a question has many
-right solutions and a model has something to choose between.
+Arithmetic asks for a sum such as '48+9+3+7'. Its written solution starts at the first
+term and adds the digits in a random order, '48+3=51 +9=60 +7=67 \\boxed{67}', so a
+question has many right solutions and a model has something to choose between. The
+first term makes the answers many, so that a guess earns next to nothing; the rest are
+digits, so that a model of half a million parameters can learn to pick them.
 """
 
 import collections
 import hashlib
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -17,16 +20,17 @@ import tensorflow_datasets as tfds
 
 
 class Split(NamedTuple):
-  """How many sums, of how many terms (both ends included)."""
+  """How many sums, with how many digits to add (both ends included)."""
 
   questions: int
-  min_terms: int
-  max_terms: int
+  min_digits: int
+  max_digits: int
   source: str
 
 
 ARITHMETIC_SEED = 2510_02245
-ARITHMETIC_TERM_RANGE = (1, 49)  # both ends included, uniform
+ARITHMETIC_START_RANGE = (10, 99)  # the first term; both ends included, uniform
+ARITHMETIC_DIGIT_RANGE = (1, 9)  # the others
 ARITHMETIC_SPLITS = {
   'train': Split(24_000, 4, 6, 'arithmetic'),
   'validation': Split(2_000, 4, 6, 'arithmetic'),
@@ -37,7 +41,7 @@ ARITHMETIC_SPLITS = {
 # Not \d, which takes the digits of every script; int() refuses numbers of 4,301 digits.
 _NUMBER = '(0|[1-9][0-9]{0,17})'
 _SUM = re.compile(rf'{_NUMBER}(\+{_NUMBER})+')
-_STEP = re.compile(rf'{_NUMBER}\+{_NUMBER}={_NUMBER}')
+_STEP = re.compile(rf'(?P<start>{_NUMBER})?\+(?P<term>{_NUMBER})=(?P<total>{_NUMBER})')
 _BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
 
 
@@ -87,20 +91,23 @@ def arithmetic_rows() -> dict[str, list[dict]]:
 
 
 def _arithmetic_row(rng, split, seen):
-  terms = _unseen_terms(rng, split, seen)
+  start, *digits = _unseen_terms(rng, split, seen)
+  terms = [start, *digits]
   seen.add(tuple(sorted(terms)))
   return {
     'messages': [{'role': 'user', 'content': '+'.join(map(str, terms))}],
     'answer': str(sum(terms)),
-    'solution': written_sum(rng.permutation(terms).tolist()),
+    'solution': written_sum([start, *rng.permutation(digits).tolist()]),
     'source': split.source,
   }
 
 
 def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
   while True:
-    count = rng.integers(split.min_terms, split.max_terms, endpoint=True)
-    terms = rng.integers(*ARITHMETIC_TERM_RANGE, size=count, endpoint=True).tolist()
+    count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
+    start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
+    digits = rng.integers(*ARITHMETIC_DIGIT_RANGE, size=count, endpoint=True).tolist()
+    terms = [start, *digits]
     if tuple(sorted(terms)) not in seen:
       return terms
 
@@ -108,24 +115,23 @@ def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
 def written_sum(terms: Sequence[int]) -> str:
   """The running totals of `terms` in their order, and the box.
 
-  [7, 31, 12] -> '7+31=38 38+12=50 \\boxed{50}'.
+  [48, 3, 9] -> '48+3=51 +9=60 \\boxed{60}': a total is written once.
   """
-  total, steps = terms[0], []
-  for term in terms[1:]:
-    steps.append(f'{total}+{term}={total + term}')
-    total += term
-  return ' '.join([*steps, rf'\boxed{{{total}}}'])
+  totals = list(itertools.accumulate(terms))[1:]
+  steps = [f'+{term}={total}' for term, total in zip(terms[1:], totals)]
+  return f'{terms[0]}{" ".join(steps)} \\boxed{{{totals[-1]}}}'
 
 
 def valid_steps(question_text: str, response: str) -> bool:
   """Whether `response` is a proof of the sum: exact, not only right at the end.
 
-  Every step is a true addition of one more term to the running total, every term of
-  the question is used exactly once, and the box states the last total. Words beside
-  the steps, a second box or a number with leading zeros make it invalid.
+  The first step adds two of the terms, every other one more term to the running
+  total; every addition is true, every term of the question is used exactly once,
+  and the box states the last total. Words beside the steps, a second box or a number
+  with leading zeros make it invalid.
 
   Args:
-    question_text: terms joined by '+', such as '12+7+31'; anything else has no valid steps.
+    question_text: terms joined by '+', such as '48+9+3'; anything else has no valid steps.
     response: steps and box between white space; any order of the terms.
   """
   question = question_text.strip()
@@ -137,12 +143,14 @@ def valid_steps(question_text: str, response: str) -> bool:
   box = _BOX.fullmatch(last)
   if not (steps and all(steps) and box):
     return False
-  steps = [tuple(map(int, step.groups())) for step in steps]
-  totals = [steps[0][0], *(total for _, _, total in steps)]
-  used = collections.Counter([steps[0][0], *(term for _, term, _ in steps)])
-  return (all(left == before and left + term == total
-              for before, (left, term, total) in zip(totals, steps))
-          and used == terms and int(box[1]) == totals[-1])
+  start, *later = [step['start'] for step in steps]
+  if start is None or any(later):
+    return False
+  added = [int(step['term']) for step in steps]
+  totals = [int(step['total']) for step in steps]
+  true = [int(start), *itertools.accumulate(added, initial=int(start))][2:]
+  return (totals == true and collections.Counter([int(start), *added]) == terms
+          and int(box[1]) == totals[-1])
 
 
 def guess_rate(answers: Sequence[str]) -> float:

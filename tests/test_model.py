@@ -17,7 +17,7 @@ from exgrpo_jax.types import InputError
 
 CONFIG = model.Config(
     vocab_size=97, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
-    rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=True, dtype='float32')
+    rope_theta=1e4, norm_epsilon=.01, attention_bias=True, tied_embeddings=True, dtype='float32')
 QWEN_1_5B = model.Config(
     vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
     mlp_width=8960, rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=True,

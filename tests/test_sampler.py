@@ -14,7 +14,7 @@ import scipy.stats
 from exgrpo_jax import model, sampler, sharding
 
 CONFIG = model.Config(
-    vocab_size=40, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
+    vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
     rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=False, dtype='float32')
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
 SETTINGS = sampler.Settings(temperature=1., slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)

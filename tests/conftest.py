@@ -1,0 +1,90 @@
+"""One real run, written down stage by stage, for the tests of what it is made of."""
+
+import dataclasses
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import tiny
+from exgrpo_jax import experiment, replay, rollout, train, verifier
+
+
+@dataclasses.dataclass
+class Step:
+  """What one turn of the loop read and wrote."""
+
+  plan: Any = None
+  cursor: Any = None  # behind the plan's fresh questions
+  buffer: Any = None  # that the plan was drawn from
+  params: Any = None  # NumPy, of the policy that acted
+  replays: Any = None
+  responses: Any = None
+  verdicts: Any = None
+  batch: Any = None
+  after: Any = None  # the buffer that was recorded
+
+
+@pytest.fixture(scope='session')
+def data(tmp_path_factory):
+  """Data specs of the recorded run, and where they are prepared."""
+  folder = tmp_path_factory.mktemp('data')
+  return types.SimpleNamespace(
+      train=tiny.write_questions(folder / 'train.jsonl'),
+      evaluation=tiny.write_questions(folder / 'evaluation.jsonl', 4), cache=str(folder / 'cache'))
+
+
+@pytest.fixture(scope='session')
+def values(data):
+  """The ConfigDict of the recorded run; copy before changing it."""
+  config = tiny.values(data.train, data.evaluation)
+  config.data.cache_dir = data.cache
+  return config
+
+
+@pytest.fixture(scope='session')
+def recorded(values, tmp_path_factory):
+  """A whole run through train.run: .steps (number -> Step), .experiment, .rollout, .workdir."""
+  workdir = tmp_path_factory.mktemp('runs') / 'recorded'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(verifier, 'is_correct', tiny.is_correct)
+    run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None)
+    _listen(patch, run)
+    experiment.claim_workdir(values, str(workdir))
+    run.experiment = experiment.open_experiment(values, str(workdir))
+    train.run(run.experiment)
+  del run.steps[tiny.NUM_STEPS + 1]  # planned ahead, never taken
+  return run
+
+
+def _listen(patch, run):
+  """Makes the stages of a step write what they read and return into `run.steps`."""
+  def at(plan):
+    return run.steps.setdefault(plan.step, Step())
+
+  def hear(owner, name, note):
+    original = getattr(owner, name)
+
+    def wrapped(*args, **kwargs):
+      result = original(*args, **kwargs)
+      note(args, result)
+      return result
+    patch.setattr(owner, name, wrapped)
+
+  def planned(args, result):
+    run.rollout, step = args[0], at(result[0])
+    step.buffer, (step.plan, step.cursor) = args[1], result
+
+  def picked(args, result):
+    step = at(args[2])
+    step.replays = result
+    step.params = jax.tree.map(np.array, args[1])
+
+  hear(rollout.Rollout, 'plan', planned)
+  hear(rollout.Rollout, 'pick_replays', picked)
+  hear(rollout.Rollout, 'generate', lambda a, found: setattr(at(a[2]), 'responses', found))
+  hear(rollout.Rollout, 'grade', lambda a, found: setattr(at(a[1]), 'verdicts', found))
+  hear(rollout.Rollout, 'assemble', lambda a, found: setattr(at(a[1]), 'batch', found))
+  hear(replay, 'record', lambda a, found: setattr(at(a[2]), 'after', found))

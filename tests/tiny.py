@@ -1,0 +1,69 @@
+"""A run small enough for tests, in which replay takes part: what conftest.py records.
+
+A model of one narrow layer solves nothing, so the verifier is replaced by chance that
+is decided by the text: a question whose answer is n is solved by n % 5 quarters of all
+responses. Some are never solved, some always, and groups are mixed in between.
+"""
+
+import json
+import zlib
+
+import numpy as np
+
+from configs import smoke
+
+QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, .5, 3
+POOL = 13
+NUM_STEPS, SAVED_EVERY = 24, 4
+
+
+def is_correct(response, answer, config):
+  """In place of verifier.is_correct."""
+  del config
+  return zlib.crc32(f'{answer}: {response}'.encode()) % 4 < int(answer) % 5
+
+
+def get_config():
+  """For the command line, whose process gets the replaced verifier; data.* must be given."""
+  from exgrpo_jax import verifier
+  verifier.is_correct = is_correct
+  return values('', '')
+
+
+def values(train, evaluation):
+  """The configuration; `train` and `evaluation` are data specs."""
+  config = smoke.get_config()
+  config.num_steps = NUM_STEPS
+  config.rollout.update(dict(
+      questions=QUESTIONS, samples=ROLLOUTS, max_prompt=8, max_response=12, slots=24,
+      logit_chunk=128))
+  config.replay.update(dict(ratio=RATIO, start_pass_rate=0., max_trajectories=STORED))
+  config.optimizer.update(dict(learning_rate=3e-3, warmup_updates=2))
+  config.model.update(dict(
+      width=32, num_layers=1, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=32))
+  config.tokenizer.vocab_size = 280
+  config.data.update(dict(train=train, evaluation=(evaluation,)))
+  config.warm_start.update(dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2))
+  config.evaluation.every = NUM_STEPS // 2
+  config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
+  return config
+
+
+def write_questions(path, count=POOL):
+  """A jsonl file of `count` questions in GSM8K's fields; the answers are 0, 1, 2, ..."""
+  rows = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(count)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return str(path)
+
+
+def full_log_probabilities(params, config, tokens_T, temperature=1.):
+  """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
+
+  `config` is a model.Config; the hidden states are the model's, all else is NumPy.
+  """
+  from exgrpo_jax import model
+  hidden_TD = np.asarray(model.hidden_states(config, params, tokens_T[None]))[0, :-1]
+  logits = hidden_TD.astype(np.float64) @ np.asarray(
+      model.unembedding(config, params), np.float64) / temperature
+  logits -= logits.max(axis=-1, keepdims=True)
+  return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
