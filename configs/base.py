@@ -57,7 +57,7 @@ def get_config():
 
   config.warm_start = ConfigDict(dict(
       num_updates=0,  # none: reinforcement learning starts from the model as it is
-      data='arithmetic:train', batch_size=64, learning_rate=1e-3, path=''))
+      data='arithmetic:train', batch_size=64, learning_rate=1e-3, enough=1., path=''))
 
   config.evaluation = ConfigDict(dict(every=10, samples=1, temperature=.6))
   config.checkpoint = ConfigDict(dict(every=50, keep=2))

@@ -14,9 +14,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from exgrpo_jax.config import setting
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.optimizer import TrainState
 from exgrpo_jax.replay import Buffer, Entry
-from exgrpo_jax.types import Cursor, InputError, Trajectory
+from exgrpo_jax.types import Cursor, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,14 @@ themselves live in configs/base.py and nowhere else.
 
 import dataclasses
 import difflib
-import math
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from exgrpo_jax.types import InputError
+from ml_collections import ConfigDict
+
+from exgrpo_jax.errors import InputError
 
 _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
@@ -63,6 +64,9 @@ def check_known(name: str, known: Collection[str], path: str) -> None:
 
 def _built(value, kind, metadata, path):
   if dataclasses.is_dataclass(kind):
+    if not isinstance(value, (Mapping, ConfigDict)):
+      raise InputError(f'{path}={value!r} must be a section of its own, such as {path}.'
+                       f'{dataclasses.fields(kind)[0].name}, not one value.')
     return build(kind, value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
   value = _converted(value, kind, path, meaning)
@@ -92,8 +96,6 @@ def _converted(value, kind, path, meaning):
 def _inside(value: float, interval: str) -> bool:
   left, low, high, right = _INTERVAL.fullmatch(interval).groups()
   low, high = float(low), float(high)
-  if math.isnan(value):
-    return False
   above = value >= low if left == '[' else value > low
   below = value <= high if right == ']' else value < high
   return above and below

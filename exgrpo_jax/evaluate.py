@@ -12,9 +12,9 @@ import numpy as np
 from absl import flags
 
 from exgrpo_jax import checkpoint, metrics, model, sampler, tasks
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import CONFIG, Experiment, load_questions, open_experiment, run_command
 from exgrpo_jax.grading import Grader
-from exgrpo_jax.types import InputError
 
 _CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
 _STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
@@ -61,9 +61,7 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
       experiment.model, params, [prompt for prompt in prompts for _ in range(samples)],
       [question.row for question in dataset for _ in range(samples)],
       list(range(samples)) * len(dataset), key,
-      sampler.Settings(temperature=settings.evaluation.temperature, slots=settings.rollout.slots,
-                       max_response=settings.rollout.max_response, eos_ids=words.eos_ids,
-                       pad_id=words.pad_id), experiment.mesh)
+      settings.rollout.sampling(words, settings.evaluation.temperature), experiment.mesh)
   texts = [words.decode(response.tokens) for response in responses]
   answers = [question.answer for question in dataset for _ in range(samples)]
   with Grader(dataclasses.replace(settings.verifier, require_think=False)) as grader:
@@ -90,15 +88,17 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
 
 
 def table(found: dict[str, float]) -> str:
-  """Evaluation metrics as lines of text: one a source and measure, with its interval."""
+  """Evaluation metrics as text: a line for each source and measure, with its 95% interval."""
   lines = []
   for name, value in found.items():
-    if name.endswith(('_low', '_high')):
+    _, source, measure = name.split('/', 2)
+    if measure.endswith(('_low', '_high')) or measure == 'questions':
       continue
-    interval = ''
+    line = f'  {source:<16} {measure:<12} {value:.4f}'
     if f'{name}_low' in found:
-      interval = f'  95% interval {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}'
-    lines.append(f'  {name.removeprefix("eval/"):<40} {value:.4f}{interval}')
+      line += (f'  (95%: {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}, '
+               f'{found[f"eval/{source}/questions"]:.0f} questions)')
+    lines.append(line)
   return '\n'.join(lines)
 
 
@@ -111,12 +111,11 @@ def _summary(source, records):
   if samples > 1:
     measures |= {f'avg@{samples}': correct_QK,
                  f'pass@{samples}': correct_QK.max(axis=1, keepdims=True)}
-  found = {}
+  found = {f'eval/{source}/questions': float(len(records))}
   for name, values_QK in measures.items():
     mean, low, high = metrics.interval_95(values_QK, cluster_Q)
     found |= {f'eval/{source}/{name}': mean, f'eval/{source}/{name}_low': low,
               f'eval/{source}/{name}_high': high}
-  found[f'eval/{source}/questions'] = float(len(records))
   found[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
   if 'valid_steps' in records[0]:
     found[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))

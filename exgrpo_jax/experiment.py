@@ -33,7 +33,8 @@ from exgrpo_jax import (
     verifier,
 )
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError, Question
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.types import Question
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
 
@@ -51,6 +52,8 @@ class WarmStartConfig:
   data: str = setting(None, 'the questions whose written solutions are learnt')
   batch_size: int = setting('[1, inf)', 'solutions in an update')
   learning_rate: float = setting('[0, inf)', 'peak of a rate that warms up, then falls to 0')
+  enough: float = setting('(0, 1]', 'it ends early once this share of CHECK_ROWS responses to '
+                          'config.data.train is right; 1 trains to the end')
   path: str = setting(None, "where the result is kept and looked for; '' is the run's workdir")
 
 
@@ -97,7 +100,7 @@ class Experiment:
 def run_command(main: Callable[[], None]) -> None:
   """Runs a command's `main`; what the user got wrong becomes one line and exit status 2."""
   def guarded(_):
-    logging.set_verbosity(logging.WARNING)  # orbax tells its life at INFO
+    logging.set_verbosity(logging.ERROR)  # orbax and TFDS tell their lives below it
     try:
       main()
     except InputError as error:
@@ -126,6 +129,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
                      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
                      "tokenizer's.")
   mesh = sharding.make_mesh(checked.mesh)
+  jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
   return Experiment(checked, workdir, words, mesh,
                     dataclasses.replace(checked.model, vocab_size=vocab_size))
 
@@ -154,6 +158,9 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
   it), and evaluated, saved and logged otherwise; anything else would make its records
   those of two experiments.
   """
+  if '://' in workdir:
+    raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
+                     'are written through the file system.')
   path = os.path.join(workdir, 'config.json')
   mine = json.loads(json.dumps(values.to_dict()))
   if os.path.exists(path):

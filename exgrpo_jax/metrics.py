@@ -13,7 +13,7 @@ import numpy as np
 import tensorboardX
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 _FILE = 'metrics.jsonl'
 _Z_95 = 1.959963984540054  # the normal distribution's 97.5th percentile
@@ -118,7 +118,8 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   have none. Metrics that no record has are left out.
   """
   evaluations = sorted({name for record in records for name in record
-                        if name.startswith('eval/')})
+                        if name.startswith('eval/')
+                        and not name.endswith(('_low', '_high', '/questions'))})
   best_of = ('reward', 'pass_rate/fresh', 'pass_rate/replay', *evaluations)
   names = [*best_of[:3], 'entropy', 'length/mean', *evaluations]
   rows = [('', 'first', 'last', 'best', 'at step')]

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax import sharding
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 Params = dict[str, Any]  # nested, its leaves float32 arrays
 
@@ -94,9 +94,9 @@ class MLP(nnx.Module):
 
   def __init__(self, config: Config, rngs: nnx.Rngs):
     D, F = config.width, config.mlp_width
-    self.gate_DF = _normal(rngs, (D, F), ('embed', 'mlp'))
-    self.up_DF = _normal(rngs, (D, F), ('embed', 'mlp'))
-    self.down_FD = _normal(rngs, (F, D), ('mlp', 'embed'), _residual_scale(config))
+    self.gate_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
+    self.up_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
+    self.down_FD = _normal(config, rngs, (F, D), ('mlp', 'embed'), _residual_scale(config))
 
   def __call__(self, x_BTD):
     gate_DF, up_DF, down_FD = (
@@ -109,10 +109,11 @@ class Attention(nnx.Module):
 
   def __init__(self, config: Config, rngs: nnx.Rngs):
     D, N, G, H = config.width, config.num_heads, config.num_kv_heads, config.head_size
-    self.query_DNH = _normal(rngs, (D, N, H), ('embed', 'heads', None))
-    self.key_DGH = _normal(rngs, (D, G, H), ('embed', 'kv_heads', None))
-    self.value_DGH = _normal(rngs, (D, G, H), ('embed', 'kv_heads', None))
-    self.out_NHD = _normal(rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config))
+    self.query_DNH = _normal(config, rngs, (D, N, H), ('embed', 'heads', None))
+    self.key_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.value_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.out_NHD = _normal(
+        config, rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config))
     if config.attention_bias:
       self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', None))
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
@@ -167,12 +168,12 @@ class Decoder(nnx.Module):
   def __init__(self, config: Config, rngs: nnx.Rngs):
     V, D = config.vocab_size, config.width
     self.config = config
-    self.embedding_VD = _normal(rngs, (V, D), ('vocab', 'embed'))
+    self.embedding_VD = _normal(config, rngs, (V, D), ('vocab', 'embed'))
     # Strings, because Orbax would turn integer keys into them anyway.
     self.layers = nnx.Dict({str(layer): Block(config, rngs) for layer in range(config.num_layers)})
     self.final_norm = RMSNorm(config)
     if not config.tied_embeddings:
-      self.unembedding_DV = _normal(rngs, (D, V), ('embed', 'vocab'))
+      self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
 
   def __call__(self, tokens_BT, position_BT, cache: Cache | None):
     x_BTD = self.embedding_VD[...][tokens_BT].astype(self.config.dtype)
@@ -205,7 +206,8 @@ def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
 def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   """Random parameters, each made where it lives; the same values on every mesh.
 
-  Normal with standard deviation 0.02, the two projections that write to the
+  Normal with standard deviation 1/sqrt(width), which at the width of 2,500 is the usual
+  0.02 and lets narrow models learn several times faster; the two projections that write to the
   residual stream 1/sqrt(2 * num_layers) of that; norms 1, biases 0.
   """
   def values(key):
@@ -214,11 +216,17 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   return jax.jit(values, out_shardings=shardings(config, mesh))(key)
 
 
-def shardings(config: Config, mesh: Mesh) -> Params:
-  """Where each parameter lives: NamedShardings in the tree of `init`; allocates nothing."""
+def shapes(config: Config, mesh: Mesh) -> Params:
+  """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing."""
   _, state = _abstract(config)
-  return nnx.to_pure_dict(state, lambda variable: sharding.named(
-      mesh, variable.get_metadata('logical_axes'), variable.shape))
+  return nnx.to_pure_dict(state, lambda variable: jax.ShapeDtypeStruct(
+      variable.shape, variable.dtype, sharding=sharding.named(
+          mesh, variable.get_metadata('logical_axes'), variable.shape)))
+
+
+def shardings(config: Config, mesh: Mesh) -> Params:
+  """Where each parameter lives: NamedShardings in the tree of `init`."""
+  return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
 def hidden_states(config: Config, params: Params, tokens_BT: jax.Array) -> jax.Array:
@@ -293,8 +301,9 @@ def _positions(tokens_BT):
   return jnp.arange(tokens_BT.shape[1])[None]  # [1, T], one for all rows
 
 
-def _normal(rngs, shape, logical_axes, scale=1.0):
-  value = 0.02 * scale * jax.random.normal(rngs(), shape, jnp.float32)
+def _normal(config, rngs, shape, logical_axes, scale=1.0):
+  std = scale / math.sqrt(config.width)
+  value = std * jax.random.normal(rngs(), shape, jnp.float32)
   return nnx.Param(value, logical_axes=logical_axes)
 
 

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 _COLUMNS = 3
 _PANEL_INCHES = (4.6, 3.0)

@@ -9,6 +9,7 @@ and may end in a slice in the manner of TFDS: [:640], [100:200], [:10%].
 Whatever it names is prepared once, by TFDS, into array_record and read by row.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,8 +28,9 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from exgrpo_jax.config import setting
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.tasks import TASKS, record_features
-from exgrpo_jax.types import Cursor, InputError, Message, Question
+from exgrpo_jax.types import Cursor, Message, Question
 
 _SPEC = re.compile(r'(?P<place>.+?)(?P<slice>\[[^\[\]]*\])?')
 _FILE_SPLIT = 'rows'
@@ -112,10 +114,12 @@ def _storage(config):
 
 def _prepared(make: Callable[[], tfds.core.DatasetBuilder]) -> tfds.core.DatasetBuilder:
   builder = make()
+  tfds.disable_progress_bar()  # seconds of work, and pages of output
   try:
     # TFDS writes into incomplete.*, then renames: a kill leaves nothing that reads as whole.
-    builder.download_and_prepare(
-      download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    with contextlib.redirect_stdout(io.StringIO()):
+      builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False))
   except OSError:
     builder = make()
     if not builder.is_prepared():  # else another process was first to rename

@@ -30,6 +30,12 @@ class Config:
   slots: int = setting('[1, inf)', 'responses that are decoded together')
   logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
 
+  def sampling(self, tokenizer: Tokenizer, temperature: float | None = None) -> sampler.Settings:
+    """How to sample; at the configured temperature unless another is given."""
+    return sampler.Settings(
+        temperature=self.temperature if temperature is None else temperature, slots=self.slots,
+        max_response=self.max_response, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
@@ -101,14 +107,10 @@ class Rollout:
     samples = self.config.samples
     places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
               for sample in range(samples - is_replay)]
-    settings = sampler.Settings(
-        temperature=self.config.temperature, slots=self.config.slots,
-        max_response=self.config.max_response, eos_ids=self.tokenizer.eos_ids,
-        pad_id=self.tokenizer.pad_id)
     responses = sampler.generate(
         self.model, params, [plan.prompts[group] for group, _ in places],
         [plan.questions[group].row for group, _ in places], [sample for _, sample in places],
-        key, settings, self.mesh, lambda index, response: on_finish(
+        key, self.config.sampling(self.tokenizer), self.mesh, lambda index, response: on_finish(
             places[index], self.tokenizer.decode(response.tokens),
             plan.questions[places[index][0]].answer))
     if self.objective.old_logprobs == 'recompute':

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 _MESH_AXES = ('data', 'fsdp', 'tensor')
 

@@ -32,10 +32,10 @@ ARITHMETIC_SEED = 2510_02245
 ARITHMETIC_START_RANGE = (10, 99)  # the first term; both ends included, uniform
 ARITHMETIC_DIGIT_RANGE = (1, 9)  # the others
 ARITHMETIC_SPLITS = {
-  'train': Split(24_000, 4, 6, 'arithmetic'),
-  'validation': Split(2_000, 4, 6, 'arithmetic'),
-  'test': Split(2_000, 4, 6, 'arithmetic'),
-  'ood': Split(2_000, 7, 8, 'arithmetic_ood'),  # more steps than any seen in training
+  'train': Split(24_000, 3, 5, 'arithmetic'),
+  'validation': Split(2_000, 3, 5, 'arithmetic'),
+  'test': Split(2_000, 3, 5, 'arithmetic'),
+  'ood': Split(2_000, 6, 7, 'arithmetic_ood'),  # more steps than any seen in training
 }
 
 # Not \d, which takes the digits of every script; int() refuses numbers of 4,301 digits.

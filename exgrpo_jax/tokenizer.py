@@ -17,7 +17,8 @@ import tokenizers
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError, Message
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.types import Message
 
 _SPACE = '\u2581'  # SentencePiece writes a space so, and reads this character as a space
 _BYTES = 256  # pieces of a trained model for what its text lacks

@@ -28,6 +28,7 @@ from exgrpo_jax import (
   warm_start,
 )
 from exgrpo_jax.clock import Clock
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
   Experiment,
@@ -39,7 +40,7 @@ from exgrpo_jax.experiment import (
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.optimizer import TrainState
 from exgrpo_jax.rollout import Rollout
-from exgrpo_jax.types import Batch, Cursor, InputError
+from exgrpo_jax.types import Batch, Cursor
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
 

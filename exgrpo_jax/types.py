@@ -12,13 +12,6 @@ import jax
 import numpy as np
 
 
-class InputError(ValueError):
-  """Something the user gave cannot be used; the message is all they need.
-
-  Commands print it as one line and exit; it never hides a bug of ours.
-  """
-
-
 class Message(NamedTuple):
   """One turn of a prompt."""
 

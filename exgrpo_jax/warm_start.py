@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from exgrpo_jax import checkpoint, logprobs, metrics, model, optimizer, sampler, sharding
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions
-from exgrpo_jax.types import InputError
+from exgrpo_jax.grading import Grader
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
+CHECK_EVERY = 25  # updates between looks at whether it is enough
+CHECK_ROWS = 256  # responses in such a look
 
 
 def run(experiment: Experiment, params):
@@ -49,8 +52,10 @@ def run(experiment: Experiment, params):
 def _origin(experiment):
   """What the result depends on, as JSON gives it back."""
   settings = experiment.settings
+  # Where it ends by pass rate, the questions that are looked at matter too.
+  looked_at = settings.data.train if settings.warm_start.enough < 1 else ''
   return json.loads(json.dumps({
-      'seed': settings.seed, 'model': dataclasses.asdict(experiment.model),
+      'seed': settings.seed, 'looked_at': looked_at, 'model': dataclasses.asdict(experiment.model),
       'tokenizer': dataclasses.asdict(settings.tokenizer),
       'prompt': dataclasses.asdict(settings.prompt),
       'warm_start': dataclasses.asdict(dataclasses.replace(settings.warm_start, path=''))}))
@@ -59,6 +64,8 @@ def _origin(experiment):
 def _trained(experiment, params, directory):
   settings = experiment.settings.warm_start
   rows = _rows(experiment)
+  check = (load_questions(experiment, experiment.settings.data.train)
+           if settings.enough < 1 else None)
   optimizer_config = _optimizer(experiment.settings.optimizer, settings)
   state = optimizer.init(optimizer_config, settings.num_updates, params)
   length = max(len(prompt) + len(solution) for prompt, solution in rows)
@@ -75,7 +82,25 @@ def _trained(experiment, params, directory):
         writer.write(update + 1, {'loss': float(loss)})
         print(f'warm start {update + 1}/{settings.num_updates}  loss {float(loss):.4f} nats/token',
               flush=True)
+      if settings.enough < 1 and (update + 1) % CHECK_EVERY == 0:
+        found = _pass_rate(experiment, state.params, *check)
+        if found >= settings.enough:
+          print(f'warm start: enough after {update + 1} updates, pass rate {found:.3f}', flush=True)
+          break
   return state.params
+
+
+def _pass_rate(experiment, params, dataset, prompts):
+  """Share of right responses, one each to the first questions, at the run's temperature."""
+  words, rollout = experiment.tokenizer, experiment.settings.rollout
+  count = min(CHECK_ROWS, len(dataset))
+  responses = sampler.generate(
+      experiment.model, params, prompts[:count], range(count), [0] * count,
+      jax.random.key(experiment.settings.seed), rollout.sampling(words), experiment.mesh)
+  with Grader(experiment.settings.verifier) as grader:
+    verdicts = grader.grade([words.decode(response.tokens) for response in responses],
+                            [question.answer for question in dataset[:count]])
+  return np.mean([verdict.correct for verdict in verdicts])
 
 
 def _rows(experiment):

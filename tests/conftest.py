@@ -1,14 +1,17 @@
 """One real run, written down stage by stage, for the tests of what it is made of."""
 
+import contextlib
 import dataclasses
+import functools
 import types
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-
 import tiny
+from jax.experimental.compilation_cache import compilation_cache
+
 from exgrpo_jax import experiment, replay, rollout, train, verifier
 
 
@@ -46,17 +49,36 @@ def values(data):
 
 @pytest.fixture(scope='session')
 def recorded(values, tmp_path_factory):
-  """A whole run through train.run: .steps (number -> Step), .experiment, .rollout, .workdir."""
+  """A whole run through train.run: .steps (number -> Step), .experiment, .rollout, .workdir.
+
+  .cache is where others find what it compiled, in this process within .compiling().
+  """
   workdir = tmp_path_factory.mktemp('runs') / 'recorded'
-  with pytest.MonkeyPatch.context() as patch:
+  cache = tmp_path_factory.mktemp('compiled')
+  run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None, cache=cache,
+                              compiling=functools.partial(_compiling, cache))
+  with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(verifier, 'is_correct', tiny.is_correct)
-    run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None)
     _listen(patch, run)
     experiment.claim_workdir(values, str(workdir))
     run.experiment = experiment.open_experiment(values, str(workdir))
     train.run(run.experiment)
   del run.steps[tiny.NUM_STEPS + 1]  # planned ahead, never taken
   return run
+
+
+@contextlib.contextmanager
+def _compiling(folder):
+  """Looks in `folder` before compiling, and keeps there what it compiles."""
+  kept = {'jax_compilation_cache_dir': str(folder),
+          'jax_persistent_cache_min_compile_time_secs': 0.}
+  before = {name: getattr(jax.config, name) for name in kept}
+  for name, value in kept.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
 
 
 def _listen(patch, run):

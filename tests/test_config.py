@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.config import setting
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)

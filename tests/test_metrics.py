@@ -10,7 +10,7 @@ from absl.testing import parameterized
 from tensorboardX.proto import event_pb2
 
 from exgrpo_jax import metrics, plots
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 
 def write_steps(workdir, first_step, steps, value):

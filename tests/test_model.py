@@ -13,7 +13,7 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import model, sharding
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 CONFIG = model.Config(
     vocab_size=97, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,

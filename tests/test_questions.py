@@ -14,7 +14,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from exgrpo_jax import questions, tasks
-from exgrpo_jax.types import Cursor, InputError, Message
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.types import Cursor, Message
 
 REAL_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 needs_real_data = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import sharding
-from exgrpo_jax.types import InputError
+from exgrpo_jax.errors import InputError
 
 SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
 

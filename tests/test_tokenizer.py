@@ -8,7 +8,8 @@ import sentencepiece
 import tokenizers
 
 from exgrpo_jax import tokenizer
-from exgrpo_jax.types import InputError, Message
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.types import Message
 
 TEXTS = ['12+7+31\n', r'7+31=38 38+12=50 \boxed{50}', '3+4\n', r'3+4=7 \boxed{7}'] * 20
 

@@ -8,12 +8,16 @@ responses. Some are never solved, some always, and groups are mixed in between.
 import json
 import zlib
 
+import jax
 import numpy as np
 
 from configs import smoke
+from exgrpo_jax import model, verifier
 
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, .5, 3
 POOL = 13
+PROMPT, RESPONSE = 8, 12  # limits
+LENGTH = PROMPT + RESPONSE
 NUM_STEPS, SAVED_EVERY = 24, 4
 
 
@@ -25,7 +29,6 @@ def is_correct(response, answer, config):
 
 def get_config():
   """For the command line, whose process gets the replaced verifier; data.* must be given."""
-  from exgrpo_jax import verifier
   verifier.is_correct = is_correct
   return values('', '')
 
@@ -35,7 +38,7 @@ def values(train, evaluation):
   config = smoke.get_config()
   config.num_steps = NUM_STEPS
   config.rollout.update(dict(
-      questions=QUESTIONS, samples=ROLLOUTS, max_prompt=8, max_response=12, slots=24,
+      questions=QUESTIONS, samples=ROLLOUTS, max_prompt=PROMPT, max_response=RESPONSE, slots=24,
       logit_chunk=128))
   config.replay.update(dict(ratio=RATIO, start_pass_rate=0., max_trajectories=STORED))
   config.optimizer.update(dict(learning_rate=3e-3, warmup_updates=2))
@@ -43,7 +46,8 @@ def values(train, evaluation):
       width=32, num_layers=1, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=32))
   config.tokenizer.vocab_size = 280
   config.data.update(dict(train=train, evaluation=(evaluation,)))
-  config.warm_start.update(dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2))
+  config.warm_start.update(dict(
+      num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.))
   config.evaluation.every = NUM_STEPS // 2
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
   return config
@@ -61,9 +65,12 @@ def full_log_probabilities(params, config, tokens_T, temperature=1.):
 
   `config` is a model.Config; the hidden states are the model's, all else is NumPy.
   """
-  from exgrpo_jax import model
-  hidden_TD = np.asarray(model.hidden_states(config, params, tokens_T[None]))[0, :-1]
+  padded_T = np.pad(tokens_T, (0, LENGTH - len(tokens_T)))  # the past does not see it
+  hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, :len(tokens_T) - 1]
   logits = hidden_TD.astype(np.float64) @ np.asarray(
       model.unembedding(config, params), np.float64) / temperature
   logits -= logits.max(axis=-1, keepdims=True)
   return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+_hidden_states = jax.jit(model.hidden_states, static_argnums=0)

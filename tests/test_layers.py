@@ -1,0 +1,85 @@
+"""The architecture as a test: imports go strictly downward."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
+
+# DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
+# and a Config has errors.
+FLOORS = (
+    ('errors', 'types', 'clock'),
+    ('config',),
+    ('sharding',),
+    ('objective', 'logprobs', 'verifier', 'replay'),
+    ('model', 'tokenizer', 'tasks', 'grading', 'optimizer', 'metrics', 'plots', 'statistics'),
+    ('questions', 'weights', 'sampler'),
+    ('rollout', 'checkpoint'),
+    ('experiment',),
+    ('evaluate', 'warm_start', 'export'),
+    ('train',),
+    ('capacity', 'sweep', 'report', 'benchmark'))
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+FILES = sorted(path.stem for path in PACKAGE.glob('*.py') if path.stem != '__init__')
+
+
+def imported(name):
+  """Dotted names of all that a file imports, wherever in it."""
+  found = set()
+  for node in ast.walk(ast.parse((PACKAGE / f'{name}.py').read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f'{name}.py imports relatively, which this test does not read'
+      own = node.module == 'exgrpo_jax'
+      found |= {f'exgrpo_jax.{alias.name}' for alias in node.names} if own else {node.module}
+  return found
+
+
+def own(names):
+  return {name.split('.')[1] for name in names if name.startswith('exgrpo_jax.')}
+
+
+def test_every_file_has_its_floor():
+  assert set(FILES) <= set(FLOOR)
+  assert not [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != '__pycache__']
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_imports_go_strictly_down(name):
+  assert [other for other in own(imported(name)) if FLOOR[other] >= FLOOR[name]] == []
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_a_file_fits_into_a_head(name):
+  assert len((PACKAGE / f'{name}.py').read_text().splitlines()) <= 400
+
+
+def test_the_verifier_and_all_below_it_need_no_jax():
+  reached, waiting = set(), ['verifier']
+  while waiting:
+    name = waiting.pop()
+    reached.add(name)
+    waiting += own(imported(name)) - reached
+  outside = {name.split('.')[0] for file in reached for name in imported(file)}
+  assert not outside & {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}, reached
+
+
+def test_tensorflow_torch_and_transformers_are_never_imported():
+  outside = {name.split('.')[0] for file in FILES for name in imported(file)}
+  assert not outside & {'tensorflow', 'torch', 'transformers'}
+
+
+@pytest.mark.parametrize('name', [name for name in FILES if name != 'sharding'])
+def test_only_sharding_names_mesh_axes(name):
+  words = {node.value for node in ast.walk(ast.parse((PACKAGE / f'{name}.py').read_text()))
+           if isinstance(node, ast.Constant)}
+  assert not words & {'fsdp', 'tensor'}  # 'data' is also a word
+
+
+def test_only_the_door_sees_a_config_dict():
+  seeing = {name for name in FILES if 'ml_collections' in
+            {module.split('.')[0] for module in imported(name)}}
+  assert seeing == {'experiment'}
