@@ -25,17 +25,21 @@ class Split(NamedTuple):
   questions: int
   min_digits: int
   max_digits: int
+  is_high: bool  # every digit is at least ARITHMETIC_HIGH; elsewhere some digit is below
   source: str
 
 
 ARITHMETIC_SEED = 2510_02245
 ARITHMETIC_START_RANGE = (10, 99)  # the first term; both ends included, uniform
 ARITHMETIC_DIGIT_RANGE = (1, 9)  # the others
+ARITHMETIC_HIGH = 6
 ARITHMETIC_SPLITS = {
-  'train': Split(24_000, 3, 5, 'arithmetic'),
-  'validation': Split(2_000, 3, 5, 'arithmetic'),
-  'test': Split(2_000, 3, 5, 'arithmetic'),
-  'ood': Split(2_000, 6, 7, 'arithmetic_ood'),  # more steps than any seen in training
+  'train': Split(24_000, 3, 5, False, 'arithmetic'),
+  'validation': Split(2_000, 3, 5, False, 'arithmetic'),
+  'test': Split(2_000, 3, 5, False, 'arithmetic'),
+  # A kind that training has none of, and harder: the most steps, nearly each with a
+  # carry, and among four different digits some that must be told apart by their number.
+  'ood': Split(2_000, 5, 5, True, 'arithmetic_ood'),
 }
 
 # Not \d, which takes the digits of every script; int() refuses numbers of 4,301 digits.
@@ -106,9 +110,11 @@ def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
   while True:
     count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
     start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
-    digits = rng.integers(*ARITHMETIC_DIGIT_RANGE, size=count, endpoint=True).tolist()
+    lowest, highest = ARITHMETIC_DIGIT_RANGE
+    digits = rng.integers(ARITHMETIC_HIGH if split.is_high else lowest, highest, size=count,
+                          endpoint=True).tolist()
     terms = [start, *digits]
-    if tuple(sorted(terms)) not in seen:
+    if (min(digits) >= ARITHMETIC_HIGH) == split.is_high and tuple(sorted(terms)) not in seen:
       return terms
 
 

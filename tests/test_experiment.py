@@ -125,14 +125,14 @@ def test_bad_data_is_refused_with_its_place(lines, message, config, tmp_path):
      'nowhere.jsonl: there is no such file; a data spec that ends in .jsonl must name one'),
     ({'data__train': 'nonsense', 'warm_start__data': 'nonsense'},
      "the data spec 'nonsense' must be an embedded task's split (arithmetic:train)"),
-    ({'rollout__max_prompt': 4}, 'the prompt of row 10 has 5 tokens, and 3 of 13 prompts exceed '
+    ({'rollout__max_prompt': 4}, 'the prompt of row 10 has 5 tokens, and 2 of 12 prompts exceed '
      "the limit of 4; raise the limit, or set config.data.overlong='drop' to leave them out."),
     ({'rollout__max_prompt': 2, 'data__overlong': 'drop'},
-     'all of its 13 prompts exceed the limit of 2 tokens'),
+     'all of its 12 prompts exceed the limit of 2 tokens'),
     ({'rollout__max_response': 2}, 'over config.rollout.max_response=2; raise it, or set '
      "config.data.overlong='drop'."),
     ({'rollout__questions': 14},
-     'config.rollout.questions=14 must be at most the 13 questions of '),
+     'config.rollout.questions=14 must be at most the 12 questions of '),
     ({'rollout__questions': 12, 'rollout__max_prompt': 4, 'data__overlong': 'drop'},
      'config.rollout.questions=12 must be at most the 10 questions of ')],
     ids=['no_file', 'no_spec', 'prompt', 'all_prompts', 'solution', 'few_questions', 'few_left'])
@@ -144,7 +144,7 @@ def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_p
 def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_path):
   path = tmp_path / 'train.jsonl'
   tiny.write_questions(path)
-  path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 12, 11, ...
+  path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 11, 10, ...
   opened = experiment.open_experiment(
       set_values(config, rollout__max_prompt=4, data__overlong='drop'), str(tmp_path))
   loaded, prompts = experiment.load_questions(opened, str(path))
@@ -183,7 +183,7 @@ def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path)
 
 def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
   experiment.claim_workdir(set_values(config, optimizer__schedule='cosine'), str(tmp_path))
-  with pytest.raises(InputError, match='config.num_steps was 24, is 99'):
+  with pytest.raises(InputError, match='config.num_steps was 32, is 99'):
     experiment.claim_workdir(set_values(config, num_steps=99), str(tmp_path))
 
 

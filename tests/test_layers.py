@@ -77,9 +77,3 @@ def test_only_sharding_names_mesh_axes(name):
   words = {node.value for node in ast.walk(ast.parse((PACKAGE / f'{name}.py').read_text()))
            if isinstance(node, ast.Constant)}
   assert not words & {'fsdp', 'tensor'}  # 'data' is also a word
-
-
-def test_only_the_door_sees_a_config_dict():
-  seeing = {name for name in FILES if 'ml_collections' in
-            {module.split('.')[0] for module in imported(name)}}
-  assert seeing == {'experiment'}

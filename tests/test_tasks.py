@@ -24,13 +24,20 @@ def test_every_split_has_its_size_and_its_terms(rows):
   assert sizes == {'train': 24_000, 'validation': 2_000, 'test': 2_000, 'ood': 2_000}
   for name, split in rows.items():
     lengths = {len(terms_of(row)) - 1 for row in split}
-    assert lengths == ({6, 7} if name == 'ood' else {3, 4, 5})
+    assert lengths == ({5} if name == 'ood' else {3, 4, 5})
     assert {row['source'] for row in split} == {
       'arithmetic_ood' if name == 'ood' else 'arithmetic'}
   terms = [list(map(int, row['messages'][0]['content'].split('+')))
            for split in rows.values() for row in split]
   assert {start for start, *_ in terms} == set(range(10, 100))
   assert {digit for _, *digits in terms for digit in digits} == set(range(1, 10))
+
+
+def test_only_the_out_of_distribution_split_has_sums_of_high_digits_alone(rows):
+  for name, split in rows.items():
+    for row in split:
+      _, *digits = map(int, row['messages'][0]['content'].split('+'))
+      assert (min(digits) >= 6) == (name == 'ood')
 
 
 def test_no_multiset_of_terms_comes_twice_anywhere(rows):

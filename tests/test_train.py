@@ -60,8 +60,8 @@ def test_the_run_exercises_what_the_others_check(recorded):
   assert any(len(stored) > 1 for step in steps for stored in step.plan.candidates)
   assert any(entry.trajectories[0].step != step.plan.step and len(entry.trajectories) == tiny.STORED
              for step in steps for entry in step.after.entries.values())
-  assert {len(response.tokens) for step in steps for group in step.responses for response in group
-          } >= {1, tiny.RESPONSE}
+  assert len({len(response.tokens) for step in steps for group in step.responses
+              for response in group}) > tiny.RESPONSE / 2
   assert any(response.truncated and verdict.correct for step in steps
              for _, _, group, judged, _ in groups(step) for response, verdict in zip(group, judged))
 
