@@ -5,12 +5,13 @@ Here alone a ConfigDict is seen. `settings` turns it into frozen Configs or refu
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -134,9 +135,10 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
                     dataclasses.replace(checked.model, vocab_size=vocab_size))
 
 
+@functools.lru_cache(maxsize=16)
 def load_questions(experiment: Experiment, spec: str
-                   ) -> tuple[Sequence[Question], list[np.ndarray]]:
-  """The questions of a data spec and their prompts as int32 token arrays.
+                   ) -> tuple[tuple[Question, ...], tuple[np.ndarray, ...]]:
+  """The questions of a data spec and their prompts as int32 token arrays; read once.
 
   Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
   """
@@ -147,12 +149,12 @@ def load_questions(experiment: Experiment, spec: str
   kept = questions.check_prompts(spec, np.array([len(prompt) for prompt in prompts]),
                                  checked.rollout.max_prompt, checked.data.overlong)
   # Rows are numbered anew: the stream and the buffer find questions by place.
-  return ([dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)],
-          [prompts[row] for row in kept])
+  return (tuple(dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)),
+          tuple(prompts[row] for row in kept))
 
 
-def claim_workdir(values: ConfigDict, workdir: str) -> None:
-  """Writes workdir/config.json, or refuses a workdir that belongs to another config.
+def check_workdir(values: ConfigDict, workdir: str) -> None:
+  """Refuses a workdir that belongs to another config.
 
   A run may be prolonged (num_steps, unless the learning rate's schedule depends on
   it), and evaluated, saved and logged otherwise; anything else would make its records
@@ -162,22 +164,35 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
     raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
                      'are written through the file system.')
   path = os.path.join(workdir, 'config.json')
-  mine = json.loads(json.dumps(values.to_dict()))
   if os.path.exists(path):
     with open(path) as file:
       theirs = json.load(file)
     free = ['evaluation.', 'checkpoint.', 'metrics.']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')
-    changed = [f'config.{name} was {old}, is {new}' for name, old, new in _differences(theirs, mine)
+    changed = [f'config.{name} was {old}, is {new}'
+               for name, old, new in _differences(theirs, _as_json(values))
                if not name.startswith(tuple(free))]
     if changed:
       raise InputError(f'{workdir} belongs to another config: {"; ".join(changed)}. '
                        'Take another --workdir, or the config of before.')
+
+
+def claim_workdir(values: ConfigDict, workdir: str) -> None:
+  """Writes workdir/config.json: from now on the workdir belongs to this config.
+
+  Called when everything the user gave has been found good, so that a start that was
+  refused leaves the workdir to the corrected one.
+  """
+  path = os.path.join(workdir, 'config.json')
   os.makedirs(workdir, exist_ok=True)
   with open(path + '.new', 'w') as file:
-    json.dump(mine, file, indent=2)
+    json.dump(_as_json(values), file, indent=2)
   os.replace(path + '.new', path)
+
+
+def _as_json(values):
+  return json.loads(json.dumps(values.to_dict()))
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
@@ -197,7 +212,8 @@ def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
   if checked.tokenizer.path:
     return tokenizer.load(checked.tokenizer.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  if not os.path.exists(path):
+  # Without a config.json it is what a refused start left, perhaps of other texts.
+  if not (os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))):
     specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
     texts = (text for spec in specs
              for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
@@ -211,15 +227,22 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     return app.parse_flags_with_usage(argv)
   except (AttributeError, KeyError):  # an override of a name that the config does not have
-    path = next(arg.partition('=')[2] for arg in argv if arg.startswith('--config='))
-    values = runpy.run_path(path)['get_config']()
     try:
-      for arg in argv:
-        if arg.startswith('--config.'):
-          _check_override(values, arg.removeprefix('--').partition('=')[0].split('.'))
+      _check_overrides([arg.lstrip('-') for arg in argv])
     except InputError as error:
       _refuse(error)
     raise
+
+
+def _check_overrides(words: list[str]) -> None:
+  """Names the override that the config file does not have; dashes are stripped."""
+  paths = [word.partition('=')[2] for word in words if word.startswith('config=')]
+  paths += [after for word, after in zip(words, words[1:]) if word == 'config']
+  for path in paths:
+    values = runpy.run_path(path)['get_config']()
+    for word in words:
+      if word.startswith('config.'):
+        _check_override(values, word.partition('=')[0].split('.'))
 
 
 def _check_override(values: Any, names: list[str]) -> None:

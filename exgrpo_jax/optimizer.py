@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from exgrpo_jax import sharding
 from exgrpo_jax.config import setting
 
 
@@ -55,7 +56,11 @@ def make(config: Config, num_updates: int) -> optax.GradientTransformation:
 
 def init(config: Config, num_updates: int, params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
-  return TrainState(params, jax.jit(make(config, num_updates).init)(params))
+  opt_state = jax.jit(make(config, num_updates).init)(params)
+  # The counts too: a state that comes back from an update laid out otherwise compiles it anew.
+  everywhere = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
+  return TrainState(params, jax.tree.map(
+      lambda x: x if x.ndim else jax.device_put(x, everywhere), opt_state))
 
 
 def apply(config: Config, num_updates: int, state: TrainState, gradient):
@@ -64,7 +69,7 @@ def apply(config: Config, num_updates: int, state: TrainState, gradient):
   Returns (state, {'gradient_norm', 'skipped'}): float32 scalars. A skipped update
   leaves parameters, moments and the schedule's count as they were.
   """
-  norm = optax.global_norm(gradient)
+  norm = optax.tree.norm(gradient)
   is_good = jnp.isfinite(norm) & (norm <= config.skip_norm)
   updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
   updated = TrainState(optax.apply_updates(state.params, updates), opt_state)

@@ -11,6 +11,7 @@ Departures from the authors' code, each on purpose:
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -103,7 +104,8 @@ def draw(config: Config, buffer: Buffer, num_questions: int, num_rollouts: int,
     return []
   bucket_of = {row: k for row, k in buckets(config, buffer, num_rollouts).items()
                if trains(config, buffer.entries[row].correctness)}
-  total = min(len(bucket_of), int(config.ratio * num_questions))
+  # 0.29 * 100 is 28.999…: rounding must not cost a question.
+  total = min(len(bucket_of), math.floor(config.ratio * num_questions + 1e-9))
   if config.question_selection == 'uniform':
     return [int(row) for row in rng.choice(sorted(bucket_of), total, replace=False)]
   members = [[row for row, k in bucket_of.items() if k == wanted] for wanted in range(num_rollouts)]

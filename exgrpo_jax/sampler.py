@@ -34,8 +34,10 @@ class Settings:
 
 
 def bucket(length: int, limit: float = math.inf) -> int:
-  """The next power of two from 32, at most `limit`: few shapes, so few compilations."""
-  return min(limit, max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()))
+  """The next of 32, 48, 64, 96, 128 …, at most `limit`: few shapes, so few compilations."""
+  power = 1 << (length - 1).bit_length()
+  between = power * 3 // 4
+  return min(limit, max(_SMALLEST_BUCKET, between if length <= between else power))
 
 
 def generate(

@@ -32,6 +32,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
   Experiment,
+  check_workdir,
   claim_workdir,
   load_questions,
   open_experiment,
@@ -49,17 +50,39 @@ def main() -> None:
   if not CONFIG.value or not _WORKDIR.value:
     raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
                      '--workdir=/tmp/smoke.')
+  check_workdir(CONFIG.value, _WORKDIR.value)
+  experiment = open_experiment(CONFIG.value, _WORKDIR.value)
+  rollout = rollout_of(experiment)
+  for spec in experiment.settings.data.evaluation:
+    load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
+  params = initial_params(experiment)
   claim_workdir(CONFIG.value, _WORKDIR.value)
-  run(open_experiment(CONFIG.value, _WORKDIR.value))
+  run(experiment, rollout, params)
 
 
-def run(experiment: Experiment) -> None:
-  """Warm start, training, evaluation; goes on from the newest checkpoint in the workdir."""
-  settings, workdir = experiment.settings, experiment.workdir
-  rollout = _rollout(experiment)
-  params = model.init(experiment.model, _key(settings, 'init', 0), experiment.mesh)
-  if settings.warm_start.num_updates:
+def rollout_of(experiment: Experiment) -> Rollout:
+  """The rollout on the experiment's training questions; refuses too few of them."""
+  settings = experiment.settings
+  dataset, prompts = load_questions(experiment, settings.data.train)
+  if len(dataset) < settings.rollout.questions:
+    raise InputError(f'config.rollout.questions={settings.rollout.questions} must be at most the '
+                     f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
+                     'in a step.')
+  return Rollout(settings.rollout, settings.replay, settings.objective, experiment.model,
+                 experiment.tokenizer, experiment.mesh, settings.seed, dataset, prompts)
+
+
+def initial_params(experiment: Experiment):
+  """Random parameters, or those of the warm start where the config has one."""
+  params = model.init(experiment.model, _key(experiment.settings, 'init', 0), experiment.mesh)
+  if experiment.settings.warm_start.num_updates:
     params = warm_start.run(experiment, params)
+  return params
+
+
+def run(experiment: Experiment, rollout: Rollout, params) -> None:
+  """Training and evaluation; goes on from the newest checkpoint in the workdir."""
+  settings, workdir = experiment.settings, experiment.workdir
   # A copy: the update gives its input's memory away.
   reference = jax.tree.map(jnp.copy, params) if settings.objective.kl_coefficient else None
   snapshot = checkpoint.Snapshot(
@@ -203,17 +226,6 @@ def _evaluated(experiment, params, step):
         os.path.join(experiment.workdir, 'evaluation'))
   print(f'evaluation after step {step}\n{evaluate.table(found)}', flush=True)
   return found
-
-
-def _rollout(experiment):
-  settings = experiment.settings
-  dataset, prompts = load_questions(experiment, settings.data.train)
-  if len(dataset) < settings.rollout.questions:
-    raise InputError(f'config.rollout.questions={settings.rollout.questions} must be at most the '
-                     f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
-                     'in a step.')
-  return Rollout(settings.rollout, settings.replay, settings.objective, experiment.model,
-                 experiment.tokenizer, experiment.mesh, settings.seed, dataset, prompts)
 
 
 def _clips(settings, plan):

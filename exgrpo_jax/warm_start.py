@@ -52,10 +52,10 @@ def run(experiment: Experiment, params):
 def _origin(experiment):
   """What the result depends on, as JSON gives it back."""
   settings = experiment.settings
-  # Where it ends by pass rate, the questions that are looked at matter too.
-  looked_at = settings.data.train if settings.warm_start.enough < 1 else ''
+  # The training questions too: a tokenizer may be made of them, and `enough` looks at them.
   return json.loads(json.dumps({
-      'seed': settings.seed, 'looked_at': looked_at, 'model': dataclasses.asdict(experiment.model),
+      'seed': settings.seed, 'train': settings.data.train,
+      'model': dataclasses.asdict(experiment.model),
       'tokenizer': dataclasses.asdict(settings.tokenizer),
       'prompt': dataclasses.asdict(settings.prompt),
       'warm_start': dataclasses.asdict(dataclasses.replace(settings.warm_start, path=''))}))
@@ -68,13 +68,12 @@ def _trained(experiment, params, directory):
            if settings.enough < 1 else None)
   optimizer_config = _optimizer(experiment.settings.optimizer, settings)
   state = optimizer.init(optimizer_config, settings.num_updates, params)
-  length = max(len(prompt) + len(solution) for prompt, solution in rows)
-  length = sampler.bucket(length, length)
+  longest = max(len(prompt) + len(solution) for prompt, solution in rows)
   interval = max(1, settings.num_updates // REPORTS)
   with metrics.Writer(directory, first_step=0) as writer:
     for update in range(settings.num_updates):
       chosen = _draw(len(rows), settings.batch_size, experiment.settings.seed, update)
-      arrays = _padded([rows[i] for i in chosen], length, experiment.tokenizer.pad_id)
+      arrays = _padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       batch = jax.device_put(arrays, sharding.batch(experiment.mesh, settings.batch_size))
       state, loss = _update(experiment.model, optimizer_config, settings.num_updates,
                             experiment.settings.rollout.logit_chunk, state, *batch)
@@ -132,7 +131,8 @@ def _draw(size, count, seed, update):
   return [int(order[place // size][place % size]) for place in places]
 
 
-def _padded(rows, length, pad_id):
+def _padded(rows, longest, pad_id):
+  length = sampler.bucket(max(len(prompt) + len(solution) for prompt, solution in rows), longest)
   tokens_BT = np.full((len(rows), length), pad_id, np.int32)
   mask_BT = np.zeros((len(rows), length), np.float32)
   for b, (prompt, solution) in enumerate(rows):

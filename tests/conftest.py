@@ -60,9 +60,11 @@ def recorded(values, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(verifier, 'is_correct', tiny.is_correct)
     _listen(patch, run)
-    experiment.claim_workdir(values, str(workdir))
     run.experiment = experiment.open_experiment(values, str(workdir))
-    train.run(run.experiment)
+    rollout = train.rollout_of(run.experiment)
+    params = train.initial_params(run.experiment)
+    experiment.claim_workdir(values, str(workdir))
+    train.run(run.experiment, rollout, params)
   del run.steps[tiny.NUM_STEPS + 1]  # planned ahead, never taken
   return run
 

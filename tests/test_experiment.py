@@ -100,7 +100,7 @@ def started(config, workdir):
   """What `python -m exgrpo_jax.train` does before it trains, warm start's data included."""
   opened = experiment.open_experiment(config, str(workdir))
   warm_start._rows(opened)
-  train._rollout(opened)
+  train.rollout_of(opened)
 
 
 @pytest.mark.parametrize(('lines', 'message'), [
