@@ -13,7 +13,14 @@ from absl import flags
 
 from exgrpo_jax import checkpoint, metrics, model, sampler, tasks
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import CONFIG, Experiment, load_questions, open_experiment, run_command
+from exgrpo_jax.experiment import (
+  CONFIG,
+  Experiment,
+  check_workdir,
+  load_questions,
+  open_experiment,
+  run_command,
+)
 from exgrpo_jax.grading import Grader
 
 _CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
@@ -25,9 +32,14 @@ _OUT = flags.DEFINE_string('out', None, "Where records go; <checkpoint>/evaluati
 
 
 def main() -> None:
-  if not _CHECKPOINT.value:
-    raise InputError("--checkpoint is missing: a run's workdir, as given to train.")
+  if not CONFIG.value or not _CHECKPOINT.value:
+    raise InputError('--config and --checkpoint are both needed: what train was given as --config '
+                     'and --workdir.')
   values = CONFIG.value
+  if not os.path.exists(os.path.join(_CHECKPOINT.value, 'config.json')):
+    raise InputError(f"--checkpoint={_CHECKPOINT.value} is no run's workdir: it holds no "
+                     'config.json.')
+  check_workdir(values, _CHECKPOINT.value, ('model', 'tokenizer', 'prompt'))
   with values.unlocked():
     values.evaluation.samples = _SAMPLES.value or values.evaluation.samples
     if _TEMPERATURE.value is not None:

@@ -11,7 +11,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -153,8 +153,8 @@ def load_questions(experiment: Experiment, spec: str
           tuple(prompts[row] for row in kept))
 
 
-def check_workdir(values: ConfigDict, workdir: str) -> None:
-  """Refuses a workdir that belongs to another config.
+def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
+  """Refuses a workdir that belongs to another config; only `sections` matter where given.
 
   A run may be prolonged (num_steps, unless the learning rate's schedule depends on
   it), and evaluated, saved and logged otherwise; anything else would make its records
@@ -172,7 +172,8 @@ def check_workdir(values: ConfigDict, workdir: str) -> None:
       free.append('num_steps')
     changed = [f'config.{name} was {old}, is {new}'
                for name, old, new in _differences(theirs, _as_json(values))
-               if not name.startswith(tuple(free))]
+               if not name.startswith(tuple(free))
+               and (not sections or name.split('.')[0] in sections)]
     if changed:
       raise InputError(f'{workdir} belongs to another config: {"; ".join(changed)}. '
                        'Take another --workdir, or the config of before.')

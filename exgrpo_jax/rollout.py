@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from exgrpo_jax import logprobs, model, objective, questions, replay, sampler, sharding
+from exgrpo_jax import logprobs, model, objective, replay, sampler, sharding, stream
 from exgrpo_jax.config import setting
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class Rollout:
     num_questions = self.config.questions
     rng = np.random.default_rng((self.seed, step))
     replayed = replay.draw(self.replay, buffer, num_questions, self.config.samples, rng)
-    fresh, cursor = questions.take(
+    fresh, cursor = stream.take(
         cursor, num_questions - len(replayed), len(self.dataset), self.seed,
         buffer.retired_epoch, taken=replayed, quorum=num_questions)
     candidates = [buffer.entries[row].trajectories for row in replayed] + [()] * len(fresh)
@@ -71,6 +71,11 @@ class Rollout:
         questions=tuple(self.dataset[int(row)] for row in rows),
         prompts=tuple(self.prompts[int(row)] for row in rows),
         candidates=tuple(candidates[index] for index in order)), cursor
+
+  def reads_retired(self, buffer: replay.Buffer, epoch: int) -> bool:
+    """Whether so few questions are left that the stream reads retired ones in `epoch`."""
+    return stream.retired_return(
+        epoch, len(self.dataset), buffer.retired_epoch, self.config.questions)
 
   def pick_replays(self, params, plan: Plan) -> list[Trajectory | None]:
     """The stored trajectory that each replayed question uses; None for a fresh one.

@@ -181,6 +181,9 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
       buffer = replay.record(settings.replay, buffer, plan, responses, verdicts)
     with clock('plan'):
       next_plan, next_cursor = rollout.plan(buffer, cursor, step + 1)
+    if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
+      print(f'epoch {next_plan.epoch}: fewer than {settings.rollout.questions} questions are not '
+            'yet retired, so retired ones are read again (and never replayed)', flush=True)
     with clock('await_update'):
       clock.device_idle_since(finished.result())
     found = _numbers(settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))

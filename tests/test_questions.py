@@ -1,4 +1,4 @@
-"""Questions: every kind of source, every way it can be wrong, and the order of the stream."""
+"""Questions: every kind of source and spec, how they are prepared, and their lengths."""
 
 import dataclasses
 import json
@@ -8,14 +8,12 @@ import sys
 import threading
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
 
-from exgrpo_jax import questions, tasks
+from exgrpo_jax import questions, records, tasks
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.types import Cursor, Message
+from exgrpo_jax.types import Message
 
 REAL_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 needs_real_data = pytest.mark.skipif(
@@ -23,6 +21,7 @@ needs_real_data = pytest.mark.skipif(
 
 LINES = [{'question': f'What is {i}+1?',
           'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'} for i in range(20)]
+GOOD = {'question': 'q', 'answer': 'a'}
 
 
 @pytest.fixture
@@ -37,20 +36,6 @@ def jsonl(tmp_path):
     path = tmp_path / name
     path.write_text('\n'.join(
       line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return str(path)
-  return write
-
-
-VERL = {'data_source': 'math', 'prompt': [{'role': 'system', 'content': 'Think.'},
-                                          {'role': 'user', 'content': 'What is 1+1?'}],
-        'reward_model': {'ground_truth': '2', 'style': 'rule'}, 'extra_info': {'index': 0}}
-
-
-@pytest.fixture
-def parquet(tmp_path):
-  def write(*rows):
-    path = tmp_path / 'bench.parquet'
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return str(path)
   return write
 
@@ -87,162 +72,6 @@ class BrokenQa(TinyQa):
 
   def _generate_examples(self):
     raise ImportError('Failed to import TensorFlow.\nPlease install it.')
-
-
-# ---- jsonl ----
-
-
-def test_gsm8k_fields_by_default(config, jsonl):
-  path = jsonl(*LINES)
-  dataset = questions.load(config, path)
-  assert len(dataset) == 20
-  assert dataset[3] == questions.Question(
-    row=3, messages=(Message('user', 'What is 3+1?'),), answer='4',
-    solution='3+1 = 4.\n#### 4', source='train')
-  assert [question.row for question in dataset] == list(range(20))
-
-
-def test_fields_may_be_named(config, jsonl):
-  config = dataclasses.replace(
-    config, question_field='problem', answer_field='truth', solution_field='proof')
-  dataset = questions.load(config, jsonl(
-    {'problem': '1+1', 'truth': '2', 'proof': 'by counting', 'question': 'no', 'answer': 'no'},
-    {'problem': '2+2', 'truth': 4.50, 'proof': None}, {'problem': '3+3', 'truth': 6}))
-  assert [(q.answer, q.solution) for q in dataset] == [
-    ('2', 'by counting'), ('4.5', ''), ('6', '')]
-  assert dataset[0].messages == (Message('user', '1+1'),)
-
-
-@pytest.mark.parametrize('answer, truth, solution', [
-  pytest.param('72', '72', '', id='bare'),
-  pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
-  pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='the_last_one_counts'),
-  pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
-  pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
-])
-def test_answers_of_gsm8k(config, jsonl, answer, truth, solution):
-  question = questions.load(config, jsonl({'question': 'q', 'answer': answer}))[0]
-  assert (question.answer, question.solution) == (truth, solution)
-
-
-def test_numbers_stay_as_they_are_written(config, jsonl):
-  dataset = questions.load(config, jsonl('{"question": "q", "answer": 0.50}'))
-  assert dataset[0].answer == '0.50'
-
-
-def test_blank_lines_are_no_rows_but_count_as_lines(config, jsonl):
-  assert len(questions.load(config, jsonl(LINES[0], '', '  ', LINES[1], ''))) == 2
-  with pytest.raises(InputError, match=r'train.jsonl:3: not valid JSON'):
-    questions.load(config, jsonl(LINES[0], '', '{'))
-
-
-GOOD = {'question': 'q', 'answer': 'a'}
-
-
-@pytest.mark.parametrize('line, message', [
-  pytest.param('{"question": "q", "answ', r'train\.jsonl:2: not valid JSON', id='cut_off'),
-  pytest.param('["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='no_object'),
-  pytest.param({'question': 'q', 'solution': 'a'},
-               r"train\.jsonl:2: no field 'answer' \(has: 'question', 'solution'\); "
-               r'set config\.data\.answer_field\.', id='missing_answer'),
-  pytest.param({'prompt': 'q', 'answer': 'a'},
-               r"no field 'question' \(has: 'prompt', 'answer'\); set config\.data\.question_field",
-               id='missing_question'),
-  pytest.param({'question': 'q', 'answer': None}, "train.jsonl:2: field 'answer' is null; it must",
-               id='null'),
-  pytest.param({'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must",
-               id='list'),
-  pytest.param({'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='truth'),
-  pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
-  pytest.param({'question': 'q', 'answer': 'so\n#### \n'}, "nothing follows the last '#### '",
-               id='nothing_behind_the_mark'),
-  pytest.param('{"question": "\\ud800", "answer": "a"}', "field 'question' is not valid Unicode",
-               id='half_a_character'),
-])
-def test_a_bad_line_is_named(config, jsonl, line, message):
-  with pytest.raises(InputError, match=message):
-    questions.load(config, jsonl(GOOD, line))
-
-
-def test_a_line_that_is_not_utf8_is_named(config, tmp_path):
-  (tmp_path / 'latin.jsonl').write_bytes('{"question": "é", "answer": "a"}'.encode('latin-1'))
-  with pytest.raises(InputError, match='latin.jsonl:1: not valid JSON .*UTF-8'):
-    questions.load(config, str(tmp_path / 'latin.jsonl'))
-
-
-def test_an_ill_typed_solution_is_named(config, jsonl):
-  config = dataclasses.replace(config, solution_field='proof')
-  with pytest.raises(InputError, match=r"train.jsonl:1: field 'proof' is \['x'\]"):
-    questions.load(config, jsonl({**GOOD, 'proof': ['x']}))
-
-
-@pytest.mark.parametrize('content', ['', '\n\n'], ids=['empty', 'blank_lines'])
-def test_an_empty_file_is_refused(config, jsonl, content):
-  with pytest.raises(InputError, match='train.jsonl: the file holds no question'):
-    questions.load(config, jsonl(content))
-
-
-# ---- parquet ----
-
-
-def test_verl_columns(config, parquet):
-  dataset = questions.load(config, parquet(VERL, {**VERL, 'data_source': 'aime'}))
-  assert dataset[1] == questions.Question(
-    row=1, messages=(Message('system', 'Think.'), Message('user', 'What is 1+1?')), answer='2',
-    solution='', source='aime')
-
-
-def test_a_parquet_column_of_solutions(config, parquet):
-  config = dataclasses.replace(config, solution_field='target')
-  dataset = questions.load(config, parquet({**VERL, 'target': 'so 2'}, {**VERL, 'target': None}))
-  assert [question.solution for question in dataset] == ['so 2', '']
-  assert questions.load(config, parquet(VERL))[0].solution == ''
-
-
-@pytest.mark.parametrize('column', ['data_source', 'prompt', 'reward_model'])
-def test_a_missing_column_is_named_with_those_there_are(config, parquet, column):
-  row = {name: value for name, value in VERL.items() if name != column}
-  with pytest.raises(InputError, match=f"bench.parquet: no column '{column}' .has: .*'extra_info'"):
-    questions.load(config, parquet(row))
-
-
-@pytest.mark.parametrize('change, message', [
-  pytest.param({'reward_model': {'ground_truth': None, 'style': 'rule'}},
-               r"parquet: row 1: field 'reward_model.ground_truth' is null", id='null_truth'),
-  pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
-  pytest.param({'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='no_turn'),
-  pytest.param({'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool',
-               id='unknown_role'),
-  pytest.param({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null",
-               id='null_content'),
-  pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
-])
-def test_a_bad_parquet_row_is_named(config, parquet, change, message):
-  with pytest.raises(InputError, match=message):
-    questions.load(config, parquet(VERL, {**VERL, **change}))
-
-
-def test_a_prompt_that_is_text_is_refused(config, parquet):
-  with pytest.raises(InputError, match="row 0: prompt is 'What.*must be a list of chat messages"):
-    questions.load(config, parquet({**VERL, 'prompt': 'What is 1+1?'}))
-
-
-def test_a_reward_model_that_is_text_is_refused(config, parquet):
-  with pytest.raises(InputError, match="row 0: reward_model is '2'; it must hold ground_truth"):
-    questions.load(config, parquet({**VERL, 'reward_model': '2'}))
-
-
-def test_a_parquet_without_rows_is_refused(config, tmp_path):
-  pq.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / 'none.parquet')
-  with pytest.raises(InputError, match='none.parquet: the file holds no question'):
-    questions.load(config, str(tmp_path / 'none.parquet'))
-
-
-def test_half_a_parquet_file_is_refused(config, parquet):
-  path = pathlib.Path(parquet(VERL))
-  path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(InputError, match='not a whole parquet file'):
-    questions.load(config, str(path))
 
 
 # ---- TFDS names, tasks, specs ----
@@ -356,14 +185,14 @@ def test_an_error_or_a_kill_leaves_nothing_that_reads_as_prepared(config, jsonl)
   path = jsonl(*LINES)
   script = f"""
 import os
-from exgrpo_jax import questions
-rows = questions._jsonl_rows
+from exgrpo_jax import questions, records
+rows = records.jsonl_rows
 def killed(*args):
   for number, row in enumerate(rows(*args)):
     if number == 10:
       os._exit(9)
     yield row
-questions._jsonl_rows = killed
+records.jsonl_rows = killed
 questions.load(questions.{config!r}, {path!r})
 """
   assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
@@ -377,13 +206,13 @@ questions.load(questions.{config!r}, {path!r})
 
 def test_two_that_prepare_at_once_both_read_it_whole(config, jsonl, monkeypatch):
   path, found, both = jsonl(*LINES), [], threading.Barrier(2, timeout=30)
-  rows = questions._jsonl_rows
+  rows = records.jsonl_rows
 
   def slowly(*args):
     yield from rows(*args)
     both.wait()  # neither renames before the other has begun to write
 
-  monkeypatch.setattr(questions, '_jsonl_rows', slowly)
+  monkeypatch.setattr(records, 'jsonl_rows', slowly)
   threads = [threading.Thread(target=lambda: found.append(len(questions.load(config, path))))
              for _ in range(2)]
   for thread in threads:
@@ -446,100 +275,3 @@ def test_overlong_prompts_are_dropped():
 def test_everything_dropped_is_refused():
   with pytest.raises(InputError, match='all of its 2 prompts exceed the limit of 5 .*shortest'):
     questions.check_prompts('x', np.array([6, 7]), 5, 'drop')
-
-
-# ---- The stream ----
-
-
-def order(epoch, size=10, seed=7):
-  return questions.permutation(seed, epoch, size).tolist()
-
-
-def take(cursor, count, retired=(), taken=(), size=10, quorum=4):
-  return questions.take(Cursor(*cursor), count, size, 7, dict(retired), taken, quorum)
-
-
-def test_an_epoch_is_the_permutation_that_seed_and_epoch_give():
-  assert order(3) == np.random.default_rng((7, 3)).permutation(10).tolist()
-  assert sorted(order(3)) == list(range(10))
-  assert order(3) != order(4)
-
-
-def test_the_stream_reads_an_epoch_in_order():
-  rows, cursor = take((0, 0), 4)
-  assert (rows, cursor) == (order(0)[:4], Cursor(0, 4))
-  assert take((0, 4), 4) == (order(0)[4:8], Cursor(0, 8))
-
-
-def test_a_step_may_end_with_an_epoch_without_leaving_it():
-  assert take((0, 6), 4) == (order(0)[6:], Cursor(0, 10))
-  assert take((0, 10), 4)[1] == Cursor(1, 4)
-
-
-def test_a_step_crosses_into_the_next_epoch_and_never_repeats_a_question():
-  for seed in range(20):
-    rows, cursor = questions.take(Cursor(0, 7), 8, 10, seed, {}, (), 8)
-    assert len(set(rows)) == 8
-    last = order(0, seed=seed)[7:]
-    fresh = [row for row in order(1, seed=seed) if row not in last][:5]
-    assert rows == last + fresh
-    assert cursor == Cursor(1, order(1, seed=seed).index(fresh[-1]) + 1)
-
-
-def test_replayed_questions_are_passed_over():
-  first = order(0)
-  rows, cursor = take((0, 0), 2, taken=[first[0], first[2]])
-  assert (rows, cursor) == ([first[1], first[3]], Cursor(0, 4))
-
-
-def test_a_retired_question_stays_in_its_own_epoch_and_is_out_of_the_next():
-  row = order(0)[0]
-  assert take((0, 0), 1, retired={row: 0})[0] == [row]
-  place = order(1).index(row)
-  rows, cursor = take((1, place), 1, retired={row: 0})
-  assert (rows, cursor) == ([order(1)[place + 1]], Cursor(1, place + 2))
-
-
-def test_a_question_retired_in_this_epoch_is_out_once_the_step_has_crossed():
-  row = order(1)[0]
-  assert take((0, 10), 1, retired={row: 0}) == ([order(1)[1]], Cursor(1, 2))
-  assert take((0, 10), 1, retired={row: 1}) == ([row], Cursor(1, 1))
-
-
-def test_retired_questions_return_when_too_few_others_are_left():
-  retired = dict.fromkeys(range(6), 0)
-  assert not questions.retired_return(1, 10, retired, quorum=4)  # 4 are left, 4 are needed
-  assert sorted(take((1, 0), 4, retired)[0]) == [6, 7, 8, 9]
-  retired[6] = 0
-  assert questions.retired_return(1, 10, retired, quorum=4)
-  assert take((1, 0), 4, retired) == (order(1)[:4], Cursor(1, 4))
-  assert not questions.retired_return(0, 10, retired, quorum=4)  # they are in it still
-
-
-def test_all_retired_and_all_replayed_still_deliver():
-  everything = dict.fromkeys(range(4), 0)
-  rows, _ = take((1, 0), 2, everything, taken=[0, 1], size=4)
-  assert sorted(rows) == [2, 3]
-
-
-def test_nothing_taken_leaves_the_cursor():
-  assert take((2, 10), 0, taken=[0, 1, 2, 3]) == ([], Cursor(2, 10))
-
-
-def test_reading_in_other_portions_reads_the_same():
-  cursor, one_by_one = Cursor(0, 0), []
-  for _ in range(10):
-    rows, cursor = questions.take(cursor, 1, 10, 7, {}, (), 1)
-    one_by_one += rows
-  assert one_by_one == take((0, 0), 10, quorum=10)[0]
-
-
-def test_fewer_questions_than_a_step_needs_are_refused():
-  with pytest.raises(InputError, match='has 3 questions, and a step needs 4 different'):
-    take((0, 0), 1, size=3)
-
-
-def test_a_step_of_the_paper_is_read_from_46_000_rows_without_delay():
-  retired = dict.fromkeys(range(45_800), 0)
-  rows, _ = questions.take(Cursor(1, 0), 128, 46_000, 0, retired, (), 128)
-  assert len(set(rows)) == 128 and min(rows) >= 45_800
