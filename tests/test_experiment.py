@@ -158,7 +158,7 @@ def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
   experiment.claim_workdir(config, str(tmp_path / 'new'))
   written = json.loads((tmp_path / 'new' / 'config.json').read_text())
   assert written['replay']['ratio'] == tiny.RATIO
-  experiment.claim_workdir(config, str(tmp_path / 'new'))  # again, as when resuming
+  experiment.check_workdir(config, str(tmp_path / 'new'))  # as when resuming
 
 
 def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
@@ -167,7 +167,7 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
   with pytest.raises(InputError, match=re.escape(
       f'{tmp_path} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
       'was 0, is 3. Take another --workdir, or the config of before.')):
-    experiment.claim_workdir(set_values(config, seed=3, replay__ratio=.25), str(tmp_path))
+    experiment.check_workdir(set_values(config, seed=3, replay__ratio=.25), str(tmp_path))
   assert (tmp_path / 'config.json').read_text() == before
 
 
@@ -176,7 +176,9 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
     {'metrics__sampled_rows': 0}], ids=str)
 def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path):
   experiment.claim_workdir(config, str(tmp_path))
-  experiment.claim_workdir(set_values(config, **changes), str(tmp_path))
+  set_values(config, **changes)
+  experiment.check_workdir(config, str(tmp_path))
+  experiment.claim_workdir(config, str(tmp_path))
   assert json.loads((tmp_path / 'config.json').read_text()) == json.loads(
       json.dumps(config.to_dict()))
 
@@ -184,7 +186,14 @@ def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path)
 def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
   experiment.claim_workdir(set_values(config, optimizer__schedule='cosine'), str(tmp_path))
   with pytest.raises(InputError, match='config.num_steps was 32, is 99'):
-    experiment.claim_workdir(set_values(config, num_steps=99), str(tmp_path))
+    experiment.check_workdir(set_values(config, num_steps=99), str(tmp_path))
+
+
+def test_only_the_sections_asked_for_are_compared(config, tmp_path):
+  experiment.claim_workdir(config, str(tmp_path))
+  experiment.check_workdir(set_values(config, seed=3), str(tmp_path), ('model',))
+  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Take'):
+    experiment.check_workdir(set_values(config, model__width=64), str(tmp_path), ('model',))
 
 
 def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path):

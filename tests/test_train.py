@@ -432,7 +432,7 @@ def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, 
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0., 3, 0
   opened = experiment.open_experiment(config, str(tmp_path))
   with recorded.compiling():
-    train.run(opened)
+    train.run(opened, train.rollout_of(opened), train.initial_params(opened))
   for record in metrics.read(tmp_path)[1:]:
     assert record['reward'] > 0 and record['buffer/started'] == 0  # successes, but none kept
     assert record['buffer/questions'] == record['buffer/trajectories'] == record['replay/rows'] == 0
