@@ -38,6 +38,14 @@ def params(recorded, chosen):
 
 # Plan.
 
+def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
+  size = len(recorded.rollout.dataset)
+  for retired, reads in ((size - Q, False), (size - Q + 1, True)):
+    buffer = replay.Buffer({}, dict.fromkeys(range(retired), 0), True)
+    assert recorded.rollout.reads_retired(buffer, epoch=1) == reads
+    assert not recorded.rollout.reads_retired(buffer, epoch=0)  # they retired in it
+
+
 def test_a_plan_is_a_function_of_buffer_cursor_and_step(recorded):
   cursor = Cursor()
   for number, step in recorded.steps.items():
