@@ -16,12 +16,12 @@ def get_config():
   config.num_steps = 20
 
   config.rollout.update(dict(
-      questions=16, samples=8, max_prompt=256, max_response=256, slots=128, logit_chunk=8192))
+      questions=16, samples=8, max_prompt=256, max_response=192, slots=128, logit_chunk=16384))
   config.replay.start_pass_rate = 0.  # so that replay takes part although few answers are right
   config.data.update(dict(
       train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop'))
   config.warm_start.update(dict(
-      num_updates=300, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
+      num_updates=800, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
 
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
   config.model.update(dict(
