@@ -21,13 +21,13 @@ def get_config():
   config.data.update(dict(
       train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop'))
   config.warm_start.update(dict(
-      num_updates=800, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
+      num_updates=400, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
 
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
   config.model.update(dict(
       vocab_size=0, width=128, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32,
       mlp_width=512, dtype='float32'))
-  config.tokenizer.vocab_size = 2048
+  config.tokenizer.vocab_size = 4096
 
   config.evaluation.update(dict(every=20, temperature=1.))
   config.checkpoint.every = 10

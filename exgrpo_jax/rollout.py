@@ -1,7 +1,7 @@
 """The verbs of a step: plan, pick_replays, generate, grade, assemble.
 
 `Rollout` holds what all of them need and never changes during a run. Padding
-happens in `assemble` and `_right_padded` alone.
+happens in `right_padded` alone.
 """
 
 import dataclasses
@@ -141,21 +141,26 @@ class Rollout:
     so the normaliser stays what it was.
     """
     samples = self.config.samples
-    rewards, rows = [], []
+    rewards, rows, logps, trains = [], [], [], []
     for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
       members = [*group, replayed] if replayed else group
       rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
       correctness = replay.group_correctness(self.replay, judged, replayed is not None)
-      rows += [(prompt, m.tokens, m.logp, replay.trains(self.replay, correctness))
-               for m in members]
+      trains += [replay.trains(self.replay, correctness)] * samples
+      rows += [(prompt, member.tokens) for member in members]
+      logps += [member.logp for member in members]
     advantage_QK = objective.group_advantages(
         np.array(rewards, np.float32), self.objective.normalize_std)
     is_replay_B = np.array([r is not None and k == samples - 1
                             for r in replays for k in range(samples)])
     past_B = np.repeat([r.step if r else plan.step for r in replays], samples)
     limit = self.config.max_prompt + self.config.max_response
+    tokens_BT, mask_BT = right_padded(rows, limit, self.tokenizer.pad_id)
+    logp_BT = np.zeros_like(mask_BT)
+    logp_BT[mask_BT > 0] = np.concatenate(logps)  # row after row, as the mask is read
     return Batch(
-        *_right_padded(rows, limit, self.tokenizer.pad_id), advantage_QK.reshape(-1), is_replay_B,
+        tokens_BT, mask_BT * np.array(trains, np.float32)[:, None], logp_BT,
+        advantage_QK.reshape(-1), is_replay_B,
         np.where(is_replay_B, past_B, plan.step).astype(np.int32))
 
   def score(self, params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
@@ -175,17 +180,16 @@ class Rollout:
       same = [i for i, own in enumerate(lengths) if own == length]
       for start in range(0, len(same), SCORE_ROWS):
         chosen = same[start:start + SCORE_ROWS]
-        tokens_BT = np.full((sampler.bucket(len(chosen), SCORE_ROWS), length),
-                            self.tokenizer.pad_id, np.int32)
-        for b, i in enumerate(chosen):
-          tokens_BT[b, :len(rows[i][0]) + len(rows[i][1])] = np.concatenate(rows[i])
+        # Some rows twice, so that few numbers of rows are compiled.
+        repeated = np.resize(chosen, sampler.bucket(len(chosen), SCORE_ROWS))
+        tokens_BT, mask_BT = right_padded(
+            [rows[i] for i in repeated], limit, self.tokenizer.pad_id)
         scored = score_tokens(self.model, params, jax.device_put(
             tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
             self.config.temperature, self.config.logit_chunk)
         logp_BT, entropy_BT = jax.device_get(scored)
         for b, i in enumerate(chosen):
-          response = slice(len(rows[i][0]), len(rows[i][0]) + len(rows[i][1]))
-          logps[i], entropies[i] = logp_BT[b, response], entropy_BT[b, response]
+          logps[i], entropies[i] = logp_BT[b, mask_BT[b] > 0], entropy_BT[b, mask_BT[b] > 0]
     return logps, entropies
 
   def samples(self, plan: Plan, responses, replays, verdicts, count: int) -> list[dict]:
@@ -218,15 +222,17 @@ def score_tokens(config: model.Config, params, tokens_BT, temperature: float, lo
       temperature=temperature, chunk=logit_chunk)
 
 
-def _right_padded(rows, limit, pad_id):
-  """Rows of (prompt, response, logp, trains) -> tokens_BT, response_mask_BT, logp_BT."""
-  length = sampler.bucket(max(len(prompt) + len(tokens) for prompt, tokens, _, _ in rows), limit)
+def right_padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int
+                 ) -> tuple[np.ndarray, np.ndarray]:
+  """Rows of (prompt, response) side by side: tokens_BT int32, response_mask_BT float32.
+
+  T is the bucket of the longest row, at most `limit`.
+  """
+  length = sampler.bucket(max(len(prompt) + len(response) for prompt, response in rows), limit)
   tokens_BT = np.full((len(rows), length), pad_id, np.int32)
   mask_BT = np.zeros((len(rows), length), np.float32)
-  logp_BT = np.zeros((len(rows), length), np.float32)
-  for b, (prompt, tokens, logp, trains) in enumerate(rows):
-    response = slice(len(prompt), len(prompt) + len(tokens))
-    tokens_BT[b, :response.stop] = np.concatenate([prompt, tokens])
-    mask_BT[b, response] = trains
-    logp_BT[b, response] = logp
-  return tokens_BT, mask_BT, logp_BT
+  for b, (prompt, response) in enumerate(rows):
+    stop = len(prompt) + len(response)
+    tokens_BT[b, :stop] = np.concatenate([prompt, response])
+    mask_BT[b, len(prompt):stop] = 1
+  return tokens_BT, mask_BT

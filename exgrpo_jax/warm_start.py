@@ -17,6 +17,7 @@ from exgrpo_jax import checkpoint, logprobs, metrics, model, optimizer, sampler,
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions
 from exgrpo_jax.grading import Grader
+from exgrpo_jax.rollout import right_padded
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
@@ -73,7 +74,7 @@ def _trained(experiment, params, directory):
   with metrics.Writer(directory, first_step=0) as writer:
     for update in range(settings.num_updates):
       chosen = _draw(len(rows), settings.batch_size, experiment.settings.seed, update)
-      arrays = _padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       batch = jax.device_put(arrays, sharding.batch(experiment.mesh, settings.batch_size))
       state, loss = _update(experiment.model, optimizer_config, settings.num_updates,
                             experiment.settings.rollout.logit_chunk, state, *batch)
@@ -129,17 +130,6 @@ def _draw(size, count, seed, update):
   order = {epoch: np.random.default_rng((seed, epoch)).permutation(size)
            for epoch in np.unique(places // size)}
   return [int(order[place // size][place % size]) for place in places]
-
-
-def _padded(rows, longest, pad_id):
-  length = sampler.bucket(max(len(prompt) + len(solution) for prompt, solution in rows), longest)
-  tokens_BT = np.full((len(rows), length), pad_id, np.int32)
-  mask_BT = np.zeros((len(rows), length), np.float32)
-  for b, (prompt, solution) in enumerate(rows):
-    stop = len(prompt) + len(solution)
-    tokens_BT[b, :stop] = np.concatenate([prompt, solution])
-    mask_BT[b, len(prompt):stop] = 1
-  return tokens_BT, mask_BT
 
 
 def _optimizer(rl: optimizer.Config, settings) -> optimizer.Config:

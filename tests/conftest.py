@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import types
 from typing import Any
 
@@ -28,6 +29,17 @@ class Step:
   verdicts: Any = None
   batch: Any = None
   after: Any = None  # the buffer that was recorded
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+  """Writes lines, objects or text, to a file of the test's own; gives its path."""
+  def write(*lines, name='train.jsonl'):
+    path = tmp_path / name
+    path.write_text('\n'.join(
+          line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(path)
+  return write
 
 
 @pytest.fixture(scope='session')

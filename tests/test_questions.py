@@ -1,7 +1,6 @@
 """Questions: every kind of source and spec, how they are prepared, and their lengths."""
 
 import dataclasses
-import json
 import pathlib
 import subprocess
 import sys
@@ -28,16 +27,6 @@ GOOD = {'question': 'q', 'answer': 'a'}
 def config(tmp_path):
   return questions.Config(train='', evaluation=(), question_field='', answer_field='',
                           solution_field='', overlong='refuse', cache_dir=str(tmp_path / 'cache'))
-
-
-@pytest.fixture
-def jsonl(tmp_path):
-  def write(*lines, name='train.jsonl'):
-    path = tmp_path / name
-    path.write_text('\n'.join(
-      line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return str(path)
-  return write
 
 
 @pytest.fixture(scope='module')

@@ -1,7 +1,6 @@
 """Records: every kind of file, and every way its content can be wrong."""
 
 import dataclasses
-import json
 import pathlib
 
 import pyarrow as pa
@@ -20,16 +19,6 @@ LINES = [{'question': f'What is {i}+1?',
 def config(tmp_path):
   return questions.Config(train='', evaluation=(), question_field='', answer_field='',
                           solution_field='', overlong='refuse', cache_dir=str(tmp_path / 'cache'))
-
-
-@pytest.fixture
-def jsonl(tmp_path):
-  def write(*lines, name='train.jsonl'):
-    path = tmp_path / name
-    path.write_text('\n'.join(
-      line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return str(path)
-  return write
 
 
 VERL = {'data_source': 'math', 'prompt': [{'role': 'system', 'content': 'Think.'},
