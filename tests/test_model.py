@@ -167,8 +167,9 @@ def test_the_unembedding_is_the_embedding_only_if_tied(params):
 
 def test_initial_values(initial):
   layer = initial['layers']['1']
-  assert np.std(initial['embedding_VD']) == pytest.approx(.02, rel=.05)
-  assert np.std(layer['mlp']['down_FD']) == pytest.approx(.02 / math.sqrt(2 * 2), rel=.05)
+  std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
+  assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=.05)
+  assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=.05)
   assert (layer['mlp_norm']['scale_D'] == 1).all()
   assert (layer['attention']['key_bias_GH'] == 0).all()
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])

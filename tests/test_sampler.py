@@ -33,7 +33,8 @@ def mesh():
 @pytest.fixture(scope='module')
 def params(mesh):
   """Wide enough apart that logits spread over some nats."""
-  return jax.tree.map(lambda x: 10 * x if x.ndim > 1 else x,
+  scale = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
+  return jax.tree.map(lambda x: scale * x if x.ndim > 1 else x,
                       model.init(CONFIG, jax.random.key(0), mesh))
 
 
@@ -79,8 +80,9 @@ def assert_same_tokens(found, expected):
 
 
 @pytest.mark.parametrize('length, limit, expected', [
-    (1, 512, 32), (32, 512, 32), (33, 512, 64), (300, 512, 512), (300, 400, 400), (20, 20, 20)])
-def test_lengths_fall_into_powers_of_two(length, limit, expected):
+    (1, 512, 32), (32, 512, 32), (33, 512, 48), (48, 512, 48), (49, 512, 64), (65, 512, 96),
+    (300, 512, 384), (385, 512, 512), (385, 400, 400), (20, 20, 20)])
+def test_lengths_fall_into_powers_of_two_and_their_middles(length, limit, expected):
   assert sampler.bucket(length, limit) == expected
 
 
