@@ -17,6 +17,7 @@ CONFIG = model.Config(
     vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
     rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=False, dtype='float32')
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
+SCALE = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
 SETTINGS = sampler.Settings(temperature=1., slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
 KEY = jax.random.key(5)
 PROMPTS = [np.array(prompt, np.int32) for prompt in (
@@ -33,8 +34,7 @@ def mesh():
 @pytest.fixture(scope='module')
 def params(mesh):
   """Wide enough apart that logits spread over some nats."""
-  scale = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
-  return jax.tree.map(lambda x: scale * x if x.ndim > 1 else x,
+  return jax.tree.map(lambda x: SCALE * x if x.ndim > 1 else x,
                       model.init(CONFIG, jax.random.key(0), mesh))
 
 
@@ -250,7 +250,7 @@ settings = sampler.{SETTINGS!r}
 prompts = {[prompt.tolist() for prompt in PROMPTS]}
 expected = {[response.tokens.tolist() for response in responses]}
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
-params = jax.tree.map(lambda x: 10 * x if x.ndim > 1 else x,
+params = jax.tree.map(lambda x: {SCALE} * x if x.ndim > 1 else x,
                       model.init(config, jax.random.key(0), mesh))
 found = sampler.generate(
     config, params, [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES},
