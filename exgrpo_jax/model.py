@@ -207,7 +207,7 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   """Random parameters, each made where it lives; the same values on every mesh.
 
   Normal with standard deviation 1/sqrt(width), which at the width of 2,500 is the usual
-  0.02 and lets narrow models learn several times faster; the two projections that write to the
+  0.02 and lets narrow models learn faster; the two projections that write to the
   residual stream 1/sqrt(2 * num_layers) of that; norms 1, biases 0.
   """
   def values(key):
