@@ -185,10 +185,14 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
   Called when everything the user gave has been found good, so that a start that was
   refused leaves the workdir to the corrected one.
   """
-  path = os.path.join(workdir, 'config.json')
   os.makedirs(workdir, exist_ok=True)
+  write_json(os.path.join(workdir, 'config.json'), _as_json(values))
+
+
+def write_json(path: str, value: Any) -> None:
+  """Writes `value` whole or not at all: a kill leaves what was there before."""
   with open(path + '.new', 'w') as file:
-    json.dump(_as_json(values), file, indent=2)
+    json.dump(value, file, indent=2)
   os.replace(path + '.new', path)
 
 

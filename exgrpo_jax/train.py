@@ -16,7 +16,6 @@ from absl import flags
 from exgrpo_jax import (
   checkpoint,
   evaluate,
-  logprobs,
   metrics,
   model,
   objective,
@@ -40,7 +39,7 @@ from exgrpo_jax.experiment import (
 )
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.optimizer import TrainState
-from exgrpo_jax.rollout import Rollout
+from exgrpo_jax.rollout import Rollout, score_tokens
 from exgrpo_jax.types import Batch, Cursor
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
@@ -136,11 +135,9 @@ def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _update_minibatch(settings, model_config, state, batch, clip, is_first, reference):
-  shape = dict(temperature=settings.rollout.temperature, chunk=settings.rollout.logit_chunk)
-
   def token_values(params):
-    return logprobs.of_tokens(model.hidden_states(model_config, params, batch.tokens_BT),
-                              model.unembedding(model_config, params), batch.tokens_BT, **shape)
+    return score_tokens(model_config, params, batch.tokens_BT, settings.rollout.temperature,
+                        settings.rollout.logit_chunk)
 
   reference_logp_BT = None if reference is None else token_values(reference)[0]
 

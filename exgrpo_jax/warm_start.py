@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax import checkpoint, logprobs, metrics, model, optimizer, sampler, sharding
+from exgrpo_jax import checkpoint, metrics, optimizer, sampler, sharding
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, load_questions
+from exgrpo_jax.experiment import Experiment, load_questions, write_json
 from exgrpo_jax.grading import Grader
-from exgrpo_jax.rollout import right_padded
+from exgrpo_jax.rollout import right_padded, score_tokens
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
@@ -44,9 +44,7 @@ def run(experiment: Experiment, params):
     return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.like(params))
   params = _trained(experiment, params, directory)
   checkpoint.save_params(os.path.join(directory, 'params'), params)
-  with open(origin_path + '.new', 'w') as file:  # last: it says that the rest is whole
-    json.dump(origin, file, indent=2)
-  os.replace(origin_path + '.new', origin_path)
+  write_json(origin_path, origin)  # last: it says that the rest is whole
   return params
 
 
@@ -65,8 +63,6 @@ def _origin(experiment):
 def _trained(experiment, params, directory):
   settings = experiment.settings.warm_start
   rows = _rows(experiment)
-  check = (load_questions(experiment, experiment.settings.data.train)
-           if settings.enough < 1 else None)
   optimizer_config = _optimizer(experiment.settings.optimizer, settings)
   state = optimizer.init(optimizer_config, settings.num_updates, params)
   longest = max(len(prompt) + len(solution) for prompt, solution in rows)
@@ -83,16 +79,17 @@ def _trained(experiment, params, directory):
         print(f'warm start {update + 1}/{settings.num_updates}  loss {float(loss):.4f} nats/token',
               flush=True)
       if settings.enough < 1 and (update + 1) % CHECK_EVERY == 0:
-        found = _pass_rate(experiment, state.params, *check)
+        found = _pass_rate(experiment, state.params)
         if found >= settings.enough:
           print(f'warm start: enough after {update + 1} updates, pass rate {found:.3f}', flush=True)
           break
   return state.params
 
 
-def _pass_rate(experiment, params, dataset, prompts):
+def _pass_rate(experiment, params):
   """Share of right responses, one each to the first questions, at the run's temperature."""
   words, rollout = experiment.tokenizer, experiment.settings.rollout
+  dataset, prompts = load_questions(experiment, experiment.settings.data.train)
   count = min(CHECK_ROWS, len(dataset))
   responses = sampler.generate(
       experiment.model, params, prompts[:count], range(count), [0] * count,
@@ -143,9 +140,7 @@ def _optimizer(rl: optimizer.Config, settings) -> optimizer.Config:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
 def _update(model_config, optimizer_config, num_updates, logit_chunk, state, tokens_BT, mask_BT):
   def loss_of(params):
-    logp_BT, _ = logprobs.of_tokens(
-        model.hidden_states(model_config, params, tokens_BT),
-        model.unembedding(model_config, params), tokens_BT, temperature=1., chunk=logit_chunk)
+    logp_BT, _ = score_tokens(model_config, params, tokens_BT, 1., logit_chunk)
     return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
   loss, gradient = jax.value_and_grad(loss_of)(state.params)
   state, _ = optimizer.apply(optimizer_config, num_updates, state, gradient)

@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import on_eight_devices
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import model, sharding
@@ -240,11 +238,7 @@ assert spread[3][0].key_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
 """
-  env = os.environ | {'JAX_PLATFORMS': 'cpu',
-                      'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
-  done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
-                        capture_output=True, check=False)
-  assert done.returncode == 0, done.stderr
+  on_eight_devices(script)
 
 
 @pytest.mark.parametrize('family, attention_bias, tied', [

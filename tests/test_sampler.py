@@ -1,15 +1,13 @@
 """What is drawn, what is said of it, and that nobody's company matters."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from devices import on_eight_devices
 
 from exgrpo_jax import model, sampler, sharding
 
@@ -257,8 +255,4 @@ found = sampler.generate(
     jax.random.key(5), settings, mesh)
 assert [response.tokens.tolist() for response in found] == expected
 """
-  env = os.environ | {'JAX_PLATFORMS': 'cpu',
-                      'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
-  done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
-                        capture_output=True, check=False)
-  assert done.returncode == 0, done.stderr
+  on_eight_devices(script)

@@ -1,12 +1,10 @@
 """Meshes on the devices there are, and on eight that XLA makes of the host."""
 
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from devices import on_eight_devices
 from jax.sharding import PartitionSpec
 
 from exgrpo_jax import config as config_lib
@@ -14,15 +12,6 @@ from exgrpo_jax import sharding
 from exgrpo_jax.errors import InputError
 
 SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
-
-
-def on_eight_devices(script):
-  """Runs `script` in a process of its own, since a process cannot change its devices."""
-  env = os.environ | {'JAX_PLATFORMS': 'cpu',
-                      'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
-  done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
-                        capture_output=True, check=False)
-  assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize('axes, shape, expected', [
