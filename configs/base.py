@@ -40,11 +40,15 @@ def get_config():
       clip_norm=1 / 64,  # theirs: 1
       skip_norm=7.8))  # theirs: 500
 
-  # The shape of Qwen2.5-Math-1.5B.
+  # The shape of Qwen2.5-Math-1.5B; with a path the checkpoint's is taken.
   config.model = ConfigDict(dict(
-      vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
-      mlp_width=8960, rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=True,
-      dtype='bfloat16'))
+      path='', repository='', vocab_size=151936, width=1536, num_layers=28, num_heads=12,
+      num_kv_heads=2, head_size=128, mlp_width=8960, norm_epsilon=1e-6, attention_bias=True,
+      query_key_norm=False, tied_embeddings=True, dtype='bfloat16'))
+  config.model.extension = ConfigDict(dict(rope_theta=0., max_position_embeddings=0))
+  config.model.rope = ConfigDict(dict(
+      theta=1e4, scaling='none', factor=1., low_frequency_factor=1., high_frequency_factor=4.,
+      original_positions=4096))
 
   config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))
 
@@ -61,5 +65,6 @@ def get_config():
 
   config.evaluation = ConfigDict(dict(every=10, samples=1, temperature=.6))
   config.checkpoint = ConfigDict(dict(every=50, keep=2))
+  config.export = ConfigDict(dict(best=False, last=False))
   config.metrics = ConfigDict(dict(sampled_rows=16, wandb_project=''))
   return config

@@ -14,40 +14,39 @@ from absl import flags
 from exgrpo_jax import checkpoint, metrics, model, sampler, tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
+  CHECKPOINT,
   CONFIG,
+  OUT,
+  STEP,
   Experiment,
   check_workdir,
   load_questions,
   open_experiment,
+  read_config,
   run_command,
 )
 from exgrpo_jax.grading import Grader
 
-_CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
-_STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
 _DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
 _SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bound=0.)
-_OUT = flags.DEFINE_string('out', None, "Where records go; <checkpoint>/evaluation by default.")
 
 
 def main() -> None:
-  if not CONFIG.value or not _CHECKPOINT.value:
+  if not CONFIG.value or not CHECKPOINT.value:
     raise InputError('--config and --checkpoint are both needed: what train was given as --config '
                      'and --workdir.')
   values = CONFIG.value
-  if not os.path.exists(os.path.join(_CHECKPOINT.value, 'config.json')):
-    raise InputError(f"--checkpoint={_CHECKPOINT.value} is no run's workdir: it holds no "
-                     'config.json.')
-  check_workdir(values, _CHECKPOINT.value, ('model', 'tokenizer', 'prompt'))
+  read_config(CHECKPOINT.value)
+  check_workdir(values, CHECKPOINT.value, ('model', 'tokenizer', 'prompt'))
   with values.unlocked():
     values.evaluation.samples = _SAMPLES.value or values.evaluation.samples
     if _TEMPERATURE.value is not None:
       values.evaluation.temperature = _TEMPERATURE.value
-  experiment = open_experiment(values, _CHECKPOINT.value)
+  experiment = open_experiment(values, CHECKPOINT.value)
   like = model.shapes(experiment.model, experiment.mesh)
-  params, step = checkpoint.restore_params(_CHECKPOINT.value, _STEP.value, like)
-  out = _OUT.value or os.path.join(_CHECKPOINT.value, 'evaluation')
+  params, step = checkpoint.restore_params(CHECKPOINT.value, STEP.value, like)
+  out = OUT.value or os.path.join(CHECKPOINT.value, 'evaluation')
   key = jax.random.fold_in(jax.random.key(experiment.settings.seed), step)
   for spec in _DATA.value or experiment.settings.data.evaluation:
     found = evaluate(experiment, params, spec, step, key, out)
@@ -97,6 +96,13 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
   sources = dict.fromkeys(record['source'] for record in records)
   return {key: value for source in sources for key, value in
           _summary(source, [r for r in records if r['source'] == source]).items()}
+
+
+def mean_score(found: dict[str, float]) -> float:
+  """One number of an evaluation: the mean over sources of avg@k, or of pass@1 where k is 1."""
+  averages = [value for name, value in found.items() if 'avg@' in name and name[-1].isdigit()]
+  firsts = [value for name, value in found.items() if name.endswith('/pass@1')]
+  return float(np.mean(averages or firsts))
 
 
 def table(found: dict[str, float]) -> str:

@@ -16,16 +16,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, logging
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import (
+    architecture,
     checkpoint,
     config,
     metrics,
     model,
     objective,
     optimizer,
+    prompt,
     questions,
     replay,
     rollout,
@@ -38,13 +40,23 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Question
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
+# Of the commands that read a run.
+CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
+STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
+OUT = flags.DEFINE_string('out', None, 'Where the command writes.')
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptConfig:
-  template: str = setting(('plain',), 'how the messages of a question become text')
+class ModelConfig(model.Config):
+  """The policy: a checkpoint's weights, or random ones of the shape given here."""
+
+  path: str = setting(None, "a Hugging Face checkpoint's folder, whose weights, shape and "
+                      "tokenizer are taken; '' is a model from scratch")
+  repository: str = setting(None, 'what must be at `path`: its shape is compared with the one '
+                            "given here; '' allows any")
+  extension: architecture.Extension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +78,15 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExportConfig:
+  """What training leaves as Hugging Face folders."""
+
+  best: bool = setting(None, 'workdir/export/best: of the evaluations from the first step on, the '
+                       'one with the highest mean over the data sources')
+  last: bool = setting(None, 'workdir/export/last: the policy after the last step')
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
@@ -75,15 +96,16 @@ class Settings:
   replay: replay.Config
   objective: objective.Config
   optimizer: optimizer.Config
-  model: model.Config
+  model: ModelConfig
   mesh: sharding.Config
-  prompt: PromptConfig
+  prompt: prompt.Config
   tokenizer: tokenizer.Config
   data: questions.Config
   verifier: verifier.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
   checkpoint: checkpoint.Config
+  export: ExportConfig
   metrics: metrics.Config
 
 
@@ -95,7 +117,7 @@ class Experiment:
   workdir: str
   tokenizer: tokenizer.Tokenizer
   mesh: jax.sharding.Mesh
-  model: model.Config  # with the tokenizer's vocabulary size where none was set
+  model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -117,14 +139,25 @@ def settings(values: ConfigDict) -> Settings:
     raise InputError(f'config.optimizer.minibatches={minibatches} must divide '
                      f'config.rollout.questions={num_questions}: a minibatch is made of whole '
                      'groups, as many in each.')
+  if checked.export.best and not checked.data.evaluation:
+    raise InputError('config.export.best=True needs config.data.evaluation: the best policy is the '
+                     'one that evaluates best.')
+  if checked.model.repository and not checked.model.path:
+    name = checked.model.repository
+    raise InputError(
+        f'config.model.path is not set, and this config starts from {name}. Fetch it with '
+        f"'pip install huggingface_hub' and 'hf download {name} --local-dir "
+        f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
+        f"--config.model.path={name.split('/')[-1]}.")
   return checked
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """What a command needs; the tokenizer comes from a file, the workdir, or is trained."""
   checked = settings(values)
+  shape = _shape(checked)
   words = _tokenizer(checked, workdir)
-  vocab_size = checked.model.vocab_size or words.vocab_size
+  vocab_size = shape.vocab_size or words.vocab_size
   if vocab_size < words.vocab_size:
     raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
                      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
@@ -132,7 +165,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
   return Experiment(checked, workdir, words, mesh,
-                    dataclasses.replace(checked.model, vocab_size=vocab_size))
+                    dataclasses.replace(shape, vocab_size=vocab_size))
 
 
 @functools.lru_cache(maxsize=16)
@@ -157,7 +190,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   """Refuses a workdir that belongs to another config; only `sections` matter where given.
 
   A run may be prolonged (num_steps, unless the learning rate's schedule depends on
-  it), and evaluated, saved and logged otherwise; anything else would make its records
+  it), and evaluated, saved, exported and logged otherwise; anything else would make its records
   those of two experiments.
   """
   if '://' in workdir:
@@ -167,7 +200,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   if os.path.exists(path):
     with open(path) as file:
       theirs = json.load(file)
-    free = ['evaluation.', 'checkpoint.', 'metrics.']
+    free = ['evaluation.', 'checkpoint.', 'export.', 'metrics.']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')
     changed = [f'config.{name} was {old}, is {new}'
@@ -196,6 +229,15 @@ def write_json(path: str, value: Any) -> None:
   os.replace(path + '.new', path)
 
 
+def read_config(workdir: str) -> dict[str, Any]:
+  """The config that a workdir belongs to; refuses a folder that no run has claimed."""
+  path = os.path.join(workdir, 'config.json')
+  if not os.path.exists(path):
+    raise InputError(f"--checkpoint={workdir} is no run's workdir: it holds no config.json.")
+  with open(path) as file:
+    return json.load(file)
+
+
 def _as_json(values):
   return json.loads(json.dumps(values.to_dict()))
 
@@ -213,16 +255,40 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '
   return found
 
 
+def _shape(checked: Settings) -> model.Config:
+  """The checkpoint's where there is one, else what the config says."""
+  config = checked.model
+  given = model.Config(**{field.name: getattr(config, field.name)
+                          for field in dataclasses.fields(model.Config)})
+  if not config.path:
+    return given
+  place, values = os.path.join(config.path, 'config.json'), architecture.read_json(config.path)
+  found = architecture.parse(values, place, config.dtype)
+  if config.repository and found != given:
+    name = next(name for name, value in vars(given).items() if value != getattr(found, name))
+    raise InputError(f'{place}: {name} is {getattr(found, name)}, where config.model.{name} of '
+                     f"{config.repository} is {getattr(given, name)}; name its folder, or set "
+                     "config.model.repository='' to train another.")
+  values = architecture.extended(values, config.extension)
+  longest = checked.rollout.max_prompt + checked.rollout.max_response
+  limit = values.get('max_position_embeddings', longest)
+  if longest > limit:
+    raise InputError(f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
+                     f'exceed max_position_embeddings={limit} of {place}; lower them, or give '
+                     'config.model.extension a longer context.')
+  return architecture.parse(values, place, config.dtype)
+
+
 def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
-  if checked.tokenizer.path:
-    return tokenizer.load(checked.tokenizer.path)
+  if checked.tokenizer.path or checked.model.path:
+    return tokenizer.load(checked.tokenizer.path or checked.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
   # Without a config.json it is what a refused start left, perhaps of other texts.
   if not (os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))):
     specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
     texts = (text for spec in specs
              for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
-             for text in (tokenizer.render(question.messages, checked.prompt.template),
+             for text in (prompt.render(question.messages, checked.prompt.template),
                           question.solution))
     tokenizer.train(texts, checked.tokenizer.vocab_size, path)
   return tokenizer.load(path)

@@ -1,9 +1,8 @@
-"""The decoder: Qwen2.5 and Llama 3 by configuration, with a key/value cache.
+"""The decoder: Qwen2.5, Qwen3 and Llama 3 by configuration, with a key/value cache.
 
 Parameters travel as a nested dict of float32 arrays; the Flax modules below give
 them names, shapes and logical axes, and the functions at the end are the interface.
-Further shape letters: F hidden units of the MLP, P = H/2 rotary pairs, S positions
-of the cache.
+Further shape letters: F hidden units of the MLP, S positions of the cache.
 
 Rows are padded on the right. Causality keeps a row's tokens from seeing its
 padding, so no mask of lengths is needed: in `hidden_states` what stands at the
@@ -20,9 +19,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from exgrpo_jax import sharding
+from exgrpo_jax import rotary, sharding
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.rotary import Rotation, rotate
 
 Params = dict[str, Any]  # nested, its leaves float32 arrays
 
@@ -38,9 +38,10 @@ class Config:
   num_kv_heads: int = setting('[1, inf)', 'key/value heads, each serving equally many query heads')
   head_size: int = setting('[2, inf)', 'size of one head, even')
   mlp_width: int = setting('[1, inf)', 'hidden units of the MLP')
-  rope_theta: float = setting('(0, inf)', 'base of the rotary wavelengths, in positions')
+  rope: rotary.Config
   norm_epsilon: float = setting('(0, inf)', 'added to the mean square before its root')
   attention_bias: bool = setting(None, 'biases on queries, keys and values, as Qwen2 has')
+  query_key_norm: bool = setting(None, 'queries and keys are normalised by head, as in Qwen3')
   tied_embeddings: bool = setting(None, 'the unembedding is the transposed embedding')
   dtype: str = setting(('float32', 'bfloat16'), 'of activations; parameters are float32')
 
@@ -68,25 +69,19 @@ class LayerCache(NamedTuple):
 Cache = tuple[LayerCache, ...]  # L of them
 
 
-class Rotation(NamedTuple):
-  """The rotary angles of each position; computed once for all layers."""
-
-  cos_BTP: jax.Array  # float32; B is 1 where all rows share positions
-  sin_BTP: jax.Array
-
-
 class RMSNorm(nnx.Module):
   """x / rms(x), scaled (arXiv:1910.07467), in float32; returns x's dtype."""
 
-  def __init__(self, config: Config):
-    self.epsilon = config.norm_epsilon
-    self.scale_D = nnx.Param(jnp.ones(config.width), logical_axes=(None,))
+  def __init__(self, size: int, epsilon: float):
+    self.epsilon = epsilon
+    self.scale = nnx.Param(jnp.ones(size), logical_axes=(None,))
 
-  def __call__(self, x_BTD):
-    wide_BTD = x_BTD.astype(jnp.float32)
-    mean_square_BT1 = jnp.mean(wide_BTD**2, axis=-1, keepdims=True)
-    normed_BTD = wide_BTD * jax.lax.rsqrt(mean_square_BT1 + self.epsilon)
-    return (normed_BTD * self.scale_D[...]).astype(x_BTD.dtype)
+  def __call__(self, x):
+    """Over the last axis, of `size` entries."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
+    return (normed * self.scale[...]).astype(x.dtype)
 
 
 class MLP(nnx.Module):
@@ -118,7 +113,10 @@ class Attention(nnx.Module):
       self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', None))
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
       self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
-    self.has_bias = config.attention_bias
+    if config.query_key_norm:
+      self.query_norm = RMSNorm(H, config.norm_epsilon)
+      self.key_norm = RMSNorm(H, config.norm_epsilon)
+    self.has_bias, self.has_norm = config.attention_bias, config.query_key_norm
 
   def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
     """With a cache, T is 1; without one, positions are 0 .. T-1. Returns keys and values too."""
@@ -143,6 +141,8 @@ class Attention(nnx.Module):
       query_BTNH += self.query_bias_NH[...].astype(x_BTD.dtype)
       key_BTGH += self.key_bias_GH[...].astype(x_BTD.dtype)
       value_BTGH += self.value_bias_GH[...].astype(x_BTD.dtype)
+    if self.has_norm:
+      query_BTNH, key_BTGH = self.query_norm(query_BTNH), self.key_norm(key_BTGH)
     return query_BTNH, key_BTGH, value_BTGH
 
 
@@ -150,9 +150,9 @@ class Block(nnx.Module):
   """One layer: attention, then the MLP, each normalised before and added after."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config)
+    self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
     self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config)
+    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
     self.mlp = MLP(config, rngs)
 
   def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
@@ -171,36 +171,20 @@ class Decoder(nnx.Module):
     self.embedding_VD = _normal(config, rngs, (V, D), ('vocab', 'embed'))
     # Strings, because Orbax would turn integer keys into them anyway.
     self.layers = nnx.Dict({str(layer): Block(config, rngs) for layer in range(config.num_layers)})
-    self.final_norm = RMSNorm(config)
+    self.final_norm = RMSNorm(config.width, config.norm_epsilon)
     if not config.tied_embeddings:
       self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
 
   def __call__(self, tokens_BT, position_BT, cache: Cache | None):
     x_BTD = self.embedding_VD[...][tokens_BT].astype(self.config.dtype)
     x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
-    rotation = rotations(self.config, position_BT)
+    rotation = rotary.rotations(self.config.rope, self.config.head_size, position_BT)
     new_cache = []
     for layer in range(self.config.num_layers):  # not .values(), which puts '10' before '2'
       layer_cache = None if cache is None else cache[layer]
       x_BTD, layer_cache = self.layers[str(layer)](x_BTD, position_BT, rotation, layer_cache)
       new_cache.append(layer_cache)
     return self.final_norm(x_BTD), tuple(new_cache)
-
-
-def rotations(config: Config, position_BT: jax.Array) -> Rotation:
-  """Rotary positions (arXiv:2104.09864): entry pair i turns by position * theta^(-2i/H)."""
-  # float32: bfloat16 cannot tell position 257 from 256.
-  pair_P = jnp.arange(config.head_size // 2, dtype=jnp.float32)
-  angle_BTP = position_BT[:, :, None] * config.rope_theta ** (-2 * pair_P / config.head_size)
-  return Rotation(jnp.cos(angle_BTP), jnp.sin(angle_BTP))
-
-
-def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-  """Turns each head's entry pairs, i with i + H/2 as Hugging Face does, in float32."""
-  cos, sin = (table_BTP[:, :, None] for table_BTP in rotation)
-  first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-  return turned.astype(x_BTNH.dtype)
 
 
 def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:

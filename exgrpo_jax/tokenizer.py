@@ -16,6 +16,7 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
+from exgrpo_jax import prompt
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Message
@@ -25,15 +26,19 @@ _BYTES = 256  # pieces of a trained model for what its text lacks
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
 # The end-of-sequence tokens of the families we know, for a tokenizer.json on its own.
 _KNOWN_ENDS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
-# Files beside tokenizer.json that say how it ends and pads.
-_COMPANIONS = ('tokenizer_config.json', 'generation_config.json')
+# Of the files beside tokenizer.json, those that are read; the others are kept for an export.
+_SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
+# Files beside tokenizer.json: how it ends, pads and chats, and what older readers want of it.
+_COMPANIONS = (
+  'tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json',
+  'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt')
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   path: str = setting(
-    None, "a tokenizer.json, a SentencePiece *.model or the folder of one; '' trains a "
-          "SentencePiece model on the task's text")
+    None, "a tokenizer.json, a SentencePiece *.model or the folder of one; '' is the one of "
+          "config.model.path, else a SentencePiece model trained on the task's text")
   vocab_size: int = setting(
     '[1, inf)', 'pieces of a tokenizer that is trained, at most; one that is read has its own')
 
@@ -45,6 +50,7 @@ class Tokenizer(abc.ABC):
   pad_id: int  # for places under a mask
   vocab_size: int  # every id is below it
   files: Mapping[str, bytes]  # name -> content of what it was read from
+  chat: prompt.Chat = prompt.NO_CHAT  # what its prompts look like
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
@@ -59,8 +65,8 @@ class Tokenizer(abc.ABC):
     """
 
   def render(self, messages: Sequence[Message], template: str) -> str:
-    """The prompt of `messages`: see `render`, which needs no tokenizer yet."""
-    return render(messages, template)
+    """The prompt of `messages`; see prompt.render."""
+    return prompt.render(messages, template, self.chat)
 
   def save(self, directory: epath.PathLike) -> None:
     """Writes the files it was read from, so that `load` gives the same tokenizer."""
@@ -113,13 +119,16 @@ class JsonTokenizer(Tokenizer):
     except Exception as error:  # the library raises bare Exceptions
       raise InputError(f'{place}: not a tokenizer.json ({error}); it must be one that the '
                        "'tokenizers' library wrote.") from error
+    self._model.no_padding()  # the file may say otherwise, of another use
+    self._model.no_truncation()
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not a count: ids may have gaps
-    settings = {name: _json(files[name], f'{place}: {name}') for name in _COMPANIONS
+    settings = {name: _json(files[name], f'{place}: {name}') for name in _SETTINGS
                 if name in files}
     self.eos_ids = _ends(settings, vocabulary, place)
     pad = _token(settings.get('tokenizer_config.json', {}).get('pad_token'))
     self.pad_id = vocabulary.get(pad, 0)
+    self.chat = self._chat(settings, place)
 
   def encode(self, text: str) -> list[int]:
     return self._model.encode(text, add_special_tokens=False).ids
@@ -127,6 +136,20 @@ class JsonTokenizer(Tokenizer):
   def decode(self, ids: Sequence[int]) -> str:
     known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self.eos_ids]
     return self._model.decode(known, skip_special_tokens=True)
+
+  def _chat(self, settings, place):
+    own = settings.get('tokenizer_config.json', {})
+    special = {name: _token(value)
+               for name, value in (settings.get('special_tokens_map.json', {}) | own).items()
+               if name.endswith('_token') and isinstance(_token(value), str)}
+    template = own.get('chat_template')
+    if isinstance(template, list):  # several, by name
+      template = {entry['name']: entry['template'] for entry in template}.get('default')
+    if 'chat_template.jinja' in self.files:
+      template = self.files['chat_template.jinja'].decode()
+    added = self._model.encode('').tokens  # around any text; before it Llama 3 has one
+    begin = added[0] if added and added[0] == special.get('bos_token') else ''
+    return prompt.Chat(place, template, special, begin)
 
 
 def load(path: epath.PathLike) -> Tokenizer:
@@ -142,8 +165,9 @@ def load(path: epath.PathLike) -> Tokenizer:
     choices = [found / 'tokenizer.json', *sorted(found.glob('*.model'))]
     found = next((choice for choice in choices if choice.is_file()), found)
   if not found.is_file() or found.suffix not in ('.json', '.model'):
-    raise InputError(f"config.tokenizer.path='{path}' must be a tokenizer.json, a SentencePiece "
-                     '*.model or a folder that holds one, and there is none.')
+    raise InputError(f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that '
+                     'holds one, and there is none: config.tokenizer.path, or config.model.path '
+                     'where that is empty, names it.')
   if found.suffix == '.model':
     return SentencePieceTokenizer(found.read_bytes(), str(found))
   beside = {name: found.parent / name for name in _COMPANIONS}
@@ -190,20 +214,6 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   unfinished = target.parent / f'{target.name}.new'
   unfinished.write_bytes(model.getvalue())
   unfinished.replace(target)  # a kill leaves no half of a model under its name
-
-
-def render(messages: Sequence[Message], template: str) -> str:
-  """The prompt that a model reads, before tokens.
-
-  'plain': the contents of user and assistant messages, each ended by a newline;
-  system messages are left out, for a model that was never taught to read one.
-
-  Raises:
-    InputError: there is no such template.
-  """
-  if template != 'plain':
-    raise InputError(f"config.prompt.template='{template}' must be 'plain': no other is known.")
-  return ''.join(f'{message.content}\n' for message in messages if message.role != 'system')
 
 
 def _ends(settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], place: str

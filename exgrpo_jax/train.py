@@ -16,6 +16,7 @@ from absl import flags
 from exgrpo_jax import (
   checkpoint,
   evaluate,
+  export,
   metrics,
   model,
   objective,
@@ -25,6 +26,7 @@ from exgrpo_jax import (
   sharding,
   statistics,
   warm_start,
+  weights,
 )
 from exgrpo_jax.clock import Clock
 from exgrpo_jax.errors import InputError
@@ -72,8 +74,14 @@ def rollout_of(experiment: Experiment) -> Rollout:
 
 
 def initial_params(experiment: Experiment):
-  """Random parameters, or those of the warm start where the config has one."""
-  params = model.init(experiment.model, _key(experiment.settings, 'init', 0), experiment.mesh)
+  """A checkpoint's parameters or random ones; after the warm start where the config has one."""
+  path = experiment.settings.model.path
+  if path:
+    params = weights.load(path, experiment.model, experiment.mesh)
+    print(f'weights of {path}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters',
+          flush=True)
+  else:
+    params = model.init(experiment.model, _key(experiment.settings, 'init', 0), experiment.mesh)
   if experiment.settings.warm_start.num_updates:
     params = warm_start.run(experiment, params)
   return params
@@ -189,10 +197,14 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
       print(f'WARNING: {warning}', file=sys.stderr, flush=True)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
       with clock('evaluate'):
-        found |= _evaluated(experiment, state.params, step)
+        scores = _evaluated(experiment, state.params, step)
+        found |= scores
+      if settings.export.best:
+        with clock('export', device_waits=True):
+          export.keep_best(experiment, state.params, step, evaluate.mean_score(scores))
     found |= clock.seconds()
     found['speed/tokens_per_second'] = found['length/total'] / (
-        found['time/step'] - found.get('time/evaluate', 0.))
+        found['time/step'] - found.get('time/evaluate', 0.) - found.get('time/export', 0.))
     clock.restart()
     with clock('log', device_waits=True):
       seconds_left = (time.monotonic() - started) / (step - done) * (settings.num_steps - step)
@@ -205,6 +217,8 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
       with clock('save', device_waits=True):  # after the metrics: a resumed run has them all
         checkpoint.save(manager, checkpoint.Snapshot(step, state, buffer, cursor))
     plan, cursor = next_plan, next_cursor
+  if settings.export.last:
+    export.keep_last(experiment, state.params)
 
 
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):

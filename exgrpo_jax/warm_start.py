@@ -54,7 +54,7 @@ def _origin(experiment):
   # The training questions too: a tokenizer may be made of them, and `enough` looks at them.
   return json.loads(json.dumps({
       'seed': settings.seed, 'train': settings.data.train,
-      'model': dataclasses.asdict(experiment.model),
+      'model': dataclasses.asdict(experiment.model) | {'path': settings.model.path},
       'tokenizer': dataclasses.asdict(settings.tokenizer),
       'prompt': dataclasses.asdict(settings.prompt),
       'warm_start': dataclasses.asdict(dataclasses.replace(settings.warm_start, path=''))}))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import on_eight_devices
+from tiny import ROPE
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import model, sharding
@@ -15,11 +16,12 @@ from exgrpo_jax.errors import InputError
 
 CONFIG = model.Config(
     vocab_size=97, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
-    rope_theta=1e4, norm_epsilon=.01, attention_bias=True, tied_embeddings=True, dtype='float32')
+    rope=ROPE, norm_epsilon=.01, attention_bias=True, query_key_norm=False, tied_embeddings=True,
+    dtype='float32')
 QWEN_1_5B = model.Config(
     vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
-    mlp_width=8960, rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=True,
-    dtype='bfloat16')
+    mlp_width=8960, rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False,
+    tied_embeddings=True, dtype='bfloat16')
 
 
 def randomised(params, scale=.3):
@@ -81,11 +83,11 @@ def plain_decoder(params, tokens_T):
   group, half = CONFIG.num_heads // CONFIG.num_kv_heads, CONFIG.head_size // 2
 
   def norm(x_TD, own):
-    return x_TD / np.sqrt((x_TD**2).mean(-1, keepdims=True) + CONFIG.norm_epsilon) * own['scale_D']
+    return x_TD / np.sqrt((x_TD**2).mean(-1, keepdims=True) + CONFIG.norm_epsilon) * own['scale']
 
   def turned(x_TH):
     pair_TP = x_TH[:, :half] + 1j * x_TH[:, half:]
-    speed_P = CONFIG.rope_theta ** (-np.arange(half) / half)
+    speed_P = CONFIG.rope.theta ** (-np.arange(half) / half)
     pair_TP = pair_TP * np.exp(1j * np.arange(len(x_TH))[:, None] * speed_P)
     return np.concatenate([pair_TP.real, pair_TP.imag], axis=-1)
 
@@ -168,7 +170,7 @@ def test_initial_values(initial):
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
   assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=.05)
   assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=.05)
-  assert (layer['mlp_norm']['scale_D'] == 1).all()
+  assert (layer['mlp_norm']['scale'] == 1).all()
   assert (layer['attention']['key_bias_GH'] == 0).all()
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
 
@@ -213,6 +215,7 @@ def test_eight_devices_compute_what_one_does():
   script = f"""
 import jax, jax.numpy as jnp, numpy as np
 from exgrpo_jax import model, sharding
+from exgrpo_jax.rotary import Config  # as the repr of `rope` has it
 config = model.{dataclasses.replace(CONFIG, num_layers=1)!r}
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
 alone = jax.sharding.Mesh(
@@ -239,62 +242,3 @@ jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
 """
   on_eight_devices(script)
-
-
-@pytest.mark.parametrize('family, attention_bias, tied', [
-    ('Qwen2', True, True), ('Llama', False, False)])
-def test_logits_equal_those_of_transformers(family, attention_bias, tied, forward, tokens_BT):
-  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
-  config = dataclasses.replace(
-      CONFIG, attention_bias=attention_bias, tied_embeddings=tied, rope_theta=5e5)
-  shape = dict(
-      vocab_size=config.vocab_size, hidden_size=config.width, num_hidden_layers=config.num_layers,
-      num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-      head_dim=config.head_size, intermediate_size=config.mlp_width, tie_word_embeddings=tied,
-      rope_theta=config.rope_theta, rms_norm_eps=config.norm_epsilon, initializer_range=.2)
-  torch.manual_seed(0)
-  theirs = getattr(transformers, f'{family}ForCausalLM')(
-      getattr(transformers, f'{family}Config')(**shape)).eval()
-  with torch.no_grad():
-    for name, weight in theirs.named_parameters():
-      if 'norm' in name or name.endswith('bias'):  # ones and zeros would hide a mix-up
-        weight.add_(.2 * torch.randn_like(weight))
-    expected_BTV = theirs(torch.tensor(np.array(tokens_BT))).logits.numpy()
-  params = _from_transformers(config, theirs.state_dict())
-  logits_BTV = forward(config, params, tokens_BT) @ model.unembedding(config, params)
-  difference = np.abs(logits_BTV - expected_BTV).max()
-  print(f'{family}: largest difference of a logit {difference:.1e}, '
-        f'largest logit {np.abs(expected_BTV).max():.1f}')
-  assert difference < 1e-4
-
-
-def _from_transformers(config, weights):
-  """torch's [out, in] matrices as ours, head dimensions split."""
-  def heads(name, *shape):
-    return weights[name].numpy().T.reshape(*shape)
-
-  D, H = config.width, config.head_size
-  layers = {}
-  for layer in range(config.num_layers):
-    path = f'model.layers.{layer}'
-    attention = {
-        'query_DNH': heads(f'{path}.self_attn.q_proj.weight', D, -1, H),
-        'key_DGH': heads(f'{path}.self_attn.k_proj.weight', D, -1, H),
-        'value_DGH': heads(f'{path}.self_attn.v_proj.weight', D, -1, H),
-        'out_NHD': heads(f'{path}.self_attn.o_proj.weight', -1, H, D)}
-    if config.attention_bias:
-      attention |= {
-          'query_bias_NH': heads(f'{path}.self_attn.q_proj.bias', -1, H),
-          'key_bias_GH': heads(f'{path}.self_attn.k_proj.bias', -1, H),
-          'value_bias_GH': heads(f'{path}.self_attn.v_proj.bias', -1, H)}
-    layers[str(layer)] = {
-        'attention': attention,
-        'attention_norm': {'scale_D': weights[f'{path}.input_layernorm.weight'].numpy()},
-        'mlp': {ours: weights[f'{path}.mlp.{name}_proj.weight'].numpy().T for ours, name in
-                (('gate_DF', 'gate'), ('up_DF', 'up'), ('down_FD', 'down'))},
-        'mlp_norm': {'scale_D': weights[f'{path}.post_attention_layernorm.weight'].numpy()}}
-  params = {'embedding_VD': weights['model.embed_tokens.weight'].numpy(), 'layers': layers,
-            'final_norm': {'scale_D': weights['model.norm.weight'].numpy()}}
-  if not config.tied_embeddings:
-    params['unembedding_DV'] = weights['lm_head.weight'].numpy().T
-  return params

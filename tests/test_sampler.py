@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import scipy.stats
 from devices import on_eight_devices
+from tiny import ROPE
 
 from exgrpo_jax import model, sampler, sharding
 
 CONFIG = model.Config(
     vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
-    rope_theta=1e4, norm_epsilon=1e-6, attention_bias=True, tied_embeddings=False, dtype='float32')
+    rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False, tied_embeddings=False,
+    dtype='float32')
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
 SCALE = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
 SETTINGS = sampler.Settings(temperature=1., slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
@@ -243,6 +245,7 @@ def test_eight_devices_sample_what_one_does(responses):
   script = f"""
 import jax, numpy as np
 from exgrpo_jax import model, sampler, sharding
+from exgrpo_jax.rotary import Config  # as the repr of `rope` has it
 config = model.{CONFIG!r}
 settings = sampler.{SETTINGS!r}
 prompts = {[prompt.tolist() for prompt in PROMPTS]}

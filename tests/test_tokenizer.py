@@ -9,7 +9,6 @@ import tokenizers
 
 from exgrpo_jax import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.types import Message
 
 TEXTS = ['12+7+31\n', r'7+31=38 38+12=50 \boxed{50}', '3+4\n', r'3+4=7 \boxed{7}'] * 20
 
@@ -205,18 +204,12 @@ def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path):
     tokenizer.load(tmp_path / 'endless.model')
 
 
-@pytest.mark.parametrize('messages, prompt', [
-  pytest.param([Message('user', '1+2')], '1+2\n', id='question'),
-  pytest.param([Message('system', 'Think.'), Message('user', '1+2')], '1+2\n',
-               id='system_left_out'),
-  pytest.param([Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')],
-               '1+2\n3\n3+4\n', id='several_turns'),
-])
-def test_plain_prompts(trained, messages, prompt):
-  assert tokenizer.render(messages, 'plain') == prompt
-  assert trained.render(messages, 'plain') == prompt
-
-
-def test_an_unknown_template_is_refused():
-  with pytest.raises(InputError, match="config.prompt.template='chat' must be 'plain'"):
-    tokenizer.render([Message('user', '1+2')], 'chat')
+def test_padding_and_truncation_of_another_use_are_off(checkpoint):
+  folder = checkpoint(['<|endoftext|>'])
+  model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  model.enable_padding(length=9)
+  model.enable_truncation(2)
+  model.save(str(folder / 'tokenizer.json'))
+  loaded = tokenizer.load(folder)
+  assert loaded.decode(loaded.encode('12+7')) == '12+7'
+  assert loaded.encode('12+7')[-1] != loaded.eos_ids[0]

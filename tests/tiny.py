@@ -12,9 +12,11 @@ import zlib
 import jax
 import numpy as np
 
-from configs import smoke
-from exgrpo_jax import model, verifier
+from configs import base, smoke
+from exgrpo_jax import config as config_lib
+from exgrpo_jax import model, rotary, verifier
 
+ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, .5, 3
 QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)  # by answer, which is 0, 1, 2, ...
 POOL = len(QUARTERS)

@@ -1,0 +1,97 @@
+"""A run's policy as a Hugging Face directory, for transformers, vLLM, or another run.
+
+python -m exgrpo_jax.weights --checkpoint=/tmp/run --out=/tmp/policy
+"""
+
+import json
+import os
+import shutil
+
+import jax
+from absl import flags
+from etils import epath
+from ml_collections import ConfigDict
+
+from exgrpo_jax import architecture, checkpoint, model, weights
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import (
+  CHECKPOINT,
+  OUT,
+  STEP,
+  Experiment,
+  open_experiment,
+  read_config,
+  run_command,
+)
+
+_DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],
+                           "Of the weights; the original checkpoint's by default.")
+
+
+def main() -> None:
+  """Exports a checkpoint of a run."""
+  if not CHECKPOINT.value or not OUT.value:
+    raise InputError("--checkpoint and --out are both needed: a run's workdir, and the folder to "
+                     'write.')
+  out = epath.Path(OUT.value).expanduser()
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    raise InputError(f'--out={OUT.value} is not empty; name a new folder, so that no file of '
+                     'another model stays in it.')
+  values = ConfigDict(read_config(CHECKPOINT.value))
+  values.mesh.update(dict(data=1, fsdp=-1, tensor=1))  # this machine's devices, not the run's
+  experiment = open_experiment(values, CHECKPOINT.value)
+  like = model.shapes(experiment.model, experiment.mesh)
+  params, step = checkpoint.restore_params(CHECKPOINT.value, STEP.value, like)
+  write(experiment, params, out, _DTYPE.value)
+  print(f'{out}: the policy after step {step}')
+
+
+def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None = None) -> None:
+  """Writes weights, config.json, generation_config.json and the tokenizer's files.
+
+  What a checkpoint of Hugging Face brought in config.json is kept; `dtype` is its own
+  unless one is given, or float32 for a model from scratch. config.json comes last: a
+  folder that has it is whole.
+  """
+  settings, words = experiment.settings, experiment.tokenizer
+  if settings.model.path:
+    values = architecture.extended(
+        architecture.read_json(settings.model.path), settings.model.extension)
+  else:
+    longest = settings.rollout.max_prompt + settings.rollout.max_response
+    values = architecture.to_json(experiment.model, longest)
+  if jax.process_index() == 0:
+    words.save(out)
+    if 'generation_config.json' not in words.files:
+      (epath.Path(out) / 'generation_config.json').write_text(
+          json.dumps({'eos_token_id': list(words.eos_ids)}))
+  weights.save(out, experiment.model, params, values,
+               dtype or values.get('dtype') or values.get('torch_dtype') or 'float32')
+
+
+def keep_best(experiment: Experiment, params, step: int, score: float) -> None:
+  """Exports to workdir/export/best if `score` is above that of what is there."""
+  folder = os.path.join(experiment.workdir, 'export', 'best')
+  record = os.path.join(folder, 'evaluation.json')
+  if os.path.exists(record):
+    with open(record) as file:
+      if json.load(file)['score'] >= score:
+        return
+  unfinished = folder + '.new'
+  shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed here
+  write(experiment, params, unfinished)
+  with open(os.path.join(unfinished, 'evaluation.json'), 'w') as file:
+    json.dump({'step': step, 'score': score}, file)
+  shutil.rmtree(folder, ignore_errors=True)
+  os.replace(unfinished, folder)
+
+
+def keep_last(experiment: Experiment, params) -> None:
+  """Exports to workdir/export/last, in place of what is there."""
+  folder = os.path.join(experiment.workdir, 'export', 'last')
+  shutil.rmtree(folder, ignore_errors=True)
+  write(experiment, params, folder)
+
+
+if __name__ == '__main__':
+  run_command(main)
