@@ -3,9 +3,11 @@
 python -m exgrpo_jax.train --config=configs/gsm8k.py --workdir=/tmp/gsm8k \\
     --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \\
     --config.data.evaluation='("gsm8k_test.jsonl",)'
-The files are those of github.com/openai/grade-school-math. A model this small and
-trained on nothing else solves very few of them: the point is the path that real
-data takes, not the score.
+The files are those of github.com/openai/grade-school-math. A model of 1.5 million
+parameters that is trained on nothing else writes English sentences with sums in them and solves
+very few questions: test pass@1 was 0.015 (0.010 to 0.023) after the warm start and 0.026 (0.018
+to 0.036) at the end of one run. The point is the path that real data takes, not the score. On two
+CPU cores the warm start takes about 28 minutes and the rest 12.
 """
 
 from configs import base
@@ -21,7 +23,7 @@ def get_config():
   config.data.update(dict(
       train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop'))
   config.warm_start.update(dict(
-      num_updates=400, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
+      num_updates=1500, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
 
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
   config.model.update(dict(
