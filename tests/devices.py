@@ -1,6 +1,7 @@
-"""Eight devices on any machine."""
+"""Eight devices on any machine, of one host or of two."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,3 +13,22 @@ def on_eight_devices(script):
   done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
                         capture_output=True, check=False)
   assert done.returncode == 0, done.stderr
+
+
+def on_two_hosts(script):
+  """Runs `script` in two processes of four devices each, joined as hosts of one run."""
+  with socket.socket() as chosen:
+    chosen.bind(('localhost', 0))
+    address = f'localhost:{chosen.getsockname()[1]}'
+  env = os.environ | {'JAX_PLATFORMS': 'cpu',
+                      'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}
+  joined = """
+import jax
+jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+jax.distributed.initialize({!r}, num_processes=2, process_id={})
+"""
+  hosts = [subprocess.Popen([sys.executable, '-c', joined.format(address, number) + script],
+                            env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+           for number in range(2)]
+  messages = [host.communicate(timeout=300)[1] for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], '\n'.join(messages)

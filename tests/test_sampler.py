@@ -183,6 +183,15 @@ def test_a_pad_token_may_be_part_of_a_response(generate):
   np.testing.assert_array_equal(found.tokens, whole.tokens)
 
 
+def test_padding_with_an_end_token_changes_nothing(generate, responses):
+  """As where a checkpoint has no padding token of its own, or pads with its end token."""
+  padded = generate(pad_id=SETTINGS.eos_ids[0])
+  for own, other in zip(responses, padded, strict=True):
+    np.testing.assert_array_equal(own.tokens, other.tokens)
+    assert own.truncated == other.truncated
+  assert any(own.tokens[-1] in SETTINGS.eos_ids for own in responses)
+
+
 def test_the_same_key_gives_the_same_responses(generate, responses):
   assert_same_tokens(generate(), responses)
   other = generate(key=jax.random.key(6))

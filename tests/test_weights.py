@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_eight_devices
+from devices import on_eight_devices, on_two_hosts
 from etils import epath
 from fsspec.implementations import memory
 from safetensors.numpy import load_file, save_file
@@ -222,6 +222,35 @@ for name in ('llama_shards', 'qwen2_seven_queries_a_key'):
   assert params['layers']['0']['mlp']['gate_DF'].addressable_shards[0].data.shape[1] == 48 // 8
 """
   on_eight_devices(script)
+
+
+def test_each_of_two_hosts_reads_its_half_and_the_first_writes_the_whole(tmp_path):
+  """Over eight devices each host's four hold half of what is sharded by eight."""
+  script = f"""
+import math, pathlib
+from exgrpo_jax import architecture, sharding, weights
+
+theirs, reads = weights._theirs, []
+def recorded(tensor, shape, index):
+  found = theirs(tensor, shape, index)
+  reads.append((tensor, math.prod(found[1])))
+  return found
+weights._theirs = recorded
+folder = pathlib.Path({str(STORED / SHARDED)!r})
+config = architecture.parse(architecture.read_json(folder), '', 'float32')
+params = weights.load(folder, config, sharding.make_mesh(sharding.Config(1, 8, 1)))
+matrices = [(tensor, size) for tensor, size in reads if len(tensor.shape) == 2]
+assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both embeddings
+assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
+weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
+             architecture.read_json(folder), 'float32', shard_bytes=30_000)
+"""
+  on_two_hosts(script)
+  assert [path.name for path in tmp_path.iterdir()] == ['0']
+  expected, found = tensors_of(STORED / SHARDED), tensors_of(tmp_path / '0')
+  assert expected.keys() == found.keys()
+  for tensor in expected:
+    np.testing.assert_array_equal(expected[tensor], found[tensor], strict=True)
 
 
 @pytest.fixture
