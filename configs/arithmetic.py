@@ -30,6 +30,7 @@ def get_config():
       mlp_width=384, dtype='float32'))
   config.tokenizer.vocab_size = 300
 
+  config.parity.max = 1e-3
   config.evaluation.update(dict(every=100, temperature=1.))
   config.checkpoint.every = 50
   return config

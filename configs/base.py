@@ -15,10 +15,11 @@ def get_config():
   config = ConfigDict()
   config.seed = 0
   config.num_steps = 700
+  config.compilation_cache = '~/.cache/exgrpo_jax/compiled'
 
   config.rollout = ConfigDict(dict(
-      questions=128, samples=8, max_prompt=1024, max_response=8192, temperature=1., slots=256,
-      logit_chunk=16384))
+      questions=128, samples=8, max_prompt=1024, max_response=8192, temperature=1., top_k=0,
+      top_p=1., min_p=0., slots=256, logit_chunk=16384))
 
   config.replay = ConfigDict(dict(
       ratio=.5, start_pass_rate=.35, sigma=1., question_selection='gaussian',
@@ -63,7 +64,10 @@ def get_config():
       num_updates=0,  # none: reinforcement learning starts from the model as it is
       data='arithmetic:train', batch_size=64, learning_rate=1e-3, enough=1., path=''))
 
-  config.evaluation = ConfigDict(dict(every=10, samples=1, temperature=.6))
+  config.evaluation = ConfigDict(dict(
+      every=10, samples=1, temperature=.6, top_k=0, top_p=1., min_p=0.))
+  config.parity = ConfigDict(dict(
+      every=50, rows=64, max=1.))  # for bfloat16; float32 keeps within 1e-4
   config.checkpoint = ConfigDict(dict(every=50, keep=2))
   config.export = ConfigDict(dict(best=False, last=False))
   config.metrics = ConfigDict(dict(sampled_rows=16, wandb_project=''))

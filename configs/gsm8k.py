@@ -31,6 +31,7 @@ def get_config():
       mlp_width=512, dtype='float32'))
   config.tokenizer.vocab_size = 4096
 
+  config.parity.max = 1e-3
   config.evaluation.update(dict(every=20, temperature=1.))
   config.checkpoint.every = 10
   return config

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import checkpoint, metrics, model, sampler, tasks
+from exgrpo_jax import checkpoint, draw, metrics, model, sampler, tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -67,12 +67,14 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
   """
   settings, words = experiment.settings, experiment.tokenizer
   dataset, prompts = load_questions(experiment, spec)
-  samples = settings.evaluation.samples
+  wanted, samples = settings.evaluation, settings.evaluation.samples
+  how = draw.Config(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p)
   responses = sampler.generate(
-      experiment.model, params, [prompt for prompt in prompts for _ in range(samples)],
+      experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
+      [prompt for prompt in prompts for _ in range(samples)],
       [question.row for question in dataset for _ in range(samples)],
       list(range(samples)) * len(dataset), key,
-      settings.rollout.sampling(words, settings.evaluation.temperature), experiment.mesh)
+      settings.rollout.sampling(words, how), experiment.mesh)
   texts = [words.decode(response.tokens) for response in responses]
   answers = [question.answer for question in dataset for _ in range(samples)]
   with Grader(dataclasses.replace(settings.verifier, require_think=False)) as grader:

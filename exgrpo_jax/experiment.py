@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from exgrpo_jax import (
     architecture,
     checkpoint,
+    compilations,
     config,
     metrics,
     model,
@@ -75,6 +76,10 @@ class EvaluationConfig:
   every: int = setting('[1, inf)', 'steps between evaluations; the first and last always have one')
   samples: int = setting('[1, inf)', 'responses to each question (k of avg@k)')
   temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
+  top_k: int = setting('[0, inf)', 'only the k most probable tokens; 0 is all')
+  top_p: float = setting('(0, 1]', 'only the most probable tokens that together have this share')
+  min_p: float = setting('[0, 1]', "only tokens of at least this share of the most probable one's "
+                         'probability')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +97,8 @@ class Settings:
 
   seed: int = setting('[0, inf)', 'the run repeats bit for bit with the same seed')
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
+  compilation_cache: str = setting(None, 'a folder that keeps compiled programs for the next '
+                                   "start; '' is JAX's own setting")
   rollout: rollout.Config
   replay: replay.Config
   objective: objective.Config
@@ -104,6 +111,7 @@ class Settings:
   verifier: verifier.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
+  parity: rollout.ParityConfig
   checkpoint: checkpoint.Config
   export: ExportConfig
   metrics: metrics.Config
@@ -162,6 +170,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
     raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
                      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
                      "tokenizer's.")
+  compilations.keep(checked.compilation_cache)
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
   return Experiment(checked, workdir, words, mesh,
@@ -200,7 +209,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   if os.path.exists(path):
     with open(path) as file:
       theirs = json.load(file)
-    free = ['evaluation.', 'checkpoint.', 'export.', 'metrics.']
+    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')
     changed = [f'config.{name} was {old}, is {new}'

@@ -213,6 +213,23 @@ def shardings(config: Config, mesh: Mesh) -> Params:
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
+def decode_layout(config: Config, params: Params, mesh: Mesh) -> Params:
+  """The parameters as decoding reads them: cast, and whole over the data axes.
+
+  What the decoder casts to the compute dtype in every step is cast once; the scales
+  of its norms, which it uses in float32, stay so. What needs neither cast nor move is
+  not copied.
+  """
+  _, state = _abstract(config)
+  layout = nnx.to_pure_dict(state, lambda variable: sharding.named(
+      mesh, variable.get_metadata('logical_axes'), variable.shape, decoding=True))
+
+  def moved(leaf, target):
+    return jax.device_put(leaf.astype(config.dtype) if leaf.ndim > 1 else leaf, target)
+
+  return jax.tree.map(moved, params, layout)
+
+
 def hidden_states(config: Config, params: Params, tokens_BT: jax.Array) -> jax.Array:
   """After the final norm, in the compute dtype; positions are 0 .. T-1.
 
@@ -271,8 +288,10 @@ def _attend_cache(query_BNH, position_B, cache):
   B, N, H = query_BNH.shape
   _, G, S, _ = cache.key_BGSH.shape
   query_BGRH = query_BNH.reshape(B, G, N // G, H)  # R queries share a key
-  score_BGRS = jnp.einsum('BGRH,BGSH->BGRS', query_BGRH, cache.key_BGSH,
+  # Keys first: XLA's CPU products read them row by row then, three times as fast.
+  score_BGSR = jnp.einsum('BGSH,BGRH->BGSR', cache.key_BGSH, query_BGRH,
                           preferred_element_type=jnp.float32) / math.sqrt(H)
+  score_BGRS = score_BGSR.swapaxes(2, 3)
   seen_BS = jnp.arange(S) <= position_B[:, None]
   # A finite stand-in for -inf; position 0 is always seen, so no row is without weight.
   score_BGRS = jnp.where(seen_BS[:, None, None], score_BGRS, -1e30)

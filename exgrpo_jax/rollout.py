@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from exgrpo_jax import logprobs, model, objective, replay, sampler, sharding, stream
+from exgrpo_jax import draw, logprobs, model, objective, replay, sampler, sharding, stream
 from exgrpo_jax.config import setting
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.tokenizer import Tokenizer
 from exgrpo_jax.types import Batch, Cursor, Plan, Question, Response, Trajectory, Verdict
@@ -27,14 +28,30 @@ class Config:
   max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
   max_response: int = setting('[1, inf)', 'longest response, in tokens')
   temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
+  top_k: int = setting('[0, 0]', 'training samples from the whole softmax, for its importance '
+                       'weights are of that; evaluation.top_k may cut it')
+  top_p: float = setting('[1, 1]', 'training samples from the whole softmax, for its importance '
+                         'weights are of that; evaluation.top_p may cut it')
+  min_p: float = setting('[0, 0]', 'training samples from the whole softmax, for its importance '
+                         'weights are of that; evaluation.min_p may cut it')
   slots: int = setting('[1, inf)', 'responses that are decoded together')
   logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
 
-  def sampling(self, tokenizer: Tokenizer, temperature: float | None = None) -> sampler.Settings:
-    """How to sample; at the configured temperature unless another is given."""
+  def sampling(self, tokenizer: Tokenizer, how: draw.Config | None = None) -> sampler.Settings:
+    """How to sample; from the softmax at the configured temperature unless told otherwise."""
     return sampler.Settings(
-        temperature=self.temperature if temperature is None else temperature, slots=self.slots,
+        draw=how or draw.Config(self.temperature), slots=self.slots,
         max_response=self.max_response, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityConfig:
+  """How far the sampler's log-probabilities may be from the trainer's."""
+
+  every: int = setting('[1, inf)', 'steps between comparisons; the first step always has one')
+  rows: int = setting('[1, inf)', 'responses that are compared')
+  max: float = setting('(0, inf)', 'largest difference of a token, in nats; beyond it the run '
+                       'stops')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +61,7 @@ class Rollout:
   config: Config
   replay: replay.Config
   objective: objective.Config
+  parity: ParityConfig
   model: model.Config
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
@@ -105,9 +123,8 @@ class Rollout:
                on_finish: Callable[[tuple[int, int], str, str], None]) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
-    `on_finish((group, sample), text, answer)` is called as responses finish: the
-    grader's submit. With `objective.old_logprobs='recompute'` the log-probabilities
-    are the trainer's.
+    `params` in the decode layout (`model.decode_layout`). `on_finish((group, sample), text,
+    answer)` is called as responses finish: the grader's submit.
     """
     samples = self.config.samples
     places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
@@ -118,14 +135,40 @@ class Rollout:
         key, self.config.sampling(self.tokenizer), self.mesh, lambda index, response: on_finish(
             places[index], self.tokenizer.decode(response.tokens),
             plan.questions[places[index][0]].answer))
-    if self.objective.old_logprobs == 'recompute':
-      rows = [(plan.prompts[group], r.tokens) for (group, _), r in zip(places, responses)]
-      logps, _ = self.score(params, rows)
-      responses = [dataclasses.replace(r, logp=logp) for r, logp in zip(responses, logps)]
     groups = [[] for _ in plan.questions]
     for (group, _), response in zip(places, responses):
       groups[group].append(response)
     return groups
+
+  def reconcile(self, params, plan: Plan, responses: Sequence[Sequence[Response]]
+                ) -> tuple[list[list[Response]], dict[str, float]]:
+    """Holds the sampler's log-probabilities against the trainer's, and says how far they are off.
+
+    With `objective.old_logprobs='recompute'` in every step and on every response, which
+    then carries the trainer's; else as `parity` has it, and one that is off too far
+    raises InputError.
+    """
+    recomputes = self.objective.old_logprobs == 'recompute'
+    if not recomputes and (plan.step - 1) % self.parity.every:
+      return responses, {}
+    flat = [(prompt, response) for prompt, group in zip(plan.prompts, responses)
+            for response in group][:None if recomputes else self.parity.rows]
+    logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in flat])
+    off = np.abs(np.concatenate(
+        [logp - response.logp for logp, (_, response) in zip(logps, flat)]))
+    found = {'parity/mean': float(off.mean()), 'parity/max': float(off.max())}
+    if recomputes:
+      own = iter(logps)
+      responses = [[dataclasses.replace(response, logp=next(own)) for response in group]
+                   for group in responses]
+    elif not off.max() <= self.parity.max:  # nor may it be NaN
+      raise InputError(
+          f"step {plan.step}: the sampler's log-probabilities are off the trainer's by up to "
+          f'{off.max():.2g} nats (mean {off.mean():.2g}), over config.parity.max='
+          f'{self.parity.max}: importance weights would be wrong. Raise the limit if the model '
+          'computes in bfloat16 and this is its rounding, or set '
+          "config.objective.old_logprobs='recompute'.")
+    return responses, found
 
   def grade(self, plan: Plan, responses: Sequence[Sequence[Response]], grader: Grader
             ) -> list[list[Verdict]]:

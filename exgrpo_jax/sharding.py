@@ -28,6 +28,9 @@ _RULES = {
     'mlp': ('tensor',),
     'vocab': ('tensor',),
 }
+# While decoding, weights stay whole over the data axes: gathering them for every token would cost
+# more than computing it.
+_DECODE_RULES = _RULES | {'embed': ()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,8 @@ def make_mesh(config: Config) -> Mesh:
 
 
 def spec(
-    axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
+    axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int],
+    decoding: bool = False
 ) -> PartitionSpec:
   """The mesh axes of each dimension.
 
@@ -74,14 +78,17 @@ def spec(
     axis_sizes: `mesh.shape`.
     logical_axes: one name, or None, per dimension; an unknown name is a KeyError.
     shape: of the array; a dimension that its mesh axes do not divide is replicated.
+    decoding: the layout of weights while decoding, not in training.
   """
-  return PartitionSpec(*(_mesh_axes(axis_sizes, name, size)
+  rules = _DECODE_RULES if decoding else _RULES
+  return PartitionSpec(*(_mesh_axes(rules, axis_sizes, name, size)
                          for name, size in zip(logical_axes, shape, strict=True)))
 
 
-def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int],
+          decoding: bool = False) -> NamedSharding:
   """The sharding of an array of `shape`; see `spec`."""
-  return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
+  return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape, decoding))
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
@@ -105,12 +112,12 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
-def _mesh_axes(axis_sizes, logical_axis, size):
+def _mesh_axes(rules, axis_sizes, logical_axis, size):
   if logical_axis is None:
     return None
-  axes = _RULES[logical_axis]
+  axes = rules[logical_axis]
   divides = size % math.prod(axis_sizes[axis] for axis in axes) == 0
-  return axes if divides else None
+  return axes if axes and divides else None
 
 
 def _described(config):

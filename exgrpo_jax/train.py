@@ -15,6 +15,7 @@ from absl import flags
 
 from exgrpo_jax import (
   checkpoint,
+  compilations,
   evaluate,
   export,
   metrics,
@@ -69,8 +70,9 @@ def rollout_of(experiment: Experiment) -> Rollout:
     raise InputError(f'config.rollout.questions={settings.rollout.questions} must be at most the '
                      f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
                      'in a step.')
-  return Rollout(settings.rollout, settings.replay, settings.objective, experiment.model,
-                 experiment.tokenizer, experiment.mesh, settings.seed, dataset, prompts)
+  return Rollout(settings.rollout, settings.replay, settings.objective, settings.parity,
+                 experiment.model, experiment.tokenizer, experiment.mesh, settings.seed, dataset,
+                 prompts)
 
 
 def initial_params(experiment: Experiment):
@@ -174,8 +176,14 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
   for step in range(done + 1, settings.num_steps + 1):
     with clock('pick'):
       replays = rollout.pick_replays(state.params, plan)
+    with clock('reshard'):
+      weights_now = jax.block_until_ready(
+          model.decode_layout(experiment.model, state.params, experiment.mesh))
     with clock('generate'):
-      responses = rollout.generate(state.params, plan, _key(settings, 'step', step), grader.submit)
+      responses = rollout.generate(weights_now, plan, _key(settings, 'step', step), grader.submit)
+    del weights_now  # its memory is the update's
+    with clock('reconcile'):
+      responses, parity = rollout.reconcile(state.params, plan, responses)
     with clock('grade', device_waits=True):
       verdicts = rollout.grade(plan, responses, grader)
     with clock('assemble', device_waits=True):
@@ -191,7 +199,8 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
             'yet retired, so retired ones are read again (and never replayed)', flush=True)
     with clock('await_update'):
       clock.device_idle_since(finished.result())
-    found = _numbers(settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
+    found = parity | _numbers(
+        settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
     silent = silent + 1 if found['zero_variance'] == 1 else 0
     if warning := statistics.alarm(step, found, silent, settings.rollout.max_response):
       print(f'WARNING: {warning}', file=sys.stderr, flush=True)
@@ -202,7 +211,7 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
       if settings.export.best:
         with clock('export', device_waits=True):
           export.keep_best(experiment, state.params, step, evaluate.mean_score(scores))
-    found |= clock.seconds()
+    found |= clock.seconds() | compilations.metrics()
     found['speed/tokens_per_second'] = found['length/total'] / (
         found['time/step'] - found.get('time/evaluate', 0.) - found.get('time/export', 0.))
     clock.restart()

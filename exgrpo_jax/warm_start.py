@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax import checkpoint, metrics, optimizer, sampler, sharding
+from exgrpo_jax import checkpoint, metrics, model, optimizer, sampler, sharding
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, write_json
 from exgrpo_jax.grading import Grader
@@ -92,7 +92,8 @@ def _pass_rate(experiment, params):
   dataset, prompts = load_questions(experiment, experiment.settings.data.train)
   count = min(CHECK_ROWS, len(dataset))
   responses = sampler.generate(
-      experiment.model, params, prompts[:count], range(count), [0] * count,
+      experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
+      prompts[:count], range(count), [0] * count,
       jax.random.key(experiment.settings.seed), rollout.sampling(words), experiment.mesh)
   with Grader(experiment.settings.verifier) as grader:
     verdicts = grader.grade([words.decode(response.tokens) for response in responses],

@@ -10,10 +10,11 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 # DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
 # and a Config has errors.
 FLOORS = (
-    ('errors', 'types', 'clock'),
+    ('errors', 'types', 'clock', 'compilations'),
     ('config',),
     ('sharding',),
-    ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'prompt'),
+    ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'prompt',
+     'draw'),
     ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
      'statistics'),
     ('questions', 'architecture', 'sampler'),

@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from exgrpo_jax import replay, rollout
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Cursor, Trajectory, Verdict
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -171,25 +172,64 @@ def test_each_response_is_handed_to_the_grader_with_its_questions_answer(
       for g, group in enumerate(responses) for k, response in enumerate(group)}
 
 
+# Reconcile.
+
+def flat(groups):
+  return [response for group in groups for response in group]
+
+
 def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
     recorded, chosen, params, generated):
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-  again = owner.generate(params, chosen.plan, jax.random.key(7), lambda *_: None)
-  for left, right in zip(sum(generated[0], []), sum(again, [])):
+  again, found = owner.reconcile(params, chosen.plan, generated[0])
+  off = []
+  for left, right in zip(flat(generated[0]), flat(again), strict=True):
     np.testing.assert_array_equal(left.tokens, right.tokens)
-    np.testing.assert_allclose(left.logp, right.logp, atol=1e-4)
+    off.append(np.abs(left.logp - right.logp))
+  assert 0 < found['parity/mean'] < found['parity/max'] < 1e-4
+  assert found['parity/max'] == np.concatenate(off).max()
+  assert found['parity/mean'] == pytest.approx(np.concatenate(off).mean())
 
 
-def test_recomputed_log_probabilities_are_the_scorers(recorded, chosen, params, monkeypatch):
+def test_recomputed_log_probabilities_are_the_scorers(
+    recorded, chosen, params, generated, monkeypatch):
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
   def score(_, params, rows):
     return [np.full(len(tokens), -float(prompt[0]) - len(tokens)) for prompt, tokens in rows], None
   monkeypatch.setattr(rollout.Rollout, 'score', score)
-  responses = owner.generate(params, chosen.plan, jax.random.key(7), lambda *_: None)
+  responses, _ = owner.reconcile(params, chosen.plan, generated[0])
   for prompt, group in zip(chosen.plan.prompts, responses):
     for response in group:
       assert set(response.logp) == {-float(prompt[0]) - len(response.tokens)}
 
+
+def at_step(plan, step):
+  return dataclasses.replace(plan, step=step)
+
+
+def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, generated):
+  wrong = [[dataclasses.replace(response, logp=response.logp - .25) for response in group]
+           for group in generated[0]]
+  owner = changed(recorded.rollout, parity={'max': .2, 'every': 10})
+  for step in (1, 11, 21):
+    with pytest.raises(InputError, match=(
+        rf"step {step}: the sampler's log-probabilities are off the trainer's by up to 0.25 nats "
+        r'\(mean 0.25\), over config.parity.max=0.2: importance weights would be wrong')):
+      owner.reconcile(params, at_step(chosen.plan, step), wrong)
+  assert owner.reconcile(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not looked at
+  _, found = changed(owner, parity={'max': .3}).reconcile(params, at_step(chosen.plan, 1), wrong)
+  assert found['parity/max'] == pytest.approx(.25, abs=1e-3)
+
+
+def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, params, generated):
+  first = generated[0][0][0]
+  broken = [[dataclasses.replace(first, logp=first.logp * np.nan), *generated[0][0][1:]],
+            *generated[0][1:]]
+  with pytest.raises(InputError, match='by up to nan nats'):
+    recorded.rollout.reconcile(params, at_step(chosen.plan, 1), broken)
+
+
+# Grade.
 
 def test_verdicts_return_to_their_places(recorded, chosen, generated):
   class Shuffled:

@@ -377,14 +377,16 @@ def test_a_run_writes_every_metric(recorded):
             'loss', 'clip_share', 'epoch', 'buffer/questions', 'buffer/retired',
             'buffer/trajectories', *(f'buffer/bucket_{k}' for k in range(K)), 'time/step',
             'time/device_wait', *(f'time/{phase}' for phase in (
-                'pick', 'generate', 'grade', 'assemble', 'record', 'plan', 'await_update')),
-            'speed/tokens_per_second'}
+                'pick', 'reshard', 'generate', 'reconcile', 'grade', 'assemble', 'record', 'plan',
+                'await_update')),
+            'speed/tokens_per_second', 'speed/compilations', 'time/compile_total'}
   of_replay = {'pass_rate/replay', 'replay/ratio_mean', 'replay/ratio_max', 'replay/age_mean',
                'replay/effective_sample_size'}
   for number, step in recorded.steps.items():
     found = records[number]
     assert always <= set(found)
     assert (of_replay <= set(found)) if any(step.replays) else not of_replay & set(found)
+    assert ({'parity/mean', 'parity/max'} <= set(found)) == (number in (1, 1 + tiny.COMPARED_EVERY))
     assert all(math.isfinite(value) for value in found.values())
 
 

@@ -19,7 +19,7 @@ from etils import epath
 from fsspec.implementations import memory
 from safetensors.numpy import load_file, save_file
 
-from exgrpo_jax import architecture, model, sampler, sharding, tokenizer, weights
+from exgrpo_jax import architecture, draw, model, sampler, sharding, tokenizer, weights
 from exgrpo_jax.errors import InputError
 
 STORED = pathlib.Path(__file__).parent / 'checkpoints'
@@ -89,7 +89,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
   with jax.set_mesh(mesh):
     found = sampler.generate(
         case.config, case.params, prompts, range(3), [0] * 3, jax.random.key(0),
-        sampler.Settings(temperature=0., slots=4, max_response=64, eos_ids=(never,), pad_id=0),
+        sampler.Settings(draw.Config(0.), slots=4, max_response=64, eos_ids=(never,), pad_id=0),
         mesh)
   np.testing.assert_array_equal([response.tokens for response in found], case.expected['greedy_BT'])
 

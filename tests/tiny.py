@@ -22,7 +22,7 @@ QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)  # by answer, which is 0, 1, 2, 
 POOL = len(QUARTERS)
 PROMPT, RESPONSE = 8, 12  # limits
 LENGTH = PROMPT + RESPONSE
-NUM_STEPS, SAVED_EVERY = 32, 4
+NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 
 def is_correct(response, answer, config):
@@ -41,6 +41,7 @@ def values(train, evaluation):
   """The configuration; `train` and `evaluation` are data specs."""
   config = smoke.get_config()
   config.num_steps = NUM_STEPS
+  config.compilation_cache = ''  # conftest and the environment say where
   config.rollout.update(dict(
       questions=QUESTIONS, samples=ROLLOUTS, max_prompt=PROMPT, max_response=RESPONSE, slots=24,
       logit_chunk=128))
@@ -53,6 +54,7 @@ def values(train, evaluation):
   config.warm_start.update(dict(
       num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.))
   config.evaluation.every = NUM_STEPS // 2
+  config.parity.every = COMPARED_EVERY
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
   return config
 
