@@ -11,7 +11,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -128,12 +128,20 @@ class Experiment:
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
-def run_command(main: Callable[[], None]) -> None:
-  """Runs a command's `main`; what the user got wrong becomes one line and exit status 2."""
-  def guarded(_):
+def run_command(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
+  """Runs a command's `main`; what the user got wrong becomes one line and exit status 2.
+
+  Where there are `choices`, `main` gets the one that stands behind the command.
+  """
+  def guarded(argv):
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS tell their lives below it
+    words = argv[1:]
     try:
-      main()
+      if choices and (len(words) != 1 or words[0] not in choices):
+        raise InputError(f"behind the command must stand one of: {', '.join(choices)}.")
+      if words and not choices:
+        raise InputError(f"'{words[0]}' is no flag; flags begin with --.")
+      main(*words)
     except InputError as error:
       _refuse(error)
   app.run(guarded, flags_parser=_parse_flags)

@@ -130,7 +130,11 @@ class Attention(nnx.Module):
       cache = LayerCache(_write(cache.key_BGSH, key_BTGH[:, 0], position_B),
                          _write(cache.value_BGSH, value_BTGH[:, 0], position_B))
       mixed_BTNH = _attend_cache(query_BTNH[:, 0], position_B, cache)[:, None]
-    return jnp.einsum('BTNH,NHD->BTD', mixed_BTNH, self.out_NHD[...].astype(x_BTD.dtype)), cache
+    # As one matrix product: for two contracted dimensions XLA's CPU turns the kernel every time.
+    out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
+    N, H, D = out_NHD.shape
+    mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], N * H)
+    return mixed_BTM @ out_NHD.reshape(N * H, D), cache
 
   def _project(self, x_BTD):
     def heads(kernel):

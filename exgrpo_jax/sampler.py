@@ -92,6 +92,8 @@ def generate(
       free = [slot for slot, row in enumerate(slots) if row is None]
       for slot, row in zip(free, _taken(waiting, len(free))):
         slots[slot] = row
+      if not waiting and state is not None:
+        state, slots = _closed_up(state, slots)
       state = _fitted(config, settings, state, slots)
       state = _filled(config, settings, params, state, prefilled, slots, waiting)
       live = sum(row is not None for row in slots)
@@ -135,6 +137,19 @@ class _Row:
 
 def _taken(waiting, count):
   return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+
+
+def _closed_up(state, slots):
+  """A quarter of the slots, once the live rows fit there and no others will come."""
+  live = [slot for slot, row in enumerate(slots) if row is not None]
+  count = len(slots) // 4  # halves would compile twice as many programs
+  if len(live) > count:
+    return state, slots
+  free = [slot for slot, row in enumerate(slots) if row is None]
+  chosen = [*live, *free[:count - len(live)]]
+  closer = _chosen(state, np.array(chosen, np.int32))
+  jax.tree.map(lambda old: old.delete(), state.cache)
+  return closer, [slots[slot] for slot in chosen]
 
 
 def _fitted(config, settings, state, slots):
@@ -269,6 +284,13 @@ def _replaced(layer, length):
   return resized
 
 
+@jax.jit
+def _chosen(state, slot_R):
+  cache = jax.tree.map(lambda whole_BGSH: sharding.constrain(
+      whole_BGSH[slot_R], ('batch', 'kv_heads', None, None)), state.cache)
+  return jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))._replace(cache=cache)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def _resized(layer, length):
   def resized(cache_BGSH):
@@ -314,7 +336,7 @@ def _insert(state, prefilled, places):
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
 def _decode(config, settings, params, key, state, quorum):
   """Up to N tokens of each live row; less where `quorum` rows finish or the cache is full."""
-  B, S, N = settings.slots, state.cache[0].key_BGSH.shape[2], _BETWEEN_LOOKS
+  (B, _, S, _), N = state.cache[0].key_BGSH.shape, _BETWEEN_LOOKS
   unembedding_DV = model.unembedding(config, params)
   key_B = _row_keys(key, state.question_row_B, state.sample_index_B)
   begun_B = state.live_B

@@ -38,11 +38,11 @@ def params(mesh):
 
 @pytest.fixture(scope='module')
 def generate(params, mesh):
-  def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, **changes):
+  def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     return sampler.generate(
         CONFIG, params, [prompts[i] for i in order], [ROWS[i] for i in order],
-        [SAMPLES[i] for i in order], key, settings, mesh, on_finish)
+        [SAMPLES[i] for i in order], key, settings, mesh, on_finish, limits)
 
   return call
 
@@ -187,6 +187,185 @@ def test_each_row_is_reported_once(generate):
 
 def test_no_prompts_give_no_responses(generate):
   assert generate(order=[]) == []
+
+
+# Slots and their refills.
+
+def test_rows_that_finish_make_room_at_once(generate):
+  """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
+  reported = []
+  found = generate(slots=2, eos_ids=(NEVER,), limits=[12, 2, 2, 2, 2, 2, 4],
+                   on_finish=lambda index, _: reported.append(index))
+  assert reported == [1, 2, 3, 4, 5, 0, 6]
+  assert [len(response.tokens) for response in found] == [12, 2, 2, 2, 2, 2, 4]
+  assert all(response.truncated for response in found)
+
+
+def test_a_limit_of_its_own_cuts_a_row_and_changes_no_token(generate, responses):
+  limits = [1, 12, 3, 1, 7, 12, 2]
+  for cut, whole, limit in zip(generate(limits=limits), responses, limits, strict=True):
+    np.testing.assert_array_equal(cut.tokens, whole.tokens[:limit])
+    assert cut.truncated == (len(whole.tokens) > limit or whole.truncated)
+
+
+def test_one_sample_of_one_question_needs_one_slot(generate, responses):
+  for slots in (1, 32):
+    assert_same_tokens(generate(order=[5], slots=slots), [responses[5]])
+
+
+@pytest.fixture
+def watched(monkeypatch):
+  """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
+  prefills, caches = [], []
+  prefill, decode = sampler._prefill, sampler._decode
+
+  def watched_prefill(config, params, tokens_PT, lengths_P):
+    prefills.append((tokens_PT.shape, lengths_P.tolist()))
+    return prefill(config, params, tokens_PT, lengths_P)
+
+  def watched_decode(*args):
+    caches.append(args[4].cache[0].key_BGSH.shape[2])
+    return decode(*args)
+
+  monkeypatch.setattr(sampler, '_prefill', watched_prefill)
+  monkeypatch.setattr(sampler, '_decode', watched_decode)
+  return prefills, caches
+
+
+def samples_of(params, mesh, counts, prompts, slots, **changes):
+  """`counts[i]` samples of prompt i, one question after the other."""
+  rows = [i for i, count in enumerate(counts) for _ in range(count)]
+  settings = dataclasses.replace(SETTINGS, slots=slots, **changes)
+  return sampler.generate(
+      CONFIG, params, [prompts[i] for i in rows], rows,
+      [k for count in counts for k in range(count)], KEY, settings, mesh)
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_samples(params, mesh, watched):
+  """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 6 slots."""
+  long = np.arange(40, dtype=np.int32) % 30
+  found = samples_of(params, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 6)
+  prefills, _ = watched
+  assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
+  assert {shape for shape, _ in prefills} == {(1, 32), (1, 48)}  # buckets
+  alone = samples_of(params, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 32)
+  assert_same_tokens(found[15:], alone)
+
+
+def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
+    params, mesh, watched, monkeypatch):
+  monkeypatch.setattr(sampler, '_PREFILL_TOKENS', 32 * 3)
+  samples_of(params, mesh, (1,) * 7, PROMPTS, 8)
+  prefills, _ = watched
+  assert [shape for shape, _ in prefills] == [(4, 32), (4, 32), (1, 32)]  # 3, 3 and 1 prompts
+
+
+def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(params, mesh, watched):
+  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=2)
+  sampler.generate(CONFIG, params, PROMPTS[:6], ROWS[:6], SAMPLES[:6], KEY, settings, mesh,
+                   limits=[4, 4, 300, 4, 4, 4])
+  _, caches = watched
+  assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
+  assert sorted(set(caches)) == [32, 96, 192, 256, 384]
+
+
+def test_a_long_cache_is_given_up_when_rows_are_short_again(params, mesh, watched):
+  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=1)
+  sampler.generate(CONFIG, params, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh,
+                   limits=[4, 300, 4])
+  _, caches = watched
+  assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
+
+
+def test_the_last_rows_close_up(params, mesh, monkeypatch):
+  """32 slots, seven rows, then one that is left: 32, 8 and 2 slots, and the same tokens."""
+  widths, decode = [], sampler._decode
+
+  def watched(*args):
+    widths.append(args[4].live_B.shape[0])
+    return decode(*args)
+
+  monkeypatch.setattr(sampler, '_decode', watched)
+  settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
+  found = sampler.generate(CONFIG, params, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
+                           limits=[1, 1, 1, 250, 80, 1, 1])
+  assert widths == [32, 8, 2, 2]
+  for row, limit in ((3, 250), (4, 80)):
+    alone = sampler.generate(CONFIG, params, [PROMPTS[row]], [ROWS[row]], [SAMPLES[row]], KEY,
+                             settings, mesh, limits=[limit])
+    assert_same_tokens([found[row]], alone)
+
+
+def test_few_shapes_are_compiled(params, mesh):
+  """Whatever the number of prompts, of samples and of rows refilled."""
+  samples_of(params, mesh, (3, 2, 3), PROMPTS, 4)
+  compiled = sampler._decode._cache_size()
+  samples_of(params, mesh, (1, 5, 2, 4), PROMPTS, 4)
+  assert sampler._decode._cache_size() == compiled
+
+
+# Against the trainer.
+
+@pytest.mark.parametrize('dtype, limit', [('float32', 1e-4), ('bfloat16', .2)])
+def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
+  """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
+  config = dataclasses.replace(CONFIG, dtype=dtype)
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
+  limits = rng.integers(1, 150, 24)
+  settings = dataclasses.replace(SETTINGS, slots=8, eos_ids=(NEVER,), max_response=150)
+  found = sampler.generate(config, model.decode_layout(config, params, mesh), prompts, range(24),
+                           [0] * 24, KEY, settings, mesh, limits=limits.tolist())
+  tokens_BT = np.zeros((24, 210), np.int32)
+  for b, (prompt, response) in enumerate(zip(prompts, found)):
+    tokens_BT[b, :len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
+  hidden_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
+  logp_BTV = jax.nn.log_softmax(np.float32(hidden_BTD @ model.unembedding(config, params)))
+  off = []
+  for b, (prompt, response) in enumerate(zip(prompts, found)):
+    places = len(prompt) + np.arange(len(response.tokens))
+    off.append(np.abs(np.asarray(logp_BTV)[b, places - 1, response.tokens] - response.logp))
+  off = np.concatenate(off)
+  print(f'{dtype}: {len(off)} tokens, off by {off.mean():.1e}, at most {off.max():.1e}')
+  assert len(off) >= 1000 and off.max() < limit
+
+
+def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
+  """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
+  config = dataclasses.replace(CONFIG, vocab_size=32_000)
+  params = jax.tree.map(lambda x: SCALE * x if x.ndim > 1 else x,
+                        model.init(config, jax.random.key(0), mesh))
+
+  def sample(slots, key=KEY):
+    settings = dataclasses.replace(SETTINGS, slots=slots, eos_ids=(32_000,), max_response=24)
+    return sampler.generate(config, params, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
+
+  base = sample(4)
+  off = [distance(config, params, i, base[i], other[i])
+         for other in (sample(8), sample(32)) for i in range(7)]
+  assert max(off) < 1e-5
+  elsewhere = sample(4, jax.random.key(6))
+  assert np.median([distance(config, params, i, base[i], elsewhere[i]) for i in range(7)]) > 1e-5
+
+
+def distance(config, params, row, ours, theirs):
+  """How far the draw of the first token that differs was from the nearest boundary; 0 for none."""
+  differs = np.flatnonzero(ours.tokens != theirs.tokens)
+  if not differs.size:
+    return 0.
+  place = differs[0]
+  tokens_T = np.concatenate([PROMPTS[row], ours.tokens[:place]])
+  padded_T = np.pad(tokens_T, (0, 48 - len(tokens_T)))
+  hidden_TD = jax.jit(model.hidden_states, static_argnums=0)(config, params, padded_T[None])[0]
+  logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
+  p_V = np.exp(logits_V - logits_V.max())
+  blocks_CW = np.asarray(draw._blocks(p_V[None])[0], np.float64)
+  key_B = sampler._row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
+  uniforms = np.asarray(sampler._uniforms(key_B, np.array([place])))[0]
+  block = ours.tokens[place] // blocks_CW.shape[1]
+  levels = (blocks_CW.sum(axis=1), blocks_CW[block])
+  return min(np.abs(np.cumsum(level) / level.sum() - uniform).min()
+             for level, uniform in zip(levels, uniforms))
 
 
 def test_eight_devices_sample_what_one_does(responses):

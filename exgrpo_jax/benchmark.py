@@ -1,0 +1,191 @@
+"""How fast, on this machine: figures to compare within one run, for machines are noisy.
+
+python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from exgrpo_jax import draw, model, rotary, sampler, sharding
+from exgrpo_jax.experiment import run_command
+
+_ROPE = rotary.Config(theta=1e4, scaling='none', factor=1., low_frequency_factor=1.,
+                      high_frequency_factor=4., original_positions=4096)
+SHAPES = {
+    # 55.3 million parameters, 38.9 million of them in matrix products.
+    'reference': model.Config(
+        vocab_size=32000, width=512, num_layers=8, num_heads=8, num_kv_heads=2, head_size=64,
+        mlp_width=1408, rope=_ROPE, norm_epsilon=1e-6, attention_bias=False, query_key_norm=False,
+        tied_embeddings=False, dtype='float32'),
+    'qwen2_5_1_5b': model.Config(
+        vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
+        mlp_width=8960, rope=_ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False,
+        tied_embeddings=True, dtype='bfloat16')}
+
+_SHAPE = flags.DEFINE_enum('shape', 'reference', list(SHAPES), 'Of the model; random weights.')
+_SLOTS = flags.DEFINE_integer('slots', 32, 'Rows that decode together.', lower_bound=1)
+_QUESTIONS = flags.DEFINE_integer('questions', 32, 'Prompts.', lower_bound=1)
+_SAMPLES = flags.DEFINE_integer('samples', 1, 'Responses to each.', lower_bound=1)
+_PROMPT = flags.DEFINE_integer('prompt', 64, 'Tokens of a prompt.', lower_bound=1)
+_RESPONSE = flags.DEFINE_integer('response', 128, 'Tokens of a response; with lognormal lengths '
+                                 'their median.', lower_bound=1)
+_LENGTHS = flags.DEFINE_enum('lengths', 'equal', ['equal', 'lognormal'], 'Of the responses, which '
+                             'are forced; lognormal: the 99th percentile is 8 times the median.')
+_REPEATS = flags.DEFINE_integer('repeats', 3, 'Of each measurement; medians are printed.',
+                                lower_bound=1)
+
+_PERCENTILE_99 = 2.3263  # of the normal distribution
+
+
+def main(what: str) -> None:
+  """Runs one of BENCHMARKS."""
+  BENCHMARKS[what]()
+
+
+def rollout() -> None:
+  """Prints the throughput of the sampler, its distance to the roofline, and its shares."""
+  config = SHAPES[_SHAPE.value]
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  jax.set_mesh(mesh)
+  stored = model.init(config, jax.random.key(0), mesh)
+  params = jax.block_until_ready(model.decode_layout(config, stored, mesh))
+  slots, limits = _SLOTS.value, _limits()
+  count, tokens = len(limits), int(sum(limits))
+  print(f'{_SHAPE.value} on {jax.device_count()} {jax.devices()[0].device_kind}: {count} responses '
+        f'of {min(limits)} to {max(limits)} tokens in {slots} slots, prompts of {_PROMPT.value}')
+
+  whole = _seconds(lambda: _generate(config, params, mesh, limits))
+  first = _seconds(lambda: _generate(config, params, mesh, [1] * count))  # prefill and one token
+  decoding = whole - first
+  print(f'end to end   {tokens / whole:10,.0f} tokens/s   {whole:.2f} s')
+  print(f'decode only  {(tokens - count) / decoding:10,.0f} tokens/s   {decoding:.2f} s')
+
+  rows, steps = min(slots, count), decoding and (tokens - count) / min(slots, count)
+  products = _product_seconds(config, params, rows)
+  flops = 2 * rows * _product_size(config, params)
+  print(f'roofline     {100 * products * steps / decoding:9.0f}%   of the rate at which this run '
+        f"streams the model's matrices: {flops / products / 1e9:.0f} GFLOP/s, "
+        f'{1e3 * products:.1f} ms a step')
+
+  length = sampler.bucket(_PROMPT.value + int(np.mean(limits)))
+  attention = (_decode_seconds(config, params, rows, length)
+               - _decode_seconds(config, params, rows, 1)) * steps
+  sampling = _draw_seconds(config, rows) * steps
+  moving = _seconds(lambda: jax.block_until_ready(model.decode_layout(config, stored, mesh)))
+  for name, seconds in (('prefill', first), ('sampling', sampling), ('attention', attention),
+                        ('resharding', moving)):
+    print(f'{name:<12} {100 * seconds / whole:9.0f}%   {seconds:.3f} s')
+
+  static = _seconds(lambda: [
+      _generate(config, params, mesh, limits[start:start + slots], start)
+      for start in range(0, count, slots)])
+  print(f'refill       {static / whole:9.2f}x   the throughput of running every batch of {slots} '
+        'to its longest row')
+  eight, one = (_seconds(lambda count=count: _generate(
+      config, params, mesh, [1] * count, prompt=512, samples=8)) for count in (8, 1))
+  print(f'shared       {eight / one:9.2f}x   the time of one sample, for 8 of one prompt of 512 '
+        'tokens, up to the first token')
+  low, high = (_seconds(lambda limit=limit: _generate(
+      config, params, mesh, [64] * rows, max_response=limit - _PROMPT.value))
+               for limit in (256, 4096))
+  print(f'cache limit  {high / low:9.2f}x   the time at a limit of 256, for one of 4,096, while '
+        'responses have 64 tokens')
+
+
+def _limits() -> list[int]:
+  count = _QUESTIONS.value * _SAMPLES.value
+  if _LENGTHS.value == 'equal':
+    return [_RESPONSE.value] * count
+  normal = np.random.default_rng(0).normal(size=count)
+  spread = np.log(8) / _PERCENTILE_99
+  return np.maximum(1, np.round(_RESPONSE.value * np.exp(spread * normal))).astype(int).tolist()
+
+
+def _generate(config, params, mesh, limits: Sequence[int], first: int = 0,
+              prompt: int | None = None, samples: int | None = None,
+              max_response: int | None = None) -> None:
+  samples = samples or _SAMPLES.value
+  rng = np.random.default_rng(1)
+  questions = [(first + row) // samples for row in range(len(limits))]
+  prompts = {question: rng.integers(0, config.vocab_size, prompt or _PROMPT.value).astype(np.int32)
+             for question in dict.fromkeys(questions)}
+  settings = sampler.Settings(
+      draw.Config(), _SLOTS.value, max_response or max(limits), (config.vocab_size,), 0)
+  sampler.generate(
+      config, params, [prompts[question] for question in questions], questions,
+      [(first + row) % samples for row in range(len(limits))], jax.random.key(0), settings, mesh,
+      limits=limits)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+  """The median of several runs, after one that compiles."""
+  run()
+  times = []
+  for _ in range(_REPEATS.value):
+    start = time.perf_counter()
+    run()
+    times.append(time.perf_counter() - start)
+  return statistics.median(times)
+
+
+def _matrices(config, params):
+  """[in, out] of every matrix product of a decode step, the attention's own aside."""
+  found = [model.unembedding(config, params)]
+  for layer in params['layers'].values():
+    attention, mlp = layer['attention'], layer['mlp']
+    found += [attention[name].reshape(config.width, -1)
+              for name in ('query_DNH', 'key_DGH', 'value_DGH')]
+    found += [attention['out_NHD'].reshape(-1, config.width), *mlp.values()]
+  return found
+
+
+def _product_size(config, params) -> int:
+  return sum(matrix.size for matrix in _matrices(config, params))
+
+
+def _product_seconds(config, params, rows: int) -> float:
+  """Of the matrix products of one decode step alone, each matrix read once."""
+  matrices = _matrices(config, params)
+  inputs = {size: jnp.ones((rows, size), config.dtype)
+            for size in {matrix.shape[0] for matrix in matrices}}
+  products = jax.jit(lambda matrices, inputs, scale: [
+      (inputs[matrix.shape[0]] * scale) @ matrix for matrix in matrices])
+  scale = jnp.ones((), config.dtype)
+  return _seconds(lambda: [
+      jax.block_until_ready(products(matrices, inputs, scale)) for _ in range(10)]) / 10
+
+
+def _decode_seconds(config, params, rows: int, length: int) -> float:
+  """Of one token of each row without logits, with a cache of `length`."""
+  steps = 16
+
+  @jax.jit
+  def loop(params, cache):
+    def step(_, carry):
+      hidden_BD, cache = carry
+      token_B = (hidden_BD[:, 0] > 0).astype(jnp.int32)
+      return model.decode(config, params, token_B, jnp.full(rows, length - 1), cache)
+    return jax.lax.fori_loop(0, steps, step, (jnp.zeros((rows, config.width), config.dtype), cache))
+
+  cache = model.init_cache(config, rows, length)
+  return _seconds(lambda: jax.block_until_ready(loop(params, cache))) / steps
+
+
+def _draw_seconds(config, rows: int) -> float:
+  drawn = jax.jit(draw.draw, static_argnums=0)
+  logits_BV = jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
+  uniform_B2 = jax.random.uniform(jax.random.key(1), (rows, 2))
+  return _seconds(lambda: [
+      jax.block_until_ready(drawn(draw.Config(), logits_BV, uniform_B2)) for _ in range(10)]) / 10
+
+
+BENCHMARKS = {'rollout': rollout}
+
+if __name__ == '__main__':
+  run_command(main, choices=list(BENCHMARKS))
