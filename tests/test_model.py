@@ -213,6 +213,7 @@ def test_a_shape_that_cannot_be_is_refused(change, message):
 def test_eight_devices_compute_what_one_does():
   """Same parameters for the same key, and the same hidden states, forward and decode."""
   script = f"""
+import dataclasses
 import jax, jax.numpy as jnp, numpy as np
 from exgrpo_jax import model, sharding
 from exgrpo_jax.rotary import Config  # as the repr of `rope` has it
@@ -237,6 +238,15 @@ assert cache[0].key_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 spread, whole = run(mesh), run(alone)
 kernel = spread[0]['layers']['0']['attention']['query_DNH']
 assert kernel.addressable_shards[0].data.shape == (16, 2, 8), kernel.sharding
+# While decoding, weights are whole over the data axes and in the compute dtype.
+half = dataclasses.replace(config, dtype='bfloat16')
+decoding = model.decode_layout(half, spread[0], mesh)
+for layer, kind in ((decoding['layers']['0'], 'bfloat16'), (model.decode_layout(
+    config, spread[0], mesh)['layers']['0'], 'float32')):
+  kernel = layer['attention']['query_DNH']
+  assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == kind
+  assert layer['mlp_norm']['scale'].dtype == 'float32'
+jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), decoding, spread[0])
 assert spread[3][0].key_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
