@@ -41,6 +41,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 3, 'Of each measurement; medians are 
                                 lower_bound=1)
 
 _PERCENTILE_99 = 2.3263  # of the normal distribution
+_PRODUCT_STEPS, _TOKEN_STEPS, _DRAW_STEPS = 64, 16, 16  # in one measurement
 
 
 def main(what: str) -> None:
@@ -60,40 +61,45 @@ def rollout() -> None:
   print(f'{_SHAPE.value} on {jax.device_count()} {jax.devices()[0].device_kind}: {count} responses '
         f'of {min(limits)} to {max(limits)} tokens in {slots} slots, prompts of {_PROMPT.value}')
 
-  whole = _seconds(lambda: _generate(config, params, mesh, limits))
-  first = _seconds(lambda: _generate(config, params, mesh, [1] * count))  # prefill and one token
-  decoding = whole - first
+  rows = min(slots, count)
+  whole, first, products = _seconds(
+      lambda: _generate(config, params, mesh, limits),
+      lambda: _generate(config, params, mesh, [1] * count),  # prefill and one token
+      _products(config, params, rows))
+  decoding, products = whole - first, products / _PRODUCT_STEPS
   print(f'end to end   {tokens / whole:10,.0f} tokens/s   {whole:.2f} s')
   print(f'decode only  {(tokens - count) / decoding:10,.0f} tokens/s   {decoding:.2f} s')
 
-  rows, steps = min(slots, count), decoding and (tokens - count) / min(slots, count)
-  products = _product_seconds(config, params, rows)
-  flops = 2 * rows * _product_size(config, params)
+  steps = (tokens - count) / rows
+  flops = 2 * rows * sum(matrix.size for matrix in _matrices(config, params))
   print(f'roofline     {100 * products * steps / decoding:9.0f}%   of the rate at which this run '
         f"streams the model's matrices: {flops / products / 1e9:.0f} GFLOP/s, "
         f'{1e3 * products:.1f} ms a step')
 
   length = sampler.bucket(_PROMPT.value + int(np.mean(limits)))
-  attention = (_decode_seconds(config, params, rows, length)
-               - _decode_seconds(config, params, rows, 1)) * steps
-  sampling = _draw_seconds(config, rows) * steps
-  moving = _seconds(lambda: jax.block_until_ready(model.decode_layout(config, stored, mesh)))
+  long, short = _seconds(*(_tokens(config, params, rows, size) for size in (length, 1)))
+  attention = (long - short) / _TOKEN_STEPS * steps
+  sampling, moving = _seconds(
+      _draws(config, rows),
+      lambda: jax.block_until_ready(model.decode_layout(config, stored, mesh)))
+  sampling *= steps / _DRAW_STEPS
   for name, seconds in (('prefill', first), ('sampling', sampling), ('attention', attention),
                         ('resharding', moving)):
     print(f'{name:<12} {100 * seconds / whole:9.0f}%   {seconds:.3f} s')
 
-  static = _seconds(lambda: [
-      _generate(config, params, mesh, limits[start:start + slots], start)
-      for start in range(0, count, slots)])
-  print(f'refill       {static / whole:9.2f}x   the throughput of running every batch of {slots} '
+  refilled, static = _seconds(
+      lambda: _generate(config, params, mesh, limits),
+      lambda: [_generate(config, params, mesh, limits[start:start + slots], start)
+               for start in range(0, count, slots)])
+  print(f'refill       {static / refilled:9.2f}x   the throughput of running each batch of {slots} '
         'to its longest row')
-  eight, one = (_seconds(lambda count=count: _generate(
-      config, params, mesh, [1] * count, prompt=512, samples=8)) for count in (8, 1))
+  eight, one = _seconds(*(lambda count=count: _generate(
+      config, params, mesh, [1] * count, prompt=512, samples=8) for count in (8, 1)))
   print(f'shared       {eight / one:9.2f}x   the time of one sample, for 8 of one prompt of 512 '
         'tokens, up to the first token')
-  low, high = (_seconds(lambda limit=limit: _generate(
-      config, params, mesh, [64] * rows, max_response=limit - _PROMPT.value))
-               for limit in (256, 4096))
+  low, high = _seconds(*(lambda limit=limit: _generate(
+      config, params, mesh, [64] * rows, max_response=limit - _PROMPT.value)
+                         for limit in (256, 4096)))
   print(f'cache limit  {high / low:9.2f}x   the time at a limit of 256, for one of 4,096, while '
         'responses have 64 tokens')
 
@@ -123,15 +129,16 @@ def _generate(config, params, mesh, limits: Sequence[int], first: int = 0,
       limits=limits)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-  """The median of several runs, after one that compiles."""
-  run()
-  times = []
-  for _ in range(_REPEATS.value):
-    start = time.perf_counter()
-    run()
-    times.append(time.perf_counter() - start)
-  return statistics.median(times)
+def _seconds(*runs: Callable[[], object]) -> list[float]:
+  """The median of each of several runs, which take turns, after one that compiles."""
+  times = [[] for _ in runs]
+  for repeat in range(1 + _REPEATS.value):
+    for run, own in zip(runs, times):
+      start = time.perf_counter()
+      run()
+      if repeat:
+        own.append(time.perf_counter() - start)
+  return [statistics.median(own) for own in times]
 
 
 def _matrices(config, params):
@@ -145,44 +152,39 @@ def _matrices(config, params):
   return found
 
 
-def _product_size(config, params) -> int:
-  return sum(matrix.size for matrix in _matrices(config, params))
-
-
-def _product_seconds(config, params, rows: int) -> float:
-  """Of the matrix products of one decode step alone, each matrix read once."""
+def _products(config, params, rows: int) -> Callable[[], object]:
+  """The matrix products of _PRODUCT_STEPS decode steps alone, each matrix read once a step."""
   matrices = _matrices(config, params)
   inputs = {size: jnp.ones((rows, size), config.dtype)
             for size in {matrix.shape[0] for matrix in matrices}}
   products = jax.jit(lambda matrices, inputs, scale: [
       (inputs[matrix.shape[0]] * scale) @ matrix for matrix in matrices])
   scale = jnp.ones((), config.dtype)
-  return _seconds(lambda: [
-      jax.block_until_ready(products(matrices, inputs, scale)) for _ in range(10)]) / 10
+  return lambda: [jax.block_until_ready(products(matrices, inputs, scale))
+                  for _ in range(_PRODUCT_STEPS)]
 
 
-def _decode_seconds(config, params, rows: int, length: int) -> float:
-  """Of one token of each row without logits, with a cache of `length`."""
-  steps = 16
-
+def _tokens(config, params, rows: int, length: int) -> Callable[[], object]:
+  """_TOKEN_STEPS tokens of each row without logits, with a cache of `length`."""
   @jax.jit
   def loop(params, cache):
     def step(_, carry):
       hidden_BD, cache = carry
       token_B = (hidden_BD[:, 0] > 0).astype(jnp.int32)
       return model.decode(config, params, token_B, jnp.full(rows, length - 1), cache)
-    return jax.lax.fori_loop(0, steps, step, (jnp.zeros((rows, config.width), config.dtype), cache))
+    start = jnp.zeros((rows, config.width), config.dtype), cache
+    return jax.lax.fori_loop(0, _TOKEN_STEPS, step, start)
 
   cache = model.init_cache(config, rows, length)
-  return _seconds(lambda: jax.block_until_ready(loop(params, cache))) / steps
+  return lambda: jax.block_until_ready(loop(params, cache))
 
 
-def _draw_seconds(config, rows: int) -> float:
+def _draws(config, rows: int) -> Callable[[], object]:
   drawn = jax.jit(draw.draw, static_argnums=0)
   logits_BV = jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
   uniform_B2 = jax.random.uniform(jax.random.key(1), (rows, 2))
-  return _seconds(lambda: [
-      jax.block_until_ready(drawn(draw.Config(), logits_BV, uniform_B2)) for _ in range(10)]) / 10
+  return lambda: [jax.block_until_ready(drawn(draw.Config(), logits_BV, uniform_B2))
+                  for _ in range(_DRAW_STEPS)]
 
 
 BENCHMARKS = {'rollout': rollout}

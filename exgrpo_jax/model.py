@@ -2,7 +2,7 @@
 
 Parameters travel as a nested dict of float32 arrays; the Flax modules below give
 them names, shapes and logical axes, and the functions at the end are the interface.
-Further shape letters: F hidden units of the MLP, S positions of the cache.
+Further shape letter: F hidden units of the MLP.
 
 Rows are padded on the right. Causality keeps a row's tokens from seeing its
 padding, so no mask of lengths is needed: in `hidden_states` what stands at the
@@ -12,14 +12,16 @@ padding is meaningless, and in `decode` new tokens overwrite the padding's cache
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from exgrpo_jax import cache as cache_lib
 from exgrpo_jax import rotary, sharding
+from exgrpo_jax.cache import Cache, LayerCache
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.rotary import Rotation, rotate
@@ -53,20 +55,6 @@ class Config:
     if self.head_size % 2:
       raise InputError(f'config.model.head_size={self.head_size} must be even: '
                        'rotary positions turn pairs of its entries.')
-
-
-class LayerCache(NamedTuple):
-  """One layer's rotated keys and values.
-
-  [B, G, S, H] and not [B, S, G, H]: the decode step's matrix products then read
-  contiguous [S, H] slices, which is twice as fast on CPU.
-  """
-
-  key_BGSH: jax.Array
-  value_BGSH: jax.Array
-
-
-Cache = tuple[LayerCache, ...]  # L of them
 
 
 class RMSNorm(nnx.Module):
@@ -123,13 +111,12 @@ class Attention(nnx.Module):
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
-      cache = LayerCache(key_BTGH.swapaxes(1, 2), value_BTGH.swapaxes(1, 2))
+      cache = cache_lib.of_sequence(key_BTGH, value_BTGH)
       mixed_BTNH = jax.nn.dot_product_attention(query_BTNH, key_BTGH, value_BTGH, is_causal=True)
     else:
       position_B = position_BT[:, 0]
-      cache = LayerCache(_write(cache.key_BGSH, key_BTGH[:, 0], position_B),
-                         _write(cache.value_BGSH, value_BTGH[:, 0], position_B))
-      mixed_BTNH = _attend_cache(query_BTNH[:, 0], position_B, cache)[:, None]
+      cache = cache_lib.written(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
+      mixed_BTNH = cache_lib.attend(query_BTNH[:, 0], position_B, cache)[:, None]
     # As one matrix product: for two contracted dimensions XLA's CPU turns the kernel every time.
     out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
     N, H, D = out_NHD.shape
@@ -251,9 +238,8 @@ def unembedding(config: Config, params: Params) -> jax.Array:
 
 def init_cache(config: Config, num_rows: int, length: int) -> Cache:
   """An empty cache for `length` positions of each row."""
-  shape = (num_rows, config.num_kv_heads, length, config.head_size)
-  empty = sharding.constrain(jnp.zeros(shape, config.dtype), ('batch', 'kv_heads', None, None))
-  return (LayerCache(empty, empty),) * config.num_layers
+  return cache_lib.empty(config.num_layers, num_rows, config.num_kv_heads, config.head_size,
+                         length, config.dtype)
 
 
 def prefill(
@@ -261,9 +247,7 @@ def prefill(
 ) -> tuple[jax.Array, Cache]:
   """`hidden_states`, and a cache of `cache_length` >= T positions that holds the first T."""
   hidden_BTD, computed = _decoder(config, params)(tokens_BT, _positions(tokens_BT), None)
-  empty = init_cache(config, tokens_BT.shape[0], cache_length)
-  cache = jax.tree.map(
-      lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0)), empty, computed)
+  cache = tuple(cache_lib.resized(layer, cache_length) for layer in computed)
   return hidden_BTD, cache
 
 
@@ -278,30 +262,6 @@ def decode(
   """
   hidden_BTD, cache = _decoder(config, params)(tokens_B[:, None], position_B[:, None], cache)
   return hidden_BTD[:, 0], cache
-
-
-def _write(cache_BGSH, new_BGH, position_B):
-  # As a scatter, which XLA does in place within a loop; a select copies the cache.
-  def write_row(cache_GSH, new_GH, position):
-    return jax.lax.dynamic_update_slice_in_dim(cache_GSH, new_GH[:, None], position, axis=1)
-
-  return jax.vmap(write_row)(cache_BGSH, new_BGH, position_B)
-
-
-def _attend_cache(query_BNH, position_B, cache):
-  B, N, H = query_BNH.shape
-  _, G, S, _ = cache.key_BGSH.shape
-  query_BGRH = query_BNH.reshape(B, G, N // G, H)  # R queries share a key
-  # Keys first: XLA's CPU products read them row by row then, three times as fast.
-  score_BGSR = jnp.einsum('BGSH,BGRH->BGSR', cache.key_BGSH, query_BGRH,
-                          preferred_element_type=jnp.float32) / math.sqrt(H)
-  score_BGRS = score_BGSR.swapaxes(2, 3)
-  seen_BS = jnp.arange(S) <= position_B[:, None]
-  # A finite stand-in for -inf; position 0 is always seen, so no row is without weight.
-  score_BGRS = jnp.where(seen_BS[:, None, None], score_BGRS, -1e30)
-  weight_BGRS = jax.nn.softmax(score_BGRS, axis=-1)
-  mixed_BGRH = jnp.einsum('BGRS,BGSH->BGRH', weight_BGRS.astype(query_BNH.dtype), cache.value_BGSH)
-  return mixed_BGRH.reshape(B, N, H)
 
 
 def _positions(tokens_BT):

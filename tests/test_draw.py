@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from exgrpo_jax import draw, sampler
+from exgrpo_jax import draw, slots
 
 LOGITS = np.array([2., 0., -1., -np.inf, 1., .5, -3., 1., -.5])
 WHOLE = draw.Config()
@@ -46,8 +46,8 @@ def test_draws_follow_the_distribution(config, size):
   logits_V = LOGITS if size == 9 else np.random.default_rng(3).normal(size=size) * 2
   logits_V = logits_V - 1e-3 * np.arange(size)  # no ties
   count = 50_000
-  key_B = sampler._row_keys(jax.random.key(5), np.arange(count) // 8, np.arange(count) % 8)
-  uniform_B2 = sampler._uniforms(key_B, np.arange(count) % 3)
+  key_B = slots.row_keys(jax.random.key(5), np.arange(count) // 8, np.arange(count) % 8)
+  uniform_B2 = slots.uniforms(key_B, np.arange(count) % 3)
   logits_BV = jnp.tile(jnp.float32(logits_V), (count, 1))
   token_B, logp_B, entropy_B = _draw(config, logits_BV, uniform_B2)
   p_V = expected(config, logits_V)
@@ -65,8 +65,8 @@ def test_draws_follow_the_distribution(config, size):
 
 def test_uniforms_are_of_the_question_the_sample_and_the_position():
   def uniforms(question, sample, position, key=5):
-    key_B = sampler._row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
-    return tuple(np.asarray(sampler._uniforms(key_B, np.array([position])))[0])
+    key_B = slots.row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
+    return tuple(np.asarray(slots.uniforms(key_B, np.array([position])))[0])
 
   base = uniforms(1, 2, 3)
   assert base == uniforms(1, 2, 3)

@@ -234,7 +234,7 @@ def run(mesh):
 
 with jax.set_mesh(mesh):
   cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
-assert cache[0].key_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
+assert cache[0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 spread, whole = run(mesh), run(alone)
 kernel = spread[0]['layers']['0']['attention']['query_DNH']
 assert kernel.addressable_shards[0].data.shape == (16, 2, 8), kernel.sharding
@@ -247,7 +247,7 @@ for layer, kind in ((decoding['layers']['0'], 'bfloat16'), (model.decode_layout(
   assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == kind
   assert layer['mlp_norm']['scale'].dtype == 'float32'
 jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), decoding, spread[0])
-assert spread[3][0].key_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
+assert spread[3][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
 """

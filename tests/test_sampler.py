@@ -8,7 +8,7 @@ import pytest
 from devices import on_eight_devices
 from tiny import ROPE
 
-from exgrpo_jax import draw, model, sampler, sharding
+from exgrpo_jax import cache, draw, model, sampler, sharding, slots
 
 CONFIG = model.Config(
     vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
@@ -209,26 +209,26 @@ def test_a_limit_of_its_own_cuts_a_row_and_changes_no_token(generate, responses)
 
 
 def test_one_sample_of_one_question_needs_one_slot(generate, responses):
-  for slots in (1, 32):
-    assert_same_tokens(generate(order=[5], slots=slots), [responses[5]])
+  for count in (1, 32):
+    assert_same_tokens(generate(order=[5], slots=count), [responses[5]])
 
 
 @pytest.fixture
 def watched(monkeypatch):
   """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
   prefills, caches = [], []
-  prefill, decode = sampler._prefill, sampler._decode
+  prefill, decode = slots.prefill, slots.decode
 
   def watched_prefill(config, params, tokens_PT, lengths_P):
     prefills.append((tokens_PT.shape, lengths_P.tolist()))
     return prefill(config, params, tokens_PT, lengths_P)
 
   def watched_decode(*args):
-    caches.append(args[4].cache[0].key_BGSH.shape[2])
+    caches.append(cache.length(args[4].cache))
     return decode(*args)
 
-  monkeypatch.setattr(sampler, '_prefill', watched_prefill)
-  monkeypatch.setattr(sampler, '_decode', watched_decode)
+  monkeypatch.setattr(slots, 'prefill', watched_prefill)
+  monkeypatch.setattr(slots, 'decode', watched_decode)
   return prefills, caches
 
 
@@ -279,13 +279,13 @@ def test_a_long_cache_is_given_up_when_rows_are_short_again(params, mesh, watche
 
 def test_the_last_rows_close_up(params, mesh, monkeypatch):
   """32 slots, seven rows, then one that is left: 32, 8 and 2 slots, and the same tokens."""
-  widths, decode = [], sampler._decode
+  widths, decode = [], slots.decode
 
   def watched(*args):
     widths.append(args[4].live_B.shape[0])
     return decode(*args)
 
-  monkeypatch.setattr(sampler, '_decode', watched)
+  monkeypatch.setattr(slots, 'decode', watched)
   settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
   found = sampler.generate(CONFIG, params, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
                            limits=[1, 1, 1, 250, 80, 1, 1])
@@ -299,9 +299,9 @@ def test_the_last_rows_close_up(params, mesh, monkeypatch):
 def test_few_shapes_are_compiled(params, mesh):
   """Whatever the number of prompts, of samples and of rows refilled."""
   samples_of(params, mesh, (3, 2, 3), PROMPTS, 4)
-  compiled = sampler._decode._cache_size()
+  compiled = slots.decode._cache_size()
   samples_of(params, mesh, (1, 5, 2, 4), PROMPTS, 4)
-  assert sampler._decode._cache_size() == compiled
+  assert slots.decode._cache_size() == compiled
 
 
 # Against the trainer.
@@ -360,8 +360,8 @@ def distance(config, params, row, ours, theirs):
   logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
   p_V = np.exp(logits_V - logits_V.max())
   blocks_CW = np.asarray(draw._blocks(p_V[None])[0], np.float64)
-  key_B = sampler._row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
-  uniforms = np.asarray(sampler._uniforms(key_B, np.array([place])))[0]
+  key_B = slots.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
+  uniforms = np.asarray(slots.uniforms(key_B, np.array([place])))[0]
   block = ours.tokens[place] // blocks_CW.shape[1]
   levels = (blocks_CW.sum(axis=1), blocks_CW[block])
   return min(np.abs(np.cumsum(level) / level.sum() - uniform).min()
@@ -372,7 +372,7 @@ def test_eight_devices_sample_what_one_does(responses):
   """Rows over four devices, heads over two."""
   script = f"""
 import jax, numpy as np
-from exgrpo_jax import draw, model, sampler, sharding
+from exgrpo_jax import cache, draw, model, sampler, sharding, slots
 from exgrpo_jax.rotary import Config  # as the repr of `rope` has it
 config = model.{CONFIG!r}
 settings = sampler.Settings(
