@@ -33,6 +33,7 @@ _TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bou
 
 
 def main() -> None:
+  """Evaluates a checkpoint of a run."""
   if not CONFIG.value or not CHECKPOINT.value:
     raise InputError('--config and --checkpoint are both needed: what train was given as --config '
                      'and --workdir.')

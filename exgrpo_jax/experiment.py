@@ -213,10 +213,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   if '://' in workdir:
     raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
                      'are written through the file system.')
-  path = os.path.join(workdir, 'config.json')
-  if os.path.exists(path):
-    with open(path) as file:
-      theirs = json.load(file)
+  if os.path.exists(os.path.join(workdir, 'config.json')):
+    theirs = read_config(workdir)
     free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')

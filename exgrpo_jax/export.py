@@ -22,6 +22,7 @@ from exgrpo_jax.experiment import (
   open_experiment,
   read_config,
   run_command,
+  write_json,
 )
 
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],
@@ -80,8 +81,7 @@ def keep_best(experiment: Experiment, params, step: int, score: float) -> None:
   unfinished = folder + '.new'
   shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed here
   write(experiment, params, unfinished)
-  with open(os.path.join(unfinished, 'evaluation.json'), 'w') as file:
-    json.dump({'step': step, 'score': score}, file)
+  write_json(os.path.join(unfinished, 'evaluation.json'), {'step': step, 'score': score})
   shutil.rmtree(folder, ignore_errors=True)
   os.replace(unfinished, folder)
 

@@ -19,6 +19,8 @@ from exgrpo_jax.tokenizer import Tokenizer
 from exgrpo_jax.types import Batch, Cursor, Plan, Question, Response, Trajectory, Verdict
 
 SCORE_ROWS = 512  # stored trajectories in one forward pass, at most
+_WHOLE = ('training samples from the whole softmax, for its importance weights are of that; '
+          'evaluation.{} may cut it')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,9 @@ class Config:
   max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
   max_response: int = setting('[1, inf)', 'longest response, in tokens')
   temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
-  top_k: int = setting('[0, 0]', 'training samples from the whole softmax, for its importance '
-                       'weights are of that; evaluation.top_k may cut it')
-  top_p: float = setting('[1, 1]', 'training samples from the whole softmax, for its importance '
-                         'weights are of that; evaluation.top_p may cut it')
-  min_p: float = setting('[0, 0]', 'training samples from the whole softmax, for its importance '
-                         'weights are of that; evaluation.min_p may cut it')
+  top_k: int = setting('[0, 0]', _WHOLE.format('top_k'))
+  top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
+  min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
   slots: int = setting('[1, inf)', 'responses that are decoded together')
   logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
 

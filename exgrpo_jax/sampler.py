@@ -160,6 +160,8 @@ def _filled(config, settings, params, state, prefilled, slots, waiting):
   `prefilled` is brought up to date: it keeps what rows that still wait will start from.
   """
   new = {slot: row for slot, row in enumerate(slots) if row is not None and not row.is_filled}
+  if not new:
+    return state
   absent = {row.origin: row.prompt for row in new.values() if row.origin not in prefilled}
   by_bucket = collections.defaultdict(list)
   for origin, prompt in absent.items():

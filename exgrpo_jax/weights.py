@@ -157,8 +157,8 @@ def _read(reader, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype) -> jax.Arra
   """One parameter in its layout, read a device's slice at a time."""
   def of_device(index):
     theirs, shape = _theirs(tensor, like.shape, index)
-    return reader[theirs].T.reshape(shape).astype(dtype) if tensor.num_inputs else (
-        reader[theirs].reshape(shape).astype(dtype))
+    block = reader[theirs].T if tensor.num_inputs else reader[theirs]
+    return block.reshape(shape).astype(dtype)
 
   return jax.make_array_from_callback(like.shape, like.sharding, of_device)
 

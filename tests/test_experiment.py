@@ -63,6 +63,8 @@ def test_the_configs_carry_the_papers_values():
      'question (K); an advantage compares at least 2.'),
     ({'objective__clip': 'sometimes'}, "config.objective.clip='sometimes' must be one of "
      "until_replay, always, never: when fresh rows' ratios are clipped."),
+    ({'rollout__top_p': .9}, 'config.rollout.top_p=0.9 must lie in [1, 1]: training samples from '
+     'the whole softmax, for its importance weights are of that; evaluation.top_p may cut it.'),
     ({'replay__ratoi': .25}, "config.replay has no 'ratoi'; did you mean 'ratio'?"),
     ({'repaly': 1}, "config has no 'repaly'; did you mean 'replay'?"),
     ({'optimizer__minibatches': 4}, 'config.optimizer.minibatches=4 must divide '

@@ -191,6 +191,16 @@ def test_transformers_reads_an_export(name, dtype, mesh, tmp_path):
 
 # ---- Where and how it is read ----
 
+# For scripts: `reads` gets (tensor, entries) of every slice that is read.
+RECORDED = """
+theirs, reads = weights._theirs, []
+def recorded(tensor, shape, index):
+  found = theirs(tensor, shape, index)
+  reads.append((tensor, math.prod(found[1])))
+  return found
+weights._theirs = recorded
+"""
+
 
 def test_eight_devices_read_their_slices_and_no_more():
   """In every layout the values are those of one device, and no read exceeds a device's slice."""
@@ -199,12 +209,7 @@ import math, pathlib
 import jax, numpy as np
 from exgrpo_jax import architecture, sharding, weights
 
-theirs, reads = weights._theirs, []
-def recorded(tensor, shape, index):
-  found = theirs(tensor, shape, index)
-  reads.append((tensor, math.prod(found[1])))
-  return found
-weights._theirs = recorded
+{RECORDED}
 
 for name in ('llama_shards', 'qwen2_seven_queries_a_key'):
   folder = pathlib.Path({str(STORED)!r}) / name
@@ -230,12 +235,7 @@ def test_each_of_two_hosts_reads_its_half_and_the_first_writes_the_whole(tmp_pat
 import math, pathlib
 from exgrpo_jax import architecture, sharding, weights
 
-theirs, reads = weights._theirs, []
-def recorded(tensor, shape, index):
-  found = theirs(tensor, shape, index)
-  reads.append((tensor, math.prod(found[1])))
-  return found
-weights._theirs = recorded
+{RECORDED}
 folder = pathlib.Path({str(STORED / SHARDED)!r})
 config = architecture.parse(architecture.read_json(folder), '', 'float32')
 params = weights.load(folder, config, sharding.make_mesh(sharding.Config(1, 8, 1)))
