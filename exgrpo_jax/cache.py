@@ -87,11 +87,16 @@ def attend(query_BNH: jax.Array, position_B: jax.Array, layer: LayerCache) -> ja
   query_BGRH = query_BNH.reshape(B, G, N // G, H)  # N / G queries share a key
   score_BGRS = jnp.einsum('BGRH,BGHS->BGRS', query_BGRH, layer.key_BGHS,
                           preferred_element_type=jnp.float32) / math.sqrt(H)
-  seen_BS = jnp.arange(S) <= position_B[:, None]
-  # A finite stand-in for -inf; position 0 is always seen, so no row is without weight.
-  score_BGRS = jnp.where(seen_BS[:, None, None], score_BGRS, -1e30)
-  weight_BGRS = jax.nn.softmax(score_BGRS, axis=-1)
-  mixed_BGRH = jnp.einsum('BGRS,BGSH->BGRH', weight_BGRS.astype(query_BNH.dtype), layer.value_BGSH)
+  # Added, which XLA's CPU fuses with the product; a select it does not. A finite stand-in for
+  # -inf: position 0 is always seen, so no row is without weight.
+  unseen_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0., -1e30)
+  score_BGRS += unseen_BS[:, None, None]
+  weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))
+  mixed_BGRH = jnp.einsum('BGRS,BGSH->BGRH', weight_BGRS.astype(query_BNH.dtype), layer.value_BGSH,
+                          preferred_element_type=jnp.float32)
+  # Divided by the weights' sum last, where there is the least to divide.
+  mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
+  mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
   return mixed_BGRH.reshape(B, N, H)
 
 
