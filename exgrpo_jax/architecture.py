@@ -41,6 +41,9 @@ class Extension:
                                          "tokens; 0 keeps the checkpoint's")
 
 
+Path = tuple[str, ...]  # of names, in a nested dict
+
+
 class Tensor(NamedTuple):
   """Where one of our parameters is in Hugging Face's files."""
 
@@ -182,11 +185,16 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
 # ---- Tensors ----
 
 
-def tensors(config: model.Config) -> dict[tuple[str, ...], Tensor]:
-  """Each of our parameters, by its path in the tree of `model.init`, in the files' order."""
+def tensors(config: model.Config) -> dict[tuple[Path, int | None], Tensor]:
+  """Each tensor of the files, in their order.
+
+  By the path of our parameter in the tree of `model.init`, and the layer in it, or None
+  where it is whole.
+  """
   D, F, H = config.width, config.mlp_width, config.head_size
   query, kv = config.num_heads * H, config.num_kv_heads * H
-  found = {('embedding_VD',): Tensor('model.embed_tokens.weight', (config.vocab_size, D), 0)}
+  found = {
+      (('embedding_VD',), None): Tensor('model.embed_tokens.weight', (config.vocab_size, D), 0)}
   for layer in range(config.num_layers):
     name = f'model.layers.{layer}'
     own = {
@@ -207,8 +215,8 @@ def tensors(config: model.Config) -> dict[tuple[str, ...], Tensor]:
       own |= {
           ('attention', 'query_norm', 'scale'): Tensor(f'{name}.self_attn.q_norm.weight', (H,), 0),
           ('attention', 'key_norm', 'scale'): Tensor(f'{name}.self_attn.k_norm.weight', (H,), 0)}
-    found |= {('layers', str(layer), *path): tensor for path, tensor in own.items()}
-  found['final_norm', 'scale'] = Tensor('model.norm.weight', (D,), 0)
+    found |= {(('layers', *path), layer): tensor for path, tensor in own.items()}
+  found[('final_norm', 'scale'), None] = Tensor('model.norm.weight', (D,), 0)
   if not config.tied_embeddings:
-    found[('unembedding_DV',)] = Tensor('lm_head.weight', (config.vocab_size, D), 1)
+    found[('unembedding_DV',), None] = Tensor('lm_head.weight', (config.vocab_size, D), 1)
   return found

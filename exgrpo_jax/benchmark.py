@@ -144,7 +144,7 @@ def _seconds(*runs: Callable[[], object]) -> list[float]:
 def _matrices(config, params):
   """[in, out] of every matrix product of a decode step, the attention's own aside."""
   found = [model.unembedding(config, params)]
-  for layer in params['layers'].values():
+  for layer in params['layers']:
     attention, mlp = layer['attention'], layer['mlp']
     found += [attention[name].reshape(config.width, -1)
               for name in ('query_DNH', 'key_DGH', 'value_DGH')]

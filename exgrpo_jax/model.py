@@ -2,7 +2,10 @@
 
 Parameters travel as a nested dict of float32 arrays; the Flax modules below give
 them names, shapes and logical axes, and the functions at the end are the interface.
-Further shape letter: F hidden units of the MLP.
+In training all layers stand in one array with a leading axis of layers, so that one
+layer is compiled and scanned; in the decode layout each stands alone, since a loop
+over tokens would copy it out of the stack every time. Further shape letter: F hidden
+units of the MLP.
 
 Rows are padded on the right. Causality keeps a row's tokens from seeing its
 padding, so no mask of lengths is needed: in `hidden_states` what stands at the
@@ -27,6 +30,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.rotary import Rotation, rotate
 
 Params = dict[str, Any]  # nested, its leaves float32 arrays
+
+# What of a layer's forward pass is computed again in the backward pass.
+REMAT = {'none': None, 'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+         'all': jax.checkpoint_policies.nothing_saveable}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +67,9 @@ class Config:
 class RMSNorm(nnx.Module):
   """x / rms(x), scaled (arXiv:1910.07467), in float32; returns x's dtype."""
 
-  def __init__(self, size: int, epsilon: float):
+  def __init__(self, size: int, epsilon: float, logical_axis: str):
     self.epsilon = epsilon
-    self.scale = nnx.Param(jnp.ones(size), logical_axes=(None,))
+    self.scale = nnx.Param(jnp.ones(size), logical_axes=(logical_axis,))
 
   def __call__(self, x):
     """Over the last axis, of `size` entries."""
@@ -98,15 +105,15 @@ class Attention(nnx.Module):
     self.out_NHD = _normal(
         config, rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config))
     if config.attention_bias:
-      self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', None))
-      self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
-      self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', None))
+      self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', 'head'))
+      self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
+      self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
     if config.query_key_norm:
-      self.query_norm = RMSNorm(H, config.norm_epsilon)
-      self.key_norm = RMSNorm(H, config.norm_epsilon)
+      self.query_norm = RMSNorm(H, config.norm_epsilon, 'head')
+      self.key_norm = RMSNorm(H, config.norm_epsilon, 'head')
     self.has_bias, self.has_norm = config.attention_bias, config.query_key_norm
 
-  def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
+  def __call__(self, x_BTD, rotation: Rotation, cache: LayerCache | None, position_BT):
     """With a cache, T is 1; without one, positions are 0 .. T-1. Returns keys and values too."""
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
@@ -141,41 +148,42 @@ class Block(nnx.Module):
   """One layer: attention, then the MLP, each normalised before and added after."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
+    self.attention_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
     self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
+    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
     self.mlp = MLP(config, rngs)
 
-  def __call__(self, x_BTD, position_BT, rotation: Rotation, cache: LayerCache | None):
-    mixed_BTD, cache = self.attention(self.attention_norm(x_BTD), position_BT, rotation, cache)
+  def __call__(self, x_BTD, rotation: Rotation, cache: LayerCache | None, position_BT=None):
+    mixed_BTD, cache = self.attention(self.attention_norm(x_BTD), rotation, cache, position_BT)
     x_BTD += mixed_BTD
     x_BTD += self.mlp(self.mlp_norm(x_BTD))
     return sharding.constrain(x_BTD, ('batch', None, None)), cache
 
 
-class Decoder(nnx.Module):
-  """Tokens to hidden states; `unembedding` makes logits of these."""
+class Ends(nnx.Module):
+  """What stands before and behind the layers."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs):
     V, D = config.vocab_size, config.width
-    self.config = config
     self.embedding_VD = _normal(config, rngs, (V, D), ('vocab', 'embed'))
-    # Strings, because Orbax would turn integer keys into them anyway.
-    self.layers = nnx.Dict({str(layer): Block(config, rngs) for layer in range(config.num_layers)})
-    self.final_norm = RMSNorm(config.width, config.norm_epsilon)
+    self.final_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
     if not config.tied_embeddings:
       self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
 
-  def __call__(self, tokens_BT, position_BT, cache: Cache | None):
-    x_BTD = self.embedding_VD[...][tokens_BT].astype(self.config.dtype)
-    x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
-    rotation = rotary.rotations(self.config.rope, self.config.head_size, position_BT)
-    new_cache = []
-    for layer in range(self.config.num_layers):  # not .values(), which puts '10' before '2'
-      layer_cache = None if cache is None else cache[layer]
-      x_BTD, layer_cache = self.layers[str(layer)](x_BTD, position_BT, rotation, layer_cache)
-      new_cache.append(layer_cache)
-    return self.final_norm(x_BTD), tuple(new_cache)
+
+def check_mesh(config: Config, mesh: Mesh) -> None:
+  """Raises InputError where the mesh's axes do not divide the model's."""
+  for axis in ('embed', 'heads', 'kv_heads', 'mlp', 'vocab'):
+    field = {'embed': 'width', 'heads': 'num_heads', 'kv_heads': 'num_kv_heads',
+             'mlp': 'mlp_width', 'vocab': 'vocab_size'}[axis]
+    names, devices = sharding.split(mesh, axis)
+    size = getattr(config, field)
+    if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
+      continue
+    rest = f', or {size} {names}' if axis == 'kv_heads' else ''
+    raise InputError(
+        f'config.mesh.{names}={devices} must divide config.model.{field}={size}: each device holds '
+        f'an equal part{rest}.')
 
 
 def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
@@ -186,17 +194,20 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   residual stream 1/sqrt(2 * num_layers) of that; norms 1, biases 0.
   """
   def values(key):
-    return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
+    ends_key, layers_key = jax.random.split(key)
+    layers = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key)))))(
+        jax.random.split(layers_key, config.num_layers))
+    return nnx.to_pure_dict(nnx.state(Ends(config, nnx.Rngs(ends_key)))) | {'layers': layers}
 
   return jax.jit(values, out_shardings=shardings(config, mesh))(key)
 
 
 def shapes(config: Config, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing."""
-  _, state = _abstract(config)
-  return nnx.to_pure_dict(state, lambda variable: jax.ShapeDtypeStruct(
-      variable.shape, variable.dtype, sharding=sharding.named(
-          mesh, variable.get_metadata('logical_axes'), variable.shape)))
+  (_, ends), (_, block) = _abstract(Ends, config), _abstract(Block, config)
+  stacked = functools.partial(_shape, mesh, num_layers=config.num_layers)
+  return (nnx.to_pure_dict(ends, functools.partial(_shape, mesh)) |
+          {'layers': nnx.to_pure_dict(block, stacked)})
 
 
 def shardings(config: Config, mesh: Mesh) -> Params:
@@ -205,29 +216,63 @@ def shardings(config: Config, mesh: Mesh) -> Params:
 
 
 def decode_layout(config: Config, params: Params, mesh: Mesh) -> Params:
-  """The parameters as decoding reads them: cast, and whole over the data axes.
+  """The parameters as decoding reads them: cast, whole over the data axes, layer by layer.
 
   What the decoder casts to the compute dtype in every step is cast once; the scales
-  of its norms, which it uses in float32, stay so. What needs neither cast nor move is
-  not copied.
+  of its norms, which it uses in float32, stay so. 'layers' is a tuple of L trees.
   """
-  _, state = _abstract(config)
-  layout = nnx.to_pure_dict(state, lambda variable: sharding.named(
-      mesh, variable.get_metadata('logical_axes'), variable.shape, decoding=True))
-
-  def moved(leaf, target):
-    return jax.device_put(leaf.astype(config.dtype) if leaf.ndim > 1 else leaf, target)
-
-  return jax.tree.map(moved, params, layout)
+  return _decode_layout(config, mesh)(params)
 
 
-def hidden_states(config: Config, params: Params, tokens_BT: jax.Array) -> jax.Array:
+@functools.cache
+def _decode_layout(config, mesh):
+  def cast(leaf):
+    return leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
+
+  def own(params, layer):
+    return jax.tree.map(lambda stack: cast(stack[layer]), params['layers'])
+
+  def laid_out(params):
+    ends = {name: value for name, value in params.items() if name != 'layers'}
+    return jax.tree.map(cast, ends) | {
+        'layers': tuple(own(params, layer) for layer in range(config.num_layers))}
+
+  targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, mesh))
+  return jax.jit(laid_out, out_shardings=targets)
+
+
+def decode_shapes(config: Config, mesh: Mesh) -> Params:
+  """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
+  (_, ends), (_, block) = _abstract(Ends, config), _abstract(Block, config)
+  shape = functools.partial(_shape, mesh, decode_dtype=config.dtype)
+  return nnx.to_pure_dict(ends, shape) | {
+      'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers}
+
+
+def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none'
+                  ) -> jax.Array:
   """After the final norm, in the compute dtype; positions are 0 .. T-1.
 
-  int32 [B, T] -> [B, T, D].
+  Args:
+    config: the decoder's shape.
+    params: in the layout of `init`.
+    tokens_BT: int32 [B, T].
+    remat: what the backward pass computes again, one of REMAT.
+
+  Returns:
+    [B, T, D].
   """
-  hidden_BTD, _ = _decoder(config, params)(tokens_BT, _positions(tokens_BT), None)
-  return hidden_BTD
+  rotation = _rotation(config, _positions(tokens_BT))
+
+  def layer(x_BTD, own):
+    x_BTD, _ = _block(config, own)(x_BTD, rotation, None)
+    return x_BTD, None
+
+  if remat != 'none':
+    # A scan's body is not merged with what is around it, so nothing needs a barrier.
+    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
+  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'])
+  return _ends(config, params).final_norm(x_BTD)
 
 
 def unembedding(config: Config, params: Params) -> jax.Array:
@@ -245,10 +290,13 @@ def init_cache(config: Config, num_rows: int, length: int) -> Cache:
 def prefill(
     config: Config, params: Params, tokens_BT: jax.Array, cache_length: int
 ) -> tuple[jax.Array, Cache]:
-  """`hidden_states`, and a cache of `cache_length` >= T positions that holds the first T."""
-  hidden_BTD, computed = _decoder(config, params)(tokens_BT, _positions(tokens_BT), None)
-  cache = tuple(cache_lib.resized(layer, cache_length) for layer in computed)
-  return hidden_BTD, cache
+  """The hidden states, and a cache of `cache_length` >= T positions that holds the first T.
+
+  `params` in the decode layout. int32 [B, T] -> [B, T, D].
+  """
+  hidden_BTD, computed = _through(
+      config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers)
+  return hidden_BTD, tuple(cache_lib.resized(layer, cache_length) for layer in computed)
 
 
 def decode(
@@ -258,10 +306,29 @@ def decode(
 
   Writes keys and values at position_B, which must lie below the cache's length,
   and attends to positions 0 .. position_B: whatever a row's cache holds beyond is
-  not seen. int32 [B], int32 [B] -> [B, D].
+  not seen. `params` in the decode layout. int32 [B], int32 [B] -> [B, D].
   """
-  hidden_BTD, cache = _decoder(config, params)(tokens_B[:, None], position_B[:, None], cache)
+  hidden_BTD, cache = _through(config, params, tokens_B[:, None], position_B[:, None], cache)
   return hidden_BTD[:, 0], cache
+
+
+def _through(config, params, tokens_BT, position_BT, cache):
+  """All layers one after the other, in the decode layout."""
+  x_BTD, rotation = _embedded(config, params, tokens_BT), _rotation(config, position_BT)
+  filled = []
+  for own, layer_cache in zip(params['layers'], cache, strict=True):
+    x_BTD, layer_cache = _block(config, own)(x_BTD, rotation, layer_cache, position_BT)
+    filled.append(layer_cache)
+  return _ends(config, params).final_norm(x_BTD), tuple(filled)
+
+
+def _embedded(config, params, tokens_BT):
+  x_BTD = params['embedding_VD'][tokens_BT].astype(config.dtype)
+  return sharding.constrain(x_BTD, ('batch', None, None))
+
+
+def _rotation(config, position_BT):
+  return rotary.rotations(config.rope, config.head_size, position_BT)
 
 
 def _positions(tokens_BT):
@@ -280,11 +347,26 @@ def _residual_scale(config):
 
 
 @functools.cache
-def _abstract(config):
+def _abstract(module, config):
   """The module's structure and its variables without values."""
-  return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
+  return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
 
 
-def _decoder(config, params):
-  graph, _ = _abstract(config)
-  return nnx.merge(graph, params)
+def _block(config, params):
+  return nnx.merge(_abstract(Block, config)[0], params)
+
+
+def _ends(config, params):
+  return nnx.merge(_abstract(Ends, config)[0],
+                   {name: own for name, own in params.items() if name != 'layers'})
+
+
+def _shape(mesh, variable, num_layers=None, decode_dtype=None):
+  """Of one variable, or of a stack of it."""
+  axes, shape, dtype = variable.get_metadata('logical_axes'), variable.shape, variable.dtype
+  if num_layers:
+    axes, shape = (None, *axes), (num_layers, *shape)
+  if decode_dtype and len(shape) > 1:
+    dtype = decode_dtype
+  return jax.ShapeDtypeStruct(
+      shape, dtype, sharding=sharding.named(mesh, axes, shape, decoding=bool(decode_dtype)))

@@ -56,7 +56,7 @@ def generate(
 
   Args:
     config: of the model.
-    params: of the model, on `mesh`; best in `model.decode_layout`.
+    params: of the model, on `mesh`; in `model.decode_layout`.
     prompts: int32 [T], at least one token each. Equal prompts of one question are
       prefilled once if they stand behind one another.
     question_rows: each prompt's question; with the sample index it seeds the row.

@@ -25,12 +25,13 @@ _RULES = {
     'embed': ('fsdp',),
     'heads': ('tensor',),
     'kv_heads': ('tensor',),
+    'head': ('fsdp',),  # of biases and scales, which have no width
     'mlp': ('tensor',),
     'vocab': ('tensor',),
 }
 # While decoding, weights stay whole over the data axes: gathering them for every token would cost
 # more than computing it.
-_DECODE_RULES = _RULES | {'embed': ()}
+_DECODE_RULES = _RULES | {'embed': (), 'head': ()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,12 @@ def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int],
           decoding: bool = False) -> NamedSharding:
   """The sharding of an array of `shape`; see `spec`."""
   return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape, decoding))
+
+
+def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
+  """The names of the mesh axes that split a logical axis, and into how many parts."""
+  axes = _RULES[logical_axis]
+  return '*'.join(axes), math.prod(mesh.shape[axis] for axis in axes)
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:

@@ -7,6 +7,7 @@ exports a run: see export.py.
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -20,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from exgrpo_jax import architecture, model
-from exgrpo_jax.architecture import Tensor
+from exgrpo_jax.architecture import Path, Tensor
 from exgrpo_jax.errors import InputError
 
 SHARD_BYTES = 5 * 10**9  # of one file, at most
@@ -53,7 +54,7 @@ def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.
       type, a file is truncated, or the index names one that is not there.
   """
   folder = epath.Path(directory).expanduser()
-  wanted = {tensor.name: (path, tensor) for path, tensor in architecture.tensors(config).items()}
+  wanted = {tensor.name: (place, tensor) for place, tensor in architecture.tensors(config).items()}
   files = _files(folder, wanted)
   shapes, params = model.shapes(config, mesh), {}
   for file in sorted(set(files.values())):
@@ -61,10 +62,28 @@ def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.
     with _local(folder / file) as local, _opened(local, folder / file) as reader:
       _check(reader, folder / file, names, {name: wanted[name][1] for name in names})
       for name in names:
-        path, tensor = wanted[name]
+        (path, layer), tensor = wanted[name]
         like = _at(shapes, path)
-        _put(params, path, _read(reader.get_slice(name), tensor, like, dtype))
+        if layer is None:
+          _put(params, path, _read(reader.get_slice(name), tensor, like, dtype))
+          continue
+        stack = _at(params, path, None)
+        if stack is None:
+          stack = jnp.zeros(like.shape, dtype, device=like.sharding)
+        own = _read(reader.get_slice(name), tensor, _without_layers(like), dtype)
+        _put(params, path, _with_layer(stack, own, layer))
   return params
+
+
+def _without_layers(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+  """Of one layer in a stack of them."""
+  place = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
+  return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=place)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _with_layer(stack, own, layer):
+  return jax.lax.dynamic_update_index_in_dim(stack, own, layer, 0)
 
 
 def _files(folder: epath.Path, wanted: Mapping[str, Any]) -> dict[str, str]:
@@ -156,6 +175,8 @@ def _check(reader, path: epath.Path, names: Sequence[str], tensors: Mapping[str,
 def _read(reader, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype) -> jax.Array:
   """One parameter in its layout, read a device's slice at a time."""
   def of_device(index):
+    if len(tensor.shape) == 1:  # small, and a slice of its heads' entries is not in one piece
+      return reader[:].reshape(like.shape)[index].astype(dtype)
     theirs, shape = _theirs(tensor, like.shape, index)
     block = reader[theirs].T if tensor.num_inputs else reader[theirs]
     return block.reshape(shape).astype(dtype)
@@ -165,7 +186,7 @@ def _read(reader, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype) -> jax.Arra
 
 def _theirs(tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
             ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-  """Slices of the file's tensor that hold ours[index], and the shape of ours[index].
+  """Slices of the file's matrix that hold ours[index], and the shape of ours[index].
 
   Dimensions that the file has as one must be whole but for the first.
   """
@@ -174,7 +195,7 @@ def _theirs(tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
   if split:
     groups = (dims[split:], dims[:split])  # [out, in]
   else:
-    groups = (dims,) if len(tensor.shape) == 1 else [[dim] for dim in dims]
+    groups = [[dim] for dim in dims]
 
   def flat(group):
     (start, stop), rest = ranges[group[0]], math.prod(shape[dim] for dim in group[1:])
@@ -211,8 +232,8 @@ def save(directory: epath.PathLike, config: model.Config, params: model.Params,
   if writes:
     folder.mkdir(parents=True, exist_ok=True)
   for file, shard in zip(names, shards):
-    arrays = {tensor.name: _gathered(_at(params, path), tensor, dtype)
-              for path, tensor in shard.items()}
+    arrays = {tensor.name: _gathered(_whole(params, path, layer), tensor, dtype)
+              for (path, layer), tensor in shard.items()}
     if writes:
       _write(folder / file, arrays)
   if not writes:
@@ -228,16 +249,20 @@ def save(directory: epath.PathLike, config: model.Config, params: model.Params,
       dict(values) | {'torch_dtype': dtype, 'dtype': dtype}, indent=2))
 
 
-def _shards(tensors: Mapping[tuple[str, ...], Tensor], itemsize: int, limit: int
-            ) -> list[dict[tuple[str, ...], Tensor]]:
+def _shards(tensors: Mapping[Any, Tensor], itemsize: int, limit: int) -> list[dict[Any, Tensor]]:
   shards, size = [{}], 0
-  for path, tensor in tensors.items():
+  for place, tensor in tensors.items():
     own = math.prod(tensor.shape) * itemsize
     if shards[-1] and size + own > limit:
       shards, size = [*shards, {}], 0
-    shards[-1][path] = tensor
+    shards[-1][place] = tensor
     size += own
   return shards
+
+
+def _whole(params: model.Params, path: Path, layer: int | None) -> jax.Array:
+  leaf = _at(params, path)
+  return leaf if layer is None else leaf[layer]
 
 
 def _gathered(leaf: jax.Array, tensor: Tensor, dtype: str) -> np.ndarray:
@@ -271,13 +296,15 @@ def _write_local(path: str, arrays: Mapping[str, np.ndarray]) -> None:
 # ---- Trees ----
 
 
-def _at(tree: Mapping[str, Any], path: Sequence[str]) -> Any:
+def _at(tree: Mapping[str, Any], path: Path, *default: Any) -> Any:
   for name in path:
+    if default and name not in tree:
+      return default[0]
     tree = tree[name]
   return tree
 
 
-def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
   for name in path[:-1]:
     tree = tree.setdefault(name, {})
   tree[path[-1]] = value

@@ -68,6 +68,11 @@ def decode():
 
 
 @pytest.fixture(scope='module')
+def decoding(params, mesh):
+  return model.decode_layout(CONFIG, params, mesh)
+
+
+@pytest.fixture(scope='module')
 def hidden_BTD(forward, params, tokens_BT):
   return np.array(forward(CONFIG, params, tokens_BT))
 
@@ -101,7 +106,7 @@ def plain_decoder(params, tokens_T):
 
   x_TD = params['embedding_VD'][tokens_T]
   for index in range(CONFIG.num_layers):
-    layer = params['layers'][str(index)]
+    layer = jax.tree.map(lambda stack, index=index: stack[index], params['layers'])
     normed_TD = norm(x_TD, layer['attention_norm'])
     x_TD = x_TD + sum(head(normed_TD, layer['attention'], n) for n in range(CONFIG.num_heads))
     normed_TD, mlp = norm(x_TD, layer['mlp_norm']), layer['mlp']
@@ -124,31 +129,31 @@ def test_padding_on_the_right_changes_nothing(forward, params, tokens_BT, hidden
 
 
 def test_prefill_and_decode_equal_the_whole_sequence(
-    prefill, decode, params, tokens_BT, hidden_BTD):
+    prefill, decode, decoding, tokens_BT, hidden_BTD):
   """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen, then one by one."""
   prompt_B = np.array([4, 1, 3])
   padded_BT = np.where(np.arange(4) < prompt_B[:, None], tokens_BT[:, :4], 96)
-  found_BTD, cache = prefill(CONFIG, params, padded_BT, 10)
+  found_BTD, cache = prefill(CONFIG, decoding, padded_BT, 10)
   for row, length in enumerate(prompt_B):
     np.testing.assert_allclose(found_BTD[row, :length], hidden_BTD[row, :length], atol=1e-5)
   for time in range(6):
     position_B = prompt_B + time
     token_B = np.array(tokens_BT)[np.arange(3), position_B]
-    found_BD, cache = decode(CONFIG, params, token_B, position_B, cache)
+    found_BD, cache = decode(CONFIG, decoding, token_B, position_B, cache)
     np.testing.assert_allclose(found_BD, hidden_BTD[np.arange(3), position_B], atol=1e-5)
 
 
-def test_a_cache_may_start_empty(decode, params, tokens_BT, hidden_BTD):
+def test_a_cache_may_start_empty(decode, decoding, tokens_BT, hidden_BTD):
   cache = model.init_cache(CONFIG, num_rows=3, length=10)
   for time in range(2):
-    found_BD, cache = decode(CONFIG, params, tokens_BT[:, time], np.full(3, time), cache)
+    found_BD, cache = decode(CONFIG, decoding, tokens_BT[:, time], np.full(3, time), cache)
   np.testing.assert_allclose(found_BD, hidden_BTD[:, 1], atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
-    prefill, params, tokens_BT, hidden_BTD):
+    prefill, params, mesh, tokens_BT, hidden_BTD):
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  found_BTD, cache = prefill(config, params, tokens_BT, 10)
+  found_BTD, cache = prefill(config, model.decode_layout(config, params, mesh), tokens_BT, 10)
   assert {x.dtype for x in jax.tree.leaves((found_BTD, cache))} == {jnp.dtype('bfloat16')}
   assert model.unembedding(config, params).dtype == jnp.bfloat16
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
@@ -166,7 +171,7 @@ def test_the_unembedding_is_the_embedding_only_if_tied(params):
 
 
 def test_initial_values(initial):
-  layer = initial['layers']['1']
+  layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
   assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=.05)
   assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=.05)
@@ -175,15 +180,14 @@ def test_initial_values(initial):
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
 
 
-def test_layers_apply_in_order_beyond_ten(forward, params, tokens_BT, hidden_BTD):
-  """As text '10' comes before '2'. Two speaking layers of eleven equal a model of the two."""
-  speaking = params['layers']
-  silent = {'attention': {**speaking['0']['attention'], 'out_NHD': jnp.zeros((4, 8, 32))},
-            'mlp': {**speaking['0']['mlp'], 'down_FD': jnp.zeros((48, 32))}}
-  layers = {str(layer): speaking['0'] | silent for layer in range(11)}
-  layers |= {'2': speaking['0'], '10': speaking['1']}
-  found_BTD = forward(
-      dataclasses.replace(CONFIG, num_layers=11), params | {'layers': layers}, tokens_BT)
+def test_layers_apply_in_order(forward, prefill, params, mesh, tokens_BT, hidden_BTD):
+  """Two speaking layers of four equal a model of the two, scanned and one by one."""
+  layers = jax.tree.map(lambda stack: stack[np.array([0, 0, 0, 1])], params['layers'])
+  for kind, name in (('attention', 'out_NHD'), ('mlp', 'down_FD')):
+    layers[kind][name] = layers[kind][name].at[np.array([0, 2])].set(0)
+  config, own = dataclasses.replace(CONFIG, num_layers=4), params | {'layers': layers}
+  np.testing.assert_allclose(forward(config, own, tokens_BT), hidden_BTD, atol=1e-5)
+  found_BTD, _ = prefill(config, model.decode_layout(config, own, mesh), tokens_BT, 10)
   np.testing.assert_allclose(found_BTD, hidden_BTD, atol=1e-5)
 
 
@@ -225,29 +229,34 @@ tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (8, 6)).asty
 
 def run(mesh):
   params = model.init(config, jax.random.key(0), mesh)
+  decoding = model.decode_layout(config, params, mesh)
   with jax.set_mesh(mesh):
-    hidden_BTD, cache = jax.jit(model.prefill, static_argnums=(0, 3))(config, params, tokens_BT, 8)
+    whole_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
+    hidden_BTD, cache = jax.jit(model.prefill, static_argnums=(0, 3))(
+        config, decoding, tokens_BT, 8)
     position_B = jnp.full(8, 6)
     hidden_BD, cache = jax.jit(model.decode, static_argnums=0)(
-        config, params, tokens_BT[:, 0], position_B, cache)
-  return params, hidden_BTD, hidden_BD, cache
+        config, decoding, tokens_BT[:, 0], position_B, cache)
+  return params, whole_BTD, hidden_BTD, hidden_BD, cache
 
 with jax.set_mesh(mesh):
   cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
 assert cache[0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 spread, whole = run(mesh), run(alone)
-kernel = spread[0]['layers']['0']['attention']['query_DNH']
-assert kernel.addressable_shards[0].data.shape == (16, 2, 8), kernel.sharding
+kernel = spread[0]['layers']['attention']['query_DNH']
+assert kernel.addressable_shards[0].data.shape == (1, 16, 2, 8), kernel.sharding
 # While decoding, weights are whole over the data axes and in the compute dtype.
 half = dataclasses.replace(config, dtype='bfloat16')
 decoding = model.decode_layout(half, spread[0], mesh)
-for layer, kind in ((decoding['layers']['0'], 'bfloat16'), (model.decode_layout(
-    config, spread[0], mesh)['layers']['0'], 'float32')):
+for layer, kind in ((decoding['layers'][0], 'bfloat16'), (model.decode_layout(
+    config, spread[0], mesh)['layers'][0], 'float32')):
   kernel = layer['attention']['query_DNH']
   assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == kind
   assert layer['mlp_norm']['scale'].dtype == 'float32'
-jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), decoding, spread[0])
-assert spread[3][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
+stacked = jax.tree.map(lambda own: own[None], decoding['layers'][0])
+jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)),
+             dict(decoding, layers=stacked), spread[0])
+assert spread[4][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
 jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
 """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from exgrpo_jax import replay, rollout
+from exgrpo_jax import model, replay, rollout
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Cursor, Trajectory, Verdict
 
@@ -151,8 +151,9 @@ def test_scoring_in_several_forward_passes_is_scoring_in_one(
 @pytest.fixture(scope='module')
 def generated(recorded, chosen, params):
   finished = {}
-  responses = recorded.rollout.generate(
-      params, chosen.plan, jax.random.key(7),
+  own = recorded.rollout
+  responses = own.generate(
+      model.decode_layout(own.model, params, own.mesh), chosen.plan, jax.random.key(7),
       lambda key, text, answer: finished.setdefault(key, (text, answer)))
   return responses, finished
 

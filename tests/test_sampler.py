@@ -32,16 +32,21 @@ def mesh():
 @pytest.fixture(scope='module')
 def params(mesh):
   """Wide enough apart that logits spread over some nats."""
-  return jax.tree.map(lambda x: SCALE * x if x.ndim > 1 else x,
+  return jax.tree.map(lambda x: SCALE * x if x.std() else x,
                       model.init(CONFIG, jax.random.key(0), mesh))
 
 
 @pytest.fixture(scope='module')
-def generate(params, mesh):
+def decoding(params, mesh):
+  return model.decode_layout(CONFIG, params, mesh)
+
+
+@pytest.fixture(scope='module')
+def generate(decoding, mesh):
   def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     return sampler.generate(
-        CONFIG, params, [prompts[i] for i in order], [ROWS[i] for i in order],
+        CONFIG, decoding, [prompts[i] for i in order], [ROWS[i] for i in order],
         [SAMPLES[i] for i in order], key, settings, mesh, on_finish, limits)
 
   return call
@@ -232,52 +237,52 @@ def watched(monkeypatch):
   return prefills, caches
 
 
-def samples_of(params, mesh, counts, prompts, slots, **changes):
+def samples_of(decoding, mesh, counts, prompts, slots, **changes):
   """`counts[i]` samples of prompt i, one question after the other."""
   rows = [i for i, count in enumerate(counts) for _ in range(count)]
   settings = dataclasses.replace(SETTINGS, slots=slots, **changes)
   return sampler.generate(
-      CONFIG, params, [prompts[i] for i in rows], rows,
+      CONFIG, decoding, [prompts[i] for i in rows], rows,
       [k for count in counts for k in range(count)], KEY, settings, mesh)
 
 
-def test_a_prompt_is_prefilled_once_for_all_its_samples(params, mesh, watched):
+def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched):
   """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 6 slots."""
   long = np.arange(40, dtype=np.int32) % 30
-  found = samples_of(params, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 6)
+  found = samples_of(decoding, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 6)
   prefills, _ = watched
   assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
   assert {shape for shape, _ in prefills} == {(1, 32), (1, 48)}  # buckets
-  alone = samples_of(params, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 32)
+  alone = samples_of(decoding, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 32)
   assert_same_tokens(found[15:], alone)
 
 
 def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
-    params, mesh, watched, monkeypatch):
+    decoding, mesh, watched, monkeypatch):
   monkeypatch.setattr(sampler, '_PREFILL_TOKENS', 32 * 3)
-  samples_of(params, mesh, (1,) * 7, PROMPTS, 8)
+  samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
   prefills, _ = watched
   assert [shape for shape, _ in prefills] == [(4, 32), (4, 32), (1, 32)]  # 3, 3 and 1 prompts
 
 
-def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(params, mesh, watched):
+def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
   settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=2)
-  sampler.generate(CONFIG, params, PROMPTS[:6], ROWS[:6], SAMPLES[:6], KEY, settings, mesh,
+  sampler.generate(CONFIG, decoding, PROMPTS[:6], ROWS[:6], SAMPLES[:6], KEY, settings, mesh,
                    limits=[4, 4, 300, 4, 4, 4])
   _, caches = watched
   assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
   assert sorted(set(caches)) == [32, 96, 192, 256, 384]
 
 
-def test_a_long_cache_is_given_up_when_rows_are_short_again(params, mesh, watched):
+def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):
   settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=1)
-  sampler.generate(CONFIG, params, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh,
+  sampler.generate(CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh,
                    limits=[4, 300, 4])
   _, caches = watched
   assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
 
 
-def test_the_last_rows_close_up(params, mesh, monkeypatch):
+def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
   """32 slots, seven rows, then one that is left: 32, 8 and 2 slots, and the same tokens."""
   widths, decode = [], slots.decode
 
@@ -287,20 +292,20 @@ def test_the_last_rows_close_up(params, mesh, monkeypatch):
 
   monkeypatch.setattr(slots, 'decode', watched)
   settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
-  found = sampler.generate(CONFIG, params, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
+  found = sampler.generate(CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
                            limits=[1, 1, 1, 250, 80, 1, 1])
   assert widths == [32, 8, 2, 2]
   for row, limit in ((3, 250), (4, 80)):
-    alone = sampler.generate(CONFIG, params, [PROMPTS[row]], [ROWS[row]], [SAMPLES[row]], KEY,
+    alone = sampler.generate(CONFIG, decoding, [PROMPTS[row]], [ROWS[row]], [SAMPLES[row]], KEY,
                              settings, mesh, limits=[limit])
     assert_same_tokens([found[row]], alone)
 
 
-def test_few_shapes_are_compiled(params, mesh):
+def test_few_shapes_are_compiled(decoding, mesh):
   """Whatever the number of prompts, of samples and of rows refilled."""
-  samples_of(params, mesh, (3, 2, 3), PROMPTS, 4)
+  samples_of(decoding, mesh, (3, 2, 3), PROMPTS, 4)
   compiled = slots.decode._cache_size()
-  samples_of(params, mesh, (1, 5, 2, 4), PROMPTS, 4)
+  samples_of(decoding, mesh, (1, 5, 2, 4), PROMPTS, 4)
   assert slots.decode._cache_size() == compiled
 
 
@@ -333,12 +338,13 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
 def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
   """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
   config = dataclasses.replace(CONFIG, vocab_size=32_000)
-  params = jax.tree.map(lambda x: SCALE * x if x.ndim > 1 else x,
+  params = jax.tree.map(lambda x: SCALE * x if x.std() else x,
                         model.init(config, jax.random.key(0), mesh))
+  decoding = model.decode_layout(config, params, mesh)
 
   def sample(slots, key=KEY):
     settings = dataclasses.replace(SETTINGS, slots=slots, eos_ids=(32_000,), max_response=24)
-    return sampler.generate(config, params, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
+    return sampler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
 
   base = sample(4)
   off = [distance(config, params, i, base[i], other[i])
@@ -380,10 +386,10 @@ settings = sampler.Settings(
 prompts = {[prompt.tolist() for prompt in PROMPTS]}
 expected = {[response.tokens.tolist() for response in responses]}
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
-params = jax.tree.map(lambda x: {SCALE} * x if x.ndim > 1 else x,
+params = jax.tree.map(lambda x: {SCALE} * x if x.std() else x,
                       model.init(config, jax.random.key(0), mesh))
 found = sampler.generate(
-    config, params, [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES},
+    config, model.decode_layout(config, params, mesh), [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES},
     jax.random.key(5), settings, mesh)
 assert [response.tokens.tolist() for response in found] == expected
 """

@@ -88,7 +88,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
   never = case.config.vocab_size
   with jax.set_mesh(mesh):
     found = sampler.generate(
-        case.config, case.params, prompts, range(3), [0] * 3, jax.random.key(0),
+        case.config, model.decode_layout(case.config, case.params, mesh), prompts, range(3), [0] * 3, jax.random.key(0),
         sampler.Settings(draw.Config(0.), slots=4, max_response=64, eos_ids=(never,), pad_id=0),
         mesh)
   np.testing.assert_array_equal([response.tokens for response in found], case.expected['greedy_BT'])
@@ -191,7 +191,7 @@ def test_transformers_reads_an_export(name, dtype, mesh, tmp_path):
 
 # ---- Where and how it is read ----
 
-# For scripts: `reads` gets (tensor, entries) of every slice that is read.
+# For scripts: `reads` gets (tensor, entries) of every slice of a matrix that is read.
 RECORDED = """
 theirs, reads = weights._theirs, []
 def recorded(tensor, shape, index):
@@ -219,12 +219,15 @@ for name in ('llama_shards', 'qwen2_seven_queries_a_key'):
     reads.clear()
     mesh = sharding.make_mesh(sharding.Config(*sizes))
     params = weights.load(folder, config, mesh)
-    own = {{tensor: weights._at(params, path).addressable_shards[0].data.size
-           for path, tensor in architecture.tensors(config).items()}}
-    assert len(reads) >= len(own) and all(size == own[tensor] for tensor, size in reads)
+    own = {{}}
+    for (path, layer), tensor in architecture.tensors(config).items():
+      part = weights._at(params, path).addressable_shards[0].data
+      own[tensor] = part.size if layer is None else part[layer].size
+    assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in own)
+    assert all(size == own[tensor] for tensor, size in reads)
     whole = whole or params
     jax.tree.map(np.testing.assert_array_equal, params, whole)
-  assert params['layers']['0']['mlp']['gate_DF'].addressable_shards[0].data.shape[1] == 48 // 8
+  assert params['layers']['mlp']['gate_DF'].addressable_shards[0].data.shape[2] == 48 // 8
 """
   on_eight_devices(script)
 
