@@ -29,7 +29,8 @@ def get_config():
       max_trajectories=8))
 
   config.objective = ConfigDict(dict(
-      clip='until_replay', clip_epsilon=.2, shaping=True, beta=.1, normalize_std=False,
+      clip='until_replay', clip_epsilon=.2, clip_epsilon_high=.2, dual_clip=float('inf'),
+      surrogate='ppo', ratio='token', tis_limit=0., shaping=True, beta=.1, normalize_std=False,
       aggregation='constant',
       entropy_bonus=1e-4,  # theirs: 1e-3, as a mean over each microbatch of 5 to 10 rows
       kl_coefficient=0., old_logprobs='sampler'))

@@ -144,8 +144,8 @@ class Rollout:
     """Holds the sampler's log-probabilities against the trainer's, and says how far they are off.
 
     With `objective.old_logprobs='recompute'` in every step and on every response, which
-    then carries the trainer's; else as `parity` has it, and one that is off too far
-    raises InputError.
+    then carries the trainer's, and the correction where `objective.tis_limit` asks for one;
+    else as `parity` has it, and one that is off too far raises InputError.
     """
     recomputes = self.objective.old_logprobs == 'recompute'
     if not recomputes and (plan.step - 1) % self.parity.every:
@@ -158,7 +158,7 @@ class Rollout:
     found = {'parity/mean': float(off.mean()), 'parity/max': float(off.max())}
     if recomputes:
       own = iter(logps)
-      responses = [[dataclasses.replace(response, logp=next(own)) for response in group]
+      responses = [[self._recomputed(response, next(own)) for response in group]
                    for group in responses]
     elif not off.max() <= self.parity.max:  # nor may it be NaN
       raise InputError(
@@ -183,7 +183,7 @@ class Rollout:
     so the normaliser stays what it was.
     """
     samples = self.config.samples
-    rewards, rows, logps, trains = [], [], [], []
+    rewards, rows, logps, corrections, trains = [], [], [], [], []
     for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
       members = [*group, replayed] if replayed else group
       rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
@@ -191,6 +191,8 @@ class Rollout:
       trains += [replay.trains(self.replay, correctness)] * samples
       rows += [(prompt, member.tokens) for member in members]
       logps += [member.logp for member in members]
+      # A replayed row's own weight is all the correction that it has.
+      corrections += [response.correction for response in group] + [None] * (replayed is not None)
     advantage_QK = objective.group_advantages(
         np.array(rewards, np.float32), self.objective.normalize_std)
     is_replay_B = np.array([r is not None and k == samples - 1
@@ -200,10 +202,14 @@ class Rollout:
     tokens_BT, mask_BT = right_padded(rows, limit, self.tokenizer.pad_id)
     logp_BT = np.zeros_like(mask_BT)
     logp_BT[mask_BT > 0] = np.concatenate(logps)  # row after row, as the mask is read
+    correction_BT = np.ones_like(mask_BT)
+    for b, correction in enumerate(corrections):
+      if correction is not None:
+        correction_BT[b, mask_BT[b] > 0] = correction
     return Batch(
         tokens_BT, mask_BT * np.array(trains, np.float32)[:, None], logp_BT,
         advantage_QK.reshape(-1), is_replay_B,
-        np.where(is_replay_B, past_B, plan.step).astype(np.int32))
+        np.where(is_replay_B, past_B, plan.step).astype(np.int32), correction_BT)
 
   def score(self, params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
             ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -249,6 +255,12 @@ class Rollout:
             'response': self.tokenizer.decode(replayed.tokens), 'reward': replayed.reward,
             'correct': True, 'replayed': True, 'written_in_step': replayed.step})
     return rows[:count]
+
+  def _recomputed(self, response, logp):
+    limit = self.objective.tis_limit
+    return dataclasses.replace(
+        response, logp=logp, correction=objective.sampler_correction(
+            logp, response.logp, limit) if limit else None)
 
   def _model_free_costs(self, kind, plan, count):
     if kind == 'newest':  # stored oldest first, so a later place is newer

@@ -119,6 +119,15 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
+def row_shards(num_rows: int) -> int:
+  """Pieces in which `constrain` lays rows over the mesh of `jax.set_mesh`; 1 without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return 1
+  axes = spec(mesh.shape, ('batch',), (num_rows,))[0] or ()
+  return math.prod(mesh.shape[axis] for axis in axes)
+
+
 def _mesh_axes(rules, axis_sizes, logical_axis, size):
   if logical_axis is None:
     return None

@@ -46,6 +46,7 @@ class Response:
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token
+  correction: np.ndarray | None = None  # [T] float32, `objective.sampler_correction`; None is 1
 
 
 class Verdict(NamedTuple):
@@ -92,3 +93,4 @@ class Batch:
   advantage_B: jax.Array  # float32
   is_replay_B: jax.Array  # bool
   policy_step_B: jax.Array  # int32, the step whose policy wrote the row
+  correction_BT: jax.Array  # float32, weight of a fresh token's term; 1 where there is none

@@ -6,17 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from losses import LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
 
+from exgrpo_jax import config as config_lib
 from exgrpo_jax import objective
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Batch
 
-PAPER = objective.Config(
-    clip='always', clip_epsilon=.2, shaping=True, beta=.1, normalize_std=False,
-    aggregation='constant', entropy_bonus=0., kl_coefficient=0., old_logprobs='sampler')
+WHEN = list(itertools.product((True, False), (True, False)))  # clip, first
 
 
-def changed(**values):
-  return objective.Config(**{**PAPER.__dict__, **values})
+def loss(logp, entropy, batch, config, *, clip, first, reference=None):
+  """Of a whole minibatch."""
+  tokens = tokens_of(batch, config, logp, reference)
+  return objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first)
 
 
 @pytest.mark.parametrize(('reward', 'expected'), [
@@ -59,84 +62,185 @@ def test_shaping_of_a_ratio_beyond_float32_stays_finite():
   assert value == 1 and slope == 0
 
 
-def random_batch(seed=0, rows=6, length=9):
-  rng = np.random.default_rng(seed)
-  mask = np.zeros((rows, length), np.float32)
-  for row, (start, stop) in enumerate([(2, 9), (3, 5), (1, 9), (4, 8), (2, 3), (5, 9)]):
-    mask[row, start:stop] = 1
-  logp = -rng.gamma(1., 1., (rows, length)).astype(np.float32)
-  past = (logp + rng.normal(0, .5, logp.shape)).astype(np.float32) * mask
-  entropy = rng.gamma(1., 1., logp.shape).astype(np.float32)
-  return logp, entropy, Batch(
-      tokens_BT=np.zeros((rows, length), np.int32), response_mask_BT=mask, behaviour_logp_BT=past,
-      advantage_B=rng.normal(size=rows).astype(np.float32),
-      is_replay_B=np.array([0, 0, 1, 0, 1, 0], bool), policy_step_B=np.zeros(rows, np.int32))
+@pytest.mark.parametrize(('clip', 'first'), WHEN)
+@pytest.mark.parametrize('name', VARIANTS)
+def test_the_loss_is_the_formula(name, clip, first):
+  config = changed(**VARIANTS[name])
+  logp, entropy, batch, reference = random_batch()
+  found, _ = loss(logp, entropy, batch, config, clip=clip, first=first, reference=reference)
+  expected = formula(logp, entropy, batch, reference, config, clip=clip, first=first,
+                     constant=logp)
+  np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
-def reference_loss(logp, entropy, batch, *, clip, first, aggregation, shaping, bonus, kl, ref):
-  """DESIGN's formula row by row and token by token, in float64 and without JAX."""
-  rows, limit = len(logp), 11
-  tokens = [(b, t) for b, t in zip(*np.nonzero(batch.response_mask_BT))]
-  lengths = batch.response_mask_BT.sum(axis=1)
-  fresh = [(b, t) for b, t in tokens if not batch.is_replay_B[b]]
-  total = 0.
-  for b, t in tokens:
-    advantage = float(batch.advantage_B[b])
-    ratio = np.exp(float(logp[b, t]) - float(batch.behaviour_logp_BT[b, t]))
-    if batch.is_replay_B[b]:
-      term = advantage * (ratio / (ratio + .1) if shaping else ratio)
-    else:
-      ratio = 1. if first else ratio
-      term = ratio * advantage
-      if clip:
-        term = min(term, min(max(ratio, .8), 1.2) * advantage)
-    share = {'constant': 1 / (rows * limit), 'token_mean': 1 / len(tokens),
-             'sequence_mean': 1 / (rows * lengths[b])}[aggregation]
-    total -= share * term
-  total -= bonus * np.mean([float(entropy[b, t]) for b, t in tokens])
-  gap = [float(ref[b, t]) - float(logp[b, t]) for b, t in fresh]
-  return total + kl * np.mean(np.exp(gap) - gap - 1)
+def one_token(ratio, advantage, config, clip=True):
+  """(value, gradient by logp, is clipped) of the term of one fresh token."""
+  tokens = objective.Tokens(*[np.ones((1, 1), np.float32)] * 4, np.zeros((1, 1), np.float32),
+                            np.ones((1, 1), np.float32), np.full((1, 1), advantage, np.float32),
+                            np.zeros((1, 1), bool))
+  (value, sums), slope = jax.value_and_grad(
+      lambda logp: objective.token_loss(
+          logp[None, None], jnp.zeros((1, 1)), tokens, config, clip=clip, is_first=False),
+      has_aux=True)(jnp.log(jnp.float32(ratio)))
+  return [-float(value), -float(slope), float(sums['clipped'])]
 
 
-@pytest.mark.parametrize('values', [
-    dict(zip(('clip', 'first', 'aggregation', 'shaping', 'bonus', 'kl'), combination))
-    for combination in itertools.product(
-        (True, False), (True, False), ('constant', 'token_mean', 'sequence_mean'), (True, False),
-        (0., .3), (0., .7))], ids=str)
-def test_the_loss_is_the_formula(values):
-  logp, entropy, batch = random_batch()
-  ref = (logp + np.random.default_rng(5).normal(0, .3, logp.shape)).astype(np.float32)
-  config = changed(aggregation=values['aggregation'], shaping=values['shaping'],
-                   entropy_bonus=values['bonus'], kl_coefficient=values['kl'])
-  found, _ = objective.loss(logp, entropy, batch, config, max_response=11, clip=values['clip'],
-                            is_first=values['first'], reference_logp_BT=ref)
-  np.testing.assert_allclose(found, reference_loss(logp, entropy, batch, ref=ref, **values),
-                             rtol=2e-5)
+@pytest.mark.parametrize(('values', 'ratio', 'advantage', 'clip', 'expected'), [
+    pytest.param({}, 1.3, 2., True, [2.4, 0., 1.], id='ppo_stops_at_1_2'),
+    pytest.param({}, 1.3, 2., False, [2.6, 2.6, 0.], id='ppo_without_clipping'),
+    pytest.param(dict(clip_epsilon_high=.28), 1.25, 2., True, [2.5, 2.5, 0.],
+                 id='clip_higher_lets_more_rise'),
+    pytest.param(dict(clip_epsilon_high=.28), 1.3, 2., True, [2.56, 0., 1.],
+                 id='clip_higher_stops_too'),
+    pytest.param(dict(clip_epsilon_high=.28), .7, -2., True, [-1.6, 0., 1.],
+                 id='the_lower_bound_stays'),
+    pytest.param(dict(dual_clip=3.), 4., -2., True, [-6., 0., 1.], id='dual_clip_bounds_the_loss'),
+    pytest.param(dict(dual_clip=3.), 2., -2., True, [-4., -4., 0.], id='dual_clip_not_reached'),
+    pytest.param(dict(dual_clip=3.), 4., -2., False, [-8., -8., 0.],
+                 id='dual_clip_only_while_clipping'),
+    pytest.param(dict(dual_clip=3.), 4., 2., True, [2.4, 0., 1.], id='dual_clip_leaves_successes'),
+    pytest.param({}, 4., -2., True, [-8., -8., 0.], id='no_dual_clip'),
+    # log 4 = 1.386; cispo keeps a clipped token's gradient.
+    pytest.param(dict(surrogate='cispo'), 4., 2., True, [2.4 * np.log(4), 2.4, 1.], id='cispo'),
+    pytest.param(dict(surrogate='cispo'), .5, -2., True, [1.6 * np.log(2), -1.6, 1.],
+                 id='cispo_below'),
+    pytest.param(dict(surrogate='cispo'), 4., 2., False, [8 * np.log(4), 8., 0.],
+                 id='cispo_without_clipping')])
+def test_a_fresh_token_adds_the_hand_worked_term(values, ratio, advantage, clip, expected):
+  np.testing.assert_allclose(one_token(ratio, advantage, changed(**values), clip), expected,
+                             rtol=1e-5, atol=1e-6)
+
+
+def test_gspo_moves_a_row_by_its_mean_log_ratio():
+  """s A / |o| times the sum of the gradients: the derivative of the sequence's own objective."""
+  config = changed(ratio='sequence', aggregation='sequence_mean', clip_epsilon=.5,
+                   clip_epsilon_high=.6)
+  logp, entropy, batch, _ = random_batch()
+  fresh = ~batch.is_replay_B
+  mask = batch.response_mask_BT
+
+  def sequence_objective(logp):
+    mean = (mask * (logp - batch.behaviour_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
+    s, a = jnp.exp(mean), batch.advantage_B
+    weighed = jnp.minimum(s * a, jnp.clip(s, .5, 1.6) * a) * (mask.sum(1) > 0)
+    return -(weighed * fresh).sum() / len(a)
+
+  batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(mask)})
+  tokens = tokens_of(batch, config, logp, None)
+  gradient = jax.grad(lambda x: objective.token_loss(
+      x, entropy, tokens, config, clip=True, is_first=False)[0])(jnp.array(logp))
+  expected = jax.grad(sequence_objective)(jnp.array(logp))
+  assert np.abs(expected).max() > .001
+  np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
+
+
+def test_a_row_without_tokens_has_log_ratio_0():
+  logp, _, batch, _ = random_batch()
+  found_B1 = objective.row_log_ratio(logp, objective.tokens(batch, PAPER, LIMIT))
+  gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # that row's response
+  assert found_B1.shape == (8, 1) and found_B1[6, 0] == 0
+  np.testing.assert_allclose(found_B1[1, 0], gap.mean(), rtol=1e-5)
+
+
+def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
+  trainer = np.log(np.array([.5, .2, .9, 1.], np.float32))
+  sampler = np.log(np.array([.25, .4, .1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
+  sampler[3] = -200.  # beyond float32's exp
+  found = objective.sampler_correction(trainer, sampler, 3.)
+  assert found.dtype == np.float32
+  np.testing.assert_allclose(found, [2., .5, 3., 3.], rtol=1e-5)
+
+
+@pytest.mark.parametrize(('values', 'message'), [
+    (dict(tis_limit=2.), "tis_limit=2.0 needs config.objective.old_logprobs='recompute'"),
+    (dict(dual_clip=3., surrogate='cispo'), "dual_clip=3.0 needs config.objective.surrogate='ppo'"),
+    (dict(dual_clip=1.), r'dual_clip=1.0 must lie in \(1, inf\]'),
+    (dict(clip_epsilon_high=0.), 'clip_epsilon_high=0.0 must lie in'),
+    (dict(tis_limit=-1.), 'tis_limit=-1.0 must lie in'),
+    (dict(surrogate='gspo'), 'must be one of ppo, cispo'),
+    (dict(ratio='row'), 'must be one of token, sequence')])
+def test_what_cannot_be_is_refused(values, message):
+  with pytest.raises(InputError, match=message):
+    config_lib.build(objective.Config, PAPER.__dict__ | values, 'config.objective')
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_any_split_of_a_minibatch_gives_the_same(name):
+  """By rows in another order and by positions, with the rows of an empty mask left out."""
+  config = changed(**VARIANTS[name])
+  logp, entropy, batch, reference = random_batch()
+  tokens = tokens_of(batch, config, logp, reference)
+  step = jax.jit(jax.value_and_grad(lambda logp, entropy, tokens, clip, first:
+      objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first),
+      has_aux=True))
+  for clip, first in WHEN:
+    (whole, sums), gradient = step(logp, entropy, tokens, clip, first)
+    rest, slices, found = np.zeros_like(logp), [], 0.
+    for rows in ([7, 0, 3], [5], [4, 2, 1]):
+      for places in (slice(0, 4), slice(4, 5), slice(5, 9)):
+        def cut(x, rows=rows, places=places):
+          return x[rows] if x.shape[1] == 1 else x[rows, places]
+        (part, more), slope = step(*jax.tree.map(cut, (logp, entropy, tokens)), clip, first)
+        rest[rows, places] = slope
+        found += part
+        slices.append(more)
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+    np.testing.assert_allclose(rest, gradient, atol=1e-7)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *slices)
+    for key, value in objective.merged(stacked).items():
+      np.testing.assert_allclose(value, sums[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_tokens_are_numpy_on_the_host():
+  *_, batch, _ = random_batch()
+  for x in jax.tree.leaves(objective.tokens(batch, changed(aggregation='token_mean'), LIMIT)):
+    assert isinstance(x, np.ndarray) and x.dtype in (np.float32, bool) and x.shape[0] == 8
 
 
 def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
-  logp, entropy, batch = random_batch()
-  gradient = jax.grad(lambda x: objective.loss(
-      x, entropy, batch, PAPER, max_response=11, clip=True, is_first=True)[0])(jnp.array(logp))
-  expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (6 * 11)
+  logp, entropy, batch, _ = random_batch()
+  batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(batch.correction_BT)})
+  gradient = jax.grad(lambda x: objective.token_loss(
+      x, entropy, objective.tokens(batch, PAPER, LIMIT), PAPER, clip=True,
+      is_first=True)[0])(jnp.array(logp))
+  expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
   fresh = ~batch.is_replay_B
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
 
 
-def test_what_lies_outside_the_mask_cannot_poison_the_gradient():
-  logp, entropy, batch = random_batch()
-  wild = np.where(batch.response_mask_BT > 0, logp, 300.).astype(np.float32)
-  for first in (True, False):
-    gradient = jax.grad(lambda x, first=first: objective.loss(
-        x, entropy, batch, changed(kl_coefficient=1.), max_response=11, clip=False,
-        is_first=first, reference_logp_BT=-wild)[0])(jnp.array(wild))
-    assert np.isfinite(gradient).all()
-    assert (np.asarray(gradient)[batch.response_mask_BT == 0] == 0).all()
+@pytest.mark.parametrize('name', VARIANTS)
+def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
+  config = changed(**VARIANTS[name])
+  logp, entropy, batch, reference = random_batch()
+  outside = batch.response_mask_BT == 0
+  tokens = tokens_of(batch, config, logp, np.where(outside, np.nan, reference))
+  # As a row has it whose mask was emptied by the choice of difficulty.
+  past = np.where(outside, -300., batch.behaviour_logp_BT).astype(np.float32)
+  masked = objective.tokens(Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT)
+  np.testing.assert_array_equal(masked.old_logp_BT, batch.behaviour_logp_BT)
+  wild = np.where(outside, 300., logp).astype(np.float32)
+  for clip, first in WHEN:
+    value, gradient = jax.value_and_grad(lambda x, clip=clip, first=first: objective.token_loss(
+        x, np.where(outside, np.nan, entropy), tokens, config, clip=clip, is_first=first)[0])(
+            jnp.array(wild))
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+    assert (np.asarray(gradient)[outside] == 0).all()
+
+
+def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
+  logp, entropy, batch, _ = random_batch()
+  past = batch.behaviour_logp_BT.copy()
+  past[2, 1:9] = -500.  # the ratio is beyond float32, its shaped weight is 1
+  batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past})
+  gradient = jax.grad(lambda x: objective.token_loss(
+      x, entropy, objective.tokens(batch, PAPER, LIMIT), PAPER, clip=True,
+      is_first=False)[0])(jnp.array(logp))
+  assert np.isfinite(gradient).all() and (np.asarray(gradient)[2] == 0).all()
 
 
 def test_metrics_are_means_over_the_steps_tokens():
-  logp, entropy, batch = random_batch()
-  _, sums = objective.loss(logp, entropy, batch, PAPER, max_response=11, clip=True, is_first=False)
+  logp, entropy, batch, _ = random_batch()
+  _, sums = loss(logp, entropy, batch, PAPER, clip=True, first=False)
   found = objective.metrics({name: float(value) for name, value in sums.items()})
   mask = batch.response_mask_BT > 0
   replayed = mask & batch.is_replay_B[:, None]
@@ -189,7 +293,7 @@ class TestTheoremsByEnumeration:
     assert np.abs(self.expectation(self.past, lambda _: 1.) - on_policy).max() > .01
 
   def test_the_loss_itself_is_unbiased_without_shaping(self):
-    """The same through objective.loss and autodiff, for the whole mixed group."""
+    """The same through the loss and autodiff, for the whole mixed group."""
     config = changed(shaping=False)
 
     def gradient(fresh, last, is_replay):
@@ -198,10 +302,12 @@ class TestTheoremsByEnumeration:
       past = np.log(np.where(np.arange(self.K) == self.K - 1, self.past[tokens], self.pi[tokens]))
       batch = Batch(tokens[:, None], np.ones((self.K, 1), np.float32),
                     past[:, None].astype(np.float32), advantage.astype(np.float32),
-                    np.arange(self.K) == (self.K - 1 if is_replay else -1), tokens)
-      return jax.grad(lambda theta: objective.loss(
-          jax.nn.log_softmax(theta)[tokens][:, None], jnp.zeros((self.K, 1)), batch, config,
-          max_response=1, clip=False, is_first=True)[0])(jnp.array(self.THETA, jnp.float32))
+                    np.arange(self.K) == (self.K - 1 if is_replay else -1), tokens,
+                    np.ones((self.K, 1), np.float32))
+      return jax.grad(lambda theta: objective.token_loss(
+          jax.nn.log_softmax(theta)[tokens][:, None], jnp.zeros((self.K, 1)),
+          objective.tokens(batch, config, max_response=1), config, clip=False,
+          is_first=True)[0])(jnp.array(self.THETA, jnp.float32))
 
     sums = {True: 0., False: 0.}
     for fresh in itertools.product(range(4), repeat=self.K - 1):
