@@ -42,6 +42,9 @@ def get_config():
       clip_norm=1 / 64,  # theirs: 1
       skip_norm=7.8))  # theirs: 500
 
+  config.gradient = ConfigDict(dict(
+      tokens_per_microbatch=9216, remat='all', drop_zero_advantage=False))
+
   # The shape of Qwen2.5-Math-1.5B; with a path the checkpoint's is taken.
   config.model = ConfigDict(dict(
       path='', repository='', vocab_size=151936, width=1536, num_layers=28, num_heads=12,

@@ -34,6 +34,7 @@ from exgrpo_jax import (
     rollout,
     sharding,
     tokenizer,
+    update,
     verifier,
 )
 from exgrpo_jax.config import setting
@@ -103,6 +104,7 @@ class Settings:
   replay: replay.Config
   objective: objective.Config
   optimizer: optimizer.Config
+  gradient: update.Config
   model: ModelConfig
   mesh: sharding.Config
   prompt: prompt.Config
@@ -181,8 +183,9 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   compilations.keep(checked.compilation_cache)
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
-  return Experiment(checked, workdir, words, mesh,
-                    dataclasses.replace(shape, vocab_size=vocab_size))
+  shape = dataclasses.replace(shape, vocab_size=vocab_size)
+  model.check_mesh(shape, mesh)
+  return Experiment(checked, workdir, words, mesh, shape)
 
 
 @functools.lru_cache(maxsize=16)

@@ -42,8 +42,8 @@ def of_tokens(hidden_BTD, unembedding_DV, tokens_BT, *, temperature: float, chun
     (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t is of
     token t. Entry 0 has no past and is 0.
   """
-  scored = _scored(hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk)
-  return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in scored)
+  found = scored(hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk)
+  return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
 
 
 def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *,
@@ -71,8 +71,8 @@ def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, 
   """
   @jax.custom_vjp
   def total(hidden_BWD, unembedding_DV, target_BW, operands):
-    scored = _scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
-    return loss_of_tokens(*scored, operands)
+    found = scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
+    return loss_of_tokens(*found, operands)
 
   def forward(hidden_BWD, unembedding_DV, target_BW, operands):
     logp_BW, entropy_BW, *gradients = _scored_with_gradients(
@@ -90,8 +90,12 @@ def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, 
   return total(hidden_BWD, unembedding_DV, target_BW, operands)
 
 
-def _scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
-  """(logp_BW, entropy_BW) of the targets."""
+def scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
+  """Log-probability of each target and the entropy there: hidden state w predicts target w.
+
+  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature` and
+  `chunk` as in `of_tokens`.
+  """
   num_chunks, size = _chunks(*target_BW.shape, chunk)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))
 

@@ -4,7 +4,6 @@ python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=/tmp/arithme
 """
 
 import concurrent.futures
-import functools
 import os
 import sys
 import time
@@ -24,11 +23,11 @@ from exgrpo_jax import (
   optimizer,
   plots,
   replay,
-  sharding,
   statistics,
   warm_start,
   weights,
 )
+from exgrpo_jax import update as update_lib
 from exgrpo_jax.clock import Clock
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
@@ -42,7 +41,7 @@ from exgrpo_jax.experiment import (
 )
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.optimizer import TrainState
-from exgrpo_jax.rollout import Rollout, score_tokens
+from exgrpo_jax.rollout import Rollout
 from exgrpo_jax.types import Batch, Cursor
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
@@ -127,44 +126,25 @@ def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, 
     reference: parameters of the reference policy where the objective has a KL term.
 
   Returns:
-    The new state and the step's sums (`objective.loss`), on the device, not awaited.
+    The new state and the step's sums (`update.minibatch`), on the device, not awaited.
   """
-  settings = experiment.settings
-  count = settings.optimizer.minibatches
+  count = experiment.settings.optimizer.minibatches
   size = len(batch.advantage_B) // count
-  sums = None
+  settings, found = _update_settings(experiment), []
   for index in range(count):
     rows = slice(index * size, (index + 1) * size)
-    minibatch = jax.device_put(jax.tree.map(lambda x, rows=rows: x[rows], batch),
-                               sharding.batch(experiment.mesh, size))
-    state, found = _update_minibatch(
-        settings, experiment.model, state, minibatch, clip, index == 0, reference)
-    sums = found if sums is None else _merged(sums, found)
-  return state, sums
+    minibatch = jax.tree.map(lambda x, rows=rows: x[rows], batch)
+    state, sums = update_lib.minibatch(settings, state, minibatch, clip, index == 0, reference)
+    found.append(sums)
+  return state, objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _update_minibatch(settings, model_config, state, batch, clip, is_first, reference):
-  def token_values(params):
-    return score_tokens(model_config, params, batch.tokens_BT, settings.rollout.temperature,
-                        settings.rollout.logit_chunk)
-
-  reference_logp_BT = None if reference is None else token_values(reference)[0]
-
-  def loss_of(params):
-    return objective.loss(
-        *token_values(params), batch, settings.objective, clip=clip, is_first=is_first,
-        max_response=settings.rollout.max_response, reference_logp_BT=reference_logp_BT)
-
-  (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-  state, found = optimizer.apply(settings.optimizer, _num_updates(settings), state, gradient)
-  return state, sums | found | {'loss': loss, 'updates': jnp.float32(1)}
-
-
-@jax.jit
-def _merged(sums, more):
-  return {name: jnp.maximum(value, more[name]) if name.endswith('_max') else value + more[name]
-          for name, value in sums.items()}
+def _update_settings(experiment):
+  settings = experiment.settings
+  return update_lib.Settings(
+      settings.gradient, settings.objective, settings.optimizer, experiment.model, experiment.mesh,
+      _num_updates(settings), settings.rollout.temperature, settings.rollout.max_response,
+      settings.rollout.logit_chunk)
 
 
 def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):

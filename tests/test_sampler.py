@@ -389,8 +389,9 @@ mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
 params = jax.tree.map(lambda x: {SCALE} * x if x.std() else x,
                       model.init(config, jax.random.key(0), mesh))
 found = sampler.generate(
-    config, model.decode_layout(config, params, mesh), [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES},
-    jax.random.key(5), settings, mesh)
+    config, model.decode_layout(config, params, mesh),
+    [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES}, jax.random.key(5),
+    settings, mesh)
 assert [response.tokens.tolist() for response in found] == expected
 """
   on_eight_devices(script)

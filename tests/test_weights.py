@@ -88,7 +88,8 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
   never = case.config.vocab_size
   with jax.set_mesh(mesh):
     found = sampler.generate(
-        case.config, model.decode_layout(case.config, case.params, mesh), prompts, range(3), [0] * 3, jax.random.key(0),
+        case.config, model.decode_layout(case.config, case.params, mesh), prompts, range(3),
+        [0] * 3, jax.random.key(0),
         sampler.Settings(draw.Config(0.), slots=4, max_response=64, eos_ids=(never,), pad_id=0),
         mesh)
   np.testing.assert_array_equal([response.tokens for response in found], case.expected['greedy_BT'])
