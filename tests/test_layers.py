@@ -14,7 +14,7 @@ FLOORS = (
     ('config',),
     ('sharding',),
     ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'prompt',
-     'draw', 'cache'),
+     'draw', 'cache', 'attention'),
     ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
      'statistics'),
     ('questions', 'architecture', 'slots'),
