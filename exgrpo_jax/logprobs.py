@@ -116,7 +116,7 @@ def _scored_with_gradients(hidden_BWD, unembedding_DV, target_BW, operands, loss
   """(logp_BW, entropy_BW, d_hidden_BWD, d_unembedding_DV), the last in float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = _chunks(num_rows, window, chunk)
-  num_shards = sharding.row_shards(num_rows)
+  num_shards = sharding.num_shards('batch', num_rows)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))
 
   def of_chunk(d_unembedding_GDV, chunk):

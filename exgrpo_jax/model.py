@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from exgrpo_jax import attention, rotary, sharding
 from exgrpo_jax import cache as cache_lib
-from exgrpo_jax import rotary, sharding
 from exgrpo_jax.cache import Cache, LayerCache
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
@@ -119,7 +119,8 @@ class Attention(nnx.Module):
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
       cache = cache_lib.of_sequence(key_BTGH, value_BTGH)
-      mixed_BTNH = jax.nn.dot_product_attention(query_BTNH, key_BTGH, value_BTGH, is_causal=True)
+      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, attention.kind_for(
+          sharding.platform(), str(x_BTD.dtype)))
     else:
       position_B = position_BT[:, 0]
       cache = cache_lib.written(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)

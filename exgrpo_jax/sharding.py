@@ -8,7 +8,7 @@ of its devices, which costs memory and is always right.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -119,13 +119,49 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
-def row_shards(num_rows: int) -> int:
-  """Pieces in which `constrain` lays rows over the mesh of `jax.set_mesh`; 1 without a mesh."""
+def platform() -> str:
+  """'cpu', 'gpu' or 'tpu': of the mesh of `jax.set_mesh`, or without one JAX's default."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
+
+
+def num_shards(logical_axis: str, size: int) -> int:
+  """Into how many parts the mesh of `jax.set_mesh` splits an axis of `size`; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return 1
-  axes = spec(mesh.shape, ('batch',), (num_rows,))[0] or ()
+  axes = _mesh_axes(_RULES, mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def per_shard(function: Callable, in_axes: Sequence[Sequence[str | None]],
+              out_axes: Sequence[str | None]) -> Callable:
+  """`function` on each device's own part of its arguments, on the mesh of `jax.set_mesh`.
+
+  For what GSPMD cannot split by itself, such as a kernel; `function` must need nothing
+  of the other parts. Without a mesh, or on one of a single device, it is `function`.
+
+  Args:
+    function: of arrays, to one array.
+    in_axes: each argument's logical axes. An axis is split where the mesh divides it in
+      every argument that has it.
+    out_axes: the result's logical axes, among those of the arguments.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return function
+
+  def call(*args):
+    split = {}
+    for x, axes in zip(args, in_axes, strict=True):
+      for name, size in zip(axes, x.shape, strict=True):
+        split[name] = split.get(name, True) and _mesh_axes(_RULES, mesh.shape, name, size)
+    # No check of what varies over which axes: kernels do not say that of their results.
+    return jax.shard_map(
+        function, in_specs=tuple(PartitionSpec(*map(split.get, axes)) for axes in in_axes),
+        out_specs=PartitionSpec(*map(split.get, out_axes)), check_vma=False)(*args)
+
+  return call
 
 
 def _mesh_axes(rules, axis_sizes, logical_axis, size):

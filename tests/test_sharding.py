@@ -63,11 +63,13 @@ def test_one_axis_takes_the_rest():
   assert mesh.are_all_axes_auto
 
 
-def test_constrain_without_a_mesh_returns_its_input():
+def test_without_a_mesh_nothing_is_split():
   x = jnp.ones((2, 3))
   # Other tests may have set one for good, as a command does.
   with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
     assert sharding.constrain(x, ('batch', None)) is x
+    assert sharding.num_shards('batch', 2) == 1
+    assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
 
 
 def test_eight_devices():
@@ -92,4 +94,21 @@ with jax.set_mesh(mesh):
   spread = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
 assert pieces(spread) == (2, 3), pieces(spread)
 assert (spread == rows + 1).all()
+
+def halves(x, y, z):  # of what the device has
+  seen.append((x.shape, y.shape, z.shape))
+  return x[:, :len(y) // 2]
+
+def by_halves(num_columns):
+  return sharding.per_shard(
+      halves, [('batch', 'heads'), ('heads',), ('heads',)], ('batch', 'heads'))(
+          jnp.arange(8. * 4).reshape(8, 4), jnp.ones(num_columns), jnp.ones(2))
+
+seen = []
+with jax.set_mesh(mesh):
+  assert [sharding.num_shards(*axis) for axis in (('batch', 8), ('batch', 6), ('heads', 6))] == [
+      4, 1, 2]
+  assert jax.jit(by_halves, static_argnums=0)(4)[0].tolist() == [0, 2]
+  assert jax.jit(by_halves, static_argnums=0)(5)[0].tolist() == [0, 1]  # 2 does not divide 5
+assert seen == [((2, 2), (2,), (1,)), ((2, 4), (5,), (2,))], seen
 """)
