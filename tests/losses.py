@@ -98,25 +98,29 @@ def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
   return total + config.kl_coefficient * kl / num_fresh
 
 
-def fused_example(values, temperature, width=5, vocabulary=13, whole=False):
-  """(config, hidden, unembedding, target, tokens), of a window that begins at token 1.
+def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
+  """(config, arguments, batch, reference_logp_BT) of a variant.
 
-  The behaviour policy is near the one that the hidden states give. `whole` adds the batch
-  and its reference_logp_BT.
+  arguments: hidden_BWD, unembedding_DV, target_BW and tokens of a window that begins at
+  token 1. The behaviour policy is near the one that the hidden states give.
   """
-  config, rng = changed(**values), np.random.default_rng(7)
+  config, rng = changed(**VARIANTS[name]), np.random.default_rng(7)
   *_, batch, _ = random_batch()
   hidden = rng.normal(size=(8, 8, width)).astype(np.float32)
-  unembedding = (np.eye(vocabulary, dtype=np.float32) if width == vocabulary
-                 else rng.normal(size=(width, vocabulary)).astype(np.float32))
-  logits = hidden @ unembedding / temperature
-  logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-  logp = np.take_along_axis(logits, batch.tokens_BT[:, 1:, None], -1)[..., 0]
+  unembedding = rng.normal(size=(width, vocabulary)).astype(np.float32)
+  if identity:
+    unembedding = np.eye(width, dtype=np.float32)
+  logp = log_softmax(hidden @ unembedding / temperature)
+  logp = np.take_along_axis(logp, batch.tokens_BT[:, 1:, None], -1)[..., 0]
   logp = np.pad(logp, ((0, 0), (1, 0)))
   past, reference = (
       (logp + rng.normal(0, .4, logp.shape)).astype(np.float32) for _ in range(2))
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past * batch.response_mask_BT})
   tokens = tokens_of(batch, config, logp, reference)
-  tokens = tokens.__class__(*(x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
-  found = config, hidden, unembedding, batch.tokens_BT[:, 1:], tokens
-  return (*found, batch, reference) if whole else found
+  tokens = objective.Tokens(*(
+      x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
+  return config, (hidden, unembedding, batch.tokens_BT[:, 1:], tokens), batch, reference
+
+
+def log_softmax(logits):
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))

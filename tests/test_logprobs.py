@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import on_eight_devices
-from losses import VARIANTS, formula, fused_example
+from losses import VARIANTS, formula, fused_example, log_softmax
 
 from exgrpo_jax import logprobs, objective
 
@@ -151,11 +151,11 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize(('name', 'chunk'), [
-    # 8 rows, 8 positions: 24 is 3 positions of 8, 40 is 5, 1 and 8 one each, 10**6 all.
-    *zip(VARIANTS, itertools.cycle((24, 40, 8, 10**6))), ('paper', 1), ('all', 10**6),
-    ('all', 40)])
+    # Of 8 rows and 8 positions: 24 is chunks of 3, 40 of 4, 8 and 1 of 1, 10**6 of all.
+    *((name, 24) for name in VARIANTS),
+    *itertools.product(('paper', 'all'), (40, 8, 10**6)), ('paper', 1)])
 def test_the_fused_loss_is_plain_autodiff_of_all_logits(name, chunk):
-  config, *arguments = fused_example(VARIANTS[name], TEMPERATURE)
+  config, arguments, *_ = fused_example(name, TEMPERATURE)
   for clip, first in WHEN:
     assert_same(fused(config, chunk)(*arguments, clip, first),
                 naive(config)(*arguments, clip, first))
@@ -164,13 +164,12 @@ def test_the_fused_loss_is_plain_autodiff_of_all_logits(name, chunk):
 @pytest.mark.parametrize('name', VARIANTS)
 def test_the_gradient_is_that_of_the_formula_in_float64(name):
   """By finite differences of the logits, which an identity makes the hidden states."""
-  config, hidden, _, target, tokens, batch, reference = fused_example(
-      VARIANTS[name], TEMPERATURE, width=13, whole=True)
+  config, arguments, batch, reference = fused_example(name, TEMPERATURE, identity=True)
+  hidden, _, target, _ = arguments
   rng = np.random.default_rng(1)
 
   def scored(logits):
-    logits = logits / TEMPERATURE
-    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logp = log_softmax(logits / TEMPERATURE)
     chosen = np.take_along_axis(logp, target[..., None], -1)[..., 0]
     # Back to the batch's positions, which begin one before the window's.
     return [np.pad(x, ((0, 0), (1, 0))) for x in (chosen, -(np.exp(logp) * logp).sum(-1))]
@@ -178,8 +177,7 @@ def test_the_gradient_is_that_of_the_formula_in_float64(name):
   base = hidden.astype(np.float64)
   constant, _ = scored(base)
   for clip, first in WHEN:
-    (loss, _), (gradient, _) = fused(config, 24)(
-        hidden, np.eye(13, dtype=np.float32), target, tokens, clip, first)
+    (loss, _), (gradient, _) = fused(config, 24)(*arguments, clip, first)
 
     def value(logits, clip=clip, first=first):
       return formula(*scored(logits), batch, reference, config, clip=clip, first=first,
@@ -194,7 +192,7 @@ def test_the_gradient_is_that_of_the_formula_in_float64(name):
 
 
 def test_microbatches_and_windows_give_the_gradient_of_the_whole():
-  config, hidden, unembedding, target, tokens = fused_example(VARIANTS['all'], TEMPERATURE)
+  config, (hidden, unembedding, target, tokens), *_ = fused_example('all', TEMPERATURE)
   order = np.array([7, 0, 3, 6, 5, 4, 2, 1])
 
   def cut(x, places):
@@ -245,8 +243,9 @@ def test_the_gradient_scales_with_what_comes_back_and_has_the_arguments_dtypes()
     loss, sums = fused_weighed(*arguments, *OPERANDS)
     return scale * loss + 0 * sums['logp']
   low = [jnp.asarray(x, jnp.bfloat16) for x in (HIDDEN_BTD, UNEMBEDDING_DV)]
-  one, three = (jax.grad(total, (1, 2))(scale, *low) for scale in (1., -3.))
-  exact = jax.grad(total, (1, 2))(1., HIDDEN_BTD, UNEMBEDDING_DV)
+  gradient = jax.jit(jax.grad(total, (1, 2)))
+  one, three = (gradient(scale, *low) for scale in (1., -3.))
+  exact = gradient(1., HIDDEN_BTD, UNEMBEDDING_DV)
   for x, y, z in zip(one, three, exact):
     assert x.dtype == jnp.bfloat16 and z.dtype == jnp.float32
     np.testing.assert_allclose(-3 * x.astype(jnp.float32), y.astype(jnp.float32), rtol=.01)
@@ -295,3 +294,56 @@ def test_the_fused_loss_saves_a_quarter_of_the_products_of_recomputing():
       for f in (functools.partial(fused_weighed, chunk=256), jax.checkpoint(plain_weighed)))
   assert recomputed > 3.9 * 2 * 256 * 256 * 1024  # four products, none of them shared
   assert fused < .78 * recomputed, fused / recomputed
+
+
+def test_on_eight_devices_rows_add_up_once_behind_the_loop():
+  """The same values on every mesh; whole rows of devices exchange nothing inside the loop."""
+  on_eight_devices("""
+import re, sys
+sys.path.insert(0, 'tests')
+import jax, numpy as np
+from exgrpo_jax import logprobs, objective, sharding
+from losses import fused_example
+
+config, arguments, *_ = fused_example('all', .7, width=8, vocabulary=16)
+
+def total(states, unembedding, target, tokens):
+  # States that begin one place early, as the model's do.
+  hidden = logprobs.predicting(states, np.ones(8, int), 8)
+  return logprobs.fused_loss(
+      hidden, unembedding, target, tokens,
+      lambda *scored: objective.token_loss(*scored, config, clip=True, is_first=False),
+      temperature=.7, chunk=24)
+
+def step():
+  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))  # anew for every mesh
+
+expected = step()(*arguments)
+collective = re.compile(r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|'
+                        r'collective-permute)(-start)?[(]')
+for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
+  mesh = sharding.make_mesh(sharding.Config(*sizes))
+  hidden, unembedding, *rest = arguments
+  with jax.set_mesh(mesh):
+    placed = (jax.device_put(hidden, sharding.batch(mesh, 8)),
+              jax.device_put(unembedding, sharding.named(mesh, ('embed', 'vocab'), (8, 16))),
+              *jax.device_put(rest, sharding.batch(mesh, 8)))
+    program = step().lower(*placed).compile()
+    found = program(*placed)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-5),
+               found, expected)
+  text = program.as_text()
+  bodies, inside, outside, name = set(re.findall(r'body=%?([^,]+)', text)), [], [], ''
+  for line in text.splitlines():
+    name = re.match(r'(?:ENTRY )?%?([^ ]*)', line)[1] if line.endswith('{') else name
+    if match := collective.search(line):
+      (inside if name in bodies else outside).append(match[1])
+  assert bodies, text
+  if sizes == (1, 8, 1):
+    assert not inside, inside
+    assert any('f32[8,16]' in shapes for shapes in outside), outside  # the sum over rows
+    # Rows alone never leave their device, in a window either.
+    assert not any('f32[8,8,8]' in shapes or 'f32[8,9,8]' in shapes for shapes in outside), outside
+  # Nowhere a gradient of the unembedding: D is 8, V 16 or its share of a device.
+  assert not any(re.search(r'f32[[](1,)?8,(16|8|2)[]]', shapes) for shapes in inside), inside
+""")
