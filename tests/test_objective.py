@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses import LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
+from losses import FAST, LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import objective
@@ -178,7 +178,7 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
   tokens = tokens_of(batch, config, logp, reference)
   step = jax.jit(jax.value_and_grad(lambda logp, entropy, tokens, clip, first:
       objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first),
-      has_aux=True))
+      has_aux=True), compiler_options=FAST)
   for clip, first in WHEN:
     (whole, sums), gradient = step(logp, entropy, tokens, clip, first)
     rest, slices, found = np.zeros_like(logp), [], 0.
@@ -207,9 +207,9 @@ def test_tokens_are_numpy_on_the_host():
 def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
   logp, entropy, batch, _ = random_batch()
   batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(batch.correction_BT)})
-  gradient = jax.grad(lambda x: objective.token_loss(
-      x, entropy, objective.tokens(batch, PAPER, LIMIT), PAPER, clip=True,
-      is_first=True)[0])(jnp.array(logp))
+  tokens = objective.tokens(batch, PAPER, LIMIT)
+  gradient = jax.grad(lambda x: jitted(PAPER)(
+      x, entropy, tokens, clip=True, is_first=True)[0])(logp)
   expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
   fresh = ~batch.is_replay_B
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
@@ -226,8 +226,9 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   masked = objective.tokens(Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT)
   np.testing.assert_array_equal(masked.old_logp_BT, batch.behaviour_logp_BT)
   wild = np.where(outside, 300., logp).astype(np.float32)
+  entropy = np.where(outside, np.nan, entropy)
   step = jax.jit(jax.value_and_grad(lambda x, clip, first: objective.token_loss(
-      x, np.where(outside, np.nan, entropy), tokens, config, clip=clip, is_first=first)[0]))
+      x, entropy, tokens, config, clip=clip, is_first=first)[0]), compiler_options=FAST)
   for clip, first in WHEN:
     value, gradient = step(wild, clip, first)
     assert np.isfinite(value) and np.isfinite(gradient).all()
@@ -239,9 +240,9 @@ def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
   past = batch.behaviour_logp_BT.copy()
   past[2, 1:9] = -500.  # the ratio is beyond float32, its shaped weight is 1
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past})
-  gradient = jax.grad(lambda x: objective.token_loss(
-      x, entropy, objective.tokens(batch, PAPER, LIMIT), PAPER, clip=True,
-      is_first=False)[0])(jnp.array(logp))
+  tokens = objective.tokens(batch, PAPER, LIMIT)
+  gradient = jax.grad(lambda x: jitted(PAPER)(
+      x, entropy, tokens, clip=True, is_first=False)[0])(logp)
   assert np.isfinite(gradient).all() and (np.asarray(gradient)[2] == 0).all()
 
 
