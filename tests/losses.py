@@ -10,16 +10,16 @@ PAPER = objective.Config(
     clip='always', clip_epsilon=.2, clip_epsilon_high=.2, dual_clip=float('inf'), surrogate='ppo',
     ratio='token', tis_limit=0., shaping=True, beta=.1, normalize_std=False,
     aggregation='constant', entropy_bonus=0., kl_coefficient=0., old_logprobs='sampler')
-# Every option that changes a token's loss, alone and together.
+# Every option that changes a token's loss, in few programs.
 VARIANTS = {
-    'paper': {}, 'token_mean': dict(aggregation='token_mean'),
-    'sequence_mean': dict(aggregation='sequence_mean'), 'no_shaping': dict(shaping=False),
-    'entropy_and_kl': dict(entropy_bonus=.3, kl_coefficient=.7),
-    'clip_higher': dict(clip_epsilon_high=.5), 'dual_clip': dict(dual_clip=1.5),
+    'paper': {}, 'unshaped_token_mean': dict(shaping=False, aggregation='token_mean'),
+    'sequence_mean_entropy_kl': dict(aggregation='sequence_mean', entropy_bonus=.3,
+                                     kl_coefficient=.7),
+    'clip_higher_and_dual': dict(clip_epsilon_high=.5, dual_clip=1.5),
     'cispo': dict(surrogate='cispo'), 'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
-    'tis': dict(tis_limit=2., old_logprobs='recompute'),
     'all': dict(ratio='sequence', surrogate='cispo', clip_epsilon_high=.3, entropy_bonus=.3,
                 kl_coefficient=.7, tis_limit=1.2, old_logprobs='recompute')}
+FAST = {'xla_backend_optimization_level': 0}  # compiler options: these programs run for an instant
 
 
 def changed(**values):
@@ -96,3 +96,31 @@ def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
                      'sequence_mean': 1 / (len(logp) * len(own))}[config.aggregation]
   total -= config.entropy_bonus * np.mean([float(entropy[b, t]) for b, t in places])
   return total + config.kl_coefficient * kl / num_fresh
+
+
+def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
+  """(config, arguments, batch, reference_logp_BT) of a variant.
+
+  arguments: hidden_BWD, unembedding_DV, target_BW and tokens of a window that begins at
+  token 1. The behaviour policy is near the one that the hidden states give.
+  """
+  config, rng = changed(**VARIANTS[name]), np.random.default_rng(7)
+  *_, batch, _ = random_batch()
+  hidden = rng.normal(size=(8, 8, width)).astype(np.float32)
+  unembedding = rng.normal(size=(width, vocabulary)).astype(np.float32)
+  if identity:
+    unembedding = np.eye(width, dtype=np.float32)
+  logp = log_softmax(hidden @ unembedding / temperature)
+  logp = np.take_along_axis(logp, batch.tokens_BT[:, 1:, None], -1)[..., 0]
+  logp = np.pad(logp, ((0, 0), (1, 0)))
+  past, reference = (
+      (logp + rng.normal(0, .4, logp.shape)).astype(np.float32) for _ in range(2))
+  batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past * batch.response_mask_BT})
+  tokens = tokens_of(batch, config, logp, reference)
+  tokens = objective.Tokens(*(
+      x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
+  return config, (hidden, unembedding, batch.tokens_BT[:, 1:], tokens), batch, reference
+
+
+def log_softmax(logits):
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
