@@ -160,6 +160,12 @@ def settings(values: ConfigDict) -> Settings:
   if checked.export.best and not checked.data.evaluation:
     raise InputError('config.export.best=True needs config.data.evaluation: the best policy is the '
                      'one that evaluates best.')
+  return checked
+
+
+def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
+  """What a command needs; the tokenizer comes from a file, the workdir, or is trained."""
+  checked = settings(values)
   if checked.model.repository and not checked.model.path:
     name = checked.model.repository
     raise InputError(
@@ -167,13 +173,7 @@ def settings(values: ConfigDict) -> Settings:
         f"'pip install huggingface_hub' and 'hf download {name} --local-dir "
         f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
         f"--config.model.path={name.split('/')[-1]}.")
-  return checked
-
-
-def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """What a command needs; the tokenizer comes from a file, the workdir, or is trained."""
-  checked = settings(values)
-  shape = _shape(checked)
+  shape = model_shape(checked)
   words = _tokenizer(checked, workdir)
   vocab_size = shape.vocab_size or words.vocab_size
   if vocab_size < words.vocab_size:
@@ -273,7 +273,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '
   return found
 
 
-def _shape(checked: Settings) -> model.Config:
+def model_shape(checked: Settings) -> model.Config:
   """The checkpoint's where there is one, else what the config says."""
   config = checked.model
   given = model.Config(**{field.name: getattr(config, field.name)

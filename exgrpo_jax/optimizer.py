@@ -63,6 +63,21 @@ def init(config: Config, num_updates: int, params) -> TrainState:
       lambda x: x if x.ndim else jax.device_put(x, everywhere), opt_state))
 
 
+def shapes(config: Config, num_updates: int, params) -> TrainState:
+  """Of `init`'s state, with shardings, for parameters of these shapes; allocates nothing."""
+  everywhere = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
+
+  def like(path, leaf):
+    # A moment's path ends in its parameter's.
+    own = [param for name, param in named if path[-len(name):] == name]
+    place = own[0].sharding if leaf.ndim and own else everywhere
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+  named = jax.tree_util.tree_leaves_with_path(params)
+  opt_state = jax.eval_shape(make(config, num_updates).init, params)
+  return TrainState(params, jax.tree_util.tree_map_with_path(like, opt_state))
+
+
 def apply(config: Config, num_updates: int, state: TrainState, gradient):
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 

@@ -29,7 +29,7 @@ from exgrpo_jax.slots import Settings
 from exgrpo_jax.types import Response
 
 _SMALLEST_BUCKET = 32  # tokens; below it, compiling costs more than the padding
-_PREFILL_TOKENS = 16384  # in one prefill, so that its activations stay small
+PREFILL_TOKENS = 16384  # in one prefill, so that its activations stay small
 _REFILL_SHARE = 8  # refill when one slot in so many has finished: few looks, few idle slots
 
 
@@ -167,7 +167,7 @@ def _filled(config, settings, params, state, prefilled, slots, waiting):
   for origin, prompt in absent.items():
     by_bucket[bucket(len(prompt))].append((origin, prompt))
   for length, group in sorted(by_bucket.items()):
-    together = max(1, _PREFILL_TOKENS // length)
+    together = max(1, PREFILL_TOKENS // length)
     for start in range(0, len(group), together):
       prefilled |= _prefilled(config, settings, params, group[start:start + together], length)
   batches = collections.defaultdict(list)

@@ -55,18 +55,22 @@ class Config:
                        'only one axis can take the devices that the others leave.')
 
 
-def make_mesh(config: Config) -> Mesh:
+def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
   """A mesh over every device of every host; GSPMD places the operations (axis type Auto).
+
+  `devices` in their place, such as those of a slice to compile for.
 
   Raises InputError where the sizes do not multiply to the number of devices.
   """
-  sizes, num_devices = list(dataclasses.astuple(config)), jax.device_count()
+  devices = jax.devices() if devices is None else devices
+  sizes, num_devices = list(dataclasses.astuple(config)), len(devices)
   if -1 in sizes:
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
   if math.prod(sizes) != num_devices:
     raise InputError(f'config.mesh {_described(config)} does not fit {num_devices} '
                      f'device{"s" * (num_devices > 1)}: the sizes must multiply to exactly that.')
-  return jax.make_mesh(sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES))
+  return jax.make_mesh(sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES),
+                       devices=devices)
 
 
 def spec(

@@ -76,12 +76,12 @@ def minibatch(settings: Settings, state: TrainState, batch: Batch, clip: bool, i
   gradient, found = _zeros(settings, state.params), []
   for rows in microbatches(settings.gradient, batch, tokens, shards):
     on_device = jax.device_put(rows, sharding.batch(settings.mesh, len(rows.first_B)))
-    gradient, sums = _added(
+    gradient, sums = added(
         settings, state.params, gradient, on_device, clip, is_first, reference)
     found.append(sums)
-  state, applied = _applied(settings, state, gradient)
+  state, norms = applied(settings, state, gradient)
   sums = objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
-  return state, sums | applied | {'updates': jnp.float32(1)}
+  return state, sums | norms | {'updates': jnp.float32(1)}
 
 
 def microbatches(config: Config, batch: Batch, tokens: objective.Tokens, shards: int
@@ -153,7 +153,7 @@ def _zeros(settings, params):
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _added(settings, params, gradient, rows, clip, is_first, reference):
+def added(settings, params, gradient, rows, clip, is_first, reference):
   """The gradient with a microbatch's share, and its sums."""
   def hidden_of(params):
     hidden_BTD = model.hidden_states(
@@ -183,7 +183,7 @@ def _added(settings, params, gradient, rows, clip, is_first, reference):
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _applied(settings, state, gradient):
+def applied(settings, state, gradient):
   return optimizer.apply(settings.optimizer, settings.num_updates, state, gradient)
 
 

@@ -259,7 +259,7 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched)
 
 def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
     decoding, mesh, watched, monkeypatch):
-  monkeypatch.setattr(sampler, '_PREFILL_TOKENS', 32 * 3)
+  monkeypatch.setattr(sampler, 'PREFILL_TOKENS', 32 * 3)
   samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
   prefills, _ = watched
   assert [shape for shape, _ in prefills] == [(4, 32), (4, 32), (1, 32)]  # 3, 3 and 1 prompts
