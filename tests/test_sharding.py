@@ -68,6 +68,7 @@ def test_constrain_without_a_mesh_returns_its_input():
   # Other tests may have set one for good, as a command does.
   with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
     assert sharding.constrain(x, ('batch', None)) is x
+    assert sharding.row_shards(8) == 1
 
 
 def test_eight_devices():
@@ -90,6 +91,7 @@ assert pieces(jax.device_put(kernel, sharding.named(mesh, ('embed', 'mlp'), (4, 
 
 with jax.set_mesh(mesh):
   spread = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
+  assert (sharding.row_shards(8), sharding.row_shards(6)) == (4, 1)
 assert pieces(spread) == (2, 3), pieces(spread)
 assert (spread == rows + 1).all()
 """)
