@@ -17,6 +17,7 @@ def get_config():
   config.model.repository = 'Qwen/Qwen2.5-Math-1.5B'
   # The checkpoint reads 4,096 tokens; so extended, as by the authors, prompt and response fit.
   config.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=16384))
+  config.rollout.slots = 128  # for v5e:4x4, of 16 chips; see tpu_scripts/README.md
   config.prompt.template = 'paper'
   config.verifier.require_think = True
   config.data.update(dict(

@@ -53,7 +53,7 @@ def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, 
   A chunk's logits give its log-probabilities and entropies, these the loss's gradient by
   both, and these in closed form that by the logits: three products with the vocabulary, where
   recomputing in the backward pass takes four. The backward pass only scales and casts. The
-  idea is Liger's (arXiv:2410.10989), which knows cross-entropy only.
+  idea, for cross-entropy, is Liger Kernel's (arXiv:2410.10989).
 
   Args:
     hidden_BWD: entry w predicts target w (`predicting`); any float dtype.
@@ -112,7 +112,7 @@ def scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
 
 
 def _scored_with_gradients(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens,
-                           temperature, chunk, unroll=1):
+                           temperature, chunk):
   """(logp_BW, entropy_BW, d_hidden_BWD, d_unembedding_DV), the last in float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = _chunks(num_rows, window, chunk)
@@ -147,7 +147,7 @@ def _scored_with_gradients(hidden_BWD, unembedding_DV, target_BW, operands, loss
       jnp.zeros((num_shards, *unembedding_DV.shape), jnp.float32), ('batch', None, 'vocab'))
   d_unembedding_GDV, stacked = jax.lax.scan(
       of_chunk, start_GDV, jax.tree.map(
-          lambda x: _cut(x, num_chunks, size), (hidden_BWD, target_BW, operands)), unroll=unroll)
+          lambda x: _cut(x, num_chunks, size), (hidden_BWD, target_BW, operands)))
   return *(_joined(x, window) for x in stacked), sharding.constrain(
       d_unembedding_GDV.sum(axis=0), ('embed', 'vocab'))
 

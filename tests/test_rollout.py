@@ -295,7 +295,26 @@ def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, ch
 def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
   assert {name: str(getattr(chosen.batch, name).dtype) for name in vars(chosen.batch)} == {
       'tokens_BT': 'int32', 'response_mask_BT': 'float32', 'behaviour_logp_BT': 'float32',
-      'advantage_B': 'float32', 'is_replay_B': 'bool', 'policy_step_B': 'int32'}
+      'advantage_B': 'float32', 'is_replay_B': 'bool', 'policy_step_B': 'int32',
+      'correction_BT': 'float32'}
+
+
+def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen, monkeypatch):
+  """The trainer's probability is 1.2 and 2 times the sampler's, row by row; the limit is 1.5."""
+  owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
+  logps = [response.logp + np.float32(np.log((1.2, 2.)[i % 2]))
+           for i, response in enumerate(flat(chosen.responses))]
+  monkeypatch.setattr(rollout.Rollout, 'score', lambda *_: (logps, None))
+  responses, _ = owner.reconcile(None, chosen.plan, chosen.responses)
+  batch = owner.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
+  is_fresh_B = ~batch.is_replay_B
+  for i, b in enumerate(np.flatnonzero(is_fresh_B)):
+    own = batch.response_mask_BT[b] > 0
+    np.testing.assert_array_equal(batch.behaviour_logp_BT[b, own], logps[i])
+    np.testing.assert_allclose(batch.correction_BT[b, own], (1.2, 1.5)[i % 2], rtol=1e-5)
+    assert (batch.correction_BT[b, ~own] == 1).all()
+  assert batch.is_replay_B.any() and (batch.correction_BT[~is_fresh_B] == 1).all()
+  assert (chosen.batch.correction_BT == 1).all()  # without a limit
 
 
 def test_samples_show_a_response_of_each_group_and_what_it_replays(recorded, chosen):
