@@ -160,6 +160,12 @@ def settings(values: ConfigDict) -> Settings:
   if checked.export.best and not checked.data.evaluation:
     raise InputError('config.export.best=True needs config.data.evaluation: the best policy is the '
                      'one that evaluates best.')
+  if checked.gradient.drop_zero_advantage:
+    for name in ('entropy_bonus', 'kl_coefficient'):
+      value = getattr(checked.objective, name)
+      if value:
+        raise InputError(f'config.gradient.drop_zero_advantage=True needs config.objective.{name}'
+                         f'=0, not {value}: that term pulls at rows of advantage 0 too.')
   return checked
 
 

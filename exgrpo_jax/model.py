@@ -250,8 +250,8 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
       'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers}
 
 
-def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none'
-                  ) -> jax.Array:
+def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none',
+                  scan_layers: bool = True) -> jax.Array:
   """After the final norm, in the compute dtype; positions are 0 .. T-1.
 
   Args:
@@ -259,6 +259,7 @@ def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: s
     params: in the layout of `init`.
     tokens_BT: int32 [B, T].
     remat: what the backward pass computes again, one of REMAT.
+    scan_layers: one layer is compiled; else all, which runs faster on CPU.
 
   Returns:
     [B, T, D].
@@ -272,7 +273,8 @@ def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: s
   if remat != 'none':
     # A scan's body is not merged with what is around it, so nothing needs a barrier.
     layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'])
+  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'],
+                          unroll=1 if scan_layers else config.num_layers)
   return _ends(config, params).final_norm(x_BTD)
 
 

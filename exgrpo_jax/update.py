@@ -26,6 +26,9 @@ class Config:
       '[1, inf)', 'tokens of one forward and backward pass on each part of the rows, padding '
       'included; at least one row in any case')
   remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
+  scan_layers: bool = setting(
+      None, 'compile one layer and loop over it; without, all are compiled, which takes longer and '
+      'on CPU makes an update of few layers faster')
   drop_zero_advantage: bool = setting(
       None, 'leave out rows of advantage 0, as groups of equal rewards have')
 
@@ -71,17 +74,22 @@ def minibatch(settings: Settings, state: TrainState, batch: Batch, clip: bool, i
     The new state, and float32 scalars on the device, not awaited: the sums of
     `objective.token_loss`, 'loss', 'gradient_norm', 'skipped', 'updates' (1).
   """
+  found, sums = gradient(settings, state.params, batch, clip, is_first, reference)
+  state, norms = applied(settings, state, found)
+  return state, sums | norms | {'updates': jnp.float32(1)}
+
+
+def gradient(settings: Settings, params: model.Params, batch: Batch, clip: bool, is_first: bool,
+             reference: model.Params | None = None) -> tuple[model.Params, dict[str, jax.Array]]:
+  """Of the minibatch's loss, laid out as the parameters, and its sums; see `minibatch`."""
   tokens = objective.tokens(batch, settings.objective, settings.max_response)
   shards = sharding.split(settings.mesh, 'batch')[1]
-  gradient, found = _zeros(settings, state.params), []
+  total, found = _zeros(settings, params), []
   for rows in microbatches(settings.gradient, batch, tokens, shards):
     on_device = jax.device_put(rows, sharding.batch(settings.mesh, len(rows.first_B)))
-    gradient, sums = added(
-        settings, state.params, gradient, on_device, clip, is_first, reference)
+    total, sums = added(settings, params, total, on_device, clip, is_first, reference)
     found.append(sums)
-  state, norms = applied(settings, state, gradient)
-  sums = objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
-  return state, sums | norms | {'updates': jnp.float32(1)}
+  return total, objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
 
 
 def microbatches(config: Config, batch: Batch, tokens: objective.Tokens, shards: int
@@ -153,11 +161,12 @@ def _zeros(settings, params):
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def added(settings, params, gradient, rows, clip, is_first, reference):
-  """The gradient with a microbatch's share, and its sums."""
+def added(settings, params, total, rows, clip, is_first, reference):
+  """The gradient so far with a microbatch's share, and its sums."""
   def hidden_of(params):
     hidden_BTD = model.hidden_states(
-        settings.model, params, rows.tokens_BT, settings.gradient.remat)
+        settings.model, params, rows.tokens_BT, settings.gradient.remat,
+        settings.gradient.scan_layers)
     hidden_BWD = logprobs.predicting(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
     return hidden_BWD, model.unembedding(settings.model, params)
 
@@ -178,16 +187,15 @@ def added(settings, params, gradient, rows, clip, is_first, reference):
         temperature=settings.temperature, chunk=settings.logit_chunk)
 
   (loss, sums), own = jax.value_and_grad(loss_of, has_aux=True)(params)
-  added = jax.tree.map(jnp.add, gradient, own)
-  return _spread(settings, added), sums | {'loss': loss}
+  return _spread(settings, jax.tree.map(jnp.add, total, own)), sums | {'loss': loss}
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def applied(settings, state, gradient):
-  return optimizer.apply(settings.optimizer, settings.num_updates, state, gradient)
+def applied(settings, state, found):
+  """The state after AdamW's step, or the same where the gradient is refused."""
+  return optimizer.apply(settings.optimizer, settings.num_updates, state, found)
 
 
-def _spread(settings, gradient):
+def _spread(settings, total):
   """Laid out as the parameters are."""
-  return jax.lax.with_sharding_constraint(
-      gradient, model.shardings(settings.model, settings.mesh))
+  return jax.lax.with_sharding_constraint(total, model.shardings(settings.model, settings.mesh))
