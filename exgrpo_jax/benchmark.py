@@ -1,8 +1,11 @@
 """How fast, on this machine: figures to compare within one run, for machines are noisy.
 
 python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
+python -m exgrpo_jax.benchmark update --questions=8 --samples=8
+python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import draw, model, rotary, sampler, sharding
+from exgrpo_jax import draw, logprobs, model, objective, optimizer, rotary, sampler, sharding
+from exgrpo_jax import update as update_lib
 from exgrpo_jax.experiment import run_command
+from exgrpo_jax.types import Batch
 
 _ROPE = rotary.Config(theta=1e4, scaling='none', factor=1., low_frequency_factor=1.,
                       high_frequency_factor=4., original_positions=4096)
@@ -27,6 +32,14 @@ SHAPES = {
         vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
         mlp_width=8960, rope=_ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False,
         tied_embeddings=True, dtype='bfloat16')}
+_OBJECTIVE = objective.Config(
+    clip='until_replay', clip_epsilon=.2, clip_epsilon_high=.2, dual_clip=float('inf'),
+    surrogate='ppo', ratio='token', shaping=True, beta=.1, normalize_std=False,
+    aggregation='constant', entropy_bonus=1e-4, kl_coefficient=0., old_logprobs='sampler',
+    tis_limit=0.)
+_OPTIMIZER = optimizer.Config(
+    minibatches=1, learning_rate=1e-6, schedule='constant', warmup_updates=0, b1=.9, b2=.999,
+    epsilon=1e-8, weight_decay=.01, clip_norm=1., skip_norm=float('inf'))
 
 _SHAPE = flags.DEFINE_enum('shape', 'reference', list(SHAPES), 'Of the model; random weights.')
 _SLOTS = flags.DEFINE_integer('slots', 32, 'Rows that decode together.', lower_bound=1)
@@ -39,6 +52,8 @@ _LENGTHS = flags.DEFINE_enum('lengths', 'equal', ['equal', 'lognormal'], 'Of the
                              'are forced; lognormal: the 99th percentile is 8 times the median.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'Of each measurement; medians are printed.',
                                 lower_bound=1)
+
+_CHUNK = flags.DEFINE_integer('chunk', 4096, 'Tokens whose logits exist at once.', lower_bound=1)
 
 _PERCENTILE_99 = 2.3263  # of the normal distribution
 _PRODUCT_STEPS, _TOKEN_STEPS, _DRAW_STEPS = 64, 16, 16  # in one measurement
@@ -187,7 +202,115 @@ def _draws(config, rows: int) -> Callable[[], object]:
                   for _ in range(_DRAW_STEPS)]
 
 
-BENCHMARKS = {'rollout': rollout}
+def update() -> None:
+  """Prints the time of one update, and its share of the rate of its matrix products alone."""
+  config, mesh, params = _placed()
+  batch, _ = _batch(config)
+  state = optimizer.init(_OPTIMIZER, 1, params)
+  settings = update_lib.Settings(
+      update_lib.Config(batch.tokens_BT.size, 'none', _SHAPE.value != 'reference', False),
+      _OBJECTIVE, _OPTIMIZER, config,
+      mesh, 1, 1., _RESPONSE.value, _CHUNK.value)
+  states = [state]
+
+  def one():
+    state, sums = update_lib.minibatch(settings, states.pop(), batch, False, True)
+    jax.block_until_ready(sums)
+    states.append(state)
+
+  products, flops = _training_products(config, params, *batch.tokens_BT.shape)
+  whole, alone = _seconds(one, products)
+  print(f'update       {whole:9.2f} s   {batch.tokens_BT.size / whole:,.0f} tokens/s, '
+        f'{flops / 1e12:.2f} TFLOP in matrix products')
+  print(f'utilisation  {100 * alone / whole:9.0f}%   of the rate of these products alone in this '
+        f'run: {flops / alone / 1e9:.0f} GFLOP/s')
+
+
+def loss() -> None:
+  """Prints time and temporary memory of the fused loss beside the naive and a rematerialised one.
+
+  Each with its gradient by the hidden states and the unembedding.
+  """
+  config, _, params = _placed()
+  batch, tokens = _batch(config)
+  kernel_DV = model.unembedding(config, params)
+  target_BW = batch.tokens_BT[:, _PROMPT.value:]
+  token_loss = functools.partial(
+      objective.token_loss, config=_OBJECTIVE, clip=False,
+      is_first=True)
+
+  def fused(hidden_BWD, kernel_DV):
+    return logprobs.fused_loss(hidden_BWD, kernel_DV, target_BW, tokens, token_loss,
+                               temperature=1., chunk=_CHUNK.value)[0]
+
+  def by_autodiff(chunk, hidden_BWD, kernel_DV):
+    return token_loss(*logprobs.scored(hidden_BWD, kernel_DV, target_BW, 1., chunk), tokens)[0]
+
+  forms = {'fused': fused, 'rematerialised': functools.partial(by_autodiff, _CHUNK.value),
+           'naive': functools.partial(by_autodiff, target_BW.size)}
+  hidden_BWD = jax.random.normal(
+      jax.random.key(0), (*target_BW.shape, config.width), config.dtype)
+  compiled = {name: jax.jit(jax.value_and_grad(form, (0, 1))).lower(
+      hidden_BWD, kernel_DV).compile() for name, form in forms.items()}
+  times = _seconds(*(lambda own=own: jax.block_until_ready(own(hidden_BWD, kernel_DV))
+                     for own in compiled.values()))
+  for (name, own), seconds in zip(compiled.items(), times):
+    memory = own.memory_analysis().temp_size_in_bytes
+    print(f'{name:<15}{seconds:9.2f} s   {seconds / times[0]:.2f}x   temporary memory '
+          f'{memory / 2**20:,.0f} MiB')
+
+
+def _placed():
+  config = SHAPES[_SHAPE.value]
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  jax.set_mesh(mesh)
+  return config, mesh, model.init(config, jax.random.key(0), mesh)
+
+
+def _batch(config):
+  """Random rows of equal length, every eighth replayed, and the tokens of their responses."""
+  rows, prompt, response = _QUESTIONS.value * _SAMPLES.value, _PROMPT.value, _RESPONSE.value
+  rng = np.random.default_rng(0)
+  mask_BT = np.zeros((rows, prompt + response), np.float32)
+  mask_BT[:, prompt:] = 1
+  batch = Batch(
+      rng.integers(0, config.vocab_size, mask_BT.shape).astype(np.int32), mask_BT,
+      -np.log(config.vocab_size).astype(np.float32) * mask_BT,
+      rng.normal(size=rows).astype(np.float32), np.arange(rows) % 8 == 7, np.zeros(rows, np.int32),
+      np.ones_like(mask_BT))
+  tokens = objective.tokens(batch, _OBJECTIVE, response)
+  return batch, jax.tree.map(lambda x: x[:, prompt:] if x.shape[1] > 1 else x, tokens)
+
+
+def _training_products(config, params, rows, length) -> tuple[Callable[[], object], int]:
+  """The products of a forward and backward pass alone, and their FLOPs.
+
+  Every layer takes the matrices of the first; responses alone meet the unembedding.
+  """
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  first = model.decode_layout(config, params, mesh)
+  head, *layer = _matrices(config, first | {'layers': first['layers'][:1]})
+
+  @jax.jit
+  def products(x, w, y):
+    return x @ w, y @ w.T, x.T @ y
+
+  def of(matrix, tokens):
+    x, y = (jnp.ones((tokens, size), config.dtype) for size in matrix.shape)
+    jax.block_until_ready(products(x, matrix, y))
+
+  def run():
+    for _ in range(config.num_layers):
+      for matrix in layer:
+        of(matrix, rows * length)
+    for start in range(0, rows * _RESPONSE.value, _CHUNK.value):
+      of(head, min(_CHUNK.value, rows * _RESPONSE.value - start))
+
+  return run, 6 * rows * (config.num_layers * length * sum(matrix.size for matrix in layer)
+                          + _RESPONSE.value * head.size)
+
+
+BENCHMARKS = {'rollout': rollout, 'update': update, 'loss': loss}
 
 if __name__ == '__main__':
   run_command(main, choices=list(BENCHMARKS))

@@ -1,0 +1,82 @@
+"""What is counted by formula is what compiles; a small config compiles for a TPU slice."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import jax
+import pytest
+from tiny import ROPE
+
+from configs import llama3_1_8b, qwen2_5_math_1_5b
+from exgrpo_jax import capacity, experiment, model, optimizer, sharding
+from exgrpo_jax.errors import InputError
+
+SMALL = model.Config(
+    vocab_size=256, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,
+    mlp_width=256, rope=ROPE, norm_epsilon=1e-6, attention_bias=False, query_key_norm=False,
+    tied_embeddings=False, dtype='float32')
+
+
+@pytest.mark.parametrize('config, billions', [(qwen2_5_math_1_5b, 1.54), (llama3_1_8b, 8.03)])
+def test_parameters_are_counted(config, billions):
+  """As the models' cards have them; biases and norms, a thousandth, are left out."""
+  shape = capacity.model_shape(experiment.settings(config.get_config()))
+  assert capacity.count(shape) / 1e9 == pytest.approx(billions, abs=.01)
+
+
+def test_flops_by_formula_are_the_compilers():
+  """On an unrolled compile of two layers; the compiler counts all of attention, not half."""
+  tokens = jax.ShapeDtypeStruct((4, 64), 'int32')
+  shapes = jax.eval_shape(lambda: model.init(
+      SMALL, jax.random.key(0), sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))))
+  compiled = jax.jit(lambda params, tokens_BT: model.hidden_states(
+      SMALL, params, tokens_BT, scan_layers=False)).lower(shapes, tokens).compile()
+  found = compiled.cost_analysis()['flops']
+  assert found == pytest.approx(capacity.forward_flops(SMALL, 256, 64, 0), rel=.1)
+
+
+def test_shapes_of_the_state_are_those_of_a_real_one():
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  config = experiment.settings(qwen2_5_math_1_5b.get_config()).optimizer
+  real = optimizer.init(config, 1, model.init(SMALL, jax.random.key(0), mesh))
+  found = optimizer.shapes(config, 1, model.shapes(SMALL, mesh))
+  jax.tree.map(lambda ours, theirs: (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+               or pytest.fail(f'{ours} {theirs}'), found, real)
+  assert jax.tree.structure(found) == jax.tree.structure(real)
+  assert capacity._bytes(found) == sum(leaf.nbytes for leaf in jax.tree.leaves(real))
+
+
+@pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
+def test_an_unknown_slice_is_refused(name):
+  with pytest.raises(InputError, match='generations are v5e, v6e'):
+    capacity.chip_of(name)
+
+
+def test_the_cache_is_counted_where_heads_are_spread():
+  values = qwen2_5_math_1_5b.get_config()
+  checked = experiment.settings(values)
+  shape = dataclasses.replace(SMALL, dtype='bfloat16')
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  assert capacity.cache_bytes(checked, shape, mesh) * mesh.size == math.prod(
+      (2, 2, 128, 2, 9216, 32, 2))
+
+
+def test_a_small_config_compiles_for_a_slice(tmp_path):
+  """And one far too large says what does not fit; in processes of their own, for libtpu's sake."""
+  pytest.importorskip('libtpu')
+
+  def run(*changes):
+    return subprocess.run(
+        [sys.executable, '-m', 'exgrpo_jax.capacity', '--config=configs/qwen2_5_math_1_5b.py',
+         '--topology=v5e:2x2', *changes], capture_output=True, text=True, check=False)
+
+  small = run('--config.model.num_layers=2', '--config.model.width=256',
+              '--config.model.mlp_width=512', '--config.model.vocab_size=512',
+              '--config.rollout.max_response=1024', '--config.rollout.slots=8')
+  assert small.returncode == 0, small.stderr
+  assert small.stdout.splitlines()[-1] == 'fits'
+  large = run('--config.model.num_layers=200', '--config.model.width=3072')
+  assert large.returncode == 1
+  assert 'does not fit: parameters, moments and gradient alone take' in large.stdout
