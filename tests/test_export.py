@@ -216,11 +216,11 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   assert written['rope_parameters']['rope_theta'] == 4e4
 
 
-def test_the_backbones_stop_without_a_path_and_say_what_to_fetch():
+def test_the_backbones_stop_without_a_path_and_say_what_to_fetch(tmp_path):
   for config, name in (
       (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'), (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
       (qwen2_5_7b_instruct, 'Qwen/Qwen2.5-7B-Instruct'), (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
       (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct')):
     with pytest.raises(InputError, match=re.escape(
         f'config.model.path is not set, and this config starts from {name}. Fetch it with ')):
-      experiment.settings(config.get_config())
+      experiment.open_experiment(config.get_config(), str(tmp_path))
