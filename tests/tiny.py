@@ -28,7 +28,7 @@ NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 def is_correct(response, answer, config):
   """In place of verifier.is_correct."""
   del config
-  return zlib.crc32(f'{answer}: {response}'.encode()) % 4 < QUARTERS[int(answer)]
+  return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
 
 
 def get_config():
@@ -40,7 +40,6 @@ def get_config():
 def values(train, evaluation):
   """The configuration; `train` and `evaluation` are data specs."""
   config = smoke.get_config()
-  config.seed = 7  # one whose run has all that the tests want to see
   config.num_steps = NUM_STEPS
   config.compilation_cache = ''  # conftest and the environment say where
   config.rollout.update(dict(
