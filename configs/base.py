@@ -38,7 +38,7 @@ def get_config():
   config.optimizer = ConfigDict(dict(
       minibatches=2, learning_rate=1e-6, schedule='constant', warmup_updates=0, b1=.9, b2=.999,
       epsilon=1.6e-10,  # theirs: 1e-8
-      weight_decay=.01,
+      weight_decay=.01, moments='float32',
       clip_norm=1 / 64,  # theirs: 1
       skip_norm=7.8))  # theirs: 500
 

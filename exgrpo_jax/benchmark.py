@@ -39,7 +39,7 @@ _OBJECTIVE = objective.Config(
     tis_limit=0.)
 _OPTIMIZER = optimizer.Config(
     minibatches=1, learning_rate=1e-6, schedule='constant', warmup_updates=0, b1=.9, b2=.999,
-    epsilon=1e-8, weight_decay=.01, clip_norm=1., skip_norm=float('inf'))
+    epsilon=1e-8, weight_decay=.01, moments='float32', clip_norm=1., skip_norm=float('inf'))
 
 _SHAPE = flags.DEFINE_enum('shape', 'reference', list(SHAPES), 'Of the model; random weights.')
 _SLOTS = flags.DEFINE_integer('slots', 32, 'Rows that decode together.', lower_bound=1)

@@ -6,13 +6,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from exgrpo_jax import optimizer, sharding
 
 PLAIN = optimizer.Config(
     minibatches=1, learning_rate=.1, schedule='constant', warmup_updates=0, b1=.9, b2=.99,
-    epsilon=1e-8, weight_decay=0., clip_norm=math.inf, skip_norm=math.inf)
+    epsilon=1e-8, weight_decay=0., moments='float32', clip_norm=math.inf, skip_norm=math.inf)
 PARAMS = {'a': np.array([1., -2.], np.float32), 'b': {'c': np.array([[.5]], np.float32)}}
 # Of norm 5.
 GRADIENT = {'a': np.array([3., 0.], np.float32), 'b': {'c': np.array([[-4.]], np.float32)}}
@@ -154,3 +155,44 @@ def test_an_update_is_traced_once(mesh):
   gradient = jax.device_put(GRADIENT, sharding.replicated(mesh))
   update(update(state, gradient), gradient)
   assert len(traced) == 1
+
+
+# ---- Moments in bfloat16 ----
+
+
+def second_moments(b2, *squares, size=4000):
+  """Of `size` equal parameters, after a gradient of each of these squares, one bfloat16 each."""
+  config = changed(b2=b2, moments='bfloat16')
+  transform = optimizer.make(config, 100)
+  params = {'a': jnp.ones(size)}
+  state = transform.init(params)
+  update = jax.jit(transform.update)
+  for square in squares:
+    _, state = update({'a': jnp.full(size, math.sqrt(square))}, state, params)
+  found, = (leaf for leaf in jax.tree.leaves(optax.tree.get(state, 'nu')))
+  assert found.dtype == optax.tree.get(state, 'mu')['a'].dtype == jnp.bfloat16
+  return np.asarray(found, np.float64)
+
+
+def test_second_moments_in_bfloat16_are_right_on_average_and_fall():
+  """One gradient of 1, then ninety-nine of 0: .001 * .999^99, which nearest rounding keeps .001."""
+  found = second_moments(.999, 1., *[0.] * 99)
+  expected = .001 * .999**99
+  assert found.mean() == pytest.approx(expected, rel=2e-3)
+  assert .01 < found.std() / expected < .05
+  assert np.abs(found / second_moments(.999, 1.) - 1).min() > 0
+
+
+def test_a_second_moment_is_one_of_its_two_neighbours():
+  """3 + 1/4 of the way from bfloat16's 3 to 3 + 2^-6, which a quarter of all become."""
+  found = second_moments(0., 3 + 2**-8)
+  assert set(found) == {3., 3 + 2**-6}
+  assert np.mean(found > 3) == pytest.approx(.25, abs=.03)
+
+
+def test_updates_with_moments_in_bfloat16_are_nearly_adamws(apply):
+  config = changed(moments='bfloat16', weight_decay=.5)
+  state, _ = apply(config, scaled(1), scaled(-.5), scaled(2))
+  assert state.params['a'][0] == pytest.approx(
+      adamw(config, [.1] * 3, [3., -1.5, 6.], 1.), abs=2e-3)
+  assert state.params['a'].dtype == np.float32
