@@ -24,7 +24,7 @@ def get_config():
       # the pass rate leaves reinforcement learning the same way to go.
       enough=.25))
 
-  config.gradient.update(dict(tokens_per_microbatch=32768, remat='none', scan_layers=False))
+  config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=3e-4, warmup_updates=20))
   config.model.update(dict(
       vocab_size=0, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,

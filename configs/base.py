@@ -43,7 +43,7 @@ def get_config():
       skip_norm=7.8))  # theirs: 500
 
   config.gradient = ConfigDict(dict(
-      tokens_per_microbatch=9216, remat='all', scan_layers=True, drop_zero_advantage=False))
+      tokens_per_microbatch=9216, remat='all', drop_zero_advantage=False))
 
   # The shape of Qwen2.5-Math-1.5B; with a path the checkpoint's is taken.
   config.model = ConfigDict(dict(

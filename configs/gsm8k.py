@@ -25,7 +25,7 @@ def get_config():
   config.warm_start.update(dict(
       num_updates=1500, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
 
-  config.gradient.update(dict(tokens_per_microbatch=32768, remat='none', scan_layers=False))
+  config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
   config.model.update(dict(
       vocab_size=0, width=128, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32,

@@ -52,8 +52,11 @@ _LENGTHS = flags.DEFINE_enum('lengths', 'equal', ['equal', 'lognormal'], 'Of the
                              'are forced; lognormal: the 99th percentile is 8 times the median.')
 _REPEATS = flags.DEFINE_integer('repeats', 3, 'Of each measurement; medians are printed.',
                                 lower_bound=1)
-
-_CHUNK = flags.DEFINE_integer('chunk', 4096, 'Tokens whose logits exist at once.', lower_bound=1)
+_MICROBATCH = flags.DEFINE_integer('microbatch', 3072, 'Tokens of a forward and backward pass.',
+                                   lower_bound=1)
+_REMAT = flags.DEFINE_enum('remat', 'all_but_products', list(model.REMAT), 'What of a layer the '
+                           'backward pass computes again.')
+_CHUNK = flags.DEFINE_integer('chunk', 512, 'Tokens whose logits exist at once.', lower_bound=1)
 
 _PERCENTILE_99 = 2.3263  # of the normal distribution
 _PRODUCT_STEPS, _TOKEN_STEPS, _DRAW_STEPS = 64, 16, 16  # in one measurement
@@ -208,9 +211,8 @@ def update() -> None:
   batch, _ = _batch(config)
   state = optimizer.init(_OPTIMIZER, 1, params)
   settings = update_lib.Settings(
-      update_lib.Config(batch.tokens_BT.size, 'none', _SHAPE.value != 'reference', False),
-      _OBJECTIVE, _OPTIMIZER, config,
-      mesh, 1, 1., _RESPONSE.value, _CHUNK.value)
+      update_lib.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config, mesh, 1,
+      1., _RESPONSE.value, _CHUNK.value)
   states = [state]
 
   def one():
@@ -299,12 +301,16 @@ def _training_products(config, params, rows, length) -> tuple[Callable[[], objec
     x, y = (jnp.ones((tokens, size), config.dtype) for size in matrix.shape)
     jax.block_until_ready(products(x, matrix, y))
 
+  room = max(1, _MICROBATCH.value // length)
+
   def run():
-    for _ in range(config.num_layers):
-      for matrix in layer:
-        of(matrix, rows * length)
-    for start in range(0, rows * _RESPONSE.value, _CHUNK.value):
-      of(head, min(_CHUNK.value, rows * _RESPONSE.value - start))
+    for start in range(0, rows, room):
+      some = min(room, rows - start)
+      for matrix in layer * config.num_layers:
+        of(matrix, some * length)
+      responses = some * _RESPONSE.value
+      for first in range(0, responses, _CHUNK.value):
+        of(head, min(_CHUNK.value, responses - first))
 
   return run, 6 * rows * (config.num_layers * length * sum(matrix.size for matrix in layer)
                           + _RESPONSE.value * head.size)

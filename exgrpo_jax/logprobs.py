@@ -156,11 +156,16 @@ def _distribution(hidden_BSD, unembedding_DV, target_BS, temperature):
   """(log p_BSV, is_target_BSV, log p of the target_BS, entropy_BS), float32."""
   logits_BSV = _laid_out(jnp.einsum('bsd,dv->bsv', hidden_BSD, unembedding_DV,
                                     preferred_element_type=jnp.float32) / temperature)
-  logp_BSV = jax.nn.log_softmax(logits_BSV)
+  # No gradient through the maximum: it cancels. And no log_softmax, whose result XLA's CPU would
+  # store: one array more that is as wide as the vocabulary.
+  above_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
+  total_BS = jnp.sum(jnp.exp(above_BSV), axis=-1)
+  log_total_BS = jnp.log(total_BS)
   # A sum of selected entries, not a gather: the vocabulary may be spread over devices.
-  is_target_BSV = jnp.arange(logp_BSV.shape[-1]) == target_BS[..., None]
-  logp_BS = jnp.sum(jnp.where(is_target_BSV, logp_BSV, 0.), axis=-1)
-  return logp_BSV, is_target_BSV, logp_BS, -jnp.sum(jnp.exp(logp_BSV) * logp_BSV, axis=-1)
+  is_target_BSV = jnp.arange(logits_BSV.shape[-1]) == target_BS[..., None]
+  logp_BS = jnp.sum(jnp.where(is_target_BSV, above_BSV, 0.), axis=-1) - log_total_BS
+  entropy_BS = log_total_BS - jnp.sum(jnp.exp(above_BSV) * above_BSV, axis=-1) / total_BS
+  return above_BSV - log_total_BS[..., None], is_target_BSV, logp_BS, entropy_BS
 
 
 def _laid_out(x_BSV):

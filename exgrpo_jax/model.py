@@ -91,7 +91,7 @@ class MLP(nnx.Module):
   def __call__(self, x_BTD):
     gate_DF, up_DF, down_FD = (
         kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD))
-    return (jax.nn.silu(x_BTD @ gate_DF) * (x_BTD @ up_DF)) @ down_FD
+    return _product(_gated(_product(x_BTD, gate_DF), _product(x_BTD, up_DF)), down_FD)
 
 
 class Attention(nnx.Module):
@@ -129,11 +129,13 @@ class Attention(nnx.Module):
     out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
     N, H, D = out_NHD.shape
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], N * H)
-    return mixed_BTM @ out_NHD.reshape(N * H, D), cache
+    return _product(mixed_BTM, out_NHD.reshape(N * H, D)), cache
 
   def _project(self, x_BTD):
     def heads(kernel):
-      return jnp.einsum('BTD,DNH->BTNH', x_BTD, kernel[...].astype(x_BTD.dtype))
+      D, N, H = kernel.shape
+      flat = _product(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
+      return flat.reshape(*x_BTD.shape[:2], N, H)
 
     query_BTNH, key_BTGH, value_BTGH = map(heads, (self.query_DNH, self.key_DGH, self.value_DGH))
     if self.has_bias:
@@ -250,8 +252,8 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
       'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers}
 
 
-def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none',
-                  scan_layers: bool = True) -> jax.Array:
+def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none'
+                  ) -> jax.Array:
   """After the final norm, in the compute dtype; positions are 0 .. T-1.
 
   Args:
@@ -259,7 +261,6 @@ def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: s
     params: in the layout of `init`.
     tokens_BT: int32 [B, T].
     remat: what the backward pass computes again, one of REMAT.
-    scan_layers: one layer is compiled; else all, which runs faster on CPU.
 
   Returns:
     [B, T, D].
@@ -273,8 +274,7 @@ def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: s
   if remat != 'none':
     # A scan's body is not merged with what is around it, so nothing needs a barrier.
     layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'],
-                          unroll=1 if scan_layers else config.num_layers)
+  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'])
   return _ends(config, params).final_norm(x_BTD)
 
 
@@ -323,6 +323,38 @@ def _through(config, params, tokens_BT, position_BT, cache):
     x_BTD, layer_cache = _block(config, own)(x_BTD, rotation, layer_cache, position_BT)
     filled.append(layer_cache)
   return _ends(config, params).final_norm(x_BTD), tuple(filled)
+
+
+# Of the MLP's inside, the widest there is, the backward pass keeps these two alone.
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _gated(gate_BTF, up_BTF):
+  return jax.nn.silu(gate_BTF) * up_BTF
+
+
+@jax.custom_vjp
+def _product(x_BTI, kernel_IO):
+  """[B, T, I] @ [I, O] -> [B, T, O], whose backward pass is fast on CPU too.
+
+  Autodiff's gradient of the kernel is (slope^T x)^T. XLA's CPU turns a left factor while it
+  computes it, here the slopes of the activation: column by column, several times slower.
+  """
+  return x_BTI @ kernel_IO
+
+
+def _product_forward(x_BTI, kernel_IO):
+  return x_BTI @ kernel_IO, (x_BTI, kernel_IO)
+
+
+def _product_backward(factors, slope_BTO):
+  x_BTI, kernel_IO = factors
+  if kernel_IO.shape[0] <= kernel_IO.shape[1]:
+    d_kernel_IO = jnp.einsum('BTI,BTO->IO', x_BTI, slope_BTO)
+  else:
+    d_kernel_IO = jnp.einsum('BTO,BTI->OI', slope_BTO, x_BTI).T
+  return slope_BTO @ kernel_IO.T, d_kernel_IO
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def _embedded(config, params, tokens_BT):

@@ -26,9 +26,6 @@ class Config:
       '[1, inf)', 'tokens of one forward and backward pass on each part of the rows, padding '
       'included; at least one row in any case')
   remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
-  scan_layers: bool = setting(
-      None, 'compile one layer and loop over it; without, all are compiled, which takes longer and '
-      'on CPU makes an update of few layers faster')
   drop_zero_advantage: bool = setting(
       None, 'leave out rows of advantage 0, as groups of equal rewards have')
 
@@ -165,8 +162,7 @@ def added(settings, params, total, rows, clip, is_first, reference):
   """The gradient so far with a microbatch's share, and its sums."""
   def hidden_of(params):
     hidden_BTD = model.hidden_states(
-        settings.model, params, rows.tokens_BT, settings.gradient.remat,
-        settings.gradient.scan_layers)
+        settings.model, params, rows.tokens_BT, settings.gradient.remat)
     hidden_BWD = logprobs.predicting(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
     return hidden_BWD, model.unembedding(settings.model, params)
 

@@ -43,9 +43,9 @@ def make_batch():
 BATCH = make_batch()
 
 
-def make_settings(mesh, tokens=10**6, remat='none', scan=True, drop=False, **changes):
+def make_settings(mesh, tokens=10**6, remat='none', drop=False, **changes):
   return update.Settings(
-      update.Config(tokens, remat, scan, drop), dataclasses.replace(OBJECTIVE, **changes),
+      update.Config(tokens, remat, drop), dataclasses.replace(OBJECTIVE, **changes),
       OPTIMIZER, CONFIG, mesh, 10, 1., RESPONSE, 256)
 
 
@@ -88,7 +88,7 @@ def assert_same(found, expected, tolerance=1e-5):
 
 
 def cut(tokens, shards=1, drop=False, batch=BATCH):
-  return update.microbatches(update.Config(tokens, 'none', True, drop), batch, objective.tokens(
+  return update.microbatches(update.Config(tokens, 'none', drop), batch, objective.tokens(
       batch, OBJECTIVE, RESPONSE), shards)
 
 
@@ -165,7 +165,7 @@ def test_the_order_of_rows_changes_nothing(gradient, whole):
 
 
 @pytest.mark.parametrize('changes', [
-    dict(remat='all'), dict(remat='all_but_products', scan=False)], ids=str)
+    dict(remat='all'), dict(remat='all_but_products')], ids=str)
 def test_what_is_computed_again_or_compiled_together_changes_nothing(gradient, whole, changes):
   assert_same(gradient(**changes), whole)
 
