@@ -27,12 +27,12 @@ def test_parameters_are_counted(config, billions):
 
 
 def test_flops_by_formula_are_the_compilers():
-  """On an unrolled compile of two layers; the compiler counts all of attention, not half."""
+  """On two layers, which prefill unrolls; the compiler counts all of attention, not half."""
   tokens = jax.ShapeDtypeStruct((4, 64), 'int32')
-  shapes = jax.eval_shape(lambda: model.init(
-      SMALL, jax.random.key(0), sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))))
-  compiled = jax.jit(lambda params, tokens_BT: model.hidden_states(
-      SMALL, params, tokens_BT, scan_layers=False)).lower(shapes, tokens).compile()
+  shapes = model.decode_shapes(
+      SMALL, sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1)))
+  compiled = jax.jit(lambda params, tokens_BT: model.prefill(
+      SMALL, params, tokens_BT, 64)).lower(shapes, tokens).compile()
   found = compiled.cost_analysis()['flops']
   assert found == pytest.approx(capacity.forward_flops(SMALL, 256, 64, 0), rel=.1)
 
