@@ -211,8 +211,8 @@ def update() -> None:
   batch, _ = _batch(config)
   state = optimizer.init(_OPTIMIZER, 1, params)
   settings = update_lib.Settings(
-      update_lib.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config, mesh, 1,
-      1., _RESPONSE.value, _CHUNK.value)
+      update_lib.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config,
+      mesh, 1, 1., _RESPONSE.value, _CHUNK.value)
   states = [state]
 
   def one():
