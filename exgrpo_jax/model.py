@@ -27,6 +27,7 @@ from exgrpo_jax import cache as cache_lib
 from exgrpo_jax.cache import Cache, LayerCache
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.product import product
 from exgrpo_jax.rotary import Rotation, rotate
 
 Params = dict[str, Any]  # nested, its leaves float32 arrays
@@ -91,7 +92,7 @@ class MLP(nnx.Module):
   def __call__(self, x_BTD):
     gate_DF, up_DF, down_FD = (
         kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD))
-    return _product(_gated(_product(x_BTD, gate_DF), _product(x_BTD, up_DF)), down_FD)
+    return product(_gated(product(x_BTD, gate_DF), product(x_BTD, up_DF)), down_FD)
 
 
 class Attention(nnx.Module):
@@ -129,12 +130,12 @@ class Attention(nnx.Module):
     out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
     N, H, D = out_NHD.shape
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], N * H)
-    return _product(mixed_BTM, out_NHD.reshape(N * H, D)), cache
+    return product(mixed_BTM, out_NHD.reshape(N * H, D)), cache
 
   def _project(self, x_BTD):
     def heads(kernel):
       D, N, H = kernel.shape
-      flat = _product(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
+      flat = product(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
       return flat.reshape(*x_BTD.shape[:2], N, H)
 
     query_BTNH, key_BTGH, value_BTGH = map(heads, (self.query_DNH, self.key_DGH, self.value_DGH))
@@ -329,32 +330,6 @@ def _through(config, params, tokens_BT, position_BT, cache):
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _gated(gate_BTF, up_BTF):
   return jax.nn.silu(gate_BTF) * up_BTF
-
-
-@jax.custom_vjp
-def _product(x_BTI, kernel_IO):
-  """[B, T, I] @ [I, O] -> [B, T, O], whose backward pass is fast on CPU too.
-
-  Autodiff's gradient of the kernel is (slope^T x)^T. XLA's CPU turns a left factor while it
-  computes it, here the slopes of the activation: column by column, several times slower.
-  """
-  return x_BTI @ kernel_IO
-
-
-def _product_forward(x_BTI, kernel_IO):
-  return x_BTI @ kernel_IO, (x_BTI, kernel_IO)
-
-
-def _product_backward(factors, slope_BTO):
-  x_BTI, kernel_IO = factors
-  if kernel_IO.shape[0] <= kernel_IO.shape[1]:
-    d_kernel_IO = jnp.einsum('BTI,BTO->IO', x_BTI, slope_BTO)
-  else:
-    d_kernel_IO = jnp.einsum('BTO,BTI->OI', slope_BTO, x_BTI).T
-  return slope_BTO @ kernel_IO.T, d_kernel_IO
-
-
-_product.defvjp(_product_forward, _product_backward)
 
 
 def _embedded(config, params, tokens_BT):

@@ -67,7 +67,7 @@ def state_of(mesh, value):
   """A train state after one update, every array of it telling `value`."""
   config = optimizer.Config(
       minibatches=1, learning_rate=.1, schedule='constant', warmup_updates=0, b1=.9, b2=.99,
-      epsilon=1e-8, weight_decay=0., clip_norm=1., skip_norm=1e9)
+      epsilon=1e-8, weight_decay=0., moments='float32', clip_norm=1., skip_norm=1e9)
   params = jax.device_put({'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}},
                           sharding.replicated(mesh))
   state = optimizer.init(config, 9, params)

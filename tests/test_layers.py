@@ -13,7 +13,7 @@ FLOORS = (
     ('errors', 'types', 'clock', 'compilations'),
     ('config',),
     ('sharding',),
-    ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'prompt',
+    ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'product', 'prompt',
      'draw', 'cache', 'attention'),
     ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
      'statistics'),
