@@ -69,10 +69,7 @@ def main(what: str) -> None:
 
 def rollout() -> None:
   """Prints the throughput of the sampler, its distance to the roofline, and its shares."""
-  config = SHAPES[_SHAPE.value]
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
-  jax.set_mesh(mesh)
-  stored = model.init(config, jax.random.key(0), mesh)
+  config, mesh, stored = _placed()
   params = jax.block_until_ready(model.decode_layout(config, stored, mesh))
   slots, limits = _SLOTS.value, _limits()
   count, tokens = len(limits), int(sum(limits))
@@ -209,18 +206,17 @@ def update() -> None:
   """Prints the time of one update, and its share of the rate of its matrix products alone."""
   config, mesh, params = _placed()
   batch, _ = _batch(config)
-  state = optimizer.init(_OPTIMIZER, 1, params)
   settings = update_lib.Settings(
       update_lib.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config,
       mesh, 1, 1., _RESPONSE.value, _CHUNK.value)
-  states = [state]
+  states = [optimizer.init(_OPTIMIZER, 1, params)]
 
   def one():
     state, sums = update_lib.minibatch(settings, states.pop(), batch, False, True)
     jax.block_until_ready(sums)
     states.append(state)
 
-  products, flops = _training_products(config, params, *batch.tokens_BT.shape)
+  products, flops = _training_products(config, mesh, params, *batch.tokens_BT.shape)
   whole, alone = _seconds(one, products)
   print(f'update       {whole:9.2f} s   {batch.tokens_BT.size / whole:,.0f} tokens/s, '
         f'{flops / 1e12:.2f} TFLOP in matrix products')
@@ -238,8 +234,7 @@ def loss() -> None:
   kernel_DV = model.unembedding(config, params)
   target_BW = batch.tokens_BT[:, _PROMPT.value:]
   token_loss = functools.partial(
-      objective.token_loss, config=_OBJECTIVE, clip=False,
-      is_first=True)
+      objective.token_loss, config=_OBJECTIVE, clip=False, is_first=True)
 
   def fused(hidden_BWD, kernel_DV):
     return logprobs.fused_loss(hidden_BWD, kernel_DV, target_BW, tokens, token_loss,
@@ -263,6 +258,7 @@ def loss() -> None:
 
 
 def _placed():
+  """(config, mesh, params): the chosen shape with random weights, on all devices."""
   config = SHAPES[_SHAPE.value]
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
   jax.set_mesh(mesh)
@@ -284,12 +280,11 @@ def _batch(config):
   return batch, jax.tree.map(lambda x: x[:, prompt:] if x.shape[1] > 1 else x, tokens)
 
 
-def _training_products(config, params, rows, length) -> tuple[Callable[[], object], int]:
+def _training_products(config, mesh, params, rows, length) -> tuple[Callable[[], object], int]:
   """The products of a forward and backward pass alone, and their FLOPs.
 
   Every layer takes the matrices of the first; responses alone meet the unembedding.
   """
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
   first = model.decode_layout(config, params, mesh)
   head, *layer = _matrices(config, first | {'layers': first['layers'][:1]})
 
@@ -297,8 +292,12 @@ def _training_products(config, params, rows, length) -> tuple[Callable[[], objec
   def products(x, w, y):
     return x @ w, y @ w.T, x.T @ y
 
+  @functools.cache  # made while compiling, not while the clock runs
+  def ones(*shape):
+    return jnp.ones(shape, config.dtype)
+
   def of(matrix, tokens):
-    x, y = (jnp.ones((tokens, size), config.dtype) for size in matrix.shape)
+    x, y = (ones(tokens, size) for size in matrix.shape)
     jax.block_until_ready(products(x, matrix, y))
 
   room = max(1, _MICROBATCH.value // length)

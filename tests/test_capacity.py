@@ -63,7 +63,7 @@ def test_the_cache_is_counted_where_heads_are_spread():
       (2, 2, 128, 2, 9216, 32, 2))
 
 
-def test_a_small_config_compiles_for_a_slice(tmp_path):
+def test_a_small_config_compiles_for_a_slice():
   """And one far too large says what does not fit; in processes of their own, for libtpu's sake."""
   pytest.importorskip('libtpu')
 
