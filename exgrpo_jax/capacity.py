@@ -169,23 +169,25 @@ def decode(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
 
 
 def added(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
-  """The forward and backward pass of a microbatch of the longest rows."""
-  shards = sharding.split(mesh, 'batch')[1]
+  """The forward and backward passes of a minibatch of the longest rows."""
   longest = _longest(checked)
-  rows = max(1, checked.gradient.tokens_per_microbatch // longest) * shards
   window = sampler.bucket(checked.rollout.max_response, longest)
-  tokens_BT, target_BW = _rows(mesh, rows, longest), _rows(mesh, rows, window)
+  rows = (max(1, checked.gradient.tokens_per_microbatch // longest)
+          * sharding.split(mesh, 'batch')[1])
+  in_all = checked.rollout.questions * checked.rollout.samples // checked.optimizer.minibatches
+  place = sharding.named(mesh, (None, 'batch'), (1, rows))
 
-  def of(width, dtype):
-    return jax.ShapeDtypeStruct((rows, width), dtype, sharding=sharding.batch(mesh, rows))
+  def of(dtype, *width):
+    return jax.ShapeDtypeStruct((-(-in_all // rows), rows, *width), dtype, sharding=place)
 
-  per_token = of(window, jnp.float32)
-  tokens = objective.Tokens(*(per_token,) * 6, of(1, jnp.float32), of(1, jnp.bool_))
-  first_B = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=sharding.batch(mesh, rows))
-  microbatch = update.Microbatch(tokens_BT, first_B, target_BW, tokens)
+  tokens = objective.Tokens(
+      *(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1))
+  microbatches = update.Microbatch(
+      of(jnp.int32, longest), of(jnp.int32), of(jnp.int32, window), tokens)
+  static = _update_settings(checked, shape, mesh)
+  _, sums = jax.eval_shape(functools.partial(update.nothing, static), state.params)
   return _measured(update.added.lower(
-      _update_settings(checked, shape, mesh), state.params, gradient, microbatch, False, True,
-      None))
+      static, state.params, (gradient, sums), microbatches, 1, False, True, None))
 
 
 def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:

@@ -238,6 +238,13 @@ def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_
   return total, sums
 
 
+def no_sums(config: Config) -> dict[str, jax.Array]:
+  """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
+  none = jnp.zeros((1, 1))
+  tokens = Tokens(*(none,) * 7, none > 0, none, none)
+  return token_loss(none, none, tokens, config, clip=False, is_first=True)[1]
+
+
 def merged(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """The sums of all slices from those of each, stacked along a leading axis."""
   return {name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)

@@ -1,8 +1,9 @@
 """The update of one minibatch: rows cut into microbatches, gradients added up, one AdamW step.
 
 The normalisers are taken from the whole minibatch before it is cut (`objective.tokens`),
-so microbatches, their order and the mesh change nothing but rounding. Shape letter
-of its own: W tokens of a row from its first response token on; only they get logits.
+so microbatches, their order and the mesh change nothing but rounding. Shape letters of
+its own: W tokens of a row from its first response token on, which alone get logits;
+M microbatches of one shape.
 """
 
 import dataclasses
@@ -81,12 +82,13 @@ def gradient(settings: Settings, params: model.Params, batch: Batch, clip: bool,
   """Of the minibatch's loss, laid out as the parameters, and its sums; see `minibatch`."""
   tokens = objective.tokens(batch, settings.objective, settings.max_response)
   shards = sharding.split(settings.mesh, 'batch')[1]
-  total, found = _zeros(settings, params), []
-  for rows in microbatches(settings.gradient, batch, tokens, shards):
-    on_device = jax.device_put(rows, sharding.batch(settings.mesh, len(rows.first_B)))
-    total, sums = added(settings, params, total, on_device, clip, is_first, reference)
-    found.append(sums)
-  return total, objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
+  found = nothing(settings, params)
+  for number, rows in stacks(
+      microbatches(settings.gradient, batch, tokens, shards), len(batch.advantage_B)):
+    place = sharding.named(settings.mesh, (None, 'batch'), rows.first_B.shape)
+    found = added(settings, params, found, jax.device_put(rows, place), number, clip, is_first,
+                  reference)
+  return found
 
 
 def microbatches(config: Config, batch: Batch, tokens: objective.Tokens, shards: int
@@ -152,14 +154,49 @@ def _cut(batch, tokens, row_R, count, size, first_B, end_B):
                     jax.tree.map(windowed, tokens))
 
 
+def stacks(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
+  """Microbatches of one shape as one, with a leading axis M; and how many there are; NumPy.
+
+  M is as many as a minibatch of `num_rows` rows can have of that shape: it must not depend on
+  the rows, or the program for it would be compiled anew. What is not needed is zeros.
+  """
+  alike = {}
+  for rows in found:
+    alike.setdefault((rows.tokens_BT.shape, rows.target_BW.shape), []).append(rows)
+
+  def stacked(*parts):
+    whole = np.zeros((-(-num_rows // len(parts[0])), *parts[0].shape), parts[0].dtype)
+    whole[:len(parts)] = parts
+    return whole
+
+  return [(len(group), jax.tree.map(stacked, *group)) for group in alike.values()]
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _zeros(settings, params):
-  return _spread(settings, jax.tree.map(jnp.zeros_like, params))
+def nothing(settings, params):
+  """(gradient, sums) of no microbatch, with which `added` begins."""
+  sums = objective.no_sums(settings.objective) | {'loss': jnp.float32(0)}
+  return _spread(settings, jax.tree.map(jnp.zeros_like, params)), sums
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def added(settings, params, total, rows, clip, is_first, reference):
-  """The gradient so far with a microbatch's share, and its sums."""
+def added(settings, params, so_far, rows_M, number, clip, is_first, reference):
+  """(gradient, sums) so far, with those of the first `number` microbatches of a stack.
+
+  One program for all of them: what a pass needs for a while is then allocated once.
+  """
+  def with_next(index, so_far):
+    gradient, sums = so_far
+    own, own_sums = _gradient_of(settings, params, jax.tree.map(
+        lambda stack: stack[index], rows_M), clip, is_first, reference)
+    return (_spread(settings, jax.tree.map(jnp.add, gradient, own)),
+            objective.merged({name: jnp.stack([sums[name], own_sums[name]]) for name in sums}))
+
+  return jax.lax.fori_loop(0, number, with_next, so_far)
+
+
+def _gradient_of(settings, params, rows, clip, is_first, reference):
+  """A microbatch's share in the gradient, and its sums."""
   def hidden_of(params):
     hidden_BTD = model.hidden_states(
         settings.model, params, rows.tokens_BT, settings.gradient.remat)
@@ -182,8 +219,8 @@ def added(settings, params, total, rows, clip, is_first, reference):
             objective.token_loss, config=settings.objective, clip=clip, is_first=is_first),
         temperature=settings.temperature, chunk=settings.logit_chunk)
 
-  (loss, sums), own = jax.value_and_grad(loss_of, has_aux=True)(params)
-  return _spread(settings, jax.tree.map(jnp.add, total, own)), sums | {'loss': loss}
+  (loss, sums), found = jax.value_and_grad(loss_of, has_aux=True)(params)
+  return found, sums | {'loss': loss}
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
