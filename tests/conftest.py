@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import types
 from typing import Any
 
@@ -14,6 +15,10 @@ import tiny
 from jax.experimental.compilation_cache import compilation_cache
 
 from exgrpo_jax import experiment, replay, rollout, train, verifier
+
+# Read when the first program is compiled, also by the processes that tests start. Most of a
+# test's time is compilation, and its programs run for an instant.
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'
 
 
 @dataclasses.dataclass

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 
+def _flags(num_devices):
+  return f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={num_devices}'
+
+
 def on_eight_devices(script):
   """Runs `script` in a process of its own, since a process cannot change its devices."""
-  env = os.environ | {'JAX_PLATFORMS': 'cpu',
-                      'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(8)}
   done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
                         capture_output=True, check=False)
   assert done.returncode == 0, done.stderr
@@ -20,8 +23,7 @@ def on_two_hosts(script):
   with socket.socket() as chosen:
     chosen.bind(('localhost', 0))
     address = f'localhost:{chosen.getsockname()[1]}'
-  env = os.environ | {'JAX_PLATFORMS': 'cpu',
-                      'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(4)}
   joined = """
 import jax
 jax.config.update('jax_cpu_collectives_implementation', 'gloo')

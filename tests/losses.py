@@ -19,7 +19,6 @@ VARIANTS = {
     'cispo': dict(surrogate='cispo'), 'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
     'all': dict(ratio='sequence', surrogate='cispo', clip_epsilon_high=.3, entropy_bonus=.3,
                 kl_coefficient=.7, tis_limit=1.2, old_logprobs='recompute')}
-FAST = {'xla_backend_optimization_level': 0}  # compiler options: these programs run for an instant
 
 
 def changed(**values):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import on_eight_devices
-from losses import FAST, VARIANTS, formula, fused_example, log_softmax
+from losses import VARIANTS, formula, fused_example, log_softmax
 
 from exgrpo_jax import logprobs, objective
 
@@ -68,8 +68,8 @@ def test_chunks_do_not_change_the_gradient(chunk):
         weight_BT, of_tokens(hidden_BTD, unembedding_DV, .7, chunk)))
 
   def gradient(chunk):
-    return jax.jit(jax.grad(functools.partial(total, chunk=chunk), argnums=(0, 1)),
-                   compiler_options=FAST)(HIDDEN_BTD, UNEMBEDDING_DV)
+    return jax.jit(jax.grad(functools.partial(total, chunk=chunk), argnums=(0, 1)))(
+        HIDDEN_BTD, UNEMBEDDING_DV)
 
   for found, expected in zip(gradient(chunk), gradient(10**6)):
     assert np.abs(expected).max() > .1
@@ -119,7 +119,7 @@ def fused(config, chunk):
         hidden, unembedding, target, tokens,
         lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
         temperature=TEMPERATURE, chunk=chunk)
-  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), compiler_options=FAST)
+  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
 def all_scored(hidden, unembedding, target, temperature):
@@ -136,7 +136,7 @@ def naive(config):
   def total(hidden, unembedding, target, tokens, clip, first):
     return objective.token_loss(*all_scored(hidden, unembedding, target, TEMPERATURE), tokens,
                                 config, clip=clip, is_first=first)
-  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), compiler_options=FAST)
+  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
 def assert_same(found, expected):
@@ -201,7 +201,7 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
     x = x[order] if x.shape[1] == 1 else x[order, places]
     return x.reshape(2, 4, *x.shape[1:])
 
-  @functools.partial(jax.jit, compiler_options=FAST)
+  @jax.jit
   def total(hidden, unembedding, clip, first):
     def of(carry, microbatch):
       hidden, target, tokens = microbatch
@@ -244,7 +244,7 @@ def test_the_gradient_scales_with_what_comes_back_and_has_the_arguments_dtypes()
     loss, sums = fused_weighed(*arguments, *OPERANDS)
     return scale * loss + 0 * sums['logp']
   low = [jnp.asarray(x, jnp.bfloat16) for x in (HIDDEN_BTD, UNEMBEDDING_DV)]
-  gradient = jax.jit(jax.grad(total, (1, 2)), compiler_options=FAST)
+  gradient = jax.jit(jax.grad(total, (1, 2)))
   one, three = (gradient(scale, *low) for scale in (1., -3.))
   exact = gradient(1., HIDDEN_BTD, UNEMBEDDING_DV)
   for x, y, z in zip(one, three, exact):
@@ -301,7 +301,7 @@ import re, sys
 sys.path.insert(0, 'tests')
 import jax, numpy as np
 from exgrpo_jax import logprobs, objective, sharding
-from losses import FAST, fused_example
+from losses import fused_example
 
 config, arguments, *_ = fused_example('all', .7, width=8, vocabulary=16)
 
@@ -316,7 +316,7 @@ def total(states, unembedding, target, tokens):
 def step():
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))  # anew for every mesh
 
-expected = step().lower(*arguments).compile(FAST)(*arguments)
+expected = step()(*arguments)
 collective = re.compile(r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|'
                         r'collective-permute)(-start)?[(]')
 for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
@@ -326,7 +326,7 @@ for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
     placed = (jax.device_put(hidden, sharding.batch(mesh, 8)),
               jax.device_put(unembedding, sharding.named(mesh, ('embed', 'vocab'), (8, 16))),
               *jax.device_put(rest, sharding.batch(mesh, 8)))
-    program = step().lower(*placed).compile(FAST)
+    program = step().lower(*placed).compile()
     found = program(*placed)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-5),
                found, expected)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses import FAST, LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
+from losses import LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import objective
@@ -177,8 +177,7 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
   logp, entropy, batch, reference = random_batch()
   tokens = tokens_of(batch, config, logp, reference)
   step = jax.jit(jax.value_and_grad(lambda logp, entropy, tokens, clip, first:
-      objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first),
-      has_aux=True), compiler_options=FAST)
+      objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first), has_aux=True))
   for clip, first in WHEN:
     (whole, sums), gradient = step(logp, entropy, tokens, clip, first)
     rest, slices, found = np.zeros_like(logp), [], 0.
@@ -228,7 +227,7 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   wild = np.where(outside, 300., logp).astype(np.float32)
   entropy = np.where(outside, np.nan, entropy)
   step = jax.jit(jax.value_and_grad(lambda x, clip, first: objective.token_loss(
-      x, entropy, tokens, config, clip=clip, is_first=first)[0]), compiler_options=FAST)
+      x, entropy, tokens, config, clip=clip, is_first=first)[0]))
   for clip, first in WHEN:
     value, gradient = step(wild, clip, first)
     assert np.isfinite(value) and np.isfinite(gradient).all()
