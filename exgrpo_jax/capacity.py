@@ -85,62 +85,67 @@ def topology(name: str) -> list[jax.Device]:
   try:
     return list(topologies.get_topology_desc(platform='tpu', topology_name=name).devices)
   except Exception as error:  # the plugin's own kinds
-    raise InputError(f'--topology={name}: libtpu knows no such slice '
+    raise InputError(f'--topology={name}: libtpu does not give this slice '
                      f'({str(error).splitlines()[0]}).') from error
 
 
 def report(checked: Settings, shape: model.Config, mesh: jax.sharding.Mesh, chip: Chip) -> bool:
   """Prints what each part of a step needs of a chip; whether all fit."""
   with jax.set_mesh(mesh):
-    state, gradient = _state(checked, shape, mesh)
-    decoding = model.decode_shapes(shape, mesh)
-    parts = {'parameters (float32)': _bytes(state.params),
-             "AdamW's moments": _bytes(state.opt_state), 'gradient': _bytes(gradient),
-             'weights while decoding': _bytes(decoding)}
-    for name, size in parts.items():
-      print(f'  {name:<24} {size / _GIB:7.2f} GiB', flush=True)
-    resident = _bytes(state)
-    for name, size, what in (
-        ('update', resident + _bytes(gradient), 'parameters, moments and gradient'),
-        ('rollout', resident + _bytes(decoding), 'parameters, moments and decode weights')):
-      if size > chip.memory:
-        print(f'does not fit: {what} alone take {size / _GIB:.2f} GiB of a chip\'s '
-              f'{chip.memory / _GIB:.2f} during {name}; take more chips, or a mesh that splits '
-              'them further')
-        return False
-    fits = True
-    peaks = {}
-    for name, beside, compiled in (
-        ('prefill', resident, lambda: prefill(checked, shape, mesh, decoding)),
-        ('decode', resident, lambda: decode(checked, shape, mesh, decoding)),
-        ('update', 0, lambda: added(checked, shape, mesh, state, gradient)),
-        ('optimizer', 0, lambda: applied(checked, shape, mesh, state, gradient))):
-      try:
-        own = compiled()
-      except jax.errors.JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error):
-          raise
-        print(f'  {name:<24} does not fit: {str(error).splitlines()[0][:300]}')
-        fits = False
-        continue
-      # The update's own arguments lack the moments, which stay where they are.
-      if name == 'update':
-        beside = _bytes(state.opt_state)
-      peaks[name] = beside + own.peak
-      left = 1 - peaks[name] / chip.memory
-      print(f'  {name:<24} {peaks[name] / _GIB:7.2f} GiB at its peak: beside it '
-            f'{beside / _GIB:.2f}, arguments {own.arguments / _GIB:.2f}, results '
-            f'{own.results / _GIB:.2f}, temporary {own.temporary / _GIB:.2f}; '
-            f'{"fits, " if left >= 0 else "DOES NOT FIT: "}{100 * left:.0f}% to spare', flush=True)
-      fits &= left >= 0
-    _print_speed(checked, shape, mesh, chip)
-    if 'decode' in peaks:
-      own = cache_bytes(checked, shape, mesh)
-      room = chip.memory - peaks['decode'] + own
-      print(f'  KV cache {own / _GIB:.2f} GiB; the largest that fits is about '
-            f'{int(checked.rollout.slots * room / own):,} slots of {_longest(checked):,} tokens')
+    fits = _report(checked, shape, mesh, chip)
   print('fits' if fits else 'does not fit')
   return fits
+
+
+def _report(checked, shape, mesh, chip):
+  state, gradient = _state(checked, shape, mesh)
+  decoding = model.decode_shapes(shape, mesh)
+  reference = state.params if checked.objective.kl_coefficient else None
+  parts = {'parameters': state.params, 'moments': state.opt_state, 'reference policy': reference,
+           'gradient': gradient, 'weights while decoding': decoding}
+  sizes = {name: _bytes(tree) for name, tree in parts.items() if tree is not None}
+  for name, size in sizes.items():
+    print(f'  {name:<24} {size / _GIB:7.2f} GiB', flush=True)
+  stay = [name for name in sizes if name not in ('gradient', 'weights while decoding')]
+  for other in ('gradient', 'weights while decoding'):
+    names = [*stay, other]
+    size = sum(sizes[name] for name in names)
+    if size > chip.memory:
+      print(f'{", ".join(names)} alone take {size / _GIB:.2f} GiB of a chip\'s '
+            f'{chip.memory / _GIB:.2f}: take more chips, or a mesh that splits them further')
+      return False
+  resident = sum(sizes[name] for name in stay)
+  peaks = {name: _peak(name, beside, compiled, chip) for name, beside, compiled in (
+      ('prefill', resident, lambda: prefill(checked, shape, mesh, decoding)),
+      ('decode', resident, lambda: decode(checked, shape, mesh, decoding)),
+      # The update's own arguments lack the moments, the optimiser's the reference.
+      ('update', sizes['moments'], lambda: added(checked, shape, mesh, state, gradient, reference)),
+      ('optimizer', _bytes(reference), lambda: applied(checked, shape, mesh, state, gradient)))}
+  _print_speed(checked, shape, mesh, chip)
+  if peaks['decode'] < float('inf'):
+    own = cache_bytes(checked, shape, mesh)
+    room = chip.memory - peaks['decode'] + own
+    print(f'  KV cache {own / _GIB:.2f} GiB; the largest that fits is about '
+          f'{int(checked.rollout.slots * room / own):,} slots of {_longest(checked):,} tokens')
+  return max(peaks.values()) <= chip.memory
+
+
+def _peak(name, beside, compiled, chip):
+  """Prints and returns the bytes in use while a program runs; inf where it does not compile."""
+  try:
+    own = compiled()
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    print(f'  {name:<24} DOES NOT FIT: {str(error).splitlines()[0][:300]}')
+    return float('inf')
+  peak = beside + own.peak
+  left = 1 - peak / chip.memory
+  print(f'  {name:<24} {peak / _GIB:7.2f} GiB at its peak: beside it {beside / _GIB:.2f}, '
+        f'arguments {own.arguments / _GIB:.2f}, results {own.results / _GIB:.2f}, temporary '
+        f'{own.temporary / _GIB:.2f}; {"fits, " if left >= 0 else "DOES NOT FIT: "}'
+        f'{100 * left:.0f}% to spare', flush=True)
+  return peak
 
 
 # ---- Programs ----
@@ -168,7 +173,7 @@ def decode(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
       shape, sampling, decoding, jax.eval_shape(jax.random.key, 0), state, 1))
 
 
-def added(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
+def added(checked: Settings, shape: model.Config, mesh, state, gradient, reference) -> Program:
   """The forward and backward passes of a minibatch of the longest rows."""
   longest = _longest(checked)
   window = sampler.bucket(checked.rollout.max_response, longest)
@@ -187,7 +192,7 @@ def added(checked: Settings, shape: model.Config, mesh, state, gradient) -> Prog
   static = _update_settings(checked, shape, mesh)
   _, sums = jax.eval_shape(functools.partial(update.nothing, static), state.params)
   return _measured(update.added.lower(
-      static, state.params, (gradient, sums), microbatches, 1, False, True, None))
+      static, state.params, (gradient, sums), microbatches, 1, False, True, reference))
 
 
 def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
@@ -269,9 +274,11 @@ def _print_speed(checked, shape, mesh, chip):
   """A roofline of one step in which every response is as long as may be."""
   rollout, chips = checked.rollout, mesh.size
   rows, longest = rollout.questions * rollout.samples, _longest(checked)
-  passes = {'none': 3, 'all_but_products': 3, 'all': 4}[checked.gradient.remat]
+  # Forward passes over whole rows before the update's own.
+  before = (checked.objective.kl_coefficient > 0) + (checked.objective.ratio == 'sequence')
+  passes = {'none': 3, 'all_but_products': 3, 'all': 4}[checked.gradient.remat] + before
   trained = passes * forward_flops(shape, rows * longest, longest, 0)
-  trained += 3 * forward_flops(shape, 0, 0, rows * rollout.max_response)
+  trained += (3 + before) * forward_flops(shape, 0, 0, rows * rollout.max_response)
   prompts = forward_flops(
       shape, rollout.questions * rollout.max_prompt, rollout.max_prompt, rollout.questions)
   # Every step of all slots reads a chip's share of the weights, and on average half the cache.

@@ -1,17 +1,20 @@
 """What is counted by formula is what compiles; a small config compiles for a TPU slice."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 from tiny import ROPE
 
 from configs import llama3_1_8b, qwen2_5_math_1_5b
-from exgrpo_jax import capacity, experiment, model, optimizer, sharding
+from exgrpo_jax import capacity, experiment, model, objective, optimizer, sharding, update
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.types import Batch
 
 SMALL = model.Config(
     vocab_size=256, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,
@@ -35,6 +38,27 @@ def test_flops_by_formula_are_the_compilers():
       SMALL, params, tokens_BT, 64)).lower(shapes, tokens).compile()
   found = compiled.cost_analysis()['flops']
   assert found == pytest.approx(capacity.forward_flops(SMALL, 256, 64, 0), rel=.1)
+
+
+def test_training_takes_three_times_the_forward_passs_flops():
+  """On one layer, since the compiler counts a loop's body once."""
+  config = dataclasses.replace(SMALL, num_layers=1)
+  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  checked = experiment.settings(qwen2_5_math_1_5b.get_config())
+  settings = dataclasses.replace(capacity._update_settings(checked, config, mesh),
+                                 gradient=update.Config(10**6, 'none', False), max_response=32)
+  mask_BT = np.repeat(np.arange(64) >= 32, 8).reshape(64, 8).T.astype(np.float32)
+  batch = Batch(np.zeros((8, 64), np.int32), mask_BT, mask_BT, np.ones(8, np.float32),
+                np.zeros(8, bool), np.zeros(8, np.int32), mask_BT)
+  tokens = objective.tokens(batch, settings.objective, 32)
+  (number, rows_M), = update.stacks(update.microbatches(settings.gradient, batch, tokens, 1), 8)
+  params = model.shapes(config, mesh)
+  with jax.set_mesh(mesh):
+    nothing = jax.eval_shape(functools.partial(update.nothing, settings), params)
+    compiled = update.added.lower(
+        settings, params, nothing, rows_M, number, False, True, None).compile()
+  assert compiled.cost_analysis()['flops'] == pytest.approx(
+      3 * capacity.forward_flops(config, 8 * 64, 64, 8 * 32), rel=.1)
 
 
 def test_shapes_of_the_state_are_those_of_a_real_one():
@@ -77,6 +101,8 @@ def test_a_small_config_compiles_for_a_slice():
               '--config.rollout.max_response=1024', '--config.rollout.slots=8')
   assert small.returncode == 0, small.stderr
   assert small.stdout.splitlines()[-1] == 'fits'
-  large = run('--config.model.num_layers=200', '--config.model.width=3072')
+  large = run('--config.model.num_layers=200', '--config.model.width=3072',
+              '--config.objective.kl_coefficient=.1')
   assert large.returncode == 1
-  assert 'does not fit: parameters, moments and gradient alone take' in large.stdout
+  assert 'parameters, moments, reference policy, gradient alone take' in large.stdout
+  assert large.stdout.splitlines()[-1] == 'does not fit'
