@@ -61,7 +61,8 @@ def get_config():
   config.tokenizer = ConfigDict(dict(path='', vocab_size=512))
   config.data = ConfigDict(dict(
       train='arithmetic:train', evaluation=('arithmetic:validation',), question_field='',
-      answer_field='', solution_field='', overlong='refuse', cache_dir='~/.cache/exgrpo_jax'))
+      answer_field='', solution_field='', default_kind='', overlong='refuse',
+      cache_dir='~/.cache/exgrpo_jax'))
   config.verifier = ConfigDict(dict(require_think=False, require_box=False))
 
   config.warm_start = ConfigDict(dict(

@@ -21,6 +21,7 @@ def get_config():
   config.prompt.template = 'paper'
   config.verifier.require_think = True
   config.data.update(dict(
-      train='openr1_math_46k.parquet', evaluation=('math_benchmarks.parquet',), overlong='drop'))
+      train='openr1_math_46k.parquet', evaluation=('math_benchmarks.parquet',), overlong='drop',
+      default_kind='math'))  # for OpenR1-Math-46k, whatever it calls its source
   config.export.update(dict(best=True, last=True))
   return config

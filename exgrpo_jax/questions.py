@@ -28,6 +28,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.tasks import TASKS, record_features
 from exgrpo_jax.types import Message, Question
+from exgrpo_jax.verifier import KINDS
 
 _SPEC = re.compile(r'(?P<place>.+?)(?P<slice>\[[^\[\]]*\])?')
 _FILE_SPLIT = 'rows'
@@ -46,6 +47,9 @@ class Config:
   solution_field: str = setting(
     None, 'the field, or parquet column, that holds a written solution (a row without it has '
           "none); '' means the text before GSM8K's '#### ', where there is one")
+  default_kind: str = setting(
+    ('', *KINDS), "how answers are compared where a row does not say: '' is math, and refuses a "
+                  'parquet row whose data_source is not known')
   overlong: str = setting(
     ('refuse', 'drop'), 'what to do with a question whose prompt exceeds the limit')
   cache_dir: str = setting(
@@ -84,7 +88,7 @@ def load(config: Config, spec: str) -> Dataset:
   match = _SPEC.fullmatch(spec)
   place, part = (match['place'], match['slice'] or '') if match else ('', '')
   fields = records.Fields(config.question_field or 'question', config.answer_field or 'answer',
-                          config.solution_field)
+                          config.solution_field, config.default_kind)
   if place.endswith(('.jsonl', '.parquet')):
     return Dataset(spec, _records(spec, _file(config, fields, place), _FILE_SPLIT, part), _question)
   name, _, split = place.rpartition(':')
@@ -146,6 +150,7 @@ def _question(row: int, record: Mapping[str, Any]) -> Question:
     row=row,
     messages=tuple(Message(role.decode(), text.decode()) for role, text in zip(roles, contents)),
     answer=record['answer'].decode(),
+    kind=record['kind'].decode(),
     solution=record['solution'].decode(),
     source=record['source'].decode())
 
@@ -175,7 +180,8 @@ def _named(config, fields, spec, name) -> tfds.core.DatasetBuilder:
 
 def _question_of_fields(row, record, *, fields, spec, source) -> Question:
   question, answer, solution = records.texts(fields, record, f'{spec}: row {row}')
-  return Question(row, (Message('user', question),), answer, solution, source)
+  return Question(row, (Message('user', question),), answer, fields.default_kind or 'math',
+                  solution, source)
 
 
 # ---- Files ----
@@ -185,7 +191,7 @@ class _FileBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   """The records of one jsonl or parquet file, in its order."""
 
   name = 'question_file'
-  VERSION = tfds.core.Version('1.0.0')  # raise it when the readers of records.py read differently
+  VERSION = tfds.core.Version('1.1.0')  # raise it when the readers of records.py read differently
 
   def __init__(self, *, read: Callable[[], Iterator[dict]], **kwargs):
     self._read = read
@@ -212,7 +218,7 @@ def _file(config, fields, path) -> tfds.core.DatasetBuilder:
                      'name one, from the current folder or absolute.')
   content = file.read_bytes()
   shaping = (file.suffix, file.stem, config.question_field, config.answer_field,
-             config.solution_field)
+             config.solution_field, config.default_kind)
   key = hashlib.sha256(repr(shaping).encode() + content).hexdigest()[:32]
   reader = records.jsonl_rows if file.suffix == '.jsonl' else records.parquet_rows
   return _prepared(functools.partial(

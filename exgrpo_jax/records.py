@@ -1,6 +1,6 @@
 """From a jsonl or parquet file's content, or a TFDS row, to the fields of a record.
 
-A record is what tasks.record_features describes: messages, answer, solution, source.
+A record is what tasks.record_features describes: messages, answer, kind, solution, source.
 """
 
 import io
@@ -16,8 +16,16 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.verifier import KINDS
 
 _VERL = 'data_source, prompt (chat messages) and reward_model.ground_truth'
+# How answers compare, where reward_model.style is verl's 'rule'.
+_KIND_OF_SOURCE = {
+    **dict.fromkeys((
+        'aime', 'aime24', 'aime25', 'amc', 'gsm8k', 'openai/gsm8k', 'math', 'lighteval/MATH',
+        'DigitalLearningGmbH/MATH-lighteval', 'HuggingFaceH4/MATH-500', 'math_dapo', 'minerva',
+        'olympiad_bench'), 'math'),
+    **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice')}
 _FINAL_ANSWER = '#### '  # GSM8K: the answer follows the last one
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
@@ -28,6 +36,7 @@ class Fields(NamedTuple):
   question: str
   answer: str
   solution: str  # '' for none
+  default_kind: str  # of answers, where a row does not say; '' for none
 
 
 # ---- Files ----
@@ -41,7 +50,7 @@ def jsonl_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
       place = f'{path}:{number}'
       question, answer, solution = texts(fields, _parsed(line, place), place)
       yield {'messages': [{'role': 'user', 'content': question}], 'answer': answer,
-             'solution': solution, 'source': source}
+             'kind': fields.default_kind or 'math', 'solution': solution, 'source': source}
 
 
 def _parsed(line: bytes, place: str) -> dict:
@@ -67,11 +76,30 @@ def parquet_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
       raise InputError(f"{place}: reward_model is {reprlib.repr(row['reward_model'])}; it must "
                        'hold ground_truth, the answer to verify against.')
     solution = row.get(fields.solution)
+    source = _text(row['data_source'], 'data_source', place)
     yield {
       'messages': _chat(row['prompt'], place),
       'answer': _text(row['reward_model'].get('ground_truth'), 'reward_model.ground_truth', place),
+      'kind': _kind(row['reward_model'].get('style', 'rule'), source, fields, place),
       'solution': '' if solution is None else _text(solution, fields.solution, place),
-      'source': _text(row['data_source'], 'data_source', place)}
+      'source': source}
+
+
+def _kind(style, source, fields, place) -> str:
+  """One of KINDS: by name, or by what is known of the data's source."""
+  if style in KINDS:
+    return style
+  if style != 'rule':
+    raise InputError(f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
+                     f"which goes by data_source, or one of {_quoted(KINDS)}: it says how answers "
+                     'are compared.')
+  kind = _KIND_OF_SOURCE.get(source, fields.default_kind)
+  if not kind:
+    raise InputError(
+        f"{place}: data_source '{source}' is not one of those whose answers we know how to compare "
+        f'({", ".join(_KIND_OF_SOURCE)}); set config.data.default_kind to one of {_quoted(KINDS)}, '
+        'or write that as reward_model.style.')
+  return kind
 
 
 def _parquet_table(fields, path, content) -> pa.Table:

@@ -55,6 +55,7 @@ def record_features() -> tfds.features.FeaturesDict:
   return tfds.features.FeaturesDict({
     'messages': tfds.features.Sequence({'role': text, 'content': text}),
     'answer': text,
+    'kind': text,
     'solution': text,
     'source': text,
   })
@@ -64,7 +65,7 @@ class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True)
   """Sums of small positive integers, in the splits of ARITHMETIC_SPLITS."""
 
   name = 'arithmetic'
-  VERSION = tfds.core.Version('1.0.0')
+  VERSION = tfds.core.Version('1.1.0')
   # The configuration is named after this file's text, so that a tuned constant is
   # prepared anew instead of being hidden by what lies on disk.
   BUILDER_CONFIGS = [tfds.core.BuilderConfig(
@@ -102,6 +103,7 @@ def _arithmetic_row(rng, split, seen):
     'messages': [{'role': 'user', 'content': '+'.join(map(str, terms))}],
     'answer': str(sum(terms)),
     'solution': written_sum([start, *rng.permutation(digits).tolist()]),
+    'kind': 'math',
     'source': split.source,
   }
 

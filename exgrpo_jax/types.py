@@ -26,6 +26,7 @@ class Question:
   row: int  # in its data source, from 0
   messages: tuple[Message, ...]
   answer: str  # the ground truth, as the verifier takes it
+  kind: str  # how a response's answer is compared with it: one of verifier.KINDS
   solution: str  # a written solution that ends in the answer; '' where there is none
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
 

@@ -12,6 +12,9 @@ from fractions import Fraction
 
 from exgrpo_jax.config import setting
 
+# How two answers are compared.
+KINDS = ('math', 'choice', 'text')
+
 # Longer answers are compared as they stand. Also keeps int() far below the 4,300
 # digits at which Python refuses to convert.
 _MAX_LENGTH = 2000

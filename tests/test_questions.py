@@ -26,7 +26,8 @@ GOOD = {'question': 'q', 'answer': 'a'}
 @pytest.fixture
 def config(tmp_path):
   return questions.Config(train='', evaluation=(), question_field='', answer_field='',
-                          solution_field='', overlong='refuse', cache_dir=str(tmp_path / 'cache'))
+                          solution_field='', default_kind='', overlong='refuse',
+                          cache_dir=str(tmp_path / 'cache'))
 
 
 @pytest.fixture(scope='module')
@@ -69,8 +70,8 @@ class BrokenQa(TinyQa):
 def test_a_tfds_name(config):
   dataset = questions.load(config, 'tiny_qa:validation[1:3]')
   assert list(dataset) == [
-    questions.Question(0, (Message('user', 'Was ist 1 größer?'),), '1', '', 'tiny_qa'),
-    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', '', 'tiny_qa')]
+    questions.Question(0, (Message('user', 'Was ist 1 größer?'),), '1', 'math', '', 'tiny_qa'),
+    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', 'math', '', 'tiny_qa')]
 
 
 def test_a_tfds_feature_that_is_not_there_is_named(config):
@@ -92,7 +93,7 @@ def test_the_embedded_task(config, few_sums):
   expected = tasks.arithmetic_rows()['ood'][11]
   assert dataset[1] == questions.Question(
     row=1, messages=(Message('user', expected['messages'][0]['content']),),
-    answer=expected['answer'], solution=expected['solution'], source='arithmetic_ood')
+    answer=expected['answer'], kind='math', solution=expected['solution'], source='arithmetic_ood')
 
 
 @pytest.mark.parametrize('spec, message', [
@@ -151,7 +152,7 @@ def test_rows_outside_a_dataset_are_an_index_error(config, jsonl):
 
 
 def prepared(config):
-  return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.0.0'))
+  return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.1.0'))
 
 
 def test_a_file_is_prepared_once_and_anew_when_it_or_its_fields_change(config, jsonl):

@@ -18,7 +18,8 @@ LINES = [{'question': f'What is {i}+1?',
 @pytest.fixture
 def config(tmp_path):
   return questions.Config(train='', evaluation=(), question_field='', answer_field='',
-                          solution_field='', overlong='refuse', cache_dir=str(tmp_path / 'cache'))
+                          solution_field='', default_kind='', overlong='refuse',
+                          cache_dir=str(tmp_path / 'cache'))
 
 
 VERL = {'data_source': 'math', 'prompt': [{'role': 'system', 'content': 'Think.'},
@@ -44,7 +45,7 @@ def test_gsm8k_fields_by_default(config, jsonl):
   assert len(dataset) == 20
   assert dataset[3] == questions.Question(
     row=3, messages=(Message('user', 'What is 3+1?'),), answer='4',
-    solution='3+1 = 4.\n#### 4', source='train')
+    kind='math', solution='3+1 = 4.\n#### 4', source='train')
   assert [question.row for question in dataset] == list(range(20))
 
 
@@ -135,7 +136,22 @@ def test_verl_columns(config, parquet):
   dataset = questions.load(config, parquet(VERL, {**VERL, 'data_source': 'aime'}))
   assert dataset[1] == questions.Question(
     row=1, messages=(Message('system', 'Think.'), Message('user', 'What is 1+1?')), answer='2',
-    solution='', source='aime')
+    kind='math', solution='', source='aime')
+
+
+@pytest.mark.parametrize('source, style, default, kind', [
+    ('gpqa', 'rule', '', 'choice'), ('math', 'rule', 'text', 'math'), ('math', 'text', '', 'text'),
+    ('mine', 'rule', 'choice', 'choice'), ('mine', 'math', '', 'math')])
+def test_the_source_or_the_style_says_how_answers_are_compared(
+    config, parquet, source, style, default, kind):
+  row = {**VERL, 'data_source': source, 'reward_model': {'ground_truth': '2', 'style': style}}
+  found, = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
+  assert found.kind == kind
+
+
+def test_a_row_without_a_style_goes_by_its_source(config, parquet):
+  row = {**VERL, 'data_source': 'arc_c', 'reward_model': {'ground_truth': 'A'}}
+  assert questions.load(config, parquet(row))[0].kind == 'choice'
 
 
 def test_a_parquet_column_of_solutions(config, parquet):
@@ -162,6 +178,11 @@ def test_a_missing_column_is_named_with_those_there_are(config, parquet, column)
   pytest.param({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null",
                id='null_content'),
   pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
+  pytest.param({'data_source': 'mine'}, r"row 1: data_source 'mine' is not .*\(aime, .*mmlu_pro\)"
+               '.*config.data.default_kind', id='unknown_source'),
+  pytest.param({'reward_model': {'ground_truth': '2', 'style': 'model'}},
+               "row 1: reward_model.style is 'model'; it must be 'rule'.*'math', 'choice', 'text'",
+               id='unknown_style'),
 ])
 def test_a_bad_parquet_row_is_named(config, parquet, change, message):
   with pytest.raises(InputError, match=message):

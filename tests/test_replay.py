@@ -36,7 +36,7 @@ def buffer_of(correctness, started=True, **retired):
 def recorded(buffer, groups, config=PAPER, step=5, epoch=2):
   """Records groups given as {row: (is_replay, [(tokens, correct), ...])}."""
   plan = Plan(step, epoch, buffer.started,
-              tuple(Question(row, (), '', '', 's') for row in groups),
+              tuple(Question(row, (), '', 'math', '', 's') for row in groups),
               (np.zeros(3, np.int32),) * len(groups),
               tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()))
   responses = [[response(*tokens) for tokens, _ in group] for _, group in groups.values()]
@@ -107,7 +107,7 @@ def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_no
 
 
 def test_a_correct_response_that_was_cut_is_stored_as_it_is():
-  plan = Plan(1, 0, True, (Question(7, (), '', '', 's'),), (np.zeros(2, np.int32),), ((),))
+  plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   cut = response(5, 6, truncated=True)
   buffer = replay.record(PAPER, STARTED, plan, [[cut] + [response(1)] * 3],
                          [[Verdict(1., True)] + [Verdict(0., False)] * 3])
@@ -123,7 +123,7 @@ def test_the_newest_trajectories_are_kept():
 
 
 def test_a_reward_that_is_no_0_or_1_changes_nothing_in_the_bookkeeping():
-  plan = Plan(1, 0, True, (Question(7, (), '', '', 's'),), (np.zeros(2, np.int32),), ((),))
+  plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   verdicts = [[Verdict(-3., True), Verdict(9., False), Verdict(.1, False), Verdict(0., False)]]
   buffer = replay.record(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
   assert buffer.entries[7].correctness == .25

@@ -24,7 +24,7 @@ def trajectory(step):
 
 RIGHT, WRONG = Verdict(1., True), Verdict(0., False)
 # One group half solved, one that replays step 4 in step 10 and solves all else, one not solved.
-PLAN = Plan(10, 2, True, tuple(Question(row, (), '', '', 's') for row in range(3)),
+PLAN = Plan(10, 2, True, tuple(Question(row, (), '', 'math', '', 's') for row in range(3)),
             (np.zeros(1, np.int32),) * 3, ((), (trajectory(4),), ()))
 RESPONSES = [[response(1), response(2), response(3)], [response(4), response(6, truncated=True)],
              [response(2), response(2), response(4, truncated=True)]]
