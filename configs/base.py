@@ -63,6 +63,8 @@ def get_config():
       train='arithmetic:train', evaluation=('arithmetic:validation',), question_field='',
       answer_field='', solution_field='', overlong='refuse', cache_dir='~/.cache/exgrpo_jax'))
   config.verifier = ConfigDict(dict(require_think=False, require_box=False))
+  config.grading = ConfigDict(dict(
+      workers=0, time_limit=5., memory_limit=1024, max_length=200_000, max_failures=.01, reward=''))
 
   config.warm_start = ConfigDict(dict(
       num_updates=0,  # none: reinforcement learning starts from the model as it is

@@ -78,7 +78,8 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
       settings.rollout.sampling(words, how), experiment.mesh)
   texts = [words.decode(response.tokens) for response in responses]
   answers = [question.answer for question in dataset for _ in range(samples)]
-  with Grader(dataclasses.replace(settings.verifier, require_think=False)) as grader:
+  with Grader(dataclasses.replace(settings.grading, reward=''),
+              dataclasses.replace(settings.verifier, require_think=False)) as grader:
     verdicts = grader.grade(texts, answers)
   records = []
   for index, question in enumerate(dataset):
@@ -88,6 +89,7 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
         'question': words.render(question.messages, settings.prompt.template),
         'answer': question.answer, 'responses': texts[own],
         'correct': [verdict.correct for verdict in verdicts[own]],
+        'outcomes': [verdict.outcome for verdict in verdicts[own]],
         'truncated': [response.truncated for response in responses[own]],
         'lengths': [len(response.tokens) for response in responses[own]]})
     if question.source in tasks.STEP_CHECKERS:

@@ -24,6 +24,7 @@ from exgrpo_jax import (
     checkpoint,
     compilations,
     config,
+    grading,
     metrics,
     model,
     objective,
@@ -111,6 +112,7 @@ class Settings:
   tokenizer: tokenizer.Config
   data: questions.Config
   verifier: verifier.Config
+  grading: grading.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
   parity: rollout.ParityConfig
@@ -186,6 +188,8 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
     raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
                      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
                      "tokenizer's.")
+  if checked.grading.reward:
+    grading.check(checked.grading, checked.verifier)
   compilations.keep(checked.compilation_cache)
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
@@ -224,7 +228,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
                      'are written through the file system.')
   if os.path.exists(os.path.join(workdir, 'config.json')):
     theirs = read_config(workdir)
-    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.']
+    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.',
+            'grading.workers', 'grading.max_failures']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')
     changed = [f'config.{name} was {old}, is {new}'

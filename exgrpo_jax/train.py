@@ -104,7 +104,7 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
     with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-          Grader(settings.verifier) as grader):
+          Grader(settings.grading, settings.verifier) as grader):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
       _steps(experiment, rollout, grader, writer, manager, snapshot, reference)
@@ -182,8 +182,10 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
     found = parity | _numbers(
         settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
     silent = silent + 1 if found['zero_variance'] == 1 else 0
-    if warning := statistics.alarm(step, found, silent, settings.rollout.max_response):
-      print(f'WARNING: {warning}', file=sys.stderr, flush=True)
+    for warning in (statistics.alarm(step, found, silent, settings.rollout.max_response),
+                    statistics.grading_alarm(step, verdicts, settings.grading.max_failures)):
+      if warning:
+        print(f'WARNING: {warning}', file=sys.stderr, flush=True)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
       with clock('evaluate'):
         scores = _evaluated(experiment, state.params, step)
