@@ -400,7 +400,7 @@ def test_metrics_say_what_happened(recorded):
                for _, is_replay, _, judged, _ in groups(step)]
     assert record['reward'] == pytest.approx(
         np.mean([v.reward for judged in step.verdicts for v in judged]))
-    assert record['grading/correct'] == record['pass_rate/all'] == 1 - record['grading/wrong']
+    assert record['grading/correct'] == record['pass_rate/all']
     assert record['zero_variance'] == np.mean([len(set(group)) == 1 for group in rewards])
     assert record['buffer/retired'] == len(step.after.retired_epoch)
     assert sum(record[f'buffer/bucket_{k}'] for k in range(K)) == len(step.after.entries)
