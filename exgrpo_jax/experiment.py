@@ -188,8 +188,6 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
     raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
                      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
                      "tokenizer's.")
-  if checked.grading.reward:
-    grading.check(checked.grading, checked.verifier)
   compilations.keep(checked.compilation_cache)
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on

@@ -184,10 +184,9 @@ class _Slot:
     except TimeoutError:
       self._start_standby()
       found = self._worker.receive(deadline)
-    if 'last' in found:
+    if found['spent']:
       self._drop()
-    outcome, reward, reason = (found[name] for name in ('outcome', 'reward', 'reason'))
-    return Verdict(reward, outcome, reason)
+    return Verdict(found['reward'], found['outcome'], found['reason'])
 
   def _start_standby(self):
     with self._lock:

@@ -3,8 +3,8 @@
 grading.py starts it as `python -m exgrpo_jax.worker` and kills it where it must. Lines of
 JSON go both ways over the socket that it finds as its standard input: first what
 `_Setup` holds, answered by {'ready': true} or {'refused': why}; then [response, answer],
-each answered by {'outcome': …, 'reward': …, 'reason': …} and, where the process ends
-after it, 'last'. What is printed here goes to standard error, so it cannot pass for a verdict.
+each answered by {'outcome': …, 'reward': …, 'reason': …, 'spent': …}, spent where the process
+should judge no other. What is printed here goes to standard error and cannot pass for a verdict.
 It imports no jax: it must start in an instant, and leave the accelerator alone.
 """
 
@@ -53,10 +53,7 @@ def main() -> None:
   _limit_memory(setup.memory_limit)
   _write(replies, {'ready': True})
   for line in requests:
-    found = _graded(*json.loads(line), reward, setup)
-    _write(replies, found)
-    if 'last' in found:
-      break
+    _write(replies, _graded(*json.loads(line), reward, setup))
 
 
 def judge(response: str, answer: str, config: verifier.Config) -> str:
@@ -87,11 +84,11 @@ def _graded(response: str, answer: str, reward: Callable[..., float] | None, set
     value = float(outcome == 'correct')
     if reward is not None:
       value = _number(reward(response, answer, outcome), setup.reward)
-    return {'outcome': outcome, 'reward': value, 'reason': ''}
-  except MemoryError as error:  # what is left may be in pieces, so it is the last
-    return {'outcome': 'crashed', 'reward': 0., 'reason': _reason(error), 'last': True}
+    return {'outcome': outcome, 'reward': value, 'reason': '', 'spent': False}
   except Exception as error:  # whatever it is, it concerns this response alone
-    return {'outcome': 'crashed', 'reward': 0., 'reason': _reason(error)}
+    # Out of memory, though, what is left may be in pieces.
+    return {'outcome': 'crashed', 'reward': 0., 'reason': _reason(error),
+            'spent': isinstance(error, MemoryError)}
 
 
 def _reward(name: str) -> Callable[..., float] | None:
@@ -115,7 +112,8 @@ def _number(value: Any, name: str) -> float:
 
 
 def _reason(error: Exception) -> str:
-  return f'{type(error).__name__}: {error}'[:_REASON]
+  text = f'{type(error).__name__}: {error}'[:_REASON]  # it may quote the response
+  return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
 
 
 def _die_with(parent: int) -> None:
@@ -127,13 +125,14 @@ def _die_with(parent: int) -> None:
 
 
 def _limit_memory(mebibytes: int) -> None:
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
+  if sys.platform != 'linux':
+    return  # elsewhere the limit is not kept, or counts what was only reserved
   # The address space of imported libraries is large and not a response's doing.
-  own = 0
-  if sys.platform == 'linux':
-    with open('/proc/self/statm') as file:
-      own = int(file.read().split()[0]) * resource.getpagesize()
-  _, hard = resource.getrlimit(resource.RLIMIT_AS)
+  with open('/proc/self/statm') as file:
+    own = int(file.read().split()[0]) * resource.getpagesize()
   limit = own + mebibytes * 2**20
+  _, hard = resource.getrlimit(resource.RLIMIT_AS)
   if hard != resource.RLIM_INFINITY:
     limit = min(limit, hard)
   resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

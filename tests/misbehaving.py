@@ -44,6 +44,8 @@ def imports(response, answer, outcome):
 
 
 def pid(response, answer, outcome):
+  """The worker's; 'hog' and 'raise' come first, 'sleep_once' too but for its end."""
+  reward(response, answer, outcome)
   return os.getpid()
 
 

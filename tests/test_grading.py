@@ -136,7 +136,7 @@ def test_what_hangs_or_crashes_costs_only_its_own_verdict():
   assert [verdict.reward for verdict in found] == [0, 9, 0, 9, 0, 0, 0, 9]
   assert [verdict.reason for verdict in found if verdict.reason] == [
       'no verdict after 1 s', '2 workers died of it, the last with exit status -11',
-      "KeyError: 'of the reward'", 'MemoryError: ', 'no verdict after 1 s']
+      "KeyError: 'of the reward'", 'MemoryError', 'no verdict after 1 s']
 
 
 def test_a_batch_in_which_every_eighth_response_hangs_is_complete_and_else_right():
@@ -176,9 +176,25 @@ def test_workers_killed_while_idle_are_replaced():
   assert len(set(pids)) == 4 and 0 not in pids
 
 
-def test_one_worker_serves_as_long_as_it_does_well():
+def test_a_death_while_idle_is_not_laid_to_the_next_response(tmp_path):
+  path = tmp_path / 'pid'
   with grader('pid') as pool:
-    assert len({verdict.reward for verdict in pool.grade([''] * 20, [''] * 20)}) == 1
+    verdict, = pool.grade([''], [''])
+    os.kill(int(verdict.reward), signal.SIGKILL)
+    pool.submit(0, f'sleep_once {path}', '')
+    until(path.exists)
+    os.kill(int(path.read_text()), signal.SIGKILL)
+    assert outcomes(pool.collect().values()) == ['no answer']
+
+
+def test_a_worker_serves_on_until_it_was_out_of_memory():
+  with grader('pid') as pool:
+    before, after = [
+        {verdict.reward for verdict in pool.grade([*[''] * 20, last], [''] * 21)} - {0.}
+        for last in ('raise', 'hog')]
+    assert len(before) == 1 and after == before
+    last, = pool.grade([''], [''])
+  assert last.outcome == 'no answer' and last.reward not in before
 
 
 def test_what_is_printed_is_no_verdict(capfd):
