@@ -6,12 +6,13 @@ python -m exgrpo_jax.evaluate --config=configs/arithmetic.py --checkpoint=/tmp/a
 
 import dataclasses
 import os
+import sys
 
 import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import checkpoint, draw, metrics, model, sampler, tasks
+from exgrpo_jax import checkpoint, draw, metrics, model, sampler, statistics, tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -81,6 +82,8 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
   with Grader(dataclasses.replace(settings.grading, reward=''),
               dataclasses.replace(settings.verifier, require_think=False)) as grader:
     verdicts = grader.grade(texts, answers)
+  if warning := statistics.grading_alarm(step, [verdicts], settings.grading.max_failures):
+    print(f'WARNING: {spec}: {warning}', file=sys.stderr, flush=True)
   records = []
   for index, question in enumerate(dataset):
     own = slice(index * samples, (index + 1) * samples)

@@ -218,8 +218,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   """Refuses a workdir that belongs to another config; only `sections` matter where given.
 
   A run may be prolonged (num_steps, unless the learning rate's schedule depends on
-  it), and evaluated, saved, exported and logged otherwise; anything else would make its records
-  those of two experiments.
+  it), and evaluated, saved, exported, logged and graded by other workers; anything else would make
+  its records those of two experiments.
   """
   if '://' in workdir:
     raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
