@@ -64,6 +64,8 @@ def get_config():
       answer_field='', solution_field='', default_kind='', overlong='refuse',
       cache_dir='~/.cache/exgrpo_jax'))
   config.verifier = ConfigDict(dict(require_think=False, require_box=False))
+  config.grading = ConfigDict(dict(
+      workers=0, time_limit=5., memory_limit=1024, max_length=200_000, max_failures=.01, reward=''))
 
   config.warm_start = ConfigDict(dict(
       num_updates=0,  # none: reinforcement learning starts from the model as it is

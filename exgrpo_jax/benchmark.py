@@ -3,6 +3,7 @@
 python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
 python -m exgrpo_jax.benchmark update --questions=8 --samples=8
 python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
+python -m exgrpo_jax.benchmark grading --workers=2
 """
 
 import functools
@@ -15,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import draw, logprobs, model, objective, optimizer, rotary, sampler, sharding
+from exgrpo_jax import (
+  draw,
+  logprobs,
+  model,
+  objective,
+  optimizer,
+  rotary,
+  sampler,
+  sharding,
+  verifier,
+)
+from exgrpo_jax import grading as grading_lib
 from exgrpo_jax import update as update_lib
 from exgrpo_jax.experiment import run_command
 from exgrpo_jax.types import Batch
@@ -56,10 +68,17 @@ _MICROBATCH = flags.DEFINE_integer('microbatch', 3072, 'Tokens of a forward and 
                                    lower_bound=1)
 _REMAT = flags.DEFINE_enum('remat', 'all_but_products', list(model.REMAT), 'What of a layer the '
                            'backward pass computes again.')
+_WORKERS = flags.DEFINE_integer('workers', 0, 'Grading processes; 0 is one a core.', lower_bound=0)
 _CHUNK = flags.DEFINE_integer('chunk', 512, 'Tokens whose logits exist at once.', lower_bound=1)
 
 _PERCENTILE_99 = 2.3263  # of the normal distribution
 _PRODUCT_STEPS, _TOKEN_STEPS, _DRAW_STEPS = 64, 16, 16  # in one measurement
+_GRADED, _GRADED_LENGTH = 1024, 8000  # responses in a batch; characters of each, 2,000 tokens
+# (boxed, ground truth), numbered so that no two responses are one.
+_ANSWERS = (('{n}', '{n}'), ('{n}.50', '{n}.5'), (r'\frac{{{n}}}{{7}}', r'\frac{{{n}}}{{8}}'),
+            (r'{n}\sqrt{{3}}', r'\sqrt{{3}}\cdot {n}'), (r'x^2 + {n}x + 1', r'1 + x^2 + {n}x'),
+            ('({n}, 3]', '({n}, 3)'), (r'\{{1, {n}\}}', r'\{{{n}, 1\}}'),
+            (r'\text{{no {n}}}', 'yes'))
 
 
 def main(what: str) -> None:
@@ -257,6 +276,28 @@ def loss() -> None:
           f'{memory / 2**20:,.0f} MiB')
 
 
+def grading() -> None:
+  """Prints how fast a batch of responses is graded, and how long one alone takes."""
+  config = grading_lib.Config(workers=_WORKERS.value, time_limit=5., memory_limit=1024,
+                              max_length=200_000, max_failures=0., reward='')
+  thought = 'So we find that $x_1 + 3 = 7$, whence 12 of them are left. '
+  thought *= _GRADED_LENGTH // len(thought)
+  pairs = [[text.format(n=n) for text in _ANSWERS[n % len(_ANSWERS)]] for n in range(_GRADED)]
+  responses = [rf'{thought}</think>{thought[:200]}\boxed{{{given}}}.' for given, _ in pairs]
+  answers = [truth for _, truth in pairs]
+  alone = []
+  with grading_lib.Grader(config, verifier.Config(True, False)) as grader:
+    whole, = _seconds(lambda: grader.grade(responses, answers))
+    for response, answer in zip(responses, answers):
+      start = time.perf_counter()
+      grader.grade([response], [answer])
+      alone.append(1e3 * (time.perf_counter() - start))
+  print(f'grading      {_GRADED / whole:9,.0f} responses/s   {whole:.2f} s for {_GRADED:,} of '
+        f'{_GRADED_LENGTH:,} characters')
+  print(f'one alone    {statistics.median(alone):9.2f} ms   the median; the 95th percentile '
+        f'{np.percentile(alone, 95):.2f} ms')
+
+
 def _placed():
   """(config, mesh, params): the chosen shape with random weights, on all devices."""
   config = SHAPES[_SHAPE.value]
@@ -315,7 +356,7 @@ def _training_products(config, mesh, params, rows, length) -> tuple[Callable[[],
                           + _RESPONSE.value * head.size)
 
 
-BENCHMARKS = {'rollout': rollout, 'update': update, 'loss': loss}
+BENCHMARKS = {'rollout': rollout, 'update': update, 'loss': loss, 'grading': grading}
 
 if __name__ == '__main__':
   run_command(main, choices=list(BENCHMARKS))

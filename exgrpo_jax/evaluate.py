@@ -6,12 +6,13 @@ python -m exgrpo_jax.evaluate --config=configs/arithmetic.py --checkpoint=/tmp/a
 
 import dataclasses
 import os
+import sys
 
 import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import checkpoint, draw, metrics, model, sampler, tasks
+from exgrpo_jax import checkpoint, draw, metrics, model, sampler, statistics, tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -78,8 +79,11 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
       settings.rollout.sampling(words, how), experiment.mesh)
   texts = [words.decode(response.tokens) for response in responses]
   answers = [question.answer for question in dataset for _ in range(samples)]
-  with Grader(dataclasses.replace(settings.verifier, require_think=False)) as grader:
+  with Grader(dataclasses.replace(settings.grading, reward=''),
+              dataclasses.replace(settings.verifier, require_think=False)) as grader:
     verdicts = grader.grade(texts, answers)
+  if warning := statistics.grading_alarm(step, [verdicts], settings.grading.max_failures):
+    print(f'WARNING: {spec}: {warning}', file=sys.stderr, flush=True)
   records = []
   for index, question in enumerate(dataset):
     own = slice(index * samples, (index + 1) * samples)
@@ -88,6 +92,7 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
         'question': words.render(question.messages, settings.prompt.template),
         'answer': question.answer, 'responses': texts[own],
         'correct': [verdict.correct for verdict in verdicts[own]],
+        'outcomes': [verdict.outcome for verdict in verdicts[own]],
         'truncated': [response.truncated for response in responses[own]],
         'lengths': [len(response.tokens) for response in responses[own]]})
     if question.source in tasks.STEP_CHECKERS:

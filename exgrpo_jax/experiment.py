@@ -24,6 +24,7 @@ from exgrpo_jax import (
     checkpoint,
     compilations,
     config,
+    grading,
     metrics,
     model,
     objective,
@@ -111,6 +112,7 @@ class Settings:
   tokenizer: tokenizer.Config
   data: questions.Config
   verifier: verifier.Config
+  grading: grading.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
   parity: rollout.ParityConfig
@@ -216,15 +218,16 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   """Refuses a workdir that belongs to another config; only `sections` matter where given.
 
   A run may be prolonged (num_steps, unless the learning rate's schedule depends on
-  it), and evaluated, saved, exported and logged otherwise; anything else would make its records
-  those of two experiments.
+  it), and evaluated, saved, exported, logged and graded by other workers; anything else would make
+  its records those of two experiments.
   """
   if '://' in workdir:
     raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
                      'are written through the file system.')
   if os.path.exists(os.path.join(workdir, 'config.json')):
     theirs = read_config(workdir)
-    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.']
+    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.',
+            'grading.workers', 'grading.max_failures']
     if values.optimizer.schedule == 'constant':
       free.append('num_steps')
     changed = [f'config.{name} was {old}, is {new}'

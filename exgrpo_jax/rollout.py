@@ -249,7 +249,8 @@ class Rollout:
                 'answer': question.answer}
       rows.append(shared | {
           'response': self.tokenizer.decode(group[0].tokens), 'reward': judged[0].reward,
-          'correct': judged[0].correct, 'truncated': group[0].truncated, 'replayed': False})
+          'correct': judged[0].correct, 'outcome': judged[0].outcome,
+          'truncated': group[0].truncated, 'replayed': False})
       if replayed:
         rows.append(shared | {
             'response': self.tokenizer.decode(replayed.tokens), 'reward': replayed.reward,

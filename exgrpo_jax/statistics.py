@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from exgrpo_jax import replay
-from exgrpo_jax.types import Plan, Response, Trajectory, Verdict
+from exgrpo_jax.types import FAILURES, OUTCOMES, Plan, Response, Trajectory, Verdict
 
 ALARM_STEPS = 10  # steps without any signal after which it is said, and again after as many
 
@@ -16,7 +16,7 @@ def of_rollouts(plan: Plan, responses: Sequence[Sequence[Response]],
   """Rewards, pass rates and lengths of the fresh responses, ages of the replayed ones.
 
   'zero_variance' is the share of groups whose rewards, the replayed one included,
-  are all equal and so teach nothing.
+  are all equal and so teach nothing; 'grading/…' are the shares of each outcome.
   """
   fresh = [verdict for group in verdicts for verdict in group]
   lengths = [len(response.tokens) for group in responses for response in group]
@@ -29,6 +29,8 @@ def of_rollouts(plan: Plan, responses: Sequence[Sequence[Response]],
       'length/mean': np.mean(lengths), 'length/max': max(lengths), 'length/total': sum(lengths),
       'length/truncated': np.mean([r.truncated for group in responses for r in group]),
       'epoch': plan.epoch, 'replay/rows': sum(plan.is_replay_Q)}
+  for outcome in OUTCOMES:
+    found[f'grading/{outcome.replace(" ", "_")}'] = np.mean([v.outcome == outcome for v in fresh])
   for name, wanted in (('fresh', False), ('replay', True)):
     correct = [v.correct for group, is_replay in zip(verdicts, plan.is_replay_Q)
                if is_replay == wanted for v in group]
@@ -64,3 +66,15 @@ def alarm(step: int, found: Mapping[str, float], silent_steps: int, max_response
             f'{found["pass_rate/all"]:.3f}), so nothing was learnt. The questions are too hard or '
             'too easy for this model, or the verifier does not read its answers: see samples/.')
   return ''
+
+
+def grading_alarm(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: float) -> str:
+  """What must be said loudly about a step's grading; '' where at most that share of it failed."""
+  fresh = [verdict for group in verdicts for verdict in group]
+  failed = [verdict for verdict in fresh if verdict.outcome in FAILURES]
+  if len(failed) <= max_failures * len(fresh):
+    return ''
+  counts = ' and '.join(f'{sum(v.outcome == outcome for v in failed)} {outcome}'
+                        for outcome in FAILURES)
+  return (f'step {step}: of {len(fresh)} gradings {counts}, over config.grading.max_failures='
+          f'{max_failures:g}; they count as wrong, with reward 0. One of them: {failed[0].reason}.')

@@ -17,6 +17,7 @@ from exgrpo_jax import (
   compilations,
   evaluate,
   export,
+  grading,
   metrics,
   model,
   objective,
@@ -39,7 +40,6 @@ from exgrpo_jax.experiment import (
   open_experiment,
   run_command,
 )
-from exgrpo_jax.grading import Grader
 from exgrpo_jax.optimizer import TrainState
 from exgrpo_jax.rollout import Rollout
 from exgrpo_jax.types import Batch, Cursor
@@ -53,6 +53,7 @@ def main() -> None:
                      '--workdir=/tmp/smoke.')
   check_workdir(CONFIG.value, _WORKDIR.value)
   experiment = open_experiment(CONFIG.value, _WORKDIR.value)
+  grading.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
@@ -104,7 +105,7 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
     with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-          Grader(settings.verifier) as grader):
+          grading.Grader(settings.grading, settings.verifier) as grader):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
       _steps(experiment, rollout, grader, writer, manager, snapshot, reference)
@@ -182,8 +183,10 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
     found = parity | _numbers(
         settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
     silent = silent + 1 if found['zero_variance'] == 1 else 0
-    if warning := statistics.alarm(step, found, silent, settings.rollout.max_response):
-      print(f'WARNING: {warning}', file=sys.stderr, flush=True)
+    for warning in (statistics.alarm(step, found, silent, settings.rollout.max_response),
+                    statistics.grading_alarm(step, verdicts, settings.grading.max_failures)):
+      if warning:
+        print(f'WARNING: {warning}', file=sys.stderr, flush=True)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
       with clock('evaluate'):
         scores = _evaluated(experiment, state.params, step)

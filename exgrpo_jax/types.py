@@ -50,11 +50,22 @@ class Response:
   correction: np.ndarray | None = None  # [T] float32, `objective.sampler_correction`; None is 1
 
 
-class Verdict(NamedTuple):
-  """What the verifier says of one response."""
+# What becomes of a response that is graded; the first three are the verifier's word.
+OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')
+FAILURES = OUTCOMES[3:]  # of the grading, not of the response
 
-  reward: float
-  correct: bool  # this alone decides storing, buckets and retirement
+
+class Verdict(NamedTuple):
+  """What grading says of one response."""
+
+  reward: float  # 0 where grading failed
+  outcome: str  # of OUTCOMES
+  reason: str = ''  # of a failure, for people
+
+  @property
+  def correct(self) -> bool:
+    """This alone decides storing, buckets and retirement."""
+    return self.outcome == 'correct'
 
 
 @dataclasses.dataclass(frozen=True)

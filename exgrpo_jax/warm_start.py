@@ -88,14 +88,14 @@ def _trained(experiment, params, directory):
 
 def _pass_rate(experiment, params):
   """Share of right responses, one each to the first questions, at the run's temperature."""
-  words, rollout = experiment.tokenizer, experiment.settings.rollout
-  dataset, prompts = load_questions(experiment, experiment.settings.data.train)
+  words, settings = experiment.tokenizer, experiment.settings
+  dataset, prompts = load_questions(experiment, settings.data.train)
   count = min(CHECK_ROWS, len(dataset))
   responses = sampler.generate(
       experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
       prompts[:count], range(count), [0] * count,
-      jax.random.key(experiment.settings.seed), rollout.sampling(words), experiment.mesh)
-  with Grader(experiment.settings.verifier) as grader:
+      jax.random.key(settings.seed), settings.rollout.sampling(words), experiment.mesh)
+  with Grader(dataclasses.replace(settings.grading, reward=''), settings.verifier) as grader:
     verdicts = grader.grade([words.decode(response.tokens) for response in responses],
                             [question.answer for question in dataset[:count]])
   return np.mean([verdict.correct for verdict in verdicts])

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from jax.experimental.compilation_cache import compilation_cache
 
-from exgrpo_jax import experiment, replay, rollout, train, verifier
+from exgrpo_jax import experiment, grading, replay, rollout, train
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -75,7 +75,7 @@ def recorded(values, tmp_path_factory):
   run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None, cache=cache,
                               compiling=functools.partial(_compiling, cache))
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(verifier, 'is_correct', tiny.is_correct)
+    patch.setattr(grading, 'COMMAND', tiny.WORKER)
     _listen(patch, run)
     run.experiment = experiment.open_experiment(values, str(workdir))
     rollout = train.rollout_of(run.experiment)

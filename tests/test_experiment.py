@@ -241,6 +241,14 @@ def test_a_missing_workdir_is_told_with_an_example():
                  '--workdir=/tmp/smoke.')
 
 
+def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(tmp_path):
+  done = command('--config=configs/smoke.py', f'--workdir={tmp_path}',
+                 '--config.grading.reward=nowhere_at_all:reward')
+  assert_refused(done, "config.grading.reward='nowhere_at_all:reward' cannot be used "
+                 "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ")
+  assert not (tmp_path / 'config.json').exists()
+
+
 def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
   """The first mistake must not make the second, right attempt 'another config'."""
   wrong = command('--config=configs/smoke.py', f'--workdir={tmp_path}/run',

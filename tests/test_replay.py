@@ -40,7 +40,8 @@ def recorded(buffer, groups, config=PAPER, step=5, epoch=2):
               (np.zeros(3, np.int32),) * len(groups),
               tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()))
   responses = [[response(*tokens) for tokens, _ in group] for _, group in groups.values()]
-  verdicts = [[Verdict(float(c), c) for _, c in group] for _, group in groups.values()]
+  verdicts = [[Verdict(float(c), 'correct' if c else 'wrong') for _, c in group]
+              for _, group in groups.values()]
   return replay.record(config, buffer, plan, responses, verdicts)
 
 
@@ -110,7 +111,7 @@ def test_a_correct_response_that_was_cut_is_stored_as_it_is():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   cut = response(5, 6, truncated=True)
   buffer = replay.record(PAPER, STARTED, plan, [[cut] + [response(1)] * 3],
-                         [[Verdict(1., True)] + [Verdict(0., False)] * 3])
+                         [[Verdict(1., 'correct')] + [Verdict(0., 'wrong')] * 3])
   np.testing.assert_array_equal(buffer.entries[7].trajectories[0].tokens, [5, 6])
 
 
@@ -124,7 +125,7 @@ def test_the_newest_trajectories_are_kept():
 
 def test_a_reward_that_is_no_0_or_1_changes_nothing_in_the_bookkeeping():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
-  verdicts = [[Verdict(-3., True), Verdict(9., False), Verdict(.1, False), Verdict(0., False)]]
+  verdicts = [[Verdict(-3., 'correct'), *(Verdict(reward, 'wrong') for reward in (9., .1, 0.))]]
   buffer = replay.record(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
   assert buffer.entries[7].correctness == .25
   assert buffer.entries[7].trajectories[0].reward == -3.

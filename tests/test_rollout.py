@@ -235,7 +235,7 @@ def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, par
 def test_verdicts_return_to_their_places(recorded, chosen, generated):
   class Shuffled:
     def collect(self):
-      return dict(reversed([((g, k), Verdict(10. * g + k, False))
+      return dict(reversed([((g, k), Verdict(10. * g + k, 'wrong'))
                             for g, group in enumerate(generated[0]) for k in range(len(group))]))
 
   verdicts = recorded.rollout.grade(chosen.plan, generated[0], Shuffled())
@@ -268,7 +268,7 @@ def test_training_on_one_difficulty_silences_the_other_groups(difficulty, shares
 
 
 def test_rewards_other_than_0_and_1_and_the_replayed_ones_make_the_advantage(recorded, chosen):
-  verdicts = [[Verdict(float(g + 2 * k), False) for k in range(len(group))]
+  verdicts = [[Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
               for g, group in enumerate(chosen.responses)]
   replays = [old and dataclasses.replace(old, reward=-5.) for old in chosen.replays]
   batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, verdicts)

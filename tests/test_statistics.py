@@ -22,7 +22,7 @@ def trajectory(step):
   return Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1., step)
 
 
-RIGHT, WRONG = Verdict(1., True), Verdict(0., False)
+RIGHT, WRONG = Verdict(1., 'correct'), Verdict(0., 'wrong')
 # One group half solved, one that replays step 4 in step 10 and solves all else, one not solved.
 PLAN = Plan(10, 2, True, tuple(Question(row, (), '', 'math', '', 's') for row in range(3)),
             (np.zeros(1, np.int32),) * 3, ((), (trajectory(4),), ()))
@@ -41,7 +41,8 @@ def test_a_step_in_numbers():
       'reward': 3 / 8, 'pass_rate/all': 3 / 8, 'pass_rate/fresh': 1 / 6, 'pass_rate/replay': 1.,
       'zero_variance': pytest.approx(2 / 3), 'length/mean': 3., 'length/max': 6,
       'length/total': 24, 'length/truncated': 2 / 8, 'epoch': 2, 'replay/rows': 1,
-      'replay/age_mean': 6., 'replay/age_max': 6}
+      'replay/age_mean': 6., 'replay/age_max': 6, 'grading/correct': 3 / 8,
+      'grading/wrong': 5 / 8, 'grading/no_answer': 0, 'grading/timed_out': 0, 'grading/crashed': 0}
 
 
 def test_the_replayed_reward_counts_in_its_groups_variance():
@@ -57,7 +58,7 @@ def test_without_replay_there_are_no_replay_rates_and_ages():
 
 
 def test_rewards_other_than_0_and_1_are_averaged_and_correctness_decides_the_pass_rate():
-  odd = [[Verdict(-2., True), Verdict(5., False), WRONG], *VERDICTS[1:]]
+  odd = [[Verdict(-2., 'correct'), Verdict(5., 'wrong'), WRONG], *VERDICTS[1:]]
   numbers = found(verdicts=odd)
   assert numbers['reward'] == 5 / 8 and numbers['pass_rate/all'] == 3 / 8
 
@@ -99,3 +100,27 @@ def test_ten_steps_without_a_difference_in_reward_are_said(silent_steps, is_said
               'so nothing was learnt. The questions are too hard or too easy for this model, or '
               'the verifier does not read its answers: see samples/.')
   assert alarm(silent_steps) == (expected if is_said else '')
+
+
+SLOW, BROKEN = (Verdict(0., outcome, f'why it {outcome}') for outcome in ('timed out', 'crashed'))
+
+
+def test_the_share_of_each_outcome_of_a_grading():
+  numbers = found(verdicts=[[RIGHT, Verdict(0., 'no answer'), SLOW], [RIGHT, WRONG],
+                            [BROKEN, SLOW, SLOW]])
+  assert {name: value * 8 for name, value in numbers.items() if name.startswith('grading/')} == {
+      'grading/correct': 2, 'grading/wrong': 1, 'grading/no_answer': 1, 'grading/timed_out': 3,
+      'grading/crashed': 1}
+
+
+@pytest.mark.parametrize(('max_failures', 'is_said'), [(0., True), (.37, True), (.375, False)])
+def test_failed_gradings_over_their_limit_are_said_with_a_reason(max_failures, is_said):
+  judged = [[RIGHT, SLOW, WRONG], [RIGHT, BROKEN], [SLOW, WRONG, Verdict(0., 'no answer')]]
+  said = statistics.grading_alarm(12, judged, max_failures)
+  assert said == is_said * (
+      'step 12: of 8 gradings 2 timed out and 1 crashed, over config.grading.max_failures='
+      f'{max_failures:g}; they count as wrong, with reward 0. One of them: why it timed out.')
+
+
+def test_gradings_that_all_came_back_are_not_spoken_of():
+  assert statistics.grading_alarm(12, VERDICTS, 0.) == ''

@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 import tiny
 
-from exgrpo_jax import checkpoint, experiment, metrics, model, optimizer, train, verifier
+from exgrpo_jax import checkpoint, experiment, grading, metrics, model, optimizer, train
+from exgrpo_jax.types import OUTCOMES
+from tests.chance import is_correct
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -376,6 +378,7 @@ def test_a_run_writes_every_metric(recorded):
             'length/mean', 'length/max', 'length/truncated', 'gradient_norm', 'skipped_updates',
             'loss', 'clip_share', 'epoch', 'buffer/questions', 'buffer/retired',
             'buffer/trajectories', *(f'buffer/bucket_{k}' for k in range(K)), 'time/step',
+            *(f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES),
             'time/device_wait', *(f'time/{phase}' for phase in (
                 'pick', 'reshard', 'generate', 'reconcile', 'grade', 'assemble', 'record', 'plan',
                 'await_update')),
@@ -397,6 +400,7 @@ def test_metrics_say_what_happened(recorded):
                for _, is_replay, _, judged, _ in groups(step)]
     assert record['reward'] == pytest.approx(
         np.mean([v.reward for judged in step.verdicts for v in judged]))
+    assert record['grading/correct'] == record['pass_rate/all']
     assert record['zero_variance'] == np.mean([len(set(group)) == 1 for group in rewards])
     assert record['buffer/retired'] == len(step.after.retired_epoch)
     assert sum(record[f'buffer/bucket_{k}'] for k in range(K)) == len(step.after.entries)
@@ -413,7 +417,7 @@ def test_evaluation_comes_first_every_so_often_and_last(recorded):
     path, = (recorded.workdir / 'evaluation').glob(f'step_{int(step):06d}_*.jsonl')
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row['answer'] for row in rows] == ['0', '1', '2', '3']
-    assert all(row['correct'] == [tiny.is_correct(row['responses'][0], row['answer'], None)]
+    assert all(row['correct'] == [is_correct(row['responses'][0], row['answer'])]
                for row in rows)
 
 
@@ -429,7 +433,7 @@ def test_a_run_leaves_pictures_samples_and_tensorboard_files(recorded):
 
 
 def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, monkeypatch):
-  monkeypatch.setattr(verifier, 'is_correct', tiny.is_correct)
+  monkeypatch.setattr(grading, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0., 3, 0
   opened = experiment.open_experiment(config, str(tmp_path))

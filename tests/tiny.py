@@ -1,39 +1,36 @@
 """A run small enough for tests, in which replay takes part: what conftest.py records.
 
 A model of one narrow layer solves nothing, so the verifier is replaced by chance that
-is decided by the text: QUARTERS of all responses solve a question. Some are never solved,
-some always, and groups are mixed in between. In time more are retired than leave
-enough for a step, whatever the model does.
+is decided by the text: QUARTERS of all responses solve a question (chance.py). Some
+are never solved, some always, and groups are mixed in between. In time more are retired
+than leave enough for a step, whatever the model does.
 """
 
 import json
-import zlib
+import pathlib
+import sys
 
 import jax
 import numpy as np
 
 from configs import base, smoke
 from exgrpo_jax import config as config_lib
-from exgrpo_jax import model, rotary, verifier
+from exgrpo_jax import grading, model, rotary
+from tests.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, .5, 3
-QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)  # by answer, which is 0, 1, 2, ...
 POOL = len(QUARTERS)
 PROMPT, RESPONSE = 8, 12  # limits
 LENGTH = PROMPT + RESPONSE
+# In place of grading.COMMAND.
+WORKER = (sys.executable, '-P', str(pathlib.Path(__file__).with_name('chance.py')))
 NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 
-def is_correct(response, answer, config):
-  """In place of verifier.is_correct."""
-  del config
-  return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
-
-
 def get_config():
-  """For the command line, whose process gets the replaced verifier; data.* must be given."""
-  verifier.is_correct = is_correct
+  """For the command line, whose process gets the replaced workers; data.* must be given."""
+  grading.COMMAND = WORKER
   return values('', '')
 
 
