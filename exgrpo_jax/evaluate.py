@@ -78,10 +78,11 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
       list(range(samples)) * len(dataset), key,
       settings.rollout.sampling(words, how), experiment.mesh)
   texts = [words.decode(response.tokens) for response in responses]
-  answers = [question.answer for question in dataset for _ in range(samples)]
+  asked = [question for question in dataset for _ in range(samples)]
   with Grader(dataclasses.replace(settings.grading, reward=''),
               dataclasses.replace(settings.verifier, require_think=False)) as grader:
-    verdicts = grader.grade(texts, answers)
+    verdicts = grader.grade(
+        texts, [question.answer for question in asked], [question.kind for question in asked])
   if warning := statistics.grading_alarm(step, [verdicts], settings.grading.max_failures):
     print(f'WARNING: {spec}: {warning}', file=sys.stderr, flush=True)
   records = []

@@ -79,34 +79,36 @@ class Grader:
     for slot in self._slots:
       slot.close()
 
-  def submit(self, key: Hashable, response: str, answer: str) -> None:
+  def submit(self, key: Hashable, response: str, answer: str, kind: str = 'math') -> None:
     """Starts judging one response; `collect` gives its verdict under `key`.
 
-    Raises KeyError where `key` awaits a verdict already.
+    `kind` is one of verifier.KINDS: how the answer is compared. Raises KeyError where `key` awaits a verdict already.
     """
     if key in self._pending:
       raise KeyError(f'a response with key {key!r} is being graded already')
-    self._pending[key] = self._pool.submit(self._verdict, response, answer)
+    self._pending[key] = self._pool.submit(self._verdict, response, answer, kind)
 
   def collect(self) -> dict[Hashable, Verdict]:
     """Waits for everything submitted since the last call; in order of submission."""
     pending, self._pending = self._pending, {}
     return {key: future.result() for key, future in pending.items()}
 
-  def grade(self, responses: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+  def grade(self, responses: Sequence[str], answers: Sequence[str],
+            kinds: Sequence[str] | None = None) -> list[Verdict]:
     """Verdicts of responses against the answers at the same places.
 
-    Leaves alone what was submitted and not collected. Raises ValueError where the
-    two are not equally long.
+    `kinds` as in `submit`, for each. Leaves alone what was submitted and not collected.
+    Raises ValueError where they are not equally long.
     """
-    futures = [self._pool.submit(self._verdict, response, answer)
-               for response, answer in zip(responses, answers, strict=True)]
+    kinds = ['math'] * len(answers) if kinds is None else kinds
+    futures = [self._pool.submit(self._verdict, *each)
+               for each in zip(responses, answers, kinds, strict=True)]
     return [future.result() for future in futures]
 
-  def _verdict(self, response, answer):
+  def _verdict(self, response, answer, kind):
     slot = self._free.get()
     try:
-      return slot.verdict(response, answer)
+      return slot.verdict(response, answer, kind)
     finally:
       self._free.put(slot)
 
@@ -130,12 +132,12 @@ class _Slot:
     self._stopped = False
     self._lock = threading.Lock()  # over the three
 
-  def verdict(self, response: str, answer: str) -> Verdict:
+  def verdict(self, response: str, answer: str, kind: str) -> Verdict:
     for _ in range(_DEATHS):
       if self._worker is None or not self._worker.is_idle():
         self.start()
       try:
-        return self._asked(response, answer)
+        return self._asked([response, answer, kind])
       except EOFError as error:
         reason = str(error)
         self._drop()
@@ -176,9 +178,9 @@ class _Slot:
     for worker in filter(None, (self._worker, self._standby)):
       worker.close()
 
-  def _asked(self, response, answer):
+  def _asked(self, request):
     deadline = time.monotonic() + self._config.time_limit
-    self._worker.send([response, answer], deadline)
+    self._worker.send(request, deadline)
     try:
       found = self._worker.receive(min(deadline, time.monotonic() + _SLOW))
     except TimeoutError:

@@ -119,21 +119,25 @@ class Rollout:
             for index, stored in enumerate(plan.candidates)]
 
   def generate(self, params, plan: Plan, key: jax.Array,
-               on_finish: Callable[[tuple[int, int], str, str], None]) -> list[list[Response]]:
+               on_finish: Callable[[tuple[int, int], str, str, str], None]) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
     `params` in the decode layout (`model.decode_layout`). `on_finish((group, sample), text,
-    answer)` is called as responses finish: the grader's submit.
+    answer, kind)` is called as responses finish: the grader's submit.
     """
     samples = self.config.samples
     places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
               for sample in range(samples - is_replay)]
+
+    def finished(index, response):
+      question = plan.questions[places[index][0]]
+      on_finish(places[index], self.tokenizer.decode(response.tokens), question.answer,
+                question.kind)
+
     responses = sampler.generate(
         self.model, params, [plan.prompts[group] for group, _ in places],
         [plan.questions[group].row for group, _ in places], [sample for _, sample in places],
-        key, self.config.sampling(self.tokenizer), self.mesh, lambda index, response: on_finish(
-            places[index], self.tokenizer.decode(response.tokens),
-            plan.questions[places[index][0]].answer))
+        key, self.config.sampling(self.tokenizer), self.mesh, finished)
     groups = [[] for _ in plan.questions]
     for (group, _), response in zip(places, responses):
       groups[group].append(response)

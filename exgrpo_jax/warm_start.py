@@ -97,7 +97,8 @@ def _pass_rate(experiment, params):
       jax.random.key(settings.seed), settings.rollout.sampling(words), experiment.mesh)
   with Grader(dataclasses.replace(settings.grading, reward=''), settings.verifier) as grader:
     verdicts = grader.grade([words.decode(response.tokens) for response in responses],
-                            [question.answer for question in dataset[:count]])
+                            [question.answer for question in dataset[:count]],
+                            [question.kind for question in dataset[:count]])
   return np.mean([verdict.correct for verdict in verdicts])
 
 

@@ -2,7 +2,7 @@
 
 grading.py starts it as `python -m exgrpo_jax.worker` and kills it where it must. Lines of
 JSON go both ways over the socket that it finds as its standard input: first what
-`_Setup` holds, answered by {'ready': true} or {'refused': why}; then [response, answer],
+`_Setup` holds, answered by {'ready': true} or {'refused': why}; then [response, answer, kind],
 each answered by {'outcome': …, 'reward': …, 'reason': …, 'spent': …}, spent where the process
 should judge no other. What is printed here goes to standard error and cannot pass for a verdict.
 It imports no jax: it must start in an instant, and leave the accelerator alone.
@@ -56,13 +56,6 @@ def main() -> None:
     _write(replies, _graded(*json.loads(line), reward, setup))
 
 
-def judge(response: str, answer: str, config: verifier.Config) -> str:
-  """'correct', 'wrong' or 'no answer'."""
-  if verifier.extract(response, config) is None:
-    return 'no answer'
-  return 'correct' if verifier.is_correct(response, answer, config) else 'wrong'
-
-
 def bounded(response: str, max_length: int) -> str | None:
   """What is judged of a response: all of it, or without most of its thought where it is long.
 
@@ -76,11 +69,12 @@ def bounded(response: str, max_length: int) -> str | None:
   return kept if '</think>' in kept else None
 
 
-def _graded(response: str, answer: str, reward: Callable[..., float] | None, setup: _Setup
-            ) -> dict[str, Any]:
+def _graded(response: str, answer: str, kind: str, reward: Callable[..., float] | None,
+            setup: _Setup) -> dict[str, Any]:
   try:
     judged = bounded(response, setup.max_length)
-    outcome = 'no answer' if judged is None else judge(judged, answer, setup.verifier)
+    outcome = ('no answer' if judged is None
+               else verifier.judge(judged, answer, setup.verifier, kind))
     value = float(outcome == 'correct')
     if reward is not None:
       value = _number(reward(response, answer, outcome), setup.reward)

@@ -2,7 +2,7 @@
 
 import zlib
 
-from exgrpo_jax import worker
+from exgrpo_jax import verifier, worker
 
 QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)  # by answer, which is 0, 1, 2, ...
 
@@ -12,12 +12,12 @@ def is_correct(response, answer):
   return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
 
 
-def judge(response, answer, config):
-  """In place of worker.judge."""
-  del config
+def judge(response, answer, config, kind):
+  """In place of verifier.judge."""
+  del config, kind
   return 'correct' if is_correct(response, answer) else 'wrong'
 
 
 if __name__ == '__main__':
-  worker.judge = judge
+  verifier.judge = judge
   worker.main()

@@ -154,7 +154,7 @@ def generated(recorded, chosen, params):
   own = recorded.rollout
   responses = own.generate(
       model.decode_layout(own.model, params, own.mesh), chosen.plan, jax.random.key(7),
-      lambda key, text, answer: finished.setdefault(key, (text, answer)))
+      lambda key, text, answer, kind: finished.setdefault(key, (text, answer, kind)))
   return responses, finished
 
 
@@ -169,7 +169,7 @@ def test_each_response_is_handed_to_the_grader_with_its_questions_answer(
   responses, finished = generated
   decode = recorded.experiment.tokenizer.decode
   assert finished == {
-      (g, k): (decode(response.tokens), chosen.plan.questions[g].answer)
+      (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
       for g, group in enumerate(responses) for k, response in enumerate(group)}
 
 
