@@ -2,8 +2,9 @@
 
 from fractions import Fraction
 
-from exgrpo_jax.cursor import Cursor, Unreadable, multiplied
+from exgrpo_jax.cursor import Cursor, UnreadableError, multiplied
 from exgrpo_jax.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
+from exgrpo_jax.units import UNITS
 
 _CALLED = frozenset('fgh')
 _CLOSING = {'(': ')', '[': ']'}
@@ -28,7 +29,7 @@ class Atoms(Cursor):
     elif token.kind == 'text' and self._is('_', '='):
       tree = self._name(token.text)
     else:
-      raise Unreadable(token.text or 'the end')
+      raise UnreadableError(token.text or 'the end')
     self._depth -= 1
     return tree
 
@@ -41,12 +42,16 @@ class Atoms(Cursor):
       digits = self._next().text
       self._take('mark', '}')
       if not digits.isdecimal():
-        raise Unreadable('a repeating decimal')
+        raise UnreadableError('a repeating decimal')
       shift = 10 ** len(text.partition('.')[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * shift)
     return 'number', value
 
   def _name(self, name: str):
+    if name in UNITS and len(name) < 4:  # 'mg' that is no unit here is m times g
+      letters = [Token('word', letter, False) for letter in name]
+      self._tokens[self._at:self._at] = letters
+      name = self._next().text
     if self._is('_'):
       self._next()
       name = f'{name}_{self._subscript()}'
@@ -68,7 +73,7 @@ class Atoms(Cursor):
     while depth:
       token = self._next()
       if token.kind == 'end':
-        raise Unreadable('an open subscript')
+        raise UnreadableError('an open subscript')
       depth += {('mark', '{'): 1, ('mark', '}'): -1}.get(token[:2], 0)
       parts.append(token.text)
     return ''.join(parts[:-1])
@@ -103,11 +108,11 @@ class Atoms(Cursor):
       self._bars = bars
       closing = self._next()
       if closing.kind != 'mark' or closing.text not in ')]':
-        raise Unreadable('an open bracket')
+        raise UnreadableError('an open bracket')
       if len(items) == 1 and closing.text == _CLOSING[mark]:
         return items[0] if items[0][0] != 'number' else ('add', items)  # (2)(3) is a product
       if len(items) == 1:
-        raise Unreadable('half a bracket')
+        raise UnreadableError('half a bracket')
       return 'group', mark, closing.text, items
     if mark == '{':
       items = self._items('}')
@@ -119,7 +124,7 @@ class Atoms(Cursor):
       self._take('mark', '|')
       self._bars -= 1
       return 'function', 'abs', (tree,)
-    raise Unreadable(mark)
+    raise UnreadableError(mark)
 
   def _command(self, name: str):
     if name == 'frac':
@@ -149,7 +154,7 @@ class Atoms(Cursor):
       return self._big(name)
     if name in GREEK:
       return self._name(name) if name != 'emptyset' else ('set', ())
-    raise Unreadable('\\' + name)
+    raise UnreadableError('\\' + name)
 
   def _angle(self, name: str):
     parts = []
@@ -206,7 +211,7 @@ class Atoms(Cursor):
   def _matrix(self):
     name = self._subscript()
     if name not in ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix', 'cases'):
-      raise Unreadable(name)
+      raise UnreadableError(name)
     if name == 'array' and self._brace('{'):
       self._subscript()
     rows = [[]]
@@ -219,9 +224,9 @@ class Atoms(Cursor):
         if not self._is('end'):
           rows.append([])
       elif not self._is('end'):
-        raise Unreadable('an open matrix')
+        raise UnreadableError('an open matrix')
     self._next()
     self._subscript()
     if len({len(row) for row in rows}) != 1 or name == 'cases':
-      raise Unreadable('a ragged matrix')
+      raise UnreadableError('a ragged matrix')
     return 'rows', tuple(map(tuple, rows))

@@ -5,7 +5,7 @@ from exgrpo_jax.tokens import Token
 MAX_DEPTH = 40
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
   """The text is not mathematics that is understood here."""
 
 
@@ -40,13 +40,13 @@ class Cursor:
   def _take(self, kind: str, text: str) -> None:
     token = self._next()
     if token[:2] != (kind, text):
-      raise Unreadable(f'{token.text!r} where {text!r} is due')
+      raise UnreadableError(f'{token.text!r} where {text!r} is due')
 
   def deeper(self) -> None:
     """Counts a level of nesting; a tree is walked by recursion later."""
     self._depth += 1
     if self._depth > MAX_DEPTH:
-      raise Unreadable('too deep')
+      raise UnreadableError('too deep')
 
   def put_back(self, start: int, tree) -> None:
     """One token for all that was read since `start`, so that nothing is read twice."""

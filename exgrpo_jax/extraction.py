@@ -23,7 +23,7 @@ _PERCENT = re.compile(r'[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECA
 _COUNTED = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace is not a brace
 _OPENING = re.compile(r'\s*+\{')
-_ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|:)', re.IGNORECASE)
+_ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
 _SPANS = re.compile(r'\\\[((?:[^\\]|\\(?!\]))*+)\\\]|\\\(((?:[^\\]|\\(?!\)))*+)\\\)'
                     r'|\$\$?((?:[^\\$]|\\.)++)\$\$?', re.DOTALL)
@@ -92,7 +92,8 @@ def _from_prose(text: str) -> str | None:
   said = _last(_ANSWER_IS, text)
   if said:
     sentence = _SENTENCE.match(text, said.end())[1].strip()
-    if sentence:
+    told = said[1] and _PROSE.search(sentence) and _NUMBER.search(sentence)
+    if sentence and not told:  # 'Answer: the largest n is 34' is told in prose
       counted = _COUNTED.fullmatch(sentence)  # '18 dollars per day'
       return counted[1] if counted else sentence
   return _last_number(text)

@@ -18,7 +18,7 @@ import re
 from fractions import Fraction
 
 from exgrpo_jax.atoms import Atoms
-from exgrpo_jax.cursor import Unreadable, added, has_symbol, multiplied
+from exgrpo_jax.cursor import UnreadableError, added, has_symbol, multiplied
 from exgrpo_jax.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
 from exgrpo_jax.units import UNITS
 
@@ -31,11 +31,11 @@ _PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n'
 
 
 def parse(found: list[Token]):
-  """The tree of an answer's tokens; raises Unreadable."""
+  """The tree of an answer's tokens; raises UnreadableError."""
   reader = _Grammar(found)
   tree = reader.answer()
   if not reader.ended():
-    raise Unreadable(str(reader.here().text))
+    raise UnreadableError(str(reader.here().text))
   return tree
 
 
@@ -56,7 +56,7 @@ class _Grammar(Atoms):
         break
     groups = [group for group in groups if group]
     if not groups:
-      raise Unreadable('nothing')
+      raise UnreadableError('nothing')
     if len(groups) > 1 and max(map(len, groups)) > 1:
       return 'list', tuple(('group', '(', ')', tuple(g)) if g[1:] else g[0] for g in groups)
     items = tuple(item for group in groups for item in group)
@@ -141,7 +141,7 @@ class _Grammar(Atoms):
         factors = [('unit', multiplied(factors), self._unit())]
       elif self._starts_factor():
         if self.here().kind == 'number' and factors[-1][0] in ('number', 'unit'):
-          raise Unreadable('two numbers in a row')
+          raise UnreadableError('two numbers in a row')
         factors.append(self._power())
       else:
         return multiplied(factors)
@@ -228,7 +228,7 @@ class _Grammar(Atoms):
 
   def _primed(self, tree):
     if tree[0] != 'symbol':
-      raise Unreadable('a prime')
+      raise UnreadableError('a prime')
     return 'symbol', tree[1] + "'"
 
   def _postfixed(self, tree):

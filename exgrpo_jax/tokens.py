@@ -11,16 +11,15 @@ from exgrpo_jax.units import UNITS
 
 MAX_TOKENS = 1200
 
-FUNCTIONS = frozenset(
-    'sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt abs'.split())
-GREEK = frozenset(
-    'alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi '
-    'rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon '
-    'Phi Psi Omega hbar ell odot infty emptyset varnothing mho nabla partial prime max min '
-    'mathbb_R mathbb_Z mathbb_N mathbb_Q mathbb_C'.split())
-
-ACCENTS = frozenset('dot ddot hat bar vec tilde overline overrightarrow widehat widetilde'.split())
-BIG = frozenset('sum prod int lim'.split())
+_FUNCTIONS = 'sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt abs'
+_GREEK = """
+alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho
+sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi
+Omega hbar ell odot infty emptyset mho nabla partial prime max min
+mathbb_R mathbb_Z mathbb_N mathbb_Q mathbb_C"""
+_ACCENTS = 'dot ddot hat bar vec tilde overline overrightarrow widehat widetilde'
+FUNCTIONS, GREEK, ACCENTS, BIG = (
+    frozenset(names.split()) for names in (_FUNCTIONS, _GREEK, _ACCENTS, 'sum prod int lim'))
 
 
 class Token(NamedTuple):
@@ -57,7 +56,7 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'(?<=[0-9])\s+@', '@'),
     (r'(?<!\\)\\!', ''),
     (r'(?<!\\)\\[,;: >]|~|(?<!\\)\\(?:quad|qquad|thinspace)(?![a-zA-Z])', ' '),
-    (r'(?<!\\)\\[()\[\]]', ' '),  # math delimiters
+    (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
