@@ -172,7 +172,7 @@ def _is_label(tree) -> bool:
   if head == 'function':
     return tree[1] == 'abs' and _is_label(tree[2][0])
   if head == 'divide':
-    return _is_run(tree[1]) and _is_run(tree[2])
+    return all(map(_is_run, tree[1:])) or all(map(_is_differential, tree[1:]))
   if head == 'ratio':
     return all(map(_is_label, tree[1]))
   if head == 'group':
@@ -186,6 +186,10 @@ def _is_run(tree) -> bool:
     return len(tree[1]) > 3 and tree[1].isalpha()
   return tree[0] == 'multiply' and all(
       f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
+
+
+def _is_differential(tree) -> bool:
+  return tree[0] == 'multiply' and tree[1][0] == ('symbol', 'd')
 
 
 def _inequality(operators, sides):

@@ -116,6 +116,9 @@ class Atoms(Cursor):
       return 'group', mark, closing.text, items
     if mark == '{':
       items = self._items('}')
+      if self._is('choose'):
+        self._next()
+        items = ('function', 'binom', (*items, self.relation())),
       self._take('mark', '}')
       return items[0] if len(items) == 1 else ('braces', items)
     if mark == '|':
@@ -199,14 +202,12 @@ class Atoms(Cursor):
 
   def _simple_factors(self):
     """An argument without brackets: 'sin 2 t' reads on up to a sign or another function."""
-    if self._is('-'):
-      self._next()
-      return 'negate', self._simple_factors()
+    negative = self.sign()
     factors = [self._power()]
     while (self._starts_factor() and self.here().text not in FUNCTIONS
            and not self._is('(', '[', '|')):
       factors.append(self._power())
-    return multiplied(factors)
+    return ('negate', multiplied(factors)) if negative else multiplied(factors)
 
   def _matrix(self):
     name = self._subscript()

@@ -2,7 +2,8 @@
 
 from exgrpo_jax.tokens import Token
 
-MAX_DEPTH = 40
+MAX_DEPTH = 40  # of brackets
+_MAX_TREE_DEPTH = 120
 
 
 class UnreadableError(ValueError):
@@ -42,6 +43,13 @@ class Cursor:
     if token[:2] != (kind, text):
       raise UnreadableError(f'{token.text!r} where {text!r} is due')
 
+  def sign(self) -> bool:
+    """Reads signs; whether they make a minus."""
+    negative = False
+    while self._is('+', '-'):
+      negative ^= self._next().text == '-'
+    return negative
+
   def deeper(self) -> None:
     """Counts a level of nesting; a tree is walked by recursion later."""
     self._depth += 1
@@ -52,6 +60,16 @@ class Cursor:
     """One token for all that was read since `start`, so that nothing is read twice."""
     self._tokens[start:self._at] = [Token('tree', tree, False)]
     self._at = start
+
+
+def too_deep(tree) -> bool:
+  """Whether walking the tree by recursion could exhaust the stack."""
+  level = [tree]
+  for _ in range(_MAX_TREE_DEPTH):
+    level = [child for node in level for child in node if isinstance(child, tuple)]
+    if not level:
+      return False
+  return True
 
 
 def added(terms):

@@ -14,7 +14,7 @@ from exgrpo_jax.tokens import spelled
 _MAX_UNORDERED = 24  # items that are compared each with each
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
 _CHOSEN = re.compile(r'(?is)(?:the\s)?(?:answer|option|choice)?\s*(?:is\s)?:?\s*'
-                     r'\(?([A-J])(?:[).:]+\s*(.*))?')
+                     r'\(?([A-J])(?:[).:]+(?:\s+(.*))?)?')
 _ANOTHER = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)\b)')
 _DIGITS = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
@@ -208,9 +208,9 @@ def _same_collection(given, truth) -> bool:
     if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
       return False
     return _in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
-  if heads <= {'group', 'braces', 'list'} and 'group' in heads and (
-      not {given[0], truth[0]} & {'list'}):
-    return _in_order(given[-1], truth[-1])
+  if 'group' in heads and heads & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
+    group = given if given[0] == 'group' else truth
+    return group[1:3] == ('(', ')') and _in_order(given[-1], truth[-1])
   if heads == {'union'}:
     return _unordered(given[1], truth[1])
   if heads == {'union', 'list'}:

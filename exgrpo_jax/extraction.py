@@ -13,7 +13,7 @@ _WINDOW = 20_000
 _NESTED_BOXES = 4
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
-_DECIMAL = (r'(?:(?:[0-9]{1,3}(?:(?:,|,\\!|\{,\})[0-9]{3})++(?![0-9])|[0-9]+,[0-9]{2}(?![0-9,])'
+_DECIMAL = (r'(?:(?:[0-9]{1,3}(?:(?:,|,\\!|\{,\})[0-9]{3}){1,9}+(?![0-9])|[0-9]+,[0-9]{2}(?![0-9,])'
             r'|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++)')
 _SIGNED = rf'[+-]?{_DECIMAL}'
 _NUMBER = re.compile(
@@ -25,8 +25,8 @@ _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace is not a brace
 _OPENING = re.compile(r'\s*+\{')
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
-_SPANS = re.compile(r'\\\[((?:[^\\]|\\(?!\]))*+)\\\]|\\\(((?:[^\\]|\\(?!\)))*+)\\\)'
-                    r'|\$\$?((?:[^\\$]|\\.)++)\$\$?', re.DOTALL)
+_DELIMITER = re.compile(r'(?:\\[\])]|\$\$?)?')
+_DOLLARS = re.compile(r'(?<!\\)\$\$?')
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
@@ -55,18 +55,16 @@ def extract(response: str, require_think: bool, require_box: bool) -> str | None
 
 def _last_box(text: str) -> tuple[int, int | None] | None:
   """Start of the content of the last outermost box, and its end or None where unclosed."""
-  box, found, before = None, 0, len(text)
-  while found <= _NESTED_BOXES and (at := text.rfind('\\boxed', 0, before)) >= 0:
-    opening = _OPENING.match(text, at + len('\\boxed'))
-    before = at
+  box, before = None, len(text)
+  for _ in range(_NESTED_BOXES):
+    at = text.rfind('\\boxed', 0, before)
+    opening = _OPENING.match(text, at + len('\\boxed')) if at >= 0 else None
     if not opening:
-      if box is None and text[at + 6:at + 7].isspace():
-        continue
       break
     end = _until_closed(text, opening.end())
     if box is not None and (end is None or box[1] is None or end < box[1]):
       break
-    box, found = (opening.end(), end), found + 1
+    box, before = (opening.end(), end), at
   return box
 
 
@@ -104,12 +102,23 @@ def _last_number(text: str) -> str | None:
   number = _last(_NUMBER, text)
   if number is None:
     return None
-  for span in _SPANS.finditer(text):
-    if span.start() <= number.start() and number.end() <= span.end():
-      content = next(group for group in span.groups() if group is not None)
-      if not _PROSE.search(content):  # '$5 of the $8' is money, not a formula
-        return content + ('%' if _PERCENT.match(text, span.end()) else '')
-  return number[0] + ('%' if _PERCENT.match(text, number.end()) else '')
+  start, end = _formula(text, *number.span()) or number.span()
+  if _PROSE.search(text, start, end):  # '$5 of the $8' is money, not a formula
+    start, end = number.span()
+  return text[start:end] + ('%' if _PERCENT.match(text, _DELIMITER.match(text, end).end()) else '')
+
+
+def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
+  """Where the content of the math delimiters around a place starts and ends."""
+  for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
+    before, after = text.rfind(opening, 0, start), text.find(closing, end)
+    if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:
+      return before + 2, after
+  dollars = list(_DOLLARS.finditer(text))
+  for left, right in zip(dollars[::2], dollars[1::2], strict=False):
+    if left.end() <= start and end <= right.start():
+      return left.end(), right.start()
+  return None
 
 
 def _last(pattern: re.Pattern, text: str) -> re.Match | None:

@@ -18,7 +18,7 @@ import re
 from fractions import Fraction
 
 from exgrpo_jax.atoms import Atoms
-from exgrpo_jax.cursor import UnreadableError, added, has_symbol, multiplied
+from exgrpo_jax.cursor import UnreadableError, added, has_symbol, multiplied, too_deep
 from exgrpo_jax.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
 from exgrpo_jax.units import UNITS
 
@@ -36,6 +36,8 @@ def parse(found: list[Token]):
   tree = reader.answer()
   if not reader.ended():
     raise UnreadableError(str(reader.here().text))
+  if too_deep(tree):
+    raise UnreadableError('too deep')
   return tree
 
 
@@ -119,9 +121,7 @@ class _Grammar(Atoms):
     return added(terms)
 
   def _product(self):
-    negative = False
-    while self._is('+', '-'):
-      negative ^= self._next().text == '-'
+    negative = self.sign()
     tree = self._factors()
     return ('negate', tree) if negative else tree
 
@@ -148,9 +148,7 @@ class _Grammar(Atoms):
       literal = False
 
   def _signed(self):
-    negative = False
-    while self._is('+', '-'):
-      negative ^= self._next().text == '-'
+    negative = self.sign()
     tree = self._power()
     return ('negate', tree) if negative else tree
 
@@ -173,11 +171,11 @@ class _Grammar(Atoms):
 
   def _unit_here(self, factors) -> bool:
     token = self.here()
-    if factors[-1][0] == 'unit' or has_symbol(factors):
+    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or has_symbol(factors):
       return False
     if token.kind == 'text':
       return bool(re.match(r'[A-Za-z]', token.text))
-    return token.kind == 'word' and len(token.text) > 1 and (
+    return len(token.text) > 1 and (
         token.text.lower() in UNITS or token.text.islower())
 
   def _unit(self) -> str:
@@ -260,6 +258,5 @@ class _Grammar(Atoms):
       self._tokens[self._at] = Token('number', token.text[1:], False)
       return 'number', Fraction(int(token.text[0]))
     if self._is('-', '+'):
-      return ('negate', self._argument(False)) if self._next().text == '-' \
-          else self._argument(False)
+      return ('negate', self._argument(False)) if self.sign() else self._argument(False)
     return self._power() if not split else self._atom()

@@ -63,9 +63,11 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
     (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
     (r'\^\s?\{?\s?\\circ\s?\}?', r'\\circ '),
-    (r'\bnp\.|\bmath\.', ''),
+    (r'\bnp\.|\bmath\.|\\underline(?![a-z])', ''),
+    (r'(?:\\text\{)?\s+for (?:all|every|any|each)\b[^,;]*$', ''),
 ))
-_THOUSANDS = re.compile(r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:[,@][0-9]{3})++(?![0-9]|[,@][0-9])')
+_THOUSANDS = re.compile(r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
+                        r'(?![0-9]|[,@][0-9])')
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
 
 _TOKEN = re.compile(
@@ -87,7 +89,7 @@ _MARKED = frozenset('*/|:,()[]<>%')
 
 def spelled(text: str) -> str:
   """The text with one spelling for what LaTeX and Unicode can spell in several ways."""
-  text = text.translate(_UNICODE)
+  text = ' '.join(text.translate(_UNICODE).split())
   for pattern, new in _SPELLINGS:
     text = pattern.sub(new, text)
   text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
@@ -153,10 +155,12 @@ def _unwrapped(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
   if content in FUNCTIONS or (len(content) == 1 and content.isalpha() and wrapper != 'text'):
-    return _words(content, spaced) if content.isascii() else []
-  if not any(c.isalpha() for c in content) or content.strip('()') != content:
-    return tokens(inner) or []
-  return [Token('text', content, True)] if content else []
+    return _words(content, spaced) if content.isascii() else [Token('text', content, True)]
+  if not any(c.isalpha() for c in content) or re.search('[0-9()]', content):
+    found = tokens(inner)  # '\text{17}', '\text{(B)}'
+    if found is not None:
+      return found
+  return [Token('text', content, True)]
 
 
 def _words(word: str, spaced: bool) -> list[Token]:

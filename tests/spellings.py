@@ -53,8 +53,9 @@ def respellings(gold):
   text = bare(gold)
   yield 'as_it_is', gold
   yield 'bare', text
-  yield 'dollars', f'${text.replace("$", "")}$'
-  yield 'parentheses', rf'\({text.replace("$", "")}\)'
+  if '$' not in text:
+    yield 'dollars', f'${text}$'
+    yield 'parentheses', rf'\({text}\)'
   yield 'spaces_around', f'  {text} '
   yield 'period', text + '.'
   changes = (
@@ -68,11 +69,12 @@ def respellings(gold):
       ('no_text', r'\\text\{(?![^}]*degrees)([^{}]*)\}', r'\1'), ('cdot', r'\\cdot', r'\\times'),
       ('bmatrix', 'pmatrix', 'bmatrix'), ('subscript', r'_([0-9])(?![0-9])', r'_{\1}'),
       ('power', r'\^([0-9a-z])(?![0-9])', r'^{\1}'), ('plain_power', r'\^\{([0-9a-z])\}', r'^\1'),
-      ('root', r'\\sqrt\{([0-9]+)\}', r'\\sqrt{(\1)}'), ('half', r'\\sqrt\{([0-9]+)\}', r'\1^{1/2}'),
+      ('root', r'\\sqrt\{([0-9]+)\}', r'\\sqrt{(\1)}'),
+      ('half', r'(?<![0-9 ])\\sqrt\{([0-9]+)\}', r'\1^{1/2}'),
       ('unicode_root', r'\\sqrt\{([0-9]+)\}', r'√{\1}'), ('thin', r'\\! ?', ''),
       ('mbox', r'\\mbox', r'\\text'), ('percent', r'\\?%', r'\\%'), ('money', r'\\\$', ''),
       ('slash', r'^(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}$', r'\1\2/\3'),
-      ('infix', r'\\frac\{([0-9a-z]+)\}\{([0-9a-z]+)\}', r'{(\1)/(\2)}'))
+      ('infix', r'(?<![0-9 ])\\frac\{([0-9a-z]+)\}\{([0-9a-z]+)\}', r'{(\1)/(\2)}'))
   for name, old, new in changes:
     changed = re.sub(old, new, text)
     if changed != text:
@@ -117,7 +119,7 @@ def _structure_spellings(text):
     items = parts(text.replace('$', ' '))
     items = [item.strip() for item in items]
     yield 'reversed', ', '.join(reversed(items))
-    yield 'rotated', ','.join(items[1:] + items[:1])
+    yield 'rotated', ', '.join(items[1:] + items[:1])
     if '=' not in text:
       yield 'in_braces', r'\{' + ', '.join(items) + r'\}'
     yield 'and', ', '.join(items[:-1]) + r' \text{ and } ' + items[-1]
@@ -149,7 +151,8 @@ def changes(gold):
   for match in re.finditer('[0-9]', text):
     digit = str((int(match[0]) + 1) % 10)
     yield f'digit_{match.start()}', text[:match.start()] + digit + text[match.end():]
-  yield 'sign', text[1:] if text.startswith('-') else f'-{text}'
+  if NUMBER.fullmatch(text) is None or float(text):
+    yield 'sign', text[1:] if text.startswith('-') else f'-{text}'
   yield 'one_more', f'{text}+1'
   yield 'nothing', ''
   for name, old, new in (
@@ -165,7 +168,7 @@ def changes(gold):
     changed = re.sub(old, new, text)
     if changed != text:
       yield name, changed
-  if NUMBER.fullmatch(text) or FRACTION.fullmatch(text):
+  if FRACTION.fullmatch(text) or (NUMBER.fullmatch(text) and float(text)):
     yield 'with_letter', f'{text}x'
     yield 'hedged', f'{text} or {text}1'
     yield 'tenfold', f'10({text})'

@@ -8,11 +8,15 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 
 # DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
-# and a Config has errors.
+# and a Config has errors, and what the verifier stands on has floors of its own.
 FLOORS = (
-    ('errors', 'types', 'clock', 'compilations'),
-    ('config',),
-    ('sharding',),
+    ('errors', 'types', 'clock', 'compilations', 'units'),
+    ('config', 'tokens', 'extraction'),
+    ('sharding', 'cursor'),
+    ('atoms', 'number'),
+    ('latex', 'quantity'),
+    ('answer',),
+    ('equality',),
     ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'product', 'prompt',
      'draw', 'cache', 'attention'),
     ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
