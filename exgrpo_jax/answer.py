@@ -34,16 +34,19 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 def read(text: str):
   """The reading of an answer; what is not understood is ('words', text)."""
-  text = spelled(text)
+  money, text = r'\$' in text, spelled(text)
   if numeral := _numeral(text):
     return numeral
   found = tokens(text)
   if not found:
     return 'words', words(text)
   try:
-    return reading(latex.parse(found))
+    meant = reading(latex.parse(found))
   except (UnreadableError, RecursionError):
     return 'words', words(text)
+  if money and meant[0] == 'quantity' and not meant[2]:
+    return 'quantity', meant[1], 'dollar'
+  return meant
 
 
 def words(text: str) -> str:
@@ -155,8 +158,9 @@ def _equation(operators, sides):
     return reading(first)
   if _is_label(first) and not (_is_run(first) and _is_run(last)):
     return 'labelled', first, reading(last), first, last
-  if not any(symbols(side) for side in sides):
-    return reading(last)
+  if not any(symbols(side) for side in sides):  # '2 + 3 = 5' is 5, '5 = 6' is nothing
+    holds = all(quantity.same(side, last) for side in sides)
+    return reading(last) if holds else ('equation', first, last)
   if last[0] == 'symbol' and not symbols(first):
     return 'labelled', last, reading(first), last, first
   return 'equation', first, last

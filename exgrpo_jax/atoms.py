@@ -26,7 +26,7 @@ class Atoms(Cursor):
       tree = self._command(token.text)
     elif token.kind == 'mark':
       tree = self._bracketed(token.text)
-    elif token.kind == 'text' and self._is('_', '='):
+    elif token.kind == 'text' and (len(token.text) == 1 or self._is('_', '=')):
       tree = self._name(token.text)
     else:
       raise UnreadableError(token.text or 'the end')
@@ -137,7 +137,12 @@ class Atoms(Cursor):
     if name == 'infty':
       return ('infinity',)
     if name == '{':
-      items = () if self._is('}') else self._items('}')
+      items = () if self._is('}') else self._items('}', '|')
+      if self._is('|') and len(items) == 1:  # '{x | x < 5}' is its condition
+        self._next()
+        condition = self._items('}')
+        self._take('command', '}')
+        return condition[0] if len(condition) == 1 else ('list', condition)
       self._take('command', '}')
       return 'set', items
     if name in ('lfloor', 'lceil'):

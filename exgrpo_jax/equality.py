@@ -55,7 +55,7 @@ def _bare(text: str) -> str:
 def _chosen(given: str) -> str | None:
   """The letter of the one choice named: 'C', 'c', '(C)', 'C.', 'C. 45 degrees'."""
   match = _CHOSEN.fullmatch(answer.wrapped_off(spelled(given)).strip('*{} '))
-  if not match or (match[2] and _ANOTHER.search(match[2])):
+  if not match or (match[2] and (_ANOTHER.search(match[2]) or _CHOICE.fullmatch(match[2]))):
     return None
   return match[1].upper()
 
@@ -102,12 +102,13 @@ def same(given, truth) -> bool:
 
 def _same_quantity(given, truth) -> bool:
   (_, x, x_unit), (_, y, y_unit) = given, truth
-  if x_unit and y_unit and x_unit != y_unit:
+  percent = 'percent' in (x[0], y[0])
+  if (x_unit and y_unit and x_unit != y_unit) or (percent and (x_unit or y_unit)):
     return False
   # 20% is 0.2, and also 20, as questions ask 'what percentage'.
   if x[0] == 'percent' and y[0] == 'percent':
     return _same_number(x[1], y[1])
-  if x[0] == 'percent' or y[0] == 'percent':
+  if percent:
     bare_x, bare_y = (t[1] if t[0] == 'percent' else t for t in (x, y))
     return _same_number(x, y) or _same_number(bare_x, bare_y)
   return _same_number(x, y)
@@ -139,9 +140,9 @@ def _same_named(given, truth) -> bool:
     return len(given[1]) == len(truth[1]) and _pair_up(
         given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1]))
   if given[0] == 'assigned':
-    return _in_order_only(truth, [value for _, value in given[1]])
+    return _in_order_only(truth, given[1])
   if truth[0] == 'assigned':
-    return _in_order_only(given, [value for _, value in truth[1]])
+    return _in_order_only(given, truth[1])
   given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
   return same(given, truth)
 
@@ -154,7 +155,11 @@ def _assigned(reading):
   return reading
 
 
-def _in_order_only(unnamed, values) -> bool:
+def _in_order_only(unnamed, named) -> bool:
+  values = [value for _, value in named]
+  if unnamed[0] in ('list', 'set') and [label for label, _ in named] == [
+      ('symbol', f'{named[0][0][1][0]}_{index + 1}') for index in range(len(named))]:
+    return _unordered(unnamed[1], values)  # 'x_1 = 5, x_2 = 3' are two solutions
   return unnamed[0] in ('list', 'braces', 'group') and _in_order(unnamed[-1], values)
 
 
@@ -210,7 +215,8 @@ def _same_collection(given, truth) -> bool:
     return _in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
   if 'group' in heads and heads & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
     group = given if given[0] == 'group' else truth
-    return group[1:3] == ('(', ')') and _in_order(given[-1], truth[-1])
+    # Two in square brackets are an interval.
+    return (group[1:3] == ('(', ')') or len(group[3]) > 2) and _in_order(given[-1], truth[-1])
   if heads == {'union'}:
     return _unordered(given[1], truth[1])
   if heads == {'union', 'list'}:

@@ -103,7 +103,8 @@ def _last_number(text: str) -> str | None:
   if number is None:
     return None
   start, end = _formula(text, *number.span()) or number.span()
-  if _PROSE.search(text, start, end):  # '$5 of the $8' is money, not a formula
+  # '$5 of the $8' is money, not a formula.
+  if _PROSE.search(text, start, end) or '\\$' in text[start:end]:
     start, end = number.span()
   return text[start:end] + ('%' if _PERCENT.match(text, _DELIMITER.match(text, end).end()) else '')
 

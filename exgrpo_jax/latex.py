@@ -29,6 +29,10 @@ _RELATIONS = {'=': '=', '<': '<', '>': '>', 'le': '<=', 'ge': '>=', 'ne': '!=', 
 _PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n',
           'fracnn': 'fnn'}
 
+_NO_UNITS = frozenset((
+    'where', 'when', 'if', 'for', 'with', 'not', 'maybe', 'is', 'but', 'then', 'perhaps', 'either',
+    'than', 'about', 'mod', 'only', 'plus', 'minus', 'times', 'unless', 'except'))
+
 
 def parse(found: list[Token]):
   """The tree of an answer's tokens; raises UnreadableError."""
@@ -180,6 +184,8 @@ class _Grammar(Atoms):
 
   def _unit(self) -> str:
     words = [self._next().text]
+    if words[0].lower() in _NO_UNITS:
+      raise UnreadableError(words[0])
     while self.here().kind in ('text', 'word') or self._is('/', '^'):
       token = self._next()
       if token.text == '^':

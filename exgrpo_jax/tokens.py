@@ -61,6 +61,7 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
+    (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
     (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
     (r'\^\s?\{?\s?\\circ\s?\}?', r'\\circ '),
     (r'\bnp\.|\bmath\.|\\underline(?![a-z])', ''),
@@ -72,10 +73,12 @@ _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0
 
 _TOKEN = re.compile(
     r'(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4}(?![0-9A-Za-z^]))?)'
-    r'|\\(?P<wrapper>text|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{(?P<inner>[^{}]*)\}'
+    r'|\\(?P<wrapper>text|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{(?P<inner>(?:[^{}]|\{[^{}]*\})*+)\}'
     r'|\\(?P<command>[A-Za-z]+(?:_[RZNQC](?![A-Za-z]))?|[{}|%\\])'
     r'|(?P<word>[A-Za-z]+)'
     r'|(?P<mark>\*\*|<=|>=|!=|==|[-+*/^_=<>()\[\]{}|,;:!%&\'])')
+_UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
+_UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
 _COMMANDS = {
     'leq': 'le', 'leqslant': 'le', 'geq': 'ge', 'geqslant': 'ge', 'neq': 'ne', 'lt': '<',
     'gt': '>', 'cdot': '*', 'times': '*', 'ast': '*', 'div': '/', 'lvert': '|', 'rvert': '|',
@@ -154,8 +157,12 @@ def _unwrapped(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   content = ' '.join(inner.split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
-  if content in FUNCTIONS or (len(content) == 1 and content.isalpha() and wrapper != 'text'):
-    return _words(content, spaced) if content.isascii() else [Token('text', content, True)]
+  letter = content in ('e', 'i', 'd') or (
+      wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha())
+  if content in FUNCTIONS or (letter and wrapper != 'text'):
+    return _words(content, spaced)
+  if _UNIT.fullmatch(content):
+    return [Token('text', content, True)]
   if not any(c.isalpha() for c in content) or re.search('[0-9()]', content):
     found = tokens(inner)  # '\text{17}', '\text{(B)}'
     if found is not None:
