@@ -137,7 +137,9 @@ class Atoms(Cursor):
     if name == 'infty':
       return ('infinity',)
     if name == '{':
+      bars, self._bars = self._bars, 1  # a bar here ends the names of a set's elements
       items = () if self._is('}') else self._items('}', '|')
+      self._bars = bars
       if self._is('|') and len(items) == 1:  # '{x | x < 5}' is its condition
         self._next()
         condition = self._items('}')

@@ -24,7 +24,7 @@ _LONG = 12  # digits from which a decimal stands for an irrational number
 
 def equal(given: str, truth: str, kind: str) -> bool:
   """Whether two answers, as written, are the same; kind: 'math', 'choice' or 'text'."""
-  given, truth = _bare(given), _bare(truth)
+  given, truth = bare(given), bare(truth)
   if not truth or not given:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:
@@ -34,15 +34,15 @@ def equal(given: str, truth: str, kind: str) -> bool:
     return _chosen(given) == choice[1].upper()
   given_words, true_words = answer.words(spelled(given)), answer.words(spelled(truth))
   if kind != 'math':
-    return bool(true_words) and given_words.lower() == true_words.lower()
-  if not true_words:
+    return says_something(truth) and given_words.lower() == true_words.lower()
+  if not says_something(truth):
     return False
   if given_words == true_words:
     return True
   return _decimals(given, truth) or same(answer.read(given), answer.read(truth))
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
   """An answer without a box or the dollars around it."""
   text = text.strip()
   if text.startswith('\\boxed{') and text.endswith('}'):
@@ -50,6 +50,11 @@ def _bare(text: str) -> str:
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
   return text
+
+
+def says_something(text: str) -> bool:
+  """Whether anything is left of an answer without dollars, periods and spaces."""
+  return len(text) > answer.MAX_LENGTH or bool(answer.words(spelled(text)))
 
 
 def _chosen(given: str) -> str | None:

@@ -151,7 +151,7 @@ def changes(gold):
   for match in re.finditer('[0-9]', text):
     digit = str((int(match[0]) + 1) % 10)
     yield f'digit_{match.start()}', text[:match.start()] + digit + text[match.end():]
-  if NUMBER.fullmatch(text) is None or float(text):
+  if not re.fullmatch(r'0(?:\.0+|,.*)?', text):  # -0 is 0
     yield 'sign', text[1:] if text.startswith('-') else f'-{text}'
   yield 'one_more', f'{text}+1'
   yield 'nothing', ''
