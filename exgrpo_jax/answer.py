@@ -86,7 +86,10 @@ def reading(tree):
   if head == 'list':
     return _list([reading(item) for item in tree[1]])
   if head in ('set', 'braces', 'union', 'ratio'):
-    return head, tuple(_flat([reading(item) for item in tree[1]]))
+    items = [reading(item) for item in tree[1]]
+    if head == 'set' and items and all(item[0] == 'labelled' for item in items):
+      return _list(items)  # '{x = 1, y = 2}'
+    return head, tuple(_flat(items))
   if head == 'group':
     return 'group', tree[1], tree[2], tuple(reading(item) for item in tree[3])
   if head == 'minus':

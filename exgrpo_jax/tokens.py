@@ -56,6 +56,7 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'(?<=[0-9])\s+@', '@'),
     (r'(?<!\\)\\!', ''),
     (r'(?<!\\)\\[,;: >]|~|(?<!\\)\\(?:quad|qquad|thinspace)(?![a-zA-Z])', ' '),
+    (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
@@ -86,7 +87,8 @@ _COMMANDS = {
     'rangle': ')', 'lbrace': '{', 'rbrace': '}', 'simeq': 'approx', 'sim': 'approx',
     'lbrack': '[', 'rbrack': ']', 'backslash': 'setminus', 'lg': 'log', 'varnothing': 'emptyset'}
 _MARKS = {'<=': 'le', '>=': 'ge', '!=': 'ne', '==': '=', '**': '^'}
-_WORDS = {'and': ',', 'or': ',', 'pi': 'pi', 'infinity': 'infty', 'inf': 'infty', 'oo': 'infty'}
+_WORDS = {'and': ',', 'or': ',', 'pi': 'pi', 'infinity': 'infty', 'inf': 'infty', 'oo': 'infty',
+          'asin': 'arcsin', 'acos': 'arccos', 'atan': 'arctan'}
 _MARKED = frozenset('*/|:,()[]<>%')
 
 
@@ -159,7 +161,7 @@ def _unwrapped(wrapper: str, inner: str, spaced: bool) -> list[Token]:
     return [Token('mark', ',', spaced)]
   letter = content in ('e', 'i', 'd') or (
       wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha())
-  if content in FUNCTIONS or (letter and wrapper != 'text'):
+  if content in FUNCTIONS or content in _WORDS or (letter and wrapper != 'text'):
     return _words(content, spaced)
   if _UNIT.fullmatch(content):
     return [Token('text', content, True)]
