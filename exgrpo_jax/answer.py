@@ -331,15 +331,19 @@ def described(answer) -> str:
   if head == 'assigned':
     return '; '.join(f'{_short(label)}: {described(value)}' for label, value in answer[1])
   if head == 'group':
-    inside = ', '.join(described(item) for item in answer[3])
+    inside = ', '.join(map(_brief, answer[3]))
     name = 'tuple or interval' if len(answer[3]) == 2 else 'tuple'
     mixed = answer[1] + answer[2] not in ('()', '[]')
     return f'{"interval" if mixed else name} {answer[1]}{inside}{answer[2]}'
   if head in ('list', 'set', 'braces', 'union', 'ratio'):
-    return f'{head} of {", ".join(described(item) for item in answer[1])}'
+    return f'{head} of {", ".join(map(_brief, answer[1]))}'
   if head == 'matrix':
     return f'matrix of {len(answer[1])} by {len(answer[1][0])}'
   return {'differs': 'anything but a value', 'chain': 'relation'}.get(head, head)
+
+
+def _brief(answer) -> str:
+  return described(answer).removeprefix('integer ').removeprefix('fraction ')
 
 
 def _described_quantity(tree, unit: str) -> str:

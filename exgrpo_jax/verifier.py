@@ -145,13 +145,14 @@ def main(argv: list[str]) -> None:
   config = Config(given.require_think, given.require_box)
   try:
     if given.file is not None and given.response is None and given.answer is None:
-      print(score(given.file, config, given.kind))
+      text = score(given.file, config, given.kind)
     elif given.file is None and given.response is not None and given.answer is not None:
-      print(explain(given.response, given.answer, config, given.kind))
+      text = explain(given.response, given.answer, config, given.kind)
     else:
       raise InputError('give --response and --answer, or --file.')
   except InputError as error:
     sys.exit(f'error: {error}')
+  print(text.encode('utf-8', 'backslashreplace').decode())  # halves of characters, too
 
 
 if __name__ == '__main__':

@@ -97,7 +97,7 @@ def test_what_was_extracted_and_how_it_was_read_is_told():
   told = verifier.explain(r'So \boxed{\frac{10}{9}}.', '[0, 1)')
   assert told.splitlines() == [
       r'extracted  \frac{10}{9}', 'response   fraction 10/9',
-      'answer     interval [integer 0, integer 1)', 'verdict    wrong']
+      'answer     interval [0, 1)', 'verdict    wrong']
   assert 'extracted  nothing' in verifier.explain('none', '1')
   for truth in (
       '1,2', r'\text{even}', '204_5', 'x<5', 'y=x', 'x+y=1', r'\neq 5', r'\pm 2', '1:2', 'a=1,b=2',
