@@ -177,7 +177,7 @@ def _is_label(tree) -> bool:
   if head == 'call':
     return True
   if head == 'function':
-    return tree[1] == 'abs' and _is_label(tree[2][0])
+    return tree[1] == 'abs' and _is_run(tree[2][0])  # a segment's length
   if head == 'divide':
     return all(map(_is_run, tree[1:])) or all(map(_is_differential, tree[1:]))
   if head == 'ratio':

@@ -146,6 +146,9 @@ class Atoms(Cursor):
         self._take('command', '}')
         return condition[0] if len(condition) == 1 else ('list', condition)
       self._take('command', '}')
+      if len(items) == 1 and items[0][0] == 'relation' and (first := items[0][2][0]) and (
+          first[0] == 'ratio' and len(first[1]) == 2):  # '{x : x < 5}'
+        return 'relation', items[0][1], (first[1][1], *items[0][2][1:])
       return 'set', items
     if name in ('lfloor', 'lceil'):
       tree = self._sum()

@@ -1,7 +1,14 @@
 """Whether two answers are the same, the first being a model's and the second the truth.
 
 The truth decides how it is compared: a capital letter is a choice, a word is text.
-Where in doubt they differ, for a model is rewarded for what passes here.
+Where in doubt they differ, for a model is rewarded for what passes here:
+
+  a rounded decimal is not the fraction, nor is an irrational number, but for a truth
+  of twelve digits and more that it rounds to;
+  a numeral is its digits and its base: 204_5 is neither 204 nor 54;
+  names and units count where both sides give one; 20% is 0.2 and 20;
+  lists and sets have no order, tuples have; (0, 1) is a pair or an interval as the
+  other side has it; '1, 2' is '(1, 2)' in that order.
 """
 
 import itertools
@@ -43,8 +50,10 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
 
 def bare(text: str) -> str:
-  """An answer without a box or the dollars around it."""
+  """An answer without a box, the dollars or the stars around it."""
   text = text.strip()
+  if len(text) > 4 and text.startswith('**') and text.endswith('**'):
+    text = text[2:-2].strip()
   if text.startswith('\\boxed{') and text.endswith('}'):
     text = text[len('\\boxed{'):-1].strip()
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):

@@ -127,7 +127,7 @@ def _power(base, exponent, context):
       raise UndefinedError('a power too large')
     return _bounded(base ** int(exponent if abs(base) != 1 else exponent % 2), context)
   if isinstance(exponent, Fraction) and isinstance(base, Fraction) and base > 0 and (
-      exponent.denominator <= 64 and abs(exponent.numerator) <= 64):
+      exponent.denominator <= 64):
     root = _exact_root(base, exponent.denominator)
     if root is not None:
       return _power(root, Fraction(exponent.numerator), context)

@@ -37,7 +37,7 @@ kph
 unit units
 """
 UNITS = {name: names.split()[0] for names in _SAME.strip().split('\n') for name in names.split()
-         if len(name) > 1 and name not in ('in', 'min')}
+         if len(name) > 1 and name != 'in'}
 _ALL = {name: names.split()[0] for names in _SAME.strip().split('\n') for name in names.split()}
 _SQUARE = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
 

@@ -261,6 +261,91 @@ k \ge 2 | \{k \in \mathbb{R} \mid k \ge 2\}
 12\pi | 12\pi \text{ square units}
 5 | 5 square units
 25 | 25 units^2
+even | \text{even}
+C | \mathrm{C}
+C | \mathbf{C}
+C | **C**
+C | (C)
+C | \textbf{C.}
+C | C: 45
+2 | +2
+2 | --2
+2 | 2.000
+2 | 02
+2 | 2 \,
+2 | $2$
+2 | \(2\)
+2 | \$2
+2 | **2**
+2 | 2\text{.}
+2 | x = 2.
+2 | \text{2}
+2 | {2}
+2 | (2)
+2 | \left(2\right)
+2 | 2\ \text{units}
+2 | \sqrt{4}
+2 | 2!
+2 | \log_{10} 100
+2 | \log_2 4
+2 | \ln e^2
+2 | e^{\ln 2}
+2 | \sin(\pi/2)+1
+2 | 4\cos 60^\circ
+2 | \binom{2}{1}
+2 | \frac{\sqrt{8}}{\sqrt{2}}
+2 | |-2|
+2 | \lceil 1.5 \rceil
+-1 | i^2
+-1 | e^{i\pi}
+2 | 1.9999999\overline{9}
+(2,\infty) | x > 2
+(2,\infty) | (2, +\infty)
+(2,\infty) | (2, ∞)
+(2,\infty) | \{x : x > 2\}
+[-1,-\frac{1}{2}] | [-1, -0.5]
+(-1,6) | -1 < x < 6
+17.5% | 17.5
+\frac{1}{2n+2} | \frac{1}{2(n+1)}
+$2^{k-n}$ | \frac{2^k}{2^n}
+$2^{1009}$ | 2 \cdot 2^{1008}
+$2^{1009}$ | 4^{504.5}
+$10^{100}$,$10^{1 / 100}$ | 10^{0.01}, 10^{100}
+$2^{-2 / 3}$, $8$ | 8, \frac{1}{\sqrt[3]{4}}
+\sqrt{53} | \sqrt{53}\approx 7.28
+20 | 20 \text{ minutes}
+20 | 20 min
+20 | 20 \text{ mph}
+3R^2 | 3 R^{2}
+3,4 | 4, 3
+-2,1 | \{-2,1\}
+-2,1 | n=-2,1
+-2,1 | n = -2 \text{ and } n = 1
+E_{1},E_{2} | E_1 \text{ and } E_2
+5x - 7y + 11z + 4 = 0 | 10x-14y+22z+8=0
+120^\circ | 120
+120^\circ | 120\,^{\circ}
+120^\circ | 120\degree
+336^\circ | 336 \text{ degrees}
+\frac{2016}{2017^{2}} | \frac{2016}{4068289}
+1024-256 \pi | 256(4-\pi)
+\frac{189 \sqrt{11}}{11} | \frac{189}{\sqrt{11}}
+$41352,42351,51342$ | 41352, 42351, 51342
+f(x)=x,f(x)=-x | f(x)=\pm x
+f(x)=x,f(x)=-x | f(x) = -x \text{ or } f(x)=x
+$f(x)=\frac{1}{x}$ | 1/x
+$x_{1}=2$ | 2
+np.arcsin(10/13) | \arcsin \frac{10}{13}
+np.arcsin(10/13) | arcsin(10/13)
+\arcsin{1.3 \sin{\theta_w}} | \arcsin(1.3\sin\theta_w)
+\arcsin{1.3 \sin{\theta_w}} | \sin^{-1}(1.3 \sin(\theta_w))
+2.2 \tau | 2.2\tau
+\alpha | \alpha
+m_{p} c^{2}\left(\gamma^{2}-1\right) \sin ^{2} \theta | m_p c^2 (\gamma^2 - 1) \sin^2 \theta
+m_{p} c^{2}\left(\gamma^{2}-1\right) \sin ^{2} \theta | m_p c^2 (\gamma^2 - 1) \sin^2(\theta)
+c x^{-2}-\frac{\cos (2 x)}{2 x^{2}} | \frac{2c - \cos 2x}{2x^2}
+m g \sin \theta | mg\sin\theta
+t^{10} | t^10
 """
 DIFFERENT = r"""
 5 | -5
@@ -377,6 +462,48 @@ C | C. D
 C | C) or D)
 5 | 5 mod 7
 1,2 | [1,2]
+\text{even} | even or odd
+\text{even} | \text{even or odd}
+\text{even} | not even
+\text{east} | east-west
+\text{Navin} | Navin, Evelyn
+C | C/D
+C | \text{C or D}
+C | C, D
+C | (C) (D)
+C | A B C D
+2 | 2 \\ 3
+2 | 2; 3
+2 | 2 / 3
+2 | \{2\} \cup \{3\}
+2 | 2 \text{ or maybe } 3
+2 | 2 \lor 3
+2 | 2 | 3
+2 | 2, \text{ but possibly } 3
+2 | [2,3]
+2 | 2 \text{ to } 3
+2 | 2-3
+2 | 2 ... 3
+2 | 2 \ldots
+2 | \text{either } 2 \text{ or } 3
+2 | 2 \to 3
+2 | x=2, y=3
+2 | x \neq 2
+2 | |x|=2
+2 | x^2 = 4
+2 | 2 \pm 0.1
+2 | 2 \pm 0
+2 | 1.999999999999999999999999
+(2,\infty) | [2,\infty)
+(2,\infty) | (-\infty,2)
+(-1,6) | -1 \le x \le 6
+17.5% | 1.75
+3R^2 | 3r^2
+5x - 7y + 11z + 4 = 0 | 5x-7y+11z-4=0
+120^\circ | 120\pi
+120^\circ | \frac{2\pi}{3}
+np.arcsin(10/13) | \arccos(10/13)
+\alpha | \beta
 """
 
 

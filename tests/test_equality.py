@@ -13,8 +13,6 @@ from exgrpo_jax import equality
 
 DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
-# Spellings that could be of another value; what is not listed here is decided.
-AMBIGUOUS = ()
 
 
 def equal(given_answer, truth, kind='math'):
