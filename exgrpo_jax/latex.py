@@ -23,7 +23,7 @@ from exgrpo_jax.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
 from exgrpo_jax.units import UNITS
 
 _RELATIONS = {'=': '=', '<': '<', '>': '>', 'le': '<=', 'ge': '>=', 'ne': '!=', 'approx': '~',
-              'in': 'in', 'equiv': '=', 'to': None}
+              'in': 'in', 'equiv': '='}
 
 # The tokens that make a mixed number of the integer before them; n is a number.
 _PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n',

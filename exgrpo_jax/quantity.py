@@ -55,7 +55,7 @@ def same(x, y) -> bool:
   letters = symbols(x) | symbols(y)
   if not letters:
     return _same_at(x, y, {}) is True
-  return _agree(((x, y),), letters)
+  return _agree(x, y, letters)
 
 
 def proportional(x, y, positive: bool) -> bool:
@@ -84,8 +84,8 @@ def linear(tree, letter: str) -> tuple[Fraction, Fraction] | None:
   return (a, b) if values[2] == 2 * a + b and values[3] == -3 * a + b else None
 
 
-def _agree(pairs, letters) -> bool:
-  (x, y), = pairs
+def _agree(x, y, letters) -> bool:
+  """Whether two trees in letters have the same value at every point where both have one."""
   used_x, used_y = heads(x) & _WHOLE, heads(y) & _WHOLE
   decided = 0
   if used_x or used_y:
