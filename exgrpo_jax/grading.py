@@ -82,7 +82,8 @@ class Grader:
   def submit(self, key: Hashable, response: str, answer: str, kind: str = 'math') -> None:
     """Starts judging one response; `collect` gives its verdict under `key`.
 
-    `kind` is one of verifier.KINDS: how the answer is compared. Raises KeyError where `key` awaits a verdict already.
+    `kind` is one of verifier.KINDS: how the answer is compared. Raises KeyError where
+    `key` awaits a verdict already.
     """
     if key in self._pending:
       raise KeyError(f'a response with key {key!r} is being graded already')

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from exgrpo_jax import replay
-from exgrpo_jax.types import FAILURES, OUTCOMES, Plan, Response, Trajectory, Verdict
+from exgrpo_jax import replay, verifier
+from exgrpo_jax.types import FAILURES, Plan, Response, Trajectory, Verdict
 
+OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # of a response that is graded
 ALARM_STEPS = 10  # steps without any signal after which it is said, and again after as many
 
 

@@ -50,16 +50,14 @@ class Response:
   correction: np.ndarray | None = None  # [T] float32, `objective.sampler_correction`; None is 1
 
 
-# What becomes of a response that is graded; the first three are the verifier's word.
-OUTCOMES = ('correct', 'wrong', 'no answer', 'timed out', 'crashed')
-FAILURES = OUTCOMES[3:]  # of the grading, not of the response
+FAILURES = ('timed out', 'crashed')  # of the grading, not of the response
 
 
 class Verdict(NamedTuple):
   """What grading says of one response."""
 
   reward: float  # 0 where grading failed
-  outcome: str  # of OUTCOMES
+  outcome: str  # one of verifier.OUTCOMES or FAILURES
   reason: str = ''  # of a failure, for people
 
   @property

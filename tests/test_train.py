@@ -23,7 +23,7 @@ import pytest
 import tiny
 
 from exgrpo_jax import checkpoint, experiment, grading, metrics, model, optimizer, train
-from exgrpo_jax.types import OUTCOMES
+from exgrpo_jax.statistics import OUTCOMES
 from tests.chance import is_correct
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
