@@ -2,6 +2,13 @@
 
 # Truth and answer, apart by ' | '.
 EQUAL = r"""
+1\frac12 | 3/2
+-1\frac{1}{2} | -1.5
+\text{Yes} | yes
+\text{No} | no
+odd | Odd
+\mathbb{R} | (-\infty,\infty)
+x \in \mathbb{R} | \mathbb{R}
 5 | 5.
 5 | 5.0
 5 | $5
@@ -348,6 +355,11 @@ m g \sin \theta | mg\sin\theta
 t^{10} | t^10
 """
 DIFFERENT = r"""
+1\frac12 | \frac12
+\text{yes} | no
+\mathbb{R} | \mathbb{Z}
+(0,1) | 1,0
+[1,2] | 1,2
 5 | -5
 5 | 5x
 5 | 5 or 6

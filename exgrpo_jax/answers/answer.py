@@ -22,6 +22,7 @@ MAX_LENGTH = 2000  # characters; longer answers are compared as they stand
 
 _INFINITY = ('infinity',)
 _BELOW = ('negate', _INFINITY)
+REALS = 'group', '(', ')', (('quantity', _BELOW, ''), ('quantity', _INFINITY, ''))
 _REVERSED = {'>': '<', '>=': '<='}
 _BASES = {'two': 2, 'three': 3, 'four': 4, 'five': 5, 'six': 6, 'seven': 7, 'eight': 8,
           'nine': 9, 'ten': 10, 'twelve': 12, 'sixteen': 16}
@@ -29,6 +30,7 @@ _NUMERAL = re.compile(r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?(
                       r'(?: ?\})?\)? ?\}?')
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
+_SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
 _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 
@@ -56,7 +58,7 @@ def words(text: str) -> str:
   """
   text = wrapped_off(text).replace('$', '')
   text = _ARTICLE.sub('', text.strip(), count=1)
-  if _WORDS.fullmatch(text) and len(text) > 3:
+  if text.lower() in _SHORT_WORDS or (len(text) > 3 and _WORDS.fullmatch(text)):
     text = text.lower()
   text = re.sub(r'(?<![0-9])\s+|\s+(?![0-9])', '', text.strip())
   return text.removesuffix('.')
@@ -81,6 +83,8 @@ def _numeral(text: str):
 def reading(tree):
   """A tree as what it is meant to be."""
   head = tree[0]
+  if tree == ('symbol', 'mathbb_R'):
+    return REALS
   if head == 'relation':
     return _relation(tree[1], tree[2])
   if head == 'list':

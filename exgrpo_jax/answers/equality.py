@@ -261,7 +261,7 @@ def _is_interval(item) -> bool:
 
 def _without(reading):
   """All numbers but one, however written, as ('differs', the one)."""
-  if reading[0] == 'minus' and reading[1] == ('quantity', ('symbol', 'mathbb_R'), '') and (
+  if reading[0] == 'minus' and reading[1] == answer.REALS and (
       reading[2][0] == 'set' and len(reading[2][1]) == 1):
     return 'differs', reading[2][1][0]
   if reading[0] == 'union' and len(reading[1]) == 2:

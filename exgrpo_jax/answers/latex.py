@@ -26,8 +26,7 @@ _RELATIONS = {'=': '=', '<': '<', '>': '>', 'le': '<=', 'ge': '>=', 'ne': '!=', 
               'in': 'in', 'equiv': '='}
 
 # The tokens that make a mixed number of the integer before them; n is a number.
-_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n',
-          'fracnn': 'fnn'}
+_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
 _NO_UNITS = frozenset((
     'where', 'when', 'if', 'for', 'with', 'not', 'maybe', 'is', 'but', 'then', 'perhaps', 'either',

@@ -59,6 +59,7 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
+    (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
