@@ -18,8 +18,8 @@ _TRAINING = ('reward', 'entropy', 'length/mean')
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Final and best of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
-  Final is a run's last value, best its highest finite one. The deviation is that of a sample
-  (n - 1), and absent for one seed.
+  Final is a run's last value, best its highest finite one, that before step 1 included. The
+  deviation is that of a sample (n - 1), and absent for one seed.
 
   Args:
     runs: by setting, its finished runs.

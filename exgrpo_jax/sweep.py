@@ -152,20 +152,21 @@ def run(found: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: i
     outcome = launcher.run(
         [launcher.Job(trial.name, [sys.executable, *trial.arguments],
                       os.path.join(trial.workdir, _LOG)) for trial in left], parallel, (lock,))
-    if outcome.unfinished:
-      command = shlex.join(['python', '-m', 'exgrpo_jax.sweep', *sys.argv[1:]])
-      print(f'interrupted; {len(outcome.unfinished)} trials are left, and the same command goes on '
-            f'with them:\n{command}', flush=True)
-      return 130
-    report(found, workdir)
+    if not outcome.unfinished:
+      report(found, workdir)
   failed = outcome.failed | {
       trial.name: 'it ended as if finished, before its last step' for trial in left
-      if trial.name not in outcome.failed and not is_finished(trial)}
+      if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)}
   if failed:
     print(f'{len(failed)} of {len(found)} trials failed; the same command tries them again:',
           flush=True)
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
+  if outcome.unfinished:
+    command = shlex.join(['python', '-m', 'exgrpo_jax.sweep', *sys.argv[1:]])
+    print(f'interrupted before {len(outcome.unfinished)} of {len(found)} trials had ended; the '
+          f'same command goes on with them:\n{command}', flush=True)
+    return 130
   return 1 if failed else 0
 
 
@@ -184,7 +185,7 @@ def report(found: Sequence[Trial], workdir: str) -> None:
   path, picture = os.path.join(workdir, 'sweep.md'), os.path.join(workdir, 'sweep.png')
   with open(path, 'w', encoding='utf-8') as file:
     file.write('Mean ± standard deviation over seeds; final is the last evaluation, best the '
-               f'highest of each run.\n\n{text}\n')
+               f'highest of each run, the start included.\n\n{text}\n')
   comparison.picture(runs, picture)
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
 

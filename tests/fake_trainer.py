@@ -32,9 +32,10 @@ def main(_):
     print(f'step {step}', flush=True)
     if workdir.name in os.environ.get('FAKE_FAILS', ''):
       raise ValueError('the disk is full')
-    while workdir.name in os.environ.get('FAKE_HANGS', ''):
-      (workdir / 'hangs').write_text(str(os.getpid()))
-      time.sleep(.05)
+    if workdir.name in os.environ.get('FAKE_HANGS', ''):
+      (workdir / 'new').write_text(str(os.getpid()))
+      os.replace(workdir / 'new', workdir / 'hangs')
+      time.sleep(1000)
   (workdir / 'curves.png').write_bytes(b'')
 
 
