@@ -84,8 +84,8 @@ def planned(path: str, values: ConfigDict, config_path: str, given: Mapping[str,
     try:
       for key in overrides:
         if key in given:
-          raise InputError(f'--config.{key}={_word(given[key])} is given, and the trial sets it '
-                           f'to {_word(overrides[key])}; only one can be.')
+          raise InputError(f'--config.{key}={given[key]} is given, and the trial sets it '
+                           f'to {overrides[key]}; only one can be.')
       changed = overridden(values, overrides)
       settings(changed)
     except InputError as error:
@@ -95,7 +95,7 @@ def planned(path: str, values: ConfigDict, config_path: str, given: Mapping[str,
         raise InputError(f"{path}: trials '{other.name}' and '{name}' are the same run; a setting "
                          "is run again with another 'seed'.")
     check_workdir(changed, folder)
-    words = [f'--config.{key}={_word(value)}' for key, value in (given | overrides).items()]
+    words = [f'--config.{key}={value}' for key, value in (given | overrides).items()]
     found.append(Trial(name, folder, changed, [
         '-m', TRAINER, f'--config={config_path}', f'--workdir={folder}', *words]))
   _check_strangers(path, workdir, {trial.name for trial in found})
@@ -231,11 +231,6 @@ def _claimed(workdir: str) -> Iterator[int]:
       raise InputError(f'a sweep is running in {workdir}, or trials that a killed one left '
                        'behind; wait for them, or end them.') from error
     yield file.fileno()
-
-
-def _word(value: Any) -> str:
-  """A value as the command line takes it."""
-  return repr(tuple(value)) if isinstance(value, list | tuple) else str(value)
 
 
 if __name__ == '__main__':

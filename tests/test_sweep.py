@@ -284,8 +284,8 @@ def test_as_many_run_at_a_time_as_asked(parallel, tmp_path):
 
 def test_a_job_that_will_not_end_is_killed_by_the_second_signal(tmp_path):
   """With what it has started itself, and the rest is not begun."""
-  stubborn = shell(tmp_path, 'a', f'trap "" TERM; sleep 1000 & echo $! > {tmp_path}/child; '
-                   f'touch {tmp_path}/x; while :; do sleep .05; done')
+  stubborn = shell(tmp_path, 'a', f'trap : TERM; sleep 30 & echo $! > {tmp_path}/child; '
+                   f'touch {tmp_path}/x; wait; wait; wait')
 
   def interrupt():
     while not (tmp_path / 'x').exists():
