@@ -43,6 +43,8 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Question
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
+# Of those that make one, train and sweep.
+WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
 # Of the commands that read a run.
 CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
 STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')

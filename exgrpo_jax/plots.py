@@ -1,4 +1,4 @@
-"""Pictures of a run: one PNG of small panels, each over the training steps."""
+"""Pictures of one run or of many: a PNG of small panels, each over the training steps."""
 
 import dataclasses
 import math
@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -65,14 +67,65 @@ def curves(records: Sequence[Mapping[str, float]], path: str | os.PathLike) -> N
   if not panels:
     raise InputError(f'{path}: nothing to draw, for none of the {len(records)} records has a '
                      'metric that belongs into a picture.')
-  columns = min(_COLUMNS, len(panels))
-  rows = math.ceil(len(panels) / columns)
+  figure, axes = _figure(len(panels))
+  for ax, panel in zip(axes, panels):
+    _draw(ax, panel, records)
+  figure.savefig(path, format='png', dpi=110)
+
+
+def comparison(runs: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], names: Sequence[str],
+               path: str | os.PathLike) -> None:
+  """Draws the metrics `names` of many runs to the PNG at `path`, a panel each.
+
+  A line is the mean over the runs of one setting, at the steps where all of them have a
+  finite value; the band is one standard deviation (n - 1). Metrics that nothing has are
+  left out.
+
+  Args:
+    runs: by setting, the records of its runs.
+    names: which metrics.
+    path: where to.
+  """
+  drawn = {name: lines for name in names
+           if (lines := {setting: points for setting, seeds in runs.items()
+                         if len((points := _over_seeds(seeds, name))[0])})}
+  if not drawn:
+    raise InputError(f'{path}: nothing to draw, for no run has any of {", ".join(names)}.')
+  # The default colours are ten.
+  colors = matplotlib.colormaps['turbo'](np.linspace(.05, .95, len(runs))) if len(runs) > 10 else (
+      [f'C{place}' for place in range(len(runs))])
+  color_of = dict(zip(runs, colors))  # a setting has one, whatever the panel
+  figure, axes = _figure(len(drawn))
+  for ax, (name, lines) in zip(axes, drawn.items()):
+    for setting, (steps, mean, deviation) in lines.items():
+      ax.plot(steps, mean, label=setting, color=color_of[setting], linewidth=1.4,
+              marker='o' if len(steps) < _DOTTED_BELOW else None, markersize=3)
+      ax.fill_between(steps, mean - deviation, mean + deviation, color=color_of[setting],
+                      alpha=.15, linewidth=0)
+    _label(ax, name, 'mean over seeds, ± 1 SD')
+    ax.legend(fontsize=8)
+  figure.savefig(path, format='png', dpi=110)
+
+
+def _over_seeds(seeds, name) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Steps, mean and standard deviation (0 for one run) of a metric over runs."""
+  series = [{record['step']: record[name] for record in records
+             if math.isfinite(record.get(name, math.nan))} for records in seeds]
+  steps = sorted(set.intersection(*map(set, series)))
+  value_SN = np.array([[values[step] for values in series] for step in steps]).reshape(
+      len(steps), len(series))
+  deviation = value_SN.std(axis=1, ddof=1) if len(series) > 1 else np.zeros(len(steps))
+  return np.array(steps), value_SN.mean(axis=1), deviation
+
+
+def _figure(panels: int):
+  """A figure and its axes, row by row."""
+  columns = min(_COLUMNS, panels)
+  rows = math.ceil(panels / columns)
   figure = Figure(figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows),
                   layout='constrained')
   FigureCanvasAgg(figure)  # no pyplot: it keeps figures alive and wants a display
-  for place, panel in enumerate(panels, 1):
-    _draw(figure.add_subplot(rows, columns, place), panel, records)
-  figure.savefig(path, format='png', dpi=110)
+  return figure, [figure.add_subplot(rows, columns, place) for place in range(1, panels + 1)]
 
 
 def _evaluations(records) -> list[_Panel]:
@@ -109,14 +162,18 @@ def _draw(ax, panel: _Panel, records) -> None:
                       linewidth=0)
   if panel.log:
     ax.set_yscale('log')
-  ax.set_title(panel.title, fontsize=11)
-  ax.set_xlabel('step')
-  ax.set_ylabel(panel.unit)
-  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  _label(ax, panel.title, panel.unit)
   ax.set_xlim(_x_limits(records))  # the same in all panels
-  ax.grid(alpha=.25)
   if len(ax.lines) > 1 or panel.title.startswith('Evaluation'):
     ax.legend(fontsize=8)
+
+
+def _label(ax, title: str, unit: str) -> None:
+  ax.set_title(title, fontsize=11)
+  ax.set_xlabel('step')
+  ax.set_ylabel(unit)
+  ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+  ax.grid(alpha=.25)
 
 
 def _x_limits(records) -> tuple[float, float]:

@@ -10,7 +10,6 @@ import time
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 
 from exgrpo_jax import (
   checkpoint,
@@ -33,6 +32,7 @@ from exgrpo_jax.clock import Clock
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
+  WORKDIR,
   Experiment,
   check_workdir,
   claim_workdir,
@@ -44,21 +44,19 @@ from exgrpo_jax.optimizer import TrainState
 from exgrpo_jax.rollout import Rollout
 from exgrpo_jax.types import Batch, Cursor
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
-
 
 def main() -> None:
-  if not CONFIG.value or not _WORKDIR.value:
+  if not CONFIG.value or not WORKDIR.value:
     raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
                      '--workdir=/tmp/smoke.')
-  check_workdir(CONFIG.value, _WORKDIR.value)
-  experiment = open_experiment(CONFIG.value, _WORKDIR.value)
+  check_workdir(CONFIG.value, WORKDIR.value)
+  experiment = open_experiment(CONFIG.value, WORKDIR.value)
   grading.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
   params = initial_params(experiment)
-  claim_workdir(CONFIG.value, _WORKDIR.value)
+  claim_workdir(CONFIG.value, WORKDIR.value)
   run(experiment, rollout, params)
 
 

@@ -1,0 +1,13 @@
+"""The constant of policy shaping: the smaller, the more a rare replayed token is lifted.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/beta.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/beta
+The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 runs of up to ten
+minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({'objective.beta': [.03, .1, .3, 1.], 'seed': range(3)})

@@ -1,0 +1,17 @@
+"""The method whole, and with one part at a time taken out.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/components.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/components
+15 runs of up to ten minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.listed({
+      'exgrpo': {},
+      'any_question': {'replay.question_selection': 'uniform'},
+      'any_trajectory': {'replay.trajectory_selection': 'random'},
+      'no_shaping': {'objective.shaping': False},
+      'no_replay': {'replay.ratio': 0.}}, {'seed': range(3)})

@@ -1,0 +1,12 @@
+"""Training on easy, medium or hard questions alone, by their latest correctness.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/difficulty.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/difficulty
+12 runs of up to ten minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({'replay.difficulty': ['all', 'easy', 'medium', 'hard'], 'seed': range(3)})

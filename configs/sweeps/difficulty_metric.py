@@ -1,0 +1,14 @@
+"""What makes a question hard: few successes, a long text, or long responses.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/difficulty_metric.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/difficulty_metric
+9 runs of up to ten minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({
+      'replay.bucket_by': ['correctness', 'question_length', 'response_length'],
+      'seed': range(3)})

@@ -1,0 +1,12 @@
+"""Which questions are replayed: half-solved ones above all, or any alike.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/question_selection.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/question_selection
+6 runs of up to ten minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({'replay.question_selection': ['gaussian', 'uniform'], 'seed': range(3)})

@@ -1,0 +1,13 @@
+"""How much of a step is replayed; 0 is plain GRPO.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/ratio.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/ratio
+12 runs of up to ten minutes on two cores. README.md has the two ends, 0 and 0.5, from runs of
+their own; this sweep has not been run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({'replay.ratio': [0., .25, .5, .75], 'seed': range(3)})

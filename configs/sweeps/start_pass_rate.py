@@ -1,0 +1,14 @@
+"""How well a step must go before replay starts.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/start_pass_rate.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/start_pass_rate
+The paper's value is 0.35; with 0 the first success starts it. Arithmetic's warm start ends at a
+quarter of the answers right, above the first two. 12 runs of up to ten minutes on two cores; not
+yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({'replay.start_pass_rate': [0., .2, .35, .5], 'seed': range(3)})

@@ -1,0 +1,15 @@
+"""Which stored success of a question is replayed.
+
+python -m exgrpo_jax.sweep --sweep=configs/sweeps/trajectory_selection.py \\
+    --config=configs/arithmetic.py --workdir=/tmp/trajectory_selection
+15 runs of up to ten minutes on two cores; not yet run as a whole.
+"""
+
+from exgrpo_jax import trials
+
+
+def get_sweep():
+  return trials.grid({
+      'replay.trajectory_selection': [
+          'lowest_entropy', 'random', 'highest_entropy', 'lowest_perplexity', 'newest'],
+      'seed': range(3)})
