@@ -306,7 +306,8 @@ def test_resume_takes_an_empty_project_to_a_finished_run(place):
   assert found.returncode == 0, found.stderr
   assert 'training is done' in found.stderr
   assert done_by(place) == ['create', 'stop', 'copy', 'install', 'start']
-  assert calls(place)[2] == f'{CREATE} --spot'
+  assert f'{CREATE} --spot' in calls(place)
+  assert sum('worker.sh status' in call for call in calls(place)) == 5, 'waits for all workers'
 
 
 @pytest.mark.parametrize('requests, nodes', [
@@ -468,6 +469,50 @@ def test_a_worker_that_was_killed_says_so(place):
   await_log(place, 'ready')
   os.killpg(int((place / 'exgrpo' / 'pid').read_text()), signal.SIGKILL)
   await_status(place, 'lost')
+
+
+def fake(place, tool, *lines):
+  path = place / 'bin' / tool
+  path.write_text('\n'.join(('#!/usr/bin/env bash', *lines, '')))
+  path.chmod(0o755)
+
+
+RECORD = 'printf "%s\\n" "${0##*/} $*" >>"$FAKE/calls"'
+
+
+def test_a_worker_mounts_the_bucket_once(place):
+  for tool in ('sudo', 'gcsfuse'):
+    fake(place, tool, RECORD)
+  fake(place, 'mountpoint', 'exit 1')
+  assert worker(place, 'mount', 'my-bucket').returncode == 0
+  assert calls(place) == [
+      'sudo mkdir -p /mnt/my-bucket', f'sudo chown {os.getuid()} /mnt/my-bucket',
+      'gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 '
+      '--enable-streaming-writes=false my-bucket /mnt/my-bucket']
+  fake(place, 'mountpoint', 'exit 0')
+  assert worker(place, 'mount', 'my-bucket').returncode == 0
+  assert len(calls(place)) == 3
+
+
+def test_a_worker_installs_this_tree_into_its_own_python(place):
+  fake(place, 'uv', RECORD, 'mkdir -p "$HOME/exgrpo/venv/bin"',
+       'cp "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin/pip"')
+  fake(place, 'pip', RECORD)
+  venv = f'{place}/exgrpo/venv'
+  install = f'pip install --quiet -e {ROOT}[tpu,gcs]'
+  assert worker(place, 'install').returncode == 0
+  assert calls(place) == [f'uv venv --quiet --seed --python 3.12 {venv}', install]
+  assert worker(place, 'install').returncode == 0
+  assert calls(place)[2:] == [install]
+
+
+def test_metrics_reach_the_bucket_while_training_runs(place):
+  (place / 'metrics.jsonl').touch()
+  fake(place, 'sync', RECORD)
+  fake(place, 'sleep', 'exec /bin/sleep .1')
+  until_synced = 'until [[ -e $FAKE/calls ]]; do read -rt .1 <> <(:) || true; done'
+  assert worker(place, 'run', str(place), 'bash', '-c', until_synced).returncode == 0
+  assert calls(place)[0] == f'sync {place}/metrics.jsonl'
 
 
 def test_a_pod_exits_as_training_does_and_hears_sigterm(place):

@@ -24,8 +24,8 @@ while true; do
     none) die "$NAME is not there any more; somebody else deleted it?" ;;
     gone) die "$NAME has lost its VMs ($state). delete.sh, then create.sh asks again;" \
               "resume.sh does both by itself." ;;
-    failed) die "$NAME will not come: the request failed, by quota, by a wrong zone or type, or by" \
-                "its end date. 'gcloud compute tpus queued-resources describe $NAME" \
+    failed) die "$NAME will not come: the request failed, by quota, by a wrong zone or type." \
+                "'gcloud compute tpus queued-resources describe $NAME" \
                 "--project=$PROJECT --zone=$ZONE' says more; then delete.sh." ;;
     unknown) die "$state" ;;
   esac

@@ -81,7 +81,7 @@ while true; do
     failed.) die "the request for $NAME failed; create.sh says what that may be." ;;
     ready.running) troubles=0 ;;
     ready.finished)
-      say "training is done. fetch.sh brings gs://$BUCKET/$RUN here; delete.sh gives $NAME back."
+      say "training is done; fetch.sh brings its results here, delete.sh gives $NAME back."
       exit 0 ;;
     ready.refused) die "training refuses what it was given; logs.sh shows what and why." ;;
     ready.idle) begin_training || troubles=$((troubles + 1)) ;;

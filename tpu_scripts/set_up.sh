@@ -9,5 +9,6 @@ pack
 run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --project="$PROJECT" \
   --zone="$ZONE" --worker=all --quiet
 # The tree must not go away under a run.
-on_workers all "if [ -e $remote ]; then bash $remote free; fi && rm -rf exgrpo/tree && mkdir -p exgrpo/tree && \
-tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && bash $remote install && bash $remote mount $BUCKET"
+on_workers all "if [ -e $remote ]; then bash $remote free; fi && \
+rm -rf exgrpo/tree && mkdir -p exgrpo/tree && tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && \
+bash $remote install && bash $remote mount $BUCKET"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034
 # What the scripts here need to know; they read this file, or the one given as --variables=FILE.
-# Fill it in, or keep a copy for each run. An empty variable is an error of the script that needs it.
+# Fill it in, or keep a copy for each run. A script refuses to start without what it needs.
 
 # The Google Cloud project's id, as `gcloud projects list` prints it.
 PROJECT=''
