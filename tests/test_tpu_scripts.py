@@ -60,7 +60,7 @@ FAILED = r'exgrpo: exit_code 1\nexgrpo: running'
 @pytest.fixture
 def place(tmp_path):
   """A folder with fake tools, and a home of its own."""
-  for tool in ('gcloud', 'xpk', 'gsutil', 'kubectl'):
+  for tool in ('gcloud', 'xpk', 'gsutil', 'kubectl', 'sudo', 'curl', 'gcsfuse', 'uv'):
     path = tmp_path / 'bin' / tool
     path.parent.mkdir(exist_ok=True)
     path.write_text(FAKE)
@@ -481,8 +481,6 @@ RECORD = 'printf "%s\\n" "${0##*/} $*" >>"$FAKE/calls"'
 
 
 def test_a_worker_mounts_the_bucket_once(place):
-  for tool in ('sudo', 'gcsfuse'):
-    fake(place, tool, RECORD)
   fake(place, 'mountpoint', 'exit 1')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
   assert calls(place) == [
@@ -513,6 +511,63 @@ def test_metrics_reach_the_bucket_while_training_runs(place):
   until_synced = 'until [[ -e $FAKE/calls ]]; do read -rt .1 <> <(:) || true; done'
   assert worker(place, 'run', str(place), 'bash', '-c', until_synced).returncode == 0
   assert calls(place)[0] == f'sync {place}/metrics.jsonl'
+
+
+# A cloud of two workers, which are folders here; it takes the first slice away.
+CLOUD = r'''
+command='' archive=''
+for word in "$@"; do
+  case $word in
+    --command=*) command=${word#*=} ;;
+    /*.tar.gz) archive=$word ;;
+  esac
+done
+case "$*" in
+  *'queued-resources create'*) mkdir "$FAKE/0" "$FAKE/1" && echo ACTIVE >"$FAKE/state" ;;
+  *'queued-resources delete'*)
+    for worker in 0 1; do
+      kill -KILL -- "-$(<"$FAKE/$worker/exgrpo/pid")"
+    done
+    rm -r "$FAKE/0" "$FAKE/1" "$FAKE/state" && touch "$FAKE/again" ;;
+  *'queued-resources describe'*) cat "$FAKE/state" || { echo NOT_FOUND >&2; exit 1; } ;;
+  *'tpu-vm describe'*) echo READY ;;
+  *'tpu-vm scp'*) tee "$FAKE/0/exgrpo_tree.tar.gz" <"$archive" >"$FAKE/1/exgrpo_tree.tar.gz" ;;
+  *'tpu-vm ssh'*)
+    for worker in 0 1; do
+      (cd "$FAKE/$worker" && HOME=$PWD bash -c "$command") || exit
+    done ;;
+  'storage ls'*) exit 1 ;;
+esac
+'''
+TRAIN = r'''
+printf '%s\n' "$PWD" "$@" >>"$FAKE/trained"
+[[ ! -e $FAKE/again ]] || exit 0
+until (($(grep -c exgrpo_jax.train "$FAKE/trained") == 2)); do sleep .05; done
+echo SUSPENDED >"$FAKE/state"
+exec sleep 60
+'''
+
+
+def test_a_preempted_run_ends_on_workers_that_are_folders(place):
+  fake(place, 'gcloud', CLOUD)
+  fake(place, 'python', TRAIN)
+  fake(place, 'uv', 'mkdir -p "$HOME/exgrpo/venv/bin"',
+       'cp "$FAKE/bin/python" "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin"')
+  for tool in ('pip', 'mountpoint'):
+    fake(place, tool)
+  found = run(place, 'resume.sh', RUN='runs/first run')
+  assert found.returncode == 0, found.stderr
+  lines = [line.partition(' run-1: ')[2] for line in found.stderr.splitlines()]
+  assert [line for line in lines if line.startswith(('NOT_FOUND', 'SUSPENDED'))] == [
+      'NOT_FOUND ', 'SUSPENDED ', 'NOT_FOUND ']
+  trained = (place / 'trained').read_text().splitlines()
+  start = trained.index(f'{place}/1/exgrpo/tree')
+  assert trained[start:start + 7] == [
+      f'{place}/1/exgrpo/tree', '-m', 'exgrpo_jax.train',
+      '--config=configs/qwen2_5_math_1_5b.py', '--workdir=/mnt/my-bucket/runs/first run',
+      '--config.model.path=gs://my-bucket/Qwen2.5-Math-1.5B',
+      '--config.data.train=gs://my-bucket/openr1_math_46k.parquet']
+  assert trained.count(f'{place}/0/exgrpo/tree') == 2
 
 
 def test_a_pod_exits_as_training_does_and_hears_sigterm(place):

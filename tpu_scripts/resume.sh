@@ -97,6 +97,6 @@ while true; do
   esac
   ((troubles < patience)) ||
     die "$patience attempts in a row failed ($state $training). What runs goes on running;" \
-        "start resume.sh again when gcloud works."
+        "mend the cause and start resume.sh again."
   sleep "$POLL_SECONDS"
 done

@@ -46,7 +46,12 @@ mount_bucket() {
 
 # metrics.jsonl stays open, and an open file reaches the bucket only by fsync.
 keep_metrics() {
-  while sleep 60; do
+  local sleeper=''
+  trap 'kill "$sleeper"; exit' TERM  # leaves no sleep behind
+  while true; do
+    sleep 60 &
+    sleeper=$!
+    wait "$sleeper"
     [[ ! -e $1/metrics.jsonl ]] || sync "$1/metrics.jsonl" || true
   done
 }
