@@ -65,7 +65,9 @@ def place(tmp_path):
     path.parent.mkdir(exist_ok=True)
     path.write_text(FAKE)
     path.chmod(0o755)
-  return tmp_path
+  yield tmp_path
+  if (tmp_path / 'exgrpo' / 'pid').exists():
+    worker(tmp_path, 'stop', STOP_SECONDS='0')  # what a failed test left
 
 
 def environment(place):
