@@ -5,117 +5,31 @@ import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from stand_ins import (
+  CREATE,
+  DELETE,
+  NOTHING,
+  PLACE,
+  ROOT,
+  SCRIPTS,
+  SSH,
+  VALUES,
+  WORKER,
+  answer,
+  calls,
+  done_by,
+  dry_run,
+  environment,
+  run,
+)
 
-ROOT = pathlib.Path(__file__).parent.parent
-SCRIPTS = ROOT / 'tpu_scripts'
 SOURCED = {'common.sh', 'node.sh', 'variables.sh'}
 VERBS = sorted(path.name for path in SCRIPTS.glob('*.sh')
                if path.name not in SOURCED | {'worker.sh'})
-VALUES = dict(
-    PROJECT='my-project', ZONE='us-west4-a', NAME='run-1', SPOT='yes', BUCKET='my-bucket',
-    RUN='runs/first', SERVICE_ACCOUNT='trainer@my-project.iam.gserviceaccount.com',
-    CLUSTER='my-cluster', POLL_SECONDS='0')
-PLACE = '--project=my-project --zone=us-west4-a'
-WORKER = 'exgrpo/tree/tpu_scripts/worker.sh'
-CREATE = (
-    f'gcloud compute tpus queued-resources create run-1 --node-id=run-1 {PLACE} '
-    '--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite '
-    '--service-account=trainer@my-project.iam.gserviceaccount.com')
-DELETE = f'gcloud compute tpus queued-resources delete run-1 {PLACE} --force --quiet'
-SSH = f'gcloud compute tpus tpu-vm ssh run-1 {PLACE} --worker=all'
-
-# Writes its arguments down, and answers questions from files, a line each time; the last line
-# stays, and one that begins with ! is an error.
-FAKE = r'''#!/usr/bin/env bash
-printf '%s\n' "${0##*/} $*" >>"$FAKE/calls"
-next() {
-  local line
-  line=$(head -n 1 "$FAKE/$1")
-  [[ $(wc -l <"$FAKE/$1") -le 1 ]] || sed -i 1d "$FAKE/$1"
-  if [[ $line == '!'* ]]; then
-    printf '%s\n' "${line#!}" >&2
-    exit 1
-  fi
-  printf '%b\n' "$line"
-}
-case "$*" in
-  *'queued-resources describe'*) next requests ;;
-  *'tpu-vm describe'*) next nodes ;;
-  *'tpu-vm ssh'*'worker.sh status'*) next statuses ;;
-  'storage ls'*) next checkpoints ;;
-esac
-'''
-NOTHING = '!ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: no run-1'
-RUNNING, IDLE = r'exgrpo: running\nexgrpo: running', r'exgrpo: idle\nexgrpo: idle'
-DONE = r'exgrpo: exit_code 0\nexgrpo: exit_code 0'
-FAILED = r'exgrpo: exit_code 1\nexgrpo: running'
-
-
-@pytest.fixture
-def place(tmp_path):
-  """A folder with fake tools, and a home of its own."""
-  for tool in ('gcloud', 'xpk', 'gsutil', 'kubectl', 'sudo', 'curl', 'gcsfuse', 'uv'):
-    path = tmp_path / 'bin' / tool
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(FAKE)
-    path.chmod(0o755)
-  yield tmp_path
-  if (tmp_path / 'exgrpo' / 'pid').exists():
-    worker(tmp_path, 'stop', STOP_SECONDS='0')  # what a failed test left
-
-
-def environment(place):
-  return {'PATH': f'{place / "bin"}:/usr/bin:/bin', 'HOME': str(place), 'FAKE': str(place),
-          'TMPDIR': str(place), 'CLOUDSDK_CONFIG': str(place)}
-
-
-def variables(place, **changes):
-  """The repository's variables.sh, filled in."""
-  text = (SCRIPTS / 'variables.sh').read_text()
-  for name, value in (VALUES | changes).items():
-    text, count = re.subn(rf'^{name}=.*$', f'{name}={shlex.quote(value)}', text, flags=re.M)
-    assert count == 1, name
-  path = place / 'my variables.sh'
-  path.write_text(text)
-  return path
-
-
-def run(place, script, *arguments, typed='', **changes):
-  return subprocess.run(
-      [SCRIPTS / script, f'--variables={variables(place, **changes)}', *arguments],
-      env=environment(place), input=typed, capture_output=True, text=True, timeout=60)
-
-
-def dry_run(place, script, *arguments, **changes):
-  """The commands that a script prints, one a line; none of the tools was run."""
-  found = run(place, script, '--dry_run', *arguments, **changes)
-  assert found.returncode == 0, found.stderr
-  assert not calls(place)
-  return found.stdout.splitlines()
-
-
-def calls(place):
-  path = place / 'calls'
-  return path.read_text().splitlines() if path.exists() else []
-
-
-def answer(place, **answers):
-  for name, lines in dict(checkpoints=['!none'], **answers).items():
-    (place / name).write_text(''.join(f'{line}\n' for line in lines))
-
-
-def done_by(place):
-  """What a run did to the slice, in order, by verb."""
-  verbs = {'queued-resources create': 'create', 'queued-resources delete': 'delete',
-           'tpu-vm scp': 'copy', 'worker.sh install': 'install', 'worker.sh start': 'start',
-           'worker.sh stop': 'stop'}
-  return [verb for call in calls(place) for words, verb in verbs.items() if words in call]
 
 
 def needed(script):
@@ -301,88 +215,6 @@ def test_create_says_why_it_ends(state, words, place):
   assert words in found.stderr
 
 
-def test_resume_takes_an_empty_project_to_a_finished_run(place):
-  answer(place, requests=[NOTHING, 'WAITING_FOR_RESOURCES', 'ACTIVE'], nodes=['READY'],
-         statuses=[IDLE, RUNNING, RUNNING, r'exgrpo: exit_code 0\nexgrpo: running', DONE])
-  found = run(place, 'resume.sh')
-  assert found.returncode == 0, found.stderr
-  assert 'training is done' in found.stderr
-  assert done_by(place) == ['create', 'stop', 'copy', 'install', 'start']
-  assert f'{CREATE} --spot' in calls(place)
-  assert sum('worker.sh status' in call for call in calls(place)) == 5, 'waits for all workers'
-
-
-@pytest.mark.parametrize('requests, nodes', [
-    (['ACTIVE', 'SUSPENDING', 'SUSPENDED', NOTHING, 'PROVISIONING', 'ACTIVE'], ['READY']),
-    (['ACTIVE', 'ACTIVE', NOTHING, 'ACTIVE'], ['READY', 'PREEMPTED', 'READY'])])
-def test_resume_replaces_a_preempted_slice(requests, nodes, place):
-  answer(place, requests=requests, nodes=nodes, statuses=[RUNNING, IDLE, RUNNING, DONE])
-  found = run(place, 'resume.sh')
-  assert found.returncode == 0, found.stderr
-  assert done_by(place) == ['delete', 'create', 'stop', 'copy', 'install', 'start']
-
-
-def test_resume_restarts_all_workers_when_one_fails(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[RUNNING, FAILED, RUNNING, DONE])
-  assert run(place, 'resume.sh').returncode == 0
-  assert done_by(place) == ['stop', 'copy', 'install', 'start']
-
-
-def test_resume_gives_up_on_failures_that_make_no_progress(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[FAILED])
-  found = run(place, 'resume.sh', MAX_FAILURES='2')
-  assert found.returncode == 2
-  assert 'training failed 3 times without a new checkpoint' in found.stderr
-  assert done_by(place).count('start') == 2
-
-
-def test_resume_goes_on_as_long_as_checkpoints_come(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[FAILED] * 4 + [DONE])
-  (place / 'checkpoints').write_text(''.join(
-      rf'gs://b/r/checkpoints/9/\ngs://b/r/checkpoints/{step}/' '\n'
-      for step in range(50, 100, 10)))
-  assert run(place, 'resume.sh', MAX_FAILURES='1').returncode == 0
-  assert done_by(place).count('start') == 4
-
-
-def test_resume_does_not_repeat_what_training_refuses(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'],
-         statuses=[RUNNING, r'exgrpo: exit_code 2\nexgrpo: running'])
-  found = run(place, 'resume.sh')
-  assert found.returncode == 2
-  assert 'training refuses what it was given' in found.stderr
-  assert done_by(place) == []
-
-
-@pytest.mark.parametrize('answers', [
-    dict(requests=['!ERROR: no network'], nodes=['READY'], statuses=[RUNNING]),
-    dict(requests=['ACTIVE'], nodes=['!ERROR: no network'], statuses=[RUNNING]),
-    dict(requests=['ACTIVE'], nodes=['READY'], statuses=['!ssh: no network'])])
-def test_resume_touches_nothing_while_gcloud_fails(answers, place):
-  answer(place, **answers)
-  found = run(place, 'resume.sh')
-  assert found.returncode == 2
-  assert '10 attempts in a row failed' in found.stderr
-  assert 'no network' in found.stderr
-  assert done_by(place) == []
-
-
-def test_resume_ends_when_the_request_fails(place):
-  answer(place, requests=['FAILED'], nodes=['READY'], statuses=[RUNNING])
-  found = run(place, 'resume.sh')
-  assert found.returncode == 2
-  assert done_by(place) == []
-
-
-def test_resume_prints_a_whole_round(place):
-  lines = dry_run(place, 'resume.sh')
-  for command in (DELETE, f'{CREATE} --spot', *dry_run(place, 'stop.sh'),
-                  *dry_run(place, 'set_up.sh'), *dry_run(place, 'launch.sh'),
-                  'gcloud storage ls gs://my-bucket/runs/first/checkpoints/ --project=my-project'):
-    assert command in lines
-  assert lines.index(DELETE) < lines.index(f'{CREATE} --spot')
-
-
 def test_gke_makes_a_cluster_that_sees_the_bucket(place):
   of_cluster = f'--cluster=my-cluster {PLACE}'
   create, attach = dry_run(place, 'gke_create.sh')
@@ -412,171 +244,3 @@ def test_gke_deletes_the_workload_or_the_cluster(place):
       f'xpk cluster delete --cluster=my-cluster {PLACE} --force']
   assert run(place, 'gke_delete.sh').returncode == 2
   assert not calls(place)
-
-
-def worker(place, *words, **changes):
-  return subprocess.run([SCRIPTS / 'worker.sh', *words], env=environment(place) | changes,
-                        capture_output=True, text=True, timeout=60)
-
-
-def await_status(place, wanted, seconds=30):
-  for _ in range(seconds * 20):
-    status = worker(place, 'status').stdout.strip()
-    if status == f'exgrpo: {wanted}':
-      return
-    time.sleep(.05)
-  pytest.fail(f'{status}, where {wanted} was awaited')
-
-
-def await_log(place, words, seconds=30):
-  log = place / 'exgrpo' / 'log'
-  for _ in range(seconds * 20):
-    if words in log.read_text().splitlines():
-      return
-    time.sleep(.05)
-  pytest.fail(f'{words!r} did not come: {log.read_text()}')
-
-
-def test_a_worker_keeps_the_exit_code_and_the_output(place):
-  assert worker(place, 'status').stdout == 'exgrpo: idle\n'
-  assert worker(place, 'start', '/none', 'bash', '-c', 'echo hello; exit 3').returncode == 0
-  await_status(place, 'exit_code 3')
-  await_log(place, 'hello')
-
-
-def test_a_worker_trains_once_at_a_time_and_stops_by_sigterm(place):
-  command = 'trap "echo saved; exit 7" TERM; echo ready; while true; do sleep .1; done'
-  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
-  await_log(place, 'ready')
-  again = worker(place, 'start', '/none', 'true')
-  assert again.returncode == 1
-  assert again.stderr == 'error: training runs already; stop.sh ends it.\n'
-  assert worker(place, 'free').returncode == 1
-  assert worker(place, 'stop').returncode == 0
-  assert worker(place, 'status').stdout == 'exgrpo: exit_code 7\n'
-  await_log(place, 'saved')
-  assert worker(place, 'free').returncode == 0
-
-
-def test_a_worker_kills_what_does_not_stop(place):
-  command = 'trap "" TERM; echo ready; while true; do sleep .1; done'
-  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
-  await_log(place, 'ready')
-  assert worker(place, 'stop', STOP_SECONDS='1').returncode == 0
-  await_status(place, 'lost')
-
-
-def test_a_worker_that_was_killed_says_so(place):
-  assert worker(place, 'start', '/none', 'bash', '-c', 'echo ready; sleep 60').returncode == 0
-  await_log(place, 'ready')
-  os.killpg(int((place / 'exgrpo' / 'pid').read_text()), signal.SIGKILL)
-  await_status(place, 'lost')
-
-
-def fake(place, tool, *lines):
-  path = place / 'bin' / tool
-  path.write_text('\n'.join(('#!/usr/bin/env bash', *lines, '')))
-  path.chmod(0o755)
-
-
-RECORD = 'printf "%s\\n" "${0##*/} $*" >>"$FAKE/calls"'
-
-
-def test_a_worker_mounts_the_bucket_once(place):
-  fake(place, 'mountpoint', 'exit 1')
-  assert worker(place, 'mount', 'my-bucket').returncode == 0
-  assert calls(place) == [
-      'sudo mkdir -p /mnt/my-bucket', f'sudo chown {os.getuid()} /mnt/my-bucket',
-      'gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 '
-      '--enable-streaming-writes=false my-bucket /mnt/my-bucket']
-  fake(place, 'mountpoint', 'exit 0')
-  assert worker(place, 'mount', 'my-bucket').returncode == 0
-  assert len(calls(place)) == 3
-
-
-def test_a_worker_installs_this_tree_into_its_own_python(place):
-  fake(place, 'uv', RECORD, 'mkdir -p "$HOME/exgrpo/venv/bin"',
-       'cp "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin/pip"')
-  fake(place, 'pip', RECORD)
-  venv = f'{place}/exgrpo/venv'
-  install = f'pip install --quiet -e {ROOT}[tpu,gcs]'
-  assert worker(place, 'install').returncode == 0
-  assert calls(place) == [f'uv venv --quiet --seed --python 3.12 {venv}', install]
-  assert worker(place, 'install').returncode == 0
-  assert calls(place)[2:] == [install]
-
-
-def test_metrics_reach_the_bucket_while_training_runs(place):
-  (place / 'metrics.jsonl').touch()
-  fake(place, 'sync', RECORD)
-  fake(place, 'sleep', 'exec /bin/sleep .1')
-  until_synced = 'until [[ -e $FAKE/calls ]]; do read -rt .1 <> <(:) || true; done'
-  assert worker(place, 'run', str(place), 'bash', '-c', until_synced).returncode == 0
-  assert calls(place)[0] == f'sync {place}/metrics.jsonl'
-
-
-# A cloud of two workers, which are folders here; it takes the first slice away.
-CLOUD = r'''
-command='' archive=''
-for word in "$@"; do
-  case $word in
-    --command=*) command=${word#*=} ;;
-    /*.tar.gz) archive=$word ;;
-  esac
-done
-case "$*" in
-  *'queued-resources create'*) mkdir "$FAKE/0" "$FAKE/1" && echo ACTIVE >"$FAKE/state" ;;
-  *'queued-resources delete'*)
-    for worker in 0 1; do
-      kill -KILL -- "-$(<"$FAKE/$worker/exgrpo/pid")"
-    done
-    rm -r "$FAKE/0" "$FAKE/1" "$FAKE/state" && touch "$FAKE/again" ;;
-  *'queued-resources describe'*) cat "$FAKE/state" || { echo NOT_FOUND >&2; exit 1; } ;;
-  *'tpu-vm describe'*) echo READY ;;
-  *'tpu-vm scp'*) tee "$FAKE/0/exgrpo_tree.tar.gz" <"$archive" >"$FAKE/1/exgrpo_tree.tar.gz" ;;
-  *'tpu-vm ssh'*)
-    for worker in 0 1; do
-      (cd "$FAKE/$worker" && HOME=$PWD bash -c "$command") || exit
-    done ;;
-  'storage ls'*) exit 1 ;;
-esac
-'''
-TRAIN = r'''
-printf '%s\n' "$PWD" "$@" >>"$FAKE/trained"
-[[ ! -e $FAKE/again ]] || exit 0
-until (($(grep -c exgrpo_jax.train "$FAKE/trained") == 2)); do sleep .05; done
-echo SUSPENDED >"$FAKE/state"
-exec sleep 60
-'''
-
-
-def test_a_preempted_run_ends_on_workers_that_are_folders(place):
-  fake(place, 'gcloud', CLOUD)
-  fake(place, 'python', TRAIN)
-  fake(place, 'uv', 'mkdir -p "$HOME/exgrpo/venv/bin"',
-       'cp "$FAKE/bin/python" "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin"')
-  for tool in ('pip', 'mountpoint'):
-    fake(place, tool)
-  found = run(place, 'resume.sh', RUN='runs/first run')
-  assert found.returncode == 0, found.stderr
-  lines = [line.partition(' run-1: ')[2] for line in found.stderr.splitlines()]
-  assert [line for line in lines if line.startswith(('NOT_FOUND', 'SUSPENDED'))] == [
-      'NOT_FOUND ', 'SUSPENDED ', 'NOT_FOUND ']
-  trained = (place / 'trained').read_text().splitlines()
-  start = trained.index(f'{place}/1/exgrpo/tree')
-  assert trained[start:start + 7] == [
-      f'{place}/1/exgrpo/tree', '-m', 'exgrpo_jax.train',
-      '--config=configs/qwen2_5_math_1_5b.py', '--workdir=/mnt/my-bucket/runs/first run',
-      '--config.model.path=gs://my-bucket/Qwen2.5-Math-1.5B',
-      '--config.data.train=gs://my-bucket/openr1_math_46k.parquet']
-  assert trained.count(f'{place}/0/exgrpo/tree') == 2
-
-
-def test_a_pod_exits_as_training_does_and_hears_sigterm(place):
-  assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
-  command = 'trap "exit 6" TERM; echo ready; while true; do sleep .1; done'
-  process = subprocess.Popen([SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', command],
-                             env=environment(place), stdout=subprocess.PIPE, text=True)
-  assert process.stdout.readline() == 'ready\n'
-  process.terminate()
-  assert process.wait(timeout=30) == 6
