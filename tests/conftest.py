@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import stand_ins
 import tiny
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -34,6 +35,12 @@ class Step:
   verdicts: Any = None
   batch: Any = None
   after: Any = None  # the buffer that was recorded
+
+
+@pytest.fixture
+def place(tmp_path):
+  """Where stand-ins take the place of gcloud and xpk."""
+  yield from stand_ins.folder(tmp_path)
 
 
 @pytest.fixture

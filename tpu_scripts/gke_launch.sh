@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Starts training as a workload of the cluster, which starts it again up to MAX_RESTARTS times.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+begin 'gke_launch.sh' '' "$@"
+need PROJECT ZONE CLUSTER NAME ACCELERATOR_TYPE BUCKET RUN CONFIG DOCKER_IMAGE MAX_RESTARTS
+
+pack
+# exec: what ends a pod tells its first process alone, which must be the one that passes it on.
+run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJECT" \
+  --zone="$ZONE" --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 \
+  --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \
+  --storage=exgrpo-bucket --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes=1 \
+  --command="tar -xzf tree.tar.gz && python -m pip install --quiet '.[tpu,gcs]' && \
+exec bash tpu_scripts/worker.sh run $(show "$(workdir)") $(train_command)"

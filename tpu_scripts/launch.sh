@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Starts training on all workers, detached; it goes on from the newest checkpoint of its workdir.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+begin 'launch.sh' '' "$@"
+need PROJECT ZONE NAME BUCKET RUN CONFIG
+
+on_workers all "bash $remote start $(show "$(workdir)") $(train_command)"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Copies this tree to every worker, installs it there, and mounts the bucket.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+begin 'set_up.sh' '' "$@"
+need PROJECT ZONE NAME BUCKET
+
+pack
+run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --project="$PROJECT" \
+  --zone="$ZONE" --worker=all --quiet
+# The tree must not go away under a run.
+on_workers all "if [ -e $remote ]; then bash $remote free; fi && \
+rm -rf exgrpo/tree && mkdir -p exgrpo/tree && tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && \
+bash $remote install && bash $remote mount $BUCKET"
