@@ -174,6 +174,7 @@ def test_workers_killed_while_idle_are_replaced():
       verdict, = pool.grade([''], [''])
       pids.append(int(verdict.reward))
       os.kill(pids[-1], signal.SIGKILL)
+      until(lambda: not is_running(pids[-1]))
   assert len(set(pids)) == 4 and 0 not in pids
 
 
@@ -182,6 +183,7 @@ def test_a_death_while_idle_is_not_laid_to_the_next_response(tmp_path):
   with grader('pid') as pool:
     verdict, = pool.grade([''], [''])
     os.kill(int(verdict.reward), signal.SIGKILL)
+    until(lambda: not is_running(int(verdict.reward)))
     pool.submit(0, f'sleep_once {path}', '')
     until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
