@@ -1,6 +1,9 @@
 """Trains a policy with ExGRPO.
 
 python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=/tmp/arithmetic
+
+Exit status: 0 at the end, 2 for what cannot be run, 75 when told to stop by SIGTERM, after the
+step has been finished and saved; the same command goes on.
 """
 
 import concurrent.futures
@@ -22,6 +25,7 @@ from exgrpo_jax import (
   objective,
   optimizer,
   plots,
+  preemption,
   replay,
   statistics,
   warm_start,
@@ -103,10 +107,11 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
     with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-          grading.Grader(settings.grading, settings.verifier) as grader):
+          grading.Grader(settings.grading, settings.verifier) as grader,
+          preemption.listening() as told_to_stop):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
-      _steps(experiment, rollout, grader, writer, manager, snapshot, reference)
+      _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop)
   records = metrics.read(workdir)
   curves = os.path.join(workdir, 'curves.png')
   plots.curves(records, curves)
@@ -146,8 +151,11 @@ def _update_settings(experiment):
       settings.rollout.logit_chunk)
 
 
-def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
-  """The loop of the paper, one line a stage, from the snapshot to the last step."""
+def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop):
+  """The loop of the paper, one line a stage, from the snapshot to the last step.
+
+  Exits with preemption.EXIT_CODE behind the step in which it was told to stop.
+  """
   settings, clock, silent = experiment.settings, Clock(), 0
   done, state, buffer, cursor = snapshot
   started = time.monotonic()
@@ -203,9 +211,15 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference):
           os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
           rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows))
       writer.write(step, found)
-    if step % settings.checkpoint.every == 0 or step == settings.num_steps:
+    is_last = step == settings.num_steps
+    is_saved = step % settings.checkpoint.every == 0 or is_last or told_to_stop()
+    if is_saved:
       with clock('save', device_waits=True):  # after the metrics: a resumed run has them all
         checkpoint.save(manager, checkpoint.Snapshot(step, state, buffer, cursor))
+    if is_saved and not is_last and told_to_stop():
+      print(f'told to stop by SIGTERM: saved after step {step} of {settings.num_steps}; the same '
+            'command goes on', file=sys.stderr, flush=True)
+      sys.exit(preemption.EXIT_CODE)
     plan, cursor = next_plan, next_cursor
   if settings.export.last:
     export.keep_last(experiment, state.params)

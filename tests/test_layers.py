@@ -10,7 +10,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 # DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
 # and a Config has errors, and what the verifier stands on has floors of its own.
 FLOORS = (
-    ('errors', 'types', 'clock', 'compilations', 'rewards', 'answers.units'),
+    ('errors', 'types', 'clock', 'compilations', 'preemption', 'rewards', 'answers.units'),
     ('config', 'answers.tokens', 'answers.extraction'),
     ('sharding', 'answers.cursor'),
     ('answers.atoms', 'answers.number'),

@@ -22,7 +22,17 @@ import numpy as np
 import pytest
 import tiny
 
-from exgrpo_jax import checkpoint, experiment, grading, metrics, model, optimizer, train
+from exgrpo_jax import (
+  checkpoint,
+  experiment,
+  grading,
+  metrics,
+  model,
+  optimizer,
+  preemption,
+  train,
+)
+from exgrpo_jax.clock import Clock
 from exgrpo_jax.statistics import OUTCOMES
 from tests.chance import is_correct
 
@@ -484,6 +494,52 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   samples = [{path.name: path.read_text() for path in (folder / 'samples').iterdir()}
              for folder in (recorded.workdir, workdir)]
   assert samples[0] == samples[1]
+
+
+@pytest.fixture
+def kill_once(monkeypatch):
+  """Sends this process SIGTERM when a run enters a phase for the so manieth time."""
+  waiting = []  # the phase, as often as it will be entered
+  enter = Clock.__call__
+
+  def entering(clock, phase, *args, **kwargs):
+    if phase in waiting:
+      waiting.pop()
+      if not waiting:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return enter(clock, phase, *args, **kwargs)
+
+  monkeypatch.setattr(Clock, '__call__', entering)
+  return lambda phase, entry: waiting.extend([phase] * entry)
+
+
+def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
+    recorded, values, tmp_path, monkeypatch, kill_once, capsys):
+  monkeypatch.setattr(grading, 'COMMAND', tiny.WORKER)
+  config = copy.deepcopy(values)
+  config.num_steps = 10
+  opened = experiment.open_experiment(config, str(tmp_path))
+  own = train.rollout_of(opened)
+
+  def run():
+    params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+    with recorded.compiling():
+      train.run(opened, own, params)
+
+  assert tiny.SAVED_EVERY == 4
+  for phase, entry, step in (
+      ('generate', 2, 2), ('grade', 2, 4), ('await_update', 2, 6), ('save', 1, 8)):
+    kill_once(phase, entry)
+    with pytest.raises(SystemExit) as stopped:
+      run()
+    assert stopped.value.code == preemption.EXIT_CODE
+    assert f'saved after step {step} of 10' in capsys.readouterr().err
+  run()
+  found = last_snapshot(recorded, tmp_path)
+  assert found.step == 10
+  jax.tree.map(np.testing.assert_array_equal, found.state.params, recorded.steps[11].params)
+  jax.tree.map(np.testing.assert_array_equal, checkpoint.flatten(found.buffer),
+               checkpoint.flatten(recorded.steps[10].after))
 
 
 def last_snapshot(recorded, workdir):
