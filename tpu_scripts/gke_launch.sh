@@ -10,6 +10,6 @@ pack
 run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJECT" \
   --zone="$ZONE" --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 \
   --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \
-  --storage=exgrpo-bucket --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes=1 \
+  --storage=exgrpo-bucket --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes=1,75 \
   --command="tar -xzf tree.tar.gz && python -m pip install --quiet '.[tpu,gcs]' && \
 exec bash tpu_scripts/worker.sh run $(show "$(workdir)") $(train_command)"
