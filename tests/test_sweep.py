@@ -342,7 +342,7 @@ def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_s
     mark.unlink()
     return process.returncode, out, trial
 
-  status, out, trial = interrupted(signal.SIGINT)
+  status, out, trial = interrupted(signal.SIGTERM)  # in the background of a shell SIGINT is ignored
   assert status == 130, out
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in out
   assert 'the same command goes on with them:\npython -m exgrpo_jax.sweep --sweep=' in out
