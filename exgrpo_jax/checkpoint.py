@@ -2,13 +2,17 @@
 
 Orbax writes into a temporary directory and renames it when everything is there,
 so a kill leaves the checkpoint of before. The buffer becomes a few flat arrays:
-all tokens after one another, and offsets.
+all tokens after one another, and offsets. Orbax notices files that are gone or cut, but
+not a wrong bit in an array; for that each checkpoint holds sums of its bits.
 """
 
 import dataclasses
+import os
+import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -45,20 +49,57 @@ def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointMa
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
   """Writes a snapshot, whole or not at all."""
+  buffer = flatten(snapshot.buffer)
   manager.save(snapshot.step, args=ocp.args.Composite(
-      state=ocp.args.StandardSave(snapshot.state),
-      buffer=ocp.args.StandardSave(flatten(snapshot.buffer)),
-      cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor))))
+      state=ocp.args.StandardSave(snapshot.state), buffer=ocp.args.StandardSave(buffer),
+      cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
+      sums=ocp.args.JsonSave(_sums(snapshot.state, buffer))))
   # The next update gives the state's memory away, which on CPU the writer may still read.
   manager.wait_until_finished()
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
-  """What `save` wrote at `step`; `like` gives the state's structure and layout."""
+  """What `save` wrote at `step`; `like` gives the state's structure and layout.
+
+  Raises ValueError where a bit is not what it was, and what orbax and its stores raise.
+  """
   found = manager.restore(step, args=ocp.args.Composite(
       state=ocp.args.StandardRestore(like), buffer=ocp.args.StandardRestore(),
-      cursor=ocp.args.JsonRestore()))
+      cursor=ocp.args.JsonRestore(), sums=ocp.args.JsonRestore()))
+  sums = _sums(found['state'], found['buffer'])
+  if changed := [name for name in sums if sums[name] != found['sums'].get(name)]:
+    raise ValueError(f'{", ".join(changed)}: not the bits that were saved')
   return Snapshot(step, found['state'], unflatten(found['buffer']), Cursor(**found['cursor']))
+
+
+def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None:
+  """The newest snapshot that is whole; None where nothing has been saved.
+
+  Damaged ones behind it are told, and moved into 'damaged' beside the checkpoints, since
+  their steps will be saved again. Where none is whole InputError says why, and nothing moves.
+  """
+  damaged = {}
+  for step in sorted(manager.all_steps(), reverse=True):
+    try:
+      snapshot = restore(manager, step, like)
+    except Exception as error:  # orbax and its stores have many kinds
+      damaged[step] = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
+      continue
+    for other, reason in damaged.items():
+      place = manager.directory.parent / 'damaged' / f'step_{other:06d}_{os.getpid()}'
+      place.parent.mkdir(parents=True, exist_ok=True)
+      (manager.directory / str(other)).rename(place)
+      print(f'WARNING: the checkpoint of step {other} is damaged ({reason}); it is now {place}, '
+            f'and the one of step {step} is taken', file=sys.stderr, flush=True)
+    if damaged:
+      manager.reload()
+    return snapshot
+  if damaged:
+    raise InputError(
+        f'{manager.directory}: none of its checkpoints can be read. ' + ' '.join(
+            f'Step {step}: {reason}.' for step, reason in damaged.items()) +
+        ' Bring a copy back, or start in another --workdir.')
+  return None
 
 
 def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]:
@@ -88,6 +129,22 @@ def load_params(path: str, like: Any) -> Any:
   """What `save_params` wrote, laid out as `like`."""
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(epath.Path(path).absolute(), like)
+
+
+def _sums(state: TrainState, buffer: dict[str, np.ndarray]) -> dict[str, int]:
+  """A sum of the bits of each array, by name: the same on every mesh, another for another bit."""
+  sums = {jax.tree_util.keystr(path): int(value) for path, value
+          in jax.tree_util.tree_leaves_with_path(jax.device_get(_bit_sums(state)))}
+  return sums | {f'buffer.{name}': int(np.asarray(values).view(np.uint8).sum(dtype=np.uint64))
+                 for name, values in buffer.items()}
+
+
+@jax.jit
+def _bit_sums(state):
+  """uint32 sums that wrap around, so that they come out alike in whatever order."""
+  def bits(leaf):
+    return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')
+  return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), state)
 
 
 def like(tree: Any) -> Any:

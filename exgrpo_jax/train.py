@@ -100,9 +100,9 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
       0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
       Cursor())
   with checkpoint.open_manager(workdir, settings.checkpoint) as manager:
-    if manager.latest_step() is not None:
-      snapshot = checkpoint.restore(
-          manager, manager.latest_step(), checkpoint.like(snapshot.state))
+    snapshot = (checkpoint.restore_newest(manager, checkpoint.like(snapshot.state))
+                or snapshot)
+    if snapshot.step:
       print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0

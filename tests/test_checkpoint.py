@@ -1,5 +1,8 @@
 """What is saved comes back, whole or not at all."""
 
+import json
+import os
+import re
 import shutil
 
 import jax
@@ -122,6 +125,61 @@ def test_what_a_kill_left_unfinished_is_passed_over(workdir, mesh, tmp_path):
     assert manager.latest_step() == 5
     checkpoint.save(manager, snapshot(mesh, 9))
   assert restored(str(tmp_path / 'run'), mesh).step == 9
+
+
+def largest(folder):
+  return max((path for path in folder.rglob('*') if path.is_file()),
+             key=lambda path: path.stat().st_size)
+
+
+def cut(folder):
+  path = largest(folder / 'state')
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def lose_a_file(folder):
+  (folder / 'buffer' / '_METADATA').unlink()
+
+
+def change_a_sum(folder):
+  """As if an array's bits had changed, which orbax does not notice."""
+  path = folder / 'sums' / 'metadata'
+  sums = json.loads(path.read_text())
+  sums[next(name for name in sums if "'a'" in name)] += 1
+  path.write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize(('damage', 'reason'), [
+    (cut, ''), (lose_a_file, '_METADATA'), (change_a_sum, "'a'.*: not the bits that were saved")])
+def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
+    damage, reason, workdir, mesh, tmp_path, capsys):
+  shutil.copytree(workdir, tmp_path / 'run')
+  damage(tmp_path / 'run' / 'checkpoints' / '5')
+  like = checkpoint.like(state_of(mesh, 1.))
+  with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
+    assert checkpoint.restore_newest(manager, like).step == 2
+    assert re.search(rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is taken',
+                     capsys.readouterr().err)
+    moved, = (tmp_path / 'run' / 'damaged').iterdir()
+    assert largest(moved)
+    checkpoint.save(manager, snapshot(mesh, 5))
+    assert checkpoint.restore_newest(manager, like).step == 5
+  assert capsys.readouterr().err == ''
+
+
+def test_where_none_is_whole_it_is_an_error_and_nothing_moves(workdir, mesh, tmp_path):
+  shutil.copytree(workdir, tmp_path / 'run')
+  for step in ('2', '5'):
+    lose_a_file(tmp_path / 'run' / 'checkpoints' / step)
+  with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager, pytest.raises(
+      InputError, match='none of its checkpoints can be read. Step 5: .* Step 2: '):
+    checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.)))
+  assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
+
+
+def test_where_nothing_was_saved_nothing_comes_back(mesh, tmp_path):
+  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
+    assert checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.))) is None
 
 
 def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
