@@ -8,6 +8,7 @@ not a wrong bit in an array; for that each checkpoint holds sums of its bits.
 
 import dataclasses
 import os
+import shutil
 import sys
 from typing import Any, NamedTuple
 
@@ -45,6 +46,21 @@ def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointMa
       max_to_keep=config.keep if config else None, create=config is not None,
       read_only=config is None)
   return ocp.CheckpointManager(epath.Path(workdir).absolute() / 'checkpoints', options=options)
+
+
+def check_room(workdir: str, state: TrainState) -> None:
+  """Prints what a checkpoint of `state`, or of its shapes, takes and what the disk has.
+
+  Raises InputError where the disk has less. The buffer is left out: it is small beside a model.
+  """
+  needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  free = shutil.disk_usage(workdir).free
+  if free < needed:
+    raise InputError(
+        f'--workdir={workdir} has {free / 2**30:.2f} GiB left, and a checkpoint takes '
+        f'{needed / 2**30:.2f}: clear the disk, or take another.')
+  print(f'a checkpoint takes {needed / 2**30:.2f} GiB; {workdir} has {free / 2**30:,.2f} left',
+        flush=True)
 
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -239,6 +240,17 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
     if changed:
       raise InputError(f'{workdir} belongs to another config: {"; ".join(changed)}. '
                        'Take another --workdir, or the config of before.')
+
+
+def check_writable(workdir: str) -> None:
+  """Makes the folder where it is missing; InputError where nothing can be written into it."""
+  try:
+    os.makedirs(workdir, exist_ok=True)
+    with tempfile.TemporaryFile(dir=workdir):
+      pass
+  except OSError as error:
+    raise InputError(f'--workdir={workdir} cannot be written into ({error}); everything that a '
+                     'run leaves stands there.') from error
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:

@@ -39,6 +39,7 @@ from exgrpo_jax.experiment import (
   WORKDIR,
   Experiment,
   check_workdir,
+  check_writable,
   claim_workdir,
   load_questions,
   open_experiment,
@@ -54,14 +55,21 @@ def main() -> None:
     raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
                      '--workdir=/tmp/smoke.')
   check_workdir(CONFIG.value, WORKDIR.value)
+  check_writable(WORKDIR.value)
   experiment = open_experiment(CONFIG.value, WORKDIR.value)
   grading.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
+  checkpoint.check_room(WORKDIR.value, _state_shapes(experiment))
   params = initial_params(experiment)
   claim_workdir(CONFIG.value, WORKDIR.value)
   run(experiment, rollout, params)
+
+
+def _state_shapes(experiment):
+  settings, shapes = experiment.settings, model.shapes(experiment.model, experiment.mesh)
+  return optimizer.shapes(settings.optimizer, _num_updates(settings), shapes)
 
 
 def rollout_of(experiment: Experiment) -> Rollout:

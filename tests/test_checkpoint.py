@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,20 @@ def test_what_a_kill_left_unfinished_is_passed_over(workdir, mesh, tmp_path):
     assert manager.latest_step() == 5
     checkpoint.save(manager, snapshot(mesh, 9))
   assert restored(str(tmp_path / 'run'), mesh).step == 9
+
+
+def test_room_for_a_checkpoint_is_told_and_too_little_refused(
+    mesh, tmp_path, monkeypatch, capsys):
+  state = state_of(mesh, 1.)
+  checkpoint.check_room(str(tmp_path), state)
+  assert re.match(r'a checkpoint takes 0.00 GiB; .* has .* left\n', capsys.readouterr().out)
+  needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+  for free in (needed, needed - 1):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _, free=free: types.SimpleNamespace(free=free))
+    if free == needed:
+      checkpoint.check_room(str(tmp_path), checkpoint.like(state))
+  with pytest.raises(InputError, match='has 0.00 GiB left, and a checkpoint takes 0.00: clear'):
+    checkpoint.check_room(str(tmp_path), checkpoint.like(state))
 
 
 def largest(folder):

@@ -256,3 +256,14 @@ def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
   assert_refused(wrong, 'nowhere.jsonl: there is no such file')
   experiment.claim_workdir(importlib.import_module('configs.smoke').get_config(),
                            str(tmp_path / 'run'))
+
+
+def test_a_workdir_that_cannot_be_written_into_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(InputError, match='file/run cannot be written into .*Not a directory'):
+    experiment.check_writable(str(tmp_path / 'file' / 'run'))
+
+
+def test_a_workdir_is_made_where_it_is_missing_and_left_empty(tmp_path):
+  experiment.check_writable(str(tmp_path / 'new' / 'run'))
+  assert list((tmp_path / 'new' / 'run').iterdir()) == []
