@@ -91,6 +91,11 @@ def test_what_differs_is_not_accepted(truth, answer):
   assert not equal(answer, truth)
 
 
+@pytest.mark.parametrize('text', [r'\vec(a)', r'\hat(', r'1+\bar(2)'])
+def test_an_accent_on_a_bracket_is_text(text):
+  assert equal(text, text) and not equal(text, '5') and not equal('5', text)
+
+
 def test_kinds_compare_in_their_own_ways():
   assert equal('d', 'D', 'choice')
   assert equal('(D) 45 degrees', 'D', 'choice')
@@ -134,7 +139,7 @@ PIECES = st.sampled_from(
         r'\frac', r'\frac{1}{2}', r'\sqrt', r'\sqrt{2}', r'\pi', r'\pm', r'\infty', r'\{', r'\}',
         r'\sin', r'\log', r'\cup', r'\le', r'\ne', r'\text{ cm}', r'\begin{pmatrix}', '&', r'\\',
         r'\end{pmatrix}', r'\left(', r'\right)', r'\lfloor', r'\rfloor', r'\binom', 'and', 'or',
-        'e', 'i', 'f(', '10^', '99999', '²', '٣', '\u200b', '_{5}', r'\overline{3}'])
+        r'\vec', r'\dot(', 'e', 'i', 'f(', '10^', '99999', '²', '٣', '\u200b', '_{5}', r'\overline{3}'])
 
 
 @given(st.lists(PIECES, max_size=25).map(''.join))

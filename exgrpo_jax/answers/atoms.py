@@ -160,7 +160,9 @@ class Atoms(Cursor):
       return self._matrix()
     if name in ACCENTS:
       inner = self._subscript() if self._brace('{') else self._next().text
-      return self._name(f'{name} {inner}') if inner != '(' else None
+      if inner == '(':  # '\vec(a)' names nothing that is known
+        raise UnreadableError('an accent on a bracket')
+      return self._name(f'{name} {inner}')
     if name in ('angle', 'triangle'):
       return self._angle(name)
     if name in BIG:
