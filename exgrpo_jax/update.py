@@ -190,7 +190,7 @@ def added(settings, params, so_far, rows_M, number, clip, is_first, reference):
     own, own_sums = _gradient_of(settings, params, jax.tree.map(
         lambda stack: stack[index], rows_M), clip, is_first, reference)
     return (_spread(settings, jax.tree.map(jnp.add, gradient, own)),
-            objective.merged({name: jnp.stack([sums[name], own_sums[name]]) for name in sums}))
+            objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), sums, own_sums)))
 
   return jax.lax.fori_loop(0, number, with_next, so_far)
 

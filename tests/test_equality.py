@@ -9,7 +9,8 @@ from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_jax.answers import equality
+from exgrpo_jax.answers import answer, equality
+from exgrpo_jax.answers.tokens import spelled
 
 DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
@@ -81,14 +82,14 @@ class EqualityTest(parameterized.TestCase):
     self.assertFalse(equal(given_answer, truth))
 
 
-@pytest.mark.parametrize(('truth', 'answer'), pairs.pairs(pairs.EQUAL))
-def test_the_same_is_accepted(truth, answer):
-  assert equal(answer, truth)
+@pytest.mark.parametrize(('truth', 'text'), pairs.pairs(pairs.EQUAL))
+def test_the_same_is_accepted(truth, text):
+  assert equal(text, truth)
 
 
-@pytest.mark.parametrize(('truth', 'answer'), pairs.pairs(pairs.DIFFERENT))
-def test_what_differs_is_not_accepted(truth, answer):
-  assert not equal(answer, truth)
+@pytest.mark.parametrize(('truth', 'text'), pairs.pairs(pairs.DIFFERENT))
+def test_what_differs_is_not_accepted(truth, text):
+  assert not equal(text, truth)
 
 
 @pytest.mark.parametrize('text', [r'\vec(a)', r'\hat(', r'1+\bar(2)'])
@@ -139,14 +140,15 @@ PIECES = st.sampled_from(
         r'\frac', r'\frac{1}{2}', r'\sqrt', r'\sqrt{2}', r'\pi', r'\pm', r'\infty', r'\{', r'\}',
         r'\sin', r'\log', r'\cup', r'\le', r'\ne', r'\text{ cm}', r'\begin{pmatrix}', '&', r'\\',
         r'\end{pmatrix}', r'\left(', r'\right)', r'\lfloor', r'\rfloor', r'\binom', 'and', 'or',
-        r'\vec', r'\dot(', 'e', 'i', 'f(', '10^', '99999', '²', '٣', '\u200b', '_{5}', r'\overline{3}'])
+        r'\vec', r'\dot(', 'e', 'i', 'f(', '10^', '99999', '²', '٣', '\u200b', '_{5}',
+        r'\overline{3}'])
 
 
 @given(st.lists(PIECES, max_size=25).map(''.join))
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_anything_equals_itself_and_nothing_raises(text):
   visible = equality.bare(text)
-  assert equal(text, text) == bool(visible and equality.says_something(visible))
+  assert equal(text, text) == bool(visible and answer.words(spelled(visible)))
 
 
 EXPRESSIONS = st.recursive(

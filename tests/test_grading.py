@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from processes import is_running
 
 from exgrpo_jax import grading, rewards, verifier, worker
 from exgrpo_jax.errors import InputError
@@ -44,13 +45,6 @@ def until(is_so):
   while not is_so():
     assert time.monotonic() < end
     time.sleep(.01)
-
-
-def is_running(pid):
-  try:
-    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-  except (FileNotFoundError, ProcessLookupError):
-    return False
 
 
 # Order, keys and outcomes.

@@ -1,12 +1,12 @@
 """Commands beside each other: how a failure is told, how many run, how they are ended."""
 
 import os
-import pathlib
 import signal
 import threading
 import time
 
 import pytest
+from processes import is_running
 
 from exgrpo_jax import launcher
 
@@ -55,13 +55,5 @@ def test_a_job_that_will_not_end_is_killed_by_the_second_signal(tmp_path):
   assert launcher.run([stubborn, shell(tmp_path, 'b', 'true')], 1) == ({}, ['a', 'b'])
   sender.join()
   child = int((tmp_path / 'child').read_text())
-  assert not running(child)
+  assert not is_running(child)
   assert signal.getsignal(signal.SIGTERM) is before
-
-
-def running(pid):
-  """Whether a process does anything; one that nobody has waited for does not."""
-  try:
-    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-  except FileNotFoundError:
-    return False

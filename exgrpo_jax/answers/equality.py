@@ -36,14 +36,14 @@ def equal(given: str, truth: str, kind: str) -> bool:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:
     return given == truth
-  choice = _CHOICE.fullmatch(answer.words(spelled(truth)))
+  given_words, true_words = answer.words(spelled(given)), answer.words(spelled(truth))
+  if not true_words:  # nothing but dollars, periods and spaces
+    return False
+  choice = _CHOICE.fullmatch(true_words)
   if choice and (kind == 'choice' or (kind == 'math' and choice[1].isupper())):
     return _chosen(given) == choice[1].upper()
-  given_words, true_words = answer.words(spelled(given)), answer.words(spelled(truth))
   if kind != 'math':
-    return says_something(truth) and given_words.lower() == true_words.lower()
-  if not says_something(truth):
-    return False
+    return given_words.lower() == true_words.lower()
   if given_words == true_words:
     return True
   return _decimals(given, truth) or same(answer.read(given), answer.read(truth))
@@ -59,11 +59,6 @@ def bare(text: str) -> str:
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
   return text
-
-
-def says_something(text: str) -> bool:
-  """Whether anything is left of an answer without dollars, periods and spaces."""
-  return len(text) > answer.MAX_LENGTH or bool(answer.words(spelled(text)))
 
 
 def _chosen(given: str) -> str | None:

@@ -36,9 +36,9 @@ mph
 kph
 unit units
 """
-UNITS = {name: names.split()[0] for names in _SAME.strip().split('\n') for name in names.split()
-         if len(name) > 1 and name != 'in'}
 _ALL = {name: names.split()[0] for names in _SAME.strip().split('\n') for name in names.split()}
+# Those that are no letters or words of their own.
+UNITS = {name: same for name, same in _ALL.items() if len(name) > 1 and name != 'in'}
 _SQUARE = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
 
 
