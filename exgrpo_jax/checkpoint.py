@@ -1,13 +1,15 @@
 """Train state, buffer, cursor and step: saved together or not at all (orbax).
 
-Orbax writes into a temporary directory and renames it when everything is there,
-so a kill leaves the checkpoint of before. The buffer becomes a few flat arrays:
+Orbax writes into a temporary directory while training goes on, and renames it when everything
+is there, so a kill leaves the checkpoint of before. The buffer becomes a few flat arrays:
 all tokens after one another, and offsets. Orbax notices files that are gone or cut, but
 not a wrong bit in an array; for that each checkpoint holds sums of its bits.
 """
 
+import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import sys
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from exgrpo_jax import hosts, sharding
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.optimizer import TrainState
@@ -44,7 +47,7 @@ def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointMa
   """The checkpoints of a run. Without a config it only reads."""
   options = ocp.CheckpointManagerOptions(
       max_to_keep=config.keep if config else None, create=config is not None,
-      read_only=config is None)
+      read_only=config is None, cleanup_tmp_directories=config is not None)
   return ocp.CheckpointManager(epath.Path(workdir).absolute() / 'checkpoints', options=options)
 
 
@@ -64,14 +67,40 @@ def check_room(workdir: str, state: TrainState) -> None:
 
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
-  """Writes a snapshot, whole or not at all."""
-  buffer = flatten(snapshot.buffer)
-  manager.save(snapshot.step, args=ocp.args.Composite(
-      state=ocp.args.StandardSave(snapshot.state), buffer=ocp.args.StandardSave(buffer),
-      cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
-      sums=ocp.args.JsonSave(_sums(snapshot.state, buffer))))
-  # The next update gives the state's memory away, which on CPU the writer may still read.
-  manager.wait_until_finished()
+  """Begins to write a snapshot, whole or not at all; first `finish`es the one before it.
+
+  What is written is a copy: the next update may take the state's memory.
+  """
+  finish(manager)
+  state, buffer = snapshot.state, flatten(snapshot.buffer)
+  sums = _sums(state, buffer)
+  if sharding.platform() == 'cpu':  # elsewhere orbax copies it to the host before it returns
+    state = jax.tree.map(jnp.copy, state)
+  with _said(manager):
+    manager.save(snapshot.step, args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state), buffer=ocp.args.StandardSave(buffer),
+        cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
+        sums=ocp.args.JsonSave(sums)))
+
+
+def finish(manager: ocp.CheckpointManager) -> None:
+  """Returns when what `save` began is written; InputError where the disk was full."""
+  with _said(manager):
+    manager.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _said(manager):
+  """Says of a failure what the user can do about it, where it is a full disk."""
+  try:
+    yield
+  except Exception as error:  # orbax and its stores have many kinds
+    if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
+      raise
+    kept = ', '.join(map(str, sorted(manager.all_steps()))) or 'none'
+    raise InputError(f'{manager.directory}: the disk is full, so a checkpoint could not be written '
+                     f'({str(error).splitlines()[0][:200]}). Those of steps {kept} are whole: '
+                     'make room, and start the same command again.') from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
@@ -96,18 +125,18 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
+    snapshot, reason = None, ''
     try:
       snapshot = restore(manager, step, like)
     except Exception as error:  # orbax and its stores have many kinds
-      damaged[step] = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
+      reason = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
+    if reasons := [one for one in hosts.gathered(reason) if one]:  # some may have read their parts
+      damaged[step] = reasons[0]
       continue
     for other, reason in damaged.items():
-      place = manager.directory.parent / 'damaged' / f'step_{other:06d}_{os.getpid()}'
-      place.parent.mkdir(parents=True, exist_ok=True)
-      (manager.directory / str(other)).rename(place)
-      print(f'WARNING: the checkpoint of step {other} is damaged ({reason}); it is now {place}, '
-            f'and the one of step {step} is taken', file=sys.stderr, flush=True)
+      _put_aside(manager.directory, other, f'({reason}), and the one of step {step} is taken')
     if damaged:
+      hosts.wait('damaged')
       manager.reload()
     return snapshot
   if damaged:
@@ -116,6 +145,16 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
             f'Step {step}: {reason}.' for step, reason in damaged.items()) +
         ' Bring a copy back, or start in another --workdir.')
   return None
+
+
+def _put_aside(directory, step, why):
+  if not hosts.is_first():
+    return
+  place = directory.parent / 'damaged' / f'step_{step:06d}_{os.getpid()}'
+  place.parent.mkdir(parents=True, exist_ok=True)
+  (directory / str(step)).rename(place)
+  print(f'WARNING: the checkpoint of step {step} is damaged {why}; it is now {place}',
+        file=sys.stderr, flush=True)
 
 
 def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]:

@@ -150,4 +150,4 @@ def _summary(source, records):
 
 
 if __name__ == '__main__':
-  run_command(main)
+  run_command(main, on_all_hosts=True)

@@ -4,6 +4,7 @@ Here alone a ConfigDict is seen. `settings` turns it into frozen Configs or refu
 `open_experiment` adds what they describe: tokenizer, mesh, model shape.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -26,6 +27,7 @@ from exgrpo_jax import (
     compilations,
     config,
     grading,
+    hosts,
     metrics,
     model,
     objective,
@@ -135,10 +137,12 @@ class Experiment:
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
-def run_command(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
+def run_command(main: Callable[..., None], choices: Sequence[str] = (),
+                on_all_hosts: bool = False) -> None:
   """Runs a command's `main`; what the user got wrong becomes one line and exit status 2.
 
-  Where there are `choices`, `main` gets the one that stands behind the command.
+  Where there are `choices`, `main` gets the one that stands behind the command. With
+  `on_all_hosts` it is run as one of the hosts that work together, where there are several.
   """
   def guarded(argv):
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS tell their lives below it
@@ -148,7 +152,8 @@ def run_command(main: Callable[..., None], choices: Sequence[str] = ()) -> None:
         raise InputError(f"behind the command must stand one of: {', '.join(choices)}.")
       if words and not choices:
         raise InputError(f"'{words[0]}' is no flag; flags begin with --.")
-      main(*words)
+      with hosts.joined() if on_all_hosts else contextlib.nullcontext():
+        main(*words)
     except InputError as error:
       _refuse(error)
   app.run(guarded, flags_parser=_parse_flags)
@@ -185,7 +190,8 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
         f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
         f"--config.model.path={name.split('/')[-1]}.")
   shape = model_shape(checked)
-  words = _tokenizer(checked, workdir)
+  with hosts.first_goes_first('tokenizer'):  # it may make one, which the others then read
+    words = _tokenizer(checked, workdir)
   vocab_size = shape.vocab_size or words.vocab_size
   if vocab_size < words.vocab_size:
     raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
@@ -207,7 +213,8 @@ def load_questions(experiment: Experiment, spec: str
   Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
   """
   checked, words = experiment.settings, experiment.tokenizer
-  loaded = list(questions.load(checked.data, spec))
+  with hosts.first_goes_first('load_questions'):  # what is prepared may lie in a shared folder
+    loaded = list(questions.load(checked.data, spec))
   prompts = [np.array(words.encode(words.render(question.messages, checked.prompt.template)),
                       np.int32) for question in loaded]
   kept = questions.check_prompts(spec, np.array([len(prompt) for prompt in prompts]),
@@ -261,10 +268,16 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
+  hosts.wait('claim_workdir')
 
 
 def write_json(path: str, value: Any) -> None:
-  """Writes `value` whole or not at all: a kill leaves what was there before."""
+  """Writes `value`, whole or not at all: a kill leaves what was there before.
+
+  Of several hosts only the first does.
+  """
+  if not hosts.is_first():
+    return
   with open(path + '.new', 'w') as file:
     json.dump(value, file, indent=2)
   os.replace(path + '.new', path)
@@ -325,7 +338,8 @@ def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
     return tokenizer.load(checked.tokenizer.path or checked.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
   # Without a config.json it is what a refused start left, perhaps of other texts.
-  if not (os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))):
+  stands = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
+  if hosts.is_first() and not stands:
     specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
     texts = (text for spec in specs
              for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)

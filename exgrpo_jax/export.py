@@ -7,12 +7,11 @@ import json
 import os
 import shutil
 
-import jax
 from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from exgrpo_jax import architecture, checkpoint, model, weights
+from exgrpo_jax import architecture, checkpoint, hosts, model, weights
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -25,6 +24,7 @@ from exgrpo_jax.experiment import (
   write_json,
 )
 
+_SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and how good
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],
                            "Of the weights; the original checkpoint's by default.")
 
@@ -61,7 +61,7 @@ def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None
   else:
     longest = settings.rollout.max_prompt + settings.rollout.max_response
     values = architecture.to_json(experiment.model, longest)
-  if jax.process_index() == 0:
+  if hosts.is_first():
     words.save(out)
     if 'generation_config.json' not in words.files:
       (epath.Path(out) / 'generation_config.json').write_text(
@@ -73,25 +73,36 @@ def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None
 def keep_best(experiment: Experiment, params, step: int, score: float) -> None:
   """Exports to workdir/export/best if `score` is above that of what is there."""
   folder = os.path.join(experiment.workdir, 'export', 'best')
-  record = os.path.join(folder, 'evaluation.json')
-  if os.path.exists(record):
-    with open(record) as file:
-      if json.load(file)['score'] >= score:
-        return
+  if hosts.of_first(_score(folder)) >= score:
+    return
   unfinished = folder + '.new'
-  shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed here
+  _remove(unfinished)  # of a run that was killed here
   write(experiment, params, unfinished)
-  write_json(os.path.join(unfinished, 'evaluation.json'), {'step': step, 'score': score})
-  shutil.rmtree(folder, ignore_errors=True)
-  os.replace(unfinished, folder)
+  write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
+  _remove(folder)
+  if hosts.is_first():
+    os.replace(unfinished, folder)
 
 
 def keep_last(experiment: Experiment, params) -> None:
   """Exports to workdir/export/last, in place of what is there."""
   folder = os.path.join(experiment.workdir, 'export', 'last')
-  shutil.rmtree(folder, ignore_errors=True)
+  _remove(folder)
   write(experiment, params, folder)
 
 
+def _score(folder):
+  try:
+    with open(os.path.join(folder, _SCORE)) as file:
+      return json.load(file)['score']
+  except FileNotFoundError:
+    return float('-inf')
+
+
+def _remove(folder):
+  if hosts.is_first():
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 if __name__ == '__main__':
-  run_command(main)
+  run_command(main, on_all_hosts=True)

@@ -2,7 +2,8 @@
 
 Every response is judged by a worker process (worker.py) under a wall-clock limit that
 is kept from here: a worker over it is killed, and another goes on. A thread for each
-worker waits for it, so that responses are judged while others still decode.
+worker waits for it, so that responses are judged while others still decode. Several hosts
+share the work: all submit the same responses in the same order, and get all verdicts.
 """
 
 import concurrent.futures
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Hashable, Sequence
 
-from exgrpo_jax import verifier
+from exgrpo_jax import hosts, verifier
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.types import Verdict
@@ -66,7 +67,8 @@ class Grader:
     for slot in reversed(self._slots):
       self._free.put(slot)
     self._pool = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='grader')
-    self._pending: dict[Hashable, concurrent.futures.Future[Verdict]] = {}
+    # None where another host judges it.
+    self._pending: dict[Hashable, concurrent.futures.Future[Verdict] | None] = {}
 
   def __enter__(self):
     return self
@@ -87,12 +89,12 @@ class Grader:
     """
     if key in self._pending:
       raise KeyError(f'a response with key {key!r} is being graded already')
-    self._pending[key] = self._pool.submit(self._verdict, response, answer, kind)
+    self._pending[key] = self._begun(len(self._pending), response, answer, kind)
 
   def collect(self) -> dict[Hashable, Verdict]:
     """Waits for everything submitted since the last call; in order of submission."""
     pending, self._pending = self._pending, {}
-    return {key: future.result() for key, future in pending.items()}
+    return dict(zip(pending, _everywhere(pending.values())))
 
   def grade(self, responses: Sequence[str], answers: Sequence[str],
             kinds: Sequence[str] | None = None) -> list[Verdict]:
@@ -102,9 +104,13 @@ class Grader:
     Raises ValueError where they are not equally long.
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
-    futures = [self._pool.submit(self._verdict, *each)
-               for each in zip(responses, answers, kinds, strict=True)]
-    return [future.result() for future in futures]
+    return _everywhere([self._begun(number, *each) for number, each
+                        in enumerate(zip(responses, answers, kinds, strict=True))])
+
+  def _begun(self, number, response, answer, kind):
+    if not hosts.own_share(number):
+      return None
+    return self._pool.submit(self._verdict, response, answer, kind)
 
   def _verdict(self, response, answer, kind):
     slot = self._free.get()
@@ -118,6 +124,12 @@ def check(config: Config, verifier_config: verifier.Config) -> None:
   """Starts a worker once; InputError where `config.reward` cannot be used."""
   with contextlib.closing(_Slot(config, verifier_config)) as slot:
     slot.start()
+
+
+def _everywhere(futures) -> list[Verdict]:
+  """All verdicts, on every host."""
+  own = [future.result() for future in futures if future is not None]
+  return [Verdict(*verdict) for verdict in hosts.put_together(own)]
 
 
 class _Slot:

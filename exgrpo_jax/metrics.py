@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorboardX
 
+from exgrpo_jax import hosts
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 
@@ -31,6 +32,8 @@ class Config:
 class Writer:
   """Writes each step's metrics to metrics.jsonl, TensorBoard and, if asked, wandb.
 
+  Of several hosts only the first writes.
+
   Opening at `first_step` drops what an earlier process wrote from that step on: a
   run resumes at its last checkpoint and takes the steps after it again. wandb
   cannot take records back, so each start is a run of its own there, grouped by
@@ -39,6 +42,9 @@ class Writer:
 
   def __init__(self, workdir: str | os.PathLike, first_step: int, wandb_project: str = ''):
     """Raises InputError where metrics.jsonl is damaged or wandb is not installed."""
+    self._writes = hosts.is_first()
+    if not self._writes:
+      return
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     self._wandb = _start_wandb(workdir, first_step, wandb_project) if wandb_project else None
@@ -56,6 +62,8 @@ class Writer:
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
     """Records `metrics`, Python or array scalars by name, as those of `step`."""
+    if not self._writes:
+      return
     values = {name: float(value) for name, value in metrics.items()}
     self._file.write(_line({'step': step, **values}))
     self._file.flush()
@@ -65,6 +73,8 @@ class Writer:
       self._wandb.log(values, step=step)
 
   def close(self) -> None:
+    if not self._writes:
+      return
     self._file.close()
     self._tensorboard.close()
     if self._wandb:
@@ -85,7 +95,12 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes one JSON object a line to `path`, whole or not at all; makes its folder."""
+  """Writes one JSON object a line to `path`, whole or not at all; makes its folder.
+
+  Of several hosts only the first does.
+  """
+  if not hosts.is_first():
+    return
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   _write_whole(path, rows)

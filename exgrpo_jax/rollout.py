@@ -236,8 +236,9 @@ class Rollout:
         repeated = np.resize(chosen, sampler.bucket(len(chosen), SCORE_ROWS))
         tokens_BT, mask_BT = right_padded(
             [rows[i] for i in repeated], limit, self.tokenizer.pad_id)
-        scored = score_tokens(self.model, params, jax.device_put(
-            tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
+        scored = score_tokens(
+            self.model, params, sharding.put(
+                tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
             self.config.temperature, self.config.logit_chunk)
         logp_BT, entropy_BT = jax.device_get(scored)
         for b, i in enumerate(chosen):
@@ -276,9 +277,11 @@ class Rollout:
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def score_tokens(config: model.Config, params, tokens_BT, temperature: float, logit_chunk: int):
   """(logp_BT, entropy_BT), float32, nats, of every token under `params`."""
-  return logprobs.of_tokens(
+  scored = logprobs.of_tokens(
       model.hidden_states(config, params, tokens_BT), model.unembedding(config, params), tokens_BT,
       temperature=temperature, chunk=logit_chunk)
+  # Whole everywhere: every host reads them.
+  return jax.tree.map(lambda x_BT: sharding.constrain(x_BT, (None, None)), scored)
 
 
 def right_padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int

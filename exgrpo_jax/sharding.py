@@ -9,6 +9,7 @@ of its devices, which costs memory and is always right.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -110,6 +111,13 @@ def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
   """For arrays that every device holds in full."""
   return NamedSharding(mesh, PartitionSpec())
+
+
+def put(tree: Any, sharding: NamedSharding) -> Any:
+  """NumPy arrays on the devices; every host gives the same ones, and puts its own parts."""
+  # jax.device_put would send them around to see that they are the same.
+  return jax.tree.map(lambda x: jax.make_array_from_callback(
+      x.shape, sharding, lambda index: x[index]), tree)
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:

@@ -20,6 +20,7 @@ from exgrpo_jax import (
   evaluate,
   export,
   grading,
+  hosts,
   metrics,
   model,
   objective,
@@ -56,6 +57,7 @@ def main() -> None:
                      '--workdir=/tmp/smoke.')
   check_workdir(CONFIG.value, WORKDIR.value)
   check_writable(WORKDIR.value)
+  hosts.check_shared(WORKDIR.value)
   experiment = open_experiment(CONFIG.value, WORKDIR.value)
   grading.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)
@@ -120,10 +122,11 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
       _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop)
-  records = metrics.read(workdir)
-  curves = os.path.join(workdir, 'curves.png')
-  plots.curves(records, curves)
-  print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
+  if hosts.is_first():
+    records = metrics.read(workdir)
+    curves = os.path.join(workdir, 'curves.png')
+    plots.curves(records, curves)
+    print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
 
 
 def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, reference=None
@@ -220,17 +223,22 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
           rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows))
       writer.write(step, found)
     is_last = step == settings.num_steps
-    is_saved = step % settings.checkpoint.every == 0 or is_last or told_to_stop()
-    if is_saved:
+    now = checkpoint.Snapshot(step, state, buffer, cursor)
+    is_due = step % settings.checkpoint.every == 0 or is_last
+    if is_due:
       with clock('save', device_waits=True):  # after the metrics: a resumed run has them all
-        checkpoint.save(manager, checkpoint.Snapshot(step, state, buffer, cursor))
-    if is_saved and not is_last and told_to_stop():
+        checkpoint.save(manager, now)
+    if told_to_stop(step) and not is_last:
+      if not is_due:
+        checkpoint.save(manager, now)
+      checkpoint.finish(manager)
       print(f'told to stop by SIGTERM: saved after step {step} of {settings.num_steps}; the same '
             'command goes on', file=sys.stderr, flush=True)
       sys.exit(preemption.EXIT_CODE)
     plan, cursor = next_plan, next_cursor
   if settings.export.last:
     export.keep_last(experiment, state.params)
+  checkpoint.finish(manager)
 
 
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
@@ -281,4 +289,4 @@ def _when_ready(values):
 
 
 if __name__ == '__main__':
-  run_command(main)
+  run_command(main, on_all_hosts=True)

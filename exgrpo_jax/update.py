@@ -86,7 +86,7 @@ def gradient(settings: Settings, params: model.Params, batch: Batch, clip: bool,
   for number, rows in stacks(
       microbatches(settings.gradient, batch, tokens, shards), len(batch.advantage_B)):
     place = sharding.named(settings.mesh, (None, 'batch'), rows.first_B.shape)
-    found = added(settings, params, found, jax.device_put(rows, place), number, clip, is_first,
+    found = added(settings, params, found, sharding.put(rows, place), number, clip, is_first,
                   reference)
   return found
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax import checkpoint, metrics, model, optimizer, sampler, sharding
+from exgrpo_jax import checkpoint, hosts, metrics, model, optimizer, sampler, sharding
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, write_json
 from exgrpo_jax.grading import Grader
@@ -33,7 +33,7 @@ def run(experiment: Experiment, params):
   directory = experiment.settings.warm_start.path or os.path.join(experiment.workdir, 'warm_start')
   origin = _origin(experiment)
   origin_path = os.path.join(directory, 'origin.json')
-  if os.path.exists(origin_path):
+  if hosts.of_first(os.path.exists(origin_path)):
     with open(origin_path) as file:
       found = json.load(file)
     if found != origin:
@@ -44,6 +44,7 @@ def run(experiment: Experiment, params):
     return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.like(params))
   params = _trained(experiment, params, directory)
   checkpoint.save_params(os.path.join(directory, 'params'), params)
+  hosts.wait('warm start')
   write_json(origin_path, origin)  # last: it says that the rest is whole
   return params
 
@@ -71,7 +72,7 @@ def _trained(experiment, params, directory):
     for update in range(settings.num_updates):
       chosen = _draw(len(rows), settings.batch_size, experiment.settings.seed, update)
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
-      batch = jax.device_put(arrays, sharding.batch(experiment.mesh, settings.batch_size))
+      batch = sharding.put(arrays, sharding.batch(experiment.mesh, settings.batch_size))
       state, loss = _update(experiment.model, optimizer_config, settings.num_updates,
                             experiment.settings.rollout.logit_chunk, state, *batch)
       if (update + 1) % interval == 0 or update + 1 == settings.num_updates:

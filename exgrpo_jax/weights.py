@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from exgrpo_jax import architecture, model
+from exgrpo_jax import architecture, hosts, model
 from exgrpo_jax.architecture import Path, Tensor
 from exgrpo_jax.errors import InputError
 
@@ -224,7 +224,7 @@ def save(directory: epath.PathLike, config: model.Config, params: model.Params,
     shard_bytes: of one file, at most, but for a tensor that is larger alone.
   """
   folder = epath.Path(directory).expanduser()
-  writes = jax.process_index() == 0
+  writes = hosts.is_first()
   shards = _shards(architecture.tensors(config), np.dtype(dtype).itemsize, shard_bytes)
   names = [_SINGLE] if len(shards) == 1 else [
       f'model-{number:05d}-of-{len(shards):05d}.safetensors'
