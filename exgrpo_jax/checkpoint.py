@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import shutil
-import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -67,40 +67,37 @@ def check_room(workdir: str, state: TrainState) -> None:
 
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
-  """Begins to write a snapshot, whole or not at all; first `finish`es the one before it.
+  """Begins to write a snapshot, whole or not at all, once the one before it is written.
 
   What is written is a copy: the next update may take the state's memory.
   """
-  finish(manager)
+  manager.wait_until_finished()
   state, buffer = snapshot.state, flatten(snapshot.buffer)
   sums = _sums(state, buffer)
   if sharding.platform() == 'cpu':  # elsewhere orbax copies it to the host before it returns
     state = jax.tree.map(jnp.copy, state)
-  with _said(manager):
-    manager.save(snapshot.step, args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state), buffer=ocp.args.StandardSave(buffer),
-        cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
-        sums=ocp.args.JsonSave(sums)))
-
-
-def finish(manager: ocp.CheckpointManager) -> None:
-  """Returns when what `save` began is written; InputError where the disk was full."""
-  with _said(manager):
-    manager.wait_until_finished()
+  manager.save(snapshot.step, args=ocp.args.Composite(
+      state=ocp.args.StandardSave(state), buffer=ocp.args.StandardSave(buffer),
+      cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
+      sums=ocp.args.JsonSave(sums)))
 
 
 @contextlib.contextmanager
-def _said(manager):
-  """Says of a failure what the user can do about it, where it is a full disk."""
+def full_disk_told(workdir: str) -> Iterator[None]:
+  """What fails in the block for want of room becomes an InputError that says so.
+
+  The file system tells it to whoever writes, and orbax passes it on in errors of many kinds.
+  """
   try:
     yield
-  except Exception as error:  # orbax and its stores have many kinds
+  except Exception as error:
     if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
       raise
-    kept = ', '.join(map(str, sorted(manager.all_steps()))) or 'none'
-    raise InputError(f'{manager.directory}: the disk is full, so a checkpoint could not be written '
-                     f'({str(error).splitlines()[0][:200]}). Those of steps {kept} are whole: '
-                     'make room, and start the same command again.') from error
+    with open_manager(workdir) as manager:
+      kept = ', '.join(map(str, sorted(manager.all_steps()))) or 'none'
+    raise InputError(f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
+                     f'Checkpoints that are whole: {kept}. Make room and start the same command '
+                     'again; it goes on from the newest.') from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
@@ -153,8 +150,7 @@ def _put_aside(directory, step, why):
   place = directory.parent / 'damaged' / f'step_{step:06d}_{os.getpid()}'
   place.parent.mkdir(parents=True, exist_ok=True)
   (directory / str(step)).rename(place)
-  print(f'WARNING: the checkpoint of step {step} is damaged {why}; it is now {place}',
-        file=sys.stderr, flush=True)
+  hosts.warn(f'the checkpoint of step {step} is damaged {why}; it is now {place}')
 
 
 def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]:

@@ -6,13 +6,12 @@ python -m exgrpo_jax.evaluate --config=configs/arithmetic.py --checkpoint=/tmp/a
 
 import dataclasses
 import os
-import sys
 
 import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import checkpoint, draw, metrics, model, sampler, statistics, tasks
+from exgrpo_jax import checkpoint, draw, hosts, metrics, model, sampler, statistics, tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -84,7 +83,7 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
     verdicts = grader.grade(
         texts, [question.answer for question in asked], [question.kind for question in asked])
   if warning := statistics.grading_alarm(step, [verdicts], settings.grading.max_failures):
-    print(f'WARNING: {spec}: {warning}', file=sys.stderr, flush=True)
+    hosts.warn(f'{spec}: {warning}')
   records = []
   for index, question in enumerate(dataset):
     own = slice(index * samples, (index + 1) * samples)

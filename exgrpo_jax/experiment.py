@@ -53,6 +53,12 @@ CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
 STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
 OUT = flags.DEFINE_string('out', None, 'Where the command writes.')
 
+# What a resumed run may change: how long it is, what is written and looked at on the way, and by
+# which machines it is computed (another mesh, number of slots or cut of a minibatch changes
+# nothing but rounding). Anything else would make its records those of two experiments.
+FREE = ('evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
+        'data.cache_dir', 'grading.workers', 'grading.max_failures', 'rollout.slots',
+        'rollout.logit_chunk', 'gradient.tokens_per_microbatch', 'gradient.remat')
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 
 
@@ -227,26 +233,25 @@ def load_questions(experiment: Experiment, spec: str
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
   """Refuses a workdir that belongs to another config; only `sections` matter where given.
 
-  A run may be prolonged (num_steps, unless the learning rate's schedule depends on
-  it), and evaluated, saved, exported, logged and graded by other workers; anything else would make
-  its records those of two experiments.
+  A run may change what `FREE` names, and be prolonged (num_steps, unless the learning rate's
+  schedule depends on it); such changes are printed.
   """
   if '://' in workdir:
     raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
                      'are written through the file system.')
   if os.path.exists(os.path.join(workdir, 'config.json')):
     theirs = read_config(workdir)
-    free = ['evaluation.', 'checkpoint.', 'compilation_cache', 'export.', 'metrics.',
-            'grading.workers', 'grading.max_failures']
-    if values.optimizer.schedule == 'constant':
-      free.append('num_steps')
-    changed = [f'config.{name} was {old}, is {new}'
-               for name, old, new in _differences(theirs, _as_json(values))
-               if not name.startswith(tuple(free))
-               and (not sections or name.split('.')[0] in sections)]
-    if changed:
-      raise InputError(f'{workdir} belongs to another config: {"; ".join(changed)}. '
+    free = FREE + ('num_steps',) * (values.optimizer.schedule == 'constant')
+    allowed, refused = [], []
+    for name, old, new in _differences(theirs, _as_json(values)):
+      if not sections or name.split('.')[0] in sections:
+        changed = allowed if name.startswith(free) else refused
+        changed.append(f'config.{name} was {old}, is {new}')
+    if refused:
+      raise InputError(f'{workdir} belongs to another config: {"; ".join(refused)}. '
                        'Take another --workdir, or the config of before.')
+    if allowed:
+      print(f'{workdir} goes on with another config: {"; ".join(allowed)}', flush=True)
 
 
 def check_writable(workdir: str) -> None:

@@ -104,6 +104,12 @@ def is_first() -> bool:
   return not _are_several() or jax.process_index() == 0
 
 
+def warn(message: str) -> None:
+  """Tells on standard error what all hosts see, once."""
+  if is_first():
+    print(f'WARNING: {message}', file=sys.stderr, flush=True)
+
+
 def gathered(value: Any) -> list[Any]:
   """Every host's `value`, in their order; of what JSON can hold. All must call it."""
   if not _are_several():

@@ -30,10 +30,10 @@ from exgrpo_jax import (
   replay,
   statistics,
   warm_start,
+  watchdog,
   weights,
 )
 from exgrpo_jax import update as update_lib
-from exgrpo_jax.clock import Clock
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
@@ -109,7 +109,8 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
   snapshot = checkpoint.Snapshot(
       0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
       Cursor())
-  with checkpoint.open_manager(workdir, settings.checkpoint) as manager:
+  with (checkpoint.full_disk_told(workdir),
+        checkpoint.open_manager(workdir, settings.checkpoint) as manager):
     snapshot = (checkpoint.restore_newest(manager, checkpoint.like(snapshot.state))
                 or snapshot)
     if snapshot.step:
@@ -121,7 +122,9 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
           preemption.listening() as told_to_stop):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
-      _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop)
+      with watchdog.watching() as clock:
+        _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop,
+               clock)
   if hosts.is_first():
     records = metrics.read(workdir)
     curves = os.path.join(workdir, 'curves.png')
@@ -162,12 +165,12 @@ def _update_settings(experiment):
       settings.rollout.logit_chunk)
 
 
-def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop):
+def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop, clock):
   """The loop of the paper, one line a stage, from the snapshot to the last step.
 
   Exits with preemption.EXIT_CODE behind the step in which it was told to stop.
   """
-  settings, clock, silent = experiment.settings, Clock(), 0
+  settings, silent = experiment.settings, 0
   done, state, buffer, cursor = snapshot
   started = time.monotonic()
   plan, cursor = rollout.plan(buffer, cursor, done + 1)
@@ -203,7 +206,7 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     for warning in (statistics.alarm(step, found, silent, settings.rollout.max_response),
                     statistics.grading_alarm(step, verdicts, settings.grading.max_failures)):
       if warning:
-        print(f'WARNING: {warning}', file=sys.stderr, flush=True)
+        hosts.warn(warning)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
       with clock('evaluate'):
         scores = _evaluated(experiment, state.params, step)
@@ -231,14 +234,14 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     if told_to_stop(step) and not is_last:
       if not is_due:
         checkpoint.save(manager, now)
-      checkpoint.finish(manager)
+      manager.wait_until_finished()
       print(f'told to stop by SIGTERM: saved after step {step} of {settings.num_steps}; the same '
             'command goes on', file=sys.stderr, flush=True)
       sys.exit(preemption.EXIT_CODE)
     plan, cursor = next_plan, next_cursor
   if settings.export.last:
     export.keep_last(experiment, state.params)
-  checkpoint.finish(manager)
+  manager.wait_until_finished()
 
 
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):

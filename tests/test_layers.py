@@ -11,7 +11,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 # and a Config has errors, and what the verifier stands on has floors of its own.
 FLOORS = (
     ('errors', 'types', 'clock', 'compilations', 'preemption', 'rewards', 'answers.units'),
-    ('config', 'hosts', 'answers.tokens', 'answers.extraction'),
+    ('config', 'hosts', 'watchdog', 'answers.tokens', 'answers.extraction'),
     ('sharding', 'answers.cursor'),
     ('answers.atoms', 'answers.number'),
     ('answers.latex', 'answers.quantity'),
