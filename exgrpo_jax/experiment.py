@@ -265,6 +265,16 @@ def check_writable(workdir: str) -> None:
                      'run leaves stands there.') from error
 
 
+def check_hosts(values: ConfigDict, workdir: str) -> None:
+  """Refuses hosts that do not share the workdir, or were given different configs."""
+  hosts.check_shared(workdir)
+  first, *others = hosts.gathered(_as_json(values))
+  for number, theirs in enumerate(others, 1):
+    for name, one, other in _differences(first, theirs):
+      raise InputError(f'host 0 was given config.{name}={one} and host {number} config.{name}='
+                       f'{other}; all must be started with the same command.')
+
+
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Writes workdir/config.json: from now on the workdir belongs to this config.
 

@@ -8,6 +8,7 @@ nothing here does anything.
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -72,12 +73,14 @@ def _join():
   if any(given) and number >= count:
     raise InputError(f'--process_id={number} must be below --num_processes={count}: the first '
                      'is 0.')
+  if any(given) and not re.fullmatch(r'.+:\d+', place):
+    raise InputError(f'--coordinator_address={place} must be host:port, of the first host and a '
+                     'port that is free there.')
   try:
     jax.distributed.initialize(place, count, number, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-  except ValueError as error:
+  except ValueError:
     if any(given):
-      raise InputError(f'--coordinator_address={place}: no hosts can meet there ({error}).'
-                       ) from error
+      raise
     # Neither the flags nor the environment name others.
 
 

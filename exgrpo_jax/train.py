@@ -39,6 +39,7 @@ from exgrpo_jax.experiment import (
   CONFIG,
   WORKDIR,
   Experiment,
+  check_hosts,
   check_workdir,
   check_writable,
   claim_workdir,
@@ -57,7 +58,7 @@ def main() -> None:
                      '--workdir=/tmp/smoke.')
   check_workdir(CONFIG.value, WORKDIR.value)
   check_writable(WORKDIR.value)
-  hosts.check_shared(WORKDIR.value)
+  check_hosts(CONFIG.value, WORKDIR.value)
   experiment = open_experiment(CONFIG.value, WORKDIR.value)
   grading.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)

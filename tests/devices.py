@@ -27,7 +27,8 @@ def on_two_hosts(script):
   joined = """
 import jax
 jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-jax.distributed.initialize({!r}, num_processes=2, process_id={})
+jax.distributed.initialize({!r}, num_processes=2, process_id={},
+                           shutdown_timeout_seconds=20)
 """
   hosts = [subprocess.Popen([sys.executable, '-c', joined.format(address, number) + script],
                             env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

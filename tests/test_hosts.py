@@ -1,0 +1,189 @@
+"""Several hosts are one run: the same losses and buffer, one end, and a way on from it."""
+
+import contextlib
+import re
+import shutil
+import signal
+import time
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tiny
+from absl.testing import flagsaver
+from devices import on_two_hosts
+from pods import Pod
+
+from exgrpo_jax import checkpoint, hosts, metrics, preemption
+from exgrpo_jax.errors import InputError
+
+STEPS, RESUMED = 20, 12
+MESH = ('--config.mesh.data=2', '--config.mesh.fsdp=2')
+ENDLESS = '--config.num_steps=9999'
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, data):
+  """The folders of the same run on 1 x 4, 2 x 2 and 4 x 1 processes and devices."""
+  folder, cache = tmp_path_factory.mktemp('hosts'), tmp_path_factory.mktemp('compiled')
+  with contextlib.ExitStack() as stack:
+    pods = [stack.enter_context(Pod(
+        folder / f'{count}', (count, 4 // count), data, cache, *MESH,
+        f'--config.num_steps={STEPS}')) for count in (1, 2, 4)]
+    for pod in pods:
+      pod.ended()
+  return folder, cache
+
+
+def lasting(workdir):
+  """step -> its metrics without times, which never repeat."""
+  return {int(record['step']): {name: value for name, value in record.items()
+                                if not name.startswith(('time', 'speed'))}
+          for record in metrics.read(workdir)}
+
+
+def assert_close(found, expected, steps):
+  for step in steps:
+    assert found[step].keys() == expected[step].keys()
+    for name, value in expected[step].items():
+      assert abs(found[step][name] - value) <= 1e-5 * max(1, abs(value)), (step, name)
+
+
+def buffers(workdir):
+  """step -> the buffer of its checkpoint, as flat arrays."""
+  with checkpoint.open_manager(str(workdir)) as manager:
+    return {step: manager.restore(
+        step, args=ocp.args.Composite(buffer=ocp.args.StandardRestore()))['buffer']
+            for step in manager.all_steps()}
+
+
+@pytest.mark.parametrize('count', [2, 4])
+def test_more_processes_make_the_same_run(run, count):
+  alone, together = run[0] / '1', run[0] / f'{count}'
+  expected = lasting(alone)
+  assert list(expected) == list(range(STEPS + 1))
+  assert sum(record.get('replay/rows', 0) for record in expected.values()) > STEPS
+  assert_close(lasting(together), expected, range(STEPS + 1))
+  left, right = buffers(alone), buffers(together)
+  assert list(left) == list(right) and max(left) == STEPS
+  for step, arrays in left.items():
+    for name in arrays:
+      if name != 'logp':
+        np.testing.assert_array_equal(arrays[name], right[step][name], f'{step} {name}')
+    np.testing.assert_allclose(arrays['logp'], right[step]['logp'], atol=1e-5)
+
+
+def test_only_the_first_host_prints_and_writes(run):
+  first, second = (run[0] / f'2.log.{number}' for number in range(2))
+  assert first.read_text().count('step 20/20') == 1 and 'hosts: 0 is ' in first.read_text()
+  assert 'step' not in re.sub('.*spmd_partitioner.*', '', second.read_text())
+  assert len((run[0] / '2' / 'metrics.jsonl').read_text().splitlines()) == STEPS + 1
+
+
+@pytest.fixture
+def workdir(run, tmp_path):
+  """What the run on four devices of one process had left after step RESUMED."""
+  shutil.copytree(run[0] / '1', tmp_path / 'run')
+  for path in (tmp_path / 'run' / 'checkpoints').iterdir():
+    if int(path.name) > RESUMED:
+      shutil.rmtree(path)
+  return tmp_path / 'run'
+
+
+def test_a_run_goes_on_on_twice_the_devices(run, data, workdir):
+  with Pod(workdir, (1, 8), data, run[1], '--config.mesh.data=4', '--config.mesh.fsdp=2',
+           f'--config.num_steps={RESUMED + 4}') as pod:
+    pod.ended()
+    assert 'config.mesh.data was 2, is 4' in pod.log()
+    assert f'resumed after step {RESUMED} ' in pod.log()
+  assert_close(lasting(workdir), lasting(run[0] / '1'), range(RESUMED + 5))
+
+
+def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(run, data, workdir):
+  def newest():
+    return max(lasting(workdir))
+
+  with Pod(workdir, (2, 2), data, run[1], *MESH, ENDLESS) as pod:
+    pod.until(lambda: f'resumed after step {RESUMED} ' in pod.log())
+    pod.until(lambda: RESUMED + 2 <= newest() < STEPS)
+    pod.processes[1].send_signal(signal.SIGTERM)  # the other must hear of it
+    assert pod.codes() == [preemption.EXIT_CODE] * 2, pod.log()
+    last = newest()
+    assert f'saved after step {last} of' in pod.log()
+  assert_close(lasting(workdir), lasting(run[0] / '1'), range(min(last, STEPS) + 1))
+
+  folder = workdir / 'checkpoints' / str(last)
+  before = max(int(path.name) for path in folder.parent.iterdir() if path != folder)
+  part = max(folder.glob('state/ocdbt.process_1/d/*'), key=lambda path: path.stat().st_size)
+  part.write_bytes(part.read_bytes()[:100])  # of what the second host wrote
+  with Pod(workdir, (2, 2), data, run[1], *MESH, ENDLESS) as pod:
+    pod.until(lambda: f'resumed after step {before} ' in pod.log())
+    assert f'the checkpoint of step {last} is damaged' in pod.log()
+    reached = newest()
+    pod.until(lambda: newest() != reached)
+    pod.processes[1].kill()
+    killed = time.monotonic()
+    assert pod.processes[0].wait(timeout=60) not in (0, None)
+    assert time.monotonic() - killed < 60
+    assert re.search(r'unhealthy \(stopped sending heartbeats\):\n1\n', pod.log())
+
+
+def test_what_hosts_tell_each_other(tmp_path):
+  on_two_hosts(f"""
+import os, sys, time
+from exgrpo_jax import hosts
+from exgrpo_jax.errors import InputError
+
+me = jax.process_index()
+assert hosts.gathered({{'host': me, 'long': 'x' * 99 * me}}) == [
+    {{'host': 0, 'long': ''}}, {{'host': 1, 'long': 'x' * 99}}]
+assert hosts.of_first(.1 + me) == .1
+assert hosts.is_first() == (me == 0)
+pieces = [n for n in range(5) if hosts.own_share(n)]
+assert pieces == [[0, 2, 4], [1, 3]][me]
+assert hosts.put_together([f'piece {{n}}' for n in pieces]) == [f'piece {{n}}' for n in range(5)]
+with hosts.first_goes_first('x'):
+  if me == 0:
+    time.sleep(.3)
+    os.mkdir({str(tmp_path / 'made')!r})
+  assert os.path.exists({str(tmp_path / 'made')!r})
+hosts.check_shared({str(tmp_path)!r})
+hosts.wait('z')
+os.makedirs(own := {str(tmp_path)!r} + f'/{{me}}')
+try:
+  hosts.check_shared(own)
+  raise AssertionError('each has its own')
+except InputError as error:
+  assert 'do not see what host 0 writes into it: 1.' in str(error)
+""")
+
+
+def test_one_host_tells_itself():
+  assert hosts.gathered([1]) == [[1]] and hosts.of_first('a') == 'a' and hosts.is_first()
+  assert hosts.put_together([1, 2]) == [1, 2] and hosts.own_share(1)
+  with hosts.first_goes_first('x'):
+    hosts.wait('y')
+  hosts.check_shared('/nowhere')
+
+
+@pytest.mark.parametrize(('flags', 'message'), [
+    ({'process_id': 0}, 'belong together'), ({'num_processes': 2}, 'belong together'),
+    ({'coordinator_address': 'localhost:1'}, 'belong together'),
+    ({'coordinator_address': 'localhost:1', 'num_processes': 2, 'process_id': 2},
+     '--process_id=2 must be below --num_processes=2'),
+    ({'coordinator_address': 'localhost', 'num_processes': 2, 'process_id': 1},
+     '--coordinator_address=localhost must be host:port')])
+def test_flags_that_name_no_place_are_refused(flags, message):
+  flagsaver.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(**flags), pytest.raises(InputError, match=message), hosts.joined():
+    pass
+
+
+def test_one_process_alone_joins_nobody():
+  flagsaver.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(num_processes=1), hosts.joined():
+    assert hosts.is_first()
+
+
+def test_tiny_saves_often_enough_for_these():
+  assert RESUMED % tiny.SAVED_EVERY == STEPS % tiny.SAVED_EVERY == 0
