@@ -1,5 +1,6 @@
 """What is saved comes back, whole or not at all."""
 
+import errno
 import json
 import os
 import re
@@ -126,6 +127,34 @@ def test_what_a_kill_left_unfinished_is_passed_over(workdir, mesh, tmp_path):
     assert manager.latest_step() == 5
     checkpoint.save(manager, snapshot(mesh, 9))
   assert restored(str(tmp_path / 'run'), mesh).step == 9
+
+
+def test_what_is_saved_is_a_copy(mesh, tmp_path):
+  """The next update takes the memory of what is still being written."""
+  expected = jax.tree.map(np.array, snapshot(mesh, 1).state)
+  grow = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
+    now = snapshot(mesh, 1)
+    checkpoint.save(manager, now)
+    state = now.state
+    for _ in range(9):
+      state = grow(state)
+  jax.tree.map(np.testing.assert_array_equal, restored(str(tmp_path), mesh).state, expected)
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'samples/step_000003.jsonl'),
+    ValueError("RESOURCE_EXHAUSTED: Error writing local file\nNo space left on device [28]"),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))])
+def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
+  with pytest.raises(InputError, match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
+                     r'that are whole: 2, 5\. Make room'), checkpoint.full_disk_told(workdir):
+    raise error
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(workdir):
+  with pytest.raises(ValueError, match='own trouble'), checkpoint.full_disk_told(workdir):
+    raise ValueError('own trouble')
 
 
 def test_room_for_a_checkpoint_is_told_and_too_little_refused(

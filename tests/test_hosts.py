@@ -1,6 +1,7 @@
 """Several hosts are one run: the same losses and buffer, one end, and a way on from it."""
 
-import contextlib
+import functools
+import pathlib
 import re
 import shutil
 import signal
@@ -23,16 +24,25 @@ ENDLESS = '--config.num_steps=9999'
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory, data):
-  """The folders of the same run on 1 x 4, 2 x 2 and 4 x 1 processes and devices."""
-  folder, cache = tmp_path_factory.mktemp('hosts'), tmp_path_factory.mktemp('compiled')
-  with contextlib.ExitStack() as stack:
-    pods = [stack.enter_context(Pod(
-        folder / f'{count}', (count, 4 // count), data, cache, *MESH,
-        f'--config.num_steps={STEPS}')) for count in (1, 2, 4)]
-    for pod in pods:
+def cache(tmp_path_factory):
+  """What one run compiles the others find."""
+  return tmp_path_factory.mktemp('compiled')
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, data, cache):
+  """Gives the workdir of the same run on so many processes, four devices in all."""
+  folder = tmp_path_factory.mktemp('hosts')
+
+  @functools.cache
+  def made(count):
+    workdir = folder / f'{count}'
+    with Pod(workdir, (count, 4 // count), data, cache, *MESH,
+             f'--config.num_steps={STEPS}') as pod:
       pod.ended()
-  return folder, cache
+    return workdir
+
+  return made
 
 
 def lasting(workdir):
@@ -57,9 +67,9 @@ def buffers(workdir):
             for step in manager.all_steps()}
 
 
-@pytest.mark.parametrize('count', [2, 4])
+@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_processes_make_the_same_run(run, count):
-  alone, together = run[0] / '1', run[0] / f'{count}'
+  alone, together = run(1), run(count)
   expected = lasting(alone)
   assert list(expected) == list(range(STEPS + 1))
   assert sum(record.get('replay/rows', 0) for record in expected.values()) > STEPS
@@ -74,49 +84,50 @@ def test_more_processes_make_the_same_run(run, count):
 
 
 def test_only_the_first_host_prints_and_writes(run):
-  first, second = (run[0] / f'2.log.{number}' for number in range(2))
+  first, second = (pathlib.Path(f'{run(2)}.log.{number}') for number in range(2))
   assert first.read_text().count('step 20/20') == 1 and 'hosts: 0 is ' in first.read_text()
   assert 'step' not in re.sub('.*spmd_partitioner.*', '', second.read_text())
-  assert len((run[0] / '2' / 'metrics.jsonl').read_text().splitlines()) == STEPS + 1
+  assert len((run(2) / 'metrics.jsonl').read_text().splitlines()) == STEPS + 1
 
 
 @pytest.fixture
 def workdir(run, tmp_path):
   """What the run on four devices of one process had left after step RESUMED."""
-  shutil.copytree(run[0] / '1', tmp_path / 'run')
+  shutil.copytree(run(1), tmp_path / 'run')
   for path in (tmp_path / 'run' / 'checkpoints').iterdir():
     if int(path.name) > RESUMED:
       shutil.rmtree(path)
   return tmp_path / 'run'
 
 
-def test_a_run_goes_on_on_twice_the_devices(run, data, workdir):
-  with Pod(workdir, (1, 8), data, run[1], '--config.mesh.data=4', '--config.mesh.fsdp=2',
+def test_a_run_goes_on_on_twice_the_devices(run, data, cache, workdir):
+  with Pod(workdir, (1, 8), data, cache, '--config.mesh.data=4', '--config.mesh.fsdp=2',
            f'--config.num_steps={RESUMED + 4}') as pod:
     pod.ended()
     assert 'config.mesh.data was 2, is 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
-  assert_close(lasting(workdir), lasting(run[0] / '1'), range(RESUMED + 5))
+  assert_close(lasting(workdir), lasting(run(1)), range(RESUMED + 5))
 
 
-def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(run, data, workdir):
+def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(
+    run, data, cache, workdir):
   def newest():
     return max(lasting(workdir))
 
-  with Pod(workdir, (2, 2), data, run[1], *MESH, ENDLESS) as pod:
+  with Pod(workdir, (2, 2), data, cache, *MESH, ENDLESS) as pod:
     pod.until(lambda: f'resumed after step {RESUMED} ' in pod.log())
     pod.until(lambda: RESUMED + 2 <= newest() < STEPS)
     pod.processes[1].send_signal(signal.SIGTERM)  # the other must hear of it
     assert pod.codes() == [preemption.EXIT_CODE] * 2, pod.log()
     last = newest()
     assert f'saved after step {last} of' in pod.log()
-  assert_close(lasting(workdir), lasting(run[0] / '1'), range(min(last, STEPS) + 1))
+  assert_close(lasting(workdir), lasting(run(1)), range(min(last, STEPS) + 1))
 
   folder = workdir / 'checkpoints' / str(last)
   before = max(int(path.name) for path in folder.parent.iterdir() if path != folder)
   part = max(folder.glob('state/ocdbt.process_1/d/*'), key=lambda path: path.stat().st_size)
   part.write_bytes(part.read_bytes()[:100])  # of what the second host wrote
-  with Pod(workdir, (2, 2), data, run[1], *MESH, ENDLESS) as pod:
+  with Pod(workdir, (2, 2), data, cache, *MESH, ENDLESS) as pod:
     pod.until(lambda: f'resumed after step {before} ' in pod.log())
     assert f'the checkpoint of step {last} is damaged' in pod.log()
     reached = newest()
