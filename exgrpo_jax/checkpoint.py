@@ -108,9 +108,8 @@ def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   found = manager.restore(step, args=ocp.args.Composite(
       state=ocp.args.StandardRestore(like), buffer=ocp.args.StandardRestore(),
       cursor=ocp.args.JsonRestore(), sums=ocp.args.JsonRestore()))
-  sums = _sums(found['state'], found['buffer'])
-  if changed := [name for name in sums if sums[name] != found['sums'].get(name)]:
-    raise ValueError(f'{", ".join(changed)}: not the bits that were saved')
+  if changed := _changed(found['sums'], _sums(found['state'], found['buffer'])):
+    raise ValueError(f'{changed}: not the bits that were saved')
   return Snapshot(step, found['state'], unflatten(found['buffer']), Cursor(**found['cursor']))
 
 
@@ -154,7 +153,10 @@ def _put_aside(directory, step, why):
 
 
 def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]:
-  """The parameters alone, of `step` or of the newest checkpoint under `workdir`."""
+  """The parameters alone, of `step` or of the newest checkpoint under `workdir`.
+
+  Raises InputError where there is no such step, or a bit is not what it was.
+  """
   with open_manager(workdir) as manager:
     steps = manager.all_steps()
     step = max(steps, default=None) if step is None else step
@@ -162,12 +164,15 @@ def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]
       raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
                        f'{", ".join(map(str, sorted(steps))) or "none"}.')
     path = manager.directory / str(step) / 'state'
+    sums = manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))['sums']
   with ocp.PyTreeCheckpointer() as checkpointer:
     item = {'params': like}
     found = checkpointer.restore(path, ocp.args.PyTreeRestore(
         item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-        partial_restore=True))
-  return found['params'], step
+        partial_restore=True))['params']
+  if changed := _changed(sums, _sums(TrainState(found, ()), {})):
+    raise InputError(f'{path}: {changed}: not the bits that were saved; take another --step.')
+  return found, step
 
 
 def save_params(path: str, params: Any) -> None:
@@ -180,6 +185,10 @@ def load_params(path: str, like: Any) -> Any:
   """What `save_params` wrote, laid out as `like`."""
   with ocp.StandardCheckpointer() as checkpointer:
     return checkpointer.restore(epath.Path(path).absolute(), like)
+
+
+def _changed(saved, found):
+  return ', '.join(name for name, value in found.items() if value != saved.get(name))
 
 
 def _sums(state: TrainState, buffer: dict[str, np.ndarray]) -> dict[str, int]:

@@ -78,10 +78,10 @@ def _join():
                      'port that is free there.')
   try:
     jax.distributed.initialize(place, count, number, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
-  except ValueError:
-    if any(given):
+  except ValueError as error:
+    if 'coordinator_address' not in str(error):
       raise
-    # Neither the flags nor the environment name others.
+    # Neither the flags nor the environment name a place to meet: there are no others.
 
 
 def _fail(error):

@@ -189,7 +189,7 @@ def change_a_sum(folder):
   """As if an array's bits had changed, which orbax does not notice."""
   path = folder / 'sums' / 'metadata'
   sums = json.loads(path.read_text())
-  sums[next(name for name in sums if "'a'" in name)] += 1
+  sums[".params['a']"] += 1
   path.write_text(json.dumps(sums))
 
 
@@ -232,6 +232,15 @@ def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
     params, found = checkpoint.restore_params(workdir, step, like)
     assert found == expected
     jax.tree.map(np.testing.assert_array_equal, params, snapshot(mesh, expected).state.params)
+
+
+def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
+  shutil.copytree(workdir, tmp_path / 'run')
+  change_a_sum(tmp_path / 'run' / 'checkpoints' / '5')
+  like = checkpoint.like(state_of(mesh, 1.).params)
+  with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; take"):
+    checkpoint.restore_params(str(tmp_path / 'run'), None, like)
+  assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like)[1] == 2
 
 
 @pytest.mark.parametrize(('where', 'step', 'message'), [
