@@ -31,6 +31,7 @@ _COUNT = flags.DEFINE_integer(
     'num_processes', None, 'Processes in all; 1 alone: do not look for others.', lower_bound=1)
 _NUMBER = flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.', lower_bound=0)
 
+_MEETING_SECONDS = 300
 # Without a sign of life for so long a host is dead, and JAX ends the others.
 HEARTBEAT_SECONDS = 20
 # A host that fails waits for so long, for another's death may be why, and JAX will say so.
@@ -76,8 +77,13 @@ def _join():
   if any(given) and not re.fullmatch(r'.+:\d+', place):
     raise InputError(f'--coordinator_address={place} must be host:port, of the first host and a '
                      'port that is free there.')
+  if any(given):
+    print(f'host {number}: waiting at {place} until all {count} are there, for '
+          f'{_MEETING_SECONDS} s at most', file=sys.stderr, flush=True)
   try:
-    jax.distributed.initialize(place, count, number, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    jax.distributed.initialize(
+        place, count, number, initialization_timeout=_MEETING_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
   except ValueError as error:
     if 'coordinator_address' not in str(error):
       raise

@@ -2,10 +2,11 @@
 
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
+
+from devices import free_port
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 LONG = 300  # seconds until a run that hangs is given up
@@ -27,7 +28,7 @@ class Pod:
         f'--workdir={workdir}', f'--config.data.train={data.train}',
         f'--config.data.cache_dir={data.cache}', f'--config.warm_start.data={data.train}',
         f"--config.data.evaluation=('{data.evaluation}',)", '--config.warm_start.num_updates=0',
-        f'--coordinator_address=localhost:{_free_port()}', f'--num_processes={count}', *flags]
+        f'--coordinator_address=localhost:{free_port()}', f'--num_processes={count}', *flags]
     self.processes = []
     for number, log in enumerate(self._logs):
       with open(log, 'w') as file:
@@ -61,9 +62,3 @@ class Pod:
       assert all(process.poll() is None for process in self.processes), self.log()
       assert time.monotonic() < limit, self.log()
       time.sleep(.01)
-
-
-def _free_port():
-  with socket.socket() as chosen:
-    chosen.bind(('localhost', 0))
-    return chosen.getsockname()[1]

@@ -1,10 +1,12 @@
 """Several hosts are one run: the same losses and buffer, one end, and a way on from it."""
 
 import functools
+import http.server
 import pathlib
 import re
 import shutil
 import signal
+import threading
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny
 from absl.testing import flagsaver
-from devices import on_two_hosts
+from devices import free_port, in_two_processes, on_two_hosts
 from pods import Pod
 
 from exgrpo_jax import checkpoint, hosts, metrics, preemption
@@ -167,6 +169,59 @@ try:
 except InputError as error:
   assert 'do not see what host 0 writes into it: 1.' in str(error)
 """)
+
+
+@pytest.fixture
+def metadata():
+  """A Cloud TPU VM's metadata server, as one for each of two workers; gives their addresses."""
+  def of_worker(number):
+    class Answer(http.server.BaseHTTPRequestHandler):
+      def do_GET(self):
+        known = {'agent-worker-number': number, 'tpu-env': "ACCELERATOR_TYPE: 'v5litepod-8'",
+                 'worker-network-endpoints': 'a:1:localhost,b:2:localhost'}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(known[self.path.rpartition('/')[2]].encode())
+
+      def log_message(self, *_):
+        pass
+
+    return http.server.ThreadingHTTPServer(('localhost', 0), Answer)
+
+  servers = [of_worker(number) for number in '01']
+  for server in servers:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+  yield [f'localhost:{server.server_port}' for server in servers]
+  for server in servers:
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
+def test_hosts_are_found_by_what_the_cluster_says(cluster, metadata):
+  environment = {
+      'Slurm': {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2',
+                'SLURM_STEP_NUM_NODES': '1'},
+      'GKE': {'JAX_FORCE_TPU_INIT': '1', 'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
+              'MEGASCALE_COORDINATOR_ADDRESS': 'localhost', 'MEGASCALE_NUM_SLICES': '1',
+              'MEGASCALE_SLICE_ID': '0'},
+      'Cloud TPU': {'JAX_FORCE_TPU_INIT': '1'}}[cluster]
+  environment['JAX_COORDINATOR_PORT'] = str(free_port())
+  own = [{'NUMBER': str(number), 'SLURM_PROCID': str(number), 'SLURM_LOCALID': str(number),
+          'TPU_WORKER_ID': str(number), 'GCE_METADATA_IP': metadata[number]} for number in (0, 1)]
+  in_two_processes(f"""
+import os
+import jax
+if {cluster == 'Cloud TPU'}:  # JAX sees that there are no chips, and would not ask
+  os.environ.pop('TPU_SKIP_MDS_QUERY')
+from absl import flags
+from exgrpo_jax import hosts
+
+flags.FLAGS.mark_as_parsed()
+number = int(os.environ['NUMBER'])
+with hosts.joined():
+  assert hosts.gathered(number) == [0, 1]
+""", [environment | one for one in own])
 
 
 def test_one_host_tells_itself():
