@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from exgrpo_jax import hosts, sharding
+from exgrpo_jax import hosts
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.optimizer import TrainState
@@ -69,17 +69,15 @@ def check_room(workdir: str, state: TrainState) -> None:
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
   """Begins to write a snapshot, whole or not at all, once the one before it is written.
 
-  What is written is a copy: the next update may take the state's memory.
+  The state may be given away meanwhile: orbax has copied it to the host when it returns, or on
+  CPU holds on to its memory, which JAX then does not hand on.
   """
   manager.wait_until_finished()
-  state, buffer = snapshot.state, flatten(snapshot.buffer)
-  sums = _sums(state, buffer)
-  if sharding.platform() == 'cpu':  # elsewhere orbax copies it to the host before it returns
-    state = jax.tree.map(jnp.copy, state)
+  buffer = flatten(snapshot.buffer)
   manager.save(snapshot.step, args=ocp.args.Composite(
-      state=ocp.args.StandardSave(state), buffer=ocp.args.StandardSave(buffer),
+      state=ocp.args.StandardSave(snapshot.state), buffer=ocp.args.StandardSave(buffer),
       cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
-      sums=ocp.args.JsonSave(sums)))
+      sums=ocp.args.JsonSave(_sums(snapshot.state, buffer))))
 
 
 @contextlib.contextmanager

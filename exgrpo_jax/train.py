@@ -226,23 +226,28 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
           os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
           rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows))
       writer.write(step, found)
-    is_last = step == settings.num_steps
-    now = checkpoint.Snapshot(step, state, buffer, cursor)
-    is_due = step % settings.checkpoint.every == 0 or is_last
-    if is_due:
-      with clock('save', device_waits=True):  # after the metrics: a resumed run has them all
-        checkpoint.save(manager, now)
-    if told_to_stop(step) and not is_last:
-      if not is_due:
-        checkpoint.save(manager, now)
-      manager.wait_until_finished()
-      print(f'told to stop by SIGTERM: saved after step {step} of {settings.num_steps}; the same '
-            'command goes on', file=sys.stderr, flush=True)
-      sys.exit(preemption.EXIT_CODE)
+    # After the metrics: a resumed run has them all.
+    _save(settings, manager, clock, checkpoint.Snapshot(step, state, buffer, cursor), told_to_stop)
     plan, cursor = next_plan, next_cursor
   if settings.export.last:
     export.keep_last(experiment, state.params)
   manager.wait_until_finished()
+
+
+def _save(settings, manager, clock, now, told_to_stop):
+  """Saves where it is due; behind a save it exits where the run was told to stop."""
+  is_last = now.step == settings.num_steps
+  is_due = now.step % settings.checkpoint.every == 0 or is_last
+  if is_due:
+    with clock('save', device_waits=True):
+      checkpoint.save(manager, now)
+  if told_to_stop(now.step) and not is_last:
+    if not is_due:
+      checkpoint.save(manager, now)
+    manager.wait_until_finished()
+    print(f'told to stop by SIGTERM: saved after step {now.step} of {settings.num_steps}; the same '
+          'command goes on', file=sys.stderr, flush=True)
+    sys.exit(preemption.EXIT_CODE)
 
 
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):

@@ -129,8 +129,7 @@ def test_what_a_kill_left_unfinished_is_passed_over(workdir, mesh, tmp_path):
   assert restored(str(tmp_path / 'run'), mesh).step == 9
 
 
-def test_what_is_saved_is_a_copy(mesh, tmp_path):
-  """The next update takes the memory of what is still being written."""
+def test_a_state_may_be_given_away_while_it_is_written(mesh, tmp_path):
   expected = jax.tree.map(np.array, snapshot(mesh, 1).state)
   grow = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
