@@ -48,7 +48,11 @@ def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointMa
   options = ocp.CheckpointManagerOptions(
       max_to_keep=config.keep if config else None, create=config is not None,
       read_only=config is None, cleanup_tmp_directories=config is not None)
-  return ocp.CheckpointManager(epath.Path(workdir).absolute() / 'checkpoints', options=options)
+  return ocp.CheckpointManager(_folder(workdir), options=options)
+
+
+def _folder(workdir):
+  return epath.Path(workdir).absolute() / 'checkpoints'
 
 
 def check_room(workdir: str, state: TrainState) -> None:
@@ -91,8 +95,9 @@ def full_disk_told(workdir: str) -> Iterator[None]:
   except Exception as error:
     if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
       raise
-    with open_manager(workdir) as manager:
-      kept = ', '.join(map(str, sorted(manager.all_steps()))) or 'none'
+    # Read off the folder: a manager would wait for the other hosts.
+    names = [path.name for path in _folder(workdir).iterdir()] if _folder(workdir).exists() else []
+    kept = ', '.join(sorted(filter(str.isdigit, names), key=int)) or 'none'
     raise InputError(f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
                      f'Checkpoints that are whole: {kept}. Make room and start the same command '
                      'again; it goes on from the newest.') from error

@@ -250,6 +250,8 @@ class Rollout:
     rows = []
     for question, prompt, group, replayed, judged in zip(
         plan.questions, plan.prompts, responses, replays, verdicts):
+      if len(rows) >= count:
+        break
       shared = {'row': question.row, 'question': self.tokenizer.decode(prompt),
                 'answer': question.answer}
       rows.append(shared | {
