@@ -55,6 +55,12 @@ def _folder(workdir):
   return epath.Path(workdir).absolute() / 'checkpoints'
 
 
+def steps(workdir: str) -> list[int]:
+  """The steps that a run has checkpoints of."""
+  with open_manager(workdir) as manager:
+    return sorted(manager.all_steps())
+
+
 def check_room(workdir: str, state: TrainState) -> None:
   """Prints what a checkpoint of `state`, or of its shapes, takes and what the disk has.
 
@@ -161,11 +167,11 @@ def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]
   Raises InputError where there is no such step, or a bit is not what it was.
   """
   with open_manager(workdir) as manager:
-    steps = manager.all_steps()
-    step = max(steps, default=None) if step is None else step
-    if step not in steps:
+    there = sorted(manager.all_steps())
+    step = max(there, default=None) if step is None else step
+    if step not in there:
       raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
-                       f'{", ".join(map(str, sorted(steps))) or "none"}.')
+                       f'{", ".join(map(str, there)) or "none"}.')
     path = manager.directory / str(step) / 'state'
     sums = manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))['sums']
   with ocp.PyTreeCheckpointer() as checkpointer:

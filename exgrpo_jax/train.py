@@ -65,7 +65,10 @@ def main() -> None:
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
   checkpoint.check_room(WORKDIR.value, _state_shapes(experiment))
-  params = initial_params(experiment)
+  # What a resumed run began with is read only where a KL term refers to it.
+  goes_on = hosts.of_first(bool(checkpoint.steps(WORKDIR.value)))
+  needs_params = not goes_on or experiment.settings.objective.kl_coefficient
+  params = initial_params(experiment) if needs_params else None
   claim_workdir(CONFIG.value, WORKDIR.value)
   run(experiment, rollout, params)
 
@@ -103,19 +106,24 @@ def initial_params(experiment: Experiment):
 
 
 def run(experiment: Experiment, rollout: Rollout, params) -> None:
-  """Training and evaluation; goes on from the newest checkpoint in the workdir."""
+  """Training and evaluation; goes on from the newest checkpoint in the workdir.
+
+  `params` are what it begins with, and what a KL term refers to; None where it goes on and
+  there is no such term.
+  """
   settings, workdir = experiment.settings, experiment.workdir
-  # A copy: the update gives its input's memory away.
-  reference = jax.tree.map(jnp.copy, params) if settings.objective.kl_coefficient else None
-  snapshot = checkpoint.Snapshot(
-      0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
-      Cursor())
+  reference = params if settings.objective.kl_coefficient else None
   with (checkpoint.full_disk_told(workdir),
         checkpoint.open_manager(workdir, settings.checkpoint) as manager):
-    snapshot = (checkpoint.restore_newest(manager, checkpoint.like(snapshot.state))
-                or snapshot)
-    if snapshot.step:
+    snapshot = checkpoint.restore_newest(manager, _state_shapes(experiment))
+    if snapshot:
       print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
+    else:
+      if reference is not None:  # a copy: the update gives its input's memory away
+        reference = jax.tree.map(jnp.copy, params)
+      snapshot = checkpoint.Snapshot(
+          0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
+          Cursor())
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
     with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,

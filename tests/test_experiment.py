@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 import tiny
 
-from exgrpo_jax import experiment, train, warm_start
+from exgrpo_jax import experiment, model, train, warm_start
 from exgrpo_jax.errors import InputError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -198,6 +200,13 @@ def test_only_the_sections_asked_for_are_compared(config, tmp_path):
   experiment.check_workdir(set_values(config, seed=3), str(tmp_path), ('model',))
   with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Take'):
     experiment.check_workdir(set_values(config, model__width=64), str(tmp_path), ('model',))
+
+
+def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
+  owner = recorded.experiment
+  params = warm_start.run(owner, model.shapes(owner.model, owner.mesh))
+  assert 'warm start: reused from' in capsys.readouterr().out
+  jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
 def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path):

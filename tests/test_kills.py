@@ -1,6 +1,5 @@
 """A run that is killed again and again, while it writes too, ends as if it had not been."""
 
-import json
 import random
 import time
 
@@ -8,9 +7,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tiny
 from pods import Pod
 
-from exgrpo_jax import checkpoint, metrics
+from exgrpo_jax import checkpoint
 
 KILLS, STEPS, EVERY = 20, 120, 2
 FLAGS = (f'--config.num_steps={STEPS}', f'--config.checkpoint.every={EVERY}',
@@ -28,7 +28,7 @@ def is_writing(workdir):
 
 
 def reached(workdir):
-  return json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[-1])['step']
+  return tiny.lasting(workdir)[-1]['step']
 
 
 def wait_for_a_write(workdir, seconds):
@@ -43,11 +43,9 @@ def what_is_left(workdir):
     last = manager.restore(STEPS, args=ocp.args.Composite(
         state=ocp.args.StandardRestore(), buffer=ocp.args.StandardRestore(),
         cursor=ocp.args.JsonRestore()))
-  records = [{name: value for name, value in record.items()
-              if not name.startswith(('time', 'speed'))} for record in metrics.read(workdir)]
   texts = {path.name: path.read_text() for folder in ('samples', 'evaluation')
            for path in (workdir / folder).iterdir()}
-  return dict(last), records, texts
+  return dict(last), tiny.lasting(workdir), texts
 
 
 @pytest.mark.slow

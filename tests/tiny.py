@@ -15,7 +15,7 @@ import numpy as np
 
 from configs import base, smoke
 from exgrpo_jax import config as config_lib
-from exgrpo_jax import grading, model, rotary
+from exgrpo_jax import grading, metrics, model, rotary
 from tests.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
@@ -61,6 +61,12 @@ def write_questions(path, count=POOL):
   rows = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(count)]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   return str(path)
+
+
+def lasting(workdir):
+  """A run's records without times, which never repeat."""
+  return [{name: value for name, value in record.items() if not name.startswith(('time', 'speed'))}
+          for record in metrics.read(workdir)]
 
 
 def full_log_probabilities(params, config, tokens_T, temperature=1.):
