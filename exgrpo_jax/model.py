@@ -275,7 +275,11 @@ def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: s
   if remat != 'none':
     # A scan's body is not merged with what is around it, so nothing needs a barrier.
     layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-  x_BTD, _ = jax.lax.scan(layer, _embedded(config, params, tokens_BT), params['layers'])
+  # First as the table lies: from there to whole rows, and back for the gradient, is one exchange
+  # along fsdp, where XLA would else gather all rows on every device.
+  x_BTD = sharding.constrain(_embedded(config, params, tokens_BT), ('outer_batch', None, 'embed'))
+  x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
+  x_BTD, _ = jax.lax.scan(layer, x_BTD, params['layers'])
   return _ends(config, params).final_norm(x_BTD)
 
 
@@ -318,7 +322,8 @@ def decode(
 
 def _through(config, params, tokens_BT, position_BT, cache):
   """All layers one after the other, in the decode layout."""
-  x_BTD, rotation = _embedded(config, params, tokens_BT), _rotation(config, position_BT)
+  x_BTD = sharding.constrain(_embedded(config, params, tokens_BT), ('batch', None, None))
+  rotation = _rotation(config, position_BT)
   filled = []
   for own, layer_cache in zip(params['layers'], cache, strict=True):
     x_BTD, layer_cache = _block(config, own)(x_BTD, rotation, layer_cache, position_BT)
@@ -333,8 +338,7 @@ def _gated(gate_BTF, up_BTF):
 
 
 def _embedded(config, params, tokens_BT):
-  x_BTD = params['embedding_VD'][tokens_BT].astype(config.dtype)
-  return sharding.constrain(x_BTD, ('batch', None, None))
+  return params['embedding_VD'][tokens_BT].astype(config.dtype)
 
 
 def _rotation(config, position_BT):

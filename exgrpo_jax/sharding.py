@@ -23,6 +23,7 @@ _MESH_AXES = ('data', 'fsdp', 'tensor')
 # by heads, hidden units and vocabulary, so that no parameter needs an axis twice.
 _RULES = {
     'batch': ('data', 'fsdp'),
+    'outer_batch': ('data',),  # of rows whose width is split over fsdp
     'embed': ('fsdp',),
     'heads': ('tensor',),
     'kv_heads': ('tensor',),

@@ -11,11 +11,15 @@ def _flags(num_devices):
 
 
 def on_eight_devices(script):
-  """Runs `script` in a process of its own, since a process cannot change its devices."""
+  """Runs `script` in a process of its own, since a process cannot change its devices.
+
+  Returns what it wrote to standard error.
+  """
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(8)}
   done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
                         capture_output=True, check=False)
   assert done.returncode == 0, done.stderr
+  return done.stderr
 
 
 def free_port():

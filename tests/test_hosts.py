@@ -86,7 +86,7 @@ def test_more_processes_make_the_same_run(run, count):
 def test_only_the_first_host_prints_and_writes(run):
   first, second = (pathlib.Path(f'{run(2)}.log.{number}') for number in range(2))
   assert first.read_text().count('step 20/20') == 1 and 'hosts: 0 is ' in first.read_text()
-  assert 'step' not in re.sub('.*spmd_partitioner.*', '', second.read_text())
+  assert 'step' not in second.read_text()
   assert len((run(2) / 'metrics.jsonl').read_text().splitlines()) == STEPS + 1
 
 
