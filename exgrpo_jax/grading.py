@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from exgrpo_jax import hosts, verifier
 from exgrpo_jax.config import setting
@@ -81,11 +81,13 @@ class Grader:
     for slot in self._slots:
       slot.close()
 
-  def submit(self, key: Hashable, response: str, answer: str, kind: str = 'math') -> None:
+  def submit(self, key: Hashable, response: Callable[[], str], answer: str, kind: str = 'math'
+             ) -> None:
     """Starts judging one response; `collect` gives its verdict under `key`.
 
-    `kind` is one of verifier.KINDS: how the answer is compared. Raises KeyError where
-    `key` awaits a verdict already.
+    `response()` is its text; it is made here, in a thread, and of several hosts only on the one
+    that judges it. `kind` is one of verifier.KINDS: how the answer is compared. Raises KeyError
+    where `key` awaits a verdict already.
     """
     if key in self._pending:
       raise KeyError(f'a response with key {key!r} is being graded already')
@@ -104,7 +106,8 @@ class Grader:
     Raises ValueError where they are not equally long.
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
-    return _everywhere([self._begun(number, *each) for number, each
+    return _everywhere([self._begun(number, lambda text=text: text, answer, kind)
+                        for number, (text, answer, kind)
                         in enumerate(zip(responses, answers, kinds, strict=True))])
 
   def _begun(self, number, response, answer, kind):
@@ -115,7 +118,7 @@ class Grader:
   def _verdict(self, response, answer, kind):
     slot = self._free.get()
     try:
-      return slot.verdict(response, answer, kind)
+      return slot.verdict(response(), answer, kind)
     finally:
       self._free.put(slot)
 

@@ -119,11 +119,12 @@ class Rollout:
             for index, stored in enumerate(plan.candidates)]
 
   def generate(self, params, plan: Plan, key: jax.Array,
-               on_finish: Callable[[tuple[int, int], str, str, str], None]) -> list[list[Response]]:
+               on_finish: Callable[[tuple[int, int], Callable[[], str], str, str], None]
+               ) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
     `params` in the decode layout (`model.decode_layout`). `on_finish((group, sample), text,
-    answer, kind)` is called as responses finish: the grader's submit.
+    answer, kind)` is called as responses finish: the grader's submit. `text()` is the response's.
     """
     samples = self.config.samples
     places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
@@ -131,8 +132,8 @@ class Rollout:
 
     def finished(index, response):
       question = plan.questions[places[index][0]]
-      on_finish(places[index], self.tokenizer.decode(response.tokens), question.answer,
-                question.kind)
+      on_finish(places[index], functools.partial(self.tokenizer.decode, response.tokens),
+                question.answer, question.kind)
 
     responses = sampler.generate(
         self.model, params, [plan.prompts[group] for group, _ in places],

@@ -60,14 +60,14 @@ def test_order_and_number_hold_among_several_workers():
 
 
 def test_collect_gives_each_verdict_once_under_its_key_as_submitted(plain):
-  plain.submit(('question', 1), r'\boxed{1}', '1')
-  plain.submit(('question', 0), r'\boxed{2}', '1')
+  plain.submit(('question', 1), lambda: r'\boxed{1}', '1')
+  plain.submit(('question', 0), lambda: r'\boxed{2}', '1')
   assert list(plain.collect().items()) == [(('question', 1), RIGHT), (('question', 0), WRONG)]
   assert plain.collect() == {}
 
 
 def test_grading_a_list_leaves_what_was_submitted(plain):
-  plain.submit(0, r'\boxed{1}', '1')
+  plain.submit(0, lambda: r'\boxed{1}', '1')
   assert plain.grade([r'\boxed{3}'], ['4']) == [WRONG]
   assert plain.collect() == {0: RIGHT}
 
@@ -75,16 +75,16 @@ def test_grading_a_list_leaves_what_was_submitted(plain):
 def test_submit_does_not_wait_for_the_verdict(tmp_path):
   path = tmp_path / 'pid'
   with grader('reward') as pool:
-    pool.submit(0, f'sleep_once {path}', '')  # would hang here if it waited
+    pool.submit(0, lambda: f'sleep_once {path}', '')  # would hang here if it waited
     until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
     assert outcomes(pool.collect().values()) == ['no answer']
 
 
 def test_a_key_is_not_submitted_twice(plain):
-  plain.submit(0, '', '')
+  plain.submit(0, str, '')
   with pytest.raises(KeyError, match='key 0'):
-    plain.submit(0, '', '')
+    plain.submit(0, str, '')
   assert plain.collect() == {0: NONE}
 
 
@@ -154,7 +154,7 @@ def test_a_worker_killed_from_outside_in_the_middle_loses_nothing(tmp_path):
   responses[7] = rf'sleep_once {path}\boxed{{1}}'
   with grader('reward') as pool:
     for n, response in enumerate(responses):
-      pool.submit(n, response, '1')
+      pool.submit(n, lambda response=response: response, '1')
     until(pathlib.Path(str(path) + r'\boxed{1}').exists)
     os.kill(int(pathlib.Path(str(path) + r'\boxed{1}').read_text()), signal.SIGKILL)
     found = pool.collect()
@@ -178,7 +178,7 @@ def test_a_death_while_idle_is_not_laid_to_the_next_response(tmp_path):
     verdict, = pool.grade([''], [''])
     os.kill(int(verdict.reward), signal.SIGKILL)
     until(lambda: not is_running(int(verdict.reward)))
-    pool.submit(0, f'sleep_once {path}', '')
+    pool.submit(0, lambda: f'sleep_once {path}', '')
     until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
     assert outcomes(pool.collect().values()) == ['no answer']
@@ -212,8 +212,8 @@ def test_a_worker_imports_no_jax():
 def test_leaving_the_context_ends_the_workers_at_once_even_in_the_middle(tmp_path):
   path = tmp_path / 'pid'
   with grader('reward') as pool:
-    pool.submit(0, f'sleep_once {path}', '')
-    pool.submit(1, '', '')
+    pool.submit(0, lambda: f'sleep_once {path}', '')
+    pool.submit(1, str, '')
     until(path.exists)
     assert is_running(path.read_text())
   assert not is_running(path.read_text())
@@ -226,8 +226,8 @@ import pathlib, sys
 from exgrpo_jax import grading, verifier
 config = grading.Config(2, 600., 256, 1000, 0., 'misbehaving:reward')
 pool = grading.Grader(config, verifier.Config(False, False))
-pool.submit(0, 'sleep_once ' + sys.argv[1], '')  # a busy worker
-pool.submit(1, 'sleep_once ' + sys.argv[2], '')
+pool.submit(0, lambda: 'sleep_once ' + sys.argv[1], '')  # a busy worker
+pool.submit(1, lambda: 'sleep_once ' + sys.argv[2], '')
 pool.collect()
 """
 

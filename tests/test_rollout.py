@@ -154,7 +154,7 @@ def generated(recorded, chosen, params):
   own = recorded.rollout
   responses = own.generate(
       model.decode_layout(own.model, params, own.mesh), chosen.plan, jax.random.key(7),
-      lambda key, text, answer, kind: finished.setdefault(key, (text, answer, kind)))
+      lambda key, text, answer, kind: finished.setdefault(key, (text(), answer, kind)))
   return responses, finished
 
 
