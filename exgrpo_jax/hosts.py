@@ -80,6 +80,10 @@ def _join():
   if any(given):
     print(f'host {number}: waiting at {place} until all {count} are there, for '
           f'{_MEETING_SECONDS} s at most', file=sys.stderr, flush=True)
+  # Hosts agree by `gathered` when to stop. JAX's own way counts steps, and orbax reports those
+  # of the checkpoints that it has finished in the background to it: then a step that all agreed
+  # to stop at may have gone by.
+  jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
         place, count, number, initialization_timeout=_MEETING_SECONDS,

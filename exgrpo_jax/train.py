@@ -249,7 +249,7 @@ def _save(settings, manager, clock, now, told_to_stop):
   if is_due:
     with clock('save', device_waits=True):
       checkpoint.save(manager, now)
-  if told_to_stop(now.step) and not is_last:
+  if told_to_stop() and not is_last:
     if not is_due:
       checkpoint.save(manager, now)
     manager.wait_until_finished()

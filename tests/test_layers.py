@@ -10,9 +10,9 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 # DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
 # and a Config has errors, and what the verifier stands on has floors of its own.
 FLOORS = (
-    ('errors', 'types', 'clock', 'compilations', 'preemption', 'rewards', 'answers.units'),
+    ('errors', 'types', 'clock', 'compilations', 'rewards', 'answers.units'),
     ('config', 'hosts', 'watchdog', 'answers.tokens', 'answers.extraction'),
-    ('sharding', 'answers.cursor'),
+    ('sharding', 'preemption', 'answers.cursor'),
     ('answers.atoms', 'answers.number'),
     ('answers.latex', 'answers.quantity'),
     ('answers.answer',),

@@ -329,11 +329,12 @@ def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_s
              '--config.num_steps=2', f'--workdir={tmp_path}/runs', '--parallel=2']
   broken = os.environ | {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
   mark = tmp_path / 'runs' / 'ratio=0.25,seed=0' / 'hangs'
+  next_one = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # begun once the one that fails has failed
 
   def interrupted(number):
     process = subprocess.Popen(command, env=broken, cwd=REPOSITORY, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not mark.exists():
+    while not (mark.exists() and next_one.exists()):
       assert process.poll() is None, process.communicate()[0]
       time.sleep(.05)
     trial = int(mark.read_text())
