@@ -77,6 +77,8 @@ def chip_of(name: str) -> Chip:
 def topology(name: str) -> list[jax.Device]:
   """The devices of a slice, to compile for; InputError without libtpu or for no such slice."""
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # it would ask the cloud about this machine
+  # Another process may have it loaded; nothing is run here, so it keeps its chips.
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   try:
     import libtpu  # noqa: F401
   except ImportError as error:
