@@ -56,9 +56,13 @@ def _folder(workdir):
 
 
 def steps(workdir: str) -> list[int]:
-  """The steps that a run has checkpoints of."""
-  with open_manager(workdir) as manager:
-    return sorted(manager.all_steps())
+  """The steps that a run has whole checkpoints of, the newest last.
+
+  Read off the folder: a manager takes a while, and waits for the other hosts.
+  """
+  folder = _folder(workdir)
+  names = [path.name for path in folder.iterdir()] if folder.exists() else []
+  return sorted(map(int, filter(str.isdigit, names)))
 
 
 def check_room(workdir: str, state: TrainState) -> None:
@@ -101,9 +105,7 @@ def full_disk_told(workdir: str) -> Iterator[None]:
   except Exception as error:
     if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
       raise
-    # Read off the folder: a manager would wait for the other hosts.
-    names = [path.name for path in _folder(workdir).iterdir()] if _folder(workdir).exists() else []
-    kept = ', '.join(sorted(filter(str.isdigit, names), key=int)) or 'none'
+    kept = ', '.join(map(str, steps(workdir))) or 'none'
     raise InputError(f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
                      f'Checkpoints that are whole: {kept}. Make room and start the same command '
                      'again; it goes on from the newest.') from error
@@ -166,12 +168,12 @@ def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]
 
   Raises InputError where there is no such step, or a bit is not what it was.
   """
+  there = steps(workdir)
+  step = max(there, default=None) if step is None else step
+  if step not in there:
+    raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
+                     f'{", ".join(map(str, there)) or "none"}.')
   with open_manager(workdir) as manager:
-    there = sorted(manager.all_steps())
-    step = max(there, default=None) if step is None else step
-    if step not in there:
-      raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
-                       f'{", ".join(map(str, there)) or "none"}.')
     path = manager.directory / str(step) / 'state'
     sums = manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))['sums']
   with ocp.PyTreeCheckpointer() as checkpointer:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import comparison, config, launcher, metrics, trials
+from exgrpo_jax import checkpoint, comparison, config, launcher, metrics, trials
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
@@ -49,6 +49,7 @@ class Trial(NamedTuple):
 
 
 def main() -> None:
+  """Runs what is left of a sweep, or prints the commands for it."""
   if not (CONFIG.value and WORKDIR.value and _SWEEP.value):
     raise InputError('--sweep, --config and --workdir are all needed, e.g. --sweep='
                      'configs/sweeps/ratio.py --config=configs/arithmetic.py --workdir=/tmp/ratio.')
@@ -136,12 +137,10 @@ def is_finished(trial: Trial) -> bool:
     records = metrics.read(trial.workdir)
   except InputError:
     return False  # train refuses it and says where
-  folder = os.path.join(trial.workdir, 'checkpoints')
-  # Without any they have been cleared away, which undoes nothing.
-  saved = [int(name) for name in (os.listdir(folder) if os.path.isdir(folder) else ())
-           if name.isdigit()]
   wanted = trial.values.num_steps
-  return bool(records) and min(records[-1]['step'], max(saved, default=wanted)) >= wanted
+  # Without any checkpoints they have been cleared away, which undoes nothing.
+  saved = max(checkpoint.steps(trial.workdir), default=wanted)
+  return bool(records) and min(records[-1]['step'], saved) >= wanted
 
 
 def run(found: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: int) -> int:

@@ -53,6 +53,7 @@ from exgrpo_jax.types import Batch, Cursor
 
 
 def main() -> None:
+  """Trains, or goes on, once all that can be checked before has been."""
   if not CONFIG.value or not WORKDIR.value:
     raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
                      '--workdir=/tmp/smoke.')

@@ -134,6 +134,7 @@ def _cases(path: str):
 
 
 def main(argv: list[str]) -> None:
+  """Says of one response, or of each in a file, how it is judged and why."""
   parser = argparse.ArgumentParser(prog='python -m exgrpo_jax.verifier', allow_abbrev=False)
   parser.add_argument('--response', help='what a model wrote')
   parser.add_argument('--answer', help='the ground truth')
