@@ -19,13 +19,12 @@ from exgrpo_jax.experiment import (
   OUT,
   STEP,
   Experiment,
-  check_workdir,
   load_questions,
   open_experiment,
-  read_config,
   run_command,
 )
 from exgrpo_jax.grading import Grader
+from exgrpo_jax.workdir import check_workdir, read_config
 
 _DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
 _SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)

@@ -19,10 +19,9 @@ from exgrpo_jax.experiment import (
   STEP,
   Experiment,
   open_experiment,
-  read_config,
   run_command,
-  write_json,
 )
+from exgrpo_jax.workdir import read_config, write_json
 
 _SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and how good
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],

@@ -22,13 +22,8 @@ from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import checkpoint, comparison, config, launcher, metrics, trials
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import (
-  CONFIG,
-  WORKDIR,
-  check_workdir,
-  run_command,
-  settings,
-)
+from exgrpo_jax.experiment import CONFIG, WORKDIR, run_command, settings
+from exgrpo_jax.workdir import check_workdir
 
 _SWEEP = flags.DEFINE_string('sweep', None, 'The trials, e.g. configs/sweeps/ratio.py.')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')

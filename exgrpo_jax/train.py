@@ -39,10 +39,6 @@ from exgrpo_jax.experiment import (
   CONFIG,
   WORKDIR,
   Experiment,
-  check_hosts,
-  check_workdir,
-  check_writable,
-  claim_workdir,
   load_questions,
   open_experiment,
   run_command,
@@ -50,6 +46,7 @@ from exgrpo_jax.experiment import (
 from exgrpo_jax.optimizer import TrainState
 from exgrpo_jax.rollout import Rollout
 from exgrpo_jax.types import Batch, Cursor
+from exgrpo_jax.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
 
 def main() -> None:

@@ -15,9 +15,10 @@ import numpy as np
 
 from exgrpo_jax import checkpoint, hosts, metrics, model, optimizer, sampler, sharding
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, load_questions, write_json
+from exgrpo_jax.experiment import Experiment, load_questions
 from exgrpo_jax.grading import Grader
 from exgrpo_jax.rollout import right_padded, score_tokens
+from exgrpo_jax.workdir import write_json
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start

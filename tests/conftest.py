@@ -1,6 +1,7 @@
 """One real run, written down stage by stage, for the tests of what it is made of."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -16,6 +17,7 @@ import tiny
 from jax.experimental.compilation_cache import compilation_cache
 
 from exgrpo_jax import experiment, grading, replay, rollout, train
+from exgrpo_jax.workdir import claim_workdir
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -71,6 +73,12 @@ def values(data):
   return config
 
 
+@pytest.fixture
+def config(values):
+  """The same, to spoil."""
+  return copy.deepcopy(values)
+
+
 @pytest.fixture(scope='session')
 def recorded(values, tmp_path_factory):
   """A whole run through train.run: .steps (number -> Step), .experiment, .rollout, .workdir.
@@ -87,7 +95,7 @@ def recorded(values, tmp_path_factory):
     run.experiment = experiment.open_experiment(values, str(workdir))
     rollout = train.rollout_of(run.experiment)
     params = train.initial_params(run.experiment)
-    experiment.claim_workdir(values, str(workdir))
+    claim_workdir(values, str(workdir))
     train.run(run.experiment, rollout, params)
   del run.steps[tiny.NUM_STEPS + 1]  # planned ahead, never taken
   return run

@@ -1,8 +1,6 @@
 """The door: what a user gets wrong is refused in one line that says what to do."""
 
-import copy
 import importlib
-import json
 import pathlib
 import re
 import subprocess
@@ -15,16 +13,11 @@ import tiny
 
 from exgrpo_jax import experiment, model, train, warm_start
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.workdir import claim_workdir
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONFIGS = sorted(path.stem for path in (REPOSITORY / 'configs').glob('*.py')
                  if path.stem != '__init__')
-
-
-@pytest.fixture
-def config(values):
-  """A ConfigDict to spoil."""
-  return copy.deepcopy(values)
 
 
 def set_values(config, **changes):
@@ -158,49 +151,7 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
   assert [opened.tokenizer.decode(p) for p in prompts] == [f'{9 - row}+0\n' for row in range(10)]
 
 
-# A workdir belongs to one config.
-
-def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
-  experiment.claim_workdir(config, str(tmp_path / 'new'))
-  written = json.loads((tmp_path / 'new' / 'config.json').read_text())
-  assert written['replay']['ratio'] == tiny.RATIO
-  experiment.check_workdir(config, str(tmp_path / 'new'))  # as when resuming
-
-
-def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
-  experiment.claim_workdir(config, str(tmp_path))
-  before = (tmp_path / 'config.json').read_text()
-  with pytest.raises(InputError, match=re.escape(
-      f'{tmp_path} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
-      'was 0, is 3. Take another --workdir, or the config of before.')):
-    experiment.check_workdir(set_values(config, seed=3, replay__ratio=.25), str(tmp_path))
-  assert (tmp_path / 'config.json').read_text() == before
-
-
-@pytest.mark.parametrize('changes', [
-    {'num_steps': 99}, {'evaluation__every': 1}, {'checkpoint__keep': 1},
-    {'metrics__sampled_rows': 0}], ids=str)
-def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path):
-  experiment.claim_workdir(config, str(tmp_path))
-  set_values(config, **changes)
-  experiment.check_workdir(config, str(tmp_path))
-  experiment.claim_workdir(config, str(tmp_path))
-  assert json.loads((tmp_path / 'config.json').read_text()) == json.loads(
-      json.dumps(config.to_dict()))
-
-
-def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
-  experiment.claim_workdir(set_values(config, optimizer__schedule='cosine'), str(tmp_path))
-  with pytest.raises(InputError, match='config.num_steps was 32, is 99'):
-    experiment.check_workdir(set_values(config, num_steps=99), str(tmp_path))
-
-
-def test_only_the_sections_asked_for_are_compared(config, tmp_path):
-  experiment.claim_workdir(config, str(tmp_path))
-  experiment.check_workdir(set_values(config, seed=3), str(tmp_path), ('model',))
-  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Take'):
-    experiment.check_workdir(set_values(config, model__width=64), str(tmp_path), ('model',))
-
+# A warm start is made once.
 
 def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   owner = recorded.experiment
@@ -263,16 +214,4 @@ def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
   wrong = command('--config=configs/smoke.py', f'--workdir={tmp_path}/run',
                   '--config.data.train=nowhere.jsonl', '--config.warm_start.data=nowhere.jsonl')
   assert_refused(wrong, 'nowhere.jsonl: there is no such file')
-  experiment.claim_workdir(importlib.import_module('configs.smoke').get_config(),
-                           str(tmp_path / 'run'))
-
-
-def test_a_workdir_that_cannot_be_written_into_is_refused(tmp_path):
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(InputError, match='file/run cannot be written into .*Not a directory'):
-    experiment.check_writable(str(tmp_path / 'file' / 'run'))
-
-
-def test_a_workdir_is_made_where_it_is_missing_and_left_empty(tmp_path):
-  experiment.check_writable(str(tmp_path / 'new' / 'run'))
-  assert list((tmp_path / 'new' / 'run').iterdir()) == []
+  claim_workdir(importlib.import_module('configs.smoke').get_config(), str(tmp_path / 'run'))

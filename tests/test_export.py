@@ -23,6 +23,7 @@ from configs import (
 )
 from exgrpo_jax import checkpoint, experiment, export, model, tokenizer, weights
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.workdir import read_config
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STORED = REPOSITORY / 'tests' / 'checkpoints' / 'qwen2_tied'
@@ -69,7 +70,7 @@ def tensors(folder):
 
 
 def opened(run):
-  return experiment.open_experiment(ConfigDict(experiment.read_config(str(run))), str(run))
+  return experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
 
 
 def test_training_starts_from_the_checkpoints_weights(run):

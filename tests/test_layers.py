@@ -22,7 +22,7 @@ FLOORS = (
     ('worker',),
     ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
      'statistics'),
-    ('questions', 'architecture', 'slots', 'comparison'),
+    ('questions', 'architecture', 'slots', 'comparison', 'workdir'),
     ('sampler',),
     ('rollout', 'checkpoint', 'weights', 'update'),
     ('experiment',),

@@ -15,8 +15,9 @@ import time
 import pytest
 
 from configs import base, smoke
-from exgrpo_jax import comparison, experiment, metrics, plots, sweep, trials
+from exgrpo_jax import comparison, metrics, plots, sweep, trials
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.workdir import check_workdir
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SWEEPS = sorted(path.stem for path in (REPOSITORY / 'configs' / 'sweeps').glob('*.py'))
@@ -375,4 +376,4 @@ def test_a_real_trainer_that_refuses_its_data_is_named_with_what_it_said(
   assert 'error: nowhere.jsonl: there is no such file' in (
       tmp_path / 'runs' / 'a' / 'log.txt').read_text()
   assert metrics.read(tmp_path / 'runs' / 'a') == []
-  experiment.check_workdir(values, str(tmp_path / 'runs' / 'a'))
+  check_workdir(values, str(tmp_path / 'runs' / 'a'))
