@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from exgrpo_jax.clock import Clock
+from exgrpo_jax.clock import Clock, Now
 
 FACTOR = 10  # times the median step
 LEAST_SECONDS = 60.  # a step may take so long without a word
@@ -40,13 +40,23 @@ def _watch(clock, over, tell, least_seconds):
   while not over.wait(least_seconds / 100):
     now = clock.now()
     if now.step != step:
-      step, limit = now.step, max(FACTOR * now.median_seconds, least_seconds)
+      step, limit = now.step, first_limit(now, least_seconds)
     if now.step_seconds > limit:
       limit = 2 * now.step_seconds
-      doing = (f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s" if now.phase
-               else 'is between two phases')
-      tell(f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
-           f'{now.median_seconds:.1f} s; it {doing}')
+      tell(told(now))
+
+
+def first_limit(now: Now, least_seconds: float) -> float:
+  """Seconds after which the step that `now` is in has taken too long."""
+  return max(FACTOR * now.median_seconds, least_seconds)
+
+
+def told(now: Now) -> str:
+  """What is said of a step that has taken too long."""
+  doing = (f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s" if now.phase
+           else 'is between two phases')
+  return (f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
+          f'{now.median_seconds:.1f} s; it {doing}')
 
 
 def _print(message):

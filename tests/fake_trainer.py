@@ -1,7 +1,7 @@
 """In place of exgrpo_jax.train for tests of what starts it: same flags, same files, no training.
 
 Step s of a run evaluates to replay.ratio + seed / 10 + s / 100. FAKE_FAILS and FAKE_HANGS
-name trials that break down, or wait a minute, behind their first step.
+name trials that break down, or wait ten minutes, behind their first step.
 """
 
 import json
@@ -35,7 +35,7 @@ def main(_):
     if workdir.name in os.environ.get('FAKE_HANGS', ''):
       (workdir / 'new').write_text(str(os.getpid()))
       os.replace(workdir / 'new', workdir / 'hangs')
-      time.sleep(60)
+      time.sleep(600)
   (workdir / 'curves.png').write_bytes(b'')
 
 

@@ -19,7 +19,7 @@ from exgrpo_jax.types import Verdict
 VERIFIER = verifier.Config(require_think=False, require_box=True)
 CONFIG = grading.Config(workers=1, time_limit=30., memory_limit=256, max_length=1000,
                         max_failures=0., reward='')
-QUICK = dataclasses.replace(CONFIG, time_limit=1.)
+QUICK = dataclasses.replace(CONFIG, time_limit=2.)
 RIGHT, WRONG, NONE = Verdict(1., 'correct'), Verdict(0., 'wrong'), Verdict(0., 'no answer')
 PATIENCE = 60.  # seconds for what must happen at once, on a machine that does other things
 
@@ -130,14 +130,14 @@ def test_what_hangs_or_crashes_costs_only_its_own_verdict():
                              'timed out', 'correct']
   assert [verdict.reward for verdict in found] == [0, 9, 0, 9, 0, 0, 0, 9]
   assert [verdict.reason for verdict in found if verdict.reason] == [
-      'no verdict after 1 s', '2 workers died of it, the last with exit status -11',
-      "KeyError: 'of the reward'", 'MemoryError', 'no verdict after 1 s']
+      'no verdict after 2 s', '2 workers died of it, the last with exit status -11',
+      "KeyError: 'of the reward'", 'MemoryError', 'no verdict after 2 s']
 
 
 def test_a_batch_in_which_every_eighth_response_hangs_is_complete_and_else_right():
   with grader('reward', QUICK, workers=2) as pool:
-    found = pool.grade(['hang' if n % 8 == 5 else r'\boxed{1}' for n in range(64)], ['1'] * 64)
-  assert outcomes(found) == ['timed out' if n % 8 == 5 else 'correct' for n in range(64)]
+    found = pool.grade(['hang' if n % 8 == 5 else r'\boxed{1}' for n in range(32)], ['1'] * 32)
+  assert outcomes(found) == ['timed out' if n % 8 == 5 else 'correct' for n in range(32)]
 
 
 def test_a_worker_that_is_stopped_and_reads_nothing_is_timed_out():
