@@ -114,14 +114,29 @@ def full_disk_told(workdir: str) -> Iterator[None]:
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   """What `save` wrote at `step`; `like` gives the state's structure and layout.
 
-  Raises ValueError where a bit is not what it was, and what orbax and its stores raise.
+  Raises ValueError, on every host, where one of them cannot read its part or a bit is not what
+  it was.
   """
-  found = manager.restore(step, args=ocp.args.Composite(
-      state=ocp.args.StandardRestore(like), buffer=ocp.args.StandardRestore(),
-      cursor=ocp.args.JsonRestore(), sums=ocp.args.JsonRestore()))
-  if changed := _changed(found['sums'], _sums(found['state'], found['buffer'])):
-    raise ValueError(f'{changed}: not the bits that were saved')
+  manager.wait_until_finished()
+  found, reason = None, ''
+  try:
+    # By the handler alone: behind it a manager waits for all hosts, also those that cannot read.
+    with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
+      found = handler.restore(manager.directory / str(step), ocp.args.Composite(
+          state=ocp.args.StandardRestore(like), buffer=ocp.args.StandardRestore(),
+          cursor=ocp.args.JsonRestore(), sums=ocp.args.JsonRestore()))
+  except Exception as error:  # orbax and its stores have many kinds
+    reason = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
+  _refuse_all(reason)  # before the sums, for which all are needed
+  changed = _changed(found['sums'], _sums(found['state'], found['buffer']))
+  _refuse_all(f'{changed}: not the bits that were saved' if changed else '')
   return Snapshot(step, found['state'], unflatten(found['buffer']), Cursor(**found['cursor']))
+
+
+def _refuse_all(reason):
+  """ValueError on all hosts where one has a reason; else they would wait for it for ever."""
+  if reasons := [one for one in hosts.gathered(reason) if one]:
+    raise ValueError(reasons[0])
 
 
 def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None:
@@ -132,13 +147,10 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
-    snapshot, reason = None, ''
     try:
       snapshot = restore(manager, step, like)
-    except Exception as error:  # orbax and its stores have many kinds
-      reason = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
-    if reasons := [one for one in hosts.gathered(reason) if one]:  # some may have read their parts
-      damaged[step] = reasons[0]
+    except ValueError as error:
+      damaged[step] = str(error)
       continue
     for other, reason in damaged.items():
       _put_aside(manager.directory, other, f'({reason}), and the one of step {step} is taken')
