@@ -218,8 +218,10 @@ def load_questions(experiment: Experiment, spec: str
   kept = questions.check_prompts(spec, np.array([len(prompt) for prompt in prompts]),
                                  checked.rollout.max_prompt, checked.data.overlong)
   # Rows are numbered anew: the stream and the buffer find questions by place.
-  return (tuple(dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)),
-          tuple(prompts[row] for row in kept))
+  rows = [dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)]
+  prompts = [prompts[row] for row in kept]
+  hosts.check_same(spec, 'the questions', repr((rows, [p.tolist() for p in prompts])).encode())
+  return tuple(rows), tuple(prompts)
 
 
 def model_shape(checked: Settings) -> model.Config:

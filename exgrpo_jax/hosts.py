@@ -6,6 +6,7 @@ nothing here does anything.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -166,6 +167,15 @@ def first_goes_first(name: str) -> Iterator[None]:
   yield
   if is_first():
     wait(name)
+
+
+def check_same(place: str, what: str, content: bytes) -> None:
+  """InputError where not all hosts have the same `content`; `place` is where each has read it."""
+  first, *others = gathered(hashlib.sha256(content).hexdigest())
+  for number, other in enumerate(others, 1):
+    if other != first:
+      raise InputError(f'{place}: {what} of host {number} are not those of host 0; each host reads '
+                       'its own copy, and all must be alike.')
 
 
 def check_shared(folder: str) -> None:

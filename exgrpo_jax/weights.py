@@ -51,18 +51,21 @@ def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.
 
   Raises:
     InputError: a tensor is missing, unexpected, of another shape or not of a floating
-      type, a file is truncated, or the index names one that is not there.
+      type, a file is truncated, the index names one that is not there, or hosts have
+      different copies.
   """
   folder = epath.Path(directory).expanduser()
   wanted = {tensor.name: (place, tensor) for place, tensor in architecture.tensors(config).items()}
   files = _files(folder, wanted)
-  shapes, params = model.shapes(config, mesh), {}
+  shapes, params, vectors = model.shapes(config, mesh), {}, []
   for file in sorted(set(files.values())):
     names = [name for name in wanted if files[name] == file]
     with _local(folder / file) as local, _opened(local, folder / file) as reader:
       _check(reader, folder / file, names, {name: wanted[name][1] for name in names})
       for name in names:
         (path, layer), tensor = wanted[name]
+        if len(tensor.shape) == 1:
+          vectors.append(reader.get_slice(name)[:].tobytes())
         like = _at(shapes, path)
         if layer is None:
           _put(params, path, _read(reader.get_slice(name), tensor, like, dtype))
@@ -72,6 +75,8 @@ def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.
           stack = jnp.zeros(like.shape, dtype, device=like.sharding)
         own = _read(reader.get_slice(name), tensor, _without_layers(like), dtype)
         _put(params, path, _with_layer(stack, own, layer))
+  # Matrices are read in parts; two checkpoints differ in their scales too.
+  hosts.check_same(str(folder), 'the weights', b''.join(vectors))
   return params
 
 

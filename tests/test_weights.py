@@ -233,11 +233,15 @@ for name in ('llama_shards', 'qwen2_seven_queries_a_key'):
   on_eight_devices(script)
 
 
-def test_each_of_two_hosts_reads_its_half_and_the_first_writes_the_whole(tmp_path):
+def test_each_of_two_hosts_reads_its_half_and_the_first_writes_the_whole(copy, tmp_path):
   """Over eight devices each host's four hold half of what is sharded by eight."""
+  other, name = copy(SHARDED), 'model.norm.weight'
+  file = json.loads((other / INDEX).read_text())['weight_map'][name]
+  rewrite(other / file, lambda content: content.update({name: 2 * content[name]}))
   script = f"""
 import math, pathlib
 from exgrpo_jax import architecture, sharding, weights
+from exgrpo_jax.errors import InputError
 
 {RECORDED}
 folder = pathlib.Path({str(STORED / SHARDED)!r})
@@ -248,9 +252,15 @@ assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both 
 assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
 weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
              architecture.read_json(folder), 'float32', shard_bytes=30_000)
+try:
+  weights.load((folder, {str(other)!r})[jax.process_index()], config,
+               sharding.make_mesh(sharding.Config(1, 8, 1)))
+  raise AssertionError('each has its own')
+except InputError as error:
+  assert 'the weights of host 1 are not those of host 0' in str(error)
 """
   on_two_hosts(script)
-  assert [path.name for path in tmp_path.iterdir()] == ['0']
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]
   expected, found = tensors_of(STORED / SHARDED), tensors_of(tmp_path / '0')
   assert expected.keys() == found.keys()
   for tensor in expected:
