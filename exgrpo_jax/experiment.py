@@ -220,7 +220,8 @@ def load_questions(experiment: Experiment, spec: str
   # Rows are numbered anew: the stream and the buffer find questions by place.
   rows = [dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)]
   prompts = [prompts[row] for row in kept]
-  hosts.check_same(spec, 'the questions', repr((rows, [p.tolist() for p in prompts])).encode())
+  hosts.check_same(spec, 'the questions', lambda: repr(rows).encode() + b''.join(
+      prompt.tobytes() for prompt in prompts))
   return tuple(rows), tuple(prompts)
 
 

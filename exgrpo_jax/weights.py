@@ -76,7 +76,7 @@ def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.
         own = _read(reader.get_slice(name), tensor, _without_layers(like), dtype)
         _put(params, path, _with_layer(stack, own, layer))
   # Matrices are read in parts; two checkpoints differ in their scales too.
-  hosts.check_same(str(folder), 'the weights', b''.join(vectors))
+  hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return params
 
 

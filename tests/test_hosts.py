@@ -163,9 +163,9 @@ try:
   raise AssertionError('each has its own')
 except InputError as error:
   assert 'do not see what host 0 writes into it: 1.' in str(error)
-hosts.check_same('x.jsonl', 'the questions', b'same')
+hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
 try:
-  hosts.check_same('x.jsonl', 'the questions', b'%d' % me)
+  hosts.check_same('x.jsonl', 'the questions', lambda: b'%d' % me)
   raise AssertionError('they differ')
 except InputError as error:
   assert 'x.jsonl: the questions of host 1 are not those of host 0' in str(error)
