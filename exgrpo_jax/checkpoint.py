@@ -120,17 +120,21 @@ def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   manager.wait_until_finished()
   found, reason = None, ''
   try:
-    # By the handler alone: behind it a manager waits for all hosts, also those that cannot read.
-    with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
-      found = handler.restore(manager.directory / str(step), ocp.args.Composite(
-          state=ocp.args.StandardRestore(like), buffer=ocp.args.StandardRestore(),
-          cursor=ocp.args.JsonRestore(), sums=ocp.args.JsonRestore()))
+    found = _read(manager.directory / str(step), state=ocp.args.StandardRestore(like),
+                  buffer=ocp.args.StandardRestore(), cursor=ocp.args.JsonRestore(),
+                  sums=ocp.args.JsonRestore())
   except Exception as error:  # orbax and its stores have many kinds
     reason = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
   _refuse_all(reason)  # before the sums, for which all are needed
   changed = _changed(found['sums'], _sums(found['state'], found['buffer']))
   _refuse_all(f'{changed}: not the bits that were saved' if changed else '')
   return Snapshot(step, found['state'], unflatten(found['buffer']), Cursor(**found['cursor']))
+
+
+def _read(path, **items):
+  """By the handler alone: behind it a manager waits for all hosts, also those that cannot read."""
+  with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
+    return handler.restore(path, ocp.args.Composite(**items))
 
 
 def _refuse_all(reason):
@@ -185,17 +189,14 @@ def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]
   if step not in there:
     raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
                      f'{", ".join(map(str, there)) or "none"}.')
-  with open_manager(workdir) as manager:
-    path = manager.directory / str(step) / 'state'
-    sums = manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))['sums']
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    item = {'params': like}
-    found = checkpointer.restore(path, ocp.args.PyTreeRestore(
-        item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-        partial_restore=True))['params']
-  if changed := _changed(sums, _sums(TrainState(found, ()), {})):
-    raise InputError(f'{path}: {changed}: not the bits that were saved; take another --step.')
-  return found, step
+  path, item = _folder(workdir) / str(step), {'params': like}
+  found = _read(path, sums=ocp.args.JsonRestore(), state=ocp.args.PyTreeRestore(
+      item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+      partial_restore=True))
+  params = found['state']['params']
+  if changed := _changed(found['sums'], _sums(TrainState(params, ()), {})):
+    raise InputError(f'{path}/state: {changed}: not the bits that were saved; take another --step.')
+  return params, step
 
 
 def save_params(path: str, params: Any) -> None:
