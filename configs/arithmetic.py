@@ -6,7 +6,7 @@ Held-out pass@1 at temperature 1, 3 seeds: 0.22 to 0.30 after the warm start; at
 0.55 to 0.85, and 0.65 to 0.92 with plain GRPO; steps are valid as often as answers are right.
 """
 
-from configs import base
+from exgrpo_jax.configs import base
 
 
 def get_config():

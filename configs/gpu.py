@@ -3,7 +3,7 @@
 python -m exgrpo_jax.train --config=configs/gpu.py --workdir=/tmp/gpu
 """
 
-from configs import arithmetic
+from exgrpo_jax.configs import arithmetic
 
 
 def get_config():

@@ -10,7 +10,7 @@ to 0.036) at the end of one run. The point is the path that real data takes, not
 CPU cores the warm start takes about 28 minutes and the rest 12.
 """
 
-from configs import base
+from exgrpo_jax.configs import base
 
 
 def get_config():

@@ -9,7 +9,7 @@ distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8; not yet run h
 described in qwen2_5_math_1_5b.py.
 """
 
-from configs import qwen2_5_math_1_5b
+from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 
 def get_config():

@@ -9,7 +9,7 @@ distribution): on-policy 19.9 / 44.9, ExGRPO 23.0 / 52.0; not yet run here. The 
 in qwen2_5_math_1_5b.py.
 """
 
-from configs import llama3_1_8b
+from exgrpo_jax.configs import llama3_1_8b
 
 
 def get_config():

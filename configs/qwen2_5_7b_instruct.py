@@ -8,7 +8,7 @@ The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39
 run here. The data are described in qwen2_5_math_1_5b.py.
 """
 
-from configs import qwen2_5_math_7b
+from exgrpo_jax.configs import qwen2_5_math_7b
 
 
 def get_config():

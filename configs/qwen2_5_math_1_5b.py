@@ -9,7 +9,7 @@ them. The paper's figures (in / out of distribution): on-policy 30.0 / 38.9, ExG
 not yet run here.
 """
 
-from configs import base
+from exgrpo_jax.configs import base
 
 
 def get_config():

@@ -8,7 +8,7 @@ The paper's figures (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO 48
 run here. The data are described in qwen2_5_math_1_5b.py.
 """
 
-from configs import qwen2_5_math_1_5b
+from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 
 def get_config():

@@ -4,7 +4,7 @@ python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/smoke
 The model learns next to nothing here; see configs/arithmetic.py for that.
 """
 
-from configs import arithmetic
+from exgrpo_jax.configs import arithmetic
 
 
 def get_config():

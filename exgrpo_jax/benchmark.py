@@ -16,21 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import (
-  draw,
-  logprobs,
-  model,
-  objective,
-  optimizer,
-  rotary,
-  sampler,
-  sharding,
-  verifier,
-)
-from exgrpo_jax import grading as grading_lib
-from exgrpo_jax import update as update_lib
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import run_command
-from exgrpo_jax.types import Batch
+from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.policy import logprobs, model, rotary, sharding
+from exgrpo_jax.rollout import scheduler, token_sampling
 
 _ROPE = rotary.Config(theta=1e4, scaling='none', factor=1., low_frequency_factor=1.,
                       high_frequency_factor=4., original_positions=4096)
@@ -110,7 +103,7 @@ def rollout() -> None:
         f"streams the model's matrices: {flops / products / 1e9:.0f} GFLOP/s, "
         f'{1e3 * products:.1f} ms a step')
 
-  length = sampler.bucket(_PROMPT.value + int(np.mean(limits)))
+  length = length_bucket(_PROMPT.value + int(np.mean(limits)))
   long, short = _seconds(*(_tokens(config, params, rows, size) for size in (length, 1)))
   attention = (long - short) / _TOKEN_STEPS * steps
   sampling, moving = _seconds(
@@ -155,9 +148,9 @@ def _generate(config, params, mesh, limits: Sequence[int], first: int = 0,
   questions = [(first + row) // samples for row in range(len(limits))]
   prompts = {question: rng.integers(0, config.vocab_size, prompt or _PROMPT.value).astype(np.int32)
              for question in dict.fromkeys(questions)}
-  settings = sampler.Settings(
-      draw.Config(), _SLOTS.value, max_response or max(limits), (config.vocab_size,), 0)
-  sampler.generate(
+  settings = scheduler.Settings(
+      token_sampling.Config(), _SLOTS.value, max_response or max(limits), (config.vocab_size,), 0)
+  scheduler.generate(
       config, params, [prompts[question] for question in questions], questions,
       [(first + row) % samples for row in range(len(limits))], jax.random.key(0), settings, mesh,
       limits=limits)
@@ -214,10 +207,10 @@ def _tokens(config, params, rows: int, length: int) -> Callable[[], object]:
 
 
 def _draws(config, rows: int) -> Callable[[], object]:
-  drawn = jax.jit(draw.draw, static_argnums=0)
+  drawn = jax.jit(token_sampling.draw, static_argnums=0)
   logits_BV = jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
   uniform_B2 = jax.random.uniform(jax.random.key(1), (rows, 2))
-  return lambda: [jax.block_until_ready(drawn(draw.Config(), logits_BV, uniform_B2))
+  return lambda: [jax.block_until_ready(drawn(token_sampling.Config(), logits_BV, uniform_B2))
                   for _ in range(_DRAW_STEPS)]
 
 
@@ -225,13 +218,13 @@ def update() -> None:
   """Prints the time of one update, and its share of the rate of its matrix products alone."""
   config, mesh, params = _placed()
   batch, _ = _batch(config)
-  settings = update_lib.Settings(
-      update_lib.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config,
+  settings = gradients.Settings(
+      gradients.Config(_MICROBATCH.value, _REMAT.value, False), _OBJECTIVE, _OPTIMIZER, config,
       mesh, 1, 1., _RESPONSE.value, _CHUNK.value)
   states = [optimizer.init(_OPTIMIZER, 1, params)]
 
   def one():
-    state, sums = update_lib.minibatch(settings, states.pop(), batch, False, True)
+    state, sums = gradients.minibatch(settings, states.pop(), batch, False, True)
     jax.block_until_ready(sums)
     states.append(state)
 
@@ -278,7 +271,7 @@ def loss() -> None:
 
 def grading() -> None:
   """Prints how fast a batch of responses is graded, and how long one alone takes."""
-  config = grading_lib.Config(workers=_WORKERS.value, time_limit=5., memory_limit=1024,
+  config = pool.Config(workers=_WORKERS.value, time_limit=5., memory_limit=1024,
                               max_length=200_000, max_failures=0., reward='')
   thought = 'So we find that $x_1 + 3 = 7$, whence 12 of them are left. '
   thought *= _GRADED_LENGTH // len(thought)
@@ -286,7 +279,7 @@ def grading() -> None:
   responses = [rf'{thought}</think>{thought[:200]}\boxed{{{given}}}.' for given, _ in pairs]
   answers = [truth for _, truth in pairs]
   alone = []
-  with grading_lib.Grader(config, verifier.Config(True, False)) as grader:
+  with pool.Grader(config, verifier.Config(True, False)) as grader:
     whole, = _seconds(lambda: grader.grade(responses, answers))
     for response, answer in zip(responses, answers):
       start = time.perf_counter()

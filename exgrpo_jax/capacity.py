@@ -17,9 +17,13 @@ import jax.numpy as jnp
 from absl import flags
 from jax.experimental import topologies
 
-from exgrpo_jax import draw, model, objective, optimizer, sampler, sharding, slots, update
+from exgrpo_jax.algorithm import objective
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import CONFIG, Settings, model_shape, run_command, settings
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 
 _TOPOLOGY = flags.DEFINE_string('topology', None, 'TPU generation and slice, e.g. v5e:4x4.')
 _GIB = 2**30
@@ -155,30 +159,30 @@ def _peak(name, beside, compiled, chip):
 
 def prefill(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
   """As many of the longest prompts as are prefilled together."""
-  length = sampler.bucket(checked.rollout.max_prompt)
-  tokens_PT = _rows(mesh, max(1, sampler.PREFILL_TOKENS // length), length)
+  length = length_bucket(checked.rollout.max_prompt)
+  tokens_PT = _rows(mesh, max(1, scheduler.PREFILL_TOKENS // length), length)
   lengths_P = jax.ShapeDtypeStruct(tokens_PT.shape[:1], jnp.int32,
                                    sharding=sharding.replicated(mesh))
-  return _measured(slots.prefill.lower(shape, decoding, tokens_PT, lengths_P))
+  return _measured(decode_loop.prefill.lower(shape, decoding, tokens_PT, lengths_P))
 
 
 def decode(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
   """All slots at the longest cache; without the training state that stays on the chip."""
-  sampling = slots.Settings(draw.Config(checked.rollout.temperature), checked.rollout.slots,
+  sampling = decode_loop.Settings(token_sampling.Config(checked.rollout.temperature), checked.rollout.slots,
                             checked.rollout.max_response, (0,), 0)
-  empty = slots.empty.lower(shape, sampling, _longest(checked)).compile()
+  empty = decode_loop.empty.lower(shape, sampling, _longest(checked)).compile()
   state = jax.tree.map(
       lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-      jax.eval_shape(functools.partial(slots.empty, shape, sampling, _longest(checked))),
+      jax.eval_shape(functools.partial(decode_loop.empty, shape, sampling, _longest(checked))),
       empty.output_shardings)
-  return _measured(slots.decode.lower(
+  return _measured(decode_loop.decode.lower(
       shape, sampling, decoding, jax.eval_shape(jax.random.key, 0), state, 1))
 
 
 def added(checked: Settings, shape: model.Config, mesh, state, gradient, reference) -> Program:
   """The forward and backward passes of a minibatch of the longest rows."""
   longest = _longest(checked)
-  window = sampler.bucket(checked.rollout.max_response, longest)
+  window = length_bucket(checked.rollout.max_response, longest)
   rows = (max(1, checked.gradient.tokens_per_microbatch // longest)
           * sharding.split(mesh, 'batch')[1])
   in_all = checked.rollout.questions * checked.rollout.samples // checked.optimizer.minibatches
@@ -189,17 +193,17 @@ def added(checked: Settings, shape: model.Config, mesh, state, gradient, referen
 
   tokens = objective.Tokens(
       *(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1))
-  microbatches = update.Microbatch(
+  microbatches = gradients.Microbatch(
       of(jnp.int32, longest), of(jnp.int32), of(jnp.int32, window), tokens)
   static = _update_settings(checked, shape, mesh)
-  _, sums = jax.eval_shape(functools.partial(update.nothing, static), state.params)
-  return _measured(update.added.lower(
+  _, sums = jax.eval_shape(functools.partial(gradients.nothing, static), state.params)
+  return _measured(gradients.added.lower(
       static, state.params, (gradient, sums), microbatches, 1, False, True, reference))
 
 
 def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
   """The optimiser's step."""
-  return _measured(update.applied.lower(_update_settings(checked, shape, mesh), state, gradient))
+  return _measured(gradients.applied.lower(_update_settings(checked, shape, mesh), state, gradient))
 
 
 def _measured(lowered) -> Program:
@@ -216,7 +220,7 @@ def _state(checked, shape, mesh):
 
 
 def _update_settings(checked, shape, mesh):
-  return update.Settings(
+  return gradients.Settings(
       checked.gradient, checked.objective, checked.optimizer, shape, mesh, 1,
       checked.rollout.temperature, checked.rollout.max_response, checked.rollout.logit_chunk)
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import checkpoint, draw, hosts, metrics, model, sampler, statistics, tasks
+from exgrpo_jax.data import tasks
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -23,8 +23,13 @@ from exgrpo_jax.experiment import (
   open_experiment,
   run_command,
 )
-from exgrpo_jax.grading import Grader
-from exgrpo_jax.workdir import check_workdir, read_config
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics, step_metrics
+from exgrpo_jax.rollout import scheduler, token_sampling
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 _DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
 _SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)
@@ -68,8 +73,8 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
   settings, words = experiment.settings, experiment.tokenizer
   dataset, prompts = load_questions(experiment, spec)
   wanted, samples = settings.evaluation, settings.evaluation.samples
-  how = draw.Config(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p)
-  responses = sampler.generate(
+  how = token_sampling.Config(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p)
+  responses = scheduler.generate(
       experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
       [prompt for prompt in prompts for _ in range(samples)],
       [question.row for question in dataset for _ in range(samples)],
@@ -81,7 +86,7 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
               dataclasses.replace(settings.verifier, require_think=False)) as grader:
     verdicts = grader.grade(
         texts, [question.answer for question in asked], [question.kind for question in asked])
-  if warning := statistics.grading_alarm(step, [verdicts], settings.grading.max_failures):
+  if warning := step_metrics.grading_alarm(step, [verdicts], settings.grading.max_failures):
     hosts.warn(f'{spec}: {warning}')
   records = []
   for index, question in enumerate(dataset):

@@ -19,29 +19,19 @@ import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import (
-    architecture,
-    checkpoint,
-    compilations,
-    config,
-    grading,
-    hosts,
-    metrics,
-    model,
-    objective,
-    optimizer,
-    prompt,
-    questions,
-    replay,
-    rollout,
-    sharding,
-    tokenizer,
-    update,
-    verifier,
-)
+from exgrpo_jax import config
+from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
+from exgrpo_jax.data import prompt, questions, tokenizer
+from exgrpo_jax.datatypes import Question
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.types import Question
+from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.learner import checkpoint, gradients, optimizer
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import stages
+from exgrpo_jax.runtime import compilations, hosts
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
 # Of those that make one, train and sweep.
@@ -104,21 +94,21 @@ class Settings:
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
   compilation_cache: str = setting(None, 'a folder that keeps compiled programs for the next '
                                    "start; '' is JAX's own setting")
-  rollout: rollout.Config
+  rollout: stages.Config
   replay: replay.Config
   objective: objective.Config
   optimizer: optimizer.Config
-  gradient: update.Config
+  gradient: gradients.Config
   model: ModelConfig
   mesh: sharding.Config
   prompt: prompt.Config
   tokenizer: tokenizer.Config
   data: questions.Config
   verifier: verifier.Config
-  grading: grading.Config
+  grading: pool.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
-  parity: rollout.ParityConfig
+  parity: stages.ParityConfig
   checkpoint: checkpoint.Config
   export: ExportConfig
   metrics: metrics.Config
@@ -208,7 +198,7 @@ def load_questions(experiment: Experiment, spec: str
                    ) -> tuple[tuple[Question, ...], tuple[np.ndarray, ...]]:
   """The questions of a data spec and their prompts as int32 token arrays; read once.
 
-  Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
+  Prompts over `step.max_prompt` are refused or left out, as `data.overlong` says.
   """
   checked, words = experiment.settings, experiment.tokenizer
   with hosts.first_goes_first('load_questions'):  # what is prepared may lie in a shared folder

@@ -11,7 +11,6 @@ from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from exgrpo_jax import architecture, checkpoint, hosts, model, weights
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CHECKPOINT,
@@ -21,7 +20,11 @@ from exgrpo_jax.experiment import (
   open_experiment,
   run_command,
 )
-from exgrpo_jax.workdir import read_config, write_json
+from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.policy import model
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.workdir import read_config, write_json
 
 _SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and how good
 _DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],

@@ -20,10 +20,13 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import checkpoint, comparison, config, launcher, metrics, trials
+from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import CONFIG, WORKDIR, run_command, settings
-from exgrpo_jax.workdir import check_workdir
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.reporting import comparison, metrics
+from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.sweeps import launcher, trials
 
 _SWEEP = flags.DEFINE_string('sweep', None, 'The trials, e.g. configs/sweeps/ratio.py.')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')

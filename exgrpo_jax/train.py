@@ -14,26 +14,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-from exgrpo_jax import (
-  checkpoint,
-  compilations,
-  evaluate,
-  export,
-  grading,
-  hosts,
-  metrics,
-  model,
-  objective,
-  optimizer,
-  plots,
-  preemption,
-  replay,
-  statistics,
-  warm_start,
-  watchdog,
-  weights,
-)
-from exgrpo_jax import update as update_lib
+from exgrpo_jax import evaluate, export, warm_start
+from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.datatypes import Batch, Cursor
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   CONFIG,
@@ -43,10 +26,15 @@ from exgrpo_jax.experiment import (
   open_experiment,
   run_command,
 )
-from exgrpo_jax.optimizer import TrainState
-from exgrpo_jax.rollout import Rollout
-from exgrpo_jax.types import Batch, Cursor
-from exgrpo_jax.workdir import check_hosts, check_workdir, check_writable, claim_workdir
+from exgrpo_jax.grading import pool
+from exgrpo_jax.huggingface import weights
+from exgrpo_jax.learner import checkpoint, gradients, optimizer
+from exgrpo_jax.learner.optimizer import TrainState
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics, plots, step_metrics
+from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.runtime import compilations, hosts, preemption, watchdog
+from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
 
 def main() -> None:
@@ -58,7 +46,7 @@ def main() -> None:
   check_writable(WORKDIR.value)
   check_hosts(CONFIG.value, WORKDIR.value)
   experiment = open_experiment(CONFIG.value, WORKDIR.value)
-  grading.check(experiment.settings.grading, experiment.settings.verifier)
+  pool.check(experiment.settings.grading, experiment.settings.verifier)
   rollout = rollout_of(experiment)
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
@@ -125,7 +113,7 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
     with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-          grading.Grader(settings.grading, settings.verifier) as grader,
+          pool.Grader(settings.grading, settings.verifier) as grader,
           preemption.listening() as told_to_stop):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
@@ -159,14 +147,14 @@ def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, 
   for index in range(count):
     rows = slice(index * size, (index + 1) * size)
     minibatch = jax.tree.map(lambda x, rows=rows: x[rows], batch)
-    state, sums = update_lib.minibatch(settings, state, minibatch, clip, index == 0, reference)
+    state, sums = gradients.minibatch(settings, state, minibatch, clip, index == 0, reference)
     found.append(sums)
   return state, objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
 
 
 def _update_settings(experiment):
   settings = experiment.settings
-  return update_lib.Settings(
+  return gradients.Settings(
       settings.gradient, settings.objective, settings.optimizer, experiment.model, experiment.mesh,
       _num_updates(settings), settings.rollout.temperature, settings.rollout.max_response,
       settings.rollout.logit_chunk)
@@ -210,8 +198,8 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     found = parity | _numbers(
         settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
     silent = silent + 1 if found['zero_variance'] == 1 else 0
-    for warning in (statistics.alarm(step, found, silent, settings.rollout.max_response),
-                    statistics.grading_alarm(step, verdicts, settings.grading.max_failures)):
+    for warning in (step_metrics.alarm(step, found, silent, settings.rollout.max_response),
+                    step_metrics.grading_alarm(step, verdicts, settings.grading.max_failures)):
       if warning:
         hosts.warn(warning)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
@@ -259,8 +247,8 @@ def _save(settings, manager, clock, now, told_to_stop):
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
   """All metrics of a step but its times, as Python floats."""
   sums = {name: float(value) for name, value in sums.items()}
-  found = statistics.of_rollouts(plan, responses, replays, verdicts)
-  found |= statistics.of_buffer(settings.replay, buffer, settings.rollout.samples)
+  found = step_metrics.of_rollouts(plan, responses, replays, verdicts)
+  found |= step_metrics.of_buffer(settings.replay, buffer, settings.rollout.samples)
   found |= objective.metrics(sums)
   updates = sums['updates']
   return found | {'loss': sums['loss'] / updates, 'gradient_norm': sums['gradient_norm'] / updates,

@@ -13,12 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax import checkpoint, hosts, metrics, model, optimizer, sampler, sharding
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions
-from exgrpo_jax.grading import Grader
-from exgrpo_jax.rollout import right_padded, score_tokens
-from exgrpo_jax.workdir import write_json
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.padding import right_padded
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout.stages import score_tokens
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.workdir import write_json
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
@@ -93,7 +98,7 @@ def _pass_rate(experiment, params):
   words, settings = experiment.tokenizer, experiment.settings
   dataset, prompts = load_questions(experiment, settings.data.train)
   count = min(CHECK_ROWS, len(dataset))
-  responses = sampler.generate(
+  responses = scheduler.generate(
       experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
       prompts[:count], range(count), [0] * count,
       jax.random.key(settings.seed), settings.rollout.sampling(words), experiment.mesh)

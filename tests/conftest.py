@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import stand_ins
-import tiny
 from jax.experimental.compilation_cache import compilation_cache
 
-from exgrpo_jax import experiment, grading, replay, rollout, train
-from exgrpo_jax.workdir import claim_workdir
+from exgrpo_jax import experiment, train
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.grading import pool
+from exgrpo_jax.rollout import stages
+from exgrpo_jax.runtime.workdir import claim_workdir
+from tests.helpers import stand_ins, tiny
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -90,7 +92,7 @@ def recorded(values, tmp_path_factory):
   run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None, cache=cache,
                               compiling=functools.partial(_compiling, cache))
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(grading, 'COMMAND', tiny.WORKER)
+    patch.setattr(pool, 'COMMAND', tiny.WORKER)
     _listen(patch, run)
     run.experiment = experiment.open_experiment(values, str(workdir))
     rollout = train.rollout_of(run.experiment)
@@ -138,9 +140,9 @@ def _listen(patch, run):
     step.replays = result
     step.params = jax.tree.map(np.array, args[1])
 
-  hear(rollout.Rollout, 'plan', planned)
-  hear(rollout.Rollout, 'pick_replays', picked)
-  hear(rollout.Rollout, 'generate', lambda a, found: setattr(at(a[2]), 'responses', found))
-  hear(rollout.Rollout, 'grade', lambda a, found: setattr(at(a[1]), 'verdicts', found))
-  hear(rollout.Rollout, 'assemble', lambda a, found: setattr(at(a[1]), 'batch', found))
+  hear(stages.Rollout, 'plan', planned)
+  hear(stages.Rollout, 'pick_replays', picked)
+  hear(stages.Rollout, 'generate', lambda a, found: setattr(at(a[2]), 'responses', found))
+  hear(stages.Rollout, 'grade', lambda a, found: setattr(at(a[1]), 'verdicts', found))
+  hear(stages.Rollout, 'assemble', lambda a, found: setattr(at(a[1]), 'batch', found))
   hear(replay, 'record', lambda a, found: setattr(at(a[2]), 'after', found))

@@ -9,12 +9,15 @@ import sys
 import jax
 import numpy as np
 import pytest
-from tiny import ROPE
 
-from configs import llama3_1_8b, qwen2_5_math_1_5b
-from exgrpo_jax import capacity, experiment, model, objective, optimizer, sharding, update
+from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
+from exgrpo_jax import capacity, experiment
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.types import Batch
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.policy import model, sharding
+from tests.helpers.tiny import ROPE
 
 SMALL = model.Config(
     vocab_size=256, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,
@@ -46,16 +49,16 @@ def test_training_takes_three_times_the_forward_passs_flops():
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
   checked = experiment.settings(qwen2_5_math_1_5b.get_config())
   settings = dataclasses.replace(capacity._update_settings(checked, config, mesh),
-                                 gradient=update.Config(10**6, 'none', False), max_response=32)
+                                 gradient=gradients.Config(10**6, 'none', False), max_response=32)
   mask_BT = np.repeat(np.arange(64) >= 32, 8).reshape(64, 8).T.astype(np.float32)
   batch = Batch(np.zeros((8, 64), np.int32), mask_BT, mask_BT, np.ones(8, np.float32),
                 np.zeros(8, bool), np.zeros(8, np.int32), mask_BT)
   tokens = objective.tokens(batch, settings.objective, 32)
-  (number, rows_M), = update.stacks(update.microbatches(settings.gradient, batch, tokens, 1), 8)
+  (number, rows_M), = gradients.stacks(gradients.microbatches(settings.gradient, batch, tokens, 1), 8)
   params = model.shapes(config, mesh)
   with jax.set_mesh(mesh):
-    nothing = jax.eval_shape(functools.partial(update.nothing, settings), params)
-    compiled = update.added.lower(
+    nothing = jax.eval_shape(functools.partial(gradients.nothing, settings), params)
+    compiled = gradients.added.lower(
         settings, params, nothing, rows_M, number, False, True, None).compile()
   assert compiled.cost_analysis()['flops'] == pytest.approx(
       3 * capacity.forward_flops(config, 8 * 64, 64, 8 * 32), rel=.1)

@@ -1,7 +1,6 @@
 """The door: what a user gets wrong is refused in one line that says what to do."""
 
 import importlib
-import pathlib
 import re
 import subprocess
 import sys
@@ -9,13 +8,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tiny
 
-from exgrpo_jax import experiment, model, train, warm_start
+from exgrpo_jax import experiment, train, warm_start
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.workdir import claim_workdir
+from exgrpo_jax.policy import model
+from exgrpo_jax.runtime.workdir import claim_workdir
+from tests.helpers import tiny
+from tests.helpers.paths import REPOSITORY
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONFIGS = sorted(path.stem for path in (REPOSITORY / 'configs').glob('*.py')
                  if path.stem != '__init__')
 

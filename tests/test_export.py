@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import re
 import subprocess
 import sys
@@ -10,23 +9,27 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tiny
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from configs import (
+from exgrpo_jax.configs import (
   llama3_1_8b,
   llama3_1_8b_instruct,
   qwen2_5_7b_instruct,
   qwen2_5_math_1_5b,
   qwen2_5_math_7b,
 )
-from exgrpo_jax import checkpoint, experiment, export, model, tokenizer, weights
+from exgrpo_jax import experiment, export
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.workdir import read_config
+from exgrpo_jax.huggingface import weights
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.policy import model
+from exgrpo_jax.runtime.workdir import read_config
+from tests.helpers import tiny
+from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-STORED = REPOSITORY / 'tests' / 'checkpoints' / 'qwen2_tied'
+STORED = CHECKPOINTS / 'qwen2_tied'
 COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
 
 
@@ -39,7 +42,7 @@ def command(name, *arguments):
 
 def train(start, workdir, data, *more):
   return command(
-      'train', '--config=tests/tiny.py', f'--workdir={workdir}', f'--config.model.path={start}',
+      'train', f'--config={TINY_CONFIG}', f'--workdir={workdir}', f'--config.model.path={start}',
       '--config.prompt.template=chat', '--config.rollout.max_prompt=64',
       '--config.warm_start.num_updates=0', f'--config.data.train={data.train}',
       f'--config.data.evaluation=("{data.evaluation}",)', f'--config.data.cache_dir={data.cache}',

@@ -4,7 +4,6 @@ import copy
 import importlib
 import json
 import os
-import pathlib
 import re
 import shlex
 import signal
@@ -14,12 +13,14 @@ import time
 
 import pytest
 
-from configs import base, smoke
-from exgrpo_jax import comparison, metrics, plots, sweep, trials
+from exgrpo_jax.configs import base, smoke
+from exgrpo_jax import sweep
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.workdir import check_workdir
+from exgrpo_jax.reporting import comparison, metrics, plots
+from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.sweeps import trials
+from tests.helpers.paths import REPOSITORY
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SWEEPS = sorted(path.stem for path in (REPOSITORY / 'configs' / 'sweeps').glob('*.py'))
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
 THREE_BY_TWO = "trials.grid({'replay.ratio': [0., .25, .5], 'seed': range(2)})"
@@ -28,8 +29,8 @@ THREE_BY_TWO = "trials.grid({'replay.ratio': [0., .25, .5], 'seed': range(2)})"
 @pytest.fixture(autouse=True)
 def fake_trainer(monkeypatch):
   """Trials are run by fake_trainer.py."""
-  monkeypatch.setattr(sweep, 'TRAINER', 'fake_trainer')
-  monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(REPOSITORY), str(REPOSITORY / 'tests')]))
+  monkeypatch.setattr(sweep, 'TRAINER', 'tests.helpers.fake_trainer')
+  monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
 
 
 @pytest.fixture
@@ -296,7 +297,7 @@ def test_no_metric_to_draw_is_refused(tmp_path):
 # The command line.
 
 COMMAND = [sys.executable, '-c', 'from exgrpo_jax import experiment, sweep; '
-           'sweep.TRAINER = "fake_trainer"; experiment.run_command(sweep.main)']
+           'sweep.TRAINER = "tests.helpers.fake_trainer"; experiment.run_command(sweep.main)']
 
 
 def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp_path):

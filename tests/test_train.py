@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -20,24 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
-from exgrpo_jax import (
-  checkpoint,
-  experiment,
-  grading,
-  metrics,
-  model,
-  optimizer,
-  preemption,
-  train,
-)
-from exgrpo_jax.clock import Clock
-from exgrpo_jax.statistics import OUTCOMES
-from tests.chance import is_correct
+from exgrpo_jax import experiment, train
+from exgrpo_jax.grading import pool
+from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting.step_metrics import OUTCOMES
+from exgrpo_jax.runtime import preemption
+from exgrpo_jax.runtime.clock import Clock
+from tests.helpers import tiny
+from tests.helpers.chance import is_correct
+from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
 def groups(step):
@@ -443,7 +438,7 @@ def test_a_run_leaves_pictures_samples_and_tensorboard_files(recorded):
 
 
 def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, monkeypatch):
-  monkeypatch.setattr(grading, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0., 3, 0
   opened = experiment.open_experiment(config, str(tmp_path))
@@ -463,7 +458,7 @@ def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, 
 def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     recorded, data, tmp_path):
   workdir = tmp_path / 'killed'
-  command = [sys.executable, '-m', 'exgrpo_jax.train', f'--config={REPOSITORY}/tests/tiny.py',
+  command = [sys.executable, '-m', 'exgrpo_jax.train', f'--config={TINY_CONFIG}',
              f'--workdir={workdir}', f'--config.data.train={data.train}',
              f'--config.warm_start.data={data.train}',
              f"--config.data.evaluation=('{data.evaluation}',)",
@@ -515,7 +510,7 @@ def kill_once(monkeypatch):
 
 def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
     recorded, values, tmp_path, monkeypatch, kill_once, capsys):
-  monkeypatch.setattr(grading, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.num_steps = 10
   opened = experiment.open_experiment(config, str(tmp_path))

@@ -6,7 +6,7 @@ python -m exgrpo_jax.sweep --sweep=configs/sweeps/ratio.py \\
 their own; this sweep has not been run as a whole.
 """
 
-from exgrpo_jax import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

@@ -5,7 +5,7 @@ python -m exgrpo_jax.sweep --sweep=configs/sweeps/trajectory_selection.py \\
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

@@ -1,0 +1,285 @@
+"""The objective of ExGRPO (arXiv:2510.02245, section 3) on one screen. Pure.
+
+A loss is a sum over response tokens of weight x term. The weights hold every
+normaliser and belong to the optimiser's minibatch (`tokens`); the terms see one
+token at a time (`token_loss`). So any split of a minibatch, by rows or by
+positions, gives the same sums and the same gradient, up to rounding.
+
+Departures from the authors' code, each on purpose:
+  1. Entropy is taken over response tokens only; theirs scores padding.
+  2. Fresh rows have ratio 1 in a step's first minibatch by construction, whatever
+     the sampler's rounding.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  clip: str = setting(('until_replay', 'always', 'never'), "when fresh rows' ratios are clipped")
+  clip_epsilon: float = setting('(0, 1)', 'fresh ratios are clipped to at least 1 - this')
+  clip_epsilon_high: float = setting('(0, inf)', 'fresh ratios are clipped to at most 1 + this; '
+                                     'above clip_epsilon it is clip-higher')
+  dual_clip: float = setting('(1, inf]', 'while clipping, a fresh token of negative advantage A '
+                             'adds at least this times A; inf is off')
+  surrogate: str = setting(('ppo', 'cispo'), 'what a fresh token adds: its clipped ratio times A, '
+                           'or its log-probability times A times the clipped ratio as a constant')
+  ratio: str = setting(('token', 'sequence'), "a fresh token's ratio: its own, or the geometric "
+                       "mean over its row's response")
+  tis_limit: float = setting('[0, inf)', "fresh terms are weighted by the trainer's probability "
+                             "over the sampler's, at most this; 0 is off")
+  shaping: bool = setting(None, 'replayed rows weigh f(w) = w / (w + beta) instead of w')
+  beta: float = setting('(0, inf)', 'the constant of the shaping f(w) = w / (w + beta)')
+  normalize_std: bool = setting(None, 'divide advantages by the standard deviation of their group')
+  aggregation: str = setting(('constant', 'token_mean', 'sequence_mean'),
+                             'how the sum over tokens is normalised')
+  entropy_bonus: float = setting('[0, inf)', 'coefficient of the mean token entropy, in nats')
+  kl_coefficient: float = setting('[0, inf)', 'coefficient of KL(policy, reference), k3 estimator')
+  old_logprobs: str = setting(('sampler', 'recompute'),
+                              'who gives the log-probabilities of the policy that wrote a row')
+
+  def __post_init__(self):
+    if self.tis_limit > 0 and self.old_logprobs != 'recompute':
+      raise InputError(f'config.objective.tis_limit={self.tis_limit} needs '
+                       "config.objective.old_logprobs='recompute': it weighs the trainer's "
+                       "log-probabilities against the sampler's.")
+    if self.dual_clip < float('inf') and self.surrogate == 'cispo':
+      raise InputError(f'config.objective.dual_clip={self.dual_clip} needs '
+                       "config.objective.surrogate='ppo': cispo bounds every ratio already.")
+
+
+class Tokens(NamedTuple):
+  """All that a token's loss needs besides the current policy, normalisers included.
+
+  The loss of any slice by rows or by positions is that slice's share of the
+  minibatch's. Columns of width 1 belong to the row; they stay when positions are cut.
+  """
+
+  mask_BT: jax.Array  # float32, 1 where the token is a response's own
+  weight_BT: jax.Array  # float32, share in the policy term; 0 outside the mask, as the next two
+  entropy_weight_BT: jax.Array  # float32, share in the mean entropy
+  kl_weight_BT: jax.Array  # float32, share in the mean KL: of fresh rows alone
+  old_logp_BT: jax.Array  # float32, nats, under the policy that wrote the row; 0 outside the mask
+  correction_BT: jax.Array  # float32, weight of a fresh token's term: `sampler_correction`, else 1
+  advantage_B1: jax.Array  # float32
+  is_replay_B1: jax.Array  # bool
+  # What passes over whole rows give, before the update: None where the config needs none.
+  reference_logp_BT: jax.Array | None = None  # float32, nats; where kl_coefficient > 0
+  row_log_ratio_B1: jax.Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
+
+
+def group_advantages(reward_QK: jax.Array, normalize_std: bool = False) -> jax.Array:
+  """Reward minus the mean over one question's K rollouts.
+
+  Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless
+  asked for (GRPO, arXiv:2402.03300: population standard deviation plus 1e-6).
+  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0.
+  """
+  chex.assert_rank(reward_QK, 2)
+  advantage_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
+  if normalize_std:
+    advantage_QK /= reward_QK.std(axis=1, keepdims=True) + 1e-6
+  return advantage_QK
+
+
+def sampler_correction(trainer_logp, sampler_logp, limit: float) -> np.ndarray:
+  """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
+
+  Weighs a fresh token for having been drawn by the sampler's rounding of the policy
+  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
+  float32 arrays of one shape, nats; limit > 0.
+  """
+  return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
+
+
+def shaped(log_ratio: jax.Array, beta: float) -> jax.Array:
+  """f(w) = w / (w + beta) of w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
+
+  Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
+  instead of inf / inf. Its gradient by log w is beta w / (w + beta)^2: larger than
+  w's own gradient, w, for w below sqrt(beta) - beta.
+  """
+  return jax.nn.sigmoid(log_ratio - jnp.log(beta))
+
+
+def policy_terms(logp_BT, log_ratio_BT, tokens: Tokens, clip, config: Config):
+  """What each token adds to the objective, before its weight.
+
+  Fresh, of ratio r and advantage A: min(r A, clip(r) A) while `clip` (bool scalar), else
+  r A; clip(r) lies in 1 - clip_epsilon … 1 + clip_epsilon_high (clip-higher: DAPO,
+  arXiv:2503.14476), and A < 0 adds at least dual_clip A (arXiv:1912.09729). With cispo
+  (arXiv:2506.13585) logp A times clip(r), or r, as a constant. Replayed: A f(w), never
+  clipped. The last `where` is the one place where the two kinds of rows part.
+
+  Returns (term_BT, is_clipped_BT): the second is true where clipping chose the term.
+  """
+  advantage_B1, is_replay_B1 = tokens.advantage_B1, tokens.is_replay_B1
+  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
+  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0., log_ratio_BT))
+  bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
+  if config.surrogate == 'cispo':
+    is_clipped_BT = clip & (bounded_BT != ratio_BT)
+    constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
+    fresh_BT = constant_BT * advantage_B1 * logp_BT
+  else:
+    is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
+    fresh_BT = jnp.where(is_clipped_BT, bounded_BT, ratio_BT) * advantage_B1
+    if config.dual_clip < float('inf'):
+      floor_B1 = config.dual_clip * advantage_B1
+      is_floored_BT = clip & (advantage_B1 < 0) & (fresh_BT < floor_B1)
+      fresh_BT = jnp.where(is_floored_BT, floor_B1, fresh_BT)
+      is_clipped_BT |= is_floored_BT
+  past_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.)
+  replayed_BT = shaped(past_BT, config.beta) if config.shaping else jnp.exp(past_BT)
+  term_BT = jnp.where(is_replay_B1, replayed_BT * advantage_B1, tokens.correction_BT * fresh_BT)
+  return term_BT, is_clipped_BT & ~is_replay_B1
+
+
+def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
+  """The share of each token of a minibatch in its policy term: [B, T] -> [B, T].
+
+  constant: 1 / (B max_response), so neither length nor grouping carries bias
+  (Dr. GRPO); token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
+  """
+  num_rows = mask_BT.shape[0]
+  if aggregation == 'constant':
+    return mask_BT / np.float32(num_rows * max_response)
+  if aggregation == 'token_mean':
+    return _mean_weights(mask_BT)
+  length_B1 = mask_BT.sum(axis=1, keepdims=True)
+  return mask_BT / (num_rows * np.maximum(length_B1, 1))
+
+
+def tokens(batch: Batch, config: Config, max_response: int) -> Tokens:
+  """A minibatch's tokens with all its normalisers; NumPy in, NumPy out.
+
+  Args:
+    batch: the whole optimiser minibatch: its rows and their lengths are the normalisers.
+    config: which terms, and how they are normalised.
+    max_response: the configured response limit in tokens.
+
+  Returns:
+    Tokens aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
+    their mask is empty, dropped, and positions cut.
+  """
+  mask_BT, is_replay_B1 = batch.response_mask_BT, batch.is_replay_B[:, None]
+  return Tokens(
+      mask_BT=mask_BT,
+      weight_BT=token_weights(mask_BT, config.aggregation, max_response),
+      entropy_weight_BT=_mean_weights(mask_BT),
+      # On fresh rows only: k3 is unbiased under the current policy's own samples.
+      kl_weight_BT=_mean_weights(mask_BT * ~is_replay_B1),
+      # 0 outside the mask on both sides of a ratio: no exp overflows there.
+      old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
+      correction_BT=batch.correction_BT,
+      advantage_B1=batch.advantage_B[:, None], is_replay_B1=is_replay_B1)
+
+
+def row_log_ratio(logp_BT, tokens: Tokens) -> jax.Array:
+  """The mean of log pi - log pi_old over each row's response tokens: [B, T] -> [B, 1].
+
+  For `Tokens.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
+  """
+  gap_BT = jnp.where(tokens.mask_BT > 0, logp_BT - tokens.old_logp_BT, 0.)
+  length_B1 = tokens.mask_BT.sum(axis=1, keepdims=True)
+  return gap_BT.sum(axis=1, keepdims=True) / jnp.maximum(length_B1, 1)
+
+
+def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_first):
+  """The share of some tokens in their minibatch's loss and in the sums its metrics are made of.
+
+  With ratio 'sequence' each fresh token takes its row's ratio as value and its own
+  log-probability's gradient; with aggregation 'sequence_mean' that is GSPO exactly
+  (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients.
+
+  Args:
+    logp_BT: float32, nats, of the tokens under the current policy at the sampling
+      temperature; what lies outside the response mask is ignored.
+    entropy_BT: float32, nats, of the distribution each token was drawn from.
+    tokens: these tokens, any slice of a minibatch's.
+    config: which terms, and how much of each.
+    clip: bool scalar, whether fresh ratios are clipped now.
+    is_first: bool scalar, whether this is the step's first minibatch.
+
+  Returns:
+    (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
+    minibatches, except those named *_max, which combine by maximum (`merged`).
+  """
+  chex.assert_equal_shape([logp_BT, entropy_BT, tokens.mask_BT])
+  is_token_BT, is_replay_B1 = tokens.mask_BT > 0, tokens.is_replay_B1
+  logp_BT = jnp.where(is_token_BT, logp_BT, 0.)
+  entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.)
+  now_BT = jax.lax.stop_gradient(logp_BT)
+  if config.ratio == 'sequence':
+    # The value is the row's, the gradient the token's own.
+    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0., tokens.row_log_ratio_B1)
+  else:
+    fresh_BT = logp_BT - jnp.where(is_first, now_BT, tokens.old_logp_BT)
+  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - tokens.old_logp_BT, fresh_BT)
+  term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, tokens, clip, config)
+  total = -jnp.sum(tokens.weight_BT * term_BT)
+  total -= config.entropy_bonus * jnp.sum(tokens.entropy_weight_BT * entropy_BT)
+  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens)
+  if config.kl_coefficient > 0:
+    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, tokens.reference_logp_BT - logp_BT, 0.)
+    kl_BT = jnp.exp(gap_BT) - gap_BT - 1
+    total += config.kl_coefficient * jnp.sum(tokens.kl_weight_BT * kl_BT)
+    sums['kl'] = kl_BT.sum()
+  return total, sums
+
+
+def no_sums(config: Config) -> dict[str, jax.Array]:
+  """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
+  none = jnp.zeros((1, 1))
+  tokens = Tokens(*(none,) * 7, none > 0, none, none)
+  return token_loss(none, none, tokens, config, clip=False, is_first=True)[1]
+
+
+def merged(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """The sums of all slices from those of each, stacked along a leading axis."""
+  return {name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)
+          for name, value in stacked.items()}
+
+
+def metrics(sums: dict[str, float]) -> dict[str, float]:
+  """Means over a step's tokens from the sums of its minibatches (host scalars).
+
+  Without replayed tokens the replay/ values are absent. The effective sample size
+  is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal weights.
+  """
+  tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
+  values = {'entropy': sums['entropy'] / max(tokens, 1), 'clip_share': sums['clipped'] / fresh}
+  if 'kl' in sums:
+    values['kl'] = sums['kl'] / fresh
+  if replayed:
+    values['replay/ratio_mean'] = sums['ratio'] / replayed
+    values['replay/ratio_max'] = sums['ratio_max']
+    values['replay/effective_sample_size'] = sums['ratio']**2 / (
+        replayed * max(sums['ratio_squared'], 1e-30))
+  return values
+
+
+def _mean_weights(mask_BT):
+  return mask_BT / np.maximum(mask_BT.sum(), 1)
+
+
+def _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens):
+  mask_BT = tokens.mask_BT
+  replay_mask_BT = mask_BT * tokens.is_replay_B1
+  fresh_mask_BT = mask_BT - replay_mask_BT
+  ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(jax.lax.stop_gradient(log_ratio_BT)), 0.)
+  return {
+      'tokens': mask_BT.sum(), 'fresh_tokens': fresh_mask_BT.sum(),
+      'replay_tokens': replay_mask_BT.sum(), 'entropy': jnp.sum(entropy_BT),
+      'clipped': jnp.sum(is_clipped_BT * fresh_mask_BT), 'ratio': ratio_BT.sum(),
+      'ratio_squared': jnp.sum(ratio_BT**2), 'ratio_max': ratio_BT.max()}

@@ -1,0 +1,71 @@
+"""The stream of questions: which ones a step reads, as a function of seed and cursor."""
+
+import functools
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from exgrpo_jax.datatypes import Cursor
+from exgrpo_jax.errors import InputError
+
+
+@functools.lru_cache(maxsize=4)  # a step reads one epoch, or two at its border
+def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+  """The order of an epoch: int64 [size], read-only, the same wherever it is asked for."""
+  order = np.random.default_rng((seed, epoch)).permutation(size)
+  order.flags.writeable = False  # it is shared between callers
+  return order
+
+
+def retired_return(epoch: int, size: int, retired_epoch: Mapping[int, int], quorum: int) -> bool:
+  """Whether `epoch` reads retired questions too, there being too few others.
+
+  Args:
+    epoch: of the stream.
+    size: questions there are.
+    retired_epoch: row -> the epoch in which it retired; it is out from the next one.
+    quorum: Q, questions per step.
+  """
+  return size - sum(retired < epoch for retired in retired_epoch.values()) < quorum
+
+
+def take(cursor: Cursor, count: int, size: int, seed: int, retired_epoch: Mapping[int, int],
+         taken: Collection[int], quorum: int) -> tuple[list[int], Cursor]:
+  """The next `count` rows of the stream, all different, and the place after them.
+
+  Passes over rows that retired in an earlier epoch (unless `retired_return`), rows in
+  `taken` and, where a step crosses into the next epoch, rows it has read already. An
+  epoch's end is left only when a row of the next one is needed, so that what retires in
+  the step that reads an epoch's last row retires in that epoch.
+
+  Args:
+    cursor: the next position to read.
+    count: rows wanted, at most `quorum` less `taken`.
+    size: questions there are.
+    seed: of the permutations.
+    retired_epoch: row -> the epoch in which it retired.
+    taken: rows that the step replays.
+    quorum: Q, questions per step.
+
+  Raises:
+    InputError: there are fewer questions than a step needs.
+  """
+  if size < quorum:
+    raise InputError(f'the training data has {size} questions, and a step needs {quorum} different '
+                     'ones; give more data, or take fewer questions per step.')
+  if count + len(taken) > quorum:
+    raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {quorum}.')
+  epoch, position = cursor.epoch, cursor.position
+  rows, passed = [], set(taken)
+  while len(rows) < count:
+    order = permutation(seed, epoch, size)
+    everyone = retired_return(epoch, size, retired_epoch, quorum)
+    while position < size and len(rows) < count:
+      row = int(order[position])
+      position += 1
+      if row not in passed and (everyone or retired_epoch.get(row, epoch) >= epoch):
+        passed.add(row)
+        rows.append(row)
+    if len(rows) < count:
+      epoch, position = epoch + 1, 0
+  return rows, Cursor(epoch, position)

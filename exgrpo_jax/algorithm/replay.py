@@ -1,0 +1,176 @@
+"""Experience management of ExGRPO (arXiv:2510.02245, section 3): what is kept, what is drawn.
+
+NumPy on the host, values in and values out. A question in the buffer has some
+past successes and its latest correctness; its bucket is derived from that. A
+question solved in full is retired: it leaves the buffer for good.
+
+Departures from the authors' code, each on purpose:
+  1. A question of the buffer that fails entirely moves to bucket 0; theirs stays put.
+  2. Replayed questions are drawn first and the stream fills the rest; theirs draws a
+     whole batch of fresh questions and throws a part of it away.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  ratio: float = setting('[0, 1)', "it is the share of each step's questions drawn from the "
+                         'buffer; 0 is plain GRPO')
+  start_pass_rate: float = setting('[0, 1]', 'replay starts once the pass rate of a step '
+                                   'exceeds it')
+  sigma: float = setting('(0, inf)', 'spread of the bucket weights, in successes of a group')
+  question_selection: str = setting(('gaussian', 'uniform'), 'how replayed questions are drawn')
+  trajectory_selection: str = setting(
+      ('lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest', 'random'),
+      'which stored success of a question is replayed')
+  bucket_by: str = setting(('correctness', 'question_length', 'response_length'),
+                           'what the difficulty of a question is read from')
+  difficulty: str = setting(('all', 'easy', 'medium', 'hard'),
+                            'which questions train, by their latest correctness: '
+                            'easy is 0.75 or more, hard 0.25 or less')
+  count_replayed: bool = setting(None, "the replayed row counts in its group's correctness")
+  max_trajectories: int = setting('[1, inf)', 'successes kept for a question, the newest')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What the buffer knows of one question."""
+
+  correctness: float  # latest share of successes in a group, in [0, 1)
+  prompt_length: int  # tokens
+  trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two of equal tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+  """All experience. `entries` and `retired_epoch` share no question."""
+
+  entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
+  retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
+  started: bool = False  # the delayed start's switch; latches
+
+
+def bucket(correctness: float, num_rollouts: int) -> int:
+  """0 for no success, else the nearest of 1 … K - 1."""
+  if correctness == 0:
+    return 0
+  return min(num_rollouts - 1, max(1, round(num_rollouts * correctness)))
+
+
+def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
+  """Question row -> bucket in 0 … K - 1, for every question of the buffer.
+
+  By a length instead of correctness: its rank among the buffer's questions, cut into K
+  equal buckets; ties go by row.
+  """
+  rows = sorted(buffer.entries)
+  if config.bucket_by == 'correctness':
+    return {row: bucket(buffer.entries[row].correctness, num_rollouts) for row in rows}
+  ranked = sorted(rows, key=lambda row: (_length(buffer.entries[row], config.bucket_by), row))
+  return {row: rank * num_rollouts // len(rows) for rank, row in enumerate(ranked)}
+
+
+def trains(config: Config, correctness: float) -> bool:
+  """Whether a question of this correctness takes part in training (`config.difficulty`)."""
+  return {'all': True, 'easy': correctness >= 0.75, 'hard': correctness <= 0.25,
+          'medium': 0.25 < correctness < 0.75}[config.difficulty]
+
+
+def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
+  """P(k) proportional to exp(-(k - K/2)^2 / (2 sigma^2)) over open buckets: bool [K] -> [K].
+
+  Not multiplied by the buckets' sizes. At least one bucket must be open.
+  """
+  num_buckets = len(is_open_K)
+  log_weight_K = -(np.arange(num_buckets) - num_buckets / 2)**2 / (2 * sigma**2)
+  # Largest open weight 1: with many rollouts the outer weights alone underflow to 0.
+  weight_K = np.exp(log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K,
+                    out=np.zeros(num_buckets))
+  return weight_K / weight_K.sum()
+
+
+def draw(config: Config, buffer: Buffer, num_questions: int, num_rollouts: int,
+         rng: np.random.Generator) -> list[int]:
+  """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start."""
+  if not buffer.started:
+    return []
+  bucket_of = {row: k for row, k in buckets(config, buffer, num_rollouts).items()
+               if trains(config, buffer.entries[row].correctness)}
+  # 0.29 * 100 is 28.999…: rounding must not cost a question.
+  total = min(len(bucket_of), math.floor(config.ratio * num_questions + 1e-9))
+  if config.question_selection == 'uniform':
+    return [int(row) for row in rng.choice(sorted(bucket_of), total, replace=False)]
+  members = [[row for row, k in bucket_of.items() if k == wanted] for wanted in range(num_rollouts)]
+  count_K = _bucket_counts(np.array([len(m) for m in members]), total, config.sigma, rng)
+  return [int(row) for rows, count in zip(members, count_K) if count
+          for row in rng.choice(rows, count, replace=False)]
+
+
+def record(config: Config, buffer: Buffer, plan: Plan, responses: Sequence[Sequence[Response]],
+           verdicts: Sequence[Sequence[Verdict]]) -> Buffer:
+  """The buffer after a step.
+
+  Args:
+    config: what is stored, and how much.
+    buffer: as it stood when the step was planned.
+    plan: the step's Q questions.
+    responses: fresh ones by group: K for a fresh question, K - 1 for a replayed one.
+    verdicts: theirs, in the same order.
+
+  A replayed trajectory is a success of before, so it counts as one.
+  """
+  entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
+  groups = zip(plan.questions, plan.prompts, plan.is_replay_Q, responses, verdicts)
+  for question, prompt, is_replay, group, judged in groups:
+    row = question.row
+    correctness = group_correctness(config, judged, is_replay)
+    if correctness == 1:
+      entries.pop(row, None)
+      retired.setdefault(row, plan.epoch)
+    elif buffer.started and row not in retired:
+      stored = entries[row].trajectories if row in entries else ()
+      trajectories = _with_successes(stored, group, judged, plan.step, config.max_trajectories)
+      if trajectories:
+        entries[row] = Entry(correctness, len(prompt), trajectories)
+  fresh = [verdict.correct for judged in verdicts for verdict in judged]
+  crosses = config.ratio > 0 and np.mean(fresh) > config.start_pass_rate
+  return Buffer(entries, retired, buffer.started or bool(crosses))
+
+
+def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool) -> float:
+  """Share of successes k / n in one group, the replayed row counted in if so configured."""
+  extra = int(is_replay and config.count_replayed)
+  return (sum(verdict.correct for verdict in judged) + extra) / (len(judged) + extra)
+
+
+def _with_successes(stored, group, judged, step, limit):
+  known = {trajectory.tokens.tobytes() for trajectory in stored}
+  kept = list(stored)
+  for response, verdict in zip(group, judged):
+    if verdict.correct and response.tokens.tobytes() not in known:
+      known.add(response.tokens.tobytes())
+      kept.append(Trajectory(response.tokens, response.logp, verdict.reward, step))
+  return tuple(kept[-limit:])
+
+
+def _bucket_counts(size_K, total, sigma, rng):
+  """One multinomial draw; what exceeds a bucket's size is redistributed by the same weights."""
+  count_K = np.zeros_like(size_K)
+  while (left := total - count_K.sum()) > 0:
+    probability_K = bucket_probabilities(count_K < size_K, sigma)
+    count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
+  return count_K
+
+
+def _length(entry, bucket_by):
+  if bucket_by == 'question_length':
+    return entry.prompt_length
+  return np.mean([len(trajectory.tokens) for trajectory in entry.trajectories])

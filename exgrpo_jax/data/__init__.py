@@ -1,0 +1,1 @@
+"""From files, TFDS names and embedded tasks to questions, and from messages to tokens."""

@@ -1,0 +1,1 @@
+"""Whether a response is right: a verifier that runs in processes of its own, under hard limits."""

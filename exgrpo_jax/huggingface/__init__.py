@@ -1,0 +1,1 @@
+"""Checkpoints of Hugging Face, read into our parameters and written back."""

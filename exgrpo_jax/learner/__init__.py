@@ -1,0 +1,1 @@
+"""From a batch to new parameters: gradients, optimizer, and the checkpoints that keep them."""

@@ -1,0 +1,1 @@
+"""The language model: decoder, attention, key/value cache, log-probabilities, and where they live."""

@@ -1,0 +1,1 @@
+"""What every long run needs: hosts, preemption, clocks, compilations, the workdir."""

@@ -1,0 +1,113 @@
+"""A workdir: one run's folder, which belongs to one config, and what may change when it goes on."""
+
+import json
+import os
+import tempfile
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
+
+# What a resumed run may change: how long it is, what is written and looked at on the way, and by
+# which machines it is computed (another mesh, number of slots or cut of a minibatch changes
+# nothing but rounding). Anything else would make its records those of two experiments.
+FREE = ('evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
+        'data.cache_dir', 'grading.workers', 'grading.max_failures', 'rollout.slots',
+        'rollout.logit_chunk', 'gradient.tokens_per_microbatch', 'gradient.remat')
+
+
+def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
+  """Refuses a workdir that belongs to another config; only `sections` matter where given.
+
+  A run may change what `FREE` names, and be prolonged (num_steps, unless the learning rate's
+  schedule depends on it); such changes are printed.
+  """
+  if '://' in workdir:
+    raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
+                     'are written through the file system.')
+  if os.path.exists(os.path.join(workdir, 'config.json')):
+    theirs = read_config(workdir)
+    free = FREE + ('num_steps',) * (values.optimizer.schedule == 'constant')
+    allowed, refused = [], []
+    for name, old, new in _differences(theirs, _as_json(values)):
+      if not sections or name.split('.')[0] in sections:
+        changed = allowed if name.startswith(free) else refused
+        changed.append(f'config.{name} was {old}, is {new}')
+    if refused:
+      raise InputError(f'{workdir} belongs to another config: {"; ".join(refused)}. '
+                       'Take another --workdir, or the config of before.')
+    if allowed:
+      print(f'{workdir} goes on with another config: {"; ".join(allowed)}', flush=True)
+
+
+def check_writable(workdir: str) -> None:
+  """Makes the folder where it is missing; InputError where nothing can be written into it."""
+  try:
+    os.makedirs(workdir, exist_ok=True)
+    with tempfile.TemporaryFile(dir=workdir):
+      pass
+  except OSError as error:
+    raise InputError(f'--workdir={workdir} cannot be written into ({error}); everything that a '
+                     'run leaves stands there.') from error
+
+
+def check_hosts(values: ConfigDict, workdir: str) -> None:
+  """Refuses hosts that do not share the workdir, or were given different configs."""
+  hosts.check_shared(workdir)
+  first, *others = hosts.gathered(_as_json(values))
+  for number, theirs in enumerate(others, 1):
+    for name, one, other in _differences(first, theirs):
+      raise InputError(f'host 0 was given config.{name}={one} and host {number} config.{name}='
+                       f'{other}; all must be started with the same command.')
+
+
+def claim_workdir(values: ConfigDict, workdir: str) -> None:
+  """Writes workdir/config.json: from now on the workdir belongs to this config.
+
+  Called when everything the user gave has been found good, so that a start that was
+  refused leaves the workdir to the corrected one.
+  """
+  os.makedirs(workdir, exist_ok=True)
+  write_json(os.path.join(workdir, 'config.json'), _as_json(values))
+  hosts.wait('claim_workdir')
+
+
+def write_json(path: str, value: Any) -> None:
+  """Writes `value`, whole or not at all: a kill leaves what was there before.
+
+  Of several hosts only the first does.
+  """
+  if not hosts.is_first():
+    return
+  with open(path + '.new', 'w') as file:
+    json.dump(value, file, indent=2)
+  os.replace(path + '.new', path)
+
+
+def read_config(workdir: str) -> dict[str, Any]:
+  """The config that a workdir belongs to; refuses a folder that no run has claimed."""
+  path = os.path.join(workdir, 'config.json')
+  if not os.path.exists(path):
+    raise InputError(f"--checkpoint={workdir} is no run's workdir: it holds no config.json.")
+  with open(path) as file:
+    return json.load(file)
+
+
+def _as_json(values):
+  return json.loads(json.dumps(values.to_dict()))
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
+                 ) -> list[tuple[str, Any, Any]]:
+  """(dotted name, old value, new value) of all that differs between nested mappings."""
+  found = []
+  for name in sorted({*old, *new}):
+    before, after = old.get(name), new.get(name)
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+      found += _differences(before, after, f'{prefix}{name}.')
+    elif before != after:
+      found.append((prefix + name, before, after))
+  return found

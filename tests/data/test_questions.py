@@ -1,0 +1,267 @@
+"""Questions: every kind of source and spec, how they are prepared, and their lengths."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from exgrpo_jax.data import questions, records, tasks
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import InputError
+from tests.helpers.paths import REAL_DATA
+
+needs_real_data = pytest.mark.skipif(
+  not REAL_DATA.is_dir(), reason=f'the real data sets are not in {REAL_DATA}')
+
+LINES = [{'question': f'What is {i}+1?',
+          'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'} for i in range(20)]
+GOOD = {'question': 'q', 'answer': 'a'}
+
+
+@pytest.fixture
+def config(tmp_path):
+  return questions.Config(train='', evaluation=(), question_field='', answer_field='',
+                          solution_field='', default_kind='', overlong='refuse',
+                          cache_dir=str(tmp_path / 'cache'))
+
+
+@pytest.fixture(scope='module')
+def few_sums():
+  """The embedded task with 40 questions a split, so that tests need not wait for 30,000."""
+  small = {name: split._replace(questions=40) for name, split in tasks.ARITHMETIC_SPLITS.items()}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tasks, 'ARITHMETIC_SPLITS', small)
+    yield
+
+
+class TinyQa(tfds.core.GeneratorBasedBuilder):
+  """A dataset that TFDS knows by name: tiny_qa."""
+
+  VERSION = tfds.core.Version('1.0.0')
+
+  def _info(self):
+    return tfds.core.DatasetInfo(builder=self, disable_shuffling=True,
+                                 features=tfds.features.FeaturesDict({
+      'question': tfds.features.Text(), 'answer': np.int64, 'hint': tfds.features.Text()}))
+
+  def _split_generators(self, dl_manager):
+    return {'validation': self._generate_examples()}
+
+  def _generate_examples(self):
+    for i in range(5):
+      yield i, {'question': f'Was ist {i} größer?', 'answer': i, 'hint': 'x' if i else ''}
+
+
+class BrokenQa(TinyQa):
+  """A dataset that TFDS knows, and that it cannot prepare here."""
+
+  def _generate_examples(self):
+    raise ImportError('Failed to import TensorFlow.\nPlease install it.')
+
+
+# ---- TFDS names, tasks, specs ----
+
+
+def test_a_tfds_name(config):
+  dataset = questions.load(config, 'tiny_qa:validation[1:3]')
+  assert list(dataset) == [
+    questions.Question(0, (Message('user', 'Was ist 1 größer?'),), '1', 'math', '', 'tiny_qa'),
+    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', 'math', '', 'tiny_qa')]
+
+
+def test_a_tfds_feature_that_is_not_there_is_named(config):
+  config = dataclasses.replace(config, answer_field='label')
+  with pytest.raises(InputError, match=r"tiny_qa:validation: no field 'label' \(has: 'question', "
+                     r"'answer', 'hint'\); set config\.data\.answer_field"):
+    questions.load(config, 'tiny_qa:validation')
+
+
+def test_a_bad_tfds_row_is_named_when_it_is_read(config):
+  config = dataclasses.replace(config, question_field='hint')
+  with pytest.raises(InputError, match="tiny_qa:validation: row 0: field 'hint' is ''"):
+    questions.load(config, 'tiny_qa:validation')[0]
+
+
+def test_the_embedded_task(config, few_sums):
+  dataset = questions.load(config, 'arithmetic:ood[10:15]')
+  assert len(dataset) == 5
+  expected = tasks.arithmetic_rows()['ood'][11]
+  assert dataset[1] == questions.Question(
+    row=1, messages=(Message('user', expected['messages'][0]['content']),),
+    answer=expected['answer'], kind='math', solution=expected['solution'], source='arithmetic_ood')
+
+
+@pytest.mark.parametrize('spec, message', [
+  pytest.param('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, "
+               r'ood\)', id='unknown_split_of_a_task'),
+  pytest.param('tiny_qa:train', r"tiny_qa has no split 'train' \(has: validation\)",
+               id='unknown_split_of_tfds'),
+  pytest.param('no_such_data:train', "'no_such_data' is neither an embedded task .arithmetic. nor "
+               'a dataset that TFDS finds', id='unknown_name'),
+  pytest.param('no such name:train', "TFDS could not give 'no such name' as array_record .*failed",
+               id='no_name_at_all'),
+  pytest.param('broken_qa:validation', "could not give 'broken_qa' as array_record .ImportError: "
+               r'Failed to import TensorFlow\.\); its builder', id='a_builder_that_fails'),
+  pytest.param('arithmetic', "data spec 'arithmetic' must be an embedded task's split",
+               id='no_split'),
+  pytest.param('', "data spec '' must be", id='nothing'),
+  pytest.param('data/train.csv', "data spec 'data/train.csv' must be .*jsonl or .*parquet",
+               id='unknown_kind_of_file'),
+  pytest.param('absent/x.jsonl', 'absent/x.jsonl: there is no such file', id='missing_file'),
+  pytest.param('absent/x.parquet[:5]', 'absent/x.parquet: there is no such file',
+               id='missing_file_with_a_slice'),
+])
+def test_what_names_no_data_is_refused(config, few_sums, spec, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, spec)
+
+
+@pytest.mark.parametrize('part, rows', [
+  ('[:3]', range(3)), ('[15:]', range(15, 20)), ('[5:8]', range(5, 8)), ('[:10%]', range(2)),
+  ('[-2:]', range(18, 20)), ('', range(20))])
+def test_slices_are_those_of_tfds(config, jsonl, part, rows):
+  dataset = questions.load(config, jsonl(*LINES) + part)
+  assert [question.answer for question in dataset] == [str(row + 1) for row in rows]
+  assert [question.row for question in dataset] == list(range(len(rows)))
+
+
+@pytest.mark.parametrize('part, message', [
+  ('[:21]', r'the slice \[:21\] must be .* within the 20 rows'), ('[]', r'the slice \[\] must be'),
+  ('[x:]', 'must be as in TFDS'), ('[3]', 'must be as in TFDS'), ('[:200%]', 'must be as in TFDS'),
+  ('[5:5]', 'holds none of the 20 rows'), ('[9:3]', 'holds none of the 20 rows'),
+  ('[20:]', 'holds none of the 20 rows')])
+def test_a_slice_that_cannot_be_is_refused(config, jsonl, part, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, jsonl(*LINES) + part)
+
+
+def test_rows_outside_a_dataset_are_an_index_error(config, jsonl):
+  dataset = questions.load(config, jsonl(*LINES) + '[:4]')
+  assert dataset[np.int64(3)].answer == '4'
+  for row in (4, -1):
+    with pytest.raises(IndexError, match=f'rows 0 to 3, not {row}'):
+      dataset[row]
+
+
+# ---- Preparing ----
+
+
+def prepared(config):
+  return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.1.0'))
+
+
+def test_a_file_is_prepared_once_and_anew_when_it_or_its_fields_change(config, jsonl):
+  path = jsonl(*LINES)
+  questions.load(config, path)
+  first = prepared(config)
+  written = first[0].stat().st_mtime_ns
+  questions.load(config, path + '[:2]')
+  assert prepared(config) == first and first[0].stat().st_mtime_ns == written
+  assert questions.load(config, jsonl(GOOD))[0].answer == 'a'
+  assert len(prepared(config)) == 2
+  jsonl(GOOD, name='renamed.jsonl')
+  assert questions.load(config, path.replace('train', 'renamed'))[0].source == 'renamed'
+  swapped = dataclasses.replace(config, question_field='answer', answer_field='question')
+  assert questions.load(swapped, path)[0].answer == 'q'
+  assert len(prepared(config)) == 4
+
+
+def test_an_error_or_a_kill_leaves_nothing_that_reads_as_prepared(config, jsonl):
+  path = jsonl(*LINES)
+  script = f"""
+import os
+from exgrpo_jax.data import questions, records
+rows = records.jsonl_rows
+def killed(*args):
+  for number, row in enumerate(rows(*args)):
+    if number == 10:
+      os._exit(9)
+    yield row
+records.jsonl_rows = killed
+questions.load(questions.{config!r}, {path!r})
+"""
+  assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
+  assert list(pathlib.Path(config.cache_dir).glob('question_file/*/incomplete.*'))
+  assert not prepared(config)
+  assert len(questions.load(config, path)) == 20
+  with pytest.raises(InputError):
+    questions.load(config, jsonl(*LINES, '{'))
+  assert len(prepared(config)) == 1
+
+
+def test_two_that_prepare_at_once_both_read_it_whole(config, jsonl, monkeypatch):
+  path, found, both = jsonl(*LINES), [], threading.Barrier(2, timeout=30)
+  rows = records.jsonl_rows
+
+  def slowly(*args):
+    yield from rows(*args)
+    both.wait()  # neither renames before the other has begun to write
+
+  monkeypatch.setattr(records, 'jsonl_rows', slowly)
+  threads = [threading.Thread(target=lambda: found.append(len(questions.load(config, path))))
+             for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert found == [20, 20]
+  assert len(prepared(config)) == 1
+
+
+def test_tensorflow_is_not_imported(config, jsonl):
+  path = jsonl(*LINES)
+  script = f"""
+import sys
+from exgrpo_jax.data import questions
+assert questions.load(questions.{config!r}, {path!r})[0].answer == '1'
+assert 'tensorflow' not in sys.modules
+"""
+  subprocess.run([sys.executable, '-c', script], check=True)
+
+
+# ---- Real data ----
+
+
+@needs_real_data
+def test_gsm8k(config):
+  dataset = questions.load(config, f'{REAL_DATA}/gsm8k_test.jsonl')
+  assert len(dataset) == 1319
+  assert dataset[0].answer == '18'
+  assert dataset[0].source == 'gsm8k_test'
+  assert dataset[0].solution.endswith('#### 18') and '<<' not in dataset[0].solution
+
+
+@needs_real_data
+def test_the_benchmarks_of_the_paper(config):
+  dataset = questions.load(config, f'{REAL_DATA}/math_benchmarks.parquet')
+  assert len(dataset) == 6023
+  assert dataset[0].answer == r'\left( 3, \frac{\pi}{2} \right)'
+  assert [message.role for message in dataset[0].messages] == ['system', 'user']
+  assert (dataset[0].source, dataset[6022].source) == ('math', 'aime25')
+
+
+# ---- Prompts over the limit ----
+
+
+def test_prompts_of_just_the_limit_are_kept():
+  assert questions.check_prompts('x', np.array([3, 5]), 5, 'refuse').tolist() == [0, 1]
+
+
+def test_an_overlong_prompt_is_refused_with_all_that_is_needed_to_act():
+  with pytest.raises(InputError, match=r'^arithmetic:train: the prompt of row 1 has 6 tokens, '
+                     r"and 2 of 3 prompts exceed the limit of 5; .*config\.data\.overlong='drop'"):
+    questions.check_prompts('arithmetic:train', np.array([3, 6, 7]), 5, 'refuse')
+
+
+def test_overlong_prompts_are_dropped():
+  assert questions.check_prompts('x', np.array([6, 5, 9, 1]), 5, 'drop').tolist() == [1, 3]
+
+
+def test_everything_dropped_is_refused():
+  with pytest.raises(InputError, match='all of its 2 prompts exceed the limit of 5 .*shortest'):
+    questions.check_prompts('x', np.array([6, 7]), 5, 'drop')

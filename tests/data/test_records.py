@@ -1,0 +1,212 @@
+"""Records: every kind of file, and every way its content can be wrong."""
+
+import dataclasses
+import pathlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_jax.data import questions
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import InputError
+
+LINES = [{'question': f'What is {i}+1?',
+          'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'} for i in range(20)]
+
+
+@pytest.fixture
+def config(tmp_path):
+  return questions.Config(train='', evaluation=(), question_field='', answer_field='',
+                          solution_field='', default_kind='', overlong='refuse',
+                          cache_dir=str(tmp_path / 'cache'))
+
+
+VERL = {'data_source': 'math', 'prompt': [{'role': 'system', 'content': 'Think.'},
+                                          {'role': 'user', 'content': 'What is 1+1?'}],
+        'reward_model': {'ground_truth': '2', 'style': 'rule'}, 'extra_info': {'index': 0}}
+
+
+@pytest.fixture
+def parquet(tmp_path):
+  def write(*rows):
+    path = tmp_path / 'bench.parquet'
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return str(path)
+  return write
+
+
+# ---- jsonl ----
+
+
+def test_gsm8k_fields_by_default(config, jsonl):
+  path = jsonl(*LINES)
+  dataset = questions.load(config, path)
+  assert len(dataset) == 20
+  assert dataset[3] == questions.Question(
+    row=3, messages=(Message('user', 'What is 3+1?'),), answer='4',
+    kind='math', solution='3+1 = 4.\n#### 4', source='train')
+  assert [question.row for question in dataset] == list(range(20))
+
+
+def test_fields_may_be_named(config, jsonl):
+  config = dataclasses.replace(
+    config, question_field='problem', answer_field='truth', solution_field='proof')
+  dataset = questions.load(config, jsonl(
+    {'problem': '1+1', 'truth': '2', 'proof': 'by counting', 'question': 'no', 'answer': 'no'},
+    {'problem': '2+2', 'truth': 4.50, 'proof': None}, {'problem': '3+3', 'truth': 6}))
+  assert [(q.answer, q.solution) for q in dataset] == [
+    ('2', 'by counting'), ('4.5', ''), ('6', '')]
+  assert dataset[0].messages == (Message('user', '1+1'),)
+
+
+@pytest.mark.parametrize('answer, truth, solution', [
+  pytest.param('72', '72', '', id='bare'),
+  pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
+  pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='the_last_one_counts'),
+  pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
+  pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
+])
+def test_answers_of_gsm8k(config, jsonl, answer, truth, solution):
+  question = questions.load(config, jsonl({'question': 'q', 'answer': answer}))[0]
+  assert (question.answer, question.solution) == (truth, solution)
+
+
+def test_numbers_stay_as_they_are_written(config, jsonl):
+  dataset = questions.load(config, jsonl('{"question": "q", "answer": 0.50}'))
+  assert dataset[0].answer == '0.50'
+
+
+def test_blank_lines_are_no_rows_but_count_as_lines(config, jsonl):
+  assert len(questions.load(config, jsonl(LINES[0], '', '  ', LINES[1], ''))) == 2
+  with pytest.raises(InputError, match=r'train.jsonl:3: not valid JSON'):
+    questions.load(config, jsonl(LINES[0], '', '{'))
+
+
+GOOD = {'question': 'q', 'answer': 'a'}
+
+
+@pytest.mark.parametrize('line, message', [
+  pytest.param('{"question": "q", "answ', r'train\.jsonl:2: not valid JSON', id='cut_off'),
+  pytest.param('["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='no_object'),
+  pytest.param({'question': 'q', 'solution': 'a'},
+               r"train\.jsonl:2: no field 'answer' \(has: 'question', 'solution'\); "
+               r'set config\.data\.answer_field\.', id='missing_answer'),
+  pytest.param({'prompt': 'q', 'answer': 'a'},
+               r"no field 'question' \(has: 'prompt', 'answer'\); set config\.data\.question_field",
+               id='missing_question'),
+  pytest.param({'question': 'q', 'answer': None}, "train.jsonl:2: field 'answer' is null; it must",
+               id='null'),
+  pytest.param({'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must",
+               id='list'),
+  pytest.param({'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='truth'),
+  pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
+  pytest.param({'question': 'q', 'answer': 'so\n#### \n'}, "nothing follows the last '#### '",
+               id='nothing_behind_the_mark'),
+  pytest.param('{"question": "\\ud800", "answer": "a"}', "field 'question' is not valid Unicode",
+               id='half_a_character'),
+])
+def test_a_bad_line_is_named(config, jsonl, line, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, jsonl(GOOD, line))
+
+
+def test_a_line_that_is_not_utf8_is_named(config, tmp_path):
+  (tmp_path / 'latin.jsonl').write_bytes('{"question": "é", "answer": "a"}'.encode('latin-1'))
+  with pytest.raises(InputError, match='latin.jsonl:1: not valid JSON .*UTF-8'):
+    questions.load(config, str(tmp_path / 'latin.jsonl'))
+
+
+def test_an_ill_typed_solution_is_named(config, jsonl):
+  config = dataclasses.replace(config, solution_field='proof')
+  with pytest.raises(InputError, match=r"train.jsonl:1: field 'proof' is \['x'\]"):
+    questions.load(config, jsonl({**GOOD, 'proof': ['x']}))
+
+
+@pytest.mark.parametrize('content', ['', '\n\n'], ids=['empty', 'blank_lines'])
+def test_an_empty_file_is_refused(config, jsonl, content):
+  with pytest.raises(InputError, match='train.jsonl: the file holds no question'):
+    questions.load(config, jsonl(content))
+
+
+# ---- parquet ----
+
+
+def test_verl_columns(config, parquet):
+  dataset = questions.load(config, parquet(VERL, {**VERL, 'data_source': 'aime'}))
+  assert dataset[1] == questions.Question(
+    row=1, messages=(Message('system', 'Think.'), Message('user', 'What is 1+1?')), answer='2',
+    kind='math', solution='', source='aime')
+
+
+@pytest.mark.parametrize('source, style, default, kind', [
+    ('gpqa', 'rule', '', 'choice'), ('math', 'rule', 'text', 'math'), ('math', 'text', '', 'text'),
+    ('mine', 'rule', 'choice', 'choice'), ('mine', 'math', '', 'math')])
+def test_the_source_or_the_style_says_how_answers_are_compared(
+    config, parquet, source, style, default, kind):
+  row = {**VERL, 'data_source': source, 'reward_model': {'ground_truth': '2', 'style': style}}
+  found, = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
+  assert found.kind == kind
+
+
+def test_a_row_without_a_style_goes_by_its_source(config, parquet):
+  row = {**VERL, 'data_source': 'arc_c', 'reward_model': {'ground_truth': 'A'}}
+  assert questions.load(config, parquet(row))[0].kind == 'choice'
+
+
+def test_a_parquet_column_of_solutions(config, parquet):
+  config = dataclasses.replace(config, solution_field='target')
+  dataset = questions.load(config, parquet({**VERL, 'target': 'so 2'}, {**VERL, 'target': None}))
+  assert [question.solution for question in dataset] == ['so 2', '']
+  assert questions.load(config, parquet(VERL))[0].solution == ''
+
+
+@pytest.mark.parametrize('column', ['data_source', 'prompt', 'reward_model'])
+def test_a_missing_column_is_named_with_those_there_are(config, parquet, column):
+  row = {name: value for name, value in VERL.items() if name != column}
+  with pytest.raises(InputError, match=f"bench.parquet: no column '{column}' .has: .*'extra_info'"):
+    questions.load(config, parquet(row))
+
+
+@pytest.mark.parametrize('change, message', [
+  pytest.param({'reward_model': {'ground_truth': None, 'style': 'rule'}},
+               r"parquet: row 1: field 'reward_model.ground_truth' is null", id='null_truth'),
+  pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
+  pytest.param({'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='no_turn'),
+  pytest.param({'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool',
+               id='unknown_role'),
+  pytest.param({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null",
+               id='null_content'),
+  pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
+  pytest.param({'data_source': 'mine'}, r"row 1: data_source 'mine' is not .*\(aime, .*mmlu_pro\)"
+               '.*config.data.default_kind', id='unknown_source'),
+  pytest.param({'reward_model': {'ground_truth': '2', 'style': 'model'}},
+               "row 1: reward_model.style is 'model'; it must be 'rule'.*'math', 'choice', 'text'",
+               id='unknown_style'),
+])
+def test_a_bad_parquet_row_is_named(config, parquet, change, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, parquet(VERL, {**VERL, **change}))
+
+
+def test_a_prompt_that_is_text_is_refused(config, parquet):
+  with pytest.raises(InputError, match="row 0: prompt is 'What.*must be a list of chat messages"):
+    questions.load(config, parquet({**VERL, 'prompt': 'What is 1+1?'}))
+
+
+def test_a_reward_model_that_is_text_is_refused(config, parquet):
+  with pytest.raises(InputError, match="row 0: reward_model is '2'; it must hold ground_truth"):
+    questions.load(config, parquet({**VERL, 'reward_model': '2'}))
+
+
+def test_a_parquet_without_rows_is_refused(config, tmp_path):
+  pq.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / 'none.parquet')
+  with pytest.raises(InputError, match='none.parquet: the file holds no question'):
+    questions.load(config, str(tmp_path / 'none.parquet'))
+
+
+def test_half_a_parquet_file_is_refused(config, parquet):
+  path = pathlib.Path(parquet(VERL))
+  path.write_bytes(path.read_bytes()[:-20])
+  with pytest.raises(InputError, match='not a whole parquet file'):
+    questions.load(config, str(path))

@@ -1,0 +1,215 @@
+"""Tokenizers: any text comes back, training repeats to the byte, ends are found."""
+
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.errors import InputError
+
+TEXTS = ['12+7+31\n', r'7+31=38 38+12=50 \boxed{50}', '3+4\n', r'3+4=7 \boxed{7}'] * 20
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  path = tmp_path_factory.mktemp('trained') / 'tokenizer.model'
+  tokenizer.train(TEXTS, 300, path)
+  return tokenizer.load(path)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+  """A function that writes a small tokenizer.json, and the JSON files beside it, to a folder."""
+  def write(special, **beside):
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    model.train_from_iterator(TEXTS, tokenizers.trainers.BpeTrainer(
+      vocab_size=300, special_tokens=special, show_progress=False,
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    model.save(str(tmp_path / 'tokenizer.json'))
+    for name, content in beside.items():
+      (tmp_path / f'{name}.json').write_text(json.dumps(content))
+    return tmp_path
+  return write
+
+
+ANY_TEXT = pytest.mark.parametrize('text', [
+  pytest.param('12+7+31\n', id='a_prompt'),
+  pytest.param(r'7+31=38 38+12=50 \boxed{50}', id='a_solution'),
+  pytest.param('', id='empty'),
+  pytest.param('\n\nfirst\n \nsecond\n', id='newlines'),
+  pytest.param('  two  spaces  ', id='spaces_at_both_ends'),
+  pytest.param(r'$\frac{1}{2} \leq x^{10}$', id='latex'),
+  pytest.param('Zürich, 日本, e\u0301, \U0001f600', id='unicode_not_normalised'),
+  pytest.param('tab\tand\r\nreturn\xa0\u3000', id='other_white_space'),
+  pytest.param('a\u2581b', id='the_character_that_stands_for_a_space'),
+  pytest.param('</s><pad><unk><0x0A>', id='names_of_pieces'),
+])
+
+
+@ANY_TEXT
+def test_any_text_comes_back_from_a_trained_tokenizer(trained, text):
+  assert trained.decode(trained.encode(text)) == text
+
+
+@ANY_TEXT
+def test_any_text_comes_back_from_a_byte_level_tokenizer_json(checkpoint, text):
+  loaded = tokenizer.load(checkpoint(['<|endoftext|>']))
+  assert loaded.decode(loaded.encode(text)) == text
+
+
+def test_two_trainings_give_the_same_bytes(tmp_path):
+  tokenizer.train(TEXTS, 300, tmp_path / 'first.model')
+  tokenizer.train(iter(TEXTS), 300, tmp_path / 'another' / 'second.model')
+  first, second = tmp_path / 'first.model', tmp_path / 'another' / 'second.model'
+  assert first.read_bytes() == second.read_bytes()
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['another', 'first.model']
+
+
+def test_digits_are_pieces_of_their_own(trained):
+  assert len(trained.encode('1234')) == 4
+
+
+def test_a_newline_is_never_merged_with_what_stands_beside_it(tmp_path):
+  tokenizer.train(['}.\n\n(\n'] * 20, 300, tmp_path / 'lines.model')
+  words = tokenizer.load(tmp_path / 'lines.model')
+  newline, = words.encode('\n')
+  assert words.encode('}.\n\n(') == [*words.encode('}.'), newline, newline, *words.encode('(')]
+
+
+def test_frequent_text_is_merged(trained):
+  assert len(trained.encode(r'\boxed{')) < len(r'\boxed{')
+
+
+def test_a_long_text_is_learnt_from_too(tmp_path):
+  tokenizer.train(['qz' * 5000], 270, tmp_path / 'long.model')  # SentencePiece drops it by default
+  assert len(tokenizer.load(tmp_path / 'long.model').encode('qz')) == 1
+
+
+def test_a_vocabulary_larger_than_the_text_fills_is_cut(tmp_path):
+  tokenizer.train(TEXTS, 50_000, tmp_path / 'large.model')
+  assert tokenizer.load(tmp_path / 'large.model').vocab_size < 400
+
+
+def test_the_smallest_vocabulary_works_and_one_less_is_refused(tmp_path):
+  least = 4 + 256 + len('ab+')  # reserved, bytes, characters
+  tokenizer.train(['ab+', 'ba\n'], least, tmp_path / 'least.model')
+  assert tokenizer.load(tmp_path / 'least.model').vocab_size == least
+  with pytest.raises(InputError, match='config.tokenizer.vocab_size=262 must be at least 263'):
+    tokenizer.train(['ab+', 'ba\n'], least - 1, tmp_path / 'less.model')
+  assert not (tmp_path / 'less.model').exists()
+
+
+def test_no_text_to_train_on_is_refused(tmp_path):
+  with pytest.raises(InputError, match='has no text'):
+    tokenizer.train(['', '\n'], 300, tmp_path / 'none.model')
+
+
+def test_special_and_unknown_ids_leave_no_text(trained):
+  ids = trained.encode('12+7')
+  assert len(trained.eos_ids) == 1
+  noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
+  assert trained.decode(np.array([*noise, *ids, *noise])) == '12+7'
+
+
+def test_ids_of_a_byte_outside_utf8_do_not_crash(trained):
+  assert trained.decode([trained.encode('\xff')[0]]) == '\ufffd'
+
+
+def test_saved_and_loaded_a_trained_tokenizer_is_the_same(trained, tmp_path):
+  trained.save(tmp_path / 'copy')
+  copy = tokenizer.load(tmp_path / 'copy')
+  assert copy.encode(TEXTS[1]) == trained.encode(TEXTS[1])
+  assert (copy.eos_ids, copy.pad_id) == (trained.eos_ids, trained.pad_id) == ((1,), 0)
+
+
+@pytest.mark.parametrize('beside, ends', [
+  pytest.param({}, (1, 0), id='known_names'),
+  pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='the_written_one'),
+  pytest.param({'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='as_an_object'),
+  pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='where_generation_stops'),
+  pytest.param({'tokenizer_config': {'eos_token': '<|im_end|>'},
+                'generation_config': {'eos_token_id': [1, 0]}}, (0, 1), id='written_comes_first'),
+])
+def test_ends_of_a_tokenizer_json(checkpoint, beside, ends):
+  folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **beside)
+  assert tokenizer.load(folder).eos_ids == ends
+
+
+def test_a_tokenizer_json_without_an_end_is_refused(checkpoint):
+  with pytest.raises(InputError, match='no end-of-sequence token; name one as eos_token'):
+    tokenizer.load(checkpoint(['<other>']))
+
+
+def test_special_and_out_of_range_ids_leave_no_text_in_tokenizer_json(checkpoint):
+  loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
+  ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
+  assert loaded.eos_ids[0] in ids
+  assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
+
+
+def test_no_end_or_begin_token_is_added(checkpoint):
+  folder = checkpoint(['<|endoftext|>'])
+  model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  model.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)])
+  model.save(str(folder / 'tokenizer.json'))
+  assert model.encode('12').ids[0] == 0
+  assert tokenizer.load(folder).encode('12')[0] != 0
+
+
+def test_padding_is_the_named_token_or_0(checkpoint):
+  assert tokenizer.load(checkpoint(['<|endoftext|>', '<pad>'])).pad_id == 0
+  named = checkpoint(['<|endoftext|>', '<pad>'], tokenizer_config={'pad_token': '<pad>'})
+  assert tokenizer.load(named).pad_id == 1
+
+
+def test_saved_and_loaded_a_tokenizer_json_keeps_its_end(checkpoint, tmp_path):
+  loaded = tokenizer.load(checkpoint(['<other>', '<end>'],
+                                     tokenizer_config={'eos_token': '<end>'}))
+  loaded.save(tmp_path / 'copy')
+  copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
+  assert copy.eos_ids == loaded.eos_ids == (1,)
+  assert copy.encode(TEXTS[1]) == loaded.encode(TEXTS[1])
+
+
+@pytest.mark.parametrize('name, content, message', [
+  pytest.param('absent', None, 'must be a tokenizer.json, .* and there is none', id='absent'),
+  pytest.param('x.txt', b'text', 'must be a tokenizer.json', id='another_kind_of_file'),
+  pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
+  pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
+  pytest.param('tokenizer.json', b'{}', 'not a tokenizer.json', id='another_json'),
+])
+def test_what_cannot_be_loaded_is_refused(tmp_path, name, content, message):
+  if content is not None:
+    (tmp_path / name).write_bytes(content)
+  with pytest.raises(InputError, match=message):
+    tokenizer.load(tmp_path / name)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+  with pytest.raises(InputError, match='and there is none'):
+    tokenizer.load(tmp_path)
+
+
+def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path):
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS), model_prefix=str(tmp_path / 'endless'), model_type='bpe',
+    vocab_size=40, hard_vocab_limit=False, eos_id=-1, minloglevel=2)
+  with pytest.raises(InputError, match='no end-of-sequence piece'):
+    tokenizer.load(tmp_path / 'endless.model')
+
+
+def test_padding_and_truncation_of_another_use_are_off(checkpoint):
+  folder = checkpoint(['<|endoftext|>'])
+  model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  model.enable_padding(length=9)
+  model.enable_truncation(2)
+  model.save(str(folder / 'tokenizer.json'))
+  loaded = tokenizer.load(folder)
+  assert loaded.decode(loaded.encode('12+7')) == '12+7'
+  assert loaded.encode('12+7')[-1] != loaded.eos_ids[0]

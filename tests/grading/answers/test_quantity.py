@@ -1,0 +1,67 @@
+from fractions import Fraction
+
+import pytest
+
+from exgrpo_jax.grading.answers import latex, quantity
+from exgrpo_jax.grading.answers.cursor import UnreadableError
+from exgrpo_jax.grading.answers.tokens import spelled, tokens
+
+
+def tree(text):
+  return latex.parse(tokens(spelled(text)))
+
+
+@pytest.mark.parametrize(('text', 'value'), [
+    ('9.', 9), ('.4', Fraction(2, 5)), ('-1./3', Fraction(-1, 3)), ('2e27', 2 * 10**27),
+    (r'\frac12', Fraction(1, 2)), ('1 1/2', Fraction(3, 2)), (r'-1\frac{1}{2}', Fraction(-3, 2)),
+    (r'0.1\overline{6}', Fraction(1, 6)), (r'\sqrt[3]{-8}', -2), (r'8^{2/3}', 4), ('2^3^2', 512),
+    (r'-2^2', -4), (r'\binom{5}{2}', 10), ('3!', 6), (r'\lfloor -\pi \rfloor', -4),
+    ('1/2/2', Fraction(1, 4)),
+    ('7,425,000', 7425000), ('1 000', 1000), (r'\frac{\sqrt{9}}{6}', Fraction(1, 2)),
+    (r'20\%', Fraction(1, 5)), ('9^{999}', 9**999)])
+def test_what_is_rational_is_exact(text, value):
+  assert quantity.exact(tree(text)) == value
+
+
+@pytest.mark.parametrize('text', [
+    '9^9^9^9', '10^{99999}', '1/0', '0^0', '5!!!!', r'\sqrt{2}', r'\pi', 'x', r'\infty',
+    '9^{99999}/2'])
+def test_what_is_not_or_too_large_has_no_exact_value(text):
+  assert quantity.exact(tree(text)) is None
+
+
+@pytest.mark.parametrize(
+    'text', ['2 3', '', ')', '(1', r'\foo', '1 +', r'\frac{1}', '|', '^2', '5_'])
+def test_what_is_not_understood_is_unreadable(text):
+  with pytest.raises(UnreadableError):
+    tree(text)
+
+
+def test_a_difference_in_the_eightieth_digit_is_seen():
+  root = '1.4142135623730950488016887242096980785696718753769480731766797379907324784621'
+  assert not quantity.same(tree(r'\sqrt{2}'), tree(root))
+  assert not quantity.same(tree(r'10^{100}+\sqrt{2}'), tree(r'10^{100}+\sqrt{3}'))
+  assert quantity.same(tree(r'10^{100}+\sqrt{8}'), tree(r'10^{100}+2\sqrt{2}'))
+
+
+def test_letters_may_be_negative_but_not_those_with_an_index():
+  assert not quantity.same(tree('|x|'), tree('x'))
+  assert not quantity.same(tree(r'\sqrt{x^2}'), tree('x'))
+  assert quantity.same(tree(r'\sqrt{r_0^2}'), tree('r_0'))
+
+
+def test_whole_numbers_are_tried_where_things_are_counted():
+  assert quantity.same(tree(r'\lceil n/2 \rceil'), tree(r'\lfloor (n+1)/2 \rfloor'))
+  assert not quantity.same(tree(r'\lfloor x \rfloor'), tree('x'))
+
+
+def test_equations_are_the_same_up_to_a_constant_factor_only():
+  line = tree('2x - y + 1')
+  assert quantity.proportional(line, tree('y - 2x - 1'), positive=False)
+  assert not quantity.proportional(line, tree('y - 2x - 1'), positive=True)
+  assert not quantity.proportional(line, tree('x(2x - y + 1)'), positive=False)
+
+
+def test_a_line_gives_its_slope_and_height():
+  assert quantity.linear(tree('3 - x/2'), 'x') == (Fraction(-1, 2), 3)
+  assert quantity.linear(tree('x^2'), 'x') is None

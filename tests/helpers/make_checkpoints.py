@@ -1,0 +1,130 @@
+"""Small checkpoints as transformers writes them, with what transformers computes from them.
+
+python tests/helpers/make_checkpoints.py   # with torch and transformers; writes tests/checkpoints/
+
+Each folder is a Hugging Face checkpoint of random weights and an expected.npz:
+  tokens_BT, length_B   prompts, padded on the right with 0
+  right, left           float32 [sum of lengths, V], logits at the real tokens of the batch
+                        padded on that side, row after row
+  bfloat16              the same as `right` with weights and activations in bfloat16
+  greedy_BT             64 tokens after each prompt
+"""
+
+import json
+import pathlib
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'checkpoints'
+LENGTHS = (24, 17, 9)
+NEW_TOKENS = 64
+SHAPE = dict(
+    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=48, max_position_embeddings=128, rms_norm_eps=1e-5,
+    initializer_range=.2, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+    pad_token_id=None)
+LLAMA3 = dict(rope_type='llama3', rope_theta=1e4, factor=8., low_freq_factor=1.,
+              high_freq_factor=4., original_max_position_embeddings=32)
+CASES = {
+    'qwen2_tied': ('Qwen2', dict(vocab_size=320, tie_word_embeddings=True)),
+    'qwen2_seven_queries_a_key': ('Qwen2', dict(
+        hidden_size=56, num_attention_heads=7, num_key_value_heads=1)),
+    'qwen3_wide_heads': ('Qwen3', dict(head_dim=12)),
+    'llama3_scaled_rope': ('Llama', dict(rope_parameters=LLAMA3)),
+    'llama_shards': ('Llama', dict(rope_parameters=dict(
+        rope_type='linear', rope_theta=5e5, factor=2.)))}
+
+# Of Qwen2.5's form: turns between markers, a system message of its own where none is given.
+CHAT = """\
+{%- set first = messages[0] %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' ~ tools | tojson ~ '<|im_end|>\\n' }}
+{%- elif first['role'] != 'system' %}
+    {{- '<|im_start|>system\\nYou are of help.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role != 'assistant' or (message.content and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- else %}
+        {{- raise_exception('an empty turn') }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def make(name: str, folder: pathlib.Path, seed: int) -> None:
+  """Writes the checkpoint of a case and its expected.npz."""
+  family, changes = CASES[name]
+  torch.manual_seed(seed)
+  config = getattr(transformers, f'{family}Config')(**SHAPE | changes)
+  policy = getattr(transformers, f'{family}ForCausalLM')(config).eval()
+  with torch.no_grad():
+    for parameter, weight in policy.named_parameters():
+      if 'norm' in parameter or parameter.endswith('bias'):  # ones and zeros would hide a mix-up
+        weight.add_(.2 * torch.randn_like(weight))
+  limit = '40KB' if name == 'llama_shards' else '5GB'
+  policy.save_pretrained(folder, max_shard_size=limit)
+  if name == 'qwen2_tied':
+    write_tokenizer(folder)
+  prompts = [np.random.default_rng((seed, row)).integers(0, config.vocab_size, length)
+             for row, length in enumerate(LENGTHS)]
+  greedy_BT = np.stack([greedy(policy, prompt) for prompt in prompts])
+  right, left = logits(policy, prompts, 'right'), logits(policy, prompts, 'left')
+  np.savez_compressed(
+      folder / 'expected.npz', tokens_BT=padded(prompts, 'right')[0], length_B=LENGTHS, right=right,
+      left=left, bfloat16=logits(policy.to(torch.bfloat16), prompts, 'right'), greedy_BT=greedy_BT)
+
+
+def padded(prompts, side):
+  tokens_BT = np.zeros((len(prompts), max(LENGTHS)), np.int64)
+  mask_BT = np.zeros_like(tokens_BT)
+  for b, prompt in enumerate(prompts):
+    place = slice(0, len(prompt)) if side == 'right' else slice(-len(prompt), None)
+    tokens_BT[b, place], mask_BT[b, place] = prompt, 1
+  return tokens_BT, mask_BT
+
+
+@torch.no_grad()
+def logits(policy, prompts, side):
+  tokens_BT, mask_BT = padded(prompts, side)
+  position_BT = np.maximum(mask_BT.cumsum(axis=1) - 1, 0)
+  found = policy(torch.tensor(tokens_BT), attention_mask=torch.tensor(mask_BT),
+                 position_ids=torch.tensor(position_BT)).logits
+  return found.float().numpy()[mask_BT > 0]
+
+
+@torch.no_grad()
+def greedy(policy, prompt):
+  tokens_BT = torch.tensor(prompt[None])
+  found = policy.generate(  # without a mask it would take the prompt's zeros for padding
+      tokens_BT, attention_mask=torch.ones_like(tokens_BT), do_sample=False,
+      max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0)
+  return found[0, len(prompt):].numpy()
+
+
+def write_tokenizer(folder):
+  """Qwen's byte-level pieces and special tokens with few merges, and no padding token."""
+  qwen = transformers.Qwen2Tokenizer().backend_tokenizer
+  words = tokenizers.Tokenizer(tokenizers.models.BPE())
+  words.normalizer, words.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
+  words.decoder = qwen.decoder
+  texts = ['1+2=3 3+4=7 \\boxed{7}\n#### 7\n'] * 9
+  words.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
+      vocab_size=300, special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'],
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+  words.save(str(folder / 'tokenizer.json'))
+  (folder / 'tokenizer_config.json').write_text(json.dumps({
+      'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': '<|im_end|>',
+      'chat_template': CHAT}, indent=2))
+  (folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': [2, 0]}))
+
+
+if __name__ == '__main__':
+  for case in CASES:
+    make(case, FOLDER / case, seed=0)

@@ -1,0 +1,400 @@
+"""What is drawn, what is said of it, and that nobody's company matters."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
+from tests.helpers.devices import on_eight_devices
+from tests.helpers.tiny import ROPE
+
+CONFIG = model.Config(
+    vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
+    rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False, tied_embeddings=False,
+    dtype='float32')
+NEVER = CONFIG.vocab_size  # an end token that no row can draw
+SCALE = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
+SETTINGS = scheduler.Settings(draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
+KEY = jax.random.key(5)
+PROMPTS = [np.array(prompt, np.int32) for prompt in (
+    [5, 6, 9], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 9], [30, 31], [0, 0, 12], [39] * 20)]
+ROWS = [10, 11, 12, 10, 13, 14, 15]
+SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one question
+
+
+@pytest.fixture(scope='module')
+def mesh():
+  return sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
+
+
+@pytest.fixture(scope='module')
+def params(mesh):
+  """Wide enough apart that logits spread over some nats."""
+  return jax.tree.map(lambda x: SCALE * x if x.std() else x,
+                      model.init(CONFIG, jax.random.key(0), mesh))
+
+
+@pytest.fixture(scope='module')
+def decoding(params, mesh):
+  return model.decode_layout(CONFIG, params, mesh)
+
+
+@pytest.fixture(scope='module')
+def generate(decoding, mesh):
+  def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return scheduler.generate(
+        CONFIG, decoding, [prompts[i] for i in order], [ROWS[i] for i in order],
+        [SAMPLES[i] for i in order], key, settings, mesh, on_finish, limits)
+
+  return call
+
+
+@pytest.fixture(scope='module')
+def responses(generate):
+  return generate()
+
+
+@pytest.fixture(scope='module')
+def logits(params):
+  """The logits from which each token of a response was drawn, by one whole forward pass."""
+  @jax.jit
+  def padded(tokens_BT):
+    return model.hidden_states(CONFIG, params, tokens_BT) @ model.unembedding(CONFIG, params)
+
+  def call(prompt, response):
+    tokens = np.concatenate([prompt, response.tokens])
+    logits_TV = padded(np.pad(tokens, (0, 40 - len(tokens)))[None])[0]
+    return np.float64(logits_TV[len(prompt) - 1:len(tokens) - 1])
+
+  return call
+
+
+def log_softmax(logits):
+  logits = logits - logits.max(-1, keepdims=True)
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def assert_same_tokens(found, expected):
+  for ours, theirs in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+
+
+@pytest.mark.parametrize('length, limit, expected', [
+    (1, 512, 32), (32, 512, 32), (33, 512, 48), (48, 512, 48), (49, 512, 64), (65, 512, 96),
+    (300, 512, 384), (385, 512, 512), (385, 400, 400), (20, 20, 20)])
+def test_lengths_fall_into_powers_of_two_and_their_middles(length, limit, expected):
+  assert length_bucket(length, limit) == expected
+
+
+def test_greedy_takes_the_most_probable_token(generate, logits):
+  """And tells its log-probability and the entropy at temperature 1."""
+  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(0.))):
+    logp_TV = log_softmax(logits(prompt, response))
+    np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
+    np.testing.assert_allclose(response.logp, logp_TV.max(-1), atol=1e-5)
+    np.testing.assert_allclose(
+        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize('temperature', [1., .6])
+def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
+  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(temperature))):
+    logp_TV = log_softmax(logits(prompt, response) / temperature)
+    assert response.logp.dtype == response.entropy.dtype == np.float32
+    np.testing.assert_allclose(
+        response.logp, logp_TV[np.arange(len(logp_TV)), response.tokens], atol=1e-5)
+    np.testing.assert_allclose(
+        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+
+
+def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
+  assert {response.truncated for response in responses} == {True, False}  # both occur here
+  for response in responses:
+    is_end = np.isin(response.tokens, SETTINGS.eos_ids)
+    assert response.tokens.dtype == np.int32
+    assert not is_end[:-1].any()
+    assert is_end[-1] != response.truncated
+    assert len(response.tokens) == SETTINGS.max_response or not response.truncated
+
+
+def test_an_end_token_at_the_limit_is_not_truncation(generate):
+  whole, = generate(order=[2], eos_ids=(NEVER,))
+  assert whole.truncated and len(whole.tokens) == 12
+  last = int(whole.tokens[-1])
+  limit = int(np.argmax(whole.tokens == last)) + 1  # where that token first comes
+  ended, = generate(order=[2], eos_ids=(last,), max_response=limit)
+  assert not ended.truncated and len(ended.tokens) == limit
+
+
+def test_the_first_token_may_end_a_response(generate):
+  whole, = generate(order=[0], eos_ids=(NEVER,))
+  ended, = generate(order=[0], eos_ids=(int(whole.tokens[0]),))
+  np.testing.assert_array_equal(ended.tokens, whole.tokens[:1])
+  assert not ended.truncated and len(ended.logp) == len(ended.entropy) == 1
+
+
+def test_a_pad_token_may_be_part_of_a_response(generate):
+  """Lengths come from the loop: here the padding is a token that the row does write."""
+  whole, = generate(order=[0], eos_ids=(NEVER,))
+  found, = generate(order=[0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
+  np.testing.assert_array_equal(found.tokens, whole.tokens)
+
+
+def test_padding_with_an_end_token_changes_nothing(generate, responses):
+  """As where a checkpoint has no padding token of its own, or pads with its end token."""
+  padded = generate(pad_id=SETTINGS.eos_ids[0])
+  for own, other in zip(responses, padded, strict=True):
+    np.testing.assert_array_equal(own.tokens, other.tokens)
+    assert own.truncated == other.truncated
+  assert any(own.tokens[-1] in SETTINGS.eos_ids for own in responses)
+
+
+def test_the_same_key_gives_the_same_responses(generate, responses):
+  assert_same_tokens(generate(), responses)
+  other = generate(key=jax.random.key(6))
+  assert any(len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any()
+             for a, b in zip(other, responses))
+
+
+def test_samples_of_one_question_differ(generate):
+  first, second = generate(order=[0, 3], eos_ids=(NEVER,))
+  np.testing.assert_array_equal(PROMPTS[0], PROMPTS[3])
+  assert (first.tokens != second.tokens).any()
+
+
+@pytest.mark.parametrize('slots', [3, 8])
+def test_slots_do_not_change_what_is_sampled(generate, responses, slots):
+  """3 leaves a last batch of one row and two dummies, 8 a dummy beside all."""
+  assert_same_tokens(generate(slots=slots), responses)
+
+
+def test_order_and_company_do_not_change_what_is_sampled(generate, responses):
+  order = [6, 2, 0, 5, 3, 1, 4]
+  assert_same_tokens(generate(order=order), [responses[i] for i in order])
+  assert_same_tokens(generate(order=[1]), [responses[1]])  # alone among dummies
+
+
+def test_longer_company_does_not_change_what_is_sampled(generate, responses):
+  """A prompt of 40 tokens moves the padding from 32 to 64."""
+  longer = [*PROMPTS[:6], np.full(40, 39, np.int32)]
+  assert_same_tokens(generate(prompts=longer)[:6], responses[:6])
+
+
+def test_each_row_is_reported_once(generate):
+  reported = []
+  found = generate(on_finish=lambda index, response: reported.append((index, response)))
+  assert sorted(index for index, _ in reported) == list(range(len(PROMPTS)))
+  assert all(response is found[index] for index, response in reported)
+
+
+def test_no_prompts_give_no_responses(generate):
+  assert generate(order=[]) == []
+
+
+# Slots and their refills.
+
+def test_rows_that_finish_make_room_at_once(generate):
+  """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
+  reported = []
+  found = generate(slots=2, eos_ids=(NEVER,), limits=[12, 2, 2, 2, 2, 2, 4],
+                   on_finish=lambda index, _: reported.append(index))
+  assert reported == [1, 2, 3, 4, 5, 0, 6]
+  assert [len(response.tokens) for response in found] == [12, 2, 2, 2, 2, 2, 4]
+  assert all(response.truncated for response in found)
+
+
+def test_a_limit_of_its_own_cuts_a_row_and_changes_no_token(generate, responses):
+  limits = [1, 12, 3, 1, 7, 12, 2]
+  for cut, whole, limit in zip(generate(limits=limits), responses, limits, strict=True):
+    np.testing.assert_array_equal(cut.tokens, whole.tokens[:limit])
+    assert cut.truncated == (len(whole.tokens) > limit or whole.truncated)
+
+
+def test_one_sample_of_one_question_needs_one_slot(generate, responses):
+  for count in (1, 32):
+    assert_same_tokens(generate(order=[5], slots=count), [responses[5]])
+
+
+@pytest.fixture
+def watched(monkeypatch):
+  """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
+  prefills, caches = [], []
+  prefill, decode = decode_loop.prefill, decode_loop.decode
+
+  def watched_prefill(config, params, tokens_PT, lengths_P):
+    prefills.append((tokens_PT.shape, lengths_P.tolist()))
+    return prefill(config, params, tokens_PT, lengths_P)
+
+  def watched_decode(*args):
+    caches.append(kv_cache.length(args[4].cache))
+    return decode(*args)
+
+  monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
+  monkeypatch.setattr(decode_loop, 'decode', watched_decode)
+  return prefills, caches
+
+
+def samples_of(decoding, mesh, counts, prompts, slots, **changes):
+  """`counts[i]` samples of prompt i, one question after the other."""
+  rows = [i for i, count in enumerate(counts) for _ in range(count)]
+  settings = dataclasses.replace(SETTINGS, slots=slots, **changes)
+  return scheduler.generate(
+      CONFIG, decoding, [prompts[i] for i in rows], rows,
+      [k for count in counts for k in range(count)], KEY, settings, mesh)
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched):
+  """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 6 slots."""
+  long = np.arange(40, dtype=np.int32) % 30
+  found = samples_of(decoding, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 6)
+  prefills, _ = watched
+  assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
+  assert {shape for shape, _ in prefills} == {(1, 32), (1, 48)}  # buckets
+  alone = samples_of(decoding, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 32)
+  assert_same_tokens(found[15:], alone)
+
+
+def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
+    decoding, mesh, watched, monkeypatch):
+  monkeypatch.setattr(scheduler, 'PREFILL_TOKENS', 32 * 3)
+  samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
+  prefills, _ = watched
+  assert [shape for shape, _ in prefills] == [(4, 32), (4, 32), (1, 32)]  # 3, 3 and 1 prompts
+
+
+def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
+  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=2)
+  scheduler.generate(CONFIG, decoding, PROMPTS[:6], ROWS[:6], SAMPLES[:6], KEY, settings, mesh,
+                   limits=[4, 4, 300, 4, 4, 4])
+  _, caches = watched
+  assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
+  assert sorted(set(caches)) == [32, 96, 192, 256, 384]
+
+
+def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):
+  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=1)
+  scheduler.generate(CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh,
+                   limits=[4, 300, 4])
+  _, caches = watched
+  assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
+
+
+def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
+  """32 slots, seven rows, then one that is left: 32, 8 and 2 slots, and the same tokens."""
+  widths, decode = [], decode_loop.decode
+
+  def watched(*args):
+    widths.append(args[4].live_B.shape[0])
+    return decode(*args)
+
+  monkeypatch.setattr(decode_loop, 'decode', watched)
+  settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
+  found = scheduler.generate(CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
+                           limits=[1, 1, 1, 250, 80, 1, 1])
+  assert widths == [32, 8, 2, 2]
+  for row, limit in ((3, 250), (4, 80)):
+    alone = scheduler.generate(CONFIG, decoding, [PROMPTS[row]], [ROWS[row]], [SAMPLES[row]], KEY,
+                             settings, mesh, limits=[limit])
+    assert_same_tokens([found[row]], alone)
+
+
+def test_few_shapes_are_compiled(decoding, mesh):
+  """Whatever the number of prompts, of samples and of rows refilled."""
+  samples_of(decoding, mesh, (3, 2, 3), PROMPTS, 4)
+  compiled = decode_loop.decode._cache_size()
+  samples_of(decoding, mesh, (1, 5, 2, 4), PROMPTS, 4)
+  assert decode_loop.decode._cache_size() == compiled
+
+
+# Against the trainer.
+
+@pytest.mark.parametrize('dtype, limit', [('float32', 1e-4), ('bfloat16', .2)])
+def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
+  """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
+  config = dataclasses.replace(CONFIG, dtype=dtype)
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
+  limits = rng.integers(1, 150, 24)
+  settings = dataclasses.replace(SETTINGS, slots=8, eos_ids=(NEVER,), max_response=150)
+  found = scheduler.generate(config, model.decode_layout(config, params, mesh), prompts, range(24),
+                           [0] * 24, KEY, settings, mesh, limits=limits.tolist())
+  tokens_BT = np.zeros((24, 210), np.int32)
+  for b, (prompt, response) in enumerate(zip(prompts, found)):
+    tokens_BT[b, :len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
+  hidden_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
+  logp_BTV = jax.nn.log_softmax(np.float32(hidden_BTD @ model.unembedding(config, params)))
+  off = []
+  for b, (prompt, response) in enumerate(zip(prompts, found)):
+    places = len(prompt) + np.arange(len(response.tokens))
+    off.append(np.abs(np.asarray(logp_BTV)[b, places - 1, response.tokens] - response.logp))
+  off = np.concatenate(off)
+  print(f'{dtype}: {len(off)} tokens, off by {off.mean():.1e}, at most {off.max():.1e}')
+  assert len(off) >= 1000 and off.max() < limit
+
+
+def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
+  """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
+  config = dataclasses.replace(CONFIG, vocab_size=32_000)
+  params = jax.tree.map(lambda x: SCALE * x if x.std() else x,
+                        model.init(config, jax.random.key(0), mesh))
+  decoding = model.decode_layout(config, params, mesh)
+
+  def sample(slots, key=KEY):
+    settings = dataclasses.replace(SETTINGS, slots=slots, eos_ids=(32_000,), max_response=24)
+    return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
+
+  base = sample(4)
+  off = [distance(config, params, i, base[i], other[i])
+         for other in (sample(8), sample(32)) for i in range(7)]
+  assert max(off) < 1e-5
+  elsewhere = sample(4, jax.random.key(6))
+  assert np.median([distance(config, params, i, base[i], elsewhere[i]) for i in range(7)]) > 1e-5
+
+
+def distance(config, params, row, ours, theirs):
+  """How far the draw of the first token that differs was from the nearest boundary; 0 for none."""
+  differs = np.flatnonzero(ours.tokens != theirs.tokens)
+  if not differs.size:
+    return 0.
+  place = differs[0]
+  tokens_T = np.concatenate([PROMPTS[row], ours.tokens[:place]])
+  padded_T = np.pad(tokens_T, (0, 48 - len(tokens_T)))
+  hidden_TD = jax.jit(model.hidden_states, static_argnums=0)(config, params, padded_T[None])[0]
+  logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
+  p_V = np.exp(logits_V - logits_V.max())
+  blocks_CW = np.asarray(token_sampling._blocks(p_V[None])[0], np.float64)
+  key_B = decode_loop.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
+  uniforms = np.asarray(decode_loop.uniforms(key_B, np.array([place])))[0]
+  block = ours.tokens[place] // blocks_CW.shape[1]
+  levels = (blocks_CW.sum(axis=1), blocks_CW[block])
+  return min(np.abs(np.cumsum(level) / level.sum() - uniform).min()
+             for level, uniform in zip(levels, uniforms))
+
+
+def test_eight_devices_sample_what_one_does(responses):
+  """Rows over four devices, heads over two."""
+  script = f"""
+import jax, numpy as np
+from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
+from exgrpo_jax.policy.rotary import Config  # as the repr of `rope` has it
+config = model.{CONFIG!r}
+settings = scheduler.Settings(
+    draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
+prompts = {[prompt.tolist() for prompt in PROMPTS]}
+expected = {[response.tokens.tolist() for response in responses]}
+mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
+params = jax.tree.map(lambda x: {SCALE} * x if x.std() else x,
+                      model.init(config, jax.random.key(0), mesh))
+found = scheduler.generate(
+    config, model.decode_layout(config, params, mesh),
+    [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES}, jax.random.key(5),
+    settings, mesh)
+assert [response.tokens.tolist() for response in found] == expected
+"""
+  on_eight_devices(script)

@@ -1,0 +1,68 @@
+"""A workdir belongs to one config; what a run may change when it goes on, and what not."""
+
+import json
+import re
+
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable, claim_workdir
+from tests.helpers import tiny
+
+
+def changed(config, changes):
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
+  claim_workdir(config, str(tmp_path / 'new'))
+  written = json.loads((tmp_path / 'new' / 'config.json').read_text())
+  assert written['replay']['ratio'] == tiny.RATIO
+  check_workdir(config, str(tmp_path / 'new'))  # as when resuming
+
+
+def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
+  claim_workdir(config, str(tmp_path))
+  before = (tmp_path / 'config.json').read_text()
+  with pytest.raises(InputError, match=re.escape(
+      f'{tmp_path} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
+      'was 0, is 3. Take another --workdir, or the config of before.')):
+    check_workdir(changed(config, {'seed': 3, 'replay.ratio': .25}), str(tmp_path))
+  assert (tmp_path / 'config.json').read_text() == before
+
+
+@pytest.mark.parametrize('changes', [
+    {'num_steps': 99}, {'evaluation.every': 1}, {'checkpoint.keep': 1},
+    {'metrics.sampled_rows': 0}], ids=str)
+def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path):
+  claim_workdir(config, str(tmp_path))
+  changed(config, changes)
+  check_workdir(config, str(tmp_path))
+  claim_workdir(config, str(tmp_path))
+  assert json.loads((tmp_path / 'config.json').read_text()) == json.loads(
+      json.dumps(config.to_dict()))
+
+
+def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
+  claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(tmp_path))
+  with pytest.raises(InputError, match='config.num_steps was 32, is 99'):
+    check_workdir(changed(config, {'num_steps': 99}), str(tmp_path))
+
+
+def test_only_the_sections_asked_for_are_compared(config, tmp_path):
+  claim_workdir(config, str(tmp_path))
+  check_workdir(changed(config, {'seed': 3}), str(tmp_path), ('model',))
+  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Take'):
+    check_workdir(changed(config, {'model.width': 64}), str(tmp_path), ('model',))
+
+
+def test_a_workdir_that_cannot_be_written_into_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(InputError, match='file/run cannot be written into .*Not a directory'):
+    check_writable(str(tmp_path / 'file' / 'run'))
+
+
+def test_a_workdir_is_made_where_it_is_missing_and_left_empty(tmp_path):
+  check_writable(str(tmp_path / 'new' / 'run'))
+  assert list((tmp_path / 'new' / 'run').iterdir()) == []
