@@ -13,25 +13,39 @@ def get_config():
   config = base.get_config()
   config.num_steps = 200
 
-  config.rollout.update(dict(
-      questions=32, samples=8, max_prompt=24, max_response=64, slots=256))
+  config.rollout.update(dict(questions=32, samples=8, max_prompt=24, max_response=64, slots=256))
   # A pool that comes back every 20 to 40 steps, as the paper's 46,000 questions do.
   config.data.train = 'arithmetic:train[20000:20640]'
   config.data.evaluation = ('arithmetic:test[:1000]', 'arithmetic:ood[:1000]')
-  config.warm_start.update(dict(
-      num_updates=1500, data='arithmetic:train[:20000]', batch_size=64, learning_rate=3e-3,
+  config.warm_start.update(
+    dict(
+      num_updates=1500,
+      data='arithmetic:train[:20000]',
+      batch_size=64,
+      learning_rate=3e-3,
       # Learning to pick the digits comes suddenly, sooner or later by the seed; stopping by
       # the pass rate leaves reinforcement learning the same way to go.
-      enough=.25))
+      enough=0.25,
+    )
+  )
 
   config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=3e-4, warmup_updates=20))
-  config.model.update(dict(
-      vocab_size=0, width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,
-      mlp_width=384, dtype='float32'))
+  config.model.update(
+    dict(
+      vocab_size=0,
+      width=128,
+      num_layers=2,
+      num_heads=4,
+      num_kv_heads=2,
+      head_size=32,
+      mlp_width=384,
+      dtype='float32',
+    )
+  )
   config.tokenizer.vocab_size = 300
 
   config.parity.max = 1e-3
-  config.evaluation.update(dict(every=100, temperature=1.))
+  config.evaluation.update(dict(every=100, temperature=1.0))
   config.checkpoint.every = 50
   return config

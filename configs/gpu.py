@@ -10,8 +10,16 @@ def get_config():
   config = arithmetic.get_config()
   config.rollout.update(dict(questions=64, slots=512))
   config.data.train = 'arithmetic:train[20000:21280]'
-  config.model.update(dict(
-      width=256, num_layers=4, num_heads=4, num_kv_heads=2, head_size=64, mlp_width=768,
-      dtype='bfloat16'))
-  config.parity.max = 1.  # bfloat16 rounds
+  config.model.update(
+    dict(
+      width=256,
+      num_layers=4,
+      num_heads=4,
+      num_kv_heads=2,
+      head_size=64,
+      mlp_width=768,
+      dtype='bfloat16',
+    )
+  )
+  config.parity.max = 1.0  # bfloat16 rounds
   return config

@@ -17,22 +17,34 @@ def get_config():
   config = base.get_config()
   config.num_steps = 20
 
-  config.rollout.update(dict(
-      questions=16, samples=8, max_prompt=256, max_response=192, slots=128, logit_chunk=16384))
-  config.replay.start_pass_rate = 0.  # so that replay takes part although few answers are right
-  config.data.update(dict(
-      train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop'))
-  config.warm_start.update(dict(
-      num_updates=1500, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3))
+  config.rollout.update(
+    dict(questions=16, samples=8, max_prompt=256, max_response=192, slots=128, logit_chunk=16384)
+  )
+  config.replay.start_pass_rate = 0.0  # so that replay takes part although few answers are right
+  config.data.update(
+    dict(train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop')
+  )
+  config.warm_start.update(
+    dict(num_updates=1500, data='gsm8k_train.jsonl', batch_size=16, learning_rate=2e-3)
+  )
 
   config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=4))
-  config.model.update(dict(
-      vocab_size=0, width=128, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32,
-      mlp_width=512, dtype='float32'))
+  config.model.update(
+    dict(
+      vocab_size=0,
+      width=128,
+      num_layers=4,
+      num_heads=4,
+      num_kv_heads=2,
+      head_size=32,
+      mlp_width=512,
+      dtype='float32',
+    )
+  )
   config.tokenizer.vocab_size = 4096
 
   config.parity.max = 1e-3
-  config.evaluation.update(dict(every=20, temperature=1.))
+  config.evaluation.update(dict(every=20, temperature=1.0))
   config.checkpoint.every = 10
   return config

@@ -17,11 +17,29 @@ def get_config():
   config.rollout.slots = 256
   config.mesh.tensor = 4  # while decoding a chip holds a quarter of the weights, not all
   config.model.repository = 'meta-llama/Llama-3.1-8B'
-  config.model.extension.update(dict(rope_theta=0., max_position_embeddings=0))
-  config.model.update(dict(
-      vocab_size=128256, width=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_size=128,
-      mlp_width=14336, norm_epsilon=1e-5, attention_bias=False, tied_embeddings=False))
-  config.model.rope.update(dict(
-      theta=5e5, scaling='llama3', factor=8., low_frequency_factor=1., high_frequency_factor=4.,
-      original_positions=8192))
+  config.model.extension.update(dict(rope_theta=0.0, max_position_embeddings=0))
+  config.model.update(
+    dict(
+      vocab_size=128256,
+      width=4096,
+      num_layers=32,
+      num_heads=32,
+      num_kv_heads=8,
+      head_size=128,
+      mlp_width=14336,
+      norm_epsilon=1e-5,
+      attention_bias=False,
+      tied_embeddings=False,
+    )
+  )
+  config.model.rope.update(
+    dict(
+      theta=5e5,
+      scaling='llama3',
+      factor=8.0,
+      low_frequency_factor=1.0,
+      high_frequency_factor=4.0,
+      original_positions=8192,
+    )
+  )
   return config

@@ -14,6 +14,6 @@ from exgrpo_jax.configs import qwen2_5_math_7b
 def get_config():
   config = qwen2_5_math_7b.get_config()
   config.model.repository = 'Qwen/Qwen2.5-7B-Instruct'
-  config.model.extension.update(dict(rope_theta=0., max_position_embeddings=0))
+  config.model.extension.update(dict(rope_theta=0.0, max_position_embeddings=0))
   config.model.rope.theta = 1e6
   return config

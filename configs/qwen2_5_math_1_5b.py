@@ -20,8 +20,13 @@ def get_config():
   config.rollout.slots = 128  # for v5e:4x4, of 16 chips; see tpu_scripts/README.md
   config.prompt.template = 'paper'
   config.verifier.require_think = True
-  config.data.update(dict(
-      train='openr1_math_46k.parquet', evaluation=('math_benchmarks.parquet',), overlong='drop',
-      default_kind='math'))  # for OpenR1-Math-46k, whatever it calls its source
+  config.data.update(
+    dict(
+      train='openr1_math_46k.parquet',
+      evaluation=('math_benchmarks.parquet',),
+      overlong='drop',
+      default_kind='math',
+    )
+  )  # for OpenR1-Math-46k, whatever it calls its source
   config.export.update(dict(best=True, last=True))
   return config

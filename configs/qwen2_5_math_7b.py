@@ -16,7 +16,16 @@ def get_config():
   config.rollout.slots = 256
   config.mesh.tensor = 4  # while decoding a chip holds a quarter of the weights, not all
   config.model.repository = 'Qwen/Qwen2.5-Math-7B'
-  config.model.update(dict(
-      vocab_size=152064, width=3584, num_layers=28, num_heads=28, num_kv_heads=4, head_size=128,
-      mlp_width=18944, tied_embeddings=False))
+  config.model.update(
+    dict(
+      vocab_size=152064,
+      width=3584,
+      num_layers=28,
+      num_heads=28,
+      num_kv_heads=4,
+      head_size=128,
+      mlp_width=18944,
+      tied_embeddings=False,
+    )
+  )
   return config

@@ -38,8 +38,8 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    'v5e': Chip(15.75 * _GIB, 197e12, 819e9),
-    'v6e': Chip(31.25 * _GIB, 918e12, 1640e9),
+  'v5e': Chip(15.75 * _GIB, 197e12, 819e9),
+  'v6e': Chip(31.25 * _GIB, 918e12, 1640e9),
 }
 
 
@@ -57,14 +57,19 @@ class Program(NamedTuple):
 
 def main() -> None:
   if not CONFIG.value or not _TOPOLOGY.value:
-    raise InputError('--config and --topology are both needed, e.g. '
-                     '--config=configs/qwen2_5_math_7b.py --topology=v5e:8x8.')
+    raise InputError(
+      '--config and --topology are both needed, e.g. '
+      '--config=configs/qwen2_5_math_7b.py --topology=v5e:8x8.'
+    )
   checked = settings(CONFIG.value)
   shape, chip, devices = model_shape(checked), chip_of(_TOPOLOGY.value), topology(_TOPOLOGY.value)
   mesh = sharding.make_mesh(checked.mesh, devices)
   model.check_mesh(shape, mesh)
-  print(f'{_TOPOLOGY.value}: {len(devices)} chips of {chip.memory / _GIB:.2f} GiB, mesh '
-        f'{dict(mesh.shape)}; {count(shape) / 1e9:.2f} billion parameters', flush=True)
+  print(
+    f'{_TOPOLOGY.value}: {len(devices)} chips of {chip.memory / _GIB:.2f} GiB, mesh '
+    f'{dict(mesh.shape)}; {count(shape) / 1e9:.2f} billion parameters',
+    flush=True,
+  )
   if not report(checked, shape, mesh, chip):
     sys.exit(1)
 
@@ -73,8 +78,10 @@ def chip_of(name: str) -> Chip:
   """The chip of a topology's name, such as 'v5e:4x4'; InputError for an unknown one."""
   generation = name.split(':')[0]
   if generation not in CHIPS or ':' not in name:
-    raise InputError(f'--topology={name} must be a generation and a slice, such as v5e:4x4; '
-                     f'generations are {", ".join(CHIPS)}.')
+    raise InputError(
+      f'--topology={name} must be a generation and a slice, such as v5e:4x4; '
+      f'generations are {", ".join(CHIPS)}.'
+    )
   return CHIPS[generation]
 
 
@@ -86,13 +93,16 @@ def topology(name: str) -> list[jax.Device]:
   try:
     import libtpu  # noqa: F401
   except ImportError as error:
-    raise InputError("capacity compiles with libtpu, which is not installed: pip install -e "
-                     "'.[tpu]'. It needs no TPU.") from error
+    raise InputError(
+      'capacity compiles with libtpu, which is not installed: pip install -e '
+      "'.[tpu]'. It needs no TPU."
+    ) from error
   try:
     return list(topologies.get_topology_desc(platform='tpu', topology_name=name).devices)
   except Exception as error:  # the plugin's own kinds
-    raise InputError(f'--topology={name}: libtpu does not give this slice '
-                     f'({str(error).splitlines()[0]}).') from error
+    raise InputError(
+      f'--topology={name}: libtpu does not give this slice ({str(error).splitlines()[0]}).'
+    ) from error
 
 
 def report(checked: Settings, shape: model.Config, mesh: jax.sharding.Mesh, chip: Chip) -> bool:
@@ -107,8 +117,13 @@ def _report(checked, shape, mesh, chip):
   state, gradient = _state(checked, shape, mesh)
   decoding = model.decode_shapes(shape, mesh)
   reference = state.params if checked.objective.kl_coefficient else None
-  parts = {'parameters': state.params, 'moments': state.opt_state, 'reference policy': reference,
-           'gradient': gradient, 'weights while decoding': decoding}
+  parts = {
+    'parameters': state.params,
+    'moments': state.opt_state,
+    'reference policy': reference,
+    'gradient': gradient,
+    'weights while decoding': decoding,
+  }
   sizes = {name: _bytes(tree) for name, tree in parts.items() if tree is not None}
   for name, size in sizes.items():
     print(f'  {name:<24} {size / _GIB:7.2f} GiB', flush=True)
@@ -117,22 +132,30 @@ def _report(checked, shape, mesh, chip):
     names = [*stay, other]
     size = sum(sizes[name] for name in names)
     if size > chip.memory:
-      print(f'{", ".join(names)} alone take {size / _GIB:.2f} GiB of a chip\'s '
-            f'{chip.memory / _GIB:.2f}: take more chips, or a mesh that splits them further')
+      print(
+        f"{', '.join(names)} alone take {size / _GIB:.2f} GiB of a chip's "
+        f'{chip.memory / _GIB:.2f}: take more chips, or a mesh that splits them further'
+      )
       return False
   resident = sum(sizes[name] for name in stay)
-  peaks = {name: _peak(name, beside, compiled, chip) for name, beside, compiled in (
+  peaks = {
+    name: _peak(name, beside, compiled, chip)
+    for name, beside, compiled in (
       ('prefill', resident, lambda: prefill(checked, shape, mesh, decoding)),
       ('decode', resident, lambda: decode(checked, shape, mesh, decoding)),
       # The update's own arguments lack the moments, the optimiser's the reference.
       ('update', sizes['moments'], lambda: added(checked, shape, mesh, state, gradient, reference)),
-      ('optimizer', _bytes(reference), lambda: applied(checked, shape, mesh, state, gradient)))}
+      ('optimizer', _bytes(reference), lambda: applied(checked, shape, mesh, state, gradient)),
+    )
+  }
   _print_speed(checked, shape, mesh, chip)
   if peaks['decode'] < float('inf'):
     own = cache_bytes(checked, shape, mesh)
     room = chip.memory - peaks['decode'] + own
-    print(f'  KV cache {own / _GIB:.2f} GiB; the largest that fits is about '
-          f'{int(checked.rollout.slots * room / own):,} slots of {_longest(checked):,} tokens')
+    print(
+      f'  KV cache {own / _GIB:.2f} GiB; the largest that fits is about '
+      f'{int(checked.rollout.slots * room / own):,} slots of {_longest(checked):,} tokens'
+    )
   return max(peaks.values()) <= chip.memory
 
 
@@ -147,10 +170,13 @@ def _peak(name, beside, compiled, chip):
     return float('inf')
   peak = beside + own.peak
   left = 1 - peak / chip.memory
-  print(f'  {name:<24} {peak / _GIB:7.2f} GiB at its peak: beside it {beside / _GIB:.2f}, '
-        f'arguments {own.arguments / _GIB:.2f}, results {own.results / _GIB:.2f}, temporary '
-        f'{own.temporary / _GIB:.2f}; {"fits, " if left >= 0 else "DOES NOT FIT: "}'
-        f'{100 * left:.0f}% to spare', flush=True)
+  print(
+    f'  {name:<24} {peak / _GIB:7.2f} GiB at its peak: beside it {beside / _GIB:.2f}, '
+    f'arguments {own.arguments / _GIB:.2f}, results {own.results / _GIB:.2f}, temporary '
+    f'{own.temporary / _GIB:.2f}; {"fits, " if left >= 0 else "DOES NOT FIT: "}'
+    f'{100 * left:.0f}% to spare',
+    flush=True,
+  )
   return peak
 
 
@@ -161,44 +187,56 @@ def prefill(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
   """As many of the longest prompts as are prefilled together."""
   length = length_bucket(checked.rollout.max_prompt)
   tokens_PT = _rows(mesh, max(1, scheduler.PREFILL_TOKENS // length), length)
-  lengths_P = jax.ShapeDtypeStruct(tokens_PT.shape[:1], jnp.int32,
-                                   sharding=sharding.replicated(mesh))
+  lengths_P = jax.ShapeDtypeStruct(
+    tokens_PT.shape[:1], jnp.int32, sharding=sharding.replicated(mesh)
+  )
   return _measured(decode_loop.prefill.lower(shape, decoding, tokens_PT, lengths_P))
 
 
 def decode(checked: Settings, shape: model.Config, mesh, decoding) -> Program:
   """All slots at the longest cache; without the training state that stays on the chip."""
-  sampling = decode_loop.Settings(token_sampling.Config(checked.rollout.temperature), checked.rollout.slots,
-                            checked.rollout.max_response, (0,), 0)
+  sampling = decode_loop.Settings(
+    token_sampling.Config(checked.rollout.temperature),
+    checked.rollout.slots,
+    checked.rollout.max_response,
+    (0,),
+    0,
+  )
   empty = decode_loop.empty.lower(shape, sampling, _longest(checked)).compile()
   state = jax.tree.map(
-      lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-      jax.eval_shape(functools.partial(decode_loop.empty, shape, sampling, _longest(checked))),
-      empty.output_shardings)
-  return _measured(decode_loop.decode.lower(
-      shape, sampling, decoding, jax.eval_shape(jax.random.key, 0), state, 1))
+    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+    jax.eval_shape(functools.partial(decode_loop.empty, shape, sampling, _longest(checked))),
+    empty.output_shardings,
+  )
+  return _measured(
+    decode_loop.decode.lower(shape, sampling, decoding, jax.eval_shape(jax.random.key, 0), state, 1)
+  )
 
 
 def added(checked: Settings, shape: model.Config, mesh, state, gradient, reference) -> Program:
   """The forward and backward passes of a minibatch of the longest rows."""
   longest = _longest(checked)
   window = length_bucket(checked.rollout.max_response, longest)
-  rows = (max(1, checked.gradient.tokens_per_microbatch // longest)
-          * sharding.split(mesh, 'batch')[1])
+  rows = (
+    max(1, checked.gradient.tokens_per_microbatch // longest) * sharding.split(mesh, 'batch')[1]
+  )
   in_all = checked.rollout.questions * checked.rollout.samples // checked.optimizer.minibatches
   place = sharding.named(mesh, (None, 'batch'), (1, rows))
 
   def of(dtype, *width):
     return jax.ShapeDtypeStruct((-(-in_all // rows), rows, *width), dtype, sharding=place)
 
-  tokens = objective.Tokens(
-      *(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1))
+  tokens = objective.Tokens(*(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1))
   microbatches = gradients.Microbatch(
-      of(jnp.int32, longest), of(jnp.int32), of(jnp.int32, window), tokens)
+    of(jnp.int32, longest), of(jnp.int32), of(jnp.int32, window), tokens
+  )
   static = _update_settings(checked, shape, mesh)
   _, sums = jax.eval_shape(functools.partial(gradients.nothing, static), state.params)
-  return _measured(gradients.added.lower(
-      static, state.params, (gradient, sums), microbatches, 1, False, True, reference))
+  return _measured(
+    gradients.added.lower(
+      static, state.params, (gradient, sums), microbatches, 1, False, True, reference
+    )
+  )
 
 
 def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
@@ -208,8 +246,11 @@ def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Pr
 
 def _measured(lowered) -> Program:
   found = lowered.compile().memory_analysis()
-  return Program(found.argument_size_in_bytes,
-                 found.output_size_in_bytes - found.alias_size_in_bytes, found.temp_size_in_bytes)
+  return Program(
+    found.argument_size_in_bytes,
+    found.output_size_in_bytes - found.alias_size_in_bytes,
+    found.temp_size_in_bytes,
+  )
 
 
 def _state(checked, shape, mesh):
@@ -221,8 +262,16 @@ def _state(checked, shape, mesh):
 
 def _update_settings(checked, shape, mesh):
   return gradients.Settings(
-      checked.gradient, checked.objective, checked.optimizer, shape, mesh, 1,
-      checked.rollout.temperature, checked.rollout.max_response, checked.rollout.logit_chunk)
+    checked.gradient,
+    checked.objective,
+    checked.optimizer,
+    shape,
+    mesh,
+    1,
+    checked.rollout.temperature,
+    checked.rollout.max_response,
+    checked.rollout.logit_chunk,
+  )
 
 
 def _rows(mesh, rows, length):
@@ -235,8 +284,10 @@ def _longest(checked):
 
 def _bytes(tree) -> int:
   """Of one chip."""
-  return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-             for leaf in jax.tree.leaves(tree))
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
 
 
 # ---- By formula ----
@@ -286,16 +337,21 @@ def _print_speed(checked, shape, mesh, chip):
   trained = passes * forward_flops(shape, rows * longest, longest, 0)
   trained += (3 + before) * forward_flops(shape, 0, 0, rows * rollout.max_response)
   prompts = forward_flops(
-      shape, rollout.questions * rollout.max_prompt, rollout.max_prompt, rollout.questions)
+    shape, rollout.questions * rollout.max_prompt, rollout.max_prompt, rollout.questions
+  )
   # Every step of all slots reads a chip's share of the weights, and on average half the cache.
   weights = _bytes(model.decode_shapes(shape, mesh))
   steps = rows / rollout.slots * rollout.max_response
-  seconds = {'prefill': prompts / chips / chip.flops,
-             'decode': steps * (weights + cache_bytes(checked, shape, mesh) / 2) / chip.bandwidth,
-             'update': trained / chips / chip.flops}
-  print('  roofline of a step of longest responses: ' + ', '.join(
-      f'{name} {value:.0f} s' for name, value in seconds.items()) +
-      f'; update {trained / 1e15:,.0f} PFLOP')
+  seconds = {
+    'prefill': prompts / chips / chip.flops,
+    'decode': steps * (weights + cache_bytes(checked, shape, mesh) / 2) / chip.bandwidth,
+    'update': trained / chips / chip.flops,
+  }
+  print(
+    '  roofline of a step of longest responses: '
+    + ', '.join(f'{name} {value:.0f} s' for name, value in seconds.items())
+    + f'; update {trained / 1e15:,.0f} PFLOP'
+  )
 
 
 if __name__ == '__main__':

@@ -41,8 +41,12 @@ def build(cls, values: Mapping[str, Any], path: str):
   fields = {field.name: field for field in dataclasses.fields(cls)}
   check_names(values, fields, path)
   types = typing.get_type_hints(cls)
-  return cls(**{name: _built(values[name], types[name], field.metadata, f'{path}.{name}')
-                for name, field in fields.items()})
+  return cls(
+    **{
+      name: _built(values[name], types[name], field.metadata, f'{path}.{name}')
+      for name, field in fields.items()
+    }
+  )
 
 
 def check_names(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
@@ -65,8 +69,10 @@ def check_known(name: str, known: Collection[str], path: str) -> None:
 def _built(value, kind, metadata, path):
   if dataclasses.is_dataclass(kind):
     if not isinstance(value, (Mapping, ConfigDict)):
-      raise InputError(f'{path}={value!r} must be a section of its own, such as {path}.'
-                       f'{dataclasses.fields(kind)[0].name}, not one value.')
+      raise InputError(
+        f'{path}={value!r} must be a section of its own, such as {path}.'
+        f'{dataclasses.fields(kind)[0].name}, not one value.'
+      )
     return build(kind, value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
   value = _converted(value, kind, path, meaning)
@@ -88,8 +94,9 @@ def _converted(value, kind, path, meaning):
   if origin is float and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
-    raise InputError(f'{path}={value!r} must be of type {origin.__name__}, '
-                     f'not {type(value).__name__}: {meaning}.')
+    raise InputError(
+      f'{path}={value!r} must be of type {origin.__name__}, not {type(value).__name__}: {meaning}.'
+    )
   return value
 
 

@@ -33,14 +33,15 @@ from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 _DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
 _SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bound=0.)
+_TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bound=0.0)
 
 
 def main() -> None:
   """Evaluates a checkpoint of a run."""
   if not CONFIG.value or not CHECKPOINT.value:
-    raise InputError('--config and --checkpoint are both needed: what train was given as --config '
-                     'and --workdir.')
+    raise InputError(
+      '--config and --checkpoint are both needed: what train was given as --config and --workdir.'
+    )
   values = CONFIG.value
   read_config(CHECKPOINT.value)
   check_workdir(values, CHECKPOINT.value, ('model', 'tokenizer', 'prompt'))
@@ -59,8 +60,9 @@ def main() -> None:
     print(table(found))
 
 
-def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Array, out: str
-             ) -> dict[str, float]:
+def evaluate(
+  experiment: Experiment, params, spec: str, step: int, key: jax.Array, out: str
+) -> dict[str, float]:
   """Scores `params` on a data spec and writes one record a question.
 
   Evaluation judges the answer alone: the last box, with or without a think section.
@@ -75,39 +77,55 @@ def evaluate(experiment: Experiment, params, spec: str, step: int, key: jax.Arra
   wanted, samples = settings.evaluation, settings.evaluation.samples
   how = token_sampling.Config(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p)
   responses = scheduler.generate(
-      experiment.model, model.decode_layout(experiment.model, params, experiment.mesh),
-      [prompt for prompt in prompts for _ in range(samples)],
-      [question.row for question in dataset for _ in range(samples)],
-      list(range(samples)) * len(dataset), key,
-      settings.rollout.sampling(words, how), experiment.mesh)
+    experiment.model,
+    model.decode_layout(experiment.model, params, experiment.mesh),
+    [prompt for prompt in prompts for _ in range(samples)],
+    [question.row for question in dataset for _ in range(samples)],
+    list(range(samples)) * len(dataset),
+    key,
+    settings.rollout.sampling(words, how),
+    experiment.mesh,
+  )
   texts = [words.decode(response.tokens) for response in responses]
   asked = [question for question in dataset for _ in range(samples)]
-  with Grader(dataclasses.replace(settings.grading, reward=''),
-              dataclasses.replace(settings.verifier, require_think=False)) as grader:
+  with Grader(
+    dataclasses.replace(settings.grading, reward=''),
+    dataclasses.replace(settings.verifier, require_think=False),
+  ) as grader:
     verdicts = grader.grade(
-        texts, [question.answer for question in asked], [question.kind for question in asked])
+      texts, [question.answer for question in asked], [question.kind for question in asked]
+    )
   if warning := step_metrics.grading_alarm(step, [verdicts], settings.grading.max_failures):
     hosts.warn(f'{spec}: {warning}')
   records = []
   for index, question in enumerate(dataset):
     own = slice(index * samples, (index + 1) * samples)
-    records.append({
-        'row': question.row, 'source': question.source,
+    records.append(
+      {
+        'row': question.row,
+        'source': question.source,
         'question': words.render(question.messages, settings.prompt.template),
-        'answer': question.answer, 'responses': texts[own],
+        'answer': question.answer,
+        'responses': texts[own],
         'correct': [verdict.correct for verdict in verdicts[own]],
         'outcomes': [verdict.outcome for verdict in verdicts[own]],
         'truncated': [response.truncated for response in responses[own]],
-        'lengths': [len(response.tokens) for response in responses[own]]})
+        'lengths': [len(response.tokens) for response in responses[own]],
+      }
+    )
     if question.source in tasks.STEP_CHECKERS:
       check = tasks.STEP_CHECKERS[question.source]
-      records[-1]['valid_steps'] = [check(question.messages[-1].content, text)
-                                    for text in texts[own]]
+      records[-1]['valid_steps'] = [
+        check(question.messages[-1].content, text) for text in texts[own]
+      ]
   name = ''.join(c if c.isalnum() else '_' for c in os.path.basename(spec))
   metrics.write_rows(os.path.join(out, f'step_{step:06d}_{name}.jsonl'), records)
   sources = dict.fromkeys(record['source'] for record in records)
-  return {key: value for source in sources for key, value in
-          _summary(source, [r for r in records if r['source'] == source]).items()}
+  return {
+    key: value
+    for source in sources
+    for key, value in _summary(source, [r for r in records if r['source'] == source]).items()
+  }
 
 
 def mean_score(found: dict[str, float]) -> float:
@@ -126,8 +144,10 @@ def table(found: dict[str, float]) -> str:
       continue
     line = f'  {source:<16} {measure:<12} {value:.4f}'
     if f'{name}_low' in found:
-      line += (f'  (95%: {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}, '
-               f'{found[f"eval/{source}/questions"]:.0f} questions)')
+      line += (
+        f'  (95%: {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}, '
+        f'{found[f"eval/{source}/questions"]:.0f} questions)'
+      )
     lines.append(line)
   return '\n'.join(lines)
 
@@ -139,13 +159,18 @@ def _summary(source, records):
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:
-    measures |= {f'avg@{samples}': correct_QK,
-                 f'pass@{samples}': correct_QK.max(axis=1, keepdims=True)}
+    measures |= {
+      f'avg@{samples}': correct_QK,
+      f'pass@{samples}': correct_QK.max(axis=1, keepdims=True),
+    }
   found = {f'eval/{source}/questions': float(len(records))}
   for name, values_QK in measures.items():
     mean, low, high = metrics.interval_95(values_QK, cluster_Q)
-    found |= {f'eval/{source}/{name}': mean, f'eval/{source}/{name}_low': low,
-              f'eval/{source}/{name}_high': high}
+    found |= {
+      f'eval/{source}/{name}': mean,
+      f'eval/{source}/{name}_low': low,
+      f'eval/{source}/{name}_high': high,
+    }
   found[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
   if 'valid_steps' in records[0]:
     found[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))

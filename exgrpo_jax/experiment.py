@@ -48,10 +48,14 @@ TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 class ModelConfig(model.Config):
   """The policy: a checkpoint's weights, or random ones of the shape given here."""
 
-  path: str = setting(None, "a Hugging Face checkpoint's folder, whose weights, shape and "
-                      "tokenizer are taken; '' is a model from scratch")
-  repository: str = setting(None, 'what must be at `path`: its shape is compared with the one '
-                            "given here; '' allows any")
+  path: str = setting(
+    None,
+    "a Hugging Face checkpoint's folder, whose weights, shape and "
+    "tokenizer are taken; '' is a model from scratch",
+  )
+  repository: str = setting(
+    None, "what must be at `path`: its shape is compared with the one given here; '' allows any"
+  )
   extension: architecture.Extension
 
 
@@ -61,8 +65,11 @@ class WarmStartConfig:
   data: str = setting(None, 'the questions whose written solutions are learnt')
   batch_size: int = setting('[1, inf)', 'solutions in an update')
   learning_rate: float = setting('[0, inf)', 'peak of a rate that warms up, then falls to 0')
-  enough: float = setting('(0, 1]', 'it ends early once this share of CHECK_ROWS responses to '
-                          'config.data.train is right; 1 trains to the end')
+  enough: float = setting(
+    '(0, 1]',
+    'it ends early once this share of CHECK_ROWS responses to '
+    'config.data.train is right; 1 trains to the end',
+  )
   path: str = setting(None, "where the result is kept and looked for; '' is the run's workdir")
 
 
@@ -73,16 +80,20 @@ class EvaluationConfig:
   temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
   top_k: int = setting('[0, inf)', 'only the k most probable tokens; 0 is all')
   top_p: float = setting('(0, 1]', 'only the most probable tokens that together have this share')
-  min_p: float = setting('[0, 1]', "only tokens of at least this share of the most probable one's "
-                         'probability')
+  min_p: float = setting(
+    '[0, 1]', "only tokens of at least this share of the most probable one's probability"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
   """What training leaves as Hugging Face folders."""
 
-  best: bool = setting(None, 'workdir/export/best: of the evaluations from the first step on, the '
-                       'one with the highest mean over the data sources')
+  best: bool = setting(
+    None,
+    'workdir/export/best: of the evaluations from the first step on, the '
+    'one with the highest mean over the data sources',
+  )
   last: bool = setting(None, 'workdir/export/last: the policy after the last step')
 
 
@@ -92,8 +103,9 @@ class Settings:
 
   seed: int = setting('[0, inf)', 'the run repeats bit for bit with the same seed')
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
-  compilation_cache: str = setting(None, 'a folder that keeps compiled programs for the next '
-                                   "start; '' is JAX's own setting")
+  compilation_cache: str = setting(
+    None, "a folder that keeps compiled programs for the next start; '' is JAX's own setting"
+  )
   rollout: stages.Config
   replay: replay.Config
   objective: objective.Config
@@ -125,25 +137,28 @@ class Experiment:
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
-def run_command(main: Callable[..., None], choices: Sequence[str] = (),
-                on_all_hosts: bool = False) -> None:
+def run_command(
+  main: Callable[..., None], choices: Sequence[str] = (), on_all_hosts: bool = False
+) -> None:
   """Runs a command's `main`; what the user got wrong becomes one line and exit status 2.
 
   Where there are `choices`, `main` gets the one that stands behind the command. With
   `on_all_hosts` it is run as one of the hosts that work together, where there are several.
   """
+
   def guarded(argv):
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS tell their lives below it
     words = argv[1:]
     try:
       if choices and (len(words) != 1 or words[0] not in choices):
-        raise InputError(f"behind the command must stand one of: {', '.join(choices)}.")
+        raise InputError(f'behind the command must stand one of: {", ".join(choices)}.')
       if words and not choices:
         raise InputError(f"'{words[0]}' is no flag; flags begin with --.")
       with hosts.joined() if on_all_hosts else contextlib.nullcontext():
         main(*words)
     except InputError as error:
       _refuse(error)
+
   app.run(guarded, flags_parser=_parse_flags)
 
 
@@ -152,18 +167,24 @@ def settings(values: ConfigDict) -> Settings:
   checked = config.build(Settings, values, 'config')
   num_questions, minibatches = checked.rollout.questions, checked.optimizer.minibatches
   if num_questions % minibatches:
-    raise InputError(f'config.optimizer.minibatches={minibatches} must divide '
-                     f'config.rollout.questions={num_questions}: a minibatch is made of whole '
-                     'groups, as many in each.')
+    raise InputError(
+      f'config.optimizer.minibatches={minibatches} must divide '
+      f'config.rollout.questions={num_questions}: a minibatch is made of whole '
+      'groups, as many in each.'
+    )
   if checked.export.best and not checked.data.evaluation:
-    raise InputError('config.export.best=True needs config.data.evaluation: the best policy is the '
-                     'one that evaluates best.')
+    raise InputError(
+      'config.export.best=True needs config.data.evaluation: the best policy is the '
+      'one that evaluates best.'
+    )
   if checked.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient'):
       value = getattr(checked.objective, name)
       if value:
-        raise InputError(f'config.gradient.drop_zero_advantage=True needs config.objective.{name}'
-                         f'=0, not {value}: that term pulls at rows of advantage 0 too.')
+        raise InputError(
+          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}'
+          f'=0, not {value}: that term pulls at rows of advantage 0 too.'
+        )
   return checked
 
 
@@ -173,18 +194,21 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   if checked.model.repository and not checked.model.path:
     name = checked.model.repository
     raise InputError(
-        f'config.model.path is not set, and this config starts from {name}. Fetch it with '
-        f"'pip install huggingface_hub' and 'hf download {name} --local-dir "
-        f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
-        f"--config.model.path={name.split('/')[-1]}.")
+      f'config.model.path is not set, and this config starts from {name}. Fetch it with '
+      f"'pip install huggingface_hub' and 'hf download {name} --local-dir "
+      f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
+      f'--config.model.path={name.split("/")[-1]}.'
+    )
   shape = model_shape(checked)
   with hosts.first_goes_first('tokenizer'):  # it may make one, which the others then read
     words = _tokenizer(checked, workdir)
   vocab_size = shape.vocab_size or words.vocab_size
   if vocab_size < words.vocab_size:
-    raise InputError(f'config.model.vocab_size={vocab_size} must be at least the tokenizer\'s '
-                     f'{words.vocab_size}: every token needs an embedding. 0 takes the '
-                     "tokenizer's.")
+    raise InputError(
+      f"config.model.vocab_size={vocab_size} must be at least the tokenizer's "
+      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
+      "tokenizer's."
+    )
   compilations.keep(checked.compilation_cache)
   mesh = sharding.make_mesh(checked.mesh)
   jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
@@ -194,8 +218,9 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
 
 @functools.lru_cache(maxsize=16)
-def load_questions(experiment: Experiment, spec: str
-                   ) -> tuple[tuple[Question, ...], tuple[np.ndarray, ...]]:
+def load_questions(
+  experiment: Experiment, spec: str
+) -> tuple[tuple[Question, ...], tuple[np.ndarray, ...]]:
   """The questions of a data spec and their prompts as int32 token arrays; read once.
 
   Prompts over `step.max_prompt` are refused or left out, as `data.overlong` says.
@@ -203,39 +228,53 @@ def load_questions(experiment: Experiment, spec: str
   checked, words = experiment.settings, experiment.tokenizer
   with hosts.first_goes_first('load_questions'):  # what is prepared may lie in a shared folder
     loaded = list(questions.load(checked.data, spec))
-  prompts = [np.array(words.encode(words.render(question.messages, checked.prompt.template)),
-                      np.int32) for question in loaded]
-  kept = questions.check_prompts(spec, np.array([len(prompt) for prompt in prompts]),
-                                 checked.rollout.max_prompt, checked.data.overlong)
+  prompts = [
+    np.array(words.encode(words.render(question.messages, checked.prompt.template)), np.int32)
+    for question in loaded
+  ]
+  kept = questions.check_prompts(
+    spec,
+    np.array([len(prompt) for prompt in prompts]),
+    checked.rollout.max_prompt,
+    checked.data.overlong,
+  )
   # Rows are numbered anew: the stream and the buffer find questions by place.
   rows = [dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)]
   prompts = [prompts[row] for row in kept]
-  hosts.check_same(spec, 'the questions', lambda: repr(rows).encode() + b''.join(
-      prompt.tobytes() for prompt in prompts))
+  hosts.check_same(
+    spec,
+    'the questions',
+    lambda: repr(rows).encode() + b''.join(prompt.tobytes() for prompt in prompts),
+  )
   return tuple(rows), tuple(prompts)
 
 
 def model_shape(checked: Settings) -> model.Config:
   """The checkpoint's where there is one, else what the config says."""
   config = checked.model
-  given = model.Config(**{field.name: getattr(config, field.name)
-                          for field in dataclasses.fields(model.Config)})
+  given = model.Config(
+    **{field.name: getattr(config, field.name) for field in dataclasses.fields(model.Config)}
+  )
   if not config.path:
     return given
   place, values = os.path.join(config.path, 'config.json'), architecture.read_json(config.path)
   found = architecture.parse(values, place, config.dtype)
   if config.repository and found != given:
     name = next(name for name, value in vars(given).items() if value != getattr(found, name))
-    raise InputError(f'{place}: {name} is {getattr(found, name)}, where config.model.{name} of '
-                     f"{config.repository} is {getattr(given, name)}; name its folder, or set "
-                     "config.model.repository='' to train another.")
+    raise InputError(
+      f'{place}: {name} is {getattr(found, name)}, where config.model.{name} of '
+      f'{config.repository} is {getattr(given, name)}; name its folder, or set '
+      "config.model.repository='' to train another."
+    )
   values = architecture.extended(values, config.extension)
   longest = checked.rollout.max_prompt + checked.rollout.max_response
   limit = values.get('max_position_embeddings', longest)
   if longest > limit:
-    raise InputError(f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
-                     f'exceed max_position_embeddings={limit} of {place}; lower them, or give '
-                     'config.model.extension a longer context.')
+    raise InputError(
+      f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
+      f'exceed max_position_embeddings={limit} of {place}; lower them, or give '
+      'config.model.extension a longer context.'
+    )
   return architecture.parse(values, place, config.dtype)
 
 
@@ -247,10 +286,12 @@ def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
   stands = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not stands:
     specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
-    texts = (text for spec in specs
-             for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
-             for text in (prompt.render(question.messages, checked.prompt.template),
-                          question.solution))
+    texts = (
+      text
+      for spec in specs
+      for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
+      for text in (prompt.render(question.messages, checked.prompt.template), question.solution)
+    )
     tokenizer.train(texts, checked.tokenizer.vocab_size, path)
   return tokenizer.load(path)
 

@@ -27,19 +27,26 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.workdir import read_config, write_json
 
 _SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and how good
-_DTYPE = flags.DEFINE_enum('dtype', None, ['float32', 'bfloat16', 'float16'],
-                           "Of the weights; the original checkpoint's by default.")
+_DTYPE = flags.DEFINE_enum(
+  'dtype',
+  None,
+  ['float32', 'bfloat16', 'float16'],
+  "Of the weights; the original checkpoint's by default.",
+)
 
 
 def main() -> None:
   """Exports a checkpoint of a run."""
   if not CHECKPOINT.value or not OUT.value:
-    raise InputError("--checkpoint and --out are both needed: a run's workdir, and the folder to "
-                     'write.')
+    raise InputError(
+      "--checkpoint and --out are both needed: a run's workdir, and the folder to write."
+    )
   out = epath.Path(OUT.value).expanduser()
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise InputError(f'--out={OUT.value} is not empty; name a new folder, so that no file of '
-                     'another model stays in it.')
+    raise InputError(
+      f'--out={OUT.value} is not empty; name a new folder, so that no file of '
+      'another model stays in it.'
+    )
   values = ConfigDict(read_config(CHECKPOINT.value))
   values.mesh.update(dict(data=1, fsdp=-1, tensor=1))  # this machine's devices, not the run's
   experiment = open_experiment(values, CHECKPOINT.value)
@@ -59,7 +66,8 @@ def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None
   settings, words = experiment.settings, experiment.tokenizer
   if settings.model.path:
     values = architecture.extended(
-        architecture.read_json(settings.model.path), settings.model.extension)
+      architecture.read_json(settings.model.path), settings.model.extension
+    )
   else:
     longest = settings.rollout.max_prompt + settings.rollout.max_response
     values = architecture.to_json(experiment.model, longest)
@@ -67,9 +75,15 @@ def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None
     words.save(out)
     if 'generation_config.json' not in words.files:
       (epath.Path(out) / 'generation_config.json').write_text(
-          json.dumps({'eos_token_id': list(words.eos_ids)}))
-  weights.save(out, experiment.model, params, values,
-               dtype or values.get('dtype') or values.get('torch_dtype') or 'float32')
+        json.dumps({'eos_token_id': list(words.eos_ids)})
+      )
+  weights.save(
+    out,
+    experiment.model,
+    params,
+    values,
+    dtype or values.get('dtype') or values.get('torch_dtype') or 'float32',
+  )
 
 
 def keep_best(experiment: Experiment, params, step: int, score: float) -> None:

@@ -15,8 +15,9 @@ def length_bucket(length: int, limit: float = math.inf) -> int:
   return min(limit, max(_SMALLEST_BUCKET, between if length <= between else power))
 
 
-def right_padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int
-                 ) -> tuple[np.ndarray, np.ndarray]:
+def right_padded(
+  rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Rows of (prompt, response) side by side: tokens_BT int32, response_mask_BT float32.
 
   T is the length bucket of the longest row, at most `limit`.
@@ -27,5 +28,5 @@ def right_padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, pad_
   for b, (prompt, response) in enumerate(rows):
     stop = len(prompt) + len(response)
     tokens_BT[b, :stop] = np.concatenate([prompt, response])
-    mask_BT[b, len(prompt):stop] = 1
+    mask_BT[b, len(prompt) : stop] = 1
   return tokens_BT, mask_BT

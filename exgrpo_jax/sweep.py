@@ -30,8 +30,12 @@ from exgrpo_jax.sweeps import launcher, trials
 
 _SWEEP = flags.DEFINE_string('sweep', None, 'The trials, e.g. configs/sweeps/ratio.py.')
 _PARALLEL = flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
-_LAUNCHER = flags.DEFINE_enum('launcher', 'local', ['local', 'commands'], 'Runs the trials here, '
-                              "or prints a command for each, for a cluster's queue.")
+_LAUNCHER = flags.DEFINE_enum(
+  'launcher',
+  'local',
+  ['local', 'commands'],
+  "Runs the trials here, or prints a command for each, for a cluster's queue.",
+)
 
 TRAINER = 'exgrpo_jax.train'  # the module that runs a trial
 _LOG, _CONFIG_FILE = 'log.txt', 'config.json'
@@ -49,25 +53,35 @@ class Trial(NamedTuple):
 def main() -> None:
   """Runs what is left of a sweep, or prints the commands for it."""
   if not (CONFIG.value and WORKDIR.value and _SWEEP.value):
-    raise InputError('--sweep, --config and --workdir are all needed, e.g. --sweep='
-                     'configs/sweeps/ratio.py --config=configs/arithmetic.py --workdir=/tmp/ratio.')
+    raise InputError(
+      '--sweep, --config and --workdir are all needed, e.g. --sweep='
+      'configs/sweeps/ratio.py --config=configs/arithmetic.py --workdir=/tmp/ratio.'
+    )
   if _PARALLEL.value < 1:
     raise InputError(f'--parallel={_PARALLEL.value} must be at least 1.')
   flag = flags.FLAGS[CONFIG.name]
-  found = planned(_SWEEP.value, CONFIG.value, config_flags.get_config_filename(flag),
-                  config_flags.get_override_values(flag), WORKDIR.value)
+  found = planned(
+    _SWEEP.value,
+    CONFIG.value,
+    config_flags.get_config_filename(flag),
+    config_flags.get_override_values(flag),
+    WORKDIR.value,
+  )
   left = [trial for trial in found if not is_finished(trial)]
   if _LAUNCHER.value == 'commands':
     for trial in left:
       print(shlex.join(['python', *trial.arguments]))
-    print(f'{len(left)} of {len(found)} trials are to be run; then --launcher=local makes the '
-          'table', file=sys.stderr)
+    print(
+      f'{len(left)} of {len(found)} trials are to be run; then --launcher=local makes the table',
+      file=sys.stderr,
+    )
     return
   sys.exit(run(found, left, WORKDIR.value, _PARALLEL.value))
 
 
-def planned(path: str, values: ConfigDict, config_path: str, given: Mapping[str, Any],
-            workdir: str) -> list[Trial]:
+def planned(
+  path: str, values: ConfigDict, config_path: str, given: Mapping[str, Any], workdir: str
+) -> list[Trial]:
   """The trials of the sweep file at `path`, all checked; InputError names the first bad one.
 
   Args:
@@ -83,20 +97,30 @@ def planned(path: str, values: ConfigDict, config_path: str, given: Mapping[str,
     try:
       for key in overrides:
         if key in given:
-          raise InputError(f'--config.{key}={given[key]} is given, and the trial sets it '
-                           f'to {overrides[key]}; only one can be.')
+          raise InputError(
+            f'--config.{key}={given[key]} is given, and the trial sets it '
+            f'to {overrides[key]}; only one can be.'
+          )
       changed = overridden(values, overrides)
       settings(changed)
     except InputError as error:
       raise InputError(f"{path}: trial '{name}': {error}") from error
     for other in found:
       if other.values == changed:
-        raise InputError(f"{path}: trials '{other.name}' and '{name}' are the same run; a setting "
-                         "is run again with another 'seed'.")
+        raise InputError(
+          f"{path}: trials '{other.name}' and '{name}' are the same run; a setting "
+          "is run again with another 'seed'."
+        )
     check_workdir(changed, folder)
     words = [f'--config.{key}={value}' for key, value in (given | overrides).items()]
-    found.append(Trial(name, folder, changed, [
-        '-m', TRAINER, f'--config={config_path}', f'--workdir={folder}', *words]))
+    found.append(
+      Trial(
+        name,
+        folder,
+        changed,
+        ['-m', TRAINER, f'--config={config_path}', f'--workdir={folder}', *words],
+      )
+    )
   _check_strangers(path, workdir, {trial.name for trial in found})
   return found
 
@@ -117,8 +141,10 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
         raise InputError(f"{path} is one value and has no '{last}'.")
     config.check_known(last, list(place), path)
     if isinstance(place[last], ConfigDict):
-      raise InputError(f'{path}.{last} is a section; an override sets one value, such as '
-                       f"'{key}.{next(iter(place[last]))}'.")
+      raise InputError(
+        f'{path}.{last} is a section; an override sets one value, such as '
+        f"'{key}.{next(iter(place[last]))}'."
+      )
     with place.ignore_type():
       place[last] = value
   return changed
@@ -147,22 +173,35 @@ def run(found: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: i
     if len(left) < len(found):
       print(f'{len(found) - len(left)} of {len(found)} trials have finished before', flush=True)
     outcome = launcher.run(
-        [launcher.Job(trial.name, [sys.executable, *trial.arguments],
-                      os.path.join(trial.workdir, _LOG)) for trial in left], parallel, (lock,))
+      [
+        launcher.Job(
+          trial.name, [sys.executable, *trial.arguments], os.path.join(trial.workdir, _LOG)
+        )
+        for trial in left
+      ],
+      parallel,
+      (lock,),
+    )
     if not outcome.unfinished:
       report(found, workdir)
   failed = outcome.failed | {
-      trial.name: 'it ended as if finished, before its last step' for trial in left
-      if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)}
+    trial.name: 'it ended as if finished, before its last step'
+    for trial in left
+    if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
+  }
   if failed:
-    print(f'{len(failed)} of {len(found)} trials failed; the same command tries them again:',
-          flush=True)
+    print(
+      f'{len(failed)} of {len(found)} trials failed; the same command tries them again:', flush=True
+    )
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
     command = shlex.join(['python', '-m', 'exgrpo_jax.sweep', *sys.argv[1:]])
-    print(f'interrupted before {len(outcome.unfinished)} of {len(found)} trials had ended; the '
-          f'same command goes on with them:\n{command}', flush=True)
+    print(
+      f'interrupted before {len(outcome.unfinished)} of {len(found)} trials had ended; the '
+      f'same command goes on with them:\n{command}',
+      flush=True,
+    )
     return 130
   return 1 if failed else 0
 
@@ -181,8 +220,10 @@ def report(found: Sequence[Trial], workdir: str) -> None:
   text = comparison.table(runs, wanted)
   path, picture = os.path.join(workdir, 'sweep.md'), os.path.join(workdir, 'sweep.png')
   with open(path, 'w', encoding='utf-8') as file:
-    file.write('Mean ± standard deviation over seeds; final is the last evaluation, best the '
-               f'highest of each run, the start included.\n\n{text}\n')
+    file.write(
+      'Mean ± standard deviation over seeds; final is the last evaluation, best the '
+      f'highest of each run, the start included.\n\n{text}\n'
+    )
   comparison.picture(runs, picture)
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
 
@@ -208,10 +249,13 @@ def _check_strangers(path, workdir, names):
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
     raise InputError(f"--workdir={workdir} is a single run's; a sweep needs one of its own.")
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
-    if other not in names and any(os.path.exists(os.path.join(workdir, other, mark))
-                                  for mark in (_LOG, _CONFIG_FILE)):
-      raise InputError(f"--workdir={workdir} holds a trial '{other}', which {path} has not: take "
-                       'another --workdir for another sweep, or move that folder away.')
+    if other not in names and any(
+      os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
+    ):
+      raise InputError(
+        f"--workdir={workdir} holds a trial '{other}', which {path} has not: take "
+        'another --workdir for another sweep, or move that folder away.'
+      )
 
 
 @contextlib.contextmanager
@@ -225,8 +269,10 @@ def _claimed(workdir: str) -> Iterator[int]:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise InputError(f'a sweep is running in {workdir}, or trials that a killed one left '
-                       'behind; wait for them, or end them.') from error
+      raise InputError(
+        f'a sweep is running in {workdir}, or trials that a killed one left '
+        'behind; wait for them, or end them.'
+      ) from error
     yield file.fileno()
 
 

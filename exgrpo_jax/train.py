@@ -40,8 +40,9 @@ from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writabl
 def main() -> None:
   """Trains, or goes on, once all that can be checked before has been."""
   if not CONFIG.value or not WORKDIR.value:
-    raise InputError('--config and --workdir are both needed, e.g. --config=configs/smoke.py '
-                     '--workdir=/tmp/smoke.')
+    raise InputError(
+      '--config and --workdir are both needed, e.g. --config=configs/smoke.py --workdir=/tmp/smoke.'
+    )
   check_workdir(CONFIG.value, WORKDIR.value)
   check_writable(WORKDIR.value)
   check_hosts(CONFIG.value, WORKDIR.value)
@@ -69,12 +70,23 @@ def rollout_of(experiment: Experiment) -> Rollout:
   settings = experiment.settings
   dataset, prompts = load_questions(experiment, settings.data.train)
   if len(dataset) < settings.rollout.questions:
-    raise InputError(f'config.rollout.questions={settings.rollout.questions} must be at most the '
-                     f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
-                     'in a step.')
-  return Rollout(settings.rollout, settings.replay, settings.objective, settings.parity,
-                 experiment.model, experiment.tokenizer, experiment.mesh, settings.seed, dataset,
-                 prompts)
+    raise InputError(
+      f'config.rollout.questions={settings.rollout.questions} must be at most the '
+      f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
+      'in a step.'
+    )
+  return Rollout(
+    settings.rollout,
+    settings.replay,
+    settings.objective,
+    settings.parity,
+    experiment.model,
+    experiment.tokenizer,
+    experiment.mesh,
+    settings.seed,
+    dataset,
+    prompts,
+  )
 
 
 def initial_params(experiment: Experiment):
@@ -82,8 +94,9 @@ def initial_params(experiment: Experiment):
   path = experiment.settings.model.path
   if path:
     params = weights.load(path, experiment.model, experiment.mesh)
-    print(f'weights of {path}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters',
-          flush=True)
+    print(
+      f'weights of {path}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters', flush=True
+    )
   else:
     params = model.init(experiment.model, _key(experiment.settings, 'init', 0), experiment.mesh)
   if experiment.settings.warm_start.num_updates:
@@ -99,8 +112,10 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
   """
   settings, workdir = experiment.settings, experiment.workdir
   reference = params if settings.objective.kl_coefficient else None
-  with (checkpoint.full_disk_told(workdir),
-        checkpoint.open_manager(workdir, settings.checkpoint) as manager):
+  with (
+    checkpoint.full_disk_told(workdir),
+    checkpoint.open_manager(workdir, settings.checkpoint) as manager,
+  ):
     snapshot = checkpoint.restore_newest(manager, _state_shapes(experiment))
     if snapshot:
       print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
@@ -108,18 +123,24 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
       if reference is not None:  # a copy: the update gives its input's memory away
         reference = jax.tree.map(jnp.copy, params)
       snapshot = checkpoint.Snapshot(
-          0, optimizer.init(settings.optimizer, _num_updates(settings), params), replay.Buffer(),
-          Cursor())
+        0,
+        optimizer.init(settings.optimizer, _num_updates(settings), params),
+        replay.Buffer(),
+        Cursor(),
+      )
     # Records of steps behind the checkpoint are written anew.
     first = snapshot.step + 1 if snapshot.step else 0
-    with (metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-          pool.Grader(settings.grading, settings.verifier) as grader,
-          preemption.listening() as told_to_stop):
+    with (
+      metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
+      pool.Grader(settings.grading, settings.verifier) as grader,
+      preemption.listening() as told_to_stop,
+    ):
       if not snapshot.step:
         writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
       with watchdog.watching() as clock:
-        _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop,
-               clock)
+        _steps(
+          experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop, clock
+        )
   if hosts.is_first():
     records = metrics.read(workdir)
     curves = os.path.join(workdir, 'curves.png')
@@ -127,8 +148,9 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
 
 
-def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, reference=None
-           ) -> tuple[TrainState, dict[str, jax.Array]]:
+def update(
+  experiment: Experiment, state: TrainState, batch: Batch, clip: bool, reference=None
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One pass over a step's rows: an optimiser update for each minibatch of whole groups.
 
   Args:
@@ -155,9 +177,16 @@ def update(experiment: Experiment, state: TrainState, batch: Batch, clip: bool, 
 def _update_settings(experiment):
   settings = experiment.settings
   return gradients.Settings(
-      settings.gradient, settings.objective, settings.optimizer, experiment.model, experiment.mesh,
-      _num_updates(settings), settings.rollout.temperature, settings.rollout.max_response,
-      settings.rollout.logit_chunk)
+    settings.gradient,
+    settings.objective,
+    settings.optimizer,
+    experiment.model,
+    experiment.mesh,
+    _num_updates(settings),
+    settings.rollout.temperature,
+    settings.rollout.max_response,
+    settings.rollout.logit_chunk,
+  )
 
 
 def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop, clock):
@@ -174,7 +203,8 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
       replays = rollout.pick_replays(state.params, plan)
     with clock('reshard'):
       weights_now = jax.block_until_ready(
-          model.decode_layout(experiment.model, state.params, experiment.mesh))
+        model.decode_layout(experiment.model, state.params, experiment.mesh)
+      )
     with clock('generate'):
       responses = rollout.generate(weights_now, plan, _key(settings, 'step', step), grader.submit)
     del weights_now  # its memory is the update's
@@ -191,15 +221,21 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     with clock('plan'):
       next_plan, next_cursor = rollout.plan(buffer, cursor, step + 1)
     if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
-      print(f'epoch {next_plan.epoch}: fewer than {settings.rollout.questions} questions are not '
-            'yet retired, so retired ones are read again (and never replayed)', flush=True)
+      print(
+        f'epoch {next_plan.epoch}: fewer than {settings.rollout.questions} questions are not '
+        'yet retired, so retired ones are read again (and never replayed)',
+        flush=True,
+      )
     with clock('await_update'):
       clock.device_idle_since(finished.result())
     found = parity | _numbers(
-        settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums))
+      settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums)
+    )
     silent = silent + 1 if found['zero_variance'] == 1 else 0
-    for warning in (step_metrics.alarm(step, found, silent, settings.rollout.max_response),
-                    step_metrics.grading_alarm(step, verdicts, settings.grading.max_failures)):
+    for warning in (
+      step_metrics.alarm(step, found, silent, settings.rollout.max_response),
+      step_metrics.grading_alarm(step, verdicts, settings.grading.max_failures),
+    ):
       if warning:
         hosts.warn(warning)
     if step % settings.evaluation.every == 0 or step == settings.num_steps:
@@ -211,14 +247,16 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
           export.keep_best(experiment, state.params, step, evaluate.mean_score(scores))
     found |= clock.seconds() | compilations.metrics()
     found['speed/tokens_per_second'] = found['length/total'] / (
-        found['time/step'] - found.get('time/evaluate', 0.) - found.get('time/export', 0.))
+      found['time/step'] - found.get('time/evaluate', 0.0) - found.get('time/export', 0.0)
+    )
     clock.restart()
     with clock('log', device_waits=True):
       seconds_left = (time.monotonic() - started) / (step - done) * (settings.num_steps - step)
       print(metrics.progress_line(step, settings.num_steps, found, seconds_left), flush=True)
       metrics.write_rows(
-          os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
-          rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows))
+        os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
+        rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows),
+      )
       writer.write(step, found)
     # After the metrics: a resumed run has them all.
     _save(settings, manager, clock, checkpoint.Snapshot(step, state, buffer, cursor), told_to_stop)
@@ -239,8 +277,12 @@ def _save(settings, manager, clock, now, told_to_stop):
     if not is_due:
       checkpoint.save(manager, now)
     manager.wait_until_finished()
-    print(f'told to stop by SIGTERM: saved after step {now.step} of {settings.num_steps}; the same '
-          'command goes on', file=sys.stderr, flush=True)
+    print(
+      f'told to stop by SIGTERM: saved after step {now.step} of {settings.num_steps}; the same '
+      'command goes on',
+      file=sys.stderr,
+      flush=True,
+    )
     sys.exit(preemption.EXIT_CODE)
 
 
@@ -251,23 +293,32 @@ def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
   found |= step_metrics.of_buffer(settings.replay, buffer, settings.rollout.samples)
   found |= objective.metrics(sums)
   updates = sums['updates']
-  return found | {'loss': sums['loss'] / updates, 'gradient_norm': sums['gradient_norm'] / updates,
-                  'skipped_updates': sums['skipped']}
+  return found | {
+    'loss': sums['loss'] / updates,
+    'gradient_norm': sums['gradient_norm'] / updates,
+    'skipped_updates': sums['skipped'],
+  }
 
 
 def _evaluated(experiment, params, step):
   found = {}
   for spec in experiment.settings.data.evaluation:
     found |= evaluate.evaluate(
-        experiment, params, spec, step, _key(experiment.settings, 'evaluation', step),
-        os.path.join(experiment.workdir, 'evaluation'))
+      experiment,
+      params,
+      spec,
+      step,
+      _key(experiment.settings, 'evaluation', step),
+      os.path.join(experiment.workdir, 'evaluation'),
+    )
   print(f'evaluation after step {step}\n{evaluate.table(found)}', flush=True)
   return found
 
 
 def _clips(settings, plan):
-  return {'always': True, 'never': False,
-          'until_replay': not plan.replay_started}[settings.objective.clip]
+  return {'always': True, 'never': False, 'until_replay': not plan.replay_started}[
+    settings.objective.clip
+  ]
 
 
 def _num_updates(settings):
@@ -277,14 +328,17 @@ def _num_updates(settings):
 def _key(settings, purpose, step):
   purposes = ('init', 'step', 'evaluation')
   return jax.random.fold_in(
-      jax.random.split(jax.random.key(settings.seed), len(purposes))[purposes.index(purpose)], step)
+    jax.random.split(jax.random.key(settings.seed), len(purposes))[purposes.index(purpose)], step
+  )
 
 
 def _when_ready(values):
   """A future of the moment (time.monotonic) at which the device has computed `values`."""
+
   def wait():
     jax.block_until_ready(values)
     return time.monotonic()
+
   pool = concurrent.futures.ThreadPoolExecutor(1)
   moment = pool.submit(wait)
   pool.shutdown(wait=False)

@@ -50,11 +50,14 @@ def place(tmp_path):
 @pytest.fixture
 def jsonl(tmp_path):
   """Writes lines, objects or text, to a file of the test's own; gives its path."""
+
   def write(*lines, name='train.jsonl'):
     path = tmp_path / name
-    path.write_text('\n'.join(
-          line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+      '\n'.join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     return str(path)
+
   return write
 
 
@@ -63,8 +66,10 @@ def data(tmp_path_factory):
   """Data specs of the recorded run, and where they are prepared."""
   folder = tmp_path_factory.mktemp('data')
   return types.SimpleNamespace(
-      train=tiny.write_questions(folder / 'train.jsonl'),
-      evaluation=tiny.write_questions(folder / 'evaluation.jsonl', 4), cache=str(folder / 'cache'))
+    train=tiny.write_questions(folder / 'train.jsonl'),
+    evaluation=tiny.write_questions(folder / 'evaluation.jsonl', 4),
+    cache=str(folder / 'cache'),
+  )
 
 
 @pytest.fixture(scope='session')
@@ -89,8 +94,13 @@ def recorded(values, tmp_path_factory):
   """
   workdir = tmp_path_factory.mktemp('runs') / 'recorded'
   cache = tmp_path_factory.mktemp('compiled')
-  run = types.SimpleNamespace(workdir=workdir, steps={}, rollout=None, cache=cache,
-                              compiling=functools.partial(_compiling, cache))
+  run = types.SimpleNamespace(
+    workdir=workdir,
+    steps={},
+    rollout=None,
+    cache=cache,
+    compiling=functools.partial(_compiling, cache),
+  )
   with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(pool, 'COMMAND', tiny.WORKER)
     _listen(patch, run)
@@ -106,8 +116,10 @@ def recorded(values, tmp_path_factory):
 @contextlib.contextmanager
 def _compiling(folder):
   """Looks in `folder` before compiling, and keeps there what it compiles."""
-  kept = {'jax_compilation_cache_dir': str(folder),
-          'jax_persistent_cache_min_compile_time_secs': 0.}
+  kept = {
+    'jax_compilation_cache_dir': str(folder),
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+  }
   before = {name: getattr(jax.config, name) for name in kept}
   for name, value in kept.items():
     jax.config.update(name, value)
@@ -119,6 +131,7 @@ def _compiling(folder):
 
 def _listen(patch, run):
   """Makes the stages of a step write what they read and return into `run.steps`."""
+
   def at(plan):
     return run.steps.setdefault(plan.step, Step())
 
@@ -129,6 +142,7 @@ def _listen(patch, run):
       result = original(*args, **kwargs)
       note(args, result)
       return result
+
     patch.setattr(owner, name, wrapped)
 
   def planned(args, result):

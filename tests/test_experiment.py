@@ -16,8 +16,9 @@ from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
 
-CONFIGS = sorted(path.stem for path in (REPOSITORY / 'configs').glob('*.py')
-                 if path.stem != '__init__')
+CONFIGS = sorted(
+  path.stem for path in (REPOSITORY / 'configs').glob('*.py') if path.stem != '__init__'
+)
 
 
 def set_values(config, **changes):
@@ -47,26 +48,51 @@ def test_the_configs_carry_the_papers_values():
   settings = experiment.settings(importlib.import_module('configs.base').get_config())
   assert (settings.rollout.questions, settings.rollout.samples, settings.num_steps) == (128, 8, 700)
   assert (settings.replay.ratio, settings.replay.start_pass_rate, settings.objective.beta) == (
-      .5, .35, .1)
+    0.5,
+    0.35,
+    0.1,
+  )
   assert settings.optimizer.clip_norm == 1 / 64 and settings.optimizer.minibatches == 2
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
-    ({'replay__ratio': 1.5}, 'config.replay.ratio=1.5 must lie in [0, 1): it is the share of each '
-     "step's questions drawn from the buffer; 0 is plain GRPO."),
-    ({'rollout__samples': 1}, 'config.rollout.samples=1 must lie in [2, inf): rollouts of a '
-     'question (K); an advantage compares at least 2.'),
-    ({'objective__clip': 'sometimes'}, "config.objective.clip='sometimes' must be one of "
-     "until_replay, always, never: when fresh rows' ratios are clipped."),
-    ({'rollout__top_p': .9}, 'config.rollout.top_p=0.9 must lie in [1, 1]: training samples from '
-     'the whole softmax, for its importance weights are of that; evaluation.top_p may cut it.'),
-    ({'replay__ratoi': .25}, "config.replay has no 'ratoi'; did you mean 'ratio'?"),
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'replay__ratio': 1.5},
+      'config.replay.ratio=1.5 must lie in [0, 1): it is the share of each '
+      "step's questions drawn from the buffer; 0 is plain GRPO.",
+    ),
+    (
+      {'rollout__samples': 1},
+      'config.rollout.samples=1 must lie in [2, inf): rollouts of a '
+      'question (K); an advantage compares at least 2.',
+    ),
+    (
+      {'objective__clip': 'sometimes'},
+      "config.objective.clip='sometimes' must be one of "
+      "until_replay, always, never: when fresh rows' ratios are clipped.",
+    ),
+    (
+      {'rollout__top_p': 0.9},
+      'config.rollout.top_p=0.9 must lie in [1, 1]: training samples from '
+      'the whole softmax, for its importance weights are of that; evaluation.top_p may cut it.',
+    ),
+    ({'replay__ratoi': 0.25}, "config.replay has no 'ratoi'; did you mean 'ratio'?"),
     ({'repaly': 1}, "config has no 'repaly'; did you mean 'replay'?"),
-    ({'optimizer__minibatches': 4}, 'config.optimizer.minibatches=4 must divide '
-     'config.rollout.questions=6: a minibatch is made of whole groups, as many in each.'),
-    ({'model__num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide '
-     'config.model.num_heads=2: each key/value head serves equally many query heads.')],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else '')
+    (
+      {'optimizer__minibatches': 4},
+      'config.optimizer.minibatches=4 must divide '
+      'config.rollout.questions=6: a minibatch is made of whole groups, as many in each.',
+    ),
+    (
+      {'model__num_kv_heads': 3},
+      'config.model.num_kv_heads=3 must divide '
+      'config.model.num_heads=2: each key/value head serves equally many query heads.',
+    ),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else '',
+)
 def test_a_value_that_cannot_be_is_refused_by_name(changes, message, config):
   with pytest.raises(InputError, match=f'^{re.escape(message)}$'):
     experiment.settings(set_values(config, **changes))
@@ -79,9 +105,13 @@ def test_a_section_that_is_missing_is_named(config):
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(config, tmp_path):
-  with pytest.raises(InputError, match=(
+  with pytest.raises(
+    InputError,
+    match=(
       r"config\.model\.vocab_size=100 must be at least the tokenizer's \d+: every token needs an "
-      r"embedding\. 0 takes the tokenizer's\.")):
+      r"embedding\. 0 takes the tokenizer's\."
+    ),
+  ):
     experiment.open_experiment(set_values(config, model__vocab_size=100), str(tmp_path))
 
 
@@ -95,6 +125,7 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 
 # Data.
 
+
 def started(config, workdir):
   """What `python -m exgrpo_jax.train` does before it trains, warm start's data included."""
   opened = experiment.open_experiment(config, str(workdir))
@@ -102,39 +133,77 @@ def started(config, workdir):
   train.rollout_of(opened)
 
 
-@pytest.mark.parametrize(('lines', 'message'), [
-    (['{"question": "1+1", "answer": "2"}', '{"question": "1+2", "answer": '],
-     r'train\.jsonl:2: not valid JSON \(.*\); every line must hold one object, in UTF-8\.'),
-    (['{"question": "1+1", "solution": "2"}'], r"train\.jsonl:1: no field 'answer' \(has: "
-     r"'question', 'solution'\); set config\.data\.answer_field\."),
+@pytest.mark.parametrize(
+  ('lines', 'message'),
+  [
+    (
+      ['{"question": "1+1", "answer": "2"}', '{"question": "1+2", "answer": '],
+      r'train\.jsonl:2: not valid JSON \(.*\); every line must hold one object, in UTF-8\.',
+    ),
+    (
+      ['{"question": "1+1", "solution": "2"}'],
+      r"train\.jsonl:1: no field 'answer' \(has: "
+      r"'question', 'solution'\); set config\.data\.answer_field\.",
+    ),
     ([], r'train\.jsonl: the file holds no question; at least one is needed\.'),
-    (['{"question": "1+1", "answer": "2"}'], r'train\.jsonl: row 0 has no written solution to '
-     r'learn from; set config\.data\.solution_field, or config\.warm_start\.num_updates=0\.')],
-    ids=['malformed', 'field', 'empty', 'no_solution'])
+    (
+      ['{"question": "1+1", "answer": "2"}'],
+      r'train\.jsonl: row 0 has no written solution to '
+      r'learn from; set config\.data\.solution_field, or config\.warm_start\.num_updates=0\.',
+    ),
+  ],
+  ids=['malformed', 'field', 'empty', 'no_solution'],
+)
 def test_bad_data_is_refused_with_its_place(lines, message, config, tmp_path):
   path = tmp_path / 'train.jsonl'
   path.write_text('\n'.join(lines))
   with pytest.raises(InputError, match=message):
-    started(set_values(config, data__train=str(path), warm_start__data=str(path),
-                       data__cache_dir=str(tmp_path / 'cache')), tmp_path)
+    started(
+      set_values(
+        config,
+        data__train=str(path),
+        warm_start__data=str(path),
+        data__cache_dir=str(tmp_path / 'cache'),
+      ),
+      tmp_path,
+    )
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
-    ({'data__train': 'nowhere.jsonl', 'warm_start__data': 'nowhere.jsonl'},
-     'nowhere.jsonl: there is no such file; a data spec that ends in .jsonl must name one'),
-    ({'data__train': 'nonsense', 'warm_start__data': 'nonsense'},
-     "the data spec 'nonsense' must be an embedded task's split (arithmetic:train)"),
-    ({'rollout__max_prompt': 4}, 'the prompt of row 10 has 5 tokens, and 2 of 12 prompts exceed '
-     "the limit of 4; raise the limit, or set config.data.overlong='drop' to leave them out."),
-    ({'rollout__max_prompt': 2, 'data__overlong': 'drop'},
-     'all of its 12 prompts exceed the limit of 2 tokens'),
-    ({'rollout__max_response': 2}, 'over config.rollout.max_response=2; raise it, or set '
-     "config.data.overlong='drop'."),
-    ({'rollout__questions': 14},
-     'config.rollout.questions=14 must be at most the 12 questions of '),
-    ({'rollout__questions': 12, 'rollout__max_prompt': 4, 'data__overlong': 'drop'},
-     'config.rollout.questions=12 must be at most the 10 questions of ')],
-    ids=['no_file', 'no_spec', 'prompt', 'all_prompts', 'solution', 'few_questions', 'few_left'])
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'data__train': 'nowhere.jsonl', 'warm_start__data': 'nowhere.jsonl'},
+      'nowhere.jsonl: there is no such file; a data spec that ends in .jsonl must name one',
+    ),
+    (
+      {'data__train': 'nonsense', 'warm_start__data': 'nonsense'},
+      "the data spec 'nonsense' must be an embedded task's split (arithmetic:train)",
+    ),
+    (
+      {'rollout__max_prompt': 4},
+      'the prompt of row 10 has 5 tokens, and 2 of 12 prompts exceed '
+      "the limit of 4; raise the limit, or set config.data.overlong='drop' to leave them out.",
+    ),
+    (
+      {'rollout__max_prompt': 2, 'data__overlong': 'drop'},
+      'all of its 12 prompts exceed the limit of 2 tokens',
+    ),
+    (
+      {'rollout__max_response': 2},
+      "over config.rollout.max_response=2; raise it, or set config.data.overlong='drop'.",
+    ),
+    (
+      {'rollout__questions': 14},
+      'config.rollout.questions=14 must be at most the 12 questions of ',
+    ),
+    (
+      {'rollout__questions': 12, 'rollout__max_prompt': 4, 'data__overlong': 'drop'},
+      'config.rollout.questions=12 must be at most the 10 questions of ',
+    ),
+  ],
+  ids=['no_file', 'no_spec', 'prompt', 'all_prompts', 'solution', 'few_questions', 'few_left'],
+)
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
   with pytest.raises(InputError, match=re.escape(message)):
     started(set_values(config, **changes), tmp_path)
@@ -145,13 +214,15 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
   tiny.write_questions(path)
   path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))  # 11, 10, ...
   opened = experiment.open_experiment(
-      set_values(config, rollout__max_prompt=4, data__overlong='drop'), str(tmp_path))
+    set_values(config, rollout__max_prompt=4, data__overlong='drop'), str(tmp_path)
+  )
   loaded, prompts = experiment.load_questions(opened, str(path))
   assert [(q.row, q.answer) for q in loaded] == [(row, str(9 - row)) for row in range(10)]
   assert [opened.tokenizer.decode(p) for p in prompts] == [f'{9 - row}+0\n' for row in range(10)]
 
 
 # A warm start is made once.
+
 
 def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   owner = recorded.experiment
@@ -163,24 +234,34 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
 def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path):
   folder = str(recorded.workdir / 'warm_start')
   changed = set_values(config, warm_start__path=folder, seed=5)
-  with pytest.raises(InputError, match=re.escape(
+  with pytest.raises(
+    InputError,
+    match=re.escape(
       f'{folder} holds a warm start of another configuration (differing: seed); name another '
-      'config.warm_start.path.')):
+      'config.warm_start.path.'
+    ),
+  ):
     warm_start.run(experiment.open_experiment(changed, str(tmp_path)), params=None)
 
 
 # The command line itself.
 
+
 def command(*arguments):
-  return subprocess.run([sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
-                        cwd=REPOSITORY, text=True, capture_output=True, check=False)
+  return subprocess.run(
+    [sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
+    cwd=REPOSITORY,
+    text=True,
+    capture_output=True,
+    check=False,
+  )
 
 
 def assert_refused(done, message):
   """One line on stderr that begins with 'error:', exit status 2, no traceback."""
   assert done.returncode == 2, done.stderr
   assert 'Traceback' not in done.stderr and done.stdout == ''
-  line, = [line for line in done.stderr.splitlines() if line.startswith('error:')]
+  (line,) = [line for line in done.stderr.splitlines() if line.startswith('error:')]
   assert message in line
 
 
@@ -197,21 +278,33 @@ def test_the_config_may_be_a_word_of_its_own(tmp_path):
 
 def test_a_missing_workdir_is_told_with_an_example():
   done = command('--config=configs/smoke.py')
-  assert_refused(done, '--config and --workdir are both needed, e.g. --config=configs/smoke.py '
-                 '--workdir=/tmp/smoke.')
+  assert_refused(
+    done,
+    '--config and --workdir are both needed, e.g. --config=configs/smoke.py --workdir=/tmp/smoke.',
+  )
 
 
 def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(tmp_path):
-  done = command('--config=configs/smoke.py', f'--workdir={tmp_path}',
-                 '--config.grading.reward=nowhere_at_all:reward')
-  assert_refused(done, "config.grading.reward='nowhere_at_all:reward' cannot be used "
-                 "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ")
+  done = command(
+    '--config=configs/smoke.py',
+    f'--workdir={tmp_path}',
+    '--config.grading.reward=nowhere_at_all:reward',
+  )
+  assert_refused(
+    done,
+    "config.grading.reward='nowhere_at_all:reward' cannot be used "
+    "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ",
+  )
   assert not (tmp_path / 'config.json').exists()
 
 
 def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
   """The first mistake must not make the second, right attempt 'another config'."""
-  wrong = command('--config=configs/smoke.py', f'--workdir={tmp_path}/run',
-                  '--config.data.train=nowhere.jsonl', '--config.warm_start.data=nowhere.jsonl')
+  wrong = command(
+    '--config=configs/smoke.py',
+    f'--workdir={tmp_path}/run',
+    '--config.data.train=nowhere.jsonl',
+    '--config.warm_start.data=nowhere.jsonl',
+  )
   assert_refused(wrong, 'nowhere.jsonl: there is no such file')
   claim_workdir(importlib.import_module('configs.smoke').get_config(), str(tmp_path / 'run'))

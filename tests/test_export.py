@@ -34,20 +34,34 @@ COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
 
 
 def command(name, *arguments):
-  done = subprocess.run([sys.executable, '-m', f'exgrpo_jax.{name}', *map(str, arguments)],
-                        cwd=REPOSITORY, text=True, capture_output=True, check=False)
+  done = subprocess.run(
+    [sys.executable, '-m', f'exgrpo_jax.{name}', *map(str, arguments)],
+    cwd=REPOSITORY,
+    text=True,
+    capture_output=True,
+    check=False,
+  )
   assert done.returncode == 0, done.stderr
   return done.stdout
 
 
 def train(start, workdir, data, *more):
   return command(
-      'train', f'--config={TINY_CONFIG}', f'--workdir={workdir}', f'--config.model.path={start}',
-      '--config.prompt.template=chat', '--config.rollout.max_prompt=64',
-      '--config.warm_start.num_updates=0', f'--config.data.train={data.train}',
-      f'--config.data.evaluation=("{data.evaluation}",)', f'--config.data.cache_dir={data.cache}',
-      '--config.evaluation.every=1', '--config.export.best=True', '--config.export.last=True',
-      *more)
+    'train',
+    f'--config={TINY_CONFIG}',
+    f'--workdir={workdir}',
+    f'--config.model.path={start}',
+    '--config.prompt.template=chat',
+    '--config.rollout.max_prompt=64',
+    '--config.warm_start.num_updates=0',
+    f'--config.data.train={data.train}',
+    f'--config.data.evaluation=("{data.evaluation}",)',
+    f'--config.data.cache_dir={data.cache}',
+    '--config.evaluation.every=1',
+    '--config.export.best=True',
+    '--config.export.last=True',
+    *more,
+  )
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +78,8 @@ def run(data, tmp_path_factory):
 def exported(run, tmp_path_factory):
   out = tmp_path_factory.mktemp('exported') / 'policy'
   assert f'{out}: the policy after step 3' in command(
-      'weights', f'--checkpoint={run}', f'--out={out}')
+    'weights', f'--checkpoint={run}', f'--out={out}'
+  )
   return out
 
 
@@ -81,23 +96,24 @@ def test_training_starts_from_the_checkpoints_weights(run):
   start, last = tensors(STORED), tensors(run / 'export' / 'last')
   assert start.keys() == last.keys()
   moved = {name: np.abs(last[name] - start[name]).max() for name in start}
-  assert 0 < max(moved.values()) < .05
-  assert sum(size > 0 for size in moved.values()) > len(moved) * .9
+  assert 0 < max(moved.values()) < 0.05
+  assert sum(size > 0 for size in moved.values()) > len(moved) * 0.9
 
 
 def test_an_export_is_the_checkpoint_to_the_bit(run, exported):
   setup = opened(run)
-  params, step = checkpoint.restore_params(
-      str(run), None, model.shapes(setup.model, setup.mesh))
+  params, step = checkpoint.restore_params(str(run), None, model.shapes(setup.model, setup.mesh))
   assert step == 3
-  jax.tree.map(np.testing.assert_array_equal, params,
-               weights.load(exported, setup.model, setup.mesh))
+  jax.tree.map(
+    np.testing.assert_array_equal, params, weights.load(exported, setup.model, setup.mesh)
+  )
 
 
 def test_the_last_policy_is_what_the_command_exports(run, exported):
   last = run / 'export' / 'last'
   assert sorted(path.name for path in last.iterdir()) == sorted(
-      path.name for path in exported.iterdir())
+    path.name for path in exported.iterdir()
+  )
   for path in last.iterdir():
     assert path.read_bytes() == (exported / path.name).read_bytes(), path.name
 
@@ -121,8 +137,9 @@ def test_transformers_reads_the_export_of_a_run(exported):
   torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
   policy = transformers.AutoModelForCausalLM.from_pretrained(exported)
   words = transformers.AutoTokenizer.from_pretrained(exported)
-  text = words.apply_chat_template([{'role': 'user', 'content': '1+0'}], tokenize=False,
-                                   add_generation_prompt=True)
+  text = words.apply_chat_template(
+    [{'role': 'user', 'content': '1+0'}], tokenize=False, add_generation_prompt=True
+  )
   ours = tokenizer.load(exported)
   tokens_T = words.encode(text, add_special_tokens=False)
   assert tokens_T == ours.encode(text)
@@ -141,25 +158,30 @@ def test_transformers_reads_the_export_of_a_run(exported):
 def test_the_best_policy_is_the_one_of_the_best_evaluation(run):
   """Ties go to the first; the evaluation before the first step does not count."""
   records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-  scores = {record['step']: record['eval/evaluation/pass@1'] for record in records
-            if 'eval/evaluation/pass@1' in record and record['step'] > 0}
+  scores = {
+    record['step']: record['eval/evaluation/pass@1']
+    for record in records
+    if 'eval/evaluation/pass@1' in record and record['step'] > 0
+  }
   assert sorted(scores) == [1, 2, 3]
   best = json.loads((run / 'export' / 'best' / 'evaluation.json').read_text())
-  assert best == {'step': max(scores, key=lambda step: (scores[step], -step)),
-                  'score': max(scores.values())}
+  assert best == {
+    'step': max(scores, key=lambda step: (scores[step], -step)),
+    'score': max(scores.values()),
+  }
 
 
-def test_a_better_policy_takes_the_place_of_the_best_and_a_worse_one_does_not(
-    recorded, tmp_path):
+def test_a_better_policy_takes_the_place_of_the_best_and_a_worse_one_does_not(recorded, tmp_path):
   setup = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
   params = model.init(setup.model, jax.random.key(0), setup.mesh)
   found = []
-  for step, score in ((1, .2), (2, .1), (3, .2), (4, .5)):
+  for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
     export.keep_best(setup, jax.tree.map(lambda x, step=step: x * step, params), step, score)
     norm = tensors(tmp_path / 'export' / 'best')['model.norm.weight'][0]
-    found.append((json.loads((tmp_path / 'export' / 'best' / 'evaluation.json').read_text())[
-        'step'], norm))
-  assert found == [(1, 1.), (1, 1.), (1, 1.), (4, 4.)]
+    found.append(
+      (json.loads((tmp_path / 'export' / 'best' / 'evaluation.json').read_text())['step'], norm)
+    )
+  assert found == [(1, 1.0), (1, 1.0), (1, 1.0), (4, 4.0)]
   assert sorted(path.name for path in (tmp_path / 'export').iterdir()) == ['best']
 
 
@@ -178,14 +200,19 @@ def test_a_model_from_scratch_is_exported_too(recorded, tmp_path):
 def test_a_folder_that_holds_something_is_not_written_to(run, tmp_path):
   (tmp_path / 'a').write_text('mine')
   done = subprocess.run(
-      [sys.executable, '-m', 'exgrpo_jax.weights', f'--checkpoint={run}', f'--out={tmp_path}'],
-      cwd=REPOSITORY, text=True, capture_output=True, check=False)
+    [sys.executable, '-m', 'exgrpo_jax.weights', f'--checkpoint={run}', f'--out={tmp_path}'],
+    cwd=REPOSITORY,
+    text=True,
+    capture_output=True,
+    check=False,
+  )
   assert done.returncode == 2
   assert f'error: --out={tmp_path} is not empty; name a new folder' in done.stderr
   assert [path.name for path in tmp_path.iterdir()] == ['a']
 
 
 # What the door says of checkpoints.
+
 
 def values_of(**model_changes):
   values = tiny.values('', '')
@@ -196,19 +223,28 @@ def values_of(**model_changes):
 
 
 def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
-  with pytest.raises(InputError, match=re.escape(
+  with pytest.raises(
+    InputError,
+    match=re.escape(
       f'{STORED}/config.json: width is 32, where config.model.width of Qwen/Big is 64; name its '
-      "folder, or set config.model.repository='' to train another.")):
+      "folder, or set config.model.repository='' to train another."
+    ),
+  ):
     experiment.open_experiment(
-        values_of(repository='Qwen/Big', vocab_size=320, width=64), str(tmp_path))
+      values_of(repository='Qwen/Big', vocab_size=320, width=64), str(tmp_path)
+    )
 
 
 def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_extended(tmp_path):
   values = values_of()
   values.rollout.max_response = 100
-  with pytest.raises(InputError, match=re.escape(
+  with pytest.raises(
+    InputError,
+    match=re.escape(
       'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceed '
-      f'max_position_embeddings=128 of {STORED}/config.json; lower them')):
+      f'max_position_embeddings=128 of {STORED}/config.json; lower them'
+    ),
+  ):
     experiment.open_experiment(values, str(tmp_path))
   values.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=256))
   setup = experiment.open_experiment(values, str(tmp_path))
@@ -222,9 +258,16 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
 
 def test_the_backbones_stop_without_a_path_and_say_what_to_fetch(tmp_path):
   for config, name in (
-      (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'), (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
-      (qwen2_5_7b_instruct, 'Qwen/Qwen2.5-7B-Instruct'), (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
-      (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct')):
-    with pytest.raises(InputError, match=re.escape(
-        f'config.model.path is not set, and this config starts from {name}. Fetch it with ')):
+    (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'),
+    (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
+    (qwen2_5_7b_instruct, 'Qwen/Qwen2.5-7B-Instruct'),
+    (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
+    (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct'),
+  ):
+    with pytest.raises(
+      InputError,
+      match=re.escape(
+        f'config.model.path is not set, and this config starts from {name}. Fetch it with '
+      ),
+    ):
       experiment.open_experiment(config.get_config(), str(tmp_path))

@@ -10,28 +10,54 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
 # DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
 # and a Config has errors, and what the verifier stands on has floors of its own.
 FLOORS = (
-    ('errors', 'types', 'clock', 'compilations', 'rewards', 'answers.units'),
-    ('config', 'hosts', 'watchdog', 'answers.tokens', 'answers.extraction'),
-    ('sharding', 'preemption', 'answers.cursor'),
-    ('answers.atoms', 'answers.number'),
-    ('answers.latex', 'answers.quantity'),
-    ('answers.answer',),
-    ('answers.equality',),
-    ('objective', 'logprobs', 'verifier', 'replay', 'stream', 'rotary', 'product', 'prompt',
-     'draw', 'cache', 'attention', 'trials', 'launcher'),
-    ('worker',),
-    ('model', 'tokenizer', 'tasks', 'records', 'grading', 'optimizer', 'metrics', 'plots',
-     'statistics'),
-    ('questions', 'architecture', 'slots', 'comparison', 'workdir'),
-    ('sampler',),
-    ('rollout', 'checkpoint', 'weights', 'update'),
-    ('experiment',),
-    ('evaluate', 'warm_start', 'export'),
-    ('train',),
-    ('capacity', 'sweep', 'report', 'benchmark'))
+  ('errors', 'types', 'clock', 'compilations', 'rewards', 'answers.units'),
+  ('config', 'hosts', 'watchdog', 'answers.tokens', 'answers.extraction'),
+  ('sharding', 'preemption', 'answers.cursor'),
+  ('answers.atoms', 'answers.number'),
+  ('answers.latex', 'answers.quantity'),
+  ('answers.answer',),
+  ('answers.equality',),
+  (
+    'objective',
+    'logprobs',
+    'verifier',
+    'replay',
+    'stream',
+    'rotary',
+    'product',
+    'prompt',
+    'draw',
+    'cache',
+    'attention',
+    'trials',
+    'launcher',
+  ),
+  ('worker',),
+  (
+    'model',
+    'tokenizer',
+    'tasks',
+    'records',
+    'grading',
+    'optimizer',
+    'metrics',
+    'plots',
+    'statistics',
+  ),
+  ('questions', 'architecture', 'slots', 'comparison', 'workdir'),
+  ('sampler',),
+  ('rollout', 'checkpoint', 'weights', 'update'),
+  ('experiment',),
+  ('evaluate', 'warm_start', 'export'),
+  ('train',),
+  ('capacity', 'sweep', 'report', 'benchmark'),
+)
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-FILES = sorted('.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
-               for path in PACKAGE.rglob('*.py') if path.stem != '__init__')
+FILES = sorted(
+  '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
+  for path in PACKAGE.rglob('*.py')
+  if path.stem != '__init__'
+)
 PACKAGES = ('exgrpo_jax', 'exgrpo_jax.answers')
 
 
@@ -47,8 +73,11 @@ def imported(name):
       found |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f'{name}.py imports relatively, which this test does not read'
-      found |= ({f'{node.module}.{alias.name}' for alias in node.names}
-                if node.module in PACKAGES else {node.module})
+      found |= (
+        {f'{node.module}.{alias.name}' for alias in node.names}
+        if node.module in PACKAGES
+        else {node.module}
+      )
   return found
 
 
@@ -89,6 +118,7 @@ def test_tensorflow_torch_and_transformers_are_never_imported():
 
 @pytest.mark.parametrize('name', [name for name in FILES if name != 'sharding'])
 def test_only_sharding_names_mesh_axes(name):
-  words = {node.value for node in ast.walk(ast.parse(source(name)))
-           if isinstance(node, ast.Constant)}
+  words = {
+    node.value for node in ast.walk(ast.parse(source(name))) if isinstance(node, ast.Constant)
+  }
   assert not words & {'fsdp', 'tensor'}  # 'data' is also a word

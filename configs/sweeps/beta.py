@@ -10,4 +10,4 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({'objective.beta': [.03, .1, .3, 1.], 'seed': range(3)})
+  return trials.grid({'objective.beta': [0.03, 0.1, 0.3, 1.0], 'seed': range(3)})

@@ -9,9 +9,13 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.listed({
+  return trials.listed(
+    {
       'exgrpo': {},
       'any_question': {'replay.question_selection': 'uniform'},
       'any_trajectory': {'replay.trajectory_selection': 'random'},
       'no_shaping': {'objective.shaping': False},
-      'no_replay': {'replay.ratio': 0.}}, {'seed': range(3)})
+      'no_replay': {'replay.ratio': 0.0},
+    },
+    {'seed': range(3)},
+  )

@@ -9,6 +9,6 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({
-      'replay.bucket_by': ['correctness', 'question_length', 'response_length'],
-      'seed': range(3)})
+  return trials.grid(
+    {'replay.bucket_by': ['correctness', 'question_length', 'response_length'], 'seed': range(3)}
+  )

@@ -10,4 +10,4 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({'replay.ratio': [0., .25, .5, .75], 'seed': range(3)})
+  return trials.grid({'replay.ratio': [0.0, 0.25, 0.5, 0.75], 'seed': range(3)})

@@ -11,4 +11,4 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({'replay.start_pass_rate': [0., .2, .35, .5], 'seed': range(3)})
+  return trials.grid({'replay.start_pass_rate': [0.0, 0.2, 0.35, 0.5], 'seed': range(3)})

@@ -9,7 +9,15 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({
+  return trials.grid(
+    {
       'replay.trajectory_selection': [
-          'lowest_entropy', 'random', 'highest_entropy', 'lowest_perplexity', 'newest'],
-      'seed': range(3)})
+        'lowest_entropy',
+        'random',
+        'highest_entropy',
+        'lowest_perplexity',
+        'newest',
+      ],
+      'seed': range(3),
+    }
+  )

@@ -28,34 +28,51 @@ from exgrpo_jax.errors import InputError
 class Config:
   clip: str = setting(('until_replay', 'always', 'never'), "when fresh rows' ratios are clipped")
   clip_epsilon: float = setting('(0, 1)', 'fresh ratios are clipped to at least 1 - this')
-  clip_epsilon_high: float = setting('(0, inf)', 'fresh ratios are clipped to at most 1 + this; '
-                                     'above clip_epsilon it is clip-higher')
-  dual_clip: float = setting('(1, inf]', 'while clipping, a fresh token of negative advantage A '
-                             'adds at least this times A; inf is off')
-  surrogate: str = setting(('ppo', 'cispo'), 'what a fresh token adds: its clipped ratio times A, '
-                           'or its log-probability times A times the clipped ratio as a constant')
-  ratio: str = setting(('token', 'sequence'), "a fresh token's ratio: its own, or the geometric "
-                       "mean over its row's response")
-  tis_limit: float = setting('[0, inf)', "fresh terms are weighted by the trainer's probability "
-                             "over the sampler's, at most this; 0 is off")
+  clip_epsilon_high: float = setting(
+    '(0, inf)', 'fresh ratios are clipped to at most 1 + this; above clip_epsilon it is clip-higher'
+  )
+  dual_clip: float = setting(
+    '(1, inf]',
+    'while clipping, a fresh token of negative advantage A adds at least this times A; inf is off',
+  )
+  surrogate: str = setting(
+    ('ppo', 'cispo'),
+    'what a fresh token adds: its clipped ratio times A, '
+    'or its log-probability times A times the clipped ratio as a constant',
+  )
+  ratio: str = setting(
+    ('token', 'sequence'),
+    "a fresh token's ratio: its own, or the geometric mean over its row's response",
+  )
+  tis_limit: float = setting(
+    '[0, inf)',
+    "fresh terms are weighted by the trainer's probability "
+    "over the sampler's, at most this; 0 is off",
+  )
   shaping: bool = setting(None, 'replayed rows weigh f(w) = w / (w + beta) instead of w')
   beta: float = setting('(0, inf)', 'the constant of the shaping f(w) = w / (w + beta)')
   normalize_std: bool = setting(None, 'divide advantages by the standard deviation of their group')
-  aggregation: str = setting(('constant', 'token_mean', 'sequence_mean'),
-                             'how the sum over tokens is normalised')
+  aggregation: str = setting(
+    ('constant', 'token_mean', 'sequence_mean'), 'how the sum over tokens is normalised'
+  )
   entropy_bonus: float = setting('[0, inf)', 'coefficient of the mean token entropy, in nats')
   kl_coefficient: float = setting('[0, inf)', 'coefficient of KL(policy, reference), k3 estimator')
-  old_logprobs: str = setting(('sampler', 'recompute'),
-                              'who gives the log-probabilities of the policy that wrote a row')
+  old_logprobs: str = setting(
+    ('sampler', 'recompute'), 'who gives the log-probabilities of the policy that wrote a row'
+  )
 
   def __post_init__(self):
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
-      raise InputError(f'config.objective.tis_limit={self.tis_limit} needs '
-                       "config.objective.old_logprobs='recompute': it weighs the trainer's "
-                       "log-probabilities against the sampler's.")
+      raise InputError(
+        f'config.objective.tis_limit={self.tis_limit} needs '
+        "config.objective.old_logprobs='recompute': it weighs the trainer's "
+        "log-probabilities against the sampler's."
+      )
     if self.dual_clip < float('inf') and self.surrogate == 'cispo':
-      raise InputError(f'config.objective.dual_clip={self.dual_clip} needs '
-                       "config.objective.surrogate='ppo': cispo bounds every ratio already.")
+      raise InputError(
+        f'config.objective.dual_clip={self.dual_clip} needs '
+        "config.objective.surrogate='ppo': cispo bounds every ratio already."
+      )
 
 
 class Tokens(NamedTuple):
@@ -125,7 +142,7 @@ def policy_terms(logp_BT, log_ratio_BT, tokens: Tokens, clip, config: Config):
   """
   advantage_B1, is_replay_B1 = tokens.advantage_B1, tokens.is_replay_B1
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
-  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0., log_ratio_BT))
+  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
   if config.surrogate == 'cispo':
     is_clipped_BT = clip & (bounded_BT != ratio_BT)
@@ -139,7 +156,7 @@ def policy_terms(logp_BT, log_ratio_BT, tokens: Tokens, clip, config: Config):
       is_floored_BT = clip & (advantage_B1 < 0) & (fresh_BT < floor_B1)
       fresh_BT = jnp.where(is_floored_BT, floor_B1, fresh_BT)
       is_clipped_BT |= is_floored_BT
-  past_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.)
+  past_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.0)
   replayed_BT = shaped(past_BT, config.beta) if config.shaping else jnp.exp(past_BT)
   term_BT = jnp.where(is_replay_B1, replayed_BT * advantage_B1, tokens.correction_BT * fresh_BT)
   return term_BT, is_clipped_BT & ~is_replay_B1
@@ -174,15 +191,17 @@ def tokens(batch: Batch, config: Config, max_response: int) -> Tokens:
   """
   mask_BT, is_replay_B1 = batch.response_mask_BT, batch.is_replay_B[:, None]
   return Tokens(
-      mask_BT=mask_BT,
-      weight_BT=token_weights(mask_BT, config.aggregation, max_response),
-      entropy_weight_BT=_mean_weights(mask_BT),
-      # On fresh rows only: k3 is unbiased under the current policy's own samples.
-      kl_weight_BT=_mean_weights(mask_BT * ~is_replay_B1),
-      # 0 outside the mask on both sides of a ratio: no exp overflows there.
-      old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
-      correction_BT=batch.correction_BT,
-      advantage_B1=batch.advantage_B[:, None], is_replay_B1=is_replay_B1)
+    mask_BT=mask_BT,
+    weight_BT=token_weights(mask_BT, config.aggregation, max_response),
+    entropy_weight_BT=_mean_weights(mask_BT),
+    # On fresh rows only: k3 is unbiased under the current policy's own samples.
+    kl_weight_BT=_mean_weights(mask_BT * ~is_replay_B1),
+    # 0 outside the mask on both sides of a ratio: no exp overflows there.
+    old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
+    correction_BT=batch.correction_BT,
+    advantage_B1=batch.advantage_B[:, None],
+    is_replay_B1=is_replay_B1,
+  )
 
 
 def row_log_ratio(logp_BT, tokens: Tokens) -> jax.Array:
@@ -190,7 +209,7 @@ def row_log_ratio(logp_BT, tokens: Tokens) -> jax.Array:
 
   For `Tokens.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
   """
-  gap_BT = jnp.where(tokens.mask_BT > 0, logp_BT - tokens.old_logp_BT, 0.)
+  gap_BT = jnp.where(tokens.mask_BT > 0, logp_BT - tokens.old_logp_BT, 0.0)
   length_B1 = tokens.mask_BT.sum(axis=1, keepdims=True)
   return gap_BT.sum(axis=1, keepdims=True) / jnp.maximum(length_B1, 1)
 
@@ -217,12 +236,12 @@ def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_
   """
   chex.assert_equal_shape([logp_BT, entropy_BT, tokens.mask_BT])
   is_token_BT, is_replay_B1 = tokens.mask_BT > 0, tokens.is_replay_B1
-  logp_BT = jnp.where(is_token_BT, logp_BT, 0.)
-  entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.)
+  logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
+  entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
   now_BT = jax.lax.stop_gradient(logp_BT)
   if config.ratio == 'sequence':
     # The value is the row's, the gradient the token's own.
-    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0., tokens.row_log_ratio_B1)
+    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, tokens.row_log_ratio_B1)
   else:
     fresh_BT = logp_BT - jnp.where(is_first, now_BT, tokens.old_logp_BT)
   log_ratio_BT = jnp.where(is_replay_B1, logp_BT - tokens.old_logp_BT, fresh_BT)
@@ -231,7 +250,7 @@ def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_
   total -= config.entropy_bonus * jnp.sum(tokens.entropy_weight_BT * entropy_BT)
   sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens)
   if config.kl_coefficient > 0:
-    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, tokens.reference_logp_BT - logp_BT, 0.)
+    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, tokens.reference_logp_BT - logp_BT, 0.0)
     kl_BT = jnp.exp(gap_BT) - gap_BT - 1
     total += config.kl_coefficient * jnp.sum(tokens.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
@@ -247,8 +266,10 @@ def no_sums(config: Config) -> dict[str, jax.Array]:
 
 def merged(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """The sums of all slices from those of each, stacked along a leading axis."""
-  return {name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)
-          for name, value in stacked.items()}
+  return {
+    name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)
+    for name, value in stacked.items()
+  }
 
 
 def metrics(sums: dict[str, float]) -> dict[str, float]:
@@ -264,8 +285,9 @@ def metrics(sums: dict[str, float]) -> dict[str, float]:
   if replayed:
     values['replay/ratio_mean'] = sums['ratio'] / replayed
     values['replay/ratio_max'] = sums['ratio_max']
-    values['replay/effective_sample_size'] = sums['ratio']**2 / (
-        replayed * max(sums['ratio_squared'], 1e-30))
+    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (
+      replayed * max(sums['ratio_squared'], 1e-30)
+    )
   return values
 
 
@@ -277,9 +299,14 @@ def _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens):
   mask_BT = tokens.mask_BT
   replay_mask_BT = mask_BT * tokens.is_replay_B1
   fresh_mask_BT = mask_BT - replay_mask_BT
-  ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(jax.lax.stop_gradient(log_ratio_BT)), 0.)
+  ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(jax.lax.stop_gradient(log_ratio_BT)), 0.0)
   return {
-      'tokens': mask_BT.sum(), 'fresh_tokens': fresh_mask_BT.sum(),
-      'replay_tokens': replay_mask_BT.sum(), 'entropy': jnp.sum(entropy_BT),
-      'clipped': jnp.sum(is_clipped_BT * fresh_mask_BT), 'ratio': ratio_BT.sum(),
-      'ratio_squared': jnp.sum(ratio_BT**2), 'ratio_max': ratio_BT.max()}
+    'tokens': mask_BT.sum(),
+    'fresh_tokens': fresh_mask_BT.sum(),
+    'replay_tokens': replay_mask_BT.sum(),
+    'entropy': jnp.sum(entropy_BT),
+    'clipped': jnp.sum(is_clipped_BT * fresh_mask_BT),
+    'ratio': ratio_BT.sum(),
+    'ratio_squared': jnp.sum(ratio_BT**2),
+    'ratio_max': ratio_BT.max(),
+  }

@@ -29,8 +29,15 @@ def retired_return(epoch: int, size: int, retired_epoch: Mapping[int, int], quor
   return size - sum(retired < epoch for retired in retired_epoch.values()) < quorum
 
 
-def take(cursor: Cursor, count: int, size: int, seed: int, retired_epoch: Mapping[int, int],
-         taken: Collection[int], quorum: int) -> tuple[list[int], Cursor]:
+def take(
+  cursor: Cursor,
+  count: int,
+  size: int,
+  seed: int,
+  retired_epoch: Mapping[int, int],
+  taken: Collection[int],
+  quorum: int,
+) -> tuple[list[int], Cursor]:
   """The next `count` rows of the stream, all different, and the place after them.
 
   Passes over rows that retired in an earlier epoch (unless `retired_return`), rows in
@@ -51,8 +58,10 @@ def take(cursor: Cursor, count: int, size: int, seed: int, retired_epoch: Mappin
     InputError: there are fewer questions than a step needs.
   """
   if size < quorum:
-    raise InputError(f'the training data has {size} questions, and a step needs {quorum} different '
-                     'ones; give more data, or take fewer questions per step.')
+    raise InputError(
+      f'the training data has {size} questions, and a step needs {quorum} different '
+      'ones; give more data, or take fewer questions per step.'
+    )
   if count + len(taken) > quorum:
     raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {quorum}.')
   epoch, position = cursor.epoch, cursor.position

@@ -22,20 +22,26 @@ from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  ratio: float = setting('[0, 1)', "it is the share of each step's questions drawn from the "
-                         'buffer; 0 is plain GRPO')
-  start_pass_rate: float = setting('[0, 1]', 'replay starts once the pass rate of a step '
-                                   'exceeds it')
+  ratio: float = setting(
+    '[0, 1)', "it is the share of each step's questions drawn from the buffer; 0 is plain GRPO"
+  )
+  start_pass_rate: float = setting(
+    '[0, 1]', 'replay starts once the pass rate of a step exceeds it'
+  )
   sigma: float = setting('(0, inf)', 'spread of the bucket weights, in successes of a group')
   question_selection: str = setting(('gaussian', 'uniform'), 'how replayed questions are drawn')
   trajectory_selection: str = setting(
-      ('lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest', 'random'),
-      'which stored success of a question is replayed')
-  bucket_by: str = setting(('correctness', 'question_length', 'response_length'),
-                           'what the difficulty of a question is read from')
-  difficulty: str = setting(('all', 'easy', 'medium', 'hard'),
-                            'which questions train, by their latest correctness: '
-                            'easy is 0.75 or more, hard 0.25 or less')
+    ('lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest', 'random'),
+    'which stored success of a question is replayed',
+  )
+  bucket_by: str = setting(
+    ('correctness', 'question_length', 'response_length'),
+    'what the difficulty of a question is read from',
+  )
+  difficulty: str = setting(
+    ('all', 'easy', 'medium', 'hard'),
+    'which questions train, by their latest correctness: easy is 0.75 or more, hard 0.25 or less',
+  )
   count_replayed: bool = setting(None, "the replayed row counts in its group's correctness")
   max_trajectories: int = setting('[1, inf)', 'successes kept for a question, the newest')
 
@@ -80,8 +86,12 @@ def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]
 
 def trains(config: Config, correctness: float) -> bool:
   """Whether a question of this correctness takes part in training (`config.difficulty`)."""
-  return {'all': True, 'easy': correctness >= 0.75, 'hard': correctness <= 0.25,
-          'medium': 0.25 < correctness < 0.75}[config.difficulty]
+  return {
+    'all': True,
+    'easy': correctness >= 0.75,
+    'hard': correctness <= 0.25,
+    'medium': 0.25 < correctness < 0.75,
+  }[config.difficulty]
 
 
 def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
@@ -90,32 +100,46 @@ def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
   Not multiplied by the buckets' sizes. At least one bucket must be open.
   """
   num_buckets = len(is_open_K)
-  log_weight_K = -(np.arange(num_buckets) - num_buckets / 2)**2 / (2 * sigma**2)
+  log_weight_K = -((np.arange(num_buckets) - num_buckets / 2) ** 2) / (2 * sigma**2)
   # Largest open weight 1: with many rollouts the outer weights alone underflow to 0.
-  weight_K = np.exp(log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K,
-                    out=np.zeros(num_buckets))
+  weight_K = np.exp(
+    log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K, out=np.zeros(num_buckets)
+  )
   return weight_K / weight_K.sum()
 
 
-def draw(config: Config, buffer: Buffer, num_questions: int, num_rollouts: int,
-         rng: np.random.Generator) -> list[int]:
+def draw(
+  config: Config, buffer: Buffer, num_questions: int, num_rollouts: int, rng: np.random.Generator
+) -> list[int]:
   """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start."""
   if not buffer.started:
     return []
-  bucket_of = {row: k for row, k in buckets(config, buffer, num_rollouts).items()
-               if trains(config, buffer.entries[row].correctness)}
+  bucket_of = {
+    row: k
+    for row, k in buckets(config, buffer, num_rollouts).items()
+    if trains(config, buffer.entries[row].correctness)
+  }
   # 0.29 * 100 is 28.999…: rounding must not cost a question.
   total = min(len(bucket_of), math.floor(config.ratio * num_questions + 1e-9))
   if config.question_selection == 'uniform':
     return [int(row) for row in rng.choice(sorted(bucket_of), total, replace=False)]
   members = [[row for row, k in bucket_of.items() if k == wanted] for wanted in range(num_rollouts)]
   count_K = _bucket_counts(np.array([len(m) for m in members]), total, config.sigma, rng)
-  return [int(row) for rows, count in zip(members, count_K) if count
-          for row in rng.choice(rows, count, replace=False)]
+  return [
+    int(row)
+    for rows, count in zip(members, count_K)
+    if count
+    for row in rng.choice(rows, count, replace=False)
+  ]
 
 
-def record(config: Config, buffer: Buffer, plan: Plan, responses: Sequence[Sequence[Response]],
-           verdicts: Sequence[Sequence[Verdict]]) -> Buffer:
+def record(
+  config: Config,
+  buffer: Buffer,
+  plan: Plan,
+  responses: Sequence[Sequence[Response]],
+  verdicts: Sequence[Sequence[Verdict]],
+) -> Buffer:
   """The buffer after a step.
 
   Args:

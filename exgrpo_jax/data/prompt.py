@@ -23,17 +23,20 @@ THINK = '<think>\n'  # what a prompt of the template 'paper' ends with
 
 # In content the paper's; a data source with a system message of its own keeps that.
 SYSTEM = (
-    'Solve the task in two sections. First think: between <think> and </think>, analyse the task, '
-    'explore ways to solve it, check every step and correct what turns out wrong. Then, after '
-    '</think>, give the solution in brief, with the final answer inside \\boxed{}.')
+  'Solve the task in two sections. First think: between <think> and </think>, analyse the task, '
+  'explore ways to solve it, check every step and correct what turns out wrong. Then, after '
+  '</think>, give the solution in brief, with the final answer inside \\boxed{}.'
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   template: str = setting(
-      ('plain', 'chat', 'paper'), "how the messages of a question become text: as lines, by the "
-      "checkpoint's chat template, or so with a system prompt that asks for thought and a boxed "
-      'answer')
+    ('plain', 'chat', 'paper'),
+    'how the messages of a question become text: as lines, by the '
+    "checkpoint's chat template, or so with a system prompt that asks for thought and a boxed "
+    'answer',
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +69,11 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
   if template == 'chat':
     if chat.template is None:
-      raise InputError(f"config.prompt.template='chat' needs a chat template, and {chat.place} has "
-                       'none: it would be in tokenizer_config.json or chat_template.jinja beside '
-                       "it. 'plain' and 'paper' need none.")
+      raise InputError(
+        f"config.prompt.template='chat' needs a chat template, and {chat.place} has "
+        'none: it would be in tokenizer_config.json or chat_template.jinja beside '
+        "it. 'plain' and 'paper' need none."
+      )
     return _chat(messages, chat)
   if all(message.role != 'system' for message in messages):
     messages = [Message('system', SYSTEM), *messages]
@@ -76,20 +81,27 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
 
 
 def _lines(messages, chat):
-  lines = [m.content if m.role == 'system' else f'{m.role.capitalize()}: {m.content}'
-           for m in messages]
+  lines = [
+    m.content if m.role == 'system' else f'{m.role.capitalize()}: {m.content}' for m in messages
+  ]
   return chat.begin + '\n'.join([*lines, 'Assistant: '])
 
 
 def _chat(messages, chat):
   try:
     return _compiled(chat.template).render(
-        messages=[message._asdict() for message in messages], add_generation_prompt=True,
-        tools=None, documents=None, **chat.special_tokens)
+      messages=[message._asdict() for message in messages],
+      add_generation_prompt=True,
+      tools=None,
+      documents=None,
+      **chat.special_tokens,
+    )
   except Exception as error:  # the template is foreign code
     roles = ', '.join(message.role for message in messages)
-    raise InputError(f'the chat template of {chat.place} fails ({error}) on messages with the '
-                     f'roles {roles}; mend the one or the other.') from error
+    raise InputError(
+      f'the chat template of {chat.place} fails ({error}) on messages with the '
+      f'roles {roles}; mend the one or the other.'
+    ) from error
 
 
 @functools.lru_cache
@@ -99,7 +111,8 @@ def _compiled(template: str) -> jinja2.Template:
 
   # As transformers sets it up: templates are written for these.
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-      trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+  )
   environment.globals['raise_exception'] = raise_exception
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   return environment.from_string(template)

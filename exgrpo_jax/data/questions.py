@@ -41,27 +41,39 @@ class Config:
   train: str = setting(None, 'the data spec of the questions to train on')
   evaluation: tuple[str, ...] = setting(None, 'the data specs to evaluate on')
   question_field: str = setting(
-    None, "the field of jsonl and TFDS rows that holds the question; '' means 'question'")
+    None, "the field of jsonl and TFDS rows that holds the question; '' means 'question'"
+  )
   answer_field: str = setting(
-    None, "the field of jsonl and TFDS rows that holds the answer; '' means 'answer'")
+    None, "the field of jsonl and TFDS rows that holds the answer; '' means 'answer'"
+  )
   solution_field: str = setting(
-    None, 'the field, or parquet column, that holds a written solution (a row without it has '
-          "none); '' means the text before GSM8K's '#### ', where there is one")
+    None,
+    'the field, or parquet column, that holds a written solution (a row without it has '
+    "none); '' means the text before GSM8K's '#### ', where there is one",
+  )
   default_kind: str = setting(
-    ('', *KINDS), "how answers are compared where a row does not say: '' is math, and refuses a "
-                  'parquet row whose data_source is not known')
+    ('', *KINDS),
+    "how answers are compared where a row does not say: '' is math, and refuses a "
+    'parquet row whose data_source is not known',
+  )
   overlong: str = setting(
-    ('refuse', 'drop'), 'what to do with a question whose prompt exceeds the limit')
+    ('refuse', 'drop'), 'what to do with a question whose prompt exceeds the limit'
+  )
   cache_dir: str = setting(
-    None, "the folder of prepared data; '' means TFDS's own, $TFDS_DATA_DIR or "
-          '~/tensorflow_datasets')
+    None,
+    "the folder of prepared data; '' means TFDS's own, $TFDS_DATA_DIR or ~/tensorflow_datasets",
+  )
 
 
 class Dataset(Sequence[Question]):
   """The questions of one spec; those of a slice are numbered from 0."""
 
-  def __init__(self, spec: str, records: Sequence[Mapping[str, Any]],
-               to_question: Callable[[int, Mapping[str, Any]], Question]):
+  def __init__(
+    self,
+    spec: str,
+    records: Sequence[Mapping[str, Any]],
+    to_question: Callable[[int, Mapping[str, Any]], Question],
+  ):
     self.spec = spec
     self._records = records
     self._to_question = to_question
@@ -87,8 +99,12 @@ def load(config: Config, spec: str) -> Dataset:
   """
   match = _SPEC.fullmatch(spec)
   place, part = (match['place'], match['slice'] or '') if match else ('', '')
-  fields = records.Fields(config.question_field or 'question', config.answer_field or 'answer',
-                          config.solution_field, config.default_kind)
+  fields = records.Fields(
+    config.question_field or 'question',
+    config.answer_field or 'answer',
+    config.solution_field,
+    config.default_kind,
+  )
   if place.endswith(('.jsonl', '.parquet')):
     return Dataset(spec, _records(spec, _file(config, fields, place), _FILE_SPLIT, part), _question)
   name, _, split = place.rpartition(':')
@@ -97,13 +113,17 @@ def load(config: Config, spec: str) -> Dataset:
       f"the data spec '{spec}' must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file (path/to/x.jsonl or '
       'path/to/x.parquet) or a TFDS split (name:split), each with an optional slice such as '
-      '[:640], for nothing else can be read.')
+      '[:640], for nothing else can be read.'
+    )
   if name in TASKS:
     builder = _prepared(functools.partial(TASKS[name], **_storage(config)))
     return Dataset(spec, _records(spec, builder, split, part), _question)
   builder = _named(config, fields, spec, name)
-  return Dataset(spec, _records(spec, builder, split, part), functools.partial(
-    _question_of_fields, fields=fields, spec=spec, source=name))
+  return Dataset(
+    spec,
+    _records(spec, builder, split, part),
+    functools.partial(_question_of_fields, fields=fields, spec=spec, source=name),
+  )
 
 
 def _storage(config):
@@ -118,7 +138,8 @@ def _prepared(make: Callable[[], tfds.core.DatasetBuilder]) -> tfds.core.Dataset
     # TFDS writes into incomplete.*, then renames: a kill leaves nothing that reads as whole.
     with contextlib.redirect_stdout(io.StringIO()):
       builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+      )
   except OSError:
     builder = make()
     if not builder.is_prepared():  # else another process was first to rename
@@ -129,18 +150,22 @@ def _prepared(make: Callable[[], tfds.core.DatasetBuilder]) -> tfds.core.Dataset
 def _records(spec, builder, split, part) -> Sequence[Mapping[str, Any]]:
   """Random access to a prepared split, or to the slice `part` of it ('' is all)."""
   if split not in builder.info.splits:
-    raise InputError(f"{spec}: {builder.name} has no split '{split}' "
-                     f'(has: {", ".join(builder.info.splits)}).')
+    raise InputError(
+      f"{spec}: {builder.name} has no split '{split}' (has: {', '.join(builder.info.splits)})."
+    )
   size = builder.info.splits[split].num_examples
   try:
     wanted = builder.info.splits[split + part].num_examples
   except ValueError as error:
-    raise InputError(f'{spec}: the slice {part} must be as in TFDS, such as [:640], [100:200] or '
-                     f'[:10%], and within the {size} rows there are: '
-                     f'{str(error).splitlines()[-1]}') from error
+    raise InputError(
+      f'{spec}: the slice {part} must be as in TFDS, such as [:640], [100:200] or '
+      f'[:10%], and within the {size} rows there are: '
+      f'{str(error).splitlines()[-1]}'
+    ) from error
   if wanted <= 0:
-    raise InputError(f'{spec}: the slice {part} holds none of the {size} rows there are; at '
-                     'least one is needed.')
+    raise InputError(
+      f'{spec}: the slice {part} holds none of the {size} rows there are; at least one is needed.'
+    )
   return builder.as_data_source(split + part)
 
 
@@ -152,7 +177,8 @@ def _question(row: int, record: Mapping[str, Any]) -> Question:
     answer=record['answer'].decode(),
     kind=record['kind'].decode(),
     solution=record['solution'].decode(),
-    source=record['source'].decode())
+    source=record['source'].decode(),
+  )
 
 
 # ---- TFDS names ----
@@ -165,12 +191,14 @@ def _named(config, fields, spec, name) -> tfds.core.DatasetBuilder:
     raise InputError(
       f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
       'finds here; one whose builder needs TensorFlow must be prepared elsewhere, as '
-      'array_record, into config.data.cache_dir.') from error
+      'array_record, into config.data.cache_dir.'
+    ) from error
   except Exception as error:  # a builder is foreign code, and reaches out to the network
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise InputError(
       f"{spec}: TFDS could not give '{name}' as array_record ({reason}); its builder must need no "
-      'TensorFlow, and config.data.cache_dir must not hold it in another format.') from error
+      'TensorFlow, and config.data.cache_dir must not hold it in another format.'
+    ) from error
   present = list(builder.info.features) if hasattr(builder.info.features, 'keys') else []
   for key, field in [('question', fields.question), ('answer', fields.answer)]:
     if field not in present:
@@ -180,8 +208,9 @@ def _named(config, fields, spec, name) -> tfds.core.DatasetBuilder:
 
 def _question_of_fields(row, record, *, fields, spec, source) -> Question:
   question, answer, solution = records.texts(fields, record, f'{spec}: row {row}')
-  return Question(row, (Message('user', question),), answer, fields.default_kind or 'math',
-                  solution, source)
+  return Question(
+    row, (Message('user', question),), answer, fields.default_kind or 'math', solution, source
+  )
 
 
 # ---- Files ----
@@ -199,8 +228,8 @@ class _FileBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   def _info(self):
     return tfds.core.DatasetInfo(
-      builder=self, features=record_features(), description=self.__doc__,
-      disable_shuffling=True)  # a question's row is its place in the file
+      builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
+    )  # a question's row is its place in the file
 
   def _split_generators(self, dl_manager):
     del dl_manager  # nothing to download
@@ -214,16 +243,29 @@ def _file(config, fields, path) -> tfds.core.DatasetBuilder:
   """A file as prepared data, under a key of its content and of all that shapes a record."""
   file = epath.Path(path).expanduser()
   if not file.is_file():
-    raise InputError(f'{path}: there is no such file; a data spec that ends in {file.suffix} must '
-                     'name one, from the current folder or absolute.')
+    raise InputError(
+      f'{path}: there is no such file; a data spec that ends in {file.suffix} must '
+      'name one, from the current folder or absolute.'
+    )
   content = file.read_bytes()
-  shaping = (file.suffix, file.stem, config.question_field, config.answer_field,
-             config.solution_field, config.default_kind)
+  shaping = (
+    file.suffix,
+    file.stem,
+    config.question_field,
+    config.answer_field,
+    config.solution_field,
+    config.default_kind,
+  )
   key = hashlib.sha256(repr(shaping).encode() + content).hexdigest()[:32]
   reader = records.jsonl_rows if file.suffix == '.jsonl' else records.parquet_rows
-  return _prepared(functools.partial(
-    _FileBuilder, read=functools.partial(records.some, reader(fields, path, content), path),
-    config=tfds.core.BuilderConfig(name=key), **_storage(config)))
+  return _prepared(
+    functools.partial(
+      _FileBuilder,
+      read=functools.partial(records.some, reader(fields, path, content), path),
+      config=tfds.core.BuilderConfig(name=key),
+      **_storage(config),
+    )
+  )
 
 
 # ---- Prompts over the limit ----
@@ -246,10 +288,12 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
     raise InputError(
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
       f'{len(lengths)} prompts exceed the limit of {limit}; raise the limit, or set '
-      "config.data.overlong='drop' to leave them out.")
+      "config.data.overlong='drop' to leave them out."
+    )
   if over.size == len(lengths):
     raise InputError(
       f'{spec}: all of its {len(lengths)} prompts exceed the limit of {limit} tokens (the '
       f"shortest has {lengths.min()}), so config.data.overlong='drop' leaves nothing; raise the "
-      'limit.')
+      'limit.'
+    )
   return np.flatnonzero(lengths <= limit)

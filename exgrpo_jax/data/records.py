@@ -21,11 +21,26 @@ from exgrpo_jax.grading.verifier import KINDS
 _VERL = 'data_source, prompt (chat messages) and reward_model.ground_truth'
 # How answers compare, where reward_model.style is verl's 'rule'.
 _KIND_OF_SOURCE = {
-    **dict.fromkeys((
-        'aime', 'aime24', 'aime25', 'amc', 'gsm8k', 'openai/gsm8k', 'math', 'lighteval/MATH',
-        'DigitalLearningGmbH/MATH-lighteval', 'HuggingFaceH4/MATH-500', 'math_dapo', 'minerva',
-        'olympiad_bench'), 'math'),
-    **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice')}
+  **dict.fromkeys(
+    (
+      'aime',
+      'aime24',
+      'aime25',
+      'amc',
+      'gsm8k',
+      'openai/gsm8k',
+      'math',
+      'lighteval/MATH',
+      'DigitalLearningGmbH/MATH-lighteval',
+      'HuggingFaceH4/MATH-500',
+      'math_dapo',
+      'minerva',
+      'olympiad_bench',
+    ),
+    'math',
+  ),
+  **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice'),
+}
 _FINAL_ANSWER = '#### '  # GSM8K: the answer follows the last one
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
@@ -49,8 +64,13 @@ def jsonl_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
     if line.strip():
       place = f'{path}:{number}'
       question, answer, solution = texts(fields, _parsed(line, place), place)
-      yield {'messages': [{'role': 'user', 'content': question}], 'answer': answer,
-             'kind': fields.default_kind or 'math', 'solution': solution, 'source': source}
+      yield {
+        'messages': [{'role': 'user', 'content': question}],
+        'answer': answer,
+        'kind': fields.default_kind or 'math',
+        'solution': solution,
+        'source': source,
+      }
 
 
 def _parsed(line: bytes, place: str) -> dict:
@@ -58,11 +78,14 @@ def _parsed(line: bytes, place: str) -> dict:
     # Numbers stay as they are written: an answer of 0.50 does not become 0.5.
     record = json.loads(line.decode('utf-8'), parse_int=str, parse_float=str)
   except ValueError as error:
-    raise InputError(f'{place}: not valid JSON ({error}); every line must hold one object, in '
-                     'UTF-8.') from error
+    raise InputError(
+      f'{place}: not valid JSON ({error}); every line must hold one object, in UTF-8.'
+    ) from error
   if not isinstance(record, dict):
-    raise InputError(f'{place}: {reprlib.repr(record)} is not an object; every line must hold '
-                     "one, for its fields are found by name.")
+    raise InputError(
+      f'{place}: {reprlib.repr(record)} is not an object; every line must hold '
+      'one, for its fields are found by name.'
+    )
   return record
 
 
@@ -73,8 +96,10 @@ def parquet_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
   for number, row in enumerate(rows):
     place = f'{path}: row {number}'
     if not isinstance(row['reward_model'], dict):
-      raise InputError(f"{place}: reward_model is {reprlib.repr(row['reward_model'])}; it must "
-                       'hold ground_truth, the answer to verify against.')
+      raise InputError(
+        f'{place}: reward_model is {reprlib.repr(row["reward_model"])}; it must '
+        'hold ground_truth, the answer to verify against.'
+      )
     solution = row.get(fields.solution)
     source = _text(row['data_source'], 'data_source', place)
     yield {
@@ -82,7 +107,8 @@ def parquet_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
       'answer': _text(row['reward_model'].get('ground_truth'), 'reward_model.ground_truth', place),
       'kind': _kind(row['reward_model'].get('style', 'rule'), source, fields, place),
       'solution': '' if solution is None else _text(solution, fields.solution, place),
-      'source': source}
+      'source': source,
+    }
 
 
 def _kind(style, source, fields, place) -> str:
@@ -90,15 +116,18 @@ def _kind(style, source, fields, place) -> str:
   if style in KINDS:
     return style
   if style != 'rule':
-    raise InputError(f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
-                     f"which goes by data_source, or one of {_quoted(KINDS)}: it says how answers "
-                     'are compared.')
+    raise InputError(
+      f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
+      f'which goes by data_source, or one of {_quoted(KINDS)}: it says how answers '
+      'are compared.'
+    )
   kind = _KIND_OF_SOURCE.get(source, fields.default_kind)
   if not kind:
     raise InputError(
-        f"{place}: data_source '{source}' is not one of those whose answers we know how to compare "
-        f'({", ".join(_KIND_OF_SOURCE)}); set config.data.default_kind to one of {_quoted(KINDS)}, '
-        'or write that as reward_model.style.')
+      f"{place}: data_source '{source}' is not one of those whose answers we know how to compare "
+      f'({", ".join(_KIND_OF_SOURCE)}); set config.data.default_kind to one of {_quoted(KINDS)}, '
+      'or write that as reward_model.style.'
+    )
   return kind
 
 
@@ -108,24 +137,32 @@ def _parquet_table(fields, path, content) -> pa.Table:
     needed = ['data_source', 'prompt', 'reward_model']
     for column in needed:
       if column not in columns:
-        raise InputError(f"{path}: no column '{column}' (has: {_quoted(columns)}); a parquet "
-                         f"file must have verl's columns {_VERL}.")
+        raise InputError(
+          f"{path}: no column '{column}' (has: {_quoted(columns)}); a parquet "
+          f"file must have verl's columns {_VERL}."
+        )
     optional = [column for column in columns if column == fields.solution]
     return pq.read_table(pa.BufferReader(content), columns=needed + optional)
   except (pa.ArrowInvalid, OSError) as error:
-    raise InputError(f'{path}: not a whole parquet file ({error}); write it again, for example '
-                     'with pyarrow or pandas.') from error
+    raise InputError(
+      f'{path}: not a whole parquet file ({error}); write it again, for example '
+      'with pyarrow or pandas.'
+    ) from error
 
 
 def _chat(prompt, place) -> list[dict]:
   turns = prompt if isinstance(prompt, list) else []
   if not turns or not all(
-      isinstance(turn, dict) and turn.get('role') in ('system', 'user', 'assistant')
-      for turn in turns):
-    raise InputError(f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat '
-                     "messages, each with a role ('system', 'user' or 'assistant') and a content.")
-  return [{'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
-          for turn in turns]
+    isinstance(turn, dict) and turn.get('role') in ('system', 'user', 'assistant') for turn in turns
+  ):
+    raise InputError(
+      f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat '
+      "messages, each with a role ('system', 'user' or 'assistant') and a content."
+    )
+  return [
+    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
+    for turn in turns
+  ]
 
 
 def some(rows: Iterable[dict], path) -> Iterator[dict]:
@@ -147,8 +184,10 @@ def texts(fields: Fields, record: Mapping[str, Any], place: str) -> tuple[str, s
   whole = _field(record, fields.answer, 'answer', place)
   _, mark, final = whole.rpartition(_FINAL_ANSWER)
   if mark and not final.strip():
-    raise InputError(f"{place}: nothing follows the last '{_FINAL_ANSWER}' of field "
-                     f"'{fields.answer}'; it must be the final answer.")
+    raise InputError(
+      f"{place}: nothing follows the last '{_FINAL_ANSWER}' of field "
+      f"'{fields.answer}'; it must be the final answer."
+    )
   solution = _CALCULATOR.sub('', whole) if mark else ''
   if record.get(fields.solution) is not None:
     solution = _field(record, fields.solution, 'solution', place)
@@ -163,7 +202,7 @@ def _field(record, field, key, place) -> str:
 
 def no_field(place: str, field: str, present: Iterable[str], key: str) -> str:
   """The message that `field`, which config.data.<key>_field names, is not among `present`."""
-  return (f"{place}: no field '{field}' (has: {_quoted(present)}); set config.data.{key}_field.")
+  return f"{place}: no field '{field}' (has: {_quoted(present)}); set config.data.{key}_field."
 
 
 def _quoted(names):
@@ -178,11 +217,13 @@ def _text(value, name, place) -> str:
     value = str(value)
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
-    raise InputError(f"{place}: field '{name}' is {shown}; it must be a text that is not empty, "
-                     'or a number.')
+    raise InputError(
+      f"{place}: field '{name}' is {shown}; it must be a text that is not empty, or a number."
+    )
   try:
     value.encode()
   except UnicodeEncodeError as error:  # JSON can spell half of a character: "\ud83d"
-    raise InputError(f"{place}: field '{name}' is not valid Unicode ({error}); it must be, to be "
-                     'written as UTF-8.') from error
+    raise InputError(
+      f"{place}: field '{name}' is not valid Unicode ({error}); it must be, to be written as UTF-8."
+    ) from error
   return value

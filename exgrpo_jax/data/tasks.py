@@ -52,13 +52,15 @@ _BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
 def record_features() -> tfds.features.FeaturesDict:
   """What a prepared question is on disk: the fields of types.Question but its row."""
   text = tfds.features.Text()
-  return tfds.features.FeaturesDict({
-    'messages': tfds.features.Sequence({'role': text, 'content': text}),
-    'answer': text,
-    'kind': text,
-    'solution': text,
-    'source': text,
-  })
+  return tfds.features.FeaturesDict(
+    {
+      'messages': tfds.features.Sequence({'role': text, 'content': text}),
+      'answer': text,
+      'kind': text,
+      'solution': text,
+      'source': text,
+    }
+  )
 
 
 class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -68,13 +70,16 @@ class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True)
   VERSION = tfds.core.Version('1.1.0')
   # The configuration is named after this file's text, so that a tuned constant is
   # prepared anew instead of being hidden by what lies on disk.
-  BUILDER_CONFIGS = [tfds.core.BuilderConfig(
-    name=hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:16])]
+  BUILDER_CONFIGS = [
+    tfds.core.BuilderConfig(
+      name=hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:16]
+    )
+  ]
 
   def _info(self):
     return tfds.core.DatasetInfo(
-      builder=self, features=record_features(), description=self.__doc__,
-      disable_shuffling=True)  # a question's row is its place in the generator
+      builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
+    )  # a question's row is its place in the generator
 
   def _split_generators(self, dl_manager):
     del dl_manager  # nothing to download
@@ -91,8 +96,10 @@ def arithmetic_rows() -> dict[str, list[dict]]:
   """
   rng = np.random.default_rng(ARITHMETIC_SEED)
   seen = set()
-  return {name: [_arithmetic_row(rng, split, seen) for _ in range(split.questions)]
-          for name, split in ARITHMETIC_SPLITS.items()}
+  return {
+    name: [_arithmetic_row(rng, split, seen) for _ in range(split.questions)]
+    for name, split in ARITHMETIC_SPLITS.items()
+  }
 
 
 def _arithmetic_row(rng, split, seen):
@@ -113,8 +120,9 @@ def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
     count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
     start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
     lowest, highest = ARITHMETIC_DIGIT_RANGE
-    digits = rng.integers(ARITHMETIC_HIGH if split.is_high else lowest, highest, size=count,
-                          endpoint=True).tolist()
+    digits = rng.integers(
+      ARITHMETIC_HIGH if split.is_high else lowest, highest, size=count, endpoint=True
+    ).tolist()
     terms = [start, *digits]
     if (min(digits) >= ARITHMETIC_HIGH) == split.is_high and tuple(sorted(terms)) not in seen:
       return terms
@@ -157,8 +165,11 @@ def valid_steps(question_text: str, response: str) -> bool:
   added = [int(step['term']) for step in steps]
   totals = [int(step['total']) for step in steps]
   true = [int(start), *itertools.accumulate(added, initial=int(start))][2:]
-  return (totals == true and collections.Counter([int(start), *added]) == terms
-          and int(box[1]) == totals[-1])
+  return (
+    totals == true
+    and collections.Counter([int(start), *added]) == terms
+    and int(box[1]) == totals[-1]
+  )
 
 
 def guess_rate(answers: Sequence[str]) -> float:
@@ -172,4 +183,6 @@ def guess_rate(answers: Sequence[str]) -> float:
 # What other files find tasks by: the name in a data spec, and a question's source.
 TASKS: Mapping[str, type[tfds.core.GeneratorBasedBuilder]] = {'arithmetic': ArithmeticBuilder}
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
-  'arithmetic': valid_steps, 'arithmetic_ood': valid_steps}
+  'arithmetic': valid_steps,
+  'arithmetic_ood': valid_steps,
+}

@@ -30,17 +30,26 @@ _KNOWN_ENDS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_te
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files beside tokenizer.json: how it ends, pads and chats, and what older readers want of it.
 _COMPANIONS = (
-  'tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json',
-  'chat_template.jinja', 'added_tokens.json', 'vocab.json', 'merges.txt')
+  'tokenizer_config.json',
+  'generation_config.json',
+  'special_tokens_map.json',
+  'chat_template.jinja',
+  'added_tokens.json',
+  'vocab.json',
+  'merges.txt',
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   path: str = setting(
-    None, "a tokenizer.json, a SentencePiece *.model or the folder of one; '' is the one of "
-          "config.model.path, else a SentencePiece model trained on the task's text")
+    None,
+    "a tokenizer.json, a SentencePiece *.model or the folder of one; '' is the one of "
+    "config.model.path, else a SentencePiece model trained on the task's text",
+  )
   vocab_size: int = setting(
-    '[1, inf)', 'pieces of a tokenizer that is trained, at most; one that is read has its own')
+    '[1, inf)', 'pieces of a tokenizer that is trained, at most; one that is read has its own'
+  )
 
 
 class Tokenizer(abc.ABC):
@@ -85,11 +94,14 @@ class SentencePieceTokenizer(Tokenizer):
     try:
       self._model.LoadFromSerializedProto(content)
     except RuntimeError as error:
-      raise InputError(f'{place}: not a SentencePiece model; it must be a file that '
-                       'SentencePiece wrote.') from error
+      raise InputError(
+        f'{place}: not a SentencePiece model; it must be a file that SentencePiece wrote.'
+      ) from error
     if self._model.eos_id() < 0:
-      raise InputError(f'{place}: the SentencePiece model has no end-of-sequence piece; one is '
-                       'needed for responses to end.')
+      raise InputError(
+        f'{place}: the SentencePiece model has no end-of-sequence piece; one is '
+        'needed for responses to end.'
+      )
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = max(self._model.pad_id(), 0)
     self.vocab_size = self._model.vocab_size()
@@ -106,7 +118,8 @@ class SentencePieceTokenizer(Tokenizer):
   def decode(self, ids: Sequence[int]) -> str:
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
     return self._model.decode(
-      [i for i in known if not self._model.is_control(i) and not self._model.is_unknown(i)])
+      [i for i in known if not self._model.is_control(i) and not self._model.is_unknown(i)]
+    )
 
 
 class JsonTokenizer(Tokenizer):
@@ -117,14 +130,15 @@ class JsonTokenizer(Tokenizer):
     try:
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
     except Exception as error:  # the library raises bare Exceptions
-      raise InputError(f'{place}: not a tokenizer.json ({error}); it must be one that the '
-                       "'tokenizers' library wrote.") from error
+      raise InputError(
+        f'{place}: not a tokenizer.json ({error}); it must be one that the '
+        "'tokenizers' library wrote."
+      ) from error
     self._model.no_padding()  # the file may say otherwise, of another use
     self._model.no_truncation()
     vocabulary = self._model.get_vocab()
     self.vocab_size = max(vocabulary.values()) + 1  # not a count: ids may have gaps
-    settings = {name: _json(files[name], f'{place}: {name}') for name in _SETTINGS
-                if name in files}
+    settings = {name: _json(files[name], f'{place}: {name}') for name in _SETTINGS if name in files}
     self.eos_ids = _ends(settings, vocabulary, place)
     pad = _token(settings.get('tokenizer_config.json', {}).get('pad_token'))
     self.pad_id = vocabulary.get(pad, 0)
@@ -139,9 +153,11 @@ class JsonTokenizer(Tokenizer):
 
   def _chat(self, settings, place):
     own = settings.get('tokenizer_config.json', {})
-    special = {name: _token(value)
-               for name, value in (settings.get('special_tokens_map.json', {}) | own).items()
-               if name.endswith('_token') and isinstance(_token(value), str)}
+    special = {
+      name: _token(value)
+      for name, value in (settings.get('special_tokens_map.json', {}) | own).items()
+      if name.endswith('_token') and isinstance(_token(value), str)
+    }
     template = own.get('chat_template')
     if isinstance(template, list):  # several, by name
       template = {entry['name']: entry['template'] for entry in template}.get('default')
@@ -165,9 +181,11 @@ def load(path: epath.PathLike) -> Tokenizer:
     choices = [found / 'tokenizer.json', *sorted(found.glob('*.model'))]
     found = next((choice for choice in choices if choice.is_file()), found)
   if not found.is_file() or found.suffix not in ('.json', '.model'):
-    raise InputError(f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that '
-                     'holds one, and there is none: config.tokenizer.path, or config.model.path '
-                     'where that is empty, names it.')
+    raise InputError(
+      f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that '
+      'holds one, and there is none: config.tokenizer.path, or config.model.path '
+      'where that is empty, names it.'
+    )
   if found.suffix == '.model':
     return SentencePieceTokenizer(found.read_bytes(), str(found))
   beside = {name: found.parent / name for name in _COMPANIONS}
@@ -197,18 +215,33 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   if vocab_size < least:
     raise InputError(
       f'config.tokenizer.vocab_size={vocab_size} must be at least {least}: {_RESERVED} reserved '
-      f'pieces, {_BYTES} bytes and the {len(characters)} different characters of the text.')
+      f'pieces, {_BYTES} bytes and the {len(characters)} different characters of the text.'
+    )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(texts), model_writer=model, model_type='bpe', vocab_size=vocab_size,
-    hard_vocab_limit=False, character_coverage=1., byte_fallback=True, split_digits=True,
-    normalization_rule_name='identity', remove_extra_whitespaces=False, add_dummy_prefix=False,
-    pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+    sentence_iterator=iter(texts),
+    model_writer=model,
+    model_type='bpe',
+    vocab_size=vocab_size,
+    hard_vocab_limit=False,
+    character_coverage=1.0,
+    byte_fallback=True,
+    split_digits=True,
+    normalization_rule_name='identity',
+    remove_extra_whitespaces=False,
+    add_dummy_prefix=False,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
     # Never merged with what stands beside it: every prompt ends with a newline, and the
     # response behind it is encoded apart.
     user_defined_symbols=['\n'],
     max_sentence_length=2**30,  # bytes; longer texts would be left out without a word
-    num_threads=1, shuffle_input_sentence=False, minloglevel=2)
+    num_threads=1,
+    shuffle_input_sentence=False,
+    minloglevel=2,
+  )
   target = epath.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   unfinished = target.parent / f'{target.name}.new'
@@ -216,8 +249,9 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   unfinished.replace(target)  # a kill leaves no half of a model under its name
 
 
-def _ends(settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], place: str
-          ) -> tuple[int, ...]:
+def _ends(
+  settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], place: str
+) -> tuple[int, ...]:
   """End-of-sequence ids: the one the tokenizer writes first, then what generation stops at."""
   written = _token(settings.get('tokenizer_config.json', {}).get('eos_token'))
   stops = settings.get('generation_config.json', {}).get('eos_token_id')
@@ -225,9 +259,11 @@ def _ends(settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, in
   ids += stops if isinstance(stops, list) else [] if stops is None else [stops]
   ids = ids or [vocabulary[name] for name in _KNOWN_ENDS if name in vocabulary]
   if not ids:
-    raise InputError(f'{place}: no end-of-sequence token; name one as eos_token in a '
-                     f'tokenizer_config.json beside it (known by themselves: '
-                     f'{", ".join(_KNOWN_ENDS)}).')
+    raise InputError(
+      f'{place}: no end-of-sequence token; name one as eos_token in a '
+      f'tokenizer_config.json beside it (known by themselves: '
+      f'{", ".join(_KNOWN_ENDS)}).'
+    )
   return tuple(dict.fromkeys(ids))
 
 

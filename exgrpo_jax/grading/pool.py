@@ -30,8 +30,8 @@ from exgrpo_jax.runtime import hosts
 COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
 
 _MOST_WORKERS = 16  # where the cores decide; a host of hundreds needs no more
-_SLOW = .1  # seconds after which a response may be one that hangs, and a standby is started
-_START_LIMIT = 60.  # seconds until a worker must be ready: it may import the user's reward
+_SLOW = 0.1  # seconds after which a response may be one that hangs, and a standby is started
+_START_LIMIT = 60.0  # seconds until a worker must be ready: it may import the user's reward
 _STARTS = 3  # attempts to start a worker
 _DEATHS = 2  # of workers that hold a response, until it is taken for the cause
 _REPLY = 65536  # bytes, at most
@@ -44,14 +44,21 @@ class Config:
   workers: int = setting('[0, inf)', f'worker processes; 0 is one a core, {_MOST_WORKERS} at most')
   time_limit: float = setting('(0, inf)', 'seconds for a response, then its worker is killed')
   memory_limit: int = setting('[1, inf)', 'MiB that judging may take in a worker')
-  max_length: int = setting('[1, inf)', 'characters of a response that are judged: of a longer one '
-                            "what follows the last '</think>', and no answer where that too is "
-                            'longer')
-  max_failures: float = setting('[0, 1]', "share of a step's responses that may time out or crash "
-                                'before it is said loudly')
-  reward: str = setting(None, "'package.module:function' of (response, answer, outcome) that gives "
-                        "a finite number, e.g. 'exgrpo_jax.grading.rewards:think_format'; '' is 1 for a "
-                        'correct response, else 0')
+  max_length: int = setting(
+    '[1, inf)',
+    'characters of a response that are judged: of a longer one '
+    "what follows the last '</think>', and no answer where that too is "
+    'longer',
+  )
+  max_failures: float = setting(
+    '[0, 1]', "share of a step's responses that may time out or crash before it is said loudly"
+  )
+  reward: str = setting(
+    None,
+    "'package.module:function' of (response, answer, outcome) that gives "
+    "a finite number, e.g. 'exgrpo_jax.grading.rewards:think_format'; '' is 1 for a "
+    'correct response, else 0',
+  )
 
 
 class Grader:
@@ -82,8 +89,9 @@ class Grader:
     for slot in self._slots:
       slot.close()
 
-  def submit(self, key: Hashable, response: Callable[[], str], answer: str, kind: str = 'math'
-             ) -> None:
+  def submit(
+    self, key: Hashable, response: Callable[[], str], answer: str, kind: str = 'math'
+  ) -> None:
     """Starts judging one response; `collect` gives its verdict under `key`.
 
     `response()` is its text; it is made here, in a thread, and of several hosts only on the one
@@ -99,17 +107,21 @@ class Grader:
     pending, self._pending = self._pending, {}
     return dict(zip(pending, _everywhere(pending.values())))
 
-  def grade(self, responses: Sequence[str], answers: Sequence[str],
-            kinds: Sequence[str] | None = None) -> list[Verdict]:
+  def grade(
+    self, responses: Sequence[str], answers: Sequence[str], kinds: Sequence[str] | None = None
+  ) -> list[Verdict]:
     """Verdicts of responses against the answers at the same places.
 
     `kinds` as in `submit`, for each. Leaves alone what was submitted and not collected.
     Raises ValueError where they are not equally long.
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
-    return _everywhere([self._begun(number, lambda text=text: text, answer, kind)
-                        for number, (text, answer, kind)
-                        in enumerate(zip(responses, answers, kinds, strict=True))])
+    return _everywhere(
+      [
+        self._begun(number, lambda text=text: text, answer, kind)
+        for number, (text, answer, kind) in enumerate(zip(responses, answers, kinds, strict=True))
+      ]
+    )
 
   def _begun(self, number, response, answer, kind):
     if not hosts.own_share(number):
@@ -160,8 +172,8 @@ class _Slot:
         self._drop()
       except TimeoutError:
         self._drop()
-        return Verdict(0., 'timed out', f'no verdict after {self._config.time_limit:g} s')
-    return Verdict(0., 'crashed', f'{_DEATHS} workers died of it, the last {reason}')
+        return Verdict(0.0, 'timed out', f'no verdict after {self._config.time_limit:g} s')
+    return Verdict(0.0, 'crashed', f'{_DEATHS} workers died of it, the last {reason}')
 
   def start(self) -> None:
     """Puts a fresh worker in place and waits until it is ready; the standby where there is one."""
@@ -177,9 +189,10 @@ class _Slot:
         continue
       if refused:
         raise InputError(
-            f'config.grading.reward={self._config.reward!r} cannot be used ({refused}): it must '
-            "be 'package.module:function', importable where the run is started, of (response, "
-            'answer, outcome), such as exgrpo_jax.grading.rewards:think_format.')
+          f'config.grading.reward={self._config.reward!r} cannot be used ({refused}): it must '
+          "be 'package.module:function', importable where the run is started, of (response, "
+          'answer, outcome), such as exgrpo_jax.grading.rewards:think_format.'
+        )
       return
     raise RuntimeError(f'{_STARTS} grading workers in a row did not start: {reason}')
 
@@ -216,9 +229,13 @@ class _Slot:
 
   def _setup(self):
     config = self._config
-    return {'parent': os.getpid(), 'memory_limit': config.memory_limit,
-            'max_length': config.max_length, 'reward': config.reward,
-            'verifier': dataclasses.asdict(self._verifier)}
+    return {
+      'parent': os.getpid(),
+      'memory_limit': config.memory_limit,
+      'max_length': config.max_length,
+      'reward': config.reward,
+      'verifier': dataclasses.asdict(self._verifier),
+    }
 
   def _drop(self):
     with self._lock:
@@ -238,8 +255,12 @@ class _Worker:
       # A session of its own: Ctrl-C is the parent's, and a kill takes children along. Standard
       # output is our standard error, for ours may be somebody's result.
       self._process = subprocess.Popen(
-          COMMAND, stdin=theirs, stdout=2, start_new_session=True,
-          env=os.environ | {'PYTHONPATH': search_path})
+        COMMAND,
+        stdin=theirs,
+        stdout=2,
+        start_new_session=True,
+        env=os.environ | {'PYTHONPATH': search_path},
+      )
     with contextlib.suppress(EOFError):  # which `receive` will tell
       self.send(setup, time.monotonic() + _START_LIMIT)
 

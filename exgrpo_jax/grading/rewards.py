@@ -14,5 +14,9 @@ def think_format(response: str, answer: str, outcome: str) -> float:
   """
   del answer, outcome
   thought, _, solution = response.partition('</think>')
-  return float(bool(thought.strip()) and bool(solution.strip())
-               and '</think>' not in solution and '<think>' not in response)
+  return float(
+    bool(thought.strip())
+    and bool(solution.strip())
+    and '</think>' not in solution
+    and '<think>' not in response
+  )

@@ -27,10 +27,13 @@ class Config:
   """What a response must look like before its answer is compared."""
 
   require_think: bool = setting(
-      None, "a response without '</think>' is wrong; the training reward asks for it")
+    None, "a response without '</think>' is wrong; the training reward asks for it"
+  )
   require_box: bool = setting(
-      None, r"only \boxed{...} is an answer; off, '####', 'the answer is' and the last "
-      'number count too')
+    None,
+    r"only \boxed{...} is an answer; off, '####', 'the answer is' and the last "
+    'number count too',
+  )
 
 
 ANYTHING = Config(require_think=False, require_box=False)
@@ -101,8 +104,10 @@ def score(path: str, config: Config, kind: str) -> str:
     agreed += expected == (outcome == 'correct')
     if expected != (outcome == 'correct'):
       given = extract(row['response'], config)
-      lines.append(f'{path}:{number}: {outcome}, expected {"correct" if expected else "wrong"}: '
-                   f'{_shortened(given or "nothing")!r} for {_shortened(truth)!r}')
+      lines.append(
+        f'{path}:{number}: {outcome}, expected {"correct" if expected else "wrong"}: '
+        f'{_shortened(given or "nothing")!r} for {_shortened(truth)!r}'
+      )
   totals = ', '.join(f'{count} {outcome}' for outcome, count in counts.items())
   return '\n'.join([*lines, f'{len(cases)} cases: {totals}; {agreed} as expected'])
 
@@ -122,8 +127,12 @@ def _cases(path: str):
       raise InputError(f'{where}: {_shortened(line)!r} is not JSON; one object a line.') from None
     if not isinstance(row, dict):
       raise InputError(f'{where}: {_shortened(line)!r} must be an object with fields.')
-    for names, kind in ((('gold', 'answer'), str), (('response',), str), (('expected',), bool),
-                        (('kind',), str)):
+    for names, kind in (
+      (('gold', 'answer'), str),
+      (('response',), str),
+      (('expected',), bool),
+      (('kind',), str),
+    ):
       name = next((n for n in names if n in row), None)
       if name is None and kind is str and names != ('kind',):
         has = ', '.join(map(repr, row)) or 'nothing'

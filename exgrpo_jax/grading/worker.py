@@ -69,20 +69,26 @@ def bounded(response: str, max_length: int) -> str | None:
   return kept if '</think>' in kept else None
 
 
-def _graded(response: str, answer: str, kind: str, reward: Callable[..., float] | None,
-            setup: _Setup) -> dict[str, Any]:
+def _graded(
+  response: str, answer: str, kind: str, reward: Callable[..., float] | None, setup: _Setup
+) -> dict[str, Any]:
   try:
     judged = bounded(response, setup.max_length)
-    outcome = ('no answer' if judged is None
-               else verifier.judge(judged, answer, setup.verifier, kind))
+    outcome = (
+      'no answer' if judged is None else verifier.judge(judged, answer, setup.verifier, kind)
+    )
     value = float(outcome == 'correct')
     if reward is not None:
       value = _number(reward(response, answer, outcome), setup.reward)
     return {'outcome': outcome, 'reward': value, 'reason': '', 'spent': False}
   except Exception as error:  # whatever it is, it concerns this response alone
     # Out of memory, though, what is left may be in pieces.
-    return {'outcome': 'crashed', 'reward': 0., 'reason': _reason(error),
-            'spent': isinstance(error, MemoryError)}
+    return {
+      'outcome': 'crashed',
+      'reward': 0.0,
+      'reason': _reason(error),
+      'spent': isinstance(error, MemoryError),
+    }
 
 
 def _reward(name: str) -> Callable[..., float] | None:

@@ -40,8 +40,9 @@ _DERIVED = 'rotary_emb.inv_freq'  # old checkpoints keep it; it follows from con
 # ---- Loading ----
 
 
-def load(directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.float32
-         ) -> model.Params:
+def load(
+  directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype=jnp.float32
+) -> model.Params:
   """The parameters of a checkpoint, each device's slice where it lives.
 
   Args:
@@ -101,25 +102,33 @@ def _files(folder: epath.Path, wanted: Mapping[str, Any]) -> dict[str, str]:
     for file in sorted(set(files.values())):
       if not (folder / file).is_file():
         tensor = next(name for name, own in files.items() if own == file)
-        raise InputError(f"{index}: names {file}, for {tensor} and others, and there is no such "
-                         'file; fetch the checkpoint again.')
+        raise InputError(
+          f'{index}: names {file}, for {tensor} and others, and there is no such '
+          'file; fetch the checkpoint again.'
+        )
     place = index
   elif (folder / _SINGLE).is_file():
     place = folder / _SINGLE
     with _local(place) as local, _opened(local, place) as reader:
       files = dict.fromkeys(reader.keys(), _SINGLE)
   else:
-    raise InputError(f'{folder}: holds neither {_SINGLE} nor {_INDEX}; weights must be '
-                     'safetensors, for other formats can run code.')
+    raise InputError(
+      f'{folder}: holds neither {_SINGLE} nor {_INDEX}; weights must be '
+      'safetensors, for other formats can run code.'
+    )
   missing = [name for name in wanted if name not in files]
   unexpected = [name for name in files if name not in wanted and not name.endswith(_DERIVED)]
   if missing:
     shape = list(wanted[missing[0]][1].shape)
-    raise InputError(f'{place}: tensor {missing[0]} is missing; config.json asks for it with shape '
-                     f'{shape}{_others(missing)}.')
+    raise InputError(
+      f'{place}: tensor {missing[0]} is missing; config.json asks for it with shape '
+      f'{shape}{_others(missing)}.'
+    )
   if unexpected:
-    raise InputError(f'{place}: tensor {unexpected[0]} is unexpected; the model of config.json has '
-                     f'none of that name{_others(unexpected)}.')
+    raise InputError(
+      f'{place}: tensor {unexpected[0]} is unexpected; the model of config.json has '
+      f'none of that name{_others(unexpected)}.'
+    )
   return files
 
 
@@ -127,8 +136,10 @@ def _weight_map(index: epath.Path) -> dict[str, str]:
   try:
     return dict(json.loads(index.read_text())['weight_map'])
   except (ValueError, KeyError, TypeError) as error:
-    raise InputError(f"{index}: not an index of safetensors files ({error!r}); it must be JSON "
-                     "with a 'weight_map' from tensors to files.") from error
+    raise InputError(
+      f'{index}: not an index of safetensors files ({error!r}); it must be JSON '
+      "with a 'weight_map' from tensors to files."
+    ) from error
 
 
 def _others(names: Sequence[str]) -> str:
@@ -152,8 +163,10 @@ def _opened(local: str, path: epath.Path) -> Iterator[Any]:
   try:
     reader = safe_open(local, 'np')
   except SafetensorError as error:
-    raise InputError(f'{path}: not a whole safetensors file of {os.path.getsize(local)} bytes '
-                     f'({error}); fetch it again.') from error
+    raise InputError(
+      f'{path}: not a whole safetensors file of {os.path.getsize(local)} bytes '
+      f'({error}); fetch it again.'
+    ) from error
   with reader:
     yield reader
 
@@ -164,23 +177,30 @@ def _check(reader, path: epath.Path, names: Sequence[str], tensors: Mapping[str,
   for name in names:
     expected = list(tensors[name].shape)
     if name not in there:
-      raise InputError(f'{path}: tensor {name} of shape {expected} is missing; the index says that '
-                       'it is in this file.')
+      raise InputError(
+        f'{path}: tensor {name} of shape {expected} is missing; the index says that '
+        'it is in this file.'
+      )
     found = reader.get_slice(name)
     if found.get_shape() != expected:
-      raise InputError(f'{path}: tensor {name} has shape {found.get_shape()}; config.json asks for '
-                       f'{expected}.')
+      raise InputError(
+        f'{path}: tensor {name} has shape {found.get_shape()}; config.json asks for {expected}.'
+      )
     if found.get_dtype() not in _DTYPES:
-      raise InputError(f'{path}: tensor {name} has dtype {found.get_dtype()}; it must be one of '
-                       f'{", ".join(_DTYPES)}: quantised weights are not supported.')
+      raise InputError(
+        f'{path}: tensor {name} has dtype {found.get_dtype()}; it must be one of '
+        f'{", ".join(_DTYPES)}: quantised weights are not supported.'
+      )
   for name in sorted(there - set(names)):
     if not name.endswith(_DERIVED):
-      raise InputError(f'{path}: tensor {name} is unexpected; the index does not have it in this '
-                       'file.')
+      raise InputError(
+        f'{path}: tensor {name} is unexpected; the index does not have it in this file.'
+      )
 
 
 def _read(reader, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype) -> jax.Array:
   """One parameter in its layout, read a device's slice at a time."""
+
   def of_device(index):
     if len(tensor.shape) == 1:  # small, and a slice of its heads' entries is not in one piece
       return reader[:].reshape(like.shape)[index].astype(dtype)
@@ -191,8 +211,9 @@ def _read(reader, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype) -> jax.Arra
   return jax.make_array_from_callback(like.shape, like.sharding, of_device)
 
 
-def _theirs(tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
-            ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+def _theirs(
+  tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
+) -> tuple[tuple[slice, ...], tuple[int, ...]]:
   """Slices of the file's matrix that hold ours[index], and the shape of ours[index].
 
   Dimensions that the file has as one must be whole but for the first.
@@ -215,8 +236,14 @@ def _theirs(tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
 # ---- Saving ----
 
 
-def save(directory: epath.PathLike, config: model.Config, params: model.Params,
-         values: Mapping[str, Any], dtype: str, shard_bytes: int = SHARD_BYTES) -> None:
+def save(
+  directory: epath.PathLike,
+  config: model.Config,
+  params: model.Params,
+  values: Mapping[str, Any],
+  dtype: str,
+  shard_bytes: int = SHARD_BYTES,
+) -> None:
   """Writes config.json and safetensors files that transformers and vLLM read.
 
   Every host calls it, since the parameters are gathered one by one; the first one
@@ -233,27 +260,41 @@ def save(directory: epath.PathLike, config: model.Config, params: model.Params,
   folder = epath.Path(directory).expanduser()
   writes = hosts.is_first()
   shards = _shards(architecture.tensors(config), np.dtype(dtype).itemsize, shard_bytes)
-  names = [_SINGLE] if len(shards) == 1 else [
-      f'model-{number:05d}-of-{len(shards):05d}.safetensors'
-      for number in range(1, len(shards) + 1)]
+  names = (
+    [_SINGLE]
+    if len(shards) == 1
+    else [
+      f'model-{number:05d}-of-{len(shards):05d}.safetensors' for number in range(1, len(shards) + 1)
+    ]
+  )
   if writes:
     folder.mkdir(parents=True, exist_ok=True)
   for file, shard in zip(names, shards):
-    arrays = {tensor.name: _gathered(_whole(params, path, layer), tensor, dtype)
-              for (path, layer), tensor in shard.items()}
+    arrays = {
+      tensor.name: _gathered(_whole(params, path, layer), tensor, dtype)
+      for (path, layer), tensor in shard.items()
+    }
     if writes:
       _write(folder / file, arrays)
   if not writes:
     return
   if len(shards) > 1:
     count = sum(math.prod(t.shape) for shard in shards for t in shard.values())
-    (folder / _INDEX).write_text(json.dumps({
-        'metadata': {'total_size': count * np.dtype(dtype).itemsize},
-        'weight_map': {t.name: file for file, shard in zip(names, shards)
-                       for t in shard.values()}}, indent=2))
+    (folder / _INDEX).write_text(
+      json.dumps(
+        {
+          'metadata': {'total_size': count * np.dtype(dtype).itemsize},
+          'weight_map': {
+            t.name: file for file, shard in zip(names, shards) for t in shard.values()
+          },
+        },
+        indent=2,
+      )
+    )
   # Both spellings: transformers before and from version 5.
-  (folder / 'config.json').write_text(json.dumps(
-      dict(values) | {'torch_dtype': dtype, 'dtype': dtype}, indent=2))
+  (folder / 'config.json').write_text(
+    json.dumps(dict(values) | {'torch_dtype': dtype, 'dtype': dtype}, indent=2)
+  )
 
 
 def _shards(tensors: Mapping[Any, Tensor], itemsize: int, limit: int) -> list[dict[Any, Tensor]]:
@@ -275,8 +316,9 @@ def _whole(params: model.Params, path: Path, layer: int | None) -> jax.Array:
 def _gathered(leaf: jax.Array, tensor: Tensor, dtype: str) -> np.ndarray:
   """A whole parameter as the file has it."""
   leaf = leaf.astype(dtype)
-  whole = np.asarray(leaf if leaf.is_fully_addressable
-                     else multihost_utils.process_allgather(leaf, tiled=True))
+  whole = np.asarray(
+    leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+  )
   if tensor.num_inputs:
     whole = whole.reshape(tensor.shape[::-1]).T
   # Contiguous, for safetensors writes the memory as it lies.

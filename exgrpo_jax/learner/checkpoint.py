@@ -46,8 +46,11 @@ class Snapshot(NamedTuple):
 def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointManager:
   """The checkpoints of a run. Without a config it only reads."""
   options = ocp.CheckpointManagerOptions(
-      max_to_keep=config.keep if config else None, create=config is not None,
-      read_only=config is None, cleanup_tmp_directories=config is not None)
+    max_to_keep=config.keep if config else None,
+    create=config is not None,
+    read_only=config is None,
+    cleanup_tmp_directories=config is not None,
+  )
   return ocp.CheckpointManager(_folder(workdir), options=options)
 
 
@@ -74,10 +77,13 @@ def check_room(workdir: str, state: TrainState) -> None:
   free = shutil.disk_usage(workdir).free
   if free < needed:
     raise InputError(
-        f'--workdir={workdir} has {free / 2**30:.2f} GiB left, and a checkpoint takes '
-        f'{needed / 2**30:.2f}: clear the disk, or take another.')
-  print(f'a checkpoint takes {needed / 2**30:.2f} GiB; {workdir} has {free / 2**30:,.2f} left',
-        flush=True)
+      f'--workdir={workdir} has {free / 2**30:.2f} GiB left, and a checkpoint takes '
+      f'{needed / 2**30:.2f}: clear the disk, or take another.'
+    )
+  print(
+    f'a checkpoint takes {needed / 2**30:.2f} GiB; {workdir} has {free / 2**30:,.2f} left',
+    flush=True,
+  )
 
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
@@ -88,10 +94,15 @@ def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
   """
   manager.wait_until_finished()
   buffer = flatten(snapshot.buffer)
-  manager.save(snapshot.step, args=ocp.args.Composite(
-      state=ocp.args.StandardSave(snapshot.state), buffer=ocp.args.StandardSave(buffer),
+  manager.save(
+    snapshot.step,
+    args=ocp.args.Composite(
+      state=ocp.args.StandardSave(snapshot.state),
+      buffer=ocp.args.StandardSave(buffer),
       cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
-      sums=ocp.args.JsonSave(_sums(snapshot.state, buffer))))
+      sums=ocp.args.JsonSave(_sums(snapshot.state, buffer)),
+    ),
+  )
 
 
 @contextlib.contextmanager
@@ -106,9 +117,11 @@ def full_disk_told(workdir: str) -> Iterator[None]:
     if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
       raise
     kept = ', '.join(map(str, steps(workdir))) or 'none'
-    raise InputError(f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
-                     f'Checkpoints that are whole: {kept}. Make room and start the same command '
-                     'again; it goes on from the newest.') from error
+    raise InputError(
+      f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
+      f'Checkpoints that are whole: {kept}. Make room and start the same command '
+      'again; it goes on from the newest.'
+    ) from error
 
 
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
@@ -120,9 +133,13 @@ def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   manager.wait_until_finished()
   found, reason = None, ''
   try:
-    found = _read(manager.directory / str(step), state=ocp.args.StandardRestore(like),
-                  buffer=ocp.args.StandardRestore(), cursor=ocp.args.JsonRestore(),
-                  sums=ocp.args.JsonRestore())
+    found = _read(
+      manager.directory / str(step),
+      state=ocp.args.StandardRestore(like),
+      buffer=ocp.args.StandardRestore(),
+      cursor=ocp.args.JsonRestore(),
+      sums=ocp.args.JsonRestore(),
+    )
   except Exception as error:  # orbax and its stores have many kinds
     reason = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
   _refuse_all(reason)  # before the sums, for which all are needed
@@ -164,9 +181,10 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
     return snapshot
   if damaged:
     raise InputError(
-        f'{manager.directory}: none of its checkpoints can be read. ' + ' '.join(
-            f'Step {step}: {reason}.' for step, reason in damaged.items()) +
-        ' Bring a copy back, or start in another --workdir.')
+      f'{manager.directory}: none of its checkpoints can be read. '
+      + ' '.join(f'Step {step}: {reason}.' for step, reason in damaged.items())
+      + ' Bring a copy back, or start in another --workdir.'
+    )
   return None
 
 
@@ -187,12 +205,19 @@ def restore_params(workdir: str, step: int | None, like: Any) -> tuple[Any, int]
   there = steps(workdir)
   step = max(there, default=None) if step is None else step
   if step not in there:
-    raise InputError(f'{workdir}/checkpoints has no step {step}; it has: '
-                     f'{", ".join(map(str, there)) or "none"}.')
+    raise InputError(
+      f'{workdir}/checkpoints has no step {step}; it has: {", ".join(map(str, there)) or "none"}.'
+    )
   path, item = _folder(workdir) / str(step), {'params': like}
-  found = _read(path, sums=ocp.args.JsonRestore(), state=ocp.args.PyTreeRestore(
-      item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-      partial_restore=True))
+  found = _read(
+    path,
+    sums=ocp.args.JsonRestore(),
+    state=ocp.args.PyTreeRestore(
+      item=item,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+      partial_restore=True,
+    ),
+  )
   params = found['state']['params']
   if changed := _changed(found['sums'], _sums(TrainState(params, ()), {})):
     raise InputError(f'{path}/state: {changed}: not the bits that were saved; take another --step.')
@@ -217,17 +242,23 @@ def _changed(saved, found):
 
 def _sums(state: TrainState, buffer: dict[str, np.ndarray]) -> dict[str, int]:
   """A sum of the bits of each array, by name: the same on every mesh, another for another bit."""
-  sums = {jax.tree_util.keystr(path): int(value) for path, value
-          in jax.tree_util.tree_leaves_with_path(jax.device_get(_bit_sums(state)))}
-  return sums | {f'buffer.{name}': int(np.asarray(values).view(np.uint8).sum(dtype=np.uint64))
-                 for name, values in buffer.items()}
+  sums = {
+    jax.tree_util.keystr(path): int(value)
+    for path, value in jax.tree_util.tree_leaves_with_path(jax.device_get(_bit_sums(state)))
+  }
+  return sums | {
+    f'buffer.{name}': int(np.asarray(values).view(np.uint8).sum(dtype=np.uint64))
+    for name, values in buffer.items()
+  }
 
 
 @jax.jit
 def _bit_sums(state):
   """uint32 sums that wrap around, so that they come out alike in whatever order."""
+
   def bits(leaf):
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')
+
   return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), state)
 
 
@@ -247,19 +278,22 @@ def flatten(buffer: Buffer) -> dict[str, np.ndarray]:
   stored = [trajectory for entry in entries for trajectory in entry.trajectories]
   retired = sorted(buffer.retired_epoch.items())
   columns = {
-      'row': (rows, np.int64),
-      'correctness': ([e.correctness for e in entries], np.float64),
-      'prompt_length': ([e.prompt_length for e in entries], np.int64),
-      'num_trajectories': ([len(e.trajectories) for e in entries], np.int64),
-      'length': ([len(t.tokens) for t in stored], np.int64),
-      'reward': ([t.reward for t in stored], np.float64),
-      'step': ([t.step for t in stored], np.int64),
-      'tokens': (np.concatenate([t.tokens for t in stored]) if stored else [], np.int32),
-      'logp': (np.concatenate([t.logp for t in stored]) if stored else [], np.float32),
-      'retired_row': ([row for row, _ in retired], np.int64),
-      'retired_epoch': ([epoch for _, epoch in retired], np.int64)}
-  arrays = {name: np.concatenate([np.zeros(1, kind), np.asarray(values, kind)])
-            for name, (values, kind) in columns.items()}
+    'row': (rows, np.int64),
+    'correctness': ([e.correctness for e in entries], np.float64),
+    'prompt_length': ([e.prompt_length for e in entries], np.int64),
+    'num_trajectories': ([len(e.trajectories) for e in entries], np.int64),
+    'length': ([len(t.tokens) for t in stored], np.int64),
+    'reward': ([t.reward for t in stored], np.float64),
+    'step': ([t.step for t in stored], np.int64),
+    'tokens': (np.concatenate([t.tokens for t in stored]) if stored else [], np.int32),
+    'logp': (np.concatenate([t.logp for t in stored]) if stored else [], np.float32),
+    'retired_row': ([row for row, _ in retired], np.int64),
+    'retired_epoch': ([epoch for _, epoch in retired], np.int64),
+  }
+  arrays = {
+    name: np.concatenate([np.zeros(1, kind), np.asarray(values, kind)])
+    for name, (values, kind) in columns.items()
+  }
   return arrays | {'started': np.array([buffer.started], np.int32)}
 
 
@@ -267,14 +301,22 @@ def unflatten(arrays: dict[str, np.ndarray]) -> Buffer:
   """The inverse of `flatten`."""
   column = {name: np.asarray(values)[1:] for name, values in arrays.items() if name != 'started'}
   ends = np.cumsum(column['length'])[:-1]
-  stored = [Trajectory(tokens, logp, float(reward), int(step)) for tokens, logp, reward, step
-            in zip(np.split(column['tokens'], ends), np.split(column['logp'], ends),
-                   column['reward'], column['step'])]
+  stored = [
+    Trajectory(tokens, logp, float(reward), int(step))
+    for tokens, logp, reward, step in zip(
+      np.split(column['tokens'], ends),
+      np.split(column['logp'], ends),
+      column['reward'],
+      column['step'],
+    )
+  ]
   entries, start = {}, 0
   for row, correctness, prompt_length, count in zip(
-      column['row'], column['correctness'], column['prompt_length'], column['num_trajectories']):
-    entries[int(row)] = Entry(float(correctness), int(prompt_length),
-                              tuple(stored[start:start + count]))
+    column['row'], column['correctness'], column['prompt_length'], column['num_trajectories']
+  ):
+    entries[int(row)] = Entry(
+      float(correctness), int(prompt_length), tuple(stored[start : start + count])
+    )
     start += count
   retired = {int(r): int(e) for r, e in zip(column['retired_row'], column['retired_epoch'])}
   return Buffer(entries, retired, bool(np.asarray(arrays['started'])[0]))

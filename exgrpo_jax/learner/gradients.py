@@ -27,11 +27,14 @@ from exgrpo_jax.policy import logprobs, model, sharding
 @dataclasses.dataclass(frozen=True)
 class Config:
   tokens_per_microbatch: int = setting(
-      '[1, inf)', 'tokens of one forward and backward pass on each part of the rows, padding '
-      'included; at least one row in any case')
+    '[1, inf)',
+    'tokens of one forward and backward pass on each part of the rows, padding '
+    'included; at least one row in any case',
+  )
   remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
   drop_zero_advantage: bool = setting(
-      None, 'leave out rows of advantage 0, as groups of equal rewards have')
+    None, 'leave out rows of advantage 0, as groups of equal rewards have'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +61,14 @@ class Microbatch(NamedTuple):
   tokens: objective.Tokens  # [B, W], aligned with the targets
 
 
-def minibatch(settings: Settings, state: TrainState, batch: Batch, clip: bool, is_first: bool,
-              reference: model.Params | None = None
-              ) -> tuple[TrainState, dict[str, jax.Array]]:
+def minibatch(
+  settings: Settings,
+  state: TrainState,
+  batch: Batch,
+  clip: bool,
+  is_first: bool,
+  reference: model.Params | None = None,
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser update.
 
   Args:
@@ -80,22 +88,31 @@ def minibatch(settings: Settings, state: TrainState, batch: Batch, clip: bool, i
   return state, sums | norms | {'updates': jnp.float32(1)}
 
 
-def gradient(settings: Settings, params: model.Params, batch: Batch, clip: bool, is_first: bool,
-             reference: model.Params | None = None) -> tuple[model.Params, dict[str, jax.Array]]:
+def gradient(
+  settings: Settings,
+  params: model.Params,
+  batch: Batch,
+  clip: bool,
+  is_first: bool,
+  reference: model.Params | None = None,
+) -> tuple[model.Params, dict[str, jax.Array]]:
   """Of the minibatch's loss, laid out as the parameters, and its sums; see `minibatch`."""
   tokens = objective.tokens(batch, settings.objective, settings.max_response)
   shards = sharding.split(settings.mesh, 'batch')[1]
   found = nothing(settings, params)
   for number, rows in stacks(
-      microbatches(settings.gradient, batch, tokens, shards), len(batch.advantage_B)):
+    microbatches(settings.gradient, batch, tokens, shards), len(batch.advantage_B)
+  ):
     place = sharding.named(settings.mesh, (None, 'batch'), rows.first_B.shape)
-    found = added(settings, params, found, sharding.put(rows, place), number, clip, is_first,
-                  reference)
+    found = added(
+      settings, params, found, sharding.put(rows, place), number, clip, is_first, reference
+    )
   return found
 
 
-def microbatches(config: Config, batch: Batch, tokens: objective.Tokens, shards: int
-                 ) -> list[Microbatch]:
+def microbatches(
+  config: Config, batch: Batch, tokens: objective.Tokens, shards: int
+) -> list[Microbatch]:
   """The rows by falling length, cut so that each pass has about as many tokens; NumPy.
 
   Rows without a response token are left out: they weigh nothing. Lengths and numbers of
@@ -121,7 +138,7 @@ def microbatches(config: Config, batch: Batch, tokens: objective.Tokens, shards:
     longest = end_B[order[start]] if order else 2
     size = length_bucket(int(longest), length)
     room = max(1, config.tokens_per_microbatch // size) * shards
-    rows = order[start:start + room]
+    rows = order[start : start + room]
     count = min(room, shards * _rounded(-(-len(rows) // shards)))
     found.append(_cut(batch, tokens, np.array(rows, int), count, size, first_B, end_B))
     start += room
@@ -143,7 +160,7 @@ def _cut(batch, tokens, row_R, count, size, first_B, end_B):
 
   def filled_up(part, value=0):
     whole = np.full((count, *part.shape[1:]), value, part.dtype)
-    whole[:len(part)] = part
+    whole[: len(part)] = part
     return whole
 
   def windowed(x_BT):
@@ -152,9 +169,12 @@ def _cut(batch, tokens, row_R, count, size, first_B, end_B):
       return filled_up(x_BT[row_R])
     return filled_up(np.where(inside_RW, x_BT[row_R[:, None], place_RW], x_BT.dtype.type(0)))
 
-  return Microbatch(filled_up(batch.tokens_BT[row_R, :size]),
-                    filled_up(first_B[row_R].astype(np.int32), 1), windowed(batch.tokens_BT),
-                    jax.tree.map(windowed, tokens))
+  return Microbatch(
+    filled_up(batch.tokens_BT[row_R, :size]),
+    filled_up(first_B[row_R].astype(np.int32), 1),
+    windowed(batch.tokens_BT),
+    jax.tree.map(windowed, tokens),
+  )
 
 
 def stacks(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
@@ -169,7 +189,7 @@ def stacks(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch
 
   def stacked(*parts):
     whole = np.zeros((-(-num_rows // len(parts[0])), *parts[0].shape), parts[0].dtype)
-    whole[:len(parts)] = parts
+    whole[: len(parts)] = parts
     return whole
 
   return [(len(group), jax.tree.map(stacked, *group)) for group in alike.values()]
@@ -188,27 +208,34 @@ def added(settings, params, so_far, rows_M, number, clip, is_first, reference):
 
   One program for all of them: what a pass needs for a while is then allocated once.
   """
+
   def with_next(index, so_far):
     gradient, sums = so_far
-    own, own_sums = _gradient_of(settings, params, jax.tree.map(
-        lambda stack: stack[index], rows_M), clip, is_first, reference)
-    return (_spread(settings, jax.tree.map(jnp.add, gradient, own)),
-            objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), sums, own_sums)))
+    own, own_sums = _gradient_of(
+      settings, params, jax.tree.map(lambda stack: stack[index], rows_M), clip, is_first, reference
+    )
+    return (
+      _spread(settings, jax.tree.map(jnp.add, gradient, own)),
+      objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), sums, own_sums)),
+    )
 
   return jax.lax.fori_loop(0, number, with_next, so_far)
 
 
 def _gradient_of(settings, params, rows, clip, is_first, reference):
   """A microbatch's share in the gradient, and its sums."""
+
   def hidden_of(params):
     hidden_BTD = model.hidden_states(
-        settings.model, params, rows.tokens_BT, settings.gradient.remat)
+      settings.model, params, rows.tokens_BT, settings.gradient.remat
+    )
     hidden_BWD = logprobs.predicting(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
     return hidden_BWD, model.unembedding(settings.model, params)
 
   def logp_of(params):
-    return logprobs.scored(*hidden_of(params), rows.target_BW, settings.temperature,
-                           settings.logit_chunk)[0]
+    return logprobs.scored(
+      *hidden_of(params), rows.target_BW, settings.temperature, settings.logit_chunk
+    )[0]
 
   tokens = rows.tokens
   if reference is not None:
@@ -218,9 +245,15 @@ def _gradient_of(settings, params, rows, clip, is_first, reference):
 
   def loss_of(params):
     return logprobs.fused_loss(
-        *hidden_of(params), rows.target_BW, tokens, functools.partial(
-            objective.token_loss, config=settings.objective, clip=clip, is_first=is_first),
-        temperature=settings.temperature, chunk=settings.logit_chunk)
+      *hidden_of(params),
+      rows.target_BW,
+      tokens,
+      functools.partial(
+        objective.token_loss, config=settings.objective, clip=clip, is_first=is_first
+      ),
+      temperature=settings.temperature,
+      chunk=settings.logit_chunk,
+    )
 
   (loss, sums), found = jax.value_and_grad(loss_of, has_aux=True)(params)
   return found, sums | {'loss': loss}

@@ -15,16 +15,18 @@ from exgrpo_jax.policy import sharding
 class Config:
   minibatches: int = setting('[1, inf)', "a step's updates; each takes as many whole groups")
   learning_rate: float = setting('[0, inf)', 'the peak learning rate')
-  schedule: str = setting(('constant', 'linear', 'cosine'),
-                          'how the rate goes on after warm-up: linear and cosine fall to 0 at the '
-                          'last update')
+  schedule: str = setting(
+    ('constant', 'linear', 'cosine'),
+    'how the rate goes on after warm-up: linear and cosine fall to 0 at the last update',
+  )
   warmup_updates: int = setting('[0, inf)', 'updates over which the rate rises from 0')
   b1: float = setting('[0, 1)', "decay of AdamW's first moment")
   b2: float = setting('[0, 1)', "decay of AdamW's second moment")
   epsilon: float = setting('(0, inf)', "AdamW's epsilon, in the gradient's units")
   weight_decay: float = setting('[0, inf)', 'decoupled, on every parameter')
-  moments: str = setting(('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves "
-                         'their memory')
+  moments: str = setting(
+    ('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves their memory"
+  )
   clip_norm: float = setting('(0, inf]', 'gradients of a larger global norm are scaled down to it')
   skip_norm: float = setting('(0, inf]', 'updates of a larger global norm are skipped and counted')
 
@@ -40,9 +42,11 @@ def learning_rate(config: Config, num_updates: int) -> optax.Schedule:
   """Update index -> rate: a linear warm-up, then the configured schedule."""
   peak, warmup = config.learning_rate, config.warmup_updates
   rest = max(1, num_updates - warmup)
-  after = {'constant': optax.constant_schedule(peak),
-           'linear': optax.linear_schedule(peak, 0., rest),
-           'cosine': optax.cosine_decay_schedule(peak, rest)}[config.schedule]
+  after = {
+    'constant': optax.constant_schedule(peak),
+    'linear': optax.linear_schedule(peak, 0.0, rest),
+    'cosine': optax.cosine_decay_schedule(peak, rest),
+  }[config.schedule]
   # The first update has rate peak / (warmup + 1), not 0: a zero update is a lost one.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, after], [warmup]) if warmup else after
@@ -52,10 +56,11 @@ def make(config: Config, num_updates: int) -> optax.GradientTransformation:
   """The optax chain: clip by global norm, then AdamW (arXiv:1711.05101)."""
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon, mu_dtype=config.moments)
   return optax.chain(
-      optax.clip_by_global_norm(config.clip_norm),
-      _second_moments_in_bfloat16(adam) if config.moments == 'bfloat16' else adam,
-      optax.add_decayed_weights(config.weight_decay),
-      optax.scale_by_learning_rate(learning_rate(config, num_updates)))
+    optax.clip_by_global_norm(config.clip_norm),
+    _second_moments_in_bfloat16(adam) if config.moments == 'bfloat16' else adam,
+    optax.add_decayed_weights(config.weight_decay),
+    optax.scale_by_learning_rate(learning_rate(config, num_updates)),
+  )
 
 
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -65,6 +70,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
   eight thousandths apart: rounded to the nearest it would never fall. By chance it is right
   on average (arXiv:1502.02551). The first moment moves by tenths and needs no chance.
   """
+
   def init(params):
     state = adam.init(params)
     return state._replace(nu=jax.tree.map(lambda nu: nu.astype(jnp.bfloat16), state.nu))
@@ -90,10 +96,8 @@ def _rounded_by_chance(x, key):
 def init(config: Config, num_updates: int, params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
   # The counts too: a state that comes back from an update laid out otherwise compiles it anew.
-  places = jax.tree.map(
-      lambda leaf: leaf.sharding, shapes(config, num_updates, params).opt_state)
-  return TrainState(
-      params, jax.jit(make(config, num_updates).init, out_shardings=places)(params))
+  places = jax.tree.map(lambda leaf: leaf.sharding, shapes(config, num_updates, params).opt_state)
+  return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=places)(params))
 
 
 def shapes(config: Config, num_updates: int, params) -> TrainState:
@@ -102,7 +106,7 @@ def shapes(config: Config, num_updates: int, params) -> TrainState:
 
   def like(path, leaf):
     # A moment's path ends in its parameter's.
-    own = [param for name, param in named if path[-len(name):] == name]
+    own = [param for name, param in named if path[-len(name) :] == name]
     place = own[0].sharding if leaf.ndim and own else everywhere
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
@@ -122,4 +126,4 @@ def apply(config: Config, num_updates: int, state: TrainState, gradient):
   updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
   updated = TrainState(optax.apply_updates(state.params, updates), opt_state)
   kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
-  return kept, {'gradient_norm': norm, 'skipped': 1. - is_good}
+  return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good}

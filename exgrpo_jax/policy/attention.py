@@ -38,7 +38,7 @@ def kind_for(platform: str, dtype: str) -> str:
 
 
 def causal(
-    query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array, kind: str
+  query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array, kind: str
 ) -> jax.Array:
   """What each query finds at its own position and before; positions are 0 .. T-1.
 
@@ -70,10 +70,12 @@ def _blockwise(query_BTNH, key_BTGH, value_BTGH):
 
 def _in_strips(query_BGRTH, key_BGHT, value_BGTH):
   """For T of one block at most: all scores are held, of keys that some query may see."""
+
   def strip(first):
     end = first + _STRIP
-    return _attend(query_BGRTH[..., first:end, :], key_BGHT[..., :end], value_BGTH[..., :end, :],
-                   first)
+    return _attend(
+      query_BGRTH[..., first:end, :], key_BGHT[..., :end], value_BGTH[..., :end, :], first
+    )
 
   T = query_BGRTH.shape[3]
   return jnp.concatenate([strip(first) for first in range(0, T, _STRIP)], axis=3)
@@ -102,16 +104,22 @@ def _attend(query_BGRQH, key_BGHS, value_BGSH, first):
   S = key_BGHS.shape[3]
   # The R heads as rows of one matrix product, M = R * Q of them: the keys are read once.
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
-  score_BGMS = jnp.einsum('BGMH,BGHS->BGMS', query_BGMH, key_BGHS,
-                          preferred_element_type=jnp.float32)
+  score_BGMS = jnp.einsum(
+    'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
+  )
   # Added, which XLA's CPU fuses; a select it does not. A finite stand-in for -inf.
-  unseen_QS = jnp.where(jnp.arange(S) <= first + jnp.arange(Q)[:, None], 0., -1e30)
+  unseen_QS = jnp.where(jnp.arange(S) <= first + jnp.arange(Q)[:, None], 0.0, -1e30)
   score_BGMS += jnp.tile(unseen_QS, (R, 1))
   # No gradient through the maximum: it cancels out of the weights, whatever it is.
   weight_BGMS = jnp.exp(
-      score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True)))
-  mixed_BGMH = jnp.einsum('BGMS,BGSH->BGMH', weight_BGMS.astype(value_BGSH.dtype), value_BGSH,
-                          preferred_element_type=jnp.float32)
+    score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
+  )
+  mixed_BGMH = jnp.einsum(
+    'BGMS,BGSH->BGMH',
+    weight_BGMS.astype(value_BGSH.dtype),
+    value_BGSH,
+    preferred_element_type=jnp.float32,
+  )
   # Divided by the weights' sum last, where there is the least to divide.
   mixed_BGMH /= jnp.sum(weight_BGMS, axis=-1, keepdims=True)
   return mixed_BGMH.astype(query_BGRQH.dtype).reshape(B, G, R, Q, H)
@@ -120,16 +128,19 @@ def _attend(query_BGRQH, key_BGHS, value_BGSH, first):
 def _cudnn(query_BTNH, key_BTGH, value_BTGH):
   # JAX refuses the backward pass of an odd T.
   mixed_BTNH = jax.nn.dot_product_attention(
-      *(_padded(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),
-      implementation='cudnn', is_causal=True)
-  return mixed_BTNH[:, :query_BTNH.shape[1]]
+    *(_padded(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),
+    implementation='cudnn',
+    is_causal=True,
+  )
+  return mixed_BTNH[:, : query_BTNH.shape[1]]
 
 
 def _splash(query_BTNH, key_BTGH, value_BTGH):
   _, T, N, H = query_BTNH.shape
   query_BNTH, key_BGTH, value_BGTH = (
-      _padded(x, _LANES, axis=1).swapaxes(1, 2)
-      for x in (query_BTNH / math.sqrt(H), key_BTGH, value_BTGH))
+    _padded(x, _LANES, axis=1).swapaxes(1, 2)
+    for x in (query_BTNH / math.sqrt(H), key_BTGH, value_BTGH)
+  )
   length = query_BNTH.shape[2]
   mask = splash_attention.MultiHeadMask([splash_attention.CausalMask((length, length))] * N)
   attend = splash_attention.make_splash_mha_single_device(mask, block_sizes=_block_sizes(length))
@@ -140,8 +151,13 @@ def _block_sizes(T):
   """The widest blocks of at most _BLOCK that divide T, a multiple of _LANES."""
   size = max(size for size in range(_LANES, _BLOCK + 1, _LANES) if T % size == 0)
   return splash_attention.BlockSizes(
-      block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size,
-      block_kv_dq=size)
+    block_q=size,
+    block_kv=size,
+    block_q_dkv=size,
+    block_kv_dkv=size,
+    block_q_dq=size,
+    block_kv_dq=size,
+  )
 
 
 def _padded(x, multiple, axis):

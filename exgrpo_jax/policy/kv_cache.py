@@ -46,6 +46,7 @@ def length(cache: Cache) -> int:
 
 def resized(layer: LayerCache, size: int) -> LayerCache:
   """The first `size` positions of a layer's cache, or all of them and room for more."""
+
   def fitted(whole, axis):
     whole = jax.lax.slice_in_dim(whole, 0, min(size, whole.shape[axis]), axis=axis)
     room = [(0, 0)] * 4
@@ -66,6 +67,7 @@ def replaced(cache: Cache, row_R: jax.Array, others: Cache) -> Cache:
   A row that the cache does not have is dropped, and so is what `others` holds beyond
   the cache's length.
   """
+
   def put(whole, part):
     _, _, first, second = (min(sizes) for sizes in zip(whole.shape, part.shape))
     return whole.at[row_R, :, :first, :second].set(part[:, :, :first, :second], mode='drop')
@@ -73,11 +75,14 @@ def replaced(cache: Cache, row_R: jax.Array, others: Cache) -> Cache:
   return jax.tree.map(put, cache, others)
 
 
-def written(layer: LayerCache, key_BGH: jax.Array, value_BGH: jax.Array, position_B: jax.Array
-            ) -> LayerCache:
+def written(
+  layer: LayerCache, key_BGH: jax.Array, value_BGH: jax.Array, position_B: jax.Array
+) -> LayerCache:
   """The layer's cache with each row's new key and value at its own position."""
-  return LayerCache(_write(layer.key_BGHS, key_BGH[..., None], position_B, 3),
-                    _write(layer.value_BGSH, value_BGH[:, :, None], position_B, 2))
+  return LayerCache(
+    _write(layer.key_BGHS, key_BGH[..., None], position_B, 3),
+    _write(layer.value_BGSH, value_BGH[:, :, None], position_B, 2),
+  )
 
 
 def attend(query_BNH: jax.Array, position_B: jax.Array, layer: LayerCache) -> jax.Array:
@@ -85,15 +90,20 @@ def attend(query_BNH: jax.Array, position_B: jax.Array, layer: LayerCache) -> ja
   B, N, H = query_BNH.shape
   _, G, _, S = layer.key_BGHS.shape
   query_BGRH = query_BNH.reshape(B, G, N // G, H)  # N / G queries share a key
-  score_BGRS = jnp.einsum('BGRH,BGHS->BGRS', query_BGRH, layer.key_BGHS,
-                          preferred_element_type=jnp.float32) / math.sqrt(H)
+  score_BGRS = jnp.einsum(
+    'BGRH,BGHS->BGRS', query_BGRH, layer.key_BGHS, preferred_element_type=jnp.float32
+  ) / math.sqrt(H)
   # Added, which XLA's CPU fuses with the product; a select it does not. A finite stand-in for
   # -inf: position 0 is always seen, so no row is without weight.
-  unseen_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0., -1e30)
+  unseen_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)
   score_BGRS += unseen_BS[:, None, None]
   weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))
-  mixed_BGRH = jnp.einsum('BGRS,BGSH->BGRH', weight_BGRS.astype(query_BNH.dtype), layer.value_BGSH,
-                          preferred_element_type=jnp.float32)
+  mixed_BGRH = jnp.einsum(
+    'BGRS,BGSH->BGRH',
+    weight_BGRS.astype(query_BNH.dtype),
+    layer.value_BGSH,
+    preferred_element_type=jnp.float32,
+  )
   # Divided by the weights' sum last, where there is the least to divide.
   mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
   mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
@@ -104,9 +114,11 @@ def _write(whole, new, position_B, axis):
   """`new` has one position along `axis`."""
   # As a scatter, which XLA does in place within a loop; a select copies the cache.
   return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(
-      whole, new, position_B)
+    whole, new, position_B
+  )
 
 
 def _spread(layer):
   return jax.tree.map(
-      lambda whole: sharding.constrain(whole, ('batch', 'kv_heads', None, None)), layer)
+    lambda whole: sharding.constrain(whole, ('batch', 'kv_heads', None, None)), layer
+  )

@@ -46,8 +46,9 @@ def of_tokens(hidden_BTD, unembedding_DV, tokens_BT, *, temperature: float, chun
   return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
 
 
-def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *,
-               temperature: float, chunk: int):
+def fused_loss(
+  hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *, temperature: float, chunk: int
+):
   """A token loss and, where it is differentiated, its gradient in the same pass over the logits.
 
   A chunk's logits give its log-probabilities and entropies, these the loss's gradient by
@@ -69,6 +70,7 @@ def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, 
   Returns:
     (loss, sums) of all positions. Only the loss has a gradient.
   """
+
   @jax.custom_vjp
   def total(hidden_BWD, unembedding_DV, target_BW, operands):
     found = scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
@@ -76,15 +78,20 @@ def fused_loss(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, 
 
   def forward(hidden_BWD, unembedding_DV, target_BW, operands):
     logp_BW, entropy_BW, *gradients = _scored_with_gradients(
-        hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, temperature, chunk)
+      hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, temperature, chunk
+    )
     # Once for all chunks: sums over rows that are spread over devices are collectives.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(gradients, cotangents):
     scale, _ = cotangents
     d_hidden_BWD, d_unembedding_DV = (scale * gradient for gradient in gradients)
-    return (d_hidden_BWD.astype(hidden_BWD.dtype), d_unembedding_DV.astype(unembedding_DV.dtype),
-            None, None)
+    return (
+      d_hidden_BWD.astype(hidden_BWD.dtype),
+      d_unembedding_DV.astype(unembedding_DV.dtype),
+      None,
+      None,
+    )
 
   total.defvjp(forward, backward)
   return total(hidden_BWD, unembedding_DV, target_BW, operands)
@@ -106,13 +113,15 @@ def scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
 
   if num_chunks == 1:  # recomputing the only chunk backwards would save nothing
     return of_chunk((hidden_BWD, target_BW))
-  stacked = jax.lax.map(jax.checkpoint(of_chunk), tuple(
-      _cut(x, num_chunks, size) for x in (hidden_BWD, target_BW)))
+  stacked = jax.lax.map(
+    jax.checkpoint(of_chunk), tuple(_cut(x, num_chunks, size) for x in (hidden_BWD, target_BW))
+  )
   return tuple(_joined(x, target_BW.shape[1]) for x in stacked)
 
 
-def _scored_with_gradients(hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens,
-                           temperature, chunk):
+def _scored_with_gradients(
+  hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, temperature, chunk
+):
   """(logp_BW, entropy_BW, d_hidden_BWD, d_unembedding_DV), the last in float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = _chunks(num_rows, window, chunk)
@@ -122,40 +131,52 @@ def _scored_with_gradients(hidden_BWD, unembedding_DV, target_BW, operands, loss
   def of_chunk(d_unembedding_GDV, chunk):
     hidden_BSD, target_BS, operands_BS = chunk
     logp_BSV, is_target_BSV, logp_BS, entropy_BS = _distribution(
-        hidden_BSD, unembedding_DV, target_BS, temperature)
+      hidden_BSD, unembedding_DV, target_BS, temperature
+    )
     d_logp_BS, d_entropy_BS = jax.grad(
-        lambda *scored: loss_of_tokens(*scored, operands_BS)[0], (0, 1))(logp_BS, entropy_BS)
+      lambda *scored: loss_of_tokens(*scored, operands_BS)[0], (0, 1)
+    )(logp_BS, entropy_BS)
     # By logits z: d logp = 1[target] - p, d entropy = -p (log p + entropy).
-    slope_BSV = d_logp_BS[..., None] + d_entropy_BS[..., None] * (
-        logp_BSV + entropy_BS[..., None])
-    d_logits_BSV = (jnp.where(is_target_BSV, d_logp_BS[..., None], 0.)
-                    - jnp.exp(logp_BSV) * slope_BSV) / temperature
+    slope_BSV = d_logp_BS[..., None] + d_entropy_BS[..., None] * (logp_BSV + entropy_BS[..., None])
+    d_logits_BSV = (
+      jnp.where(is_target_BSV, d_logp_BS[..., None], 0.0) - jnp.exp(logp_BSV) * slope_BSV
+    ) / temperature
     # In the model's dtype, as every other gradient: products of float32 are many times slower.
     d_logits_BSV = _laid_out(d_logits_BSV.astype(hidden_BSD.dtype))
-    d_hidden_BSD = jnp.einsum('bsv,dv->bsd', d_logits_BSV, unembedding_DV,
-                              preferred_element_type=jnp.float32)
+    d_hidden_BSD = jnp.einsum(
+      'bsv,dv->bsd', d_logits_BSV, unembedding_DV, preferred_element_type=jnp.float32
+    )
     # A sum for each shard of rows, added up behind the loop: one sum for all would cross the
     # devices in every chunk.
     d_unembedding_GDV += jnp.einsum(
-        'grsd,grsv->gdv', *(x.reshape(num_shards, -1, *x.shape[1:])
-                            for x in (hidden_BSD, d_logits_BSV)),
-        preferred_element_type=jnp.float32)
-    return (sharding.constrain(d_unembedding_GDV, ('batch', None, 'vocab')),
-            (logp_BS, entropy_BS, d_hidden_BSD.astype(hidden_BSD.dtype)))
+      'grsd,grsv->gdv',
+      *(x.reshape(num_shards, -1, *x.shape[1:]) for x in (hidden_BSD, d_logits_BSV)),
+      preferred_element_type=jnp.float32,
+    )
+    return (
+      sharding.constrain(d_unembedding_GDV, ('batch', None, 'vocab')),
+      (logp_BS, entropy_BS, d_hidden_BSD.astype(hidden_BSD.dtype)),
+    )
 
   start_GDV = sharding.constrain(
-      jnp.zeros((num_shards, *unembedding_DV.shape), jnp.float32), ('batch', None, 'vocab'))
+    jnp.zeros((num_shards, *unembedding_DV.shape), jnp.float32), ('batch', None, 'vocab')
+  )
   d_unembedding_GDV, stacked = jax.lax.scan(
-      of_chunk, start_GDV, jax.tree.map(
-          lambda x: _cut(x, num_chunks, size), (hidden_BWD, target_BW, operands)))
+    of_chunk,
+    start_GDV,
+    jax.tree.map(lambda x: _cut(x, num_chunks, size), (hidden_BWD, target_BW, operands)),
+  )
   return *(_joined(x, window) for x in stacked), sharding.constrain(
-      d_unembedding_GDV.sum(axis=0), ('embed', 'vocab'))
+    d_unembedding_GDV.sum(axis=0), ('embed', 'vocab')
+  )
 
 
 def _distribution(hidden_BSD, unembedding_DV, target_BS, temperature):
   """(log p_BSV, is_target_BSV, log p of the target_BS, entropy_BS), float32."""
-  logits_BSV = _laid_out(jnp.einsum('bsd,dv->bsv', hidden_BSD, unembedding_DV,
-                                    preferred_element_type=jnp.float32) / temperature)
+  logits_BSV = _laid_out(
+    jnp.einsum('bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32)
+    / temperature
+  )
   # No gradient through the maximum: it cancels. And no log_softmax, whose result XLA's CPU would
   # store: one array more that is as wide as the vocabulary.
   above_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
@@ -163,7 +184,7 @@ def _distribution(hidden_BSD, unembedding_DV, target_BS, temperature):
   log_total_BS = jnp.log(total_BS)
   # A sum of selected entries, not a gather: the vocabulary may be spread over devices.
   is_target_BSV = jnp.arange(logits_BSV.shape[-1]) == target_BS[..., None]
-  logp_BS = jnp.sum(jnp.where(is_target_BSV, above_BSV, 0.), axis=-1) - log_total_BS
+  logp_BS = jnp.sum(jnp.where(is_target_BSV, above_BSV, 0.0), axis=-1) - log_total_BS
   entropy_BS = log_total_BS - jnp.sum(jnp.exp(above_BSV) * above_BSV, axis=-1) / total_BS
   return above_BSV - log_total_BS[..., None], is_target_BSV, logp_BS, entropy_BS
 

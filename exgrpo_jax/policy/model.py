@@ -32,8 +32,11 @@ from exgrpo_jax.policy.rotary import Rotation, rotate
 Params = dict[str, Any]  # nested, its leaves float32 arrays
 
 # What of a layer's forward pass is computed again in the backward pass.
-REMAT = {'none': None, 'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-         'all': jax.checkpoint_policies.nothing_saveable}
+REMAT = {
+  'none': None,
+  'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  'all': jax.checkpoint_policies.nothing_saveable,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +59,16 @@ class Config:
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:
-      raise InputError(f'config.model.num_kv_heads={self.num_kv_heads} must divide '
-                       f'config.model.num_heads={self.num_heads}: '
-                       'each key/value head serves equally many query heads.')
+      raise InputError(
+        f'config.model.num_kv_heads={self.num_kv_heads} must divide '
+        f'config.model.num_heads={self.num_heads}: '
+        'each key/value head serves equally many query heads.'
+      )
     if self.head_size % 2:
-      raise InputError(f'config.model.head_size={self.head_size} must be even: '
-                       'rotary positions turn pairs of its entries.')
+      raise InputError(
+        f'config.model.head_size={self.head_size} must be even: '
+        'rotary positions turn pairs of its entries.'
+      )
 
 
 class RMSNorm(nnx.Module):
@@ -90,7 +97,8 @@ class MLP(nnx.Module):
 
   def __call__(self, x_BTD):
     gate_DF, up_DF, down_FD = (
-        kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD))
+      kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD)
+    )
     return product(_gated(product(x_BTD, gate_DF), product(x_BTD, up_DF)), down_FD)
 
 
@@ -103,7 +111,8 @@ class Attention(nnx.Module):
     self.key_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
     self.value_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
     self.out_NHD = _normal(
-        config, rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config))
+      config, rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config)
+    )
     if config.attention_bias:
       self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', 'head'))
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
@@ -119,8 +128,9 @@ class Attention(nnx.Module):
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
       cache = kv_cache.of_sequence(key_BTGH, value_BTGH)
-      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, attention.kind_for(
-          sharding.platform(), str(x_BTD.dtype)))
+      mixed_BTNH = attention.causal(
+        query_BTNH, key_BTGH, value_BTGH, attention.kind_for(sharding.platform(), str(x_BTD.dtype))
+      )
     else:
       position_B = position_BT[:, 0]
       cache = kv_cache.written(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
@@ -177,16 +187,22 @@ class Ends(nnx.Module):
 def check_mesh(config: Config, mesh: Mesh) -> None:
   """Raises InputError where the mesh's axes do not divide the model's."""
   for axis in ('embed', 'heads', 'kv_heads', 'mlp', 'vocab'):
-    field = {'embed': 'width', 'heads': 'num_heads', 'kv_heads': 'num_kv_heads',
-             'mlp': 'mlp_width', 'vocab': 'vocab_size'}[axis]
+    field = {
+      'embed': 'width',
+      'heads': 'num_heads',
+      'kv_heads': 'num_kv_heads',
+      'mlp': 'mlp_width',
+      'vocab': 'vocab_size',
+    }[axis]
     names, devices = sharding.split(mesh, axis)
     size = getattr(config, field)
     if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
       continue
     rest = f', or {size} {names}' if axis == 'kv_heads' else ''
     raise InputError(
-        f'config.mesh.{names}={devices} must divide config.model.{field}={size}: each device holds '
-        f'an equal part{rest}.')
+      f'config.mesh.{names}={devices} must divide config.model.{field}={size}: each device holds '
+      f'an equal part{rest}.'
+    )
 
 
 def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
@@ -196,10 +212,12 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   0.02 and lets narrow models learn faster; the two projections that write to the
   residual stream 1/sqrt(2 * num_layers) of that; norms 1, biases 0.
   """
+
   def values(key):
     ends_key, layers_key = jax.random.split(key)
     layers = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key)))))(
-        jax.random.split(layers_key, config.num_layers))
+      jax.random.split(layers_key, config.num_layers)
+    )
     return nnx.to_pure_dict(nnx.state(Ends(config, nnx.Rngs(ends_key)))) | {'layers': layers}
 
   return jax.jit(values, out_shardings=shardings(config, mesh))(key)
@@ -209,8 +227,9 @@ def shapes(config: Config, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing."""
   (_, ends), (_, block) = _abstract(Ends, config), _abstract(Block, config)
   stacked = functools.partial(_shape, mesh, num_layers=config.num_layers)
-  return (nnx.to_pure_dict(ends, functools.partial(_shape, mesh)) |
-          {'layers': nnx.to_pure_dict(block, stacked)})
+  return nnx.to_pure_dict(ends, functools.partial(_shape, mesh)) | {
+    'layers': nnx.to_pure_dict(block, stacked)
+  }
 
 
 def shardings(config: Config, mesh: Mesh) -> Params:
@@ -238,7 +257,8 @@ def _decode_layout(config, mesh):
   def laid_out(params):
     ends = {name: value for name, value in params.items() if name != 'layers'}
     return jax.tree.map(cast, ends) | {
-        'layers': tuple(own(params, layer) for layer in range(config.num_layers))}
+      'layers': tuple(own(params, layer) for layer in range(config.num_layers))
+    }
 
   targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, mesh))
   return jax.jit(laid_out, out_shardings=targets)
@@ -249,11 +269,13 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
   (_, ends), (_, block) = _abstract(Ends, config), _abstract(Block, config)
   shape = functools.partial(_shape, mesh, decode_dtype=config.dtype)
   return nnx.to_pure_dict(ends, shape) | {
-      'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers}
+    'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers
+  }
 
 
-def hidden_states(config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none'
-                  ) -> jax.Array:
+def hidden_states(
+  config: Config, params: Params, tokens_BT: jax.Array, remat: str = 'none'
+) -> jax.Array:
   """After the final norm, in the compute dtype; positions are 0 .. T-1.
 
   Args:
@@ -290,24 +312,26 @@ def unembedding(config: Config, params: Params) -> jax.Array:
 
 def init_cache(config: Config, num_rows: int, length: int) -> Cache:
   """An empty cache for `length` positions of each row."""
-  return kv_cache.empty(config.num_layers, num_rows, config.num_kv_heads, config.head_size,
-                         length, config.dtype)
+  return kv_cache.empty(
+    config.num_layers, num_rows, config.num_kv_heads, config.head_size, length, config.dtype
+  )
 
 
 def prefill(
-    config: Config, params: Params, tokens_BT: jax.Array, cache_length: int
+  config: Config, params: Params, tokens_BT: jax.Array, cache_length: int
 ) -> tuple[jax.Array, Cache]:
   """The hidden states, and a cache of `cache_length` >= T positions that holds the first T.
 
   `params` in the decode layout. int32 [B, T] -> [B, T, D].
   """
   hidden_BTD, computed = _through(
-      config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers)
+    config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers
+  )
   return hidden_BTD, tuple(kv_cache.resized(layer, cache_length) for layer in computed)
 
 
 def decode(
-    config: Config, params: Params, tokens_B: jax.Array, position_B: jax.Array, cache: Cache
+  config: Config, params: Params, tokens_B: jax.Array, position_B: jax.Array, cache: Cache
 ) -> tuple[jax.Array, Cache]:
   """One token per row, each at its own position.
 
@@ -370,8 +394,9 @@ def _block(config, params):
 
 
 def _ends(config, params):
-  return nnx.merge(_abstract(Ends, config)[0],
-                   {name: own for name, own in params.items() if name != 'layers'})
+  return nnx.merge(
+    _abstract(Ends, config)[0], {name: own for name, own in params.items() if name != 'layers'}
+  )
 
 
 def _shape(mesh, variable, num_layers=None, decode_dtype=None):
@@ -382,4 +407,5 @@ def _shape(mesh, variable, num_layers=None, decode_dtype=None):
   if decode_dtype and len(shape) > 1:
     dtype = decode_dtype
   return jax.ShapeDtypeStruct(
-      shape, dtype, sharding=sharding.named(mesh, axes, shape, decoding=bool(decode_dtype)))
+    shape, dtype, sharding=sharding.named(mesh, axes, shape, decoding=bool(decode_dtype))
+  )

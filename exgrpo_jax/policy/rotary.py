@@ -18,22 +18,27 @@ from exgrpo_jax.errors import InputError
 class Config:
   theta: float = setting('(0, inf)', 'base of the wavelengths, in positions')
   scaling: str = setting(
-      ('none', 'linear', 'llama3'), 'how wavelengths are stretched for contexts longer than those '
-      'of pretraining: not, all alike, or the long ones alone')
+    ('none', 'linear', 'llama3'),
+    'how wavelengths are stretched for contexts longer than those '
+    'of pretraining: not, all alike, or the long ones alone',
+  )
   factor: float = setting('[1, inf)', 'by how much, where scaling is not none')
   # llama3: wavelengths under original_positions / high_frequency_factor stay as they are, those
   # over original_positions / low_frequency_factor are stretched, and those between in part.
-  low_frequency_factor: float = setting('(0, inf)', 'llama3: turns of the slowest pair of the '
-                                        'partly stretched ones over original_positions')
+  low_frequency_factor: float = setting(
+    '(0, inf)',
+    'llama3: turns of the slowest pair of the partly stretched ones over original_positions',
+  )
   high_frequency_factor: float = setting('(0, inf)', 'llama3: turns of the fastest one')
   original_positions: int = setting('[1, inf)', 'llama3: context of pretraining, in tokens')
 
   def __post_init__(self):
     if self.scaling == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:
       raise InputError(
-          f'config.model.rope.low_frequency_factor={self.low_frequency_factor} must be below '
-          f'high_frequency_factor={self.high_frequency_factor}: pairs between the two are '
-          'stretched in part.')
+        f'config.model.rope.low_frequency_factor={self.low_frequency_factor} must be below '
+        f'high_frequency_factor={self.high_frequency_factor}: pairs between the two are '
+        'stretched in part.'
+      )
 
 
 class Rotation(NamedTuple):

@@ -22,14 +22,14 @@ _MESH_AXES = ('data', 'fsdp', 'tensor')
 # Rows spread over both data axes; parameters over fsdp by width and over tensor
 # by heads, hidden units and vocabulary, so that no parameter needs an axis twice.
 _RULES = {
-    'batch': ('data', 'fsdp'),
-    'outer_batch': ('data',),  # of rows whose width is split over fsdp
-    'embed': ('fsdp',),
-    'heads': ('tensor',),
-    'kv_heads': ('tensor',),
-    'head': ('fsdp',),  # of biases and scales, which have no width
-    'mlp': ('tensor',),
-    'vocab': ('tensor',),
+  'batch': ('data', 'fsdp'),
+  'outer_batch': ('data',),  # of rows whose width is split over fsdp
+  'embed': ('fsdp',),
+  'heads': ('tensor',),
+  'kv_heads': ('tensor',),
+  'head': ('fsdp',),  # of biases and scales, which have no width
+  'mlp': ('tensor',),
+  'vocab': ('tensor',),
 }
 # While decoding, weights stay whole over the data axes: gathering them for every token would cost
 # more than computing it.
@@ -40,21 +40,28 @@ _DECODE_RULES = _RULES | {'embed': (), 'head': ()}
 class Config:
   """The mesh's shape; the product is the number of devices."""
 
-  data: int = setting('[-1, inf)', 'devices that split the rows and keep whole parameters; '
-                      '-1 takes the rest')
-  fsdp: int = setting('[-1, inf)', 'devices that split the rows and the parameters; '
-                      '-1 takes the rest')
-  tensor: int = setting('[-1, inf)', 'devices that split heads, hidden units and vocabulary; '
-                        '-1 takes the rest')
+  data: int = setting(
+    '[-1, inf)', 'devices that split the rows and keep whole parameters; -1 takes the rest'
+  )
+  fsdp: int = setting(
+    '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
+  )
+  tensor: int = setting(
+    '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+  )
 
   def __post_init__(self):
     for name, size in dataclasses.asdict(self).items():
       if size == 0:
-        raise InputError(f'config.mesh.{name}=0 must be at least 1, or -1 to take the rest: '
-                         'it is a number of devices.')
+        raise InputError(
+          f'config.mesh.{name}=0 must be at least 1, or -1 to take the rest: '
+          'it is a number of devices.'
+        )
     if list(dataclasses.astuple(self)).count(-1) > 1:
-      raise InputError(f'config.mesh {_described(self)} must hold at most one -1: '
-                       'only one axis can take the devices that the others leave.')
+      raise InputError(
+        f'config.mesh {_described(self)} must hold at most one -1: '
+        'only one axis can take the devices that the others leave.'
+      )
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -69,15 +76,20 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
   if -1 in sizes:
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
   if math.prod(sizes) != num_devices:
-    raise InputError(f'config.mesh {_described(config)} does not fit {num_devices} '
-                     f'device{"s" * (num_devices > 1)}: the sizes must multiply to exactly that.')
-  return jax.make_mesh(sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES),
-                       devices=devices)
+    raise InputError(
+      f'config.mesh {_described(config)} does not fit {num_devices} '
+      f'device{"s" * (num_devices > 1)}: the sizes must multiply to exactly that.'
+    )
+  return jax.make_mesh(
+    sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES), devices=devices
+  )
 
 
 def spec(
-    axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int],
-    decoding: bool = False
+  axis_sizes: Mapping[str, int],
+  logical_axes: Sequence[str | None],
+  shape: Sequence[int],
+  decoding: bool = False,
 ) -> PartitionSpec:
   """The mesh axes of each dimension.
 
@@ -88,12 +100,17 @@ def spec(
     decoding: the layout of weights while decoding, not in training.
   """
   rules = _DECODE_RULES if decoding else _RULES
-  return PartitionSpec(*(_mesh_axes(rules, axis_sizes, name, size)
-                         for name, size in zip(logical_axes, shape, strict=True)))
+  return PartitionSpec(
+    *(
+      _mesh_axes(rules, axis_sizes, name, size)
+      for name, size in zip(logical_axes, shape, strict=True)
+    )
+  )
 
 
-def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int],
-          decoding: bool = False) -> NamedSharding:
+def named(
+  mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int], decoding: bool = False
+) -> NamedSharding:
   """The sharding of an array of `shape`; see `spec`."""
   return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape, decoding))
 
@@ -117,8 +134,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def put(tree: Any, sharding: NamedSharding) -> Any:
   """NumPy arrays on the devices; every host gives the same ones, and puts its own parts."""
   # jax.device_put would send them around to see that they are the same.
-  return jax.tree.map(lambda x: jax.make_array_from_callback(
-      x.shape, sharding, lambda index: x[index]), tree)
+  return jax.tree.map(
+    lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), tree
+  )
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
@@ -147,8 +165,9 @@ def num_shards(logical_axis: str, size: int) -> int:
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def per_shard(function: Callable, in_axes: Sequence[Sequence[str | None]],
-              out_axes: Sequence[str | None]) -> Callable:
+def per_shard(
+  function: Callable, in_axes: Sequence[Sequence[str | None]], out_axes: Sequence[str | None]
+) -> Callable:
   """`function` on each device's own part of its arguments, on the mesh of `jax.set_mesh`.
 
   For what GSPMD cannot split by itself, such as a kernel; `function` must need nothing
@@ -171,8 +190,11 @@ def per_shard(function: Callable, in_axes: Sequence[Sequence[str | None]],
         split[name] = split.get(name, True) and _mesh_axes(_RULES, mesh.shape, name, size)
     # No check of what varies over which axes: kernels do not say that of their results.
     return jax.shard_map(
-        function, in_specs=tuple(PartitionSpec(*map(split.get, axes)) for axes in in_axes),
-        out_specs=PartitionSpec(*map(split.get, out_axes)), check_vma=False)(*args)
+      function,
+      in_specs=tuple(PartitionSpec(*map(split.get, axes)) for axes in in_axes),
+      out_specs=PartitionSpec(*map(split.get, out_axes)),
+      check_vma=False,
+    )(*args)
 
   return call
 

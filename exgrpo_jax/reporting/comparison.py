@@ -28,15 +28,18 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   rows = [('evaluation', 'setting', 'seeds', 'final', 'best')]
   for name in _measures(runs):
     for setting, number in wanted.items():
-      series = [[record[name] for record in run if name in record]
-                for run in runs.get(setting, ())]
+      series = [[record[name] for record in run if name in record] for run in runs.get(setting, ())]
       series = [values for values in series if values]
       found = len(series)
-      rows.append((name.removeprefix('eval/'), setting,
-                   str(found) if found == number else f'{found} of {number}',
-                   _spread([values[-1] for values in series]),
-                   _spread([max(filter(math.isfinite, values), default=math.nan)
-                            for values in series])))
+      rows.append(
+        (
+          name.removeprefix('eval/'),
+          setting,
+          str(found) if found == number else f'{found} of {number}',
+          _spread([values[-1] for values in series]),
+          _spread([max(filter(math.isfinite, values), default=math.nan) for values in series]),
+        )
+      )
   widths = [max(map(len, column)) for column in zip(*rows)]
   rows.insert(1, tuple('-' * width for width in widths))
   return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in rows)
@@ -48,8 +51,16 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
 
 
 def _measures(runs) -> list[str]:
-  return sorted({name for seeds in runs.values() for run in seeds for record in run
-                 for name in record if _MEASURES.fullmatch(name)})
+  return sorted(
+    {
+      name
+      for seeds in runs.values()
+      for run in seeds
+      for record in run
+      for name in record
+      if _MEASURES.fullmatch(name)
+    }
+  )
 
 
 def _spread(values: Sequence[float]) -> str:

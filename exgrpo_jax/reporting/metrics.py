@@ -26,7 +26,8 @@ class Config:
 
   sampled_rows: int = setting('[0, inf)', 'responses of each step that are written to samples/')
   wandb_project: str = setting(
-      None, "the Weights & Biases project that gets the metrics too; '' is none")
+    None, "the Weights & Biases project that gets the metrics too; '' is none"
+  )
 
 
 class Writer:
@@ -52,7 +53,8 @@ class Writer:
     _write_whole(path, (record for record in read(workdir) if record['step'] < first_step))
     self._file = path.open('a', encoding='utf-8')
     self._tensorboard = tensorboardX.SummaryWriter(
-        str(workdir / 'tensorboard'), purge_step=first_step)
+      str(workdir / 'tensorboard'), purge_step=first_step
+    )
 
   def __enter__(self):
     return self
@@ -106,23 +108,27 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
   _write_whole(path, rows)
 
 
-def progress_line(step: int, num_steps: int, metrics: Mapping[str, float],
-                  seconds_left: float) -> str:
+def progress_line(
+  step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float
+) -> str:
   """One line about one step; its columns stay aligned from step to step."""
+
   def show(name, form, width):
     return (format(metrics[name], form) if name in metrics else '-').rjust(width)
 
-  return ' | '.join((
+  return ' | '.join(
+    (
       f'step {step:>{len(str(num_steps))}}/{num_steps}',
-      f"reward {show('reward', '.3f', 6)}",
-      f"pass {show('pass_rate/fresh', '.3f', 5)}",
-      f"entropy {show('entropy', '.3f', 6)}",
-      f"length {show('length/mean', '.0f', 5)}",
-      f"buffer {show('buffer/questions', '.0f', 5)}",
-      f"retired {show('buffer/retired', '.0f', 5)}",
-      f"{show('speed/tokens_per_second', ',.0f', 7)} tok/s",
+      f'reward {show("reward", ".3f", 6)}',
+      f'pass {show("pass_rate/fresh", ".3f", 5)}',
+      f'entropy {show("entropy", ".3f", 6)}',
+      f'length {show("length/mean", ".0f", 5)}',
+      f'buffer {show("buffer/questions", ".0f", 5)}',
+      f'retired {show("buffer/retired", ".0f", 5)}',
+      f'{show("speed/tokens_per_second", ",.0f", 7)} tok/s',
       f'{_duration(seconds_left):>8} left',
-  ))
+    )
+  )
 
 
 def summary_table(records: Sequence[Mapping[str, float]]) -> str:
@@ -132,9 +138,14 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   least one. Best is the highest finite value and its step; entropy and length
   have none. Metrics that no record has are left out.
   """
-  evaluations = sorted({name for record in records for name in record
-                        if name.startswith('eval/')
-                        and not name.endswith(('_low', '_high', '/questions'))})
+  evaluations = sorted(
+    {
+      name
+      for record in records
+      for name in record
+      if name.startswith('eval/') and not name.endswith(('_low', '_high', '/questions'))
+    }
+  )
   best_of = ('reward', 'pass_rate/fresh', 'pass_rate/replay', *evaluations)
   names = [*best_of[:3], 'entropy', 'length/mean', *evaluations]
   rows = [('', 'first', 'last', 'best', 'at step')]
@@ -146,9 +157,12 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
       best = _best(points) if name in best_of else ('-', '-')
       rows.append((name, _short(np.mean(values[:tenth])), _short(np.mean(values[-tenth:])), *best))
   widths = [max(map(len, column)) for column in zip(*rows)]
-  return '\n'.join('  '.join([row[0].ljust(widths[0]),
-                              *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-                   for row in rows)
+  return '\n'.join(
+    '  '.join(
+      [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+    )
+    for row in rows
+  )
 
 
 def interval_95(correct_QK: np.ndarray, cluster_Q: Sequence) -> tuple[float, float, float]:
@@ -191,8 +205,10 @@ def _wilson(mean: float, n: float) -> tuple[float, float]:
 
 def _line(record: Mapping[str, Any]) -> str:
   # JSON has no nan and no inf; strict readers stop at Python's bare ones.
-  strict = {name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in record.items()}
+  strict = {
+    name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    for name, value in record.items()
+  }
   return json.dumps(strict, ensure_ascii=False, allow_nan=False) + '\n'
 
 
@@ -201,8 +217,10 @@ def _parsed(line: str, place: str) -> dict[str, float]:
     record = json.loads(line)
     return {'step': record.pop('step'), **{name: float(v) for name, v in record.items()}}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise InputError(f'{place}: {line[:80]!r} is no record of metrics ({error}); delete the line '
-                     'to read the others.') from error
+    raise InputError(
+      f'{place}: {line[:80]!r} is no record of metrics ({error}); delete the line '
+      'to read the others.'
+    ) from error
 
 
 def _write_whole(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -220,11 +238,14 @@ def _start_wandb(workdir: pathlib.Path, first_step: int, project: str):
   try:
     wandb = importlib.import_module('wandb')
   except ImportError as error:
-    raise InputError(f"wandb_project='{project}' needs wandb, which is not installed: "
-                     "pip install 'exgrpo_jax[wandb]', or leave the project empty.") from error
+    raise InputError(
+      f"wandb_project='{project}' needs wandb, which is not installed: "
+      "pip install 'exgrpo_jax[wandb]', or leave the project empty."
+    ) from error
   group = workdir.resolve().name
-  return wandb.init(project=project, group=group, name=f'{group}-from-{first_step}',
-                    dir=str(workdir))
+  return wandb.init(
+    project=project, group=group, name=f'{group}-from-{first_step}', dir=str(workdir)
+  )
 
 
 def _duration(seconds: float) -> str:

@@ -69,9 +69,12 @@ def empty(config: model.Config, settings: Settings, length: int) -> State:
   """All slots free, with a cache of `length` positions."""
   B = settings.slots
   return State(
-      sharding.constrain(jnp.zeros((B, config.width), config.dtype), ('batch', None)),
-      *(jnp.zeros(B, jnp.int32) for _ in range(2)), jnp.zeros(B, bool),
-      *(jnp.zeros(B, jnp.int32) for _ in range(3)), model.init_cache(config, B, length))
+    sharding.constrain(jnp.zeros((B, config.width), config.dtype), ('batch', None)),
+    *(jnp.zeros(B, jnp.int32) for _ in range(2)),
+    jnp.zeros(B, bool),
+    *(jnp.zeros(B, jnp.int32) for _ in range(3)),
+    model.init_cache(config, B, length),
+  )
 
 
 @jax.jit
@@ -83,6 +86,7 @@ def chosen(state: State, slot_R: jax.Array) -> State:
 
 def resized(state: State, length: int) -> State:
   """The state with a cache of another length; it takes the old one's memory layer by layer."""
+
   def replaced(layer):
     other = _resized(layer, length)
     jax.tree.map(lambda old: old.delete(), layer)
@@ -95,8 +99,9 @@ _resized = jax.jit(kv_cache.resized, static_argnums=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def prefill(config: model.Config, params: model.Params, tokens_PT: jax.Array, lengths_P: jax.Array
-            ) -> tuple[jax.Array, kv_cache.Cache]:
+def prefill(
+  config: model.Config, params: model.Params, tokens_PT: jax.Array, lengths_P: jax.Array
+) -> tuple[jax.Array, kv_cache.Cache]:
   """The last token's hidden state [P, D] and the keys and values of each prompt."""
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
   return hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1], cache
@@ -112,19 +117,26 @@ def insert(state: State, prefilled: tuple[jax.Array, kv_cache.Cache], places: Pl
     return whole.at[slot_R].set(part, mode='drop')
 
   return State(
-      hidden_BD=put(state.hidden_BD, hidden_PD[source_R]),
-      position_B=put(state.position_B, places.position_R),
-      length_B=put(state.length_B, 0),
-      live_B=put(state.live_B, True),
-      question_row_B=put(state.question_row_B, places.question_row_R),
-      sample_index_B=put(state.sample_index_B, places.sample_index_R),
-      limit_B=put(state.limit_B, places.limit_R),
-      cache=kv_cache.replaced(state.cache, slot_R, kv_cache.chosen(prompts, source_R)))
+    hidden_BD=put(state.hidden_BD, hidden_PD[source_R]),
+    position_B=put(state.position_B, places.position_R),
+    length_B=put(state.length_B, 0),
+    live_B=put(state.live_B, True),
+    question_row_B=put(state.question_row_B, places.question_row_R),
+    sample_index_B=put(state.sample_index_B, places.sample_index_R),
+    limit_B=put(state.limit_B, places.limit_R),
+    cache=kv_cache.replaced(state.cache, slot_R, kv_cache.chosen(prompts, source_R)),
+  )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
-def decode(config: model.Config, settings: Settings, params: model.Params, key: jax.Array,
-           state: State, quorum: int) -> tuple[State, Found]:
+def decode(
+  config: model.Config,
+  settings: Settings,
+  params: model.Params,
+  key: jax.Array,
+  state: State,
+  quorum: int,
+) -> tuple[State, Found]:
   """Up to N tokens of each live row; less where `quorum` rows finish or the cache is full."""
   B, S, N = len(state.live_B), kv_cache.length(state.cache), BETWEEN_LOOKS
   unembedding_DV = model.unembedding(config, params)
@@ -140,21 +152,38 @@ def decode(config: model.Config, settings: Settings, params: model.Params, key: 
     time, state, found = loop
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
     token_B, logp_B, entropy_B = token_sampling.draw(
-        settings.draw, logits_BV, uniforms(key_B, state.length_B))
+      settings.draw, logits_BV, uniforms(key_B, state.length_B)
+    )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(settings.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
     hidden_BD, cache = model.decode(config, params, token_B, state.position_B, state.cache)
     found = Found(
-        found.tokens_NB.at[time].set(token_B), found.logp_NB.at[time].set(logp_B),
-        found.entropy_NB.at[time].set(entropy_B), length_B, live_B, found.ended_B | ends_B)
-    return time + 1, state._replace(
-        hidden_BD=hidden_BD, position_B=state.position_B + live_B, length_B=length_B,
-        live_B=live_B, cache=cache), found
+      found.tokens_NB.at[time].set(token_B),
+      found.logp_NB.at[time].set(logp_B),
+      found.entropy_NB.at[time].set(entropy_B),
+      length_B,
+      live_B,
+      found.ended_B | ends_B,
+    )
+    return (
+      time + 1,
+      state._replace(
+        hidden_BD=hidden_BD,
+        position_B=state.position_B + live_B,
+        length_B=length_B,
+        live_B=live_B,
+        cache=cache,
+      ),
+      found,
+    )
 
   found = Found(
-      *(jnp.zeros((N, B), kind) for kind in (jnp.int32, jnp.float32, jnp.float32)),
-      state.length_B, state.live_B, jnp.zeros(B, bool))
+    *(jnp.zeros((N, B), kind) for kind in (jnp.int32, jnp.float32, jnp.float32)),
+    state.length_B,
+    state.live_B,
+    jnp.zeros(B, bool),
+  )
   _, state, found = jax.lax.while_loop(goes_on, step, (jnp.int32(0), state, found))
   # Replicated: every host reads them.
   return state, jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), found)
@@ -162,6 +191,7 @@ def decode(config: model.Config, settings: Settings, params: model.Params, key: 
 
 def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:
   """Each row's key, of the step's key, its question and its sample."""
+
   def row_key(question_row, sample_index):
     return jax.random.fold_in(jax.random.fold_in(key, question_row), sample_index)
 
@@ -170,6 +200,7 @@ def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Arra
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
   """float32 [B, 2], of each row's key and the position in its response."""
+
   def uniform(key, position):
     return jax.random.uniform(jax.random.fold_in(key, position), (2,))
 

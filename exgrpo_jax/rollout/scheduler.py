@@ -32,16 +32,16 @@ _REFILL_SHARE = 8  # refill when one slot in so many has finished: few looks, fe
 
 
 def generate(
-    config: model.Config,
-    params: model.Params,
-    prompts: Sequence[np.ndarray],
-    question_rows: Sequence[int],
-    sample_indices: Sequence[int],
-    key: jax.Array,
-    settings: Settings,
-    mesh: Mesh,
-    on_finish: Callable[[int, Response], None] | None = None,
-    limits: Sequence[int] | None = None,
+  config: model.Config,
+  params: model.Params,
+  prompts: Sequence[np.ndarray],
+  question_rows: Sequence[int],
+  sample_indices: Sequence[int],
+  key: jax.Array,
+  settings: Settings,
+  mesh: Mesh,
+  on_finish: Callable[[int, Response], None] | None = None,
+  limits: Sequence[int] | None = None,
 ) -> list[Response]:
   """One response per prompt, in the prompts' order.
 
@@ -61,8 +61,9 @@ def generate(
   assert all(len(prompt) for prompt in prompts), 'a prompt has at least one token'
   limits = [settings.max_response] * len(prompts) if limits is None else limits
   waiting = collections.deque(
-      _Row(index, *own) for index, own in enumerate(
-          zip(prompts, question_rows, sample_indices, limits, strict=True)))
+    _Row(index, *own)
+    for index, own in enumerate(zip(prompts, question_rows, sample_indices, limits, strict=True))
+  )
   slots: list[_Row | None] = [None] * settings.slots
   responses: list[Response | None] = [None] * len(prompts)
   with jax.set_mesh(mesh):
@@ -125,7 +126,7 @@ def _closed_up(state, slots):
   if len(live) > count:
     return state, slots
   free = [slot for slot, row in enumerate(slots) if row is None]
-  chosen = [*live, *free[:count - len(live)]]
+  chosen = [*live, *free[: count - len(live)]]
   closer = decode_loop.chosen(state, np.array(chosen, np.int32))
   jax.tree.map(lambda old: old.delete(), state.cache)
   return closer, [slots[slot] for slot in chosen]
@@ -160,7 +161,7 @@ def _filled(config, settings, params, state, prefilled, slots, waiting):
   for length, group in sorted(by_bucket.items()):
     together = max(1, PREFILL_TOKENS // length)
     for start in range(0, len(group), together):
-      prefilled |= _prefilled(config, settings, params, group[start:start + together], length)
+      prefilled |= _prefilled(config, settings, params, group[start : start + together], length)
   batches = collections.defaultdict(list)
   for slot, row in new.items():
     batch, place = prefilled[row.origin]
@@ -180,7 +181,7 @@ def _prefilled(config, settings, params, group, length):
   tokens_PT = np.full((count, length), settings.pad_id, np.int32)
   lengths_P = np.ones(count, np.int32)
   for place, (_, prompt) in enumerate(group):
-    tokens_PT[place, :len(prompt)], lengths_P[place] = prompt, len(prompt)
+    tokens_PT[place, : len(prompt)], lengths_P[place] = prompt, len(prompt)
   batch = decode_loop.prefill(config, params, tokens_PT, lengths_P)
   return {origin: (batch, place) for place, (origin, _) in enumerate(group)}
 
@@ -192,7 +193,13 @@ def _places(entries, num_slots):
   places[0] = num_slots
   for number, (slot, row, place, _) in enumerate(entries):
     places[:, number] = (
-        slot, place, len(row.prompt), row.question_row, row.sample_index, row.limit)
+      slot,
+      place,
+      len(row.prompt),
+      row.question_row,
+      row.sample_index,
+      row.limit,
+    )
   return decode_loop.Places(*places)
 
 
@@ -202,10 +209,15 @@ def _harvested(slots, found):
     if row is None:
       continue
     count = found.length_B[slot] - row.length
-    row.pieces.append(tuple(values_NB[:count, slot] for values_NB in (
-        found.tokens_NB, found.logp_NB, found.entropy_NB)))
+    row.pieces.append(
+      tuple(
+        values_NB[:count, slot] for values_NB in (found.tokens_NB, found.logp_NB, found.entropy_NB)
+      )
+    )
     row.length += int(count)
     if not found.live_B[slot]:
       tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*row.pieces))
-      yield slot, Response(tokens=tokens, logp=logp, entropy=entropy,
-                           truncated=not found.ended_B[slot])
+      yield (
+        slot,
+        Response(tokens=tokens, logp=logp, entropy=entropy, truncated=not found.ended_B[slot]),
+      )

@@ -22,8 +22,10 @@ from exgrpo_jax.policy import logprobs, model, sharding
 from exgrpo_jax.rollout import scheduler, token_sampling
 
 SCORE_ROWS = 512  # stored trajectories in one forward pass, at most
-_WHOLE = ('training samples from the whole softmax, for its importance weights are of that; '
-          'evaluation.{} may cut it')
+_WHOLE = (
+  'training samples from the whole softmax, for its importance weights are of that; '
+  'evaluation.{} may cut it'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +41,17 @@ class Config:
   slots: int = setting('[1, inf)', 'responses that are decoded together')
   logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
 
-  def sampling(self, tokenizer: Tokenizer, how: token_sampling.Config | None = None) -> scheduler.Settings:
+  def sampling(
+    self, tokenizer: Tokenizer, how: token_sampling.Config | None = None
+  ) -> scheduler.Settings:
     """How to sample; from the softmax at the configured temperature unless told otherwise."""
     return scheduler.Settings(
-        draw=how or token_sampling.Config(self.temperature), slots=self.slots,
-        max_response=self.max_response, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)
+      draw=how or token_sampling.Config(self.temperature),
+      slots=self.slots,
+      max_response=self.max_response,
+      eos_ids=tokenizer.eos_ids,
+      pad_id=tokenizer.pad_id,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +60,9 @@ class ParityConfig:
 
   every: int = setting('[1, inf)', 'steps between comparisons; the first step always has one')
   rows: int = setting('[1, inf)', 'responses that are compared')
-  max: float = setting('(0, inf)', 'largest difference of a token, in nats; beyond it the run '
-                       'stops')
+  max: float = setting(
+    '(0, inf)', 'largest difference of a token, in nats; beyond it the run stops'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +90,31 @@ class Rollout:
     rng = np.random.default_rng((self.seed, step))
     replayed = replay.draw(self.replay, buffer, num_questions, self.config.samples, rng)
     fresh, cursor = question_stream.take(
-        cursor, num_questions - len(replayed), len(self.dataset), self.seed,
-        buffer.retired_epoch, taken=replayed, quorum=num_questions)
+      cursor,
+      num_questions - len(replayed),
+      len(self.dataset),
+      self.seed,
+      buffer.retired_epoch,
+      taken=replayed,
+      quorum=num_questions,
+    )
     candidates = [buffer.entries[row].trajectories for row in replayed] + [()] * len(fresh)
     order = rng.permutation(num_questions)
     rows = np.array([*replayed, *fresh])[order]
     return Plan(
-        step=step, epoch=cursor.epoch, replay_started=buffer.started,
-        questions=tuple(self.dataset[int(row)] for row in rows),
-        prompts=tuple(self.prompts[int(row)] for row in rows),
-        candidates=tuple(candidates[index] for index in order)), cursor
+      step=step,
+      epoch=cursor.epoch,
+      replay_started=buffer.started,
+      questions=tuple(self.dataset[int(row)] for row in rows),
+      prompts=tuple(self.prompts[int(row)] for row in rows),
+      candidates=tuple(candidates[index] for index in order),
+    ), cursor
 
   def reads_retired(self, buffer: replay.Buffer, epoch: int) -> bool:
     """Whether so few questions are left that the stream reads retired ones in `epoch`."""
     return question_stream.retired_return(
-        epoch, len(self.dataset), buffer.retired_epoch, self.config.questions)
+      epoch, len(self.dataset), buffer.retired_epoch, self.config.questions
+    )
 
   def pick_replays(self, params, plan: Plan) -> list[Trajectory | None]:
     """The stored trajectory that each replayed question uses; None for a fresh one.
@@ -103,52 +122,79 @@ class Rollout:
     The one of lowest mean token entropy under the current policy by default; ties go
     to the oldest. A question with one trajectory needs no scoring.
     """
-    scored = [(index, trajectory) for index, stored in enumerate(plan.candidates)
-              if len(stored) > 1 for trajectory in stored]
+    scored = [
+      (index, trajectory)
+      for index, stored in enumerate(plan.candidates)
+      if len(stored) > 1
+      for trajectory in stored
+    ]
     kind = self.replay.trajectory_selection
     if kind in ('newest', 'random'):
       cost = dict(enumerate(self._model_free_costs(kind, plan, len(scored))))
     else:
       rows = [(plan.prompts[index], trajectory.tokens) for index, trajectory in scored]
       logps, entropies = self.score(params, rows)
-      cost = {'lowest_entropy': [np.mean(e) for e in entropies],
-              'highest_entropy': [-np.mean(e) for e in entropies],
-              'lowest_perplexity': [-np.mean(logp) for logp in logps]}[kind]
+      cost = {
+        'lowest_entropy': [np.mean(e) for e in entropies],
+        'highest_entropy': [-np.mean(e) for e in entropies],
+        'lowest_perplexity': [-np.mean(logp) for logp in logps],
+      }[kind]
     best = {}
     for number, (index, _) in enumerate(scored):
       if index not in best or cost[number] < cost[best[index]]:
         best[index] = number
-    return [scored[best[index]][1] if index in best else (stored[0] if stored else None)
-            for index, stored in enumerate(plan.candidates)]
+    return [
+      scored[best[index]][1] if index in best else (stored[0] if stored else None)
+      for index, stored in enumerate(plan.candidates)
+    ]
 
-  def generate(self, params, plan: Plan, key: jax.Array,
-               on_finish: Callable[[tuple[int, int], Callable[[], str], str, str], None]
-               ) -> list[list[Response]]:
+  def generate(
+    self,
+    params,
+    plan: Plan,
+    key: jax.Array,
+    on_finish: Callable[[tuple[int, int], Callable[[], str], str, str], None],
+  ) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
     `params` in the decode layout (`model.decode_layout`). `on_finish((group, sample), text,
     answer, kind)` is called as responses finish: the grader's submit. `text()` is the response's.
     """
     samples = self.config.samples
-    places = [(group, sample) for group, is_replay in enumerate(plan.is_replay_Q)
-              for sample in range(samples - is_replay)]
+    places = [
+      (group, sample)
+      for group, is_replay in enumerate(plan.is_replay_Q)
+      for sample in range(samples - is_replay)
+    ]
 
     def finished(index, response):
       question = plan.questions[places[index][0]]
-      on_finish(places[index], functools.partial(self.tokenizer.decode, response.tokens),
-                question.answer, question.kind)
+      on_finish(
+        places[index],
+        functools.partial(self.tokenizer.decode, response.tokens),
+        question.answer,
+        question.kind,
+      )
 
     responses = scheduler.generate(
-        self.model, params, [plan.prompts[group] for group, _ in places],
-        [plan.questions[group].row for group, _ in places], [sample for _, sample in places],
-        key, self.config.sampling(self.tokenizer), self.mesh, finished)
+      self.model,
+      params,
+      [plan.prompts[group] for group, _ in places],
+      [plan.questions[group].row for group, _ in places],
+      [sample for _, sample in places],
+      key,
+      self.config.sampling(self.tokenizer),
+      self.mesh,
+      finished,
+    )
     groups = [[] for _ in plan.questions]
     for (group, _), response in zip(places, responses):
       groups[group].append(response)
     return groups
 
-  def reconcile(self, params, plan: Plan, responses: Sequence[Sequence[Response]]
-                ) -> tuple[list[list[Response]], dict[str, float]]:
+  def reconcile(
+    self, params, plan: Plan, responses: Sequence[Sequence[Response]]
+  ) -> tuple[list[list[Response]], dict[str, float]]:
     """Holds the sampler's log-probabilities against the trainer's, and says how far they are off.
 
     With `objective.old_logprobs='recompute'` in every step and on every response, which
@@ -158,31 +204,36 @@ class Rollout:
     recomputes = self.objective.old_logprobs == 'recompute'
     if not recomputes and (plan.step - 1) % self.parity.every:
       return responses, {}
-    flat = [(prompt, response) for prompt, group in zip(plan.prompts, responses)
-            for response in group][:None if recomputes else self.parity.rows]
+    flat = [
+      (prompt, response) for prompt, group in zip(plan.prompts, responses) for response in group
+    ][: None if recomputes else self.parity.rows]
     logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in flat])
-    off = np.abs(np.concatenate(
-        [logp - response.logp for logp, (_, response) in zip(logps, flat)]))
+    off = np.abs(np.concatenate([logp - response.logp for logp, (_, response) in zip(logps, flat)]))
     found = {'parity/mean': float(off.mean()), 'parity/max': float(off.max())}
     if recomputes:
       own = iter(logps)
-      responses = [[self._recomputed(response, next(own)) for response in group]
-                   for group in responses]
+      responses = [
+        [self._recomputed(response, next(own)) for response in group] for group in responses
+      ]
     elif not off.max() <= self.parity.max:  # nor may it be NaN
       raise InputError(
-          f"step {plan.step}: the sampler's log-probabilities are off the trainer's by up to "
-          f'{off.max():.2g} nats (mean {off.mean():.2g}), over config.parity.max='
-          f'{self.parity.max}: importance weights would be wrong. Raise the limit if the model '
-          'computes in bfloat16 and this is its rounding, or set '
-          "config.objective.old_logprobs='recompute'.")
+        f"step {plan.step}: the sampler's log-probabilities are off the trainer's by up to "
+        f'{off.max():.2g} nats (mean {off.mean():.2g}), over config.parity.max='
+        f'{self.parity.max}: importance weights would be wrong. Raise the limit if the model '
+        'computes in bfloat16 and this is its rounding, or set '
+        "config.objective.old_logprobs='recompute'."
+      )
     return responses, found
 
-  def grade(self, plan: Plan, responses: Sequence[Sequence[Response]], grader: Grader
-            ) -> list[list[Verdict]]:
+  def grade(
+    self, plan: Plan, responses: Sequence[Sequence[Response]], grader: Grader
+  ) -> list[list[Verdict]]:
     """Verdicts by group, for responses that were handed to `grader` by (group, sample)."""
     verdicts = grader.collect()
-    return [[verdicts[group, sample] for sample in range(len(responses[group]))]
-            for group in range(len(plan.questions))]
+    return [
+      [verdicts[group, sample] for sample in range(len(responses[group]))]
+      for group in range(len(plan.questions))
+    ]
 
   def assemble(self, plan: Plan, responses, replays, verdicts) -> Batch:
     """All rows of the step as NumPy arrays, group after group; the replayed row is the last.
@@ -202,9 +253,11 @@ class Rollout:
       # A replayed row's own weight is all the correction that it has.
       corrections += [response.correction for response in group] + [None] * (replayed is not None)
     advantage_QK = objective.group_advantages(
-        np.array(rewards, np.float32), self.objective.normalize_std)
-    is_replay_B = np.array([r is not None and k == samples - 1
-                            for r in replays for k in range(samples)])
+      np.array(rewards, np.float32), self.objective.normalize_std
+    )
+    is_replay_B = np.array(
+      [r is not None and k == samples - 1 for r in replays for k in range(samples)]
+    )
     past_B = np.repeat([r.step if r else plan.step for r in replays], samples)
     limit = self.config.max_prompt + self.config.max_response
     tokens_BT, mask_BT = right_padded(rows, limit, self.tokenizer.pad_id)
@@ -215,12 +268,18 @@ class Rollout:
       if correction is not None:
         correction_BT[b, mask_BT[b] > 0] = correction
     return Batch(
-        tokens_BT, mask_BT * np.array(trains, np.float32)[:, None], logp_BT,
-        advantage_QK.reshape(-1), is_replay_B,
-        np.where(is_replay_B, past_B, plan.step).astype(np.int32), correction_BT)
+      tokens_BT,
+      mask_BT * np.array(trains, np.float32)[:, None],
+      logp_BT,
+      advantage_QK.reshape(-1),
+      is_replay_B,
+      np.where(is_replay_B, past_B, plan.step).astype(np.int32),
+      correction_BT,
+    )
 
-  def score(self, params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
-            ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  def score(
+    self, params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
+  ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(log-probabilities, entropies) of response tokens under `params`, each [T] float32, nats.
 
     Args:
@@ -235,15 +294,17 @@ class Rollout:
     for length in sorted(set(lengths)):
       same = [i for i, own in enumerate(lengths) if own == length]
       for start in range(0, len(same), SCORE_ROWS):
-        chosen = same[start:start + SCORE_ROWS]
+        chosen = same[start : start + SCORE_ROWS]
         # Some rows twice, so that few numbers of rows are compiled.
         repeated = np.resize(chosen, length_bucket(len(chosen), SCORE_ROWS))
-        tokens_BT, mask_BT = right_padded(
-            [rows[i] for i in repeated], limit, self.tokenizer.pad_id)
+        tokens_BT, mask_BT = right_padded([rows[i] for i in repeated], limit, self.tokenizer.pad_id)
         scored = score_tokens(
-            self.model, params, sharding.put(
-                tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
-            self.config.temperature, self.config.logit_chunk)
+          self.model,
+          params,
+          sharding.put(tokens_BT, sharding.batch(self.mesh, len(tokens_BT))),
+          self.config.temperature,
+          self.config.logit_chunk,
+        )
         logp_BT, entropy_BT = jax.device_get(scored)
         for b, i in enumerate(chosen):
           logps[i], entropies[i] = logp_BT[b, mask_BT[b] > 0], entropy_BT[b, mask_BT[b] > 0]
@@ -253,26 +314,46 @@ class Rollout:
     """Rows for a person to read: of each group the first response and what it replays."""
     rows = []
     for question, prompt, group, replayed, judged in zip(
-        plan.questions, plan.prompts, responses, replays, verdicts):
+      plan.questions, plan.prompts, responses, replays, verdicts
+    ):
       if len(rows) >= count:
         break
-      shared = {'row': question.row, 'question': self.tokenizer.decode(prompt),
-                'answer': question.answer}
-      rows.append(shared | {
-          'response': self.tokenizer.decode(group[0].tokens), 'reward': judged[0].reward,
-          'correct': judged[0].correct, 'outcome': judged[0].outcome,
-          'truncated': group[0].truncated, 'replayed': False})
+      shared = {
+        'row': question.row,
+        'question': self.tokenizer.decode(prompt),
+        'answer': question.answer,
+      }
+      rows.append(
+        shared
+        | {
+          'response': self.tokenizer.decode(group[0].tokens),
+          'reward': judged[0].reward,
+          'correct': judged[0].correct,
+          'outcome': judged[0].outcome,
+          'truncated': group[0].truncated,
+          'replayed': False,
+        }
+      )
       if replayed:
-        rows.append(shared | {
-            'response': self.tokenizer.decode(replayed.tokens), 'reward': replayed.reward,
-            'correct': True, 'replayed': True, 'written_in_step': replayed.step})
+        rows.append(
+          shared
+          | {
+            'response': self.tokenizer.decode(replayed.tokens),
+            'reward': replayed.reward,
+            'correct': True,
+            'replayed': True,
+            'written_in_step': replayed.step,
+          }
+        )
     return rows[:count]
 
   def _recomputed(self, response, logp):
     limit = self.objective.tis_limit
     return dataclasses.replace(
-        response, logp=logp, correction=objective.sampler_correction(
-            logp, response.logp, limit) if limit else None)
+      response,
+      logp=logp,
+      correction=objective.sampler_correction(logp, response.logp, limit) if limit else None,
+    )
 
   def _model_free_costs(self, kind, plan, count):
     if kind == 'newest':  # stored oldest first, so a later place is newer
@@ -284,7 +365,11 @@ class Rollout:
 def score_tokens(config: model.Config, params, tokens_BT, temperature: float, logit_chunk: int):
   """(logp_BT, entropy_BT), float32, nats, of every token under `params`."""
   scored = logprobs.of_tokens(
-      model.hidden_states(config, params, tokens_BT), model.unembedding(config, params), tokens_BT,
-      temperature=temperature, chunk=logit_chunk)
+    model.hidden_states(config, params, tokens_BT),
+    model.unembedding(config, params),
+    tokens_BT,
+    temperature=temperature,
+    chunk=logit_chunk,
+  )
   # Whole everywhere: every host reads them.
   return jax.tree.map(lambda x_BT: sharding.constrain(x_BT, (None, None)), scored)

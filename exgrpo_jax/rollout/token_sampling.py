@@ -16,18 +16,19 @@ _LANES = 128  # a block is a multiple of the widest vector register
 class Config:
   """The distribution that is sampled from; static, so that each value compiles once."""
 
-  temperature: float = 1.  # 0 takes the most probable token
+  temperature: float = 1.0  # 0 takes the most probable token
   top_k: int = 0  # only the k most probable tokens; 0 is all
-  top_p: float = 1.  # only the most probable ones that together have this share
-  min_p: float = 0.  # only those of at least this share of the most probable one's probability
+  top_p: float = 1.0  # only the most probable ones that together have this share
+  min_p: float = 0.0  # only those of at least this share of the most probable one's probability
 
   @property
   def truncates(self) -> bool:
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def draw(config: Config, logits_BV: jax.Array, uniform_B2: jax.Array
-         ) -> tuple[jax.Array, jax.Array, jax.Array]:
+def draw(
+  config: Config, logits_BV: jax.Array, uniform_B2: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """A token per row by inverse CDF; its log-probability and the entropy, in nats.
 
   Both are of the distribution sampled from: at the temperature and truncated. At
@@ -36,7 +37,7 @@ def draw(config: Config, logits_BV: jax.Array, uniform_B2: jax.Array
   by a uniform of its own. float32 [B, V], float32 [B, 2] in [0, 1) -> int32, float32,
   float32 [B].
   """
-  logits_BV = logits_BV / (config.temperature or 1.)
+  logits_BV = logits_BV / (config.temperature or 1.0)
   if config.truncates:
     logits_BV = truncated(config, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)

@@ -35,7 +35,7 @@ class Clock:
     self._started = time.monotonic()
     self._phase = ('', self._started)  # in progress, and since when
     self._phases: dict[str, float] = {}
-    self._device_waited = 0.
+    self._device_waited = 0.0
 
   @contextlib.contextmanager
   def __call__(self, phase: str, device_waits: bool = False):
@@ -45,21 +45,22 @@ class Clock:
     yield
     now = time.monotonic()
     self._phase = ('', now)
-    self._phases[phase] = self._phases.get(phase, 0.) + now - start
+    self._phases[phase] = self._phases.get(phase, 0.0) + now - start
     self._device_waited += (now - start) * device_waits
 
   def device_idle_since(self, moment: float) -> None:
     """The device finished at `moment` (time.monotonic) and has waited until now."""
-    self._device_waited += max(0., time.monotonic() - moment)
+    self._device_waited += max(0.0, time.monotonic() - moment)
 
   def seconds(self) -> dict[str, float]:
     """'time/{phase}', 'time/device_wait' and 'time/step', in seconds."""
     return {f'time/{phase}': seconds for phase, seconds in self._phases.items()} | {
-        'time/device_wait': self._device_waited, 'time/step': time.monotonic() - self._started}
+      'time/device_wait': self._device_waited,
+      'time/step': time.monotonic() - self._started,
+    }
 
   def now(self) -> Now:
     """May be asked by another thread than the one that runs the step."""
     (phase, since), moment = self._phase, time.monotonic()
-    median = (statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS
-              else float('inf'))
+    median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
     return Now(len(self._steps), moment - self._started, phase, moment - since, median)

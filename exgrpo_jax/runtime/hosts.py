@@ -26,10 +26,13 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _COORDINATOR = flags.DEFINE_string(
-    'coordinator_address', None, "host:port of the first host, where the hosts meet; Cloud TPU, "
-    'GKE and Slurm say it themselves.')
+  'coordinator_address',
+  None,
+  'host:port of the first host, where the hosts meet; Cloud TPU, GKE and Slurm say it themselves.',
+)
 _COUNT = flags.DEFINE_integer(
-    'num_processes', None, 'Processes in all; 1 alone: do not look for others.', lower_bound=1)
+  'num_processes', None, 'Processes in all; 1 alone: do not look for others.', lower_bound=1
+)
 _NUMBER = flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.', lower_bound=0)
 
 _MEETING_SECONDS = 300
@@ -53,11 +56,14 @@ def joined() -> Iterator[None]:
   if not _are_several():
     yield
     return
-  with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(
-      sys.stdout if is_first() else nowhere):
+  with (
+    open(os.devnull, 'w') as nowhere,
+    contextlib.redirect_stdout(sys.stdout if is_first() else nowhere),
+  ):
     names = gathered(socket.gethostname())
-    print('hosts: ' + ', '.join(f'{number} is {name}' for number, name in enumerate(names)),
-          flush=True)
+    print(
+      'hosts: ' + ', '.join(f'{number} is {name}' for number, name in enumerate(names)), flush=True
+    )
     try:
       yield
     except Exception as error:
@@ -70,25 +76,38 @@ def _join():
     return
   given = [flag.value is not None for flag in (_COORDINATOR, _COUNT, _NUMBER)]
   if any(given) and not all(given):
-    raise InputError('--coordinator_address, --num_processes and --process_id belong together: '
-                     'either all are given, or none and the environment says them.')
+    raise InputError(
+      '--coordinator_address, --num_processes and --process_id belong together: '
+      'either all are given, or none and the environment says them.'
+    )
   if any(given) and number >= count:
-    raise InputError(f'--process_id={number} must be below --num_processes={count}: the first '
-                     'is 0.')
+    raise InputError(
+      f'--process_id={number} must be below --num_processes={count}: the first is 0.'
+    )
   if any(given) and not re.fullmatch(r'.+:\d+', place):
-    raise InputError(f'--coordinator_address={place} must be host:port, of the first host and a '
-                     'port that is free there.')
+    raise InputError(
+      f'--coordinator_address={place} must be host:port, of the first host and a '
+      'port that is free there.'
+    )
   if any(given):
-    print(f'host {number}: waiting at {place} until all {count} are there, for '
-          f'{_MEETING_SECONDS} s at most', file=sys.stderr, flush=True)
+    print(
+      f'host {number}: waiting at {place} until all {count} are there, for '
+      f'{_MEETING_SECONDS} s at most',
+      file=sys.stderr,
+      flush=True,
+    )
   # Hosts agree by `gathered` when to stop. JAX's own way counts steps, and orbax reports those
   # of the checkpoints that it has finished in the background to it: then a step that all agreed
   # to stop at may have gone by.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
-        place, count, number, initialization_timeout=_MEETING_SECONDS,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+      place,
+      count,
+      number,
+      initialization_timeout=_MEETING_SECONDS,
+      heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
   except ValueError as error:
     if 'coordinator_address' not in str(error):
       raise
@@ -102,8 +121,12 @@ def _fail(error):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
     os._exit(2)
   traceback.print_exception(error)
-  print(f'error: {name} failed, as above. It ends in {_LAST_WORDS_SECONDS} s, unless JAX tells '
-        'before that another host died, which is then the cause.', file=sys.stderr, flush=True)
+  print(
+    f'error: {name} failed, as above. It ends in {_LAST_WORDS_SECONDS} s, unless JAX tells '
+    'before that another host died, which is then the cause.',
+    file=sys.stderr,
+    flush=True,
+  )
   time.sleep(_LAST_WORDS_SECONDS)
   os._exit(1)
 
@@ -131,9 +154,11 @@ def gathered(value: Any) -> list[Any]:
   own = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(len(own)))
   padded = np.zeros(1 << int(lengths.max() - 1).bit_length(), np.uint8)  # few shapes
-  padded[:len(own)] = own
-  return [json.loads(row[:length].tobytes()) for row, length
-          in zip(multihost_utils.process_allgather(padded), lengths)]
+  padded[: len(own)] = own
+  return [
+    json.loads(row[:length].tobytes())
+    for row, length in zip(multihost_utils.process_allgather(padded), lengths)
+  ]
 
 
 def of_first(value: Any) -> Any:
@@ -149,8 +174,9 @@ def own_share(number: int) -> bool:
 def put_together(own: list[Any]) -> list[Any]:
   """What all hosts made of their shares, in the order of the pieces; all must call it."""
   shares = gathered(own)
-  return [shares[number % len(shares)][number // len(shares)]
-          for number in range(sum(map(len, shares)))]
+  return [
+    shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
+  ]
 
 
 def wait(name: str) -> None:
@@ -179,8 +205,10 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   first, *others = gathered(hashlib.sha256(content()).hexdigest())
   for number, other in enumerate(others, 1):
     if other != first:
-      raise InputError(f'{place}: {what} of host {number} are not those of host 0; each host reads '
-                       'its own copy, and all must be alike.')
+      raise InputError(
+        f'{place}: {what} of host {number} are not those of host 0; each host reads '
+        'its own copy, and all must be alike.'
+      )
 
 
 def check_shared(folder: str) -> None:
@@ -198,5 +226,7 @@ def check_shared(folder: str) -> None:
     os.remove(path)
   if not all(sees):
     blind = ', '.join(str(number) for number, one in enumerate(sees) if not one)
-    raise InputError(f'--workdir={folder} must be a folder that all hosts share, such as a mounted '
-                     f'bucket; these do not see what host 0 writes into it: {blind}.')
+    raise InputError(
+      f'--workdir={folder} must be a folder that all hosts share, such as a mounted '
+      f'bucket; these do not see what host 0 writes into it: {blind}.'
+    )

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from exgrpo_jax.runtime.clock import Clock, Now
 
 FACTOR = 10  # times the median step
-LEAST_SECONDS = 60.  # a step may take so long without a word
+LEAST_SECONDS = 60.0  # a step may take so long without a word
 
 
 @contextlib.contextmanager
-def watching(tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
-             ) -> Iterator[Clock]:
+def watching(
+  tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
+) -> Iterator[Clock]:
   """A clock for the steps in the block, with a thread that looks at it.
 
   `tell` gets a line when a step has taken FACTOR times the median of those before it and at least
@@ -26,7 +27,8 @@ def watching(tell: Callable[[str], None] | None = None, least_seconds: float = L
   """
   clock, over = Clock(), threading.Event()
   thread = threading.Thread(
-      target=_watch, args=(clock, over, tell or _print, least_seconds), daemon=True)
+    target=_watch, args=(clock, over, tell or _print, least_seconds), daemon=True
+  )
   thread.start()
   try:
     yield clock
@@ -36,7 +38,7 @@ def watching(tell: Callable[[str], None] | None = None, least_seconds: float = L
 
 
 def _watch(clock, over, tell, least_seconds):
-  step, limit = None, 0.
+  step, limit = None, 0.0
   while not over.wait(least_seconds / 100):
     now = clock.now()
     if now.step != step:
@@ -53,10 +55,15 @@ def first_limit(now: Now, least_seconds: float) -> float:
 
 def told(now: Now) -> str:
   """What is said of a step that has taken too long."""
-  doing = (f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s" if now.phase
-           else 'is between two phases')
-  return (f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
-          f'{now.median_seconds:.1f} s; it {doing}')
+  doing = (
+    f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"
+    if now.phase
+    else 'is between two phases'
+  )
+  return (
+    f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
+    f'{now.median_seconds:.1f} s; it {doing}'
+  )
 
 
 def _print(message):

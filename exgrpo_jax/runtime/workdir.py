@@ -14,9 +14,21 @@ from exgrpo_jax.runtime import hosts
 # What a resumed run may change: how long it is, what is written and looked at on the way, and by
 # which machines it is computed (another mesh, number of slots or cut of a minibatch changes
 # nothing but rounding). Anything else would make its records those of two experiments.
-FREE = ('evaluation.', 'checkpoint.', 'export.', 'metrics.', 'mesh.', 'compilation_cache',
-        'data.cache_dir', 'grading.workers', 'grading.max_failures', 'rollout.slots',
-        'rollout.logit_chunk', 'gradient.tokens_per_microbatch', 'gradient.remat')
+FREE = (
+  'evaluation.',
+  'checkpoint.',
+  'export.',
+  'metrics.',
+  'mesh.',
+  'compilation_cache',
+  'data.cache_dir',
+  'grading.workers',
+  'grading.max_failures',
+  'rollout.slots',
+  'rollout.logit_chunk',
+  'gradient.tokens_per_microbatch',
+  'gradient.remat',
+)
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
@@ -26,8 +38,10 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
   schedule depends on it); such changes are printed.
   """
   if '://' in workdir:
-    raise InputError(f'--workdir={workdir} must be a local folder: metrics, samples and plots '
-                     'are written through the file system.')
+    raise InputError(
+      f'--workdir={workdir} must be a local folder: metrics, samples and plots '
+      'are written through the file system.'
+    )
   if os.path.exists(os.path.join(workdir, 'config.json')):
     theirs = read_config(workdir)
     free = FREE + ('num_steps',) * (values.optimizer.schedule == 'constant')
@@ -37,8 +51,10 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
         changed = allowed if name.startswith(free) else refused
         changed.append(f'config.{name} was {old}, is {new}')
     if refused:
-      raise InputError(f'{workdir} belongs to another config: {"; ".join(refused)}. '
-                       'Take another --workdir, or the config of before.')
+      raise InputError(
+        f'{workdir} belongs to another config: {"; ".join(refused)}. '
+        'Take another --workdir, or the config of before.'
+      )
     if allowed:
       print(f'{workdir} goes on with another config: {"; ".join(allowed)}', flush=True)
 
@@ -50,8 +66,10 @@ def check_writable(workdir: str) -> None:
     with tempfile.TemporaryFile(dir=workdir):
       pass
   except OSError as error:
-    raise InputError(f'--workdir={workdir} cannot be written into ({error}); everything that a '
-                     'run leaves stands there.') from error
+    raise InputError(
+      f'--workdir={workdir} cannot be written into ({error}); everything that a '
+      'run leaves stands there.'
+    ) from error
 
 
 def check_hosts(values: ConfigDict, workdir: str) -> None:
@@ -60,8 +78,10 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
   first, *others = hosts.gathered(_as_json(values))
   for number, theirs in enumerate(others, 1):
     for name, one, other in _differences(first, theirs):
-      raise InputError(f'host 0 was given config.{name}={one} and host {number} config.{name}='
-                       f'{other}; all must be started with the same command.')
+      raise InputError(
+        f'host 0 was given config.{name}={one} and host {number} config.{name}='
+        f'{other}; all must be started with the same command.'
+      )
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
@@ -100,8 +120,9 @@ def _as_json(values):
   return json.loads(json.dumps(values.to_dict()))
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
-                 ) -> list[tuple[str, Any, Any]]:
+def _differences(
+  old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
+) -> list[tuple[str, Any, Any]]:
   """(dotted name, old value, new value) of all that differs between nested mappings."""
   found = []
   for name in sorted({*old, *new}):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_POLL = .1  # seconds
+_POLL = 0.1  # seconds
 # Behind an exception's own line others may follow: notes of JAX, warnings while Python ends.
 _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
@@ -97,9 +97,14 @@ def _started(place: str, job: Job, kept_open) -> _Running:
     log.flush()
     start = log.tell()
     # A session of its own: Ctrl-C in a terminal is for this process to pass on.
-    process = subprocess.Popen(job.command, stdin=subprocess.DEVNULL, stdout=log,
-                               stderr=subprocess.STDOUT, start_new_session=True,
-                               pass_fds=kept_open)
+    process = subprocess.Popen(
+      job.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      pass_fds=kept_open,
+    )
   print(f'{place}: started, see {job.log}', flush=True)
   return _Running(place, job, process, start, time.monotonic())
 

@@ -23,14 +23,19 @@ def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
 
   A trial is named by its values, as in 'ratio=0.25,seed=1'.
   """
-  return _joined((','.join(map(_label, axes, values)), dict(zip(axes, values)))
-                 for values in itertools.product(*axes.values()))
+  return _joined(
+    (','.join(map(_label, axes, values)), dict(zip(axes, values)))
+    for values in itertools.product(*axes.values())
+  )
 
 
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
   """Each of the named `settings` with every combination of `axes`: 'no_shaping,seed=1'."""
-  return _joined((','.join(filter(None, (name, more))), {**overrides, **values})
-                 for name, overrides in settings.items() for more, values in grid(axes).items())
+  return _joined(
+    (','.join(filter(None, (name, more))), {**overrides, **values})
+    for name, overrides in settings.items()
+    for more, values in grid(axes).items()
+  )
 
 
 def load(path: str) -> Sweep:
@@ -46,15 +51,19 @@ def load(path: str) -> Sweep:
     kind = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
     raise InputError(f'--sweep={path}: {kind}{error}') from error
   if not isinstance(sweep, Mapping) or not sweep:
-    raise InputError(f'--sweep={path}: get_sweep() must return trial name -> {{config key: '
-                     f'value}}, at least one, not {sweep!r}.')
+    raise InputError(
+      f'--sweep={path}: get_sweep() must return trial name -> {{config key: '
+      f'value}}, at least one, not {sweep!r}.'
+    )
   for name, overrides in sweep.items():
     _check(path, name, overrides)
   folders = {}
   for name in sweep:  # some file systems take 'A' for 'a'
     if (other := folders.setdefault(name.casefold(), name)) != name:
-      raise InputError(f"--sweep={path}: '{other}' and '{name}' are one name, and each trial has "
-                       'a folder of its name.')
+      raise InputError(
+        f"--sweep={path}: '{other}' and '{name}' are one name, and each trial has "
+        'a folder of its name.'
+      )
   return {name: dict(overrides) for name, overrides in sweep.items()}
 
 
@@ -65,12 +74,15 @@ def without_seed(name: str) -> str:
 
 def _check(path, name, overrides):
   if not isinstance(name, str) or not _FOLDER.fullmatch(name):
-    raise InputError(f'--sweep={path}: a trial cannot be named {name!r}, for its folder is named '
-                     'so: letters, digits and _ . , = + - may be in it; trials.listed takes '
-                     'names of your own.')
+    raise InputError(
+      f'--sweep={path}: a trial cannot be named {name!r}, for its folder is named '
+      'so: letters, digits and _ . , = + - may be in it; trials.listed takes '
+      'names of your own.'
+    )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
-    raise InputError(f"--sweep={path}: trial '{name}' must be {{dotted config key: value}}, not "
-                     f'{overrides!r}.')
+    raise InputError(
+      f"--sweep={path}: trial '{name}' must be {{dotted config key: value}}, not {overrides!r}."
+    )
 
 
 def _joined(pairs: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
@@ -78,12 +90,17 @@ def _joined(pairs: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
   sweep = {}
   for name, overrides in pairs:
     if name in sweep:
-      raise InputError(f"two trials are named '{name}'; each value may stand once in an axis, and "
-                       'each name once in a list.')
+      raise InputError(
+        f"two trials are named '{name}'; each value may stand once in an axis, and "
+        'each name once in a list.'
+      )
     sweep[name] = overrides
   return sweep
 
 
 def _label(key, value):
-  return f'{key.rpartition(".")[2]}={value:g}' if isinstance(value, float) else (
-      f'{key.rpartition(".")[2]}={value}')
+  return (
+    f'{key.rpartition(".")[2]}={value:g}'
+    if isinstance(value, float)
+    else (f'{key.rpartition(".")[2]}={value}')
+  )

@@ -28,11 +28,15 @@ def jitted(config):
   return jax.jit(functools.partial(objective.token_loss, config=config))
 
 
-@pytest.mark.parametrize(('reward', 'expected'), [
-    pytest.param([[1., 1., 0., 0.]], [[.5, .5, -.5, -.5]], id='half_solved'),
-    pytest.param([[1., 0., 0., 0.]], [[.75, -.25, -.25, -.25]], id='one_of_four'),
-    pytest.param([[1., 1.]], [[0., 0.]], id='all_solved_teaches_nothing'),
-    pytest.param([[3., 1.], [0., 0.]], [[1., -1.], [0., 0.]], id='groups_stand_alone')])
+@pytest.mark.parametrize(
+  ('reward', 'expected'),
+  [
+    pytest.param([[1.0, 1.0, 0.0, 0.0]], [[0.5, 0.5, -0.5, -0.5]], id='half_solved'),
+    pytest.param([[1.0, 0.0, 0.0, 0.0]], [[0.75, -0.25, -0.25, -0.25]], id='one_of_four'),
+    pytest.param([[1.0, 1.0]], [[0.0, 0.0]], id='all_solved_teaches_nothing'),
+    pytest.param([[3.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]], id='groups_stand_alone'),
+  ],
+)
 @pytest.mark.parametrize('wrap', [lambda f: f, jax.jit], ids=['plain', 'jit'])
 def test_an_advantage_is_the_distance_to_the_groups_mean(reward, expected, wrap):
   found = wrap(objective.group_advantages)(jnp.array(reward))
@@ -40,31 +44,35 @@ def test_an_advantage_is_the_distance_to_the_groups_mean(reward, expected, wrap)
 
 
 def test_normalised_advantages_have_unit_spread():
-  found = objective.group_advantages(np.array([[1., 0., 0., 0.]]), normalize_std=True)
-  expected = np.array([[.75, -.25, -.25, -.25]]) / np.sqrt(3 / 16)
+  found = objective.group_advantages(np.array([[1.0, 0.0, 0.0, 0.0]]), normalize_std=True)
+  expected = np.array([[0.75, -0.25, -0.25, -0.25]]) / np.sqrt(3 / 16)
   np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(('w', 'f', 'slope'), [
+@pytest.mark.parametrize(
+  ('w', 'f', 'slope'),
+  [
     # f(w) = w / (w + 0.1); df/dlog w = 0.1 w / (w + 0.1)^2
-    (1., 1 / 1.1, .1 / 1.21),  # 0.083: a replayed token at w = 1 against a fresh one's 1
-    (.1, .5, .01 / .04),
-    (.9, .9, .09),
-    (.01, .01 / .11, .001 / .0121)])
+    (1.0, 1 / 1.1, 0.1 / 1.21),  # 0.083: a replayed token at w = 1 against a fresh one's 1
+    (0.1, 0.5, 0.01 / 0.04),
+    (0.9, 0.9, 0.09),
+    (0.01, 0.01 / 0.11, 0.001 / 0.0121),
+  ],
+)
 def test_shaping_and_its_gradient_are_the_hand_worked_ones(w, f, slope):
-  value, gradient = jax.value_and_grad(lambda x: objective.shaped(x, .1))(jnp.log(w))
+  value, gradient = jax.value_and_grad(lambda x: objective.shaped(x, 0.1))(jnp.log(w))
   np.testing.assert_allclose([value, gradient], [f, slope], rtol=1e-5)
 
 
 def test_shaping_lifts_rare_tokens_and_damps_the_rest():
-  turn = np.sqrt(.1) - .1  # 0.216
-  for w, lifts in [(turn * .99, True), (turn * 1.01, False)]:
-    slope = jax.grad(lambda x: objective.shaped(x, .1))(jnp.log(w))
+  turn = np.sqrt(0.1) - 0.1  # 0.216
+  for w, lifts in [(turn * 0.99, True), (turn * 1.01, False)]:
+    slope = jax.grad(lambda x: objective.shaped(x, 0.1))(jnp.log(w))
     assert (slope > w) == lifts
 
 
 def test_shaping_of_a_ratio_beyond_float32_stays_finite():
-  value, slope = jax.value_and_grad(lambda x: objective.shaped(x, .1))(jnp.float32(200.))
+  value, slope = jax.value_and_grad(lambda x: objective.shaped(x, 0.1))(jnp.float32(200.0))
   assert value == 1 and slope == 0
 
 
@@ -74,53 +82,86 @@ def test_the_loss_is_the_formula(name, clip, first):
   config = changed(**VARIANTS[name])
   logp, entropy, batch, reference = random_batch()
   found, _ = loss(logp, entropy, batch, config, clip=clip, first=first, reference=reference)
-  expected = formula(logp, entropy, batch, reference, config, clip=clip, first=first,
-                     constant=logp)
+  expected = formula(logp, entropy, batch, reference, config, clip=clip, first=first, constant=logp)
   np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 def one_token(ratio, advantage, config, clip=True):
   """(value, gradient by logp, is clipped) of the term of one fresh token."""
-  tokens = objective.Tokens(*[np.ones((1, 1), np.float32)] * 4, np.zeros((1, 1), np.float32),
-                            np.ones((1, 1), np.float32), np.full((1, 1), advantage, np.float32),
-                            np.zeros((1, 1), bool))
+  tokens = objective.Tokens(
+    *[np.ones((1, 1), np.float32)] * 4,
+    np.zeros((1, 1), np.float32),
+    np.ones((1, 1), np.float32),
+    np.full((1, 1), advantage, np.float32),
+    np.zeros((1, 1), bool),
+  )
   (value, sums), slope = jax.value_and_grad(
-      lambda logp: jitted(config)(
-          logp[None, None], jnp.zeros((1, 1)), tokens, clip=clip, is_first=False),
-      has_aux=True)(jnp.log(jnp.float32(ratio)))
+    lambda logp: jitted(config)(
+      logp[None, None], jnp.zeros((1, 1)), tokens, clip=clip, is_first=False
+    ),
+    has_aux=True,
+  )(jnp.log(jnp.float32(ratio)))
   return [-float(value), -float(slope), float(sums['clipped'])]
 
 
-@pytest.mark.parametrize(('values', 'ratio', 'advantage', 'clip', 'expected'), [
-    pytest.param({}, 1.3, 2., True, [2.4, 0., 1.], id='ppo_stops_at_1_2'),
-    pytest.param({}, 1.3, 2., False, [2.6, 2.6, 0.], id='ppo_without_clipping'),
-    pytest.param(dict(clip_epsilon_high=.28), 1.25, 2., True, [2.5, 2.5, 0.],
-                 id='clip_higher_lets_more_rise'),
-    pytest.param(dict(clip_epsilon_high=.28), 1.3, 2., True, [2.56, 0., 1.],
-                 id='clip_higher_stops_too'),
-    pytest.param(dict(clip_epsilon_high=.28), .7, -2., True, [-1.6, 0., 1.],
-                 id='the_lower_bound_stays'),
-    pytest.param(dict(dual_clip=3.), 4., -2., True, [-6., 0., 1.], id='dual_clip_bounds_the_loss'),
-    pytest.param(dict(dual_clip=3.), 2., -2., True, [-4., -4., 0.], id='dual_clip_not_reached'),
-    pytest.param(dict(dual_clip=3.), 4., -2., False, [-8., -8., 0.],
-                 id='dual_clip_only_while_clipping'),
-    pytest.param(dict(dual_clip=3.), 4., 2., True, [2.4, 0., 1.], id='dual_clip_leaves_successes'),
-    pytest.param({}, 4., -2., True, [-8., -8., 0.], id='no_dual_clip'),
+@pytest.mark.parametrize(
+  ('values', 'ratio', 'advantage', 'clip', 'expected'),
+  [
+    pytest.param({}, 1.3, 2.0, True, [2.4, 0.0, 1.0], id='ppo_stops_at_1_2'),
+    pytest.param({}, 1.3, 2.0, False, [2.6, 2.6, 0.0], id='ppo_without_clipping'),
+    pytest.param(
+      dict(clip_epsilon_high=0.28),
+      1.25,
+      2.0,
+      True,
+      [2.5, 2.5, 0.0],
+      id='clip_higher_lets_more_rise',
+    ),
+    pytest.param(
+      dict(clip_epsilon_high=0.28), 1.3, 2.0, True, [2.56, 0.0, 1.0], id='clip_higher_stops_too'
+    ),
+    pytest.param(
+      dict(clip_epsilon_high=0.28), 0.7, -2.0, True, [-1.6, 0.0, 1.0], id='the_lower_bound_stays'
+    ),
+    pytest.param(
+      dict(dual_clip=3.0), 4.0, -2.0, True, [-6.0, 0.0, 1.0], id='dual_clip_bounds_the_loss'
+    ),
+    pytest.param(
+      dict(dual_clip=3.0), 2.0, -2.0, True, [-4.0, -4.0, 0.0], id='dual_clip_not_reached'
+    ),
+    pytest.param(
+      dict(dual_clip=3.0), 4.0, -2.0, False, [-8.0, -8.0, 0.0], id='dual_clip_only_while_clipping'
+    ),
+    pytest.param(
+      dict(dual_clip=3.0), 4.0, 2.0, True, [2.4, 0.0, 1.0], id='dual_clip_leaves_successes'
+    ),
+    pytest.param({}, 4.0, -2.0, True, [-8.0, -8.0, 0.0], id='no_dual_clip'),
     # log 4 = 1.386; cispo keeps a clipped token's gradient.
-    pytest.param(dict(surrogate='cispo'), 4., 2., True, [2.4 * np.log(4), 2.4, 1.], id='cispo'),
-    pytest.param(dict(surrogate='cispo'), .5, -2., True, [1.6 * np.log(2), -1.6, 1.],
-                 id='cispo_below'),
-    pytest.param(dict(surrogate='cispo'), 4., 2., False, [8 * np.log(4), 8., 0.],
-                 id='cispo_without_clipping')])
+    pytest.param(dict(surrogate='cispo'), 4.0, 2.0, True, [2.4 * np.log(4), 2.4, 1.0], id='cispo'),
+    pytest.param(
+      dict(surrogate='cispo'), 0.5, -2.0, True, [1.6 * np.log(2), -1.6, 1.0], id='cispo_below'
+    ),
+    pytest.param(
+      dict(surrogate='cispo'),
+      4.0,
+      2.0,
+      False,
+      [8 * np.log(4), 8.0, 0.0],
+      id='cispo_without_clipping',
+    ),
+  ],
+)
 def test_a_fresh_token_adds_the_hand_worked_term(values, ratio, advantage, clip, expected):
-  np.testing.assert_allclose(one_token(ratio, advantage, changed(**values), clip), expected,
-                             rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    one_token(ratio, advantage, changed(**values), clip), expected, rtol=1e-5, atol=1e-6
+  )
 
 
 def test_gspo_moves_a_row_by_its_mean_log_ratio():
   """s A / |o| times the sum of the gradients: the derivative of the sequence's own objective."""
-  config = changed(ratio='sequence', aggregation='sequence_mean', clip_epsilon=.5,
-                   clip_epsilon_high=.6)
+  config = changed(
+    ratio='sequence', aggregation='sequence_mean', clip_epsilon=0.5, clip_epsilon_high=0.6
+  )
   logp, entropy, batch, _ = random_batch()
   fresh = ~batch.is_replay_B
   mask = batch.response_mask_BT
@@ -128,15 +169,16 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
   def sequence_objective(logp):
     mean = (mask * (logp - batch.behaviour_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
     s, a = jnp.exp(mean), batch.advantage_B
-    weighed = jnp.minimum(s * a, jnp.clip(s, .5, 1.6) * a) * (mask.sum(1) > 0)
+    weighed = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
     return -(weighed * fresh).sum() / len(a)
 
   batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(mask)})
   tokens = tokens_of(batch, config, logp, None)
-  gradient = jax.grad(lambda x: jitted(config)(
-      x, entropy, tokens, clip=True, is_first=False)[0])(jnp.array(logp))
+  gradient = jax.grad(lambda x: jitted(config)(x, entropy, tokens, clip=True, is_first=False)[0])(
+    jnp.array(logp)
+  )
   expected = jax.jit(jax.grad(sequence_objective))(logp)
-  assert np.abs(expected).max() > .001
+  assert np.abs(expected).max() > 0.001
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
 
 
@@ -149,22 +191,29 @@ def test_a_row_without_tokens_has_log_ratio_0():
 
 
 def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
-  trainer = np.log(np.array([.5, .2, .9, 1.], np.float32))
-  sampler = np.log(np.array([.25, .4, .1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
-  sampler[3] = -200.  # beyond float32's exp
-  found = objective.sampler_correction(trainer, sampler, 3.)
+  trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
+  sampler = np.log(np.array([0.25, 0.4, 0.1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
+  sampler[3] = -200.0  # beyond float32's exp
+  found = objective.sampler_correction(trainer, sampler, 3.0)
   assert found.dtype == np.float32
-  np.testing.assert_allclose(found, [2., .5, 3., 3.], rtol=1e-5)
+  np.testing.assert_allclose(found, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(('values', 'message'), [
-    (dict(tis_limit=2.), "tis_limit=2.0 needs config.objective.old_logprobs='recompute'"),
-    (dict(dual_clip=3., surrogate='cispo'), "dual_clip=3.0 needs config.objective.surrogate='ppo'"),
-    (dict(dual_clip=1.), r'dual_clip=1.0 must lie in \(1, inf\]'),
-    (dict(clip_epsilon_high=0.), 'clip_epsilon_high=0.0 must lie in'),
-    (dict(tis_limit=-1.), 'tis_limit=-1.0 must lie in'),
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    (dict(tis_limit=2.0), "tis_limit=2.0 needs config.objective.old_logprobs='recompute'"),
+    (
+      dict(dual_clip=3.0, surrogate='cispo'),
+      "dual_clip=3.0 needs config.objective.surrogate='ppo'",
+    ),
+    (dict(dual_clip=1.0), r'dual_clip=1.0 must lie in \(1, inf\]'),
+    (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0 must lie in'),
+    (dict(tis_limit=-1.0), 'tis_limit=-1.0 must lie in'),
     (dict(surrogate='gspo'), 'must be one of ppo, cispo'),
-    (dict(ratio='row'), 'must be one of token, sequence')])
+    (dict(ratio='row'), 'must be one of token, sequence'),
+  ],
+)
 def test_what_cannot_be_is_refused(values, message):
   with pytest.raises(InputError, match=message):
     config_lib.build(objective.Config, PAPER.__dict__ | values, 'config.objective')
@@ -176,16 +225,24 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
   config = changed(**VARIANTS[name])
   logp, entropy, batch, reference = random_batch()
   tokens = tokens_of(batch, config, logp, reference)
-  step = jax.jit(jax.value_and_grad(lambda logp, entropy, tokens, clip, first:
-      objective.token_loss(logp, entropy, tokens, config, clip=clip, is_first=first), has_aux=True))
+  step = jax.jit(
+    jax.value_and_grad(
+      lambda logp, entropy, tokens, clip, first: objective.token_loss(
+        logp, entropy, tokens, config, clip=clip, is_first=first
+      ),
+      has_aux=True,
+    )
+  )
   for clip, first in WHEN:
     (whole, sums), gradient = step(logp, entropy, tokens, clip, first)
-    rest, slices, found = np.zeros_like(logp), [], 0.
+    rest, slices, found = np.zeros_like(logp), [], 0.0
     # Slices of one shape: one program.
     for rows in ([7, 0, 3, 6], [5, 4, 2, 1]):
       for places in (slice(0, 3), slice(3, 6), slice(6, 9)):
+
         def cut(x, rows=rows, places=places):
           return x[rows] if x.shape[1] == 1 else x[rows, places]
+
         (part, more), slope = step(*jax.tree.map(cut, (logp, entropy, tokens)), clip, first)
         rest[rows, places] = slope
         found += part
@@ -207,8 +264,9 @@ def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
   logp, entropy, batch, _ = random_batch()
   batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(batch.correction_BT)})
   tokens = objective.tokens(batch, PAPER, LIMIT)
-  gradient = jax.grad(lambda x: jitted(PAPER)(
-      x, entropy, tokens, clip=True, is_first=True)[0])(logp)
+  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=True)[0])(
+    logp
+  )
   expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
   fresh = ~batch.is_replay_B
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
@@ -221,13 +279,18 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   outside = batch.response_mask_BT == 0
   tokens = tokens_of(batch, config, logp, np.where(outside, np.nan, reference))
   # As a row has it whose mask was emptied by the choice of difficulty.
-  past = np.where(outside, -300., batch.behaviour_logp_BT).astype(np.float32)
+  past = np.where(outside, -300.0, batch.behaviour_logp_BT).astype(np.float32)
   masked = objective.tokens(Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT)
   np.testing.assert_array_equal(masked.old_logp_BT, batch.behaviour_logp_BT)
-  wild = np.where(outside, 300., logp).astype(np.float32)
+  wild = np.where(outside, 300.0, logp).astype(np.float32)
   entropy = np.where(outside, np.nan, entropy)
-  step = jax.jit(jax.value_and_grad(lambda x, clip, first: objective.token_loss(
-      x, entropy, tokens, config, clip=clip, is_first=first)[0]))
+  step = jax.jit(
+    jax.value_and_grad(
+      lambda x, clip, first: objective.token_loss(
+        x, entropy, tokens, config, clip=clip, is_first=first
+      )[0]
+    )
+  )
   for clip, first in WHEN:
     value, gradient = step(wild, clip, first)
     assert np.isfinite(value) and np.isfinite(gradient).all()
@@ -237,11 +300,12 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
 def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
   logp, entropy, batch, _ = random_batch()
   past = batch.behaviour_logp_BT.copy()
-  past[2, 1:9] = -500.  # the ratio is beyond float32, its shaped weight is 1
+  past[2, 1:9] = -500.0  # the ratio is beyond float32, its shaped weight is 1
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past})
   tokens = objective.tokens(batch, PAPER, LIMIT)
-  gradient = jax.grad(lambda x: jitted(PAPER)(
-      x, entropy, tokens, clip=True, is_first=False)[0])(logp)
+  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=False)[0])(
+    logp
+  )
   assert np.isfinite(gradient).all() and (np.asarray(gradient)[2] == 0).all()
 
 
@@ -257,10 +321,12 @@ def test_metrics_are_means_over_the_steps_tokens():
   np.testing.assert_allclose(found['entropy'], entropy[mask].mean(), rtol=1e-5)
   np.testing.assert_allclose(found['replay/ratio_mean'], w[replayed].mean(), rtol=1e-5)
   np.testing.assert_allclose(found['replay/ratio_max'], w[replayed].max(), rtol=1e-5)
-  np.testing.assert_allclose(found['replay/effective_sample_size'],
-                             w[replayed].sum()**2 / (replayed.sum() * (w[replayed]**2).sum()),
-                             rtol=1e-5)
-  outside = ((w > 1.2) & (sign > 0)) | ((w < .8) & (sign < 0))
+  np.testing.assert_allclose(
+    found['replay/effective_sample_size'],
+    w[replayed].sum() ** 2 / (replayed.sum() * (w[replayed] ** 2).sum()),
+    rtol=1e-5,
+  )
+  outside = ((w > 1.2) & (sign > 0)) | ((w < 0.8) & (sign < 0))
   np.testing.assert_allclose(found['clip_share'], outside[fresh].mean(), rtol=1e-5)
 
 
@@ -271,9 +337,9 @@ class TestTheoremsByEnumeration:
   """
 
   K = 3
-  REWARD = np.array([1., 0., .5, 0.])
-  THETA = np.array([.3, -.2, .5, .1])
-  PAST = np.array([-.4, .6, .1, .2])
+  REWARD = np.array([1.0, 0.0, 0.5, 0.0])
+  THETA = np.array([0.3, -0.2, 0.5, 0.1])
+  PAST = np.array([-0.4, 0.6, 0.1, 0.2])
 
   def setup_method(self):
     self.pi, self.past = (np.exp(x) / np.exp(x).sum() for x in (self.THETA, self.PAST))
@@ -293,11 +359,11 @@ class TestTheoremsByEnumeration:
     return total
 
   def test_exact_weights_make_the_replayed_row_unbiased(self):
-    on_policy = self.expectation(self.pi, lambda _: 1.)
+    on_policy = self.expectation(self.pi, lambda _: 1.0)
     replayed = self.expectation(self.past, lambda o: self.pi[o] / self.past[o])
-    assert np.abs(on_policy).max() > .01  # it says something
+    assert np.abs(on_policy).max() > 0.01  # it says something
     np.testing.assert_allclose(replayed, on_policy, atol=1e-12)
-    assert np.abs(self.expectation(self.past, lambda _: 1.) - on_policy).max() > .01
+    assert np.abs(self.expectation(self.past, lambda _: 1.0) - on_policy).max() > 0.01
 
   def test_the_loss_itself_is_unbiased_without_shaping(self):
     """The same through the loss and autodiff, for the whole mixed group."""
@@ -305,38 +371,51 @@ class TestTheoremsByEnumeration:
 
     @jax.jit
     def slope(theta, outcome, tokens):
-      return jax.grad(lambda theta: objective.token_loss(
-          jax.nn.log_softmax(theta)[outcome][:, None], jnp.zeros((self.K, 1)), tokens, config,
-          clip=False, is_first=True)[0])(theta)
+      return jax.grad(
+        lambda theta: objective.token_loss(
+          jax.nn.log_softmax(theta)[outcome][:, None],
+          jnp.zeros((self.K, 1)),
+          tokens,
+          config,
+          clip=False,
+          is_first=True,
+        )[0]
+      )(theta)
 
     def gradient(fresh, last, is_replay):
       tokens = np.array([*fresh, last])
       advantage = np.asarray(objective.group_advantages(self.REWARD[None, tokens]))[0]
       past = np.log(np.where(np.arange(self.K) == self.K - 1, self.past[tokens], self.pi[tokens]))
-      batch = Batch(tokens[:, None], np.ones((self.K, 1), np.float32),
-                    past[:, None].astype(np.float32), advantage.astype(np.float32),
-                    np.arange(self.K) == (self.K - 1 if is_replay else -1), tokens,
-                    np.ones((self.K, 1), np.float32))
-      return slope(jnp.array(self.THETA, jnp.float32), tokens,
-                   objective.tokens(batch, config, max_response=1))
+      batch = Batch(
+        tokens[:, None],
+        np.ones((self.K, 1), np.float32),
+        past[:, None].astype(np.float32),
+        advantage.astype(np.float32),
+        np.arange(self.K) == (self.K - 1 if is_replay else -1),
+        tokens,
+        np.ones((self.K, 1), np.float32),
+      )
+      return slope(
+        jnp.array(self.THETA, jnp.float32), tokens, objective.tokens(batch, config, max_response=1)
+      )
 
-    sums = {True: 0., False: 0.}
+    sums = {True: 0.0, False: 0.0}
     for fresh in itertools.product(range(4), repeat=self.K - 1):
       for last in range(4):
         for is_replay, source in ((True, self.past), (False, self.pi)):
           chance = np.prod(self.pi[list(fresh)]) * source[last]
           sums[is_replay] += chance * np.asarray(gradient(fresh, last, is_replay))
     np.testing.assert_allclose(sums[True], sums[False], atol=1e-6)
-    assert np.abs(sums[False]).max() > .01
+    assert np.abs(sums[False]).max() > 0.01
 
   def test_variance_of_the_weighted_term_is_bounded_by_the_largest_weight(self):
     w = self.pi / self.past
-    left = middle = plain = 0.
+    left = middle = plain = 0.0
     for fresh in itertools.product(range(4), repeat=self.K - 1):
       for last in range(4):
         chance = np.prod(self.pi[list(fresh)])
-        square = self.advantage(fresh, last)**2 * (self.score[last]**2).sum()
-        left += chance * self.past[last] * w[last]**2 * square
+        square = self.advantage(fresh, last) ** 2 * (self.score[last] ** 2).sum()
+        left += chance * self.past[last] * w[last] ** 2 * square
         middle += chance * self.pi[last] * w[last] * square
         plain += chance * self.pi[last] * square
     np.testing.assert_allclose(left, middle, rtol=1e-12)

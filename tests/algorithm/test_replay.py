@@ -10,9 +10,16 @@ from exgrpo_jax.datatypes import Plan, Question, Response, Trajectory, Verdict
 
 K = 4
 PAPER = replay.Config(
-    ratio=.5, start_pass_rate=.35, sigma=1., question_selection='gaussian',
-    trajectory_selection='lowest_entropy', bucket_by='correctness', difficulty='all',
-    count_replayed=True, max_trajectories=8)
+  ratio=0.5,
+  start_pass_rate=0.35,
+  sigma=1.0,
+  question_selection='gaussian',
+  trajectory_selection='lowest_entropy',
+  bucket_by='correctness',
+  difficulty='all',
+  count_replayed=True,
+  max_trajectories=8,
+)
 
 
 def changed(**values):
@@ -20,7 +27,7 @@ def changed(**values):
 
 
 def trajectory(*tokens, step=0):
-  return Trajectory(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), 1., step)
+  return Trajectory(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), 1.0, step)
 
 
 def response(*tokens, truncated=False):
@@ -35,13 +42,19 @@ def buffer_of(correctness, started=True, **retired):
 
 def recorded(buffer, groups, config=PAPER, step=5, epoch=2):
   """Records groups given as {row: (is_replay, [(tokens, correct), ...])}."""
-  plan = Plan(step, epoch, buffer.started,
-              tuple(Question(row, (), '', 'math', '', 's') for row in groups),
-              (np.zeros(3, np.int32),) * len(groups),
-              tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()))
+  plan = Plan(
+    step,
+    epoch,
+    buffer.started,
+    tuple(Question(row, (), '', 'math', '', 's') for row in groups),
+    (np.zeros(3, np.int32),) * len(groups),
+    tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()),
+  )
   responses = [[response(*tokens) for tokens, _ in group] for _, group in groups.values()]
-  verdicts = [[Verdict(float(c), 'correct' if c else 'wrong') for _, c in group]
-              for _, group in groups.values()]
+  verdicts = [
+    [Verdict(float(c), 'correct' if c else 'wrong') for _, c in group]
+    for _, group in groups.values()
+  ]
   return replay.record(config, buffer, plan, responses, verdicts)
 
 
@@ -54,23 +67,24 @@ STARTED = replay.Buffer(started=True)
 
 # Recording a group.
 
+
 def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():
-  buffer = recorded(buffer_of({7: .5}), {7: (False, group(1, 1, 1, 1))})
+  buffer = recorded(buffer_of({7: 0.5}), {7: (False, group(1, 1, 1, 1))})
   assert 7 not in buffer.entries and buffer.retired_epoch == {7: 2}
 
 
 def test_a_replayed_row_counts_among_the_group():
   solved = {7: (True, group(1, 1, 1))}
-  assert recorded(buffer_of({7: .5}), solved).retired_epoch == {7: 2}
-  half = recorded(buffer_of({7: .5}), {7: (True, group(1, 0, 0))})
+  assert recorded(buffer_of({7: 0.5}), solved).retired_epoch == {7: 2}
+  half = recorded(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))})
   assert half.entries[7].correctness == 2 / 4
 
 
 def test_without_count_replayed_only_fresh_rows_count():
   config = changed(count_replayed=False)
-  buffer = recorded(buffer_of({7: .5}), {7: (True, group(1, 0, 0))}, config)
+  buffer = recorded(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))}, config)
   assert buffer.entries[7].correctness == 1 / 3
-  failed = recorded(buffer_of({7: .5}), {7: (True, group(0, 0, 0))}, config)
+  failed = recorded(buffer_of({7: 0.5}), {7: (True, group(0, 0, 0))}, config)
   assert replay.buckets(config, failed, K) == {7: 0}
 
 
@@ -87,7 +101,7 @@ def test_retirement_counts_before_replay_has_started():
 
 def test_every_fresh_success_is_added_once_compared_by_tokens():
   twice = [((1, 2), True), ((1, 2), True), ((1, 3), True), ((1, 4), False)]
-  buffer = recorded(buffer_of({7: .5}), {7: (False, twice)})
+  buffer = recorded(buffer_of({7: 0.5}), {7: (False, twice)})
   assert [t.tokens.tolist() for t in buffer.entries[7].trajectories] == [[7], [1, 2], [1, 3]]
   again = recorded(buffer, {7: (False, twice)}, step=6)
   assert again.entries[7].trajectories == buffer.entries[7].trajectories
@@ -95,14 +109,14 @@ def test_every_fresh_success_is_added_once_compared_by_tokens():
 
 def test_a_stored_success_keeps_its_log_probabilities_step_and_reward():
   buffer = recorded(STARTED, {7: (False, [((4, 5, 6), True), *group(0, 0, 0)])}, step=9)
-  stored, = buffer.entries[7].trajectories
-  np.testing.assert_array_equal(stored.logp, [0., -1., -2.])
-  assert stored.step == 9 and stored.reward == 1. and buffer.entries[7].prompt_length == 3
+  (stored,) = buffer.entries[7].trajectories
+  np.testing.assert_array_equal(stored.logp, [0.0, -1.0, -2.0])
+  assert stored.step == 9 and stored.reward == 1.0 and buffer.entries[7].prompt_length == 3
 
 
 def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_nothing():
   nothing = (False, group(0, 0, 0, 0))
-  buffer = recorded(buffer_of({7: .75}), {7: nothing, 8: nothing})
+  buffer = recorded(buffer_of({7: 0.75}), {7: nothing, 8: nothing})
   assert replay.buckets(PAPER, buffer, K) == {7: 0}
   assert [t.tokens.tolist() for t in buffer.entries[7].trajectories] == [[7]]
 
@@ -110,78 +124,107 @@ def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_no
 def test_a_correct_response_that_was_cut_is_stored_as_it_is():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   cut = response(5, 6, truncated=True)
-  buffer = replay.record(PAPER, STARTED, plan, [[cut] + [response(1)] * 3],
-                         [[Verdict(1., 'correct')] + [Verdict(0., 'wrong')] * 3])
+  buffer = replay.record(
+    PAPER,
+    STARTED,
+    plan,
+    [[cut] + [response(1)] * 3],
+    [[Verdict(1.0, 'correct')] + [Verdict(0.0, 'wrong')] * 3],
+  )
   np.testing.assert_array_equal(buffer.entries[7].trajectories[0].tokens, [5, 6])
 
 
 def test_the_newest_trajectories_are_kept():
   buffer = STARTED
   for step in range(5):
-    buffer = recorded(buffer, {7: (False, group(1, 0, 0, 0, start=10 + step))},
-                      changed(max_trajectories=2), step=step)
+    buffer = recorded(
+      buffer,
+      {7: (False, group(1, 0, 0, 0, start=10 + step))},
+      changed(max_trajectories=2),
+      step=step,
+    )
   assert [t.step for t in buffer.entries[7].trajectories] == [3, 4]
 
 
 def test_a_reward_that_is_no_0_or_1_changes_nothing_in_the_bookkeeping():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
-  verdicts = [[Verdict(-3., 'correct'), *(Verdict(reward, 'wrong') for reward in (9., .1, 0.))]]
+  verdicts = [[Verdict(-3.0, 'correct'), *(Verdict(reward, 'wrong') for reward in (9.0, 0.1, 0.0))]]
   buffer = replay.record(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
-  assert buffer.entries[7].correctness == .25
-  assert buffer.entries[7].trajectories[0].reward == -3.
+  assert buffer.entries[7].correctness == 0.25
+  assert buffer.entries[7].trajectories[0].reward == -3.0
 
 
 # Buckets.
 
-@pytest.mark.parametrize(('successes', 'rows', 'expected'), [
-    (0, 8, 0), (1, 8, 1), (4, 8, 4), (7, 8, 7), (1, 7, 1), (3, 7, 3), (6, 7, 7), (1, 100, 1),
-    (99, 100, 7)])
+
+@pytest.mark.parametrize(
+  ('successes', 'rows', 'expected'),
+  [
+    (0, 8, 0),
+    (1, 8, 1),
+    (4, 8, 4),
+    (7, 8, 7),
+    (1, 7, 1),
+    (3, 7, 3),
+    (6, 7, 7),
+    (1, 100, 1),
+    (99, 100, 7),
+  ],
+)
 def test_a_bucket_is_the_rounded_correctness_within_1_and_k_minus_1(successes, rows, expected):
   assert replay.bucket(successes / rows, 8) == expected
 
 
 def test_bucket_probabilities_are_the_papers_gaussian():
-  weight = np.exp(-np.array([4., 1., 0., 1.]) / 2)  # (k - 2)^2 / 2 for K = 4, sigma = 1
-  found = replay.bucket_probabilities(np.ones(4, bool), 1.)
+  weight = np.exp(-np.array([4.0, 1.0, 0.0, 1.0]) / 2)  # (k - 2)^2 / 2 for K = 4, sigma = 1
+  found = replay.bucket_probabilities(np.ones(4, bool), 1.0)
   np.testing.assert_allclose(found, weight / weight.sum())
 
 
 def test_empty_buckets_have_no_probability():
-  found = replay.bucket_probabilities(np.array([True, False, False, True]), 1.)
-  weight = np.exp([-2., -.5])
+  found = replay.bucket_probabilities(np.array([True, False, False, True]), 1.0)
+  weight = np.exp([-2.0, -0.5])
   np.testing.assert_allclose(found, [weight[0] / weight.sum(), 0, 0, weight[1] / weight.sum()])
 
 
 def test_bucket_probabilities_survive_many_rollouts():
   only_first = np.arange(256) < 1  # exp(-128^2 / 2) is 0 in float64
-  assert replay.bucket_probabilities(only_first, 1.)[0] == 1
+  assert replay.bucket_probabilities(only_first, 1.0)[0] == 1
 
 
 @pytest.mark.parametrize('kind', ['question_length', 'response_length'])
 def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
   lengths = {3: 50, 1: 10, 9: 30, 4: 20, 7: 40, 5: 60, 2: 80, 8: 70}
-  entries = {row: replay.Entry(.5, length if kind == 'question_length' else 1,
-                               (trajectory(*range(length)),) if kind == 'response_length'
-                               else (trajectory(1),)) for row, length in lengths.items()}
+  entries = {
+    row: replay.Entry(
+      0.5,
+      length if kind == 'question_length' else 1,
+      (trajectory(*range(length)),) if kind == 'response_length' else (trajectory(1),),
+    )
+    for row, length in lengths.items()
+  }
   found = replay.buckets(changed(bucket_by=kind), replay.Buffer(entries, {}, True), K)
   assert found == {1: 0, 4: 0, 9: 1, 7: 1, 3: 2, 5: 2, 8: 3, 2: 3}
 
 
 # Drawing.
 
+
 def drawn(buffer, config=PAPER, questions=8, seed=0):
   return replay.draw(config, buffer, questions, K, np.random.default_rng(seed))
 
 
 def test_nothing_is_drawn_before_the_start():
-  assert drawn(buffer_of({1: .5, 2: .5}, started=False)) == []
+  assert drawn(buffer_of({1: 0.5, 2: 0.5}, started=False)) == []
 
 
-@pytest.mark.parametrize(('eligible', 'ratio', 'expected'), [
-    (3, .5, 3), (9, .5, 4), (9, .3, 2), (9, 0, 0)])
+@pytest.mark.parametrize(
+  ('eligible', 'ratio', 'expected'), [(3, 0.5, 3), (9, 0.5, 4), (9, 0.3, 2), (9, 0, 0)]
+)
 def test_the_number_drawn_is_the_smaller_of_eligible_and_the_floor_of_the_share(
-    eligible, ratio, expected):
-  rows = drawn(buffer_of(dict.fromkeys(range(eligible), .5)), changed(ratio=ratio))
+  eligible, ratio, expected
+):
+  rows = drawn(buffer_of(dict.fromkeys(range(eligible), 0.5)), changed(ratio=ratio))
   assert len(rows) == len(set(rows)) == expected
 
 
@@ -189,13 +232,13 @@ def test_counts_per_bucket_follow_the_gaussian():
   correctness = {row: (row % 4) / 4 for row in range(4000)}  # 1000 questions in each bucket
   rows = drawn(buffer_of(correctness), questions=1600)
   count_K = np.bincount([row % 4 for row in rows], minlength=4)
-  expected_K = 800 * replay.bucket_probabilities(np.ones(4, bool), 1.)
-  assert ((count_K - expected_K)**2 / expected_K).sum() < 16.3  # chi-square, 3 degrees, p = .001
+  expected_K = 800 * replay.bucket_probabilities(np.ones(4, bool), 1.0)
+  assert ((count_K - expected_K) ** 2 / expected_K).sum() < 16.3  # chi-square, 3 degrees, p = .001
 
 
 def test_what_exceeds_a_bucket_goes_to_the_others_by_the_same_weights():
-  correctness = {0: .5, 1: .5}
-  correctness |= dict.fromkeys(range(10, 510), .25) | dict.fromkeys(range(1000, 1500), .75)
+  correctness = {0: 0.5, 1: 0.5}
+  correctness |= dict.fromkeys(range(10, 510), 0.25) | dict.fromkeys(range(1000, 1500), 0.75)
   rows = drawn(buffer_of(correctness), questions=800)
   assert len(rows) == 400 and {0, 1} <= set(rows)  # all of the small, likeliest bucket
   near = sum(10 <= row < 1000 for row in rows)  # k = 1 and k = 3 weigh the same
@@ -203,23 +246,28 @@ def test_what_exceeds_a_bucket_goes_to_the_others_by_the_same_weights():
 
 
 def test_within_a_bucket_every_question_is_as_likely():
-  buffer = buffer_of(dict.fromkeys(range(10), .5))
+  buffer = buffer_of(dict.fromkeys(range(10), 0.5))
   rows = [row for seed in range(2000) for row in drawn(buffer, questions=6, seed=seed)]
   count = np.bincount(rows, minlength=10)
-  assert ((count - 600)**2 / 600).sum() < 27.9  # chi-square, 9 degrees, p = .001
+  assert ((count - 600) ** 2 / 600).sum() < 27.9  # chi-square, 9 degrees, p = .001
 
 
 def test_uniform_selection_ignores_buckets():
-  buffer = buffer_of({row: .25 if row < 300 else .5 for row in range(400)})
-  count = sum(row < 300 for seed in range(50)
-              for row in drawn(buffer, changed(question_selection='uniform'), 80, seed))
-  assert abs(count - 1500) < 3.3 * np.sqrt(2000 * .75 * .25)
+  buffer = buffer_of({row: 0.25 if row < 300 else 0.5 for row in range(400)})
+  count = sum(
+    row < 300
+    for seed in range(50)
+    for row in drawn(buffer, changed(question_selection='uniform'), 80, seed)
+  )
+  assert abs(count - 1500) < 3.3 * np.sqrt(2000 * 0.75 * 0.25)
 
 
-@pytest.mark.parametrize(('difficulty', 'expected'), [
-    ('easy', {3}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3})])
+@pytest.mark.parametrize(
+  ('difficulty', 'expected'),
+  [('easy', {3}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3})],
+)
 def test_training_on_one_difficulty_draws_only_that(difficulty, expected):
-  buffer = buffer_of({0: 0., 1: .25, 2: .5, 3: .75})
+  buffer = buffer_of({0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75})
   assert set(drawn(buffer, changed(difficulty=difficulty))) == expected
 
 
@@ -231,9 +279,10 @@ def test_the_same_generator_draws_the_same():
 
 # Delayed start.
 
+
 def test_replay_starts_when_the_pass_rate_first_exceeds_the_threshold():
-  at = recorded(replay.Buffer(), {1: (False, group(1, 0, 0, 0))}, changed(start_pass_rate=.25))
-  above = recorded(replay.Buffer(), {1: (False, group(1, 1, 0, 0))}, changed(start_pass_rate=.25))
+  at = recorded(replay.Buffer(), {1: (False, group(1, 0, 0, 0))}, changed(start_pass_rate=0.25))
+  above = recorded(replay.Buffer(), {1: (False, group(1, 1, 0, 0))}, changed(start_pass_rate=0.25))
   assert not at.started and above.started
 
 
@@ -245,11 +294,11 @@ def test_the_step_that_crosses_is_not_stored_and_the_next_one_is():
 
 
 def test_without_replay_it_never_starts_and_stores_nothing():
-  buffer = recorded(replay.Buffer(), {1: (False, group(1, 1, 1, 0))}, changed(ratio=0.))
+  buffer = recorded(replay.Buffer(), {1: (False, group(1, 1, 1, 0))}, changed(ratio=0.0))
   assert buffer == replay.Buffer()
 
 
 def test_recording_leaves_the_buffer_it_was_given_as_it_was():
-  before = buffer_of({7: .5})
+  before = buffer_of({7: 0.5})
   recorded(before, {7: (False, group(1, 1, 1, 1)), 8: (False, group(1, 0, 0, 0))})
   assert set(before.entries) == {7} and not before.retired_epoch

@@ -62,6 +62,7 @@ MACROS = """\
 @pytest.fixture
 def folder(tmp_path):
   """A function that gives a checkpoint's folder with changes to its tokenizer_config.json."""
+
   def make(jinja=None, **changes):
     copy = pathlib.Path(shutil.copytree(STORED, tmp_path / 'copy'))
     path = copy / 'tokenizer_config.json'
@@ -70,38 +71,63 @@ def folder(tmp_path):
     if jinja:
       (copy / 'chat_template.jinja').write_text(jinja)
     return copy
+
   return make
 
 
 # What apply_chat_template of transformers 5.23 gives for these templates.
 CHATS = {
-    'qwen_user': (None, [USER], (
-        '<|im_start|>system\nYou are of help.<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
-        '<|im_start|>assistant\n')),
-    'qwen_turns': (None, [SYSTEM, USER, ASSISTANT, MORE], (
-        '<|im_start|>system\n Be brief.\n<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
-        '<|im_start|>assistant\nYes: 1 < 2.<|im_end|>\n<|im_start|>user\nZürich, \U0001f600?'
-        '<|im_end|>\n<|im_start|>assistant\n')),
-    'llama_user': (LLAMA, [USER], (
-        '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\n<|eot_id|>'
-        '<|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
-        '<|start_header_id|>assistant<|end_header_id|>\n\n')),
-    'llama_turns': (LLAMA, [SYSTEM, USER, ASSISTANT, MORE], (
-        '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\nBe brief.'
-        '<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
-        '<|start_header_id|>assistant<|end_header_id|>\n\nYes: 1 < 2.<|eot_id|>'
-        '<|start_header_id|>user<|end_header_id|>\n\nZürich, \U0001f600?<|eot_id|>'
-        '<|start_header_id|>assistant<|end_header_id|>\n\n')),
-    'macros': (MACROS, [SYSTEM, USER, ASSISTANT, MORE], (
-        '[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n'
-        '[user] "Zürich, \U0001f600?" 4\n3'))}
+  'qwen_user': (
+    None,
+    [USER],
+    (
+      '<|im_start|>system\nYou are of help.<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
+      '<|im_start|>assistant\n'
+    ),
+  ),
+  'qwen_turns': (
+    None,
+    [SYSTEM, USER, ASSISTANT, MORE],
+    (
+      '<|im_start|>system\n Be brief.\n<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
+      '<|im_start|>assistant\nYes: 1 < 2.<|im_end|>\n<|im_start|>user\nZürich, \U0001f600?'
+      '<|im_end|>\n<|im_start|>assistant\n'
+    ),
+  ),
+  'llama_user': (
+    LLAMA,
+    [USER],
+    (
+      '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\n<|eot_id|>'
+      '<|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
+      '<|start_header_id|>assistant<|end_header_id|>\n\n'
+    ),
+  ),
+  'llama_turns': (
+    LLAMA,
+    [SYSTEM, USER, ASSISTANT, MORE],
+    (
+      '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\nBe brief.'
+      '<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
+      '<|start_header_id|>assistant<|end_header_id|>\n\nYes: 1 < 2.<|eot_id|>'
+      '<|start_header_id|>user<|end_header_id|>\n\nZürich, \U0001f600?<|eot_id|>'
+      '<|start_header_id|>assistant<|end_header_id|>\n\n'
+    ),
+  ),
+  'macros': (
+    MACROS,
+    [SYSTEM, USER, ASSISTANT, MORE],
+    ('[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n[user] "Zürich, \U0001f600?" 4\n3'),
+  ),
+}
 
 
 @pytest.mark.parametrize('name', CHATS)
 def test_chat_templates_render_as_in_transformers(name, folder):
   template, messages, expected = CHATS[name]
-  words = tokenizer.load(folder(**({'chat_template': template} if template else {}),
-                                bos_token='<|endoftext|>'))
+  words = tokenizer.load(
+    folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
+  )
   assert words.render(messages, 'chat') == expected
 
 
@@ -113,7 +139,8 @@ def test_chat_templates_render_as_in_transformers_live(name, folder):
   path = folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
   theirs = transformers.AutoTokenizer.from_pretrained(path)
   rendered = theirs.apply_chat_template(
-      [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True)
+    [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
+  )
   words = tokenizer.load(path)
   assert words.render(messages, 'chat') == rendered
   assert words.encode(rendered) == theirs.encode(rendered, add_special_tokens=False)
@@ -130,16 +157,22 @@ def test_of_several_templates_the_default_is_taken(folder):
 
 def test_a_checkpoint_without_a_template_refuses_chat(folder):
   words = tokenizer.load(folder(chat_template=None))
-  with pytest.raises(InputError, match="config.prompt.template='chat' needs a chat template, and .*"
-                                       "/tokenizer.json has none"):
+  with pytest.raises(
+    InputError,
+    match="config.prompt.template='chat' needs a chat template, and .*/tokenizer.json has none",
+  ):
     words.render([USER], 'chat')
 
 
-@pytest.mark.parametrize('template, reason', [
+@pytest.mark.parametrize(
+  'template, reason',
+  [
     ('{{ raise_exception("roles must alternate") }}', 'roles must alternate'),
     ('{% if %}', 'Expected an expression'),
     ('{{ messages.append(1) }}', "access to attribute 'append'"),  # the sandbox
-    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined")])
+    ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
+  ],
+)
 def test_a_template_that_fails_is_named(folder, template, reason):
   words = tokenizer.load(folder(chat_template=template))
   message = f'the chat template of .* fails \\(.*{reason}.*\\) on messages with the roles user;'
@@ -147,12 +180,20 @@ def test_a_template_that_fails_is_named(folder, template, reason):
     words.render([USER], 'chat')
 
 
-@pytest.mark.parametrize('messages, expected', [
+@pytest.mark.parametrize(
+  'messages, expected',
+  [
     pytest.param([Message('user', '1+2')], '1+2\n', id='question'),
-    pytest.param([Message('system', 'Think.'), Message('user', '1+2')], '1+2\n',
-                 id='system_left_out'),
-    pytest.param([Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')],
-                 '1+2\n3\n3+4\n', id='several_turns')])
+    pytest.param(
+      [Message('system', 'Think.'), Message('user', '1+2')], '1+2\n', id='system_left_out'
+    ),
+    pytest.param(
+      [Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')],
+      '1+2\n3\n3+4\n',
+      id='several_turns',
+    ),
+  ],
+)
 def test_plain_prompts_are_lines(messages, expected):
   assert prompt.render(messages, 'plain') == expected
 
@@ -175,7 +216,8 @@ def test_what_is_no_chat_begins_with_the_token_that_the_tokenizer_puts_first(fol
   path = folder(bos_token='<|endoftext|>')
   model = tokenizers.Tokenizer.from_file(str(path / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
-    single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)])
+    single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)]
+  )
   model.save(str(path / 'tokenizer.json'))
   words = tokenizer.load(path)
   assert words.encode(words.render([USER], 'plain'))[:2] == [0, *words.encode('1')]

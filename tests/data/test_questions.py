@@ -16,18 +16,28 @@ from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
 
 needs_real_data = pytest.mark.skipif(
-  not REAL_DATA.is_dir(), reason=f'the real data sets are not in {REAL_DATA}')
+  not REAL_DATA.is_dir(), reason=f'the real data sets are not in {REAL_DATA}'
+)
 
-LINES = [{'question': f'What is {i}+1?',
-          'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'} for i in range(20)]
+LINES = [
+  {'question': f'What is {i}+1?', 'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'}
+  for i in range(20)
+]
 GOOD = {'question': 'q', 'answer': 'a'}
 
 
 @pytest.fixture
 def config(tmp_path):
-  return questions.Config(train='', evaluation=(), question_field='', answer_field='',
-                          solution_field='', default_kind='', overlong='refuse',
-                          cache_dir=str(tmp_path / 'cache'))
+  return questions.Config(
+    train='',
+    evaluation=(),
+    question_field='',
+    answer_field='',
+    solution_field='',
+    default_kind='',
+    overlong='refuse',
+    cache_dir=str(tmp_path / 'cache'),
+  )
 
 
 @pytest.fixture(scope='module')
@@ -45,9 +55,13 @@ class TinyQa(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version('1.0.0')
 
   def _info(self):
-    return tfds.core.DatasetInfo(builder=self, disable_shuffling=True,
-                                 features=tfds.features.FeaturesDict({
-      'question': tfds.features.Text(), 'answer': np.int64, 'hint': tfds.features.Text()}))
+    return tfds.core.DatasetInfo(
+      builder=self,
+      disable_shuffling=True,
+      features=tfds.features.FeaturesDict(
+        {'question': tfds.features.Text(), 'answer': np.int64, 'hint': tfds.features.Text()}
+      ),
+    )
 
   def _split_generators(self, dl_manager):
     return {'validation': self._generate_examples()}
@@ -71,13 +85,17 @@ def test_a_tfds_name(config):
   dataset = questions.load(config, 'tiny_qa:validation[1:3]')
   assert list(dataset) == [
     questions.Question(0, (Message('user', 'Was ist 1 größer?'),), '1', 'math', '', 'tiny_qa'),
-    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', 'math', '', 'tiny_qa')]
+    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', 'math', '', 'tiny_qa'),
+  ]
 
 
 def test_a_tfds_feature_that_is_not_there_is_named(config):
   config = dataclasses.replace(config, answer_field='label')
-  with pytest.raises(InputError, match=r"tiny_qa:validation: no field 'label' \(has: 'question', "
-                     r"'answer', 'hint'\); set config\.data\.answer_field"):
+  with pytest.raises(
+    InputError,
+    match=r"tiny_qa:validation: no field 'label' \(has: 'question', "
+    r"'answer', 'hint'\); set config\.data\.answer_field",
+  ):
     questions.load(config, 'tiny_qa:validation')
 
 
@@ -92,49 +110,97 @@ def test_the_embedded_task(config, few_sums):
   assert len(dataset) == 5
   expected = tasks.arithmetic_rows()['ood'][11]
   assert dataset[1] == questions.Question(
-    row=1, messages=(Message('user', expected['messages'][0]['content']),),
-    answer=expected['answer'], kind='math', solution=expected['solution'], source='arithmetic_ood')
+    row=1,
+    messages=(Message('user', expected['messages'][0]['content']),),
+    answer=expected['answer'],
+    kind='math',
+    solution=expected['solution'],
+    source='arithmetic_ood',
+  )
 
 
-@pytest.mark.parametrize('spec, message', [
-  pytest.param('arithmetic:dev', r"arithmetic has no split 'dev' \(has: train, validation, test, "
-               r'ood\)', id='unknown_split_of_a_task'),
-  pytest.param('tiny_qa:train', r"tiny_qa has no split 'train' \(has: validation\)",
-               id='unknown_split_of_tfds'),
-  pytest.param('no_such_data:train', "'no_such_data' is neither an embedded task .arithmetic. nor "
-               'a dataset that TFDS finds', id='unknown_name'),
-  pytest.param('no such name:train', "TFDS could not give 'no such name' as array_record .*failed",
-               id='no_name_at_all'),
-  pytest.param('broken_qa:validation', "could not give 'broken_qa' as array_record .ImportError: "
-               r'Failed to import TensorFlow\.\); its builder', id='a_builder_that_fails'),
-  pytest.param('arithmetic', "data spec 'arithmetic' must be an embedded task's split",
-               id='no_split'),
-  pytest.param('', "data spec '' must be", id='nothing'),
-  pytest.param('data/train.csv', "data spec 'data/train.csv' must be .*jsonl or .*parquet",
-               id='unknown_kind_of_file'),
-  pytest.param('absent/x.jsonl', 'absent/x.jsonl: there is no such file', id='missing_file'),
-  pytest.param('absent/x.parquet[:5]', 'absent/x.parquet: there is no such file',
-               id='missing_file_with_a_slice'),
-])
+@pytest.mark.parametrize(
+  'spec, message',
+  [
+    pytest.param(
+      'arithmetic:dev',
+      r"arithmetic has no split 'dev' \(has: train, validation, test, "
+      r'ood\)',
+      id='unknown_split_of_a_task',
+    ),
+    pytest.param(
+      'tiny_qa:train',
+      r"tiny_qa has no split 'train' \(has: validation\)",
+      id='unknown_split_of_tfds',
+    ),
+    pytest.param(
+      'no_such_data:train',
+      "'no_such_data' is neither an embedded task .arithmetic. nor a dataset that TFDS finds",
+      id='unknown_name',
+    ),
+    pytest.param(
+      'no such name:train',
+      "TFDS could not give 'no such name' as array_record .*failed",
+      id='no_name_at_all',
+    ),
+    pytest.param(
+      'broken_qa:validation',
+      "could not give 'broken_qa' as array_record .ImportError: "
+      r'Failed to import TensorFlow\.\); its builder',
+      id='a_builder_that_fails',
+    ),
+    pytest.param(
+      'arithmetic', "data spec 'arithmetic' must be an embedded task's split", id='no_split'
+    ),
+    pytest.param('', "data spec '' must be", id='nothing'),
+    pytest.param(
+      'data/train.csv',
+      "data spec 'data/train.csv' must be .*jsonl or .*parquet",
+      id='unknown_kind_of_file',
+    ),
+    pytest.param('absent/x.jsonl', 'absent/x.jsonl: there is no such file', id='missing_file'),
+    pytest.param(
+      'absent/x.parquet[:5]',
+      'absent/x.parquet: there is no such file',
+      id='missing_file_with_a_slice',
+    ),
+  ],
+)
 def test_what_names_no_data_is_refused(config, few_sums, spec, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, spec)
 
 
-@pytest.mark.parametrize('part, rows', [
-  ('[:3]', range(3)), ('[15:]', range(15, 20)), ('[5:8]', range(5, 8)), ('[:10%]', range(2)),
-  ('[-2:]', range(18, 20)), ('', range(20))])
+@pytest.mark.parametrize(
+  'part, rows',
+  [
+    ('[:3]', range(3)),
+    ('[15:]', range(15, 20)),
+    ('[5:8]', range(5, 8)),
+    ('[:10%]', range(2)),
+    ('[-2:]', range(18, 20)),
+    ('', range(20)),
+  ],
+)
 def test_slices_are_those_of_tfds(config, jsonl, part, rows):
   dataset = questions.load(config, jsonl(*LINES) + part)
   assert [question.answer for question in dataset] == [str(row + 1) for row in rows]
   assert [question.row for question in dataset] == list(range(len(rows)))
 
 
-@pytest.mark.parametrize('part, message', [
-  ('[:21]', r'the slice \[:21\] must be .* within the 20 rows'), ('[]', r'the slice \[\] must be'),
-  ('[x:]', 'must be as in TFDS'), ('[3]', 'must be as in TFDS'), ('[:200%]', 'must be as in TFDS'),
-  ('[5:5]', 'holds none of the 20 rows'), ('[9:3]', 'holds none of the 20 rows'),
-  ('[20:]', 'holds none of the 20 rows')])
+@pytest.mark.parametrize(
+  'part, message',
+  [
+    ('[:21]', r'the slice \[:21\] must be .* within the 20 rows'),
+    ('[]', r'the slice \[\] must be'),
+    ('[x:]', 'must be as in TFDS'),
+    ('[3]', 'must be as in TFDS'),
+    ('[:200%]', 'must be as in TFDS'),
+    ('[5:5]', 'holds none of the 20 rows'),
+    ('[9:3]', 'holds none of the 20 rows'),
+    ('[20:]', 'holds none of the 20 rows'),
+  ],
+)
 def test_a_slice_that_cannot_be_is_refused(config, jsonl, part, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(*LINES) + part)
@@ -203,8 +269,10 @@ def test_two_that_prepare_at_once_both_read_it_whole(config, jsonl, monkeypatch)
     both.wait()  # neither renames before the other has begun to write
 
   monkeypatch.setattr(records, 'jsonl_rows', slowly)
-  threads = [threading.Thread(target=lambda: found.append(len(questions.load(config, path))))
-             for _ in range(2)]
+  threads = [
+    threading.Thread(target=lambda: found.append(len(questions.load(config, path))))
+    for _ in range(2)
+  ]
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -253,8 +321,11 @@ def test_prompts_of_just_the_limit_are_kept():
 
 
 def test_an_overlong_prompt_is_refused_with_all_that_is_needed_to_act():
-  with pytest.raises(InputError, match=r'^arithmetic:train: the prompt of row 1 has 6 tokens, '
-                     r"and 2 of 3 prompts exceed the limit of 5; .*config\.data\.overlong='drop'"):
+  with pytest.raises(
+    InputError,
+    match=r'^arithmetic:train: the prompt of row 1 has 6 tokens, '
+    r"and 2 of 3 prompts exceed the limit of 5; .*config\.data\.overlong='drop'",
+  ):
     questions.check_prompts('arithmetic:train', np.array([3, 6, 7]), 5, 'refuse')
 
 

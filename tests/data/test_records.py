@@ -11,20 +11,32 @@ from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-LINES = [{'question': f'What is {i}+1?',
-          'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'} for i in range(20)]
+LINES = [
+  {'question': f'What is {i}+1?', 'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'}
+  for i in range(20)
+]
 
 
 @pytest.fixture
 def config(tmp_path):
-  return questions.Config(train='', evaluation=(), question_field='', answer_field='',
-                          solution_field='', default_kind='', overlong='refuse',
-                          cache_dir=str(tmp_path / 'cache'))
+  return questions.Config(
+    train='',
+    evaluation=(),
+    question_field='',
+    answer_field='',
+    solution_field='',
+    default_kind='',
+    overlong='refuse',
+    cache_dir=str(tmp_path / 'cache'),
+  )
 
 
-VERL = {'data_source': 'math', 'prompt': [{'role': 'system', 'content': 'Think.'},
-                                          {'role': 'user', 'content': 'What is 1+1?'}],
-        'reward_model': {'ground_truth': '2', 'style': 'rule'}, 'extra_info': {'index': 0}}
+VERL = {
+  'data_source': 'math',
+  'prompt': [{'role': 'system', 'content': 'Think.'}, {'role': 'user', 'content': 'What is 1+1?'}],
+  'reward_model': {'ground_truth': '2', 'style': 'rule'},
+  'extra_info': {'index': 0},
+}
 
 
 @pytest.fixture
@@ -33,6 +45,7 @@ def parquet(tmp_path):
     path = tmp_path / 'bench.parquet'
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return str(path)
+
   return write
 
 
@@ -44,29 +57,42 @@ def test_gsm8k_fields_by_default(config, jsonl):
   dataset = questions.load(config, path)
   assert len(dataset) == 20
   assert dataset[3] == questions.Question(
-    row=3, messages=(Message('user', 'What is 3+1?'),), answer='4',
-    kind='math', solution='3+1 = 4.\n#### 4', source='train')
+    row=3,
+    messages=(Message('user', 'What is 3+1?'),),
+    answer='4',
+    kind='math',
+    solution='3+1 = 4.\n#### 4',
+    source='train',
+  )
   assert [question.row for question in dataset] == list(range(20))
 
 
 def test_fields_may_be_named(config, jsonl):
   config = dataclasses.replace(
-    config, question_field='problem', answer_field='truth', solution_field='proof')
-  dataset = questions.load(config, jsonl(
-    {'problem': '1+1', 'truth': '2', 'proof': 'by counting', 'question': 'no', 'answer': 'no'},
-    {'problem': '2+2', 'truth': 4.50, 'proof': None}, {'problem': '3+3', 'truth': 6}))
-  assert [(q.answer, q.solution) for q in dataset] == [
-    ('2', 'by counting'), ('4.5', ''), ('6', '')]
+    config, question_field='problem', answer_field='truth', solution_field='proof'
+  )
+  dataset = questions.load(
+    config,
+    jsonl(
+      {'problem': '1+1', 'truth': '2', 'proof': 'by counting', 'question': 'no', 'answer': 'no'},
+      {'problem': '2+2', 'truth': 4.50, 'proof': None},
+      {'problem': '3+3', 'truth': 6},
+    ),
+  )
+  assert [(q.answer, q.solution) for q in dataset] == [('2', 'by counting'), ('4.5', ''), ('6', '')]
   assert dataset[0].messages == (Message('user', '1+1'),)
 
 
-@pytest.mark.parametrize('answer, truth, solution', [
-  pytest.param('72', '72', '', id='bare'),
-  pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
-  pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='the_last_one_counts'),
-  pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
-  pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
-])
+@pytest.mark.parametrize(
+  'answer, truth, solution',
+  [
+    pytest.param('72', '72', '', id='bare'),
+    pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
+    pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='the_last_one_counts'),
+    pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
+    pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
+  ],
+)
 def test_answers_of_gsm8k(config, jsonl, answer, truth, solution):
   question = questions.load(config, jsonl({'question': 'q', 'answer': answer}))[0]
   assert (question.answer, question.solution) == (truth, solution)
@@ -86,26 +112,42 @@ def test_blank_lines_are_no_rows_but_count_as_lines(config, jsonl):
 GOOD = {'question': 'q', 'answer': 'a'}
 
 
-@pytest.mark.parametrize('line, message', [
-  pytest.param('{"question": "q", "answ', r'train\.jsonl:2: not valid JSON', id='cut_off'),
-  pytest.param('["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='no_object'),
-  pytest.param({'question': 'q', 'solution': 'a'},
-               r"train\.jsonl:2: no field 'answer' \(has: 'question', 'solution'\); "
-               r'set config\.data\.answer_field\.', id='missing_answer'),
-  pytest.param({'prompt': 'q', 'answer': 'a'},
-               r"no field 'question' \(has: 'prompt', 'answer'\); set config\.data\.question_field",
-               id='missing_question'),
-  pytest.param({'question': 'q', 'answer': None}, "train.jsonl:2: field 'answer' is null; it must",
-               id='null'),
-  pytest.param({'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must",
-               id='list'),
-  pytest.param({'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='truth'),
-  pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
-  pytest.param({'question': 'q', 'answer': 'so\n#### \n'}, "nothing follows the last '#### '",
-               id='nothing_behind_the_mark'),
-  pytest.param('{"question": "\\ud800", "answer": "a"}', "field 'question' is not valid Unicode",
-               id='half_a_character'),
-])
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    pytest.param('{"question": "q", "answ', r'train\.jsonl:2: not valid JSON', id='cut_off'),
+    pytest.param('["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='no_object'),
+    pytest.param(
+      {'question': 'q', 'solution': 'a'},
+      r"train\.jsonl:2: no field 'answer' \(has: 'question', 'solution'\); "
+      r'set config\.data\.answer_field\.',
+      id='missing_answer',
+    ),
+    pytest.param(
+      {'prompt': 'q', 'answer': 'a'},
+      r"no field 'question' \(has: 'prompt', 'answer'\); set config\.data\.question_field",
+      id='missing_question',
+    ),
+    pytest.param(
+      {'question': 'q', 'answer': None}, "train.jsonl:2: field 'answer' is null; it must", id='null'
+    ),
+    pytest.param(
+      {'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must", id='list'
+    ),
+    pytest.param({'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='truth'),
+    pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
+    pytest.param(
+      {'question': 'q', 'answer': 'so\n#### \n'},
+      "nothing follows the last '#### '",
+      id='nothing_behind_the_mark',
+    ),
+    pytest.param(
+      '{"question": "\\ud800", "answer": "a"}',
+      "field 'question' is not valid Unicode",
+      id='half_a_character',
+    ),
+  ],
+)
 def test_a_bad_line_is_named(config, jsonl, line, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(GOOD, line))
@@ -135,17 +177,30 @@ def test_an_empty_file_is_refused(config, jsonl, content):
 def test_verl_columns(config, parquet):
   dataset = questions.load(config, parquet(VERL, {**VERL, 'data_source': 'aime'}))
   assert dataset[1] == questions.Question(
-    row=1, messages=(Message('system', 'Think.'), Message('user', 'What is 1+1?')), answer='2',
-    kind='math', solution='', source='aime')
+    row=1,
+    messages=(Message('system', 'Think.'), Message('user', 'What is 1+1?')),
+    answer='2',
+    kind='math',
+    solution='',
+    source='aime',
+  )
 
 
-@pytest.mark.parametrize('source, style, default, kind', [
-    ('gpqa', 'rule', '', 'choice'), ('math', 'rule', 'text', 'math'), ('math', 'text', '', 'text'),
-    ('mine', 'rule', 'choice', 'choice'), ('mine', 'math', '', 'math')])
+@pytest.mark.parametrize(
+  'source, style, default, kind',
+  [
+    ('gpqa', 'rule', '', 'choice'),
+    ('math', 'rule', 'text', 'math'),
+    ('math', 'text', '', 'text'),
+    ('mine', 'rule', 'choice', 'choice'),
+    ('mine', 'math', '', 'math'),
+  ],
+)
 def test_the_source_or_the_style_says_how_answers_are_compared(
-    config, parquet, source, style, default, kind):
+  config, parquet, source, style, default, kind
+):
   row = {**VERL, 'data_source': source, 'reward_model': {'ground_truth': '2', 'style': style}}
-  found, = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
+  (found,) = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
   assert found.kind == kind
 
 
@@ -168,22 +223,38 @@ def test_a_missing_column_is_named_with_those_there_are(config, parquet, column)
     questions.load(config, parquet(row))
 
 
-@pytest.mark.parametrize('change, message', [
-  pytest.param({'reward_model': {'ground_truth': None, 'style': 'rule'}},
-               r"parquet: row 1: field 'reward_model.ground_truth' is null", id='null_truth'),
-  pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
-  pytest.param({'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='no_turn'),
-  pytest.param({'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool',
-               id='unknown_role'),
-  pytest.param({'prompt': [{'role': 'user', 'content': None}]}, "row 1: field 'content' is null",
-               id='null_content'),
-  pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
-  pytest.param({'data_source': 'mine'}, r"row 1: data_source 'mine' is not .*\(aime, .*mmlu_pro\)"
-               '.*config.data.default_kind', id='unknown_source'),
-  pytest.param({'reward_model': {'ground_truth': '2', 'style': 'model'}},
-               "row 1: reward_model.style is 'model'; it must be 'rule'.*'math', 'choice', 'text'",
-               id='unknown_style'),
-])
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    pytest.param(
+      {'reward_model': {'ground_truth': None, 'style': 'rule'}},
+      r"parquet: row 1: field 'reward_model.ground_truth' is null",
+      id='null_truth',
+    ),
+    pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
+    pytest.param({'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='no_turn'),
+    pytest.param(
+      {'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool', id='unknown_role'
+    ),
+    pytest.param(
+      {'prompt': [{'role': 'user', 'content': None}]},
+      "row 1: field 'content' is null",
+      id='null_content',
+    ),
+    pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
+    pytest.param(
+      {'data_source': 'mine'},
+      r"row 1: data_source 'mine' is not .*\(aime, .*mmlu_pro\)"
+      '.*config.data.default_kind',
+      id='unknown_source',
+    ),
+    pytest.param(
+      {'reward_model': {'ground_truth': '2', 'style': 'model'}},
+      "row 1: reward_model.style is 'model'; it must be 'rule'.*'math', 'choice', 'text'",
+      id='unknown_style',
+    ),
+  ],
+)
 def test_a_bad_parquet_row_is_named(config, parquet, change, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, parquet(VERL, {**VERL, **change}))

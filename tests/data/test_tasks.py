@@ -25,10 +25,12 @@ def test_every_split_has_its_size_and_its_terms(rows):
   for name, split in rows.items():
     lengths = {len(terms_of(row)) - 1 for row in split}
     assert lengths == ({5} if name == 'ood' else {3, 4, 5})
-    assert {row['source'] for row in split} == {
-      'arithmetic_ood' if name == 'ood' else 'arithmetic'}
-  terms = [list(map(int, row['messages'][0]['content'].split('+')))
-           for split in rows.values() for row in split]
+    assert {row['source'] for row in split} == {'arithmetic_ood' if name == 'ood' else 'arithmetic'}
+  terms = [
+    list(map(int, row['messages'][0]['content'].split('+')))
+    for split in rows.values()
+    for row in split
+  ]
   assert {start for start, *_ in terms} == set(range(10, 100))
   assert {digit for _, *digits in terms for digit in digits} == set(range(1, 10))
 
@@ -59,54 +61,62 @@ def test_written_solutions_are_valid_and_end_in_the_answer(rows):
 
 
 def test_written_solutions_take_the_terms_in_another_order_than_the_question(rows):
-  in_order = [tasks.written_sum(list(map(int, row['messages'][0]['content'].split('+'))))
-              for row in rows['train']]
+  in_order = [
+    tasks.written_sum(list(map(int, row['messages'][0]['content'].split('+'))))
+    for row in rows['train']
+  ]
   same = sum(written == row['solution'] for written, row in zip(in_order, rows['train']))
-  assert same / len(in_order) < .12  # of 3 to 5 digits a random order is theirs 1 in 6 to 120
+  assert same / len(in_order) < 0.12  # of 3 to 5 digits a random order is theirs 1 in 6 to 120
 
 
 @pytest.mark.parametrize('split', ['train', 'validation', 'test', 'ood'])
 def test_a_constant_guess_earns_next_to_nothing(rows, split):
-  assert tasks.guess_rate([row['answer'] for row in rows[split]]) < .02
+  assert tasks.guess_rate([row['answer'] for row in rows[split]]) < 0.02
 
 
 def test_guess_rate_is_the_share_of_the_commonest_answer():
-  assert tasks.guess_rate(['55', '60', '55', '7']) == .5
+  assert tasks.guess_rate(['55', '60', '55', '7']) == 0.5
 
 
 def test_written_sum_chains_the_terms_in_their_order():
   assert tasks.written_sum([48, 3, 9, 7]) == SOLUTION
 
 
-@pytest.mark.parametrize('question, response', [
-  pytest.param(QUESTION, SOLUTION, id='as_written'),
-  pytest.param(QUESTION + '\n', f'\n{SOLUTION}\n', id='white_space_around'),
-  pytest.param(QUESTION, r'3+9=12 +48=60 +7=67 \boxed{67}', id='another_order'),
-  pytest.param('4+4+1', r'4+1=5 +4=9 \boxed{9}', id='a_term_that_stands_twice'),
-])
+@pytest.mark.parametrize(
+  'question, response',
+  [
+    pytest.param(QUESTION, SOLUTION, id='as_written'),
+    pytest.param(QUESTION + '\n', f'\n{SOLUTION}\n', id='white_space_around'),
+    pytest.param(QUESTION, r'3+9=12 +48=60 +7=67 \boxed{67}', id='another_order'),
+    pytest.param('4+4+1', r'4+1=5 +4=9 \boxed{9}', id='a_term_that_stands_twice'),
+  ],
+)
 def test_steps_are_valid(question, response):
   assert tasks.valid_steps(question, response)
 
 
-@pytest.mark.parametrize('question, response', [
-  pytest.param(QUESTION, r'48+3=52 +9=61 +7=68 \boxed{68}', id='false_addition'),
-  pytest.param(QUESTION, r'48+3=51 51+9=60 +7=67 \boxed{67}', id='a_total_written_again'),
-  pytest.param(QUESTION, r'48+3=51 +9=60 +7=68 \boxed{68}', id='false_later_addition'),
-  pytest.param(QUESTION, r'48+3=51 +9=60 \boxed{60}', id='a_term_left_out'),
-  pytest.param(QUESTION, r'48+3=51 +9=60 +7=67 +7=74 \boxed{74}', id='a_term_used_twice'),
-  pytest.param(QUESTION, r'48+3=51 +8=59 +8=67 \boxed{67}', id='other_terms_same_sum'),
-  pytest.param(QUESTION, r'48+3=51 +9=60 +7=67 \boxed{68}', id='another_number_in_the_box'),
-  pytest.param(QUESTION, '48+3=51 +9=60 +7=67', id='no_box'),
-  pytest.param(QUESTION, r'\boxed{67}', id='no_steps'),
-  pytest.param(QUESTION, r'48+3=51 so +9=60 +7=67 \boxed{67}', id='words_between'),
-  pytest.param(QUESTION, r'048+3=51 +9=60 +7=67 \boxed{67}', id='leading_zero'),
-  pytest.param(QUESTION, '48+٣=51 +9=60 +7=67 \\boxed{67}', id='digits_of_another_script'),
-  pytest.param(QUESTION, rf'48+3=51 +9=60 +7=67 \boxed{{{"6" * 5000}}}', id='endless_number'),
-  pytest.param(QUESTION, SOLUTION + ' ' + SOLUTION, id='twice_over'),
-  pytest.param(QUESTION, r'+3=51 +9=60 +7=67 \boxed{67}', id='no_start'),
-  pytest.param(QUESTION, '', id='empty'),
-  pytest.param('What is 12 plus 7?', r'12+7=19 \boxed{19}', id='the_question_is_no_sum'),
-])
+@pytest.mark.parametrize(
+  'question, response',
+  [
+    pytest.param(QUESTION, r'48+3=52 +9=61 +7=68 \boxed{68}', id='false_addition'),
+    pytest.param(QUESTION, r'48+3=51 51+9=60 +7=67 \boxed{67}', id='a_total_written_again'),
+    pytest.param(QUESTION, r'48+3=51 +9=60 +7=68 \boxed{68}', id='false_later_addition'),
+    pytest.param(QUESTION, r'48+3=51 +9=60 \boxed{60}', id='a_term_left_out'),
+    pytest.param(QUESTION, r'48+3=51 +9=60 +7=67 +7=74 \boxed{74}', id='a_term_used_twice'),
+    pytest.param(QUESTION, r'48+3=51 +8=59 +8=67 \boxed{67}', id='other_terms_same_sum'),
+    pytest.param(QUESTION, r'48+3=51 +9=60 +7=67 \boxed{68}', id='another_number_in_the_box'),
+    pytest.param(QUESTION, '48+3=51 +9=60 +7=67', id='no_box'),
+    pytest.param(QUESTION, r'\boxed{67}', id='no_steps'),
+    pytest.param(QUESTION, r'48+3=51 so +9=60 +7=67 \boxed{67}', id='words_between'),
+    pytest.param(QUESTION, r'048+3=51 +9=60 +7=67 \boxed{67}', id='leading_zero'),
+    pytest.param(QUESTION, '48+٣=51 +9=60 +7=67 \\boxed{67}', id='digits_of_another_script'),
+    pytest.param(QUESTION, rf'48+3=51 +9=60 +7=67 \boxed{{{"6" * 5000}}}', id='endless_number'),
+    pytest.param(QUESTION, SOLUTION + ' ' + SOLUTION, id='twice_over'),
+    pytest.param(QUESTION, r'+3=51 +9=60 +7=67 \boxed{67}', id='no_start'),
+    pytest.param(QUESTION, '', id='empty'),
+    pytest.param('What is 12 plus 7?', r'12+7=19 \boxed{19}', id='the_question_is_no_sum'),
+  ],
+)
 def test_steps_are_invalid(question, response):
   assert not tasks.valid_steps(question, response)
 

@@ -23,32 +23,43 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def checkpoint(tmp_path):
   """A function that writes a small tokenizer.json, and the JSON files beside it, to a folder."""
+
   def write(special, **beside):
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = tokenizers.decoders.ByteLevel()
-    model.train_from_iterator(TEXTS, tokenizers.trainers.BpeTrainer(
-      vocab_size=300, special_tokens=special, show_progress=False,
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    model.train_from_iterator(
+      TEXTS,
+      tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+      ),
+    )
     model.save(str(tmp_path / 'tokenizer.json'))
     for name, content in beside.items():
       (tmp_path / f'{name}.json').write_text(json.dumps(content))
     return tmp_path
+
   return write
 
 
-ANY_TEXT = pytest.mark.parametrize('text', [
-  pytest.param('12+7+31\n', id='a_prompt'),
-  pytest.param(r'7+31=38 38+12=50 \boxed{50}', id='a_solution'),
-  pytest.param('', id='empty'),
-  pytest.param('\n\nfirst\n \nsecond\n', id='newlines'),
-  pytest.param('  two  spaces  ', id='spaces_at_both_ends'),
-  pytest.param(r'$\frac{1}{2} \leq x^{10}$', id='latex'),
-  pytest.param('Zürich, 日本, e\u0301, \U0001f600', id='unicode_not_normalised'),
-  pytest.param('tab\tand\r\nreturn\xa0\u3000', id='other_white_space'),
-  pytest.param('a\u2581b', id='the_character_that_stands_for_a_space'),
-  pytest.param('</s><pad><unk><0x0A>', id='names_of_pieces'),
-])
+ANY_TEXT = pytest.mark.parametrize(
+  'text',
+  [
+    pytest.param('12+7+31\n', id='a_prompt'),
+    pytest.param(r'7+31=38 38+12=50 \boxed{50}', id='a_solution'),
+    pytest.param('', id='empty'),
+    pytest.param('\n\nfirst\n \nsecond\n', id='newlines'),
+    pytest.param('  two  spaces  ', id='spaces_at_both_ends'),
+    pytest.param(r'$\frac{1}{2} \leq x^{10}$', id='latex'),
+    pytest.param('Zürich, 日本, e\u0301, \U0001f600', id='unicode_not_normalised'),
+    pytest.param('tab\tand\r\nreturn\xa0\u3000', id='other_white_space'),
+    pytest.param('a\u2581b', id='the_character_that_stands_for_a_space'),
+    pytest.param('</s><pad><unk><0x0A>', id='names_of_pieces'),
+  ],
+)
 
 
 @ANY_TEXT
@@ -77,7 +88,7 @@ def test_digits_are_pieces_of_their_own(trained):
 def test_a_newline_is_never_merged_with_what_stands_beside_it(tmp_path):
   tokenizer.train(['}.\n\n(\n'] * 20, 300, tmp_path / 'lines.model')
   words = tokenizer.load(tmp_path / 'lines.model')
-  newline, = words.encode('\n')
+  (newline,) = words.encode('\n')
   assert words.encode('}.\n\n(') == [*words.encode('}.'), newline, newline, *words.encode('(')]
 
 
@@ -127,14 +138,25 @@ def test_saved_and_loaded_a_trained_tokenizer_is_the_same(trained, tmp_path):
   assert (copy.eos_ids, copy.pad_id) == (trained.eos_ids, trained.pad_id) == ((1,), 0)
 
 
-@pytest.mark.parametrize('beside, ends', [
-  pytest.param({}, (1, 0), id='known_names'),
-  pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='the_written_one'),
-  pytest.param({'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='as_an_object'),
-  pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='where_generation_stops'),
-  pytest.param({'tokenizer_config': {'eos_token': '<|im_end|>'},
-                'generation_config': {'eos_token_id': [1, 0]}}, (0, 1), id='written_comes_first'),
-])
+@pytest.mark.parametrize(
+  'beside, ends',
+  [
+    pytest.param({}, (1, 0), id='known_names'),
+    pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='the_written_one'),
+    pytest.param(
+      {'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='as_an_object'
+    ),
+    pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='where_generation_stops'),
+    pytest.param(
+      {
+        'tokenizer_config': {'eos_token': '<|im_end|>'},
+        'generation_config': {'eos_token_id': [1, 0]},
+      },
+      (0, 1),
+      id='written_comes_first',
+    ),
+  ],
+)
 def test_ends_of_a_tokenizer_json(checkpoint, beside, ends):
   folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **beside)
   assert tokenizer.load(folder).eos_ids == ends
@@ -156,7 +178,8 @@ def test_no_end_or_begin_token_is_added(checkpoint):
   folder = checkpoint(['<|endoftext|>'])
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
-    single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)])
+    single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)]
+  )
   model.save(str(folder / 'tokenizer.json'))
   assert model.encode('12').ids[0] == 0
   assert tokenizer.load(folder).encode('12')[0] != 0
@@ -169,21 +192,23 @@ def test_padding_is_the_named_token_or_0(checkpoint):
 
 
 def test_saved_and_loaded_a_tokenizer_json_keeps_its_end(checkpoint, tmp_path):
-  loaded = tokenizer.load(checkpoint(['<other>', '<end>'],
-                                     tokenizer_config={'eos_token': '<end>'}))
+  loaded = tokenizer.load(checkpoint(['<other>', '<end>'], tokenizer_config={'eos_token': '<end>'}))
   loaded.save(tmp_path / 'copy')
   copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
   assert copy.eos_ids == loaded.eos_ids == (1,)
   assert copy.encode(TEXTS[1]) == loaded.encode(TEXTS[1])
 
 
-@pytest.mark.parametrize('name, content, message', [
-  pytest.param('absent', None, 'must be a tokenizer.json, .* and there is none', id='absent'),
-  pytest.param('x.txt', b'text', 'must be a tokenizer.json', id='another_kind_of_file'),
-  pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
-  pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
-  pytest.param('tokenizer.json', b'{}', 'not a tokenizer.json', id='another_json'),
-])
+@pytest.mark.parametrize(
+  'name, content, message',
+  [
+    pytest.param('absent', None, 'must be a tokenizer.json, .* and there is none', id='absent'),
+    pytest.param('x.txt', b'text', 'must be a tokenizer.json', id='another_kind_of_file'),
+    pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
+    pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
+    pytest.param('tokenizer.json', b'{}', 'not a tokenizer.json', id='another_json'),
+  ],
+)
 def test_what_cannot_be_loaded_is_refused(tmp_path, name, content, message):
   if content is not None:
     (tmp_path / name).write_bytes(content)
@@ -198,8 +223,14 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path):
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXTS), model_prefix=str(tmp_path / 'endless'), model_type='bpe',
-    vocab_size=40, hard_vocab_limit=False, eos_id=-1, minloglevel=2)
+    sentence_iterator=iter(TEXTS),
+    model_prefix=str(tmp_path / 'endless'),
+    model_type='bpe',
+    vocab_size=40,
+    hard_vocab_limit=False,
+    eos_id=-1,
+    minloglevel=2,
+  )
   with pytest.raises(InputError, match='no end-of-sequence piece'):
     tokenizer.load(tmp_path / 'endless.model')
 

@@ -17,11 +17,12 @@ from exgrpo_jax.grading import pool, rewards, verifier, worker
 from tests.helpers.processes import is_running
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)
-CONFIG = pool.Config(workers=1, time_limit=30., memory_limit=256, max_length=1000,
-                        max_failures=0., reward='')
-QUICK = dataclasses.replace(CONFIG, time_limit=2.)
-RIGHT, WRONG, NONE = Verdict(1., 'correct'), Verdict(0., 'wrong'), Verdict(0., 'no answer')
-PATIENCE = 60.  # seconds for what must happen at once, on a machine that does other things
+CONFIG = pool.Config(
+  workers=1, time_limit=30.0, memory_limit=256, max_length=1000, max_failures=0.0, reward=''
+)
+QUICK = dataclasses.replace(CONFIG, time_limit=2.0)
+RIGHT, WRONG, NONE = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong'), Verdict(0.0, 'no answer')
+PATIENCE = 60.0  # seconds for what must happen at once, on a machine that does other things
 
 
 def grader(reward='', config=CONFIG, **changes):
@@ -44,10 +45,11 @@ def until(is_so):
   end = time.monotonic() + PATIENCE
   while not is_so():
     assert time.monotonic() < end
-    time.sleep(.01)
+    time.sleep(0.01)
 
 
 # Order, keys and outcomes.
+
 
 def test_verdicts_stand_in_the_order_of_the_responses(plain):
   assert plain.grade([r'\boxed{1}', r'\boxed{1}', 'none'], ['1', '2', '1']) == [RIGHT, WRONG, NONE]
@@ -96,19 +98,24 @@ def test_responses_and_answers_are_as_many(plain):
 @pytest.mark.parametrize('text', ['\x00\n"\\', 'é\u2028𝟙', '\ud800'])
 def test_any_text_reaches_the_verifier_and_the_reward(text):
   with grader('reward') as running:
-    verdict, = running.grade([rf'{text}\boxed{{1}}'], ['1'])
-  assert verdict == Verdict(len(text) + 9., 'correct')
+    (verdict,) = running.grade([rf'{text}\boxed{{1}}'], ['1'])
+  assert verdict == Verdict(len(text) + 9.0, 'correct')
 
 
 # Lengths.
 
-@pytest.mark.parametrize(('response', 'expected'), [
+
+@pytest.mark.parametrize(
+  ('response', 'expected'),
+  [
     ('x' * 10, 'x' * 10),
     ('y' * 9 + '</think>12', '</think>12'),  # only thought is cut
     ('y' * 9 + '</think>123', None),  # the end of the thought would be lost
     ('</think>' + 'y' * 20 + '</think>1', 'y</think>1'),
     ('<think>' + 'x' * 4, None),  # its last characters could look like an answer
-], ids=['as_it_is', 'thought', 'long_solution', 'last_think', 'no_end'])
+  ],
+  ids=['as_it_is', 'thought', 'long_solution', 'last_think', 'no_end'],
+)
 def test_a_long_response_loses_only_thought(response, expected):
   assert worker.bounded(response, 10) == expected
 
@@ -116,22 +123,35 @@ def test_a_long_response_loses_only_thought(response, expected):
 def test_a_long_response_is_judged_by_its_end(plain):
   long = 'x' * 2000
   assert plain.grade(
-      [rf'{long}</think>\boxed{{1}}', rf'{long}\boxed{{1}}', rf'</think>{long}\boxed{{1}}'],
-      ['1'] * 3) == [RIGHT, NONE, NONE]
+    [rf'{long}</think>\boxed{{1}}', rf'{long}\boxed{{1}}', rf'</think>{long}\boxed{{1}}'], ['1'] * 3
+  ) == [RIGHT, NONE, NONE]
 
 
 # What a response does to its worker.
+
 
 def test_what_hangs_or_crashes_costs_only_its_own_verdict():
   responses = ['hang', r'\boxed{1}', 'crash', r'\boxed{2}', 'raise', 'hog', 'spin', r'\boxed{1}']
   with grader('reward', QUICK) as running:
     found = running.grade(responses, ['1'] * 8)
-  assert outcomes(found) == ['timed out', 'correct', 'crashed', 'wrong', 'crashed', 'crashed',
-                             'timed out', 'correct']
+  assert outcomes(found) == [
+    'timed out',
+    'correct',
+    'crashed',
+    'wrong',
+    'crashed',
+    'crashed',
+    'timed out',
+    'correct',
+  ]
   assert [verdict.reward for verdict in found] == [0, 9, 0, 9, 0, 0, 0, 9]
   assert [verdict.reason for verdict in found if verdict.reason] == [
-      'no verdict after 2 s', '2 workers died of it, the last with exit status -11',
-      "KeyError: 'of the reward'", 'MemoryError', 'no verdict after 2 s']
+    'no verdict after 2 s',
+    '2 workers died of it, the last with exit status -11',
+    "KeyError: 'of the reward'",
+    'MemoryError',
+    'no verdict after 2 s',
+  ]
 
 
 def test_a_batch_in_which_every_eighth_response_hangs_is_complete_and_else_right():
@@ -142,7 +162,7 @@ def test_a_batch_in_which_every_eighth_response_hangs_is_complete_and_else_right
 
 def test_a_worker_that_is_stopped_and_reads_nothing_is_timed_out():
   with grader('pid', QUICK) as running:
-    pid, = (int(verdict.reward) for verdict in running.grade([''], ['']))
+    (pid,) = (int(verdict.reward) for verdict in running.grade([''], ['']))
     os.kill(pid, signal.SIGSTOP)
     found = running.grade(['x' * 10**6, ''], ['', ''])
   assert outcomes(found) == ['timed out', 'no answer'] and found[1].reward != pid
@@ -165,7 +185,7 @@ def test_workers_killed_while_idle_are_replaced():
   with grader('pid') as running:
     pids = []
     for _ in range(4):
-      verdict, = running.grade([''], [''])
+      (verdict,) = running.grade([''], [''])
       pids.append(int(verdict.reward))
       os.kill(pids[-1], signal.SIGKILL)
       until(lambda: not is_running(pids[-1]))
@@ -175,7 +195,7 @@ def test_workers_killed_while_idle_are_replaced():
 def test_a_death_while_idle_is_not_laid_to_the_next_response(tmp_path):
   path = tmp_path / 'pid'
   with grader('pid') as running:
-    verdict, = running.grade([''], [''])
+    (verdict,) = running.grade([''], [''])
     os.kill(int(verdict.reward), signal.SIGKILL)
     until(lambda: not is_running(int(verdict.reward)))
     running.submit(0, lambda: f'sleep_once {path}', '')
@@ -187,26 +207,29 @@ def test_a_death_while_idle_is_not_laid_to_the_next_response(tmp_path):
 def test_a_worker_serves_on_until_it_was_out_of_memory():
   with grader('pid') as running:
     before, after = [
-        {verdict.reward for verdict in running.grade([*[''] * 20, last], [''] * 21)} - {0.}
-        for last in ('raise', 'hog')]
+      {verdict.reward for verdict in running.grade([*[''] * 20, last], [''] * 21)} - {0.0}
+      for last in ('raise', 'hog')
+    ]
     assert len(before) == 1 and after == before
-    last, = running.grade([''], [''])
+    (last,) = running.grade([''], [''])
   assert last.outcome == 'no answer' and last.reward not in before
 
 
 def test_what_is_printed_is_no_verdict(capfd):
   with grader('reward') as running:
-    assert running.grade(['print'], ['1']) == [Verdict(5., 'no answer')]
+    assert running.grade(['print'], ['1']) == [Verdict(5.0, 'no answer')]
   assert capfd.readouterr().out == ''
 
 
 # The worker's surroundings.
 
+
 def test_a_worker_imports_no_jax():
   with grader('imports') as running:
-    verdict, = running.grade(
-        ['jax jaxlib flax tensorflow numpy.linalg exgrpo_jax.datatypes'], ['1'])
-    control, = running.grade(['exgrpo_jax.grading.verifier tests.helpers.misbehaving'], ['1'])
+    (verdict,) = running.grade(
+      ['jax jaxlib flax tensorflow numpy.linalg exgrpo_jax.datatypes'], ['1']
+    )
+    (control,) = running.grade(['exgrpo_jax.grading.verifier tests.helpers.misbehaving'], ['1'])
   assert verdict.reward == 0 and control.reward == 2
 
 
@@ -249,35 +272,54 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
 
 # Rewards.
 
+
 def test_a_reward_knows_the_answer_and_the_verifiers_word_which_alone_says_what_is_correct():
   with grader('outcome_of') as running:
     assert running.grade([r'\boxed{1}', r'\boxed{1}', 'none'], ['1', 'a', '1']) == [
-        Verdict(1., 'correct'), Verdict(12., 'wrong'), Verdict(3., 'no answer')]
+      Verdict(1.0, 'correct'),
+      Verdict(12.0, 'wrong'),
+      Verdict(3.0, 'no answer'),
+    ]
 
 
 def test_a_reward_that_is_no_finite_number_has_crashed_and_says_why():
   with grader('worth') as running:
     found = running.grade(['nan', 'inf', 'none', 'text', 'true', 'half'], [''] * 6)
   assert outcomes(found) == ['crashed'] * 4 + ['no answer'] * 2
-  assert [verdict.reward for verdict in found] == [0, 0, 0, 0, 1, .5]
-  assert found[0].reason == 'ValueError: tests.helpers.misbehaving:worth returned nan, not a finite number'
+  assert [verdict.reward for verdict in found] == [0, 0, 0, 0, 1, 0.5]
+  assert (
+    found[0].reason
+    == 'ValueError: tests.helpers.misbehaving:worth returned nan, not a finite number'
+  )
 
 
-@pytest.mark.parametrize(('name', 'why'), [
+@pytest.mark.parametrize(
+  ('name', 'why'),
+  [
     ('misbehaving', r"ValueError: it has not the form 'package\.module:function'"),
     ('nowhere_at_all:reward', "ModuleNotFoundError: No module named 'nowhere_at_all'"),
-    ('tests.helpers.misbehaving:nothing', "AttributeError: module 'tests.helpers.misbehaving' has no attribute 'nothing'"),
+    (
+      'tests.helpers.misbehaving:nothing',
+      "AttributeError: module 'tests.helpers.misbehaving' has no attribute 'nothing'",
+    ),
     ('tests.helpers.misbehaving:two_arguments', 'TypeError: too many positional arguments'),
-    ('tests.helpers.misbehaving:time', 'TypeError: .* is not a callable object')],
-    ids=['form', 'module', 'function', 'arguments', 'callable'])
+    ('tests.helpers.misbehaving:time', 'TypeError: .* is not a callable object'),
+  ],
+  ids=['form', 'module', 'function', 'arguments', 'callable'],
+)
 def test_a_reward_that_cannot_be_used_is_refused_by_name(name, why):
-  with pytest.raises(InputError, match=rf"^config\.grading\.reward='{name}' cannot be used "
-                                       rf"\({why}\): it must be 'package\.module:function'"):
+  with pytest.raises(
+    InputError,
+    match=rf"^config\.grading\.reward='{name}' cannot be used "
+    rf"\({why}\): it must be 'package\.module:function'",
+  ):
     pool.check(dataclasses.replace(CONFIG, reward=name), VERIFIER)
 
 
 def test_a_reward_that_can_be_used_passes_the_check():
-  pool.check(dataclasses.replace(CONFIG, reward='exgrpo_jax.grading.rewards:think_format'), VERIFIER)
+  pool.check(
+    dataclasses.replace(CONFIG, reward='exgrpo_jax.grading.rewards:think_format'), VERIFIER
+  )
 
 
 def test_workers_that_do_not_start_end_the_run(monkeypatch):
@@ -286,13 +328,17 @@ def test_workers_that_do_not_start_end_the_run(monkeypatch):
     running.grade([''], [''])
 
 
-@pytest.mark.parametrize(('response', 'expected'), [
-    ('So it is 2.\n</think>\nThe answer is 2.', 1.),
-    ('So it is 2.', 0.),
-    ('<think>\nSo it is 2.\n</think>\nThe answer is 2.', 0.),  # the prompt has opened it
-    ('a</think>b</think>c', 0.),
-    ('a</think>b<think>', 0.),
-    ('\n</think>The answer is 2.', 0.),
-    ('So it is 2.</think>\n', 0.)])
+@pytest.mark.parametrize(
+  ('response', 'expected'),
+  [
+    ('So it is 2.\n</think>\nThe answer is 2.', 1.0),
+    ('So it is 2.', 0.0),
+    ('<think>\nSo it is 2.\n</think>\nThe answer is 2.', 0.0),  # the prompt has opened it
+    ('a</think>b</think>c', 0.0),
+    ('a</think>b<think>', 0.0),
+    ('\n</think>The answer is 2.', 0.0),
+    ('So it is 2.</think>\n', 0.0),
+  ],
+)
 def test_the_papers_format_is_one_end_of_thought_between_two_texts(response, expected):
   assert rewards.think_format(response, '2', 'wrong') == expected

@@ -32,8 +32,16 @@ def test_an_unknown_kind_is_refused_at_once():
     verifier.is_correct('', '', ANYTHING, 'maths')
 
 
-ANSWERS = ('1e999', r'x+\sqrt{2}', r'(1,\sqrt2)', r'\begin{pmatrix}1&0\\0&1\end{pmatrix}', 'C',
-           r'1,2,\sqrt3', 'x<5', 'y=x')
+ANSWERS = (
+  '1e999',
+  r'x+\sqrt{2}',
+  r'(1,\sqrt2)',
+  r'\begin{pmatrix}1&0\\0&1\end{pmatrix}',
+  'C',
+  r'1,2,\sqrt3',
+  'x<5',
+  'y=x',
+)
 
 
 @pytest.mark.parametrize('response', hostile.LARGE.values(), ids=hostile.LARGE.keys())
@@ -75,8 +83,9 @@ def test_gsm8k_solutions_give_their_own_answers_and_no_others():
   answers = [solution.rpartition('####')[2].strip() for solution in solutions]
   assert all(verifier.is_correct(s, a, ANYTHING) for s, a in zip(solutions, answers))
   following = answers[1:] + answers[:1]
-  accepted = {(a, b) for s, a, b in zip(solutions, answers, following)
-              if verifier.is_correct(s, b, ANYTHING)}
+  accepted = {
+    (a, b) for s, a, b in zip(solutions, answers, following) if verifier.is_correct(s, b, ANYTHING)
+  }
   assert all(a.replace(',', '') == b.replace(',', '') for a, b in accepted)
 
 
@@ -85,10 +94,16 @@ REFUSED = {'mv-127', 'mv-006'}
 
 
 def test_math_verifys_cases_are_judged_as_expected():
-  rows = [row for row in read('answers_math_verify.jsonl')
-          if not {'gold_multi_box', 'response_multi_box'} & set(row['tags'])]
-  wrong = {row['id'] for row in rows
-           if verifier.is_correct(row['response'], row['gold']) != row['expected']}
+  rows = [
+    row
+    for row in read('answers_math_verify.jsonl')
+    if not {'gold_multi_box', 'response_multi_box'} & set(row['tags'])
+  ]
+  wrong = {
+    row['id']
+    for row in rows
+    if verifier.is_correct(row['response'], row['gold']) != row['expected']
+  }
   assert wrong == REFUSED
   assert len(wrong) <= len(rows) // 100
 
@@ -96,13 +111,36 @@ def test_math_verifys_cases_are_judged_as_expected():
 def test_what_was_extracted_and_how_it_was_read_is_told():
   told = verifier.explain(r'So \boxed{\frac{10}{9}}.', '[0, 1)')
   assert told.splitlines() == [
-      r'extracted  \frac{10}{9}', 'response   fraction 10/9',
-      'answer     interval [0, 1)', 'verdict    wrong']
+    r'extracted  \frac{10}{9}',
+    'response   fraction 10/9',
+    'answer     interval [0, 1)',
+    'verdict    wrong',
+  ]
   assert 'extracted  nothing' in verifier.explain('none', '1')
   for truth in (
-      '1,2', r'\text{even}', '204_5', 'x<5', 'y=x', 'x+y=1', r'\neq 5', r'\pm 2', '1:2', 'a=1,b=2',
-      r'x\sqrt{2}', r'\pi', 'i', r'10^{9000}', r'\begin{pmatrix}1\end{pmatrix}', r'(-\infty, 2]',
-      '45^\\circ', '20\\%', 'f(1)<f(2)', r'\infty', '1/0', '9' * 3000):
+    '1,2',
+    r'\text{even}',
+    '204_5',
+    'x<5',
+    'y=x',
+    'x+y=1',
+    r'\neq 5',
+    r'\pm 2',
+    '1:2',
+    'a=1,b=2',
+    r'x\sqrt{2}',
+    r'\pi',
+    'i',
+    r'10^{9000}',
+    r'\begin{pmatrix}1\end{pmatrix}',
+    r'(-\infty, 2]',
+    '45^\\circ',
+    '20\\%',
+    'f(1)<f(2)',
+    r'\infty',
+    '1/0',
+    '9' * 3000,
+  ):
     assert verifier.explain(truth, truth).count('\n') >= 2
 
 
@@ -113,17 +151,26 @@ def test_the_command_explains_one_answer(capsys):
 
 def test_the_command_scores_a_file(tmp_path, capsys):
   cases = tmp_path / 'cases.jsonl'
-  cases.write_text('\n'.join(json.dumps(row) for row in (
-      {'gold': '5', 'response': r'\boxed{5}'},
-      {'answer': '5', 'response': r'\boxed{6}', 'expected': False},
-      {'answer': 'C', 'response': r'\boxed{d}', 'kind': 'choice'})))
+  cases.write_text(
+    '\n'.join(
+      json.dumps(row)
+      for row in (
+        {'gold': '5', 'response': r'\boxed{5}'},
+        {'answer': '5', 'response': r'\boxed{6}', 'expected': False},
+        {'answer': 'C', 'response': r'\boxed{d}', 'kind': 'choice'},
+      )
+    )
+  )
   verifier.main([f'--file={cases}'])
   assert capsys.readouterr().out == (
-      f"{cases}:3: wrong, expected correct: 'd' for 'C'\n"
-      '3 cases: 1 correct, 2 wrong, 0 no answer; 2 as expected\n')
+    f"{cases}:3: wrong, expected correct: 'd' for 'C'\n"
+    '3 cases: 1 correct, 2 wrong, 0 no answer; 2 as expected\n'
+  )
 
 
-@pytest.mark.parametrize(('line', 'message'), [
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
     ('{', ":2: '{' is not JSON"),
     ('5', ":2: '5' must be an object"),
     ('{"response": ""}', ":2: no field 'gold' or 'answer' (has: 'response')"),
@@ -131,7 +178,9 @@ def test_the_command_scores_a_file(tmp_path, capsys):
     ('{"gold": 5, "response": ""}', ':2: gold=5 must be of type str'),
     ('{"gold": "5", "response": "", "expected": 1}', ':2: expected=1 must be of type bool'),
     ('{"gold": "5", "response": "", "kind": "maths"}', ":2: kind='maths' must be one of math"),
-    (None, 'cannot be read')])
+    (None, 'cannot be read'),
+  ],
+)
 def test_bad_input_is_one_clear_error(tmp_path, line, message):
   cases = tmp_path / 'cases.jsonl'
   if line is not None:

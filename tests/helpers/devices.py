@@ -16,8 +16,9 @@ def on_eight_devices(script):
   Returns what it wrote to standard error.
   """
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(8)}
-  done = subprocess.run([sys.executable, '-c', script], env=env, text=True,
-                        capture_output=True, check=False)
+  done = subprocess.run(
+    [sys.executable, '-c', script], env=env, text=True, capture_output=True, check=False
+  )
   assert done.returncode == 0, done.stderr
   return done.stderr
 
@@ -42,8 +43,15 @@ jax.distributed.initialize('localhost:{free_port()}', num_processes=2,
 def in_two_processes(script, environments):
   """Runs `script` in two processes of four devices each, with more in the environment of each."""
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(4)}
-  hosts = [subprocess.Popen([sys.executable, '-c', script], env=env | own, text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-           for own in environments]
+  hosts = [
+    subprocess.Popen(
+      [sys.executable, '-c', script],
+      env=env | own,
+      text=True,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+    )
+    for own in environments
+  ]
   messages = [host.communicate(timeout=300)[1] for host in hosts]
   assert [host.returncode for host in hosts] == [0, 0], '\n'.join(messages)

@@ -27,8 +27,18 @@ def main(_):
   for step in range(config.num_steps + 1):
     score = config.replay.ratio + config.seed / 10 + step / 100
     with open(workdir / 'metrics.jsonl', 'w' if step == 0 else 'a') as file:
-      file.write(json.dumps({'step': step, 'reward': score, 'eval/sums/pass@1': score,
-                             'eval/sums/pass@1_low': 0., 'eval/sums/truncated': .5}) + '\n')
+      file.write(
+        json.dumps(
+          {
+            'step': step,
+            'reward': score,
+            'eval/sums/pass@1': score,
+            'eval/sums/pass@1_low': 0.0,
+            'eval/sums/truncated': 0.5,
+          }
+        )
+        + '\n'
+      )
     print(f'step {step}', flush=True)
     if workdir.name in os.environ.get('FAKE_FAILS', ''):
       raise ValueError('the disk is full')

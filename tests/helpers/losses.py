@@ -7,18 +7,41 @@ from exgrpo_jax.datatypes import Batch
 
 LIMIT = 11  # the configured response limit
 PAPER = objective.Config(
-    clip='always', clip_epsilon=.2, clip_epsilon_high=.2, dual_clip=float('inf'), surrogate='ppo',
-    ratio='token', tis_limit=0., shaping=True, beta=.1, normalize_std=False,
-    aggregation='constant', entropy_bonus=0., kl_coefficient=0., old_logprobs='sampler')
+  clip='always',
+  clip_epsilon=0.2,
+  clip_epsilon_high=0.2,
+  dual_clip=float('inf'),
+  surrogate='ppo',
+  ratio='token',
+  tis_limit=0.0,
+  shaping=True,
+  beta=0.1,
+  normalize_std=False,
+  aggregation='constant',
+  entropy_bonus=0.0,
+  kl_coefficient=0.0,
+  old_logprobs='sampler',
+)
 # Every option that changes a token's loss, in few programs.
 VARIANTS = {
-    'paper': {}, 'unshaped_token_mean': dict(shaping=False, aggregation='token_mean'),
-    'sequence_mean_entropy_kl': dict(aggregation='sequence_mean', entropy_bonus=.3,
-                                     kl_coefficient=.7),
-    'clip_higher_and_dual': dict(clip_epsilon_high=.5, dual_clip=1.5),
-    'cispo': dict(surrogate='cispo'), 'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
-    'all': dict(ratio='sequence', surrogate='cispo', clip_epsilon_high=.3, entropy_bonus=.3,
-                kl_coefficient=.7, tis_limit=1.2, old_logprobs='recompute')}
+  'paper': {},
+  'unshaped_token_mean': dict(shaping=False, aggregation='token_mean'),
+  'sequence_mean_entropy_kl': dict(
+    aggregation='sequence_mean', entropy_bonus=0.3, kl_coefficient=0.7
+  ),
+  'clip_higher_and_dual': dict(clip_epsilon_high=0.5, dual_clip=1.5),
+  'cispo': dict(surrogate='cispo'),
+  'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
+  'all': dict(
+    ratio='sequence',
+    surrogate='cispo',
+    clip_epsilon_high=0.3,
+    entropy_bonus=0.3,
+    kl_coefficient=0.7,
+    tis_limit=1.2,
+    old_logprobs='recompute',
+  ),
+}
 
 
 def changed(**values):
@@ -33,26 +56,37 @@ def random_batch(seed=0, length=9):
   for row, (start, stop) in enumerate(spans):
     mask[row, start:stop] = 1
   mask[0, 4] = 0  # not the policy's own, as a tool's answer is not
-  logp = -rng.gamma(1., 1., mask.shape).astype(np.float32)
-  past = (logp + rng.normal(0, .5, mask.shape)).astype(np.float32) * mask
-  entropy = rng.gamma(1., 1., mask.shape).astype(np.float32)
+  logp = -rng.gamma(1.0, 1.0, mask.shape).astype(np.float32)
+  past = (logp + rng.normal(0, 0.5, mask.shape)).astype(np.float32) * mask
+  entropy = rng.gamma(1.0, 1.0, mask.shape).astype(np.float32)
   is_replay = np.array([0, 0, 1, 0, 1, 0, 0, 0], bool)
-  correction = np.where(is_replay[:, None], 1, rng.uniform(.5, 2, mask.shape)).astype(np.float32)
-  reference = (logp + rng.normal(0, .3, mask.shape)).astype(np.float32)
-  return logp, entropy, Batch(
-      tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32), response_mask_BT=mask,
-      behaviour_logp_BT=past, advantage_B=rng.normal(size=len(spans)).astype(np.float32),
-      is_replay_B=is_replay, policy_step_B=np.zeros(len(spans), np.int32),
-      correction_BT=correction), reference
+  correction = np.where(is_replay[:, None], 1, rng.uniform(0.5, 2, mask.shape)).astype(np.float32)
+  reference = (logp + rng.normal(0, 0.3, mask.shape)).astype(np.float32)
+  return (
+    logp,
+    entropy,
+    Batch(
+      tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
+      response_mask_BT=mask,
+      behaviour_logp_BT=past,
+      advantage_B=rng.normal(size=len(spans)).astype(np.float32),
+      is_replay_B=is_replay,
+      policy_step_B=np.zeros(len(spans), np.int32),
+      correction_BT=correction,
+    ),
+    reference,
+  )
 
 
 def tokens_of(batch, config, logp, reference):
   """`objective.tokens` with what the passes before an update add."""
   found = objective.tokens(batch, config, LIMIT)
   return found._replace(
-      reference_logp_BT=reference if config.kl_coefficient else None,
-      row_log_ratio_B1=np.asarray(objective.row_log_ratio(logp, found))
-      if config.ratio == 'sequence' else None)
+    reference_logp_BT=reference if config.kl_coefficient else None,
+    row_log_ratio_B1=np.asarray(objective.row_log_ratio(logp, found))
+    if config.ratio == 'sequence'
+    else None,
+  )
 
 
 def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
@@ -61,10 +95,11 @@ def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
   `constant` is what a stop_gradient would see for logp: the same values when the loss is
   wanted, those of before the step when it is differentiated numerically.
   """
-  logp, constant, past = (np.asarray(x, np.float64)
-                          for x in (logp, constant, batch.behaviour_logp_BT))
+  logp, constant, past = (
+    np.asarray(x, np.float64) for x in (logp, constant, batch.behaviour_logp_BT)
+  )
   places = list(zip(*np.nonzero(batch.response_mask_BT)))
-  total, kl, num_fresh = 0., 0., 0
+  total, kl, num_fresh = 0.0, 0.0, 0
   for b, t in places:
     advantage = float(batch.advantage_B[b])
     own = [s for row, s in places if row == b]
@@ -91,8 +126,14 @@ def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
       term *= float(batch.correction_BT[b, t])
       gap = float(reference[b, t]) - logp[b, t]
       kl += np.exp(gap) - gap - 1
-    total -= term * {'constant': 1 / (len(logp) * LIMIT), 'token_mean': 1 / len(places),
-                     'sequence_mean': 1 / (len(logp) * len(own))}[config.aggregation]
+    total -= (
+      term
+      * {
+        'constant': 1 / (len(logp) * LIMIT),
+        'token_mean': 1 / len(places),
+        'sequence_mean': 1 / (len(logp) * len(own)),
+      }[config.aggregation]
+    )
   total -= config.entropy_bonus * np.mean([float(entropy[b, t]) for b, t in places])
   return total + config.kl_coefficient * kl / num_fresh
 
@@ -112,12 +153,10 @@ def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
   logp = log_softmax(hidden @ unembedding / temperature)
   logp = np.take_along_axis(logp, batch.tokens_BT[:, 1:, None], -1)[..., 0]
   logp = np.pad(logp, ((0, 0), (1, 0)))
-  past, reference = (
-      (logp + rng.normal(0, .4, logp.shape)).astype(np.float32) for _ in range(2))
+  past, reference = ((logp + rng.normal(0, 0.4, logp.shape)).astype(np.float32) for _ in range(2))
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past * batch.response_mask_BT})
   tokens = tokens_of(batch, config, logp, reference)
-  tokens = objective.Tokens(*(
-      x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
+  tokens = objective.Tokens(*(x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
   return config, (hidden, unembedding, batch.tokens_BT[:, 1:], tokens), batch, reference
 
 

@@ -22,20 +22,41 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'checkpoints'
 LENGTHS = (24, 17, 9)
 NEW_TOKENS = 64
 SHAPE = dict(
-    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, intermediate_size=48, max_position_embeddings=128, rms_norm_eps=1e-5,
-    initializer_range=.2, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-    pad_token_id=None)
-LLAMA3 = dict(rope_type='llama3', rope_theta=1e4, factor=8., low_freq_factor=1.,
-              high_freq_factor=4., original_max_position_embeddings=32)
+  vocab_size=96,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  intermediate_size=48,
+  max_position_embeddings=128,
+  rms_norm_eps=1e-5,
+  initializer_range=0.2,
+  tie_word_embeddings=False,
+  bos_token_id=None,
+  eos_token_id=None,
+  pad_token_id=None,
+)
+LLAMA3 = dict(
+  rope_type='llama3',
+  rope_theta=1e4,
+  factor=8.0,
+  low_freq_factor=1.0,
+  high_freq_factor=4.0,
+  original_max_position_embeddings=32,
+)
 CASES = {
-    'qwen2_tied': ('Qwen2', dict(vocab_size=320, tie_word_embeddings=True)),
-    'qwen2_seven_queries_a_key': ('Qwen2', dict(
-        hidden_size=56, num_attention_heads=7, num_key_value_heads=1)),
-    'qwen3_wide_heads': ('Qwen3', dict(head_dim=12)),
-    'llama3_scaled_rope': ('Llama', dict(rope_parameters=LLAMA3)),
-    'llama_shards': ('Llama', dict(rope_parameters=dict(
-        rope_type='linear', rope_theta=5e5, factor=2.)))}
+  'qwen2_tied': ('Qwen2', dict(vocab_size=320, tie_word_embeddings=True)),
+  'qwen2_seven_queries_a_key': (
+    'Qwen2',
+    dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1),
+  ),
+  'qwen3_wide_heads': ('Qwen3', dict(head_dim=12)),
+  'llama3_scaled_rope': ('Llama', dict(rope_parameters=LLAMA3)),
+  'llama_shards': (
+    'Llama',
+    dict(rope_parameters=dict(rope_type='linear', rope_theta=5e5, factor=2.0)),
+  ),
+}
 
 # Of Qwen2.5's form: turns between markers, a system message of its own where none is given.
 CHAT = """\
@@ -67,18 +88,26 @@ def make(name: str, folder: pathlib.Path, seed: int) -> None:
   with torch.no_grad():
     for parameter, weight in policy.named_parameters():
       if 'norm' in parameter or parameter.endswith('bias'):  # ones and zeros would hide a mix-up
-        weight.add_(.2 * torch.randn_like(weight))
+        weight.add_(0.2 * torch.randn_like(weight))
   limit = '40KB' if name == 'llama_shards' else '5GB'
   policy.save_pretrained(folder, max_shard_size=limit)
   if name == 'qwen2_tied':
     write_tokenizer(folder)
-  prompts = [np.random.default_rng((seed, row)).integers(0, config.vocab_size, length)
-             for row, length in enumerate(LENGTHS)]
+  prompts = [
+    np.random.default_rng((seed, row)).integers(0, config.vocab_size, length)
+    for row, length in enumerate(LENGTHS)
+  ]
   greedy_BT = np.stack([greedy(policy, prompt) for prompt in prompts])
   right, left = logits(policy, prompts, 'right'), logits(policy, prompts, 'left')
   np.savez_compressed(
-      folder / 'expected.npz', tokens_BT=padded(prompts, 'right')[0], length_B=LENGTHS, right=right,
-      left=left, bfloat16=logits(policy.to(torch.bfloat16), prompts, 'right'), greedy_BT=greedy_BT)
+    folder / 'expected.npz',
+    tokens_BT=padded(prompts, 'right')[0],
+    length_B=LENGTHS,
+    right=right,
+    left=left,
+    bfloat16=logits(policy.to(torch.bfloat16), prompts, 'right'),
+    greedy_BT=greedy_BT,
+  )
 
 
 def padded(prompts, side):
@@ -94,8 +123,11 @@ def padded(prompts, side):
 def logits(policy, prompts, side):
   tokens_BT, mask_BT = padded(prompts, side)
   position_BT = np.maximum(mask_BT.cumsum(axis=1) - 1, 0)
-  found = policy(torch.tensor(tokens_BT), attention_mask=torch.tensor(mask_BT),
-                 position_ids=torch.tensor(position_BT)).logits
+  found = policy(
+    torch.tensor(tokens_BT),
+    attention_mask=torch.tensor(mask_BT),
+    position_ids=torch.tensor(position_BT),
+  ).logits
   return found.float().numpy()[mask_BT > 0]
 
 
@@ -103,9 +135,14 @@ def logits(policy, prompts, side):
 def greedy(policy, prompt):
   tokens_BT = torch.tensor(prompt[None])
   found = policy.generate(  # without a mask it would take the prompt's zeros for padding
-      tokens_BT, attention_mask=torch.ones_like(tokens_BT), do_sample=False,
-      max_new_tokens=NEW_TOKENS, eos_token_id=None, pad_token_id=0)
-  return found[0, len(prompt):].numpy()
+    tokens_BT,
+    attention_mask=torch.ones_like(tokens_BT),
+    do_sample=False,
+    max_new_tokens=NEW_TOKENS,
+    eos_token_id=None,
+    pad_token_id=0,
+  )
+  return found[0, len(prompt) :].numpy()
 
 
 def write_tokenizer(folder):
@@ -115,13 +152,26 @@ def write_tokenizer(folder):
   words.normalizer, words.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
   words.decoder = qwen.decoder
   texts = ['1+2=3 3+4=7 \\boxed{7}\n#### 7\n'] * 9
-  words.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-      vocab_size=300, special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'],
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+  words.train_from_iterator(
+    texts,
+    tokenizers.trainers.BpeTrainer(
+      vocab_size=300,
+      special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'],
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+      show_progress=False,
+    ),
+  )
   words.save(str(folder / 'tokenizer.json'))
-  (folder / 'tokenizer_config.json').write_text(json.dumps({
-      'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': '<|im_end|>',
-      'chat_template': CHAT}, indent=2))
+  (folder / 'tokenizer_config.json').write_text(
+    json.dumps(
+      {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'eos_token': '<|im_end|>',
+        'chat_template': CHAT,
+      },
+      indent=2,
+    )
+  )
   (folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': [2, 0]}))
 
 

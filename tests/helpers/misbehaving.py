@@ -12,7 +12,7 @@ def reward(response, answer, outcome):
   if word == 'hang':
     time.sleep(600)
   elif word == 'spin':  # holds the interpreter's lock for longer than any test
-    int('9' * 4300) ** (10 ** 7)
+    int('9' * 4300) ** (10**7)
   elif word == 'crash':
     os.kill(os.getpid(), signal.SIGSEGV)
   elif word == 'raise':
@@ -29,8 +29,14 @@ def reward(response, answer, outcome):
 
 def worth(response, answer, outcome):
   """The response as a Python number where it is one; it is written by the test."""
-  return {'nan': float('nan'), 'inf': float('inf'), 'none': None, 'text': '1', 'true': True,
-          'half': .5}[response]
+  return {
+    'nan': float('nan'),
+    'inf': float('inf'),
+    'none': None,
+    'text': '1',
+    'true': True,
+    'half': 0.5,
+  }[response]
 
 
 def outcome_of(response, answer, outcome):
@@ -59,4 +65,4 @@ def _leave(path, text):
 
 
 def two_arguments(response, answer):
-  return 0.
+  return 0.0

@@ -20,21 +20,34 @@ class Pod:
     count, devices = shape
     self._logs = [pathlib.Path(f'{workdir}.log.{number}') for number in range(count)]
     env = os.environ | {
-        'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-        'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': os.environ['XLA_FLAGS'] +
-        f' --xla_force_host_platform_device_count={devices}'}
+      'JAX_COMPILATION_CACHE_DIR': str(cache),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+      'JAX_PLATFORMS': 'cpu',
+      'XLA_FLAGS': os.environ['XLA_FLAGS'] + f' --xla_force_host_platform_device_count={devices}',
+    }
     command = [
-        sys.executable, '-m', 'exgrpo_jax.train', f'--config={TINY_CONFIG}',
-        f'--workdir={workdir}', f'--config.data.train={data.train}',
-        f'--config.data.cache_dir={data.cache}', f'--config.warm_start.data={data.train}',
-        f"--config.data.evaluation=('{data.evaluation}',)", '--config.warm_start.num_updates=0',
-        f'--coordinator_address=localhost:{free_port()}', f'--num_processes={count}', *flags]
+      sys.executable,
+      '-m',
+      'exgrpo_jax.train',
+      f'--config={TINY_CONFIG}',
+      f'--workdir={workdir}',
+      f'--config.data.train={data.train}',
+      f'--config.data.cache_dir={data.cache}',
+      f'--config.warm_start.data={data.train}',
+      f"--config.data.evaluation=('{data.evaluation}',)",
+      '--config.warm_start.num_updates=0',
+      f'--coordinator_address=localhost:{free_port()}',
+      f'--num_processes={count}',
+      *flags,
+    ]
     self.processes = []
     for number, log in enumerate(self._logs):
       with open(log, 'w') as file:
-        self.processes.append(subprocess.Popen(
-            [*command, f'--process_id={number}'], cwd=REPOSITORY, env=env, stdout=file,
-            stderr=file))
+        self.processes.append(
+          subprocess.Popen(
+            [*command, f'--process_id={number}'], cwd=REPOSITORY, env=env, stdout=file, stderr=file
+          )
+        )
 
   def __enter__(self):
     return self
@@ -61,4 +74,4 @@ class Pod:
     while not is_so():
       assert all(process.poll() is None for process in self.processes), self.log()
       assert time.monotonic() < limit, self.log()
-      time.sleep(.01)
+      time.sleep(0.01)

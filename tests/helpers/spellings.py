@@ -34,14 +34,18 @@ def parts(text):
 
 
 def is_list(text):
-  return len(parts(text)) > 1 and '\\!' not in text and 'where' not in text and (
-      not re.fullmatch(r'[0-9]{1,3}(?:,[0-9]{3})+', text))
+  return (
+    len(parts(text)) > 1
+    and '\\!' not in text
+    and 'where' not in text
+    and (not re.fullmatch(r'[0-9]{1,3}(?:,[0-9]{3})+', text))
+  )
 
 
 def decimal(value):
   """A fraction's decimal expansion where it ends."""
   for places in range(1, 40):
-    scaled = value * 10 ** places
+    scaled = value * 10**places
     if scaled.denominator == 1:
       digits = str(abs(scaled.numerator)).rjust(places + 1, '0')
       return ('-' if value < 0 else '') + digits[:-places] + '.' + digits[-places:]
@@ -59,22 +63,36 @@ def respellings(gold):
   yield 'spaces_around', f'  {text} '
   yield 'period', text + '.'
   changes = (
-      ('dfrac', r'\\frac', r'\\dfrac'), ('tfrac', r'\\frac', r'\\tfrac'),
-      ('no_left_right', r'\\(left|right)', ''), ('left', r'(?<!left)\(', r'\\left('),
-      ('space_after_comma', r',(?![\\0-9]{3}| )', ', '), ('no_spaces', r'(?<![a-zA-Z0-9]) +', ''),
-      ('circ', r'\^\{?\\circ\}?', '°'), ('degrees', r'\^\{?\\circ\}?(?=$|\$)', ' degrees'),
-      ('text_degrees', r'\^\{?\\circ\}?(?=$|\$)', r'\\text{ degrees}'),
-      ('no_degrees', r'\^\{?\\circ\}?', ''), ('pi', r'\\pi(?![a-z])', 'π'),
-      ('cup', r'\\cup', '∪'), ('infinity', r'\\infty', '∞'), ('minus', '-(?![^{]*e)', '−'),
-      ('no_text', r'\\text\{(?![^}]*degrees)([^{}]*)\}', r'\1'), ('cdot', r'\\cdot', r'\\times'),
-      ('bmatrix', 'pmatrix', 'bmatrix'), ('subscript', r'_([0-9])(?![0-9])', r'_{\1}'),
-      ('power', r'\^([0-9a-z])(?![0-9])', r'^{\1}'), ('plain_power', r'\^\{([0-9a-z])\}', r'^\1'),
-      ('root', r'\\sqrt\{([0-9]+)\}', r'\\sqrt{(\1)}'),
-      ('half', r'(?<![0-9 ])\\sqrt\{([0-9]+)\}', r'\1^{1/2}'),
-      ('unicode_root', r'\\sqrt\{([0-9]+)\}', r'√{\1}'), ('thin', r'\\! ?', ''),
-      ('mbox', r'\\mbox', r'\\text'), ('percent', r'\\?%', r'\\%'), ('money', r'\\\$', ''),
-      ('slash', r'^(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}$', r'\1\2/\3'),
-      ('infix', r'(?<![0-9 ])\\frac\{([0-9a-z]+)\}\{([0-9a-z]+)\}', r'{(\1)/(\2)}'))
+    ('dfrac', r'\\frac', r'\\dfrac'),
+    ('tfrac', r'\\frac', r'\\tfrac'),
+    ('no_left_right', r'\\(left|right)', ''),
+    ('left', r'(?<!left)\(', r'\\left('),
+    ('space_after_comma', r',(?![\\0-9]{3}| )', ', '),
+    ('no_spaces', r'(?<![a-zA-Z0-9]) +', ''),
+    ('circ', r'\^\{?\\circ\}?', '°'),
+    ('degrees', r'\^\{?\\circ\}?(?=$|\$)', ' degrees'),
+    ('text_degrees', r'\^\{?\\circ\}?(?=$|\$)', r'\\text{ degrees}'),
+    ('no_degrees', r'\^\{?\\circ\}?', ''),
+    ('pi', r'\\pi(?![a-z])', 'π'),
+    ('cup', r'\\cup', '∪'),
+    ('infinity', r'\\infty', '∞'),
+    ('minus', '-(?![^{]*e)', '−'),
+    ('no_text', r'\\text\{(?![^}]*degrees)([^{}]*)\}', r'\1'),
+    ('cdot', r'\\cdot', r'\\times'),
+    ('bmatrix', 'pmatrix', 'bmatrix'),
+    ('subscript', r'_([0-9])(?![0-9])', r'_{\1}'),
+    ('power', r'\^([0-9a-z])(?![0-9])', r'^{\1}'),
+    ('plain_power', r'\^\{([0-9a-z])\}', r'^\1'),
+    ('root', r'\\sqrt\{([0-9]+)\}', r'\\sqrt{(\1)}'),
+    ('half', r'(?<![0-9 ])\\sqrt\{([0-9]+)\}', r'\1^{1/2}'),
+    ('unicode_root', r'\\sqrt\{([0-9]+)\}', r'√{\1}'),
+    ('thin', r'\\! ?', ''),
+    ('mbox', r'\\mbox', r'\\text'),
+    ('percent', r'\\?%', r'\\%'),
+    ('money', r'\\\$', ''),
+    ('slash', r'^(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}$', r'\1\2/\3'),
+    ('infix', r'(?<![0-9 ])\\frac\{([0-9a-z]+)\}\{([0-9a-z]+)\}', r'{(\1)/(\2)}'),
+  )
   for name, old, new in changes:
     changed = re.sub(old, new, text)
     if changed != text:
@@ -99,8 +117,10 @@ def _number_spellings(text):
   if match := SCIENTIFIC.fullmatch(text):
     yield 'times_ten', rf'{match[1]}\times10^{{{match[2]}}}'
     yield 'cdot_ten', rf'{match[1]} \cdot 10^{{{match[2]}}}'
-    yield 'written_out', str(Fraction(text)) if Fraction(text).denominator == 1 else decimal(
-        Fraction(text))
+    yield (
+      'written_out',
+      str(Fraction(text)) if Fraction(text).denominator == 1 else decimal(Fraction(text)),
+    )
   if match := FRACTION.fullmatch(text):
     value = Fraction(int(match[1] + match[2]), int(match[3]))
     yield 'not_reduced', rf'\frac{{{value.numerator * 3}}}{{{value.denominator * 3}}}'
@@ -140,9 +160,13 @@ def _structure_spellings(text):
 
 def is_expression(text):
   """Whether a text is one number or formula, so that arithmetic can be done with it."""
-  return bool(text) and not re.search(
+  return (
+    bool(text)
+    and not re.search(
       r'[=<>,%_$]|\\(?:text|mbox|pm|begin|in|cup|neq|circ|geq)|^[A-J]$|[0-9]e|np', text
-  ) and not re.fullmatch(r'\\?\{?[A-Za-z(){}\\]{4,}', text)
+    )
+    and not re.fullmatch(r'\\?\{?[A-Za-z(){}\\]{4,}', text)
+  )
 
 
 def changes(gold):
@@ -150,21 +174,35 @@ def changes(gold):
   text = bare(gold)
   for match in re.finditer('[0-9]', text):
     digit = str((int(match[0]) + 1) % 10)
-    yield f'digit_{match.start()}', text[:match.start()] + digit + text[match.end():]
+    yield f'digit_{match.start()}', text[: match.start()] + digit + text[match.end() :]
   if not re.fullmatch(r'0(?:\.0+|,.*)?', text):  # -0 is 0
     yield 'sign', text[1:] if text.startswith('-') else f'-{text}'
   yield 'one_more', f'{text}+1'
   yield 'nothing', ''
   for name, old, new in (
-      ('root', r'\\sqrt(?:\[3\])?', ''), ('pi', r'\\pi(?![a-z])', ''), ('plus', r'\+', '-'),
-      ('minus', r'(?<=[^({, ])\s?-', '+'), ('sine', r'\\sin', r'\\cos'),
-      ('cosine', r'\\cos', r'\\sin'), ('open', r'\[', '('), ('close', r'\]', ')'),
-      ('imaginary', r'i(?![a-zA-Z])', ''), ('union', r'\\cup', r'\\cap'),
-      ('fraction', r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\\frac{\2}{\1}'), ('pm', r'\\pm', '+'),
-      ('mp', r'\\pm', '-'), ('floor', r'\\(l|r)floor', r'\\\1ceil'), ('ln', r'\\ln', r'\\exp'),
-      ('ceil', r'\\(l|r)ceil', r'\\\1floor'), ('above', r'\\geqslant', '>'),
-      ('below', r'\\geqslant', r'\\leq'), ('equal', r'\\n?eq(?:slant)?', '='),
-      ('base', '_[0-9{}]+$', ''), ('factorial', '!', ''), ('infinity', r'-\\infty', r'\\infty')):
+    ('root', r'\\sqrt(?:\[3\])?', ''),
+    ('pi', r'\\pi(?![a-z])', ''),
+    ('plus', r'\+', '-'),
+    ('minus', r'(?<=[^({, ])\s?-', '+'),
+    ('sine', r'\\sin', r'\\cos'),
+    ('cosine', r'\\cos', r'\\sin'),
+    ('open', r'\[', '('),
+    ('close', r'\]', ')'),
+    ('imaginary', r'i(?![a-zA-Z])', ''),
+    ('union', r'\\cup', r'\\cap'),
+    ('fraction', r'\\frac\{([^{}]*)\}\{([^{}]*)\}', r'\\frac{\2}{\1}'),
+    ('pm', r'\\pm', '+'),
+    ('mp', r'\\pm', '-'),
+    ('floor', r'\\(l|r)floor', r'\\\1ceil'),
+    ('ln', r'\\ln', r'\\exp'),
+    ('ceil', r'\\(l|r)ceil', r'\\\1floor'),
+    ('above', r'\\geqslant', '>'),
+    ('below', r'\\geqslant', r'\\leq'),
+    ('equal', r'\\n?eq(?:slant)?', '='),
+    ('base', '_[0-9{}]+$', ''),
+    ('factorial', '!', ''),
+    ('infinity', r'-\\infty', r'\\infty'),
+  ):
     changed = re.sub(old, new, text)
     if changed != text:
       yield name, changed
@@ -183,11 +221,11 @@ def _structure_changes(text):
   for match in itertools.islice(LETTER.finditer(text), 12):
     letter = 'w' if match[1].islower() else 'W'
     if letter != match[1]:
-      yield f'letter_{match.start()}', text[:match.start()] + letter + text[match.end():]
+      yield f'letter_{match.start()}', text[: match.start()] + letter + text[match.end() :]
   if is_list(text):
     items = [item.strip() for item in parts(text.replace('$', ' '))]
     for index in range(len(items)):
-      yield f'without_{index}', ','.join(items[:index] + items[index + 1:])
+      yield f'without_{index}', ','.join(items[:index] + items[index + 1 :])
     yield 'with_one_more', ','.join([*items, '977'])
   pair = re.fullmatch(r'(?:\\left)?([(\[])([^()]*?)(?:\\right)?([)\]])', text)
   if pair and len(parts(pair[2])) > 1:

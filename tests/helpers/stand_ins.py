@@ -9,21 +9,29 @@ from tests.helpers.paths import REPOSITORY
 ROOT = REPOSITORY
 SCRIPTS = ROOT / 'tpu_scripts'
 VALUES = dict(
-    PROJECT='my-project', ZONE='us-west4-a', NAME='run-1', SPOT='yes', BUCKET='my-bucket',
-    RUN='runs/first', SERVICE_ACCOUNT='trainer@my-project.iam.gserviceaccount.com',
-    CLUSTER='my-cluster', POLL_SECONDS='0')
+  PROJECT='my-project',
+  ZONE='us-west4-a',
+  NAME='run-1',
+  SPOT='yes',
+  BUCKET='my-bucket',
+  RUN='runs/first',
+  SERVICE_ACCOUNT='trainer@my-project.iam.gserviceaccount.com',
+  CLUSTER='my-cluster',
+  POLL_SECONDS='0',
+)
 PLACE = '--project=my-project --zone=us-west4-a'
 WORKER = 'exgrpo/tree/tpu_scripts/worker.sh'
 CREATE = (
-    f'gcloud compute tpus queued-resources create run-1 --node-id=run-1 {PLACE} '
-    '--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite '
-    '--service-account=trainer@my-project.iam.gserviceaccount.com')
+  f'gcloud compute tpus queued-resources create run-1 --node-id=run-1 {PLACE} '
+  '--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite '
+  '--service-account=trainer@my-project.iam.gserviceaccount.com'
+)
 DELETE = f'gcloud compute tpus queued-resources delete run-1 {PLACE} --force --quiet'
 SSH = f'gcloud compute tpus tpu-vm ssh run-1 {PLACE} --worker=all'
 
 # Writes its arguments down, and answers questions from files, a line each time; the last line
 # stays, and one that begins with ! is an error.
-FAKE = r'''
+FAKE = r"""
 printf '%s\n' "${0##*/} $*" >>"$FAKE/calls"
 next() {
   local line
@@ -41,7 +49,7 @@ case "$*" in
   *'tpu-vm ssh'*'worker.sh status'*) next statuses ;;
   'storage ls'*) next checkpoints ;;
 esac
-'''
+"""
 # What the fake says of a slice that is not there.
 NOTHING = '!ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: no run-1'
 # Writes its arguments down.
@@ -65,8 +73,13 @@ def fake(place, tool, *lines):
 
 
 def environment(place):
-  return {'PATH': f'{place / "bin"}:/usr/bin:/bin', 'HOME': str(place), 'FAKE': str(place),
-          'TMPDIR': str(place), 'CLOUDSDK_CONFIG': str(place)}
+  return {
+    'PATH': f'{place / "bin"}:/usr/bin:/bin',
+    'HOME': str(place),
+    'FAKE': str(place),
+    'TMPDIR': str(place),
+    'CLOUDSDK_CONFIG': str(place),
+  }
 
 
 def variables(place, **changes):
@@ -82,8 +95,13 @@ def variables(place, **changes):
 
 def run(place, script, *arguments, typed='', **changes):
   return subprocess.run(
-      [SCRIPTS / script, f'--variables={variables(place, **changes)}', *arguments],
-      env=environment(place), input=typed, capture_output=True, text=True, timeout=60)
+    [SCRIPTS / script, f'--variables={variables(place, **changes)}', *arguments],
+    env=environment(place),
+    input=typed,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
 
 
 def dry_run(place, script, *arguments, **changes):
@@ -106,12 +124,22 @@ def answer(place, **answers):
 
 def done_by(place):
   """What a run did to the slice, in order, by verb."""
-  verbs = {'queued-resources create': 'create', 'queued-resources delete': 'delete',
-           'tpu-vm scp': 'copy', 'worker.sh install': 'install', 'worker.sh start': 'start',
-           'worker.sh stop': 'stop'}
+  verbs = {
+    'queued-resources create': 'create',
+    'queued-resources delete': 'delete',
+    'tpu-vm scp': 'copy',
+    'worker.sh install': 'install',
+    'worker.sh start': 'start',
+    'worker.sh stop': 'stop',
+  }
   return [verb for call in calls(place) for words, verb in verbs.items() if words in call]
 
 
 def worker(place, *words, **changes):
-  return subprocess.run([SCRIPTS / 'worker.sh', *words], env=environment(place) | changes,
-                        capture_output=True, text=True, timeout=60)
+  return subprocess.run(
+    [SCRIPTS / 'worker.sh', *words],
+    env=environment(place) | changes,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )

@@ -21,7 +21,7 @@ from exgrpo_jax.reporting import metrics
 from tests.helpers.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
-QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, .5, 3
+QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)
 PROMPT, RESPONSE = 8, 12  # limits
 LENGTH = PROMPT + RESPONSE
@@ -41,17 +41,26 @@ def values(train, evaluation):
   config = smoke.get_config()
   config.num_steps = NUM_STEPS
   config.compilation_cache = ''  # conftest and the environment say where
-  config.rollout.update(dict(
-      questions=QUESTIONS, samples=ROLLOUTS, max_prompt=PROMPT, max_response=RESPONSE, slots=24,
-      logit_chunk=128))
-  config.replay.update(dict(ratio=RATIO, start_pass_rate=0., max_trajectories=STORED))
+  config.rollout.update(
+    dict(
+      questions=QUESTIONS,
+      samples=ROLLOUTS,
+      max_prompt=PROMPT,
+      max_response=RESPONSE,
+      slots=24,
+      logit_chunk=128,
+    )
+  )
+  config.replay.update(dict(ratio=RATIO, start_pass_rate=0.0, max_trajectories=STORED))
   config.optimizer.update(dict(learning_rate=3e-3, warmup_updates=2))
-  config.model.update(dict(
-      width=32, num_layers=1, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=32))
+  config.model.update(
+    dict(width=32, num_layers=1, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=32)
+  )
   config.tokenizer.vocab_size = 280
   config.data.update(dict(train=train, evaluation=(evaluation,)))
-  config.warm_start.update(dict(
-      num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.))
+  config.warm_start.update(
+    dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.0)
+  )
   config.evaluation.every = NUM_STEPS // 2
   config.parity.every = COMPARED_EVERY
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
@@ -67,19 +76,24 @@ def write_questions(path, count=POOL):
 
 def lasting(workdir):
   """A run's records without times, which never repeat."""
-  return [{name: value for name, value in record.items() if not name.startswith(('time', 'speed'))}
-          for record in metrics.read(workdir)]
+  return [
+    {name: value for name, value in record.items() if not name.startswith(('time', 'speed'))}
+    for record in metrics.read(workdir)
+  ]
 
 
-def full_log_probabilities(params, config, tokens_T, temperature=1.):
+def full_log_probabilities(params, config, tokens_T, temperature=1.0):
   """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
 
   `config` is a model.Config; the hidden states are the model's, all else is NumPy.
   """
   padded_T = np.pad(tokens_T, (0, LENGTH - len(tokens_T)))  # the past does not see it
-  hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, :len(tokens_T) - 1]
-  logits = hidden_TD.astype(np.float64) @ np.asarray(
-      model.unembedding(config, params), np.float64) / temperature
+  hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, : len(tokens_T) - 1]
+  logits = (
+    hidden_TD.astype(np.float64)
+    @ np.asarray(model.unembedding(config, params), np.float64)
+    / temperature
+  )
   logits -= logits.max(axis=-1, keepdims=True)
   return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 

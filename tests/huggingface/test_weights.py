@@ -45,9 +45,14 @@ class Case:
   expected: dict
 
 
-@pytest.fixture(scope='module', params=[
+@pytest.fixture(
+  scope='module',
+  params=[
     pytest.param((name, seed), id=f'{name}-{"live" if seed else "stored"}')
-    for name in NAMES for seed in (0, 1)])
+    for name in NAMES
+    for seed in (0, 1)
+  ],
+)
 def case(request, mesh, tmp_path_factory):
   name, seed = request.param
   folder = STORED / name
@@ -55,6 +60,7 @@ def case(request, mesh, tmp_path_factory):
     for library in ('torch', 'transformers'):
       pytest.importorskip(library)
     from tests.helpers import make_checkpoints
+
     folder = tmp_path_factory.mktemp(name)
     make_checkpoints.make(name, folder, seed)
   config = shape(folder)
@@ -81,33 +87,47 @@ def logits(config, params, expected):
 def test_logits_equal_those_of_transformers(case, side):
   found, expected = logits(case.config, case.params, case.expected), case.expected[side]
   difference = np.abs(found - expected).max()
-  print(f'{case.folder.name}: largest difference of a logit {difference:.1e}, '
-        f'largest logit {np.abs(expected).max():.1f}')
+  print(
+    f'{case.folder.name}: largest difference of a logit {difference:.1e}, '
+    f'largest logit {np.abs(expected).max():.1f}'
+  )
   assert difference < 1e-4
 
 
 def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
-  prompts = [tokens_T[:length].astype(np.int32) for tokens_T, length in
-             zip(case.expected['tokens_BT'], case.expected['length_B'])]
+  prompts = [
+    tokens_T[:length].astype(np.int32)
+    for tokens_T, length in zip(case.expected['tokens_BT'], case.expected['length_B'])
+  ]
   never = case.config.vocab_size
   with jax.set_mesh(mesh):
     found = scheduler.generate(
-        case.config, model.decode_layout(case.config, case.params, mesh), prompts, range(3),
-        [0] * 3, jax.random.key(0),
-        scheduler.Settings(token_sampling.Config(0.), slots=4, max_response=64, eos_ids=(never,), pad_id=0),
-        mesh)
+      case.config,
+      model.decode_layout(case.config, case.params, mesh),
+      prompts,
+      range(3),
+      [0] * 3,
+      jax.random.key(0),
+      scheduler.Settings(
+        token_sampling.Config(0.0), slots=4, max_response=64, eos_ids=(never,), pad_id=0
+      ),
+      mesh,
+    )
   np.testing.assert_array_equal([response.tokens for response in found], case.expected['greedy_BT'])
 
 
 def test_bfloat16_is_close(case):
   """Mean KL from transformers' float32 distribution; its own bfloat16 stands beside it."""
+
   def mean_kl(found):
     p, q = (jax.nn.log_softmax(x) for x in (case.expected['right'], found))
     return float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
 
   config = dataclasses.replace(case.config, dtype='bfloat16')
-  ours, theirs = mean_kl(logits(config, case.params, case.expected)), mean_kl(
-      case.expected['bfloat16'])
+  ours, theirs = (
+    mean_kl(logits(config, case.params, case.expected)),
+    mean_kl(case.expected['bfloat16']),
+  )
   print(f'{case.folder.name}: KL of bfloat16 {ours:.1e} nats, of transformers {theirs:.1e}')
   assert ours < 1e-3
 
@@ -116,14 +136,23 @@ def test_bfloat16_is_close(case):
 
 
 def tensors_of(folder):
-  return {name: value for file in sorted(pathlib.Path(folder).glob('*.safetensors'))
-          for name, value in load_file(file).items()}
+  return {
+    name: value
+    for file in sorted(pathlib.Path(folder).glob('*.safetensors'))
+    for name, value in load_file(file).items()
+  }
 
 
 def save(folder, directory, mesh, dtype='float32', **kwargs):
   config = shape(folder)
-  weights.save(directory, config, weights.load(folder, config, mesh),
-               architecture.read_json(folder), dtype, **kwargs)
+  weights.save(
+    directory,
+    config,
+    weights.load(folder, config, mesh),
+    architecture.read_json(folder),
+    dtype,
+    **kwargs,
+  )
   return directory
 
 
@@ -137,7 +166,8 @@ def test_export_gives_back_every_bit(name, mesh, tmp_path):
   assert shape(again) == shape(STORED / name)
   values = architecture.read_json(again)
   assert values | {'torch_dtype': 'float32'} == architecture.read_json(STORED / name) | {
-      'torch_dtype': 'float32'}
+    'torch_dtype': 'float32'
+  }
 
 
 def test_bfloat16_and_float16_come_back_too(mesh, tmp_path):
@@ -157,16 +187,21 @@ def raw(folder):
   content = (folder / 'model.safetensors').read_bytes()
   start = 8 + int.from_bytes(content[:8], 'little')
   header = json.loads(content[8:start])
-  return {name: (entry['dtype'], content[slice(*(start + at for at in entry['data_offsets']))])
-          for name, entry in header.items() if name != '__metadata__'}
+  return {
+    name: (entry['dtype'], content[slice(*(start + at for at in entry['data_offsets']))])
+    for name, entry in header.items()
+    if name != '__metadata__'
+  }
 
 
 def test_shards_stay_under_the_limit_and_the_index_finds_every_tensor(mesh, tmp_path):
   limit = 30_000
   save(STORED / SINGLE, tmp_path, mesh, shard_bytes=limit)
   files = sorted(path.name for path in tmp_path.glob('*.safetensors'))
-  assert files == [f'model-{n:05d}-of-{len(files):05d}.safetensors'
-                   for n in range(1, len(files) + 1)] and len(files) > 2
+  assert (
+    files == [f'model-{n:05d}-of-{len(files):05d}.safetensors' for n in range(1, len(files) + 1)]
+    and len(files) > 2
+  )
   contents = {file: load_file(tmp_path / file) for file in files}
   sizes = [sum(value.nbytes for value in content.values()) for content in contents.values()]
   assert max(sizes) <= limit
@@ -175,7 +210,8 @@ def test_shards_stay_under_the_limit_and_the_index_finds_every_tensor(mesh, tmp_
   assert index['weight_map'] == {name: file for file in files for name in contents[file]}
   assert tensors_of(tmp_path).keys() == tensors_of(STORED / SINGLE).keys()
   assert {path.stat().st_mode for path in tmp_path.iterdir()} == {
-      (tmp_path / 'config.json').stat().st_mode}  # whoever may read one may read all
+    (tmp_path / 'config.json').stat().st_mode
+  }  # whoever may read one may read all
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -191,7 +227,7 @@ def test_transformers_reads_an_export(name, dtype, mesh, tmp_path):
     with torch.no_grad():
       rows.append(policy(torch.tensor(tokens_T[None, :length])).logits[0].float().numpy())
   kept = expected['right'] if dtype == 'float32' else expected['bfloat16']
-  np.testing.assert_allclose(np.concatenate(rows), kept, atol=1e-5 if dtype == 'float32' else .2)
+  np.testing.assert_allclose(np.concatenate(rows), kept, atol=1e-5 if dtype == 'float32' else 0.2)
 
 
 # ---- Where and how it is read ----
@@ -276,6 +312,7 @@ except InputError as error:
 @pytest.fixture
 def bucket():
   """A gs:// folder in memory, behind epath's own backend for remote files."""
+
   class Storage(memory.MemoryFileSystem):
     @classmethod
     def _strip_protocol(cls, path):
@@ -289,12 +326,16 @@ def bucket():
 def test_a_remote_folder_is_read_and_written(bucket, mesh):
   save(STORED / SHARDED, bucket / 'policy', mesh, shard_bytes=20_000)
   (bucket / 'policy' / 'tokenizer.json').write_bytes(
-      (STORED / 'qwen2_tied' / 'tokenizer.json').read_bytes())
+    (STORED / 'qwen2_tied' / 'tokenizer.json').read_bytes()
+  )
   assert len(list((bucket / 'policy').glob('model-*.safetensors'))) > 2
   config = shape(bucket / 'policy')
   assert config == shape(STORED / SHARDED)
-  jax.tree.map(np.testing.assert_array_equal, weights.load('gs://bucket/policy', config, mesh),
-               weights.load(STORED / SHARDED, config, mesh))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    weights.load('gs://bucket/policy', config, mesh),
+    weights.load(STORED / SHARDED, config, mesh),
+  )
   assert tokenizer.load('gs://bucket/policy').encode('1+2')
 
 
@@ -304,8 +345,10 @@ def test_a_remote_folder_is_read_and_written(bucket, mesh):
 @pytest.fixture
 def copy(tmp_path):
   """A function that copies a stored checkpoint to where it may be damaged."""
+
   def make(name):
     return pathlib.Path(shutil.copytree(STORED / name, tmp_path / name))
+
   return make
 
 
@@ -325,8 +368,9 @@ def test_a_missing_tensor_is_refused(copy, mesh):
   folder = copy(SINGLE)
   rewrite(folder / 'model.safetensors', lambda content: content.pop('model.norm.weight'))
   assert refusal(folder, mesh) == (
-      f'{folder}/model.safetensors: tensor model.norm.weight is missing; config.json asks for it '
-      'with shape [56].')
+    f'{folder}/model.safetensors: tensor model.norm.weight is missing; config.json asks for it '
+    'with shape [56].'
+  )
 
 
 def test_a_tensor_missing_from_the_index_is_refused(copy, mesh):
@@ -335,8 +379,9 @@ def test_a_tensor_missing_from_the_index_is_refused(copy, mesh):
   del index['weight_map']['lm_head.weight'], index['weight_map']['model.norm.weight']
   (folder / INDEX).write_text(json.dumps(index))
   assert refusal(folder, mesh) == (
-      f'{folder}/{INDEX}: tensor model.norm.weight is missing; config.json asks for it with shape '
-      '[32] (1 others likewise).')
+    f'{folder}/{INDEX}: tensor model.norm.weight is missing; config.json asks for it with shape '
+    '[32] (1 others likewise).'
+  )
 
 
 def test_a_tensor_that_is_not_in_the_file_of_the_index_is_refused(copy, mesh):
@@ -344,12 +389,14 @@ def test_a_tensor_that_is_not_in_the_file_of_the_index_is_refused(copy, mesh):
   file = json.loads((folder / INDEX).read_text())['weight_map']['lm_head.weight']
   rewrite(folder / file, lambda content: content.pop('lm_head.weight'))
   assert refusal(folder, mesh) == (
-      f'{folder}/{file}: tensor lm_head.weight of shape [96, 32] is missing; the index says that '
-      'it is in this file.')
+    f'{folder}/{file}: tensor lm_head.weight of shape [96, 32] is missing; the index says that '
+    'it is in this file.'
+  )
 
 
-@pytest.mark.parametrize('name, file', [(SINGLE, 'model.safetensors'),
-                                        (SHARDED, 'model-00002-of-00003.safetensors')])
+@pytest.mark.parametrize(
+  'name, file', [(SINGLE, 'model.safetensors'), (SHARDED, 'model-00002-of-00003.safetensors')]
+)
 def test_an_unexpected_tensor_is_refused(copy, mesh, name, file):
   folder = copy(name)
   rewrite(folder / file, lambda content: content.update(extra=np.zeros(2, np.float32)))
@@ -358,33 +405,45 @@ def test_an_unexpected_tensor_is_refused(copy, mesh, name, file):
 
 def test_the_output_matrix_of_a_tied_model_is_unexpected(copy, mesh):
   folder = copy('qwen2_tied')
-  rewrite(folder / 'model.safetensors', lambda content: content.update(
-      {'lm_head.weight': content['model.embed_tokens.weight']}))
+  rewrite(
+    folder / 'model.safetensors',
+    lambda content: content.update({'lm_head.weight': content['model.embed_tokens.weight']}),
+  )
   assert 'tensor lm_head.weight is unexpected' in refusal(folder, mesh)
 
 
 def test_rotary_frequencies_of_old_checkpoints_are_passed_over(copy, mesh):
   folder = copy(SINGLE)
-  rewrite(folder / 'model.safetensors', lambda content: content.update(
-      {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(4, np.float32)}))
+  rewrite(
+    folder / 'model.safetensors',
+    lambda content: content.update(
+      {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(4, np.float32)}
+    ),
+  )
   weights.load(folder, shape(folder), mesh)
 
 
 def test_a_misshaped_tensor_is_refused(copy, mesh):
   folder = copy(SINGLE)
-  rewrite(folder / 'model.safetensors', lambda content: content.update(
-      {'lm_head.weight': content['lm_head.weight'].T.copy()}))
+  rewrite(
+    folder / 'model.safetensors',
+    lambda content: content.update({'lm_head.weight': content['lm_head.weight'].T.copy()}),
+  )
   assert refusal(folder, mesh) == (
-      f'{folder}/model.safetensors: tensor lm_head.weight has shape [56, 96]; config.json asks for '
-      '[96, 56].')
+    f'{folder}/model.safetensors: tensor lm_head.weight has shape [56, 96]; config.json asks for '
+    '[96, 56].'
+  )
 
 
 def test_quantised_weights_are_refused(copy, mesh):
   folder = copy(SINGLE)
-  rewrite(folder / 'model.safetensors', lambda content: content.update(
-      {'lm_head.weight': content['lm_head.weight'].astype(np.int8)}))
+  rewrite(
+    folder / 'model.safetensors',
+    lambda content: content.update({'lm_head.weight': content['lm_head.weight'].astype(np.int8)}),
+  )
   assert 'tensor lm_head.weight has dtype I8; it must be one of F32, BF16, F16' in refusal(
-      folder, mesh)
+    folder, mesh
+  )
 
 
 @pytest.mark.parametrize('size', [0, 100, -100])
@@ -415,5 +474,6 @@ def test_a_folder_without_safetensors_is_refused(copy, mesh):
   folder = copy(SINGLE)
   (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
   assert refusal(folder, mesh) == (
-      f'{folder}: holds neither model.safetensors nor {INDEX}; weights must be safetensors, for '
-      'other formats can run code.')
+    f'{folder}: holds neither model.safetensors nor {INDEX}; weights must be safetensors, for '
+    'other formats can run code.'
+  )

@@ -22,20 +22,31 @@ from tests.helpers import tiny
 CONFIG = checkpoint.Config(every=1, keep=2)
 
 
-def trajectory(*tokens, step=0, reward=1.):
-  return Trajectory(np.array(tokens, np.int32), -np.arange(len(tokens), dtype=np.float32) / 3,
-                    reward, step)
+def trajectory(*tokens, step=0, reward=1.0):
+  return Trajectory(
+    np.array(tokens, np.int32), -np.arange(len(tokens), dtype=np.float32) / 3, reward, step
+  )
 
 
 BUFFERS = {
-    'empty': Buffer(),
-    'started_and_still_empty': Buffer({}, {}, True),
-    'a_third': Buffer({7: Entry(1 / 3, 5, (trajectory(1, 2, 3, step=4),))}, {}, True),
-    'many': Buffer({row: Entry(row / 7, row, tuple(
-        trajectory(*range(row + n + 1), step=n, reward=.1 * n - 1) for n in range(row + 1)))
-                    for row in (5, 0, 3)}, {9: 0, 2: 3}, True),
-    'retired_alone': Buffer({}, {2**40: 1, 4: 0}, False),
-    'one_token': Buffer({1: Entry(0., 1, (trajectory(0),))}, {0: 2}, True)}
+  'empty': Buffer(),
+  'started_and_still_empty': Buffer({}, {}, True),
+  'a_third': Buffer({7: Entry(1 / 3, 5, (trajectory(1, 2, 3, step=4),))}, {}, True),
+  'many': Buffer(
+    {
+      row: Entry(
+        row / 7,
+        row,
+        tuple(trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1) for n in range(row + 1)),
+      )
+      for row in (5, 0, 3)
+    },
+    {9: 0, 2: 3},
+    True,
+  ),
+  'retired_alone': Buffer({}, {2**40: 1, 4: 0}, False),
+  'one_token': Buffer({1: Entry(0.0, 1, (trajectory(0),))}, {0: 2}, True),
+}
 
 
 def assert_same(left, right):
@@ -72,10 +83,21 @@ def mesh():
 def state_of(mesh, value):
   """A train state after one update, every array of it telling `value`."""
   config = optimizer.Config(
-      minibatches=1, learning_rate=.1, schedule='constant', warmup_updates=0, b1=.9, b2=.99,
-      epsilon=1e-8, weight_decay=0., moments='float32', clip_norm=1., skip_norm=1e9)
-  params = jax.device_put({'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}},
-                          sharding.replicated(mesh))
+    minibatches=1,
+    learning_rate=0.1,
+    schedule='constant',
+    warmup_updates=0,
+    b1=0.9,
+    b2=0.99,
+    epsilon=1e-8,
+    weight_decay=0.0,
+    moments='float32',
+    clip_norm=1.0,
+    skip_norm=1e9,
+  )
+  params = jax.device_put(
+    {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
+  )
   state = optimizer.init(config, 9, params)
   return optimizer.apply(config, 9, state, jax.tree.map(lambda x: value * x, params))[0]
 
@@ -86,8 +108,9 @@ def snapshot(mesh, step, buffer='many'):
 
 def restored(workdir, mesh, step=None):
   with checkpoint.open_manager(workdir) as manager:
-    return checkpoint.restore(manager, manager.latest_step() if step is None else step,
-                              checkpoint.like(state_of(mesh, 1.)))
+    return checkpoint.restore(
+      manager, manager.latest_step() if step is None else step, checkpoint.like(state_of(mesh, 1.0))
+    )
 
 
 @pytest.fixture(scope='module')
@@ -108,7 +131,8 @@ def test_a_snapshot_comes_back_bit_for_bit(step, buffer, workdir, mesh):
   assert_same(found.buffer, expected.buffer)
   jax.tree.map(np.testing.assert_array_equal, found.state, expected.state)
   assert jax.tree.map(lambda x: (x.dtype, x.sharding), found.state) == jax.tree.map(
-      lambda x: (x.dtype, x.sharding), expected.state)
+    lambda x: (x.dtype, x.sharding), expected.state
+  )
   assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(found.state.opt_state))
 
 
@@ -142,13 +166,23 @@ def test_a_state_may_be_given_away_while_it_is_written(mesh, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, restored(str(tmp_path), mesh).state, expected)
 
 
-@pytest.mark.parametrize('error', [
+@pytest.mark.parametrize(
+  'error',
+  [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'samples/step_000003.jsonl'),
-    ValueError("RESOURCE_EXHAUSTED: Error writing local file\nNo space left on device [28]"),
-    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))])
+    ValueError('RESOURCE_EXHAUSTED: Error writing local file\nNo space left on device [28]'),
+    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+  ],
+)
 def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
-  with pytest.raises(InputError, match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
-                     r'that are whole: 2, 5\. Make room'), checkpoint.full_disk_told(workdir):
+  with (
+    pytest.raises(
+      InputError,
+      match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
+      r'that are whole: 2, 5\. Make room',
+    ),
+    checkpoint.full_disk_told(workdir),
+  ):
     raise error
 
 
@@ -157,9 +191,8 @@ def test_other_errors_are_not_taken_for_a_full_disk(workdir):
     raise ValueError('own trouble')
 
 
-def test_room_for_a_checkpoint_is_told_and_too_little_refused(
-    mesh, tmp_path, monkeypatch, capsys):
-  state = state_of(mesh, 1.)
+def test_room_for_a_checkpoint_is_told_and_too_little_refused(mesh, tmp_path, monkeypatch, capsys):
+  state = state_of(mesh, 1.0)
   checkpoint.check_room(str(tmp_path), state)
   assert re.match(r'a checkpoint takes 0.00 GiB; .* has .* left\n', capsys.readouterr().out)
   needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -172,8 +205,9 @@ def test_room_for_a_checkpoint_is_told_and_too_little_refused(
 
 
 def largest(folder):
-  return max((path for path in folder.rglob('*') if path.is_file()),
-             key=lambda path: path.stat().st_size)
+  return max(
+    (path for path in folder.rglob('*') if path.is_file()), key=lambda path: path.stat().st_size
+  )
 
 
 def cut(folder):
@@ -193,18 +227,23 @@ def change_a_sum(folder):
   path.write_text(json.dumps(sums))
 
 
-@pytest.mark.parametrize(('damage', 'reason'), [
-    (cut, ''), (lose_a_file, '_METADATA'), (change_a_sum, "'a'.*: not the bits that were saved")])
+@pytest.mark.parametrize(
+  ('damage', 'reason'),
+  [(cut, ''), (lose_a_file, '_METADATA'), (change_a_sum, "'a'.*: not the bits that were saved")],
+)
 def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
-    damage, reason, workdir, mesh, tmp_path, capsys):
+  damage, reason, workdir, mesh, tmp_path, capsys
+):
   shutil.copytree(workdir, tmp_path / 'run')
   damage(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.like(state_of(mesh, 1.))
+  like = checkpoint.like(state_of(mesh, 1.0))
   with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
-    assert re.search(rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is taken',
-                     capsys.readouterr().err)
-    moved, = (tmp_path / 'run' / 'damaged').iterdir()
+    assert re.search(
+      rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is taken',
+      capsys.readouterr().err,
+    )
+    (moved,) = (tmp_path / 'run' / 'damaged').iterdir()
     assert largest(moved)
     checkpoint.save(manager, snapshot(mesh, 5))
     assert checkpoint.restore_newest(manager, like).step == 5
@@ -215,19 +254,21 @@ def test_where_none_is_whole_it_is_an_error_and_nothing_moves(workdir, mesh, tmp
   shutil.copytree(workdir, tmp_path / 'run')
   for step in ('2', '5'):
     lose_a_file(tmp_path / 'run' / 'checkpoints' / step)
-  with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager, pytest.raises(
-      InputError, match='none of its checkpoints can be read. Step 5: .* Step 2: '):
-    checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.)))
+  with (
+    checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
+    pytest.raises(InputError, match='none of its checkpoints can be read. Step 5: .* Step 2: '),
+  ):
+    checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.0)))
   assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
 
 
 def test_where_nothing_was_saved_nothing_comes_back(mesh, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
-    assert checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.))) is None
+    assert checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.0))) is None
 
 
 def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
-  like = checkpoint.like(state_of(mesh, 1.).params)
+  like = checkpoint.like(state_of(mesh, 1.0).params)
   for step, expected in ((2, 2), (5, 5), (None, 5)):
     params, found = checkpoint.restore_params(workdir, step, like)
     assert found == expected
@@ -237,32 +278,36 @@ def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
 def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
   change_a_sum(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.like(state_of(mesh, 1.).params)
+  like = checkpoint.like(state_of(mesh, 1.0).params)
   with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; take"):
     checkpoint.restore_params(str(tmp_path / 'run'), None, like)
   assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like)[1] == 2
 
 
-@pytest.mark.parametrize(('where', 'step', 'message'), [
+@pytest.mark.parametrize(
+  ('where', 'step', 'message'),
+  [
     ('', 3, r'/checkpoints has no step 3; it has: 2, 5\.'),
-    ('/nowhere', None, r'/nowhere/checkpoints has no step None; it has: none\.')])
-def test_a_step_that_is_not_there_is_named_with_those_that_are(
-    where, step, message, workdir, mesh):
+    ('/nowhere', None, r'/nowhere/checkpoints has no step None; it has: none\.'),
+  ],
+)
+def test_a_step_that_is_not_there_is_named_with_those_that_are(where, step, message, workdir, mesh):
   with pytest.raises(InputError, match=message):
-    checkpoint.restore_params(workdir + where, step, checkpoint.like(state_of(mesh, 1.).params))
+    checkpoint.restore_params(workdir + where, step, checkpoint.like(state_of(mesh, 1.0).params))
 
 
 def test_a_checkpoint_of_a_run_holds_the_policy_of_its_step(recorded):
   owner = recorded.experiment
-  like = checkpoint.like(jax.device_put(
-      recorded.steps[1].params, model.shardings(owner.model, owner.mesh)))
+  like = checkpoint.like(
+    jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
+  )
   params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, like)
   # The next step acts with what this one left.
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[step + 1].params)
 
 
 def test_saved_parameters_come_back(mesh, tmp_path):
-  params = state_of(mesh, 2.).params
+  params = state_of(mesh, 2.0).params
   checkpoint.save_params(str(tmp_path / 'params'), params)
   found = checkpoint.load_params(str(tmp_path / 'params'), checkpoint.like(params))
   jax.tree.map(np.testing.assert_array_equal, found, params)

@@ -20,9 +20,20 @@ from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
-    vocab_size=64, width=32, num_layers=2, num_heads=8, num_kv_heads=2, head_size=16, mlp_width=64,
-    rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=True, tied_embeddings=False,
-    dtype='float32')
+  vocab_size=64,
+  width=32,
+  num_layers=2,
+  num_heads=8,
+  num_kv_heads=2,
+  head_size=16,
+  mlp_width=64,
+  rope=ROPE,
+  norm_epsilon=1e-6,
+  attention_bias=True,
+  query_key_norm=True,
+  tied_embeddings=False,
+  dtype='float32',
+)
 ROWS, LENGTH, RESPONSE = 16, 72, 32
 VALUES = base.get_config()
 OBJECTIVE = config_lib.build(objective.Config, VALUES.objective, 'config.objective')
@@ -38,9 +49,15 @@ def make_batch():
   mask_BT = ((place_T >= prompt_B[:, None]) & (place_T < end_B[:, None])).astype(np.float32)
   mask_BT[[3, 8]] = 0
   logp_BT = (mask_BT * -rng.uniform(2, 6, mask_BT.shape)).astype(np.float32)
-  return Batch(rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32), mask_BT, logp_BT,
-               np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
-               np.arange(ROWS) % 4 == 3, np.zeros(ROWS, np.int32), np.ones_like(mask_BT))
+  return Batch(
+    rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32),
+    mask_BT,
+    logp_BT,
+    np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
+    np.arange(ROWS) % 4 == 3,
+    np.zeros(ROWS, np.int32),
+    np.ones_like(mask_BT),
+  )
 
 
 BATCH = make_batch()
@@ -48,8 +65,16 @@ BATCH = make_batch()
 
 def make_settings(mesh, tokens=10**6, remat='none', drop=False, **changes):
   return gradients.Settings(
-      gradients.Config(tokens, remat, drop), dataclasses.replace(OBJECTIVE, **changes),
-      OPTIMIZER, CONFIG, mesh, 10, 1., RESPONSE, 256)
+    gradients.Config(tokens, remat, drop),
+    dataclasses.replace(OBJECTIVE, **changes),
+    OPTIMIZER,
+    CONFIG,
+    mesh,
+    10,
+    1.0,
+    RESPONSE,
+    256,
+  )
 
 
 def spread(params):
@@ -72,7 +97,8 @@ def gradient(params, mesh):
   def call(batch=BATCH, is_first=False, **changes):
     with jax.set_mesh(mesh):
       return jax.device_get(
-          gradients.gradient(make_settings(mesh, **changes), params, batch, True, is_first))
+        gradients.gradient(make_settings(mesh, **changes), params, batch, True, is_first)
+      )
 
   return call
 
@@ -87,12 +113,17 @@ def assert_same(found, expected, tolerance=1e-5):
   for part, other in zip(found, expected, strict=True):
     for ours, theirs in zip(jax.tree.leaves(part), jax.tree.leaves(other), strict=True):
       np.testing.assert_allclose(
-          ours, theirs, rtol=tolerance, atol=tolerance * np.abs(theirs).max())
+        ours, theirs, rtol=tolerance, atol=tolerance * np.abs(theirs).max()
+      )
 
 
 def cut(tokens, shards=1, drop=False, batch=BATCH):
-  return gradients.microbatches(gradients.Config(tokens, 'none', drop), batch, objective.tokens(
-      batch, OBJECTIVE, RESPONSE), shards)
+  return gradients.microbatches(
+    gradients.Config(tokens, 'none', drop),
+    batch,
+    objective.tokens(batch, OBJECTIVE, RESPONSE),
+    shards,
+  )
 
 
 # ---- How rows are cut ----
@@ -109,12 +140,24 @@ def test_each_response_token_is_in_one_microbatch(tokens, shards):
     for row, place in np.argwhere(rows.tokens.mask_BT > 0):
       at = rows.first_B[row] + place
       assert rows.tokens_BT[row, at] == rows.target_BW[row, place]
-      found.append((rows.target_BW[row, place], rows.tokens.weight_BT[row, place],
-                    rows.tokens.old_logp_BT[row, place], rows.tokens.advantage_B1[row, 0]))
+      found.append(
+        (
+          rows.target_BW[row, place],
+          rows.tokens.weight_BT[row, place],
+          rows.tokens.old_logp_BT[row, place],
+          rows.tokens.advantage_B1[row, 0],
+        )
+      )
     assert not rows.tokens.weight_BT[rows.tokens.mask_BT == 0].any()
   for row, place in np.argwhere(BATCH.response_mask_BT > 0):
-    expected.append((BATCH.tokens_BT[row, place], whole.weight_BT[row, place],
-                     whole.old_logp_BT[row, place], whole.advantage_B1[row, 0]))
+    expected.append(
+      (
+        BATCH.tokens_BT[row, place],
+        whole.weight_BT[row, place],
+        whole.old_logp_BT[row, place],
+        whole.advantage_B1[row, 0],
+      )
+    )
   assert sorted(found) == sorted(expected)
 
 
@@ -127,15 +170,16 @@ def test_long_rows_come_first_and_short_ones_share_a_pass():
 
 def test_a_minibatch_without_tokens_is_one_empty_pass():
   empty = dataclasses.replace(BATCH, response_mask_BT=np.zeros_like(BATCH.response_mask_BT))
-  rows, = cut(200, 4, batch=empty)
+  (rows,) = cut(200, 4, batch=empty)
   assert len(rows.first_B) == 4 and not rows.tokens.weight_BT.any()
 
 
 def test_rows_of_advantage_0_may_be_left_out(gradient):
-  left = np.concatenate([rows.tokens.advantage_B1[rows.tokens.mask_BT.any(1)]
-                         for rows in cut(200, drop=True)])
+  left = np.concatenate(
+    [rows.tokens.advantage_B1[rows.tokens.mask_BT.any(1)] for rows in cut(200, drop=True)]
+  )
   assert len(left) == ROWS - 2 - 3 and (left != 0).all()  # two are empty
-  assert_same(gradient(drop=True, entropy_bonus=0.)[:1], gradient(entropy_bonus=0.)[:1])
+  assert_same(gradient(drop=True, entropy_bonus=0.0)[:1], gradient(entropy_bonus=0.0)[:1])
 
 
 def test_leaving_them_out_is_refused_where_a_term_pulls_at_them():
@@ -161,9 +205,12 @@ def test_more_layers_are_no_more_to_compile(mesh):
     shapes = model.shapes(config, mesh)
     with jax.set_mesh(mesh):
       nothing = jax.eval_shape(functools.partial(gradients.nothing, settings), shapes)
-      (_, rows_M), = gradients.stacks(cut(10**6), ROWS)
-      return gradients.added.lower(
-          settings, shapes, nothing, rows_M, 1, False, True, None).as_text().count('\n')
+      ((_, rows_M),) = gradients.stacks(cut(10**6), ROWS)
+      return (
+        gradients.added.lower(settings, shapes, nothing, rows_M, 1, False, True, None)
+        .as_text()
+        .count('\n')
+      )
 
   assert lowered(28) == lowered(4)
 
@@ -198,8 +245,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(params, mesh, valu
   before = jax.tree.map(np.array, state)
   with jax.set_mesh(mesh):
     after, sums = gradients.minibatch(
-        make_settings(mesh), state,
-        dataclasses.replace(BATCH, advantage_B=advantage_B), False, True)
+      make_settings(mesh), state, dataclasses.replace(BATCH, advantage_B=advantage_B), False, True
+    )
   assert sums['skipped'] == 1
   jax.tree.map(np.testing.assert_array_equal, after, before)
 

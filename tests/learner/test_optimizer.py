@@ -13,11 +13,21 @@ from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import sharding
 
 PLAIN = optimizer.Config(
-    minibatches=1, learning_rate=.1, schedule='constant', warmup_updates=0, b1=.9, b2=.99,
-    epsilon=1e-8, weight_decay=0., moments='float32', clip_norm=math.inf, skip_norm=math.inf)
-PARAMS = {'a': np.array([1., -2.], np.float32), 'b': {'c': np.array([[.5]], np.float32)}}
+  minibatches=1,
+  learning_rate=0.1,
+  schedule='constant',
+  warmup_updates=0,
+  b1=0.9,
+  b2=0.99,
+  epsilon=1e-8,
+  weight_decay=0.0,
+  moments='float32',
+  clip_norm=math.inf,
+  skip_norm=math.inf,
+)
+PARAMS = {'a': np.array([1.0, -2.0], np.float32), 'b': {'c': np.array([[0.5]], np.float32)}}
 # Of norm 5.
-GRADIENT = {'a': np.array([3., 0.], np.float32), 'b': {'c': np.array([[-4.]], np.float32)}}
+GRADIENT = {'a': np.array([3.0, 0.0], np.float32), 'b': {'c': np.array([[-4.0]], np.float32)}}
 
 
 def changed(**values):
@@ -32,11 +42,13 @@ def mesh():
 @pytest.fixture
 def apply(mesh):
   """(config, gradients) -> (state, found) after an update with each, 100 being planned."""
+
   def applied(config, *gradients, params=PARAMS):
     state = optimizer.init(config, 100, jax.device_put(params, sharding.replicated(mesh)))
     for gradient in gradients:
       state, found = optimizer.apply(config, 100, state, jax.tree.map(jnp.asarray, gradient))
     return state, found
+
   return applied
 
 
@@ -46,7 +58,7 @@ def scaled(factor):
 
 def adamw(config, rates, gradients, x):
   """Loshchilov and Hutter's AdamW for one number, in float64."""
-  m = v = 0.
+  m = v = 0.0
   for t, (rate, g) in enumerate(zip(rates, gradients), start=1):
     m, v = config.b1 * m + (1 - config.b1) * g, config.b2 * v + (1 - config.b2) * g**2
     direction = m / (1 - config.b1**t) / (math.sqrt(v / (1 - config.b2**t)) + config.epsilon)
@@ -54,37 +66,48 @@ def adamw(config, rates, gradients, x):
   return x
 
 
-@pytest.mark.parametrize('config', [
-    PLAIN, changed(weight_decay=.5), changed(epsilon=2.), changed(b1=0., b2=.5)],
-    ids=['plain', 'decay', 'epsilon', 'momenta'])
+@pytest.mark.parametrize(
+  'config',
+  [PLAIN, changed(weight_decay=0.5), changed(epsilon=2.0), changed(b1=0.0, b2=0.5)],
+  ids=['plain', 'decay', 'epsilon', 'momenta'],
+)
 def test_updates_are_adamws(apply, config):
-  state, _ = apply(config, scaled(1), scaled(-.5), scaled(2))
-  for found, start, g in ((state.params['a'][0], 1., 3.), (state.params['a'][1], -2., 0.),
-                          (state.params['b']['c'][0, 0], .5, -4.)):
-    assert found == pytest.approx(adamw(config, [.1] * 3, [g, -.5 * g, 2 * g], start), rel=1e-4)
+  state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
+  for found, start, g in (
+    (state.params['a'][0], 1.0, 3.0),
+    (state.params['a'][1], -2.0, 0.0),
+    (state.params['b']['c'][0, 0], 0.5, -4.0),
+  ):
+    assert found == pytest.approx(adamw(config, [0.1] * 3, [g, -0.5 * g, 2 * g], start), rel=1e-4)
 
 
 def test_epsilon_is_in_the_gradients_units(apply):
   """With g = epsilon the first update is half the rate, for g / (g + epsilon) = 1/2."""
-  state, _ = apply(changed(epsilon=3.), GRADIENT)
-  assert state.params['a'][0] == pytest.approx(1. - .05, rel=1e-5)
+  state, _ = apply(changed(epsilon=3.0), GRADIENT)
+  assert state.params['a'][0] == pytest.approx(1.0 - 0.05, rel=1e-5)
 
 
-@pytest.mark.parametrize(('clip_norm', 'factor'), [(2.5, .5), (5.01, 1.), (math.inf, 1.)])
+@pytest.mark.parametrize(('clip_norm', 'factor'), [(2.5, 0.5), (5.01, 1.0), (math.inf, 1.0)])
 def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor):
   # With a large epsilon an update is rate / epsilon times the gradient.
   config = changed(clip_norm=clip_norm, epsilon=1e6, learning_rate=1e4)
   state, found = apply(config, GRADIENT)
-  np.testing.assert_allclose(state.params['a'], [1. - .03 * factor, -2.], rtol=1e-5)
-  assert found['gradient_norm'] == 5. and found['skipped'] == 0  # the norm before clipping
+  np.testing.assert_allclose(state.params['a'], [1.0 - 0.03 * factor, -2.0], rtol=1e-5)
+  assert found['gradient_norm'] == 5.0 and found['skipped'] == 0  # the norm before clipping
 
 
-@pytest.mark.parametrize('bad', [
-    scaled(2.), {**GRADIENT, 'a': np.array([math.nan, 0.], np.float32)},
-    {**GRADIENT, 'a': np.array([0., math.inf], np.float32)},
-    scaled(1e30)], ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'])
+@pytest.mark.parametrize(
+  'bad',
+  [
+    scaled(2.0),
+    {**GRADIENT, 'a': np.array([math.nan, 0.0], np.float32)},
+    {**GRADIENT, 'a': np.array([0.0, math.inf], np.float32)},
+    scaled(1e30),
+  ],
+  ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'],
+)
 def test_a_harmful_update_is_skipped_and_counted_and_leaves_all_as_it_was(apply, bad):
-  config = changed(skip_norm=9.9, clip_norm=1., weight_decay=.1, schedule='cosine')
+  config = changed(skip_norm=9.9, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
   before, found = apply(config, GRADIENT)
   assert found['skipped'] == 0
   after, found = apply(config, GRADIENT, bad)
@@ -92,20 +115,23 @@ def test_a_harmful_update_is_skipped_and_counted_and_leaves_all_as_it_was(apply,
   jax.tree.map(np.testing.assert_array_equal, after, before)
   counts = [leaf for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim == 0]
   assert counts and all(count == 1 for count in counts)
-  jax.tree.map(np.testing.assert_array_equal, apply(config, GRADIENT, bad, GRADIENT)[0],
-               apply(config, GRADIENT, GRADIENT)[0])
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    apply(config, GRADIENT, bad, GRADIENT)[0],
+    apply(config, GRADIENT, GRADIENT)[0],
+  )
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_skipped_even_without_a_limit(apply, value):
-  bad = {**GRADIENT, 'a': np.array([value, 0.], np.float32)}
+  bad = {**GRADIENT, 'a': np.array([value, 0.0], np.float32)}
   after, found = apply(changed(skip_norm=math.inf), bad)
   assert found['skipped'] == 1
   np.testing.assert_array_equal(after.params['a'], PARAMS['a'])
 
 
 def test_an_update_of_just_the_skip_norm_is_taken(apply):
-  assert apply(changed(skip_norm=5.), GRADIENT)[1]['skipped'] == 0
+  assert apply(changed(skip_norm=5.0), GRADIENT)[1]['skipped'] == 0
 
 
 def rates(config, steps, num_updates=10):
@@ -114,33 +140,36 @@ def rates(config, steps, num_updates=10):
 
 
 def test_a_constant_rate():
-  assert rates(PLAIN, [0, 5, 100]) == pytest.approx([.1, .1, .1])
+  assert rates(PLAIN, [0, 5, 100]) == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_warm_up_rises_to_the_peak_and_loses_no_update():
   # Four updates of warm-up: 1/5, 2/5, 3/5 and 4/5 of the peak, which the fifth has.
   assert rates(changed(warmup_updates=4), range(6)) == pytest.approx(
-      [.02, .04, .06, .08, .1, .1])
+    [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]
+  )
 
 
-@pytest.mark.parametrize(('schedule', 'half'), [('linear', .5), ('cosine', .5)])
+@pytest.mark.parametrize(('schedule', 'half'), [('linear', 0.5), ('cosine', 0.5)])
 def test_decay_falls_to_zero_at_the_last_update(schedule, half):
   config = changed(schedule=schedule, warmup_updates=2)
-  assert rates(config, [2, 6, 10]) == pytest.approx([.1, .1 * half, 0.], abs=1e-8)
+  assert rates(config, [2, 6, 10]) == pytest.approx([0.1, 0.1 * half, 0.0], abs=1e-8)
 
 
 def test_linear_and_cosine_differ_in_between():
   # A quarter of the way down: 3/4, and (1 + cos(pi / 4)) / 2.
-  assert rates(changed(schedule='linear'), [2], 8) == pytest.approx([.075])
+  assert rates(changed(schedule='linear'), [2], 8) == pytest.approx([0.075])
   assert rates(changed(schedule='cosine'), [2], 8) == pytest.approx(
-      [.1 * (1 + math.cos(math.pi / 4)) / 2])
+    [0.1 * (1 + math.cos(math.pi / 4)) / 2]
+  )
 
 
 def test_the_schedule_is_that_of_the_updates_taken(apply):
   config = changed(schedule='linear')
   state, _ = apply(config, GRADIENT, GRADIENT)
   assert state.params['a'][0] == pytest.approx(
-      adamw(config, [.1, .099], [3., 3.], 1.), rel=1e-5)
+    adamw(config, [0.1, 0.099], [3.0, 3.0], 1.0), rel=1e-5
+  )
 
 
 def test_an_update_is_traced_once(mesh):
@@ -170,30 +199,31 @@ def second_moments(b2, *squares, size=4000):
   update = jax.jit(transform.update)
   for square in squares:
     _, state = update({'a': jnp.full(size, math.sqrt(square))}, state, params)
-  found, = (leaf for leaf in jax.tree.leaves(optax.tree.get(state, 'nu')))
+  (found,) = (leaf for leaf in jax.tree.leaves(optax.tree.get(state, 'nu')))
   assert found.dtype == optax.tree.get(state, 'mu')['a'].dtype == jnp.bfloat16
   return np.asarray(found, np.float64)
 
 
 def test_second_moments_in_bfloat16_are_right_on_average_and_fall():
   """One gradient of 1, then ninety-nine of 0: .001 * .999^99, which nearest rounding keeps .001."""
-  found = second_moments(.999, 1., *[0.] * 99)
-  expected = .001 * .999**99
+  found = second_moments(0.999, 1.0, *[0.0] * 99)
+  expected = 0.001 * 0.999**99
   assert found.mean() == pytest.approx(expected, rel=2e-3)
-  assert .01 < found.std() / expected < .05
-  assert np.abs(found / second_moments(.999, 1.) - 1).min() > 0
+  assert 0.01 < found.std() / expected < 0.05
+  assert np.abs(found / second_moments(0.999, 1.0) - 1).min() > 0
 
 
 def test_a_second_moment_is_one_of_its_two_neighbours():
   """3 + 1/4 of the way from bfloat16's 3 to 3 + 2^-6, which a quarter of all become."""
-  found = second_moments(0., 3 + 2**-8)
-  assert set(found) == {3., 3 + 2**-6}
-  assert np.mean(found > 3) == pytest.approx(.25, abs=.03)
+  found = second_moments(0.0, 3 + 2**-8)
+  assert set(found) == {3.0, 3 + 2**-6}
+  assert np.mean(found > 3) == pytest.approx(0.25, abs=0.03)
 
 
 def test_updates_with_moments_in_bfloat16_are_nearly_adamws(apply):
-  config = changed(moments='bfloat16', weight_decay=.5)
-  state, _ = apply(config, scaled(1), scaled(-.5), scaled(2))
+  config = changed(moments='bfloat16', weight_decay=0.5)
+  state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
   assert state.params['a'][0] == pytest.approx(
-      adamw(config, [.1] * 3, [3., -1.5, 6.], 1.), abs=2e-3)
+    adamw(config, [0.1] * 3, [3.0, -1.5, 6.0], 1.0), abs=2e-3
+  )
   assert state.params['a'].dtype == np.float32

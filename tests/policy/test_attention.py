@@ -12,7 +12,9 @@ from exgrpo_jax.policy import attention, sharding
 from tests.helpers.devices import on_eight_devices
 
 
-@pytest.mark.parametrize('platform, dtype, kind', [
+@pytest.mark.parametrize(
+  'platform, dtype, kind',
+  [
     ('cpu', 'float32', 'blockwise'),
     ('cpu', 'bfloat16', 'blockwise'),
     ('gpu', 'bfloat16', 'cudnn'),
@@ -20,7 +22,8 @@ from tests.helpers.devices import on_eight_devices
     ('gpu', 'float32', 'blockwise'),  # cuDNN's flash attention has no float32
     ('tpu', 'float32', 'splash'),
     ('tpu', 'bfloat16', 'splash'),
-])
+  ],
+)
 def test_the_platform_chooses(platform, dtype, kind):
   assert attention.kind_for(platform, dtype) == kind
 
@@ -38,7 +41,8 @@ def value_and_gradients(attend, query, key, value, cotangent):
 
 
 expected = functools.partial(
-    value_and_gradients, functools.partial(jax.nn.dot_product_attention, is_causal=True))
+  value_and_gradients, functools.partial(jax.nn.dot_product_attention, is_causal=True)
+)
 
 
 def found(kind, *inputs):
@@ -50,11 +54,21 @@ def assert_close(found, expected, tolerance):
   for mine, theirs in zip(found, expected, strict=True):
     assert mine.dtype == theirs.dtype
     np.testing.assert_allclose(
-        np.array(mine, np.float32), np.array(theirs, np.float32), rtol=tolerance, atol=tolerance)
+      np.array(mine, np.float32), np.array(theirs, np.float32), rtol=tolerance, atol=tolerance
+    )
 
 
-@pytest.mark.parametrize('T, N, G', [  # with strips of 8 in blocks of 16
-    (5, 2, 2), (13, 7, 1), (16, 8, 2), (17, 7, 1), (32, 2, 2), (39, 8, 2)])
+@pytest.mark.parametrize(
+  'T, N, G',
+  [  # with strips of 8 in blocks of 16
+    (5, 2, 2),
+    (13, 7, 1),
+    (16, 8, 2),
+    (17, 7, 1),
+    (32, 2, 2),
+    (39, 8, 2),
+  ],
+)
 def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(attention, '_STRIP', 8)
   monkeypatch.setattr(attention, '_BLOCK', 16)
@@ -69,7 +83,8 @@ def test_bfloat16_keeps_its_dtype_and_a_softmax_in_float32():
   mixed = jax.jit(attention.causal, static_argnums=3)(query, key, value, 'blockwise')
   assert mixed.dtype == jnp.bfloat16
   exact = jax.nn.dot_product_attention(
-      *(x.astype(jnp.float32) for x in (query, key, value)), is_causal=True)
+    *(x.astype(jnp.float32) for x in (query, key, value)), is_causal=True
+  )
   np.testing.assert_allclose(mixed.astype(jnp.float32), exact, rtol=2**-7, atol=2**-7)
 
 
@@ -81,8 +96,11 @@ def test_another_kind_is_a_bug():
 def test_blockwise_never_holds_the_scores_of_a_long_sequence():
   T, N = 9216, 2
   inputs = random_inputs(1, T, N, 1, 8)
-  memory = value_and_gradients.lower(
-      lambda *qkv: attention.causal(*qkv, 'blockwise'), *inputs).compile().memory_analysis()
+  memory = (
+    value_and_gradients.lower(lambda *qkv: attention.causal(*qkv, 'blockwise'), *inputs)
+    .compile()
+    .memory_analysis()
+  )
   assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # a block at 512 of 9,216 is 1/18
 
 
@@ -98,14 +116,17 @@ def test_the_kinds_agree(monkeypatch, kind, T):
   monkeypatch.setattr(attention, '_BLOCK', 256)  # which does not divide 384
   inputs = random_inputs(1, T, 4, 2, 64, 'float32' if exact else 'bfloat16')
   # A backward pass in bfloat16 adds up terms of three digits.
-  assert_close(found(kind, *inputs), expected(*inputs), 1e-5 if exact else .05)
+  assert_close(found(kind, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
 
 
 def interpret(monkeypatch):
   """Runs the TPU's kernels anywhere, one operation at a time."""
   module = attention.splash_attention
-  monkeypatch.setattr(module, 'make_splash_mha_single_device', functools.partial(
-      module.make_splash_mha_single_device, interpret=True))
+  monkeypatch.setattr(
+    module,
+    'make_splash_mha_single_device',
+    functools.partial(module.make_splash_mha_single_device, interpret=True),
+  )
 
 
 def test_eight_devices_compute_what_one_does():
@@ -141,28 +162,35 @@ for B, N, G, own_query, own_key in (
 """)
 
 
-@pytest.mark.parametrize('T, N, G, H, tensor', [
+@pytest.mark.parametrize(
+  'T, N, G, H, tensor',
+  [
     (9216, 28, 4, 128, 2),  # Qwen2.5-7B at ExGRPO's lengths
     (1000, 8, 4, 64, 8),  # two devices to a key/value head, and T not a multiple of the block
-])
+  ],
+)
 def test_splash_compiles_for_a_tpu(monkeypatch, T, N, G, H, tensor):
   pytest.importorskip('libtpu')
   monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')  # no search for a TPU of this machine's own
   from jax.experimental import topologies
+
   chips = topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x4').devices
   here = sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
-  mesh = Mesh(np.array(chips).reshape(1, 8 // tensor, tensor), here.axis_names,
-              axis_types=here.axis_types)
+  mesh = Mesh(
+    np.array(chips).reshape(1, 8 // tensor, tensor), here.axis_names, axis_types=here.axis_types
+  )
 
   def placed(heads, num_heads):
     shape = 8 // tensor, T, num_heads, H  # a row on each device
-    return jax.ShapeDtypeStruct(shape, 'bfloat16', sharding=sharding.named(
-        mesh, ('batch', None, heads, None), shape))
+    return jax.ShapeDtypeStruct(
+      shape, 'bfloat16', sharding=sharding.named(mesh, ('batch', None, heads, None), shape)
+    )
 
   query, key = placed('heads', N), placed('kv_heads', G)
   with jax.set_mesh(mesh):
     compiled = value_and_gradients.lower(
-        lambda *qkv: attention.causal(*qkv, 'splash'), query, key, key, query).compile()
+      lambda *qkv: attention.causal(*qkv, 'splash'), query, key, key, query
+    ).compile()
   text, memory = compiled.as_text(), compiled.memory_analysis()
   for kernel in ('fwd', 'dq', 'dkv'):
     assert f'splash_mha_{kernel}' in text

@@ -20,13 +20,23 @@ UNEMBEDDING_DV = RNG.normal(size=(D, V)).astype(np.float32)
 TOKENS_BT = RNG.integers(0, V, (B, T)).astype(np.int32)
 
 
-def of_tokens(hidden_BTD=HIDDEN_BTD, unembedding_DV=UNEMBEDDING_DV, temperature=1., chunk=10**6,
-              tokens_BT=TOKENS_BT):
-  return logprobs.of_tokens(jnp.asarray(hidden_BTD), jnp.asarray(unembedding_DV),
-                            jnp.asarray(tokens_BT), temperature=temperature, chunk=chunk)
+def of_tokens(
+  hidden_BTD=HIDDEN_BTD,
+  unembedding_DV=UNEMBEDDING_DV,
+  temperature=1.0,
+  chunk=10**6,
+  tokens_BT=TOKENS_BT,
+):
+  return logprobs.of_tokens(
+    jnp.asarray(hidden_BTD),
+    jnp.asarray(unembedding_DV),
+    jnp.asarray(tokens_BT),
+    temperature=temperature,
+    chunk=chunk,
+  )
 
 
-def plain(temperature=1.):
+def plain(temperature=1.0):
   """Token by token, in float64."""
   logp_BT, entropy_BT = np.zeros((B, T)), np.zeros((B, T))
   for b in range(B):
@@ -38,12 +48,13 @@ def plain(temperature=1.):
   return logp_BT, entropy_BT
 
 
-@pytest.mark.parametrize('temperature', [1., .6, 2.])
+@pytest.mark.parametrize('temperature', [1.0, 0.6, 2.0])
 # 33 = 11 positions a chunk, so one; 9 = 3 positions; 4 = 1, as has less than a row each.
 @pytest.mark.parametrize('chunk', [10**6, 33, 9, 4, 1])
 def test_values_are_those_of_a_log_softmax(temperature, chunk):
-  for found_BT, expected_BT in zip(of_tokens(temperature=temperature, chunk=chunk),
-                                   plain(temperature)):
+  for found_BT, expected_BT in zip(
+    of_tokens(temperature=temperature, chunk=chunk), plain(temperature)
+  ):
     np.testing.assert_allclose(found_BT, expected_BT, atol=2e-6)
 
 
@@ -65,15 +76,17 @@ def test_chunks_do_not_change_the_gradient(chunk):
   weight_BT = RNG.normal(size=(2, B, T)).astype(np.float32)
 
   def total(hidden_BTD, unembedding_DV, chunk):
-    return sum((w * x).sum() for w, x in zip(
-        weight_BT, of_tokens(hidden_BTD, unembedding_DV, .7, chunk)))
+    return sum(
+      (w * x).sum() for w, x in zip(weight_BT, of_tokens(hidden_BTD, unembedding_DV, 0.7, chunk))
+    )
 
   def gradient(chunk):
     return jax.jit(jax.grad(functools.partial(total, chunk=chunk), argnums=(0, 1)))(
-        HIDDEN_BTD, UNEMBEDDING_DV)
+      HIDDEN_BTD, UNEMBEDDING_DV
+    )
 
   for found, expected in zip(gradient(chunk), gradient(10**6)):
-    assert np.abs(expected).max() > .1
+    assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -83,11 +96,13 @@ def test_large_logits_stay_finite():
 
 
 def test_bfloat16_hidden_states_give_float32_values():
-  low = of_tokens(hidden_BTD=jnp.asarray(HIDDEN_BTD, jnp.bfloat16),
-                  unembedding_DV=jnp.asarray(UNEMBEDDING_DV, jnp.bfloat16))
+  low = of_tokens(
+    hidden_BTD=jnp.asarray(HIDDEN_BTD, jnp.bfloat16),
+    unembedding_DV=jnp.asarray(UNEMBEDDING_DV, jnp.bfloat16),
+  )
   for found_BT, expected_BT in zip(low, plain()):
     assert found_BT.dtype == jnp.float32
-    np.testing.assert_allclose(found_BT, expected_BT, atol=.1)
+    np.testing.assert_allclose(found_BT, expected_BT, atol=0.1)
 
 
 def test_no_more_logits_exist_at_once_than_the_chunk_allows():
@@ -108,18 +123,25 @@ def test_a_window_begins_with_what_predicts_its_first_token(window):
 
 # ---- The fused loss ----
 
-TEMPERATURE = .7
+TEMPERATURE = 0.7
 WHEN = list(itertools.product((True, False), (True, False)))  # clip, first
 
 
 @functools.cache
 def fused(config, chunk):
   """(hidden, unembedding, target, tokens, clip, first) -> ((loss, sums), both gradients)."""
+
   def total(hidden, unembedding, target, tokens, clip, first):
     return logprobs.fused_loss(
-        hidden, unembedding, target, tokens,
-        lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
-        temperature=TEMPERATURE, chunk=chunk)
+      hidden,
+      unembedding,
+      target,
+      tokens,
+      lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
+      temperature=TEMPERATURE,
+      chunk=chunk,
+    )
+
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
@@ -134,9 +156,16 @@ def all_scored(hidden, unembedding, target, temperature):
 @functools.cache
 def naive(config):
   """The same by plain autodiff of all logits."""
+
   def total(hidden, unembedding, target, tokens, clip, first):
-    return objective.token_loss(*all_scored(hidden, unembedding, target, TEMPERATURE), tokens,
-                                config, clip=clip, is_first=first)
+    return objective.token_loss(
+      *all_scored(hidden, unembedding, target, TEMPERATURE),
+      tokens,
+      config,
+      clip=clip,
+      is_first=first,
+    )
+
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
@@ -152,15 +181,21 @@ def assert_same(found, expected):
     np.testing.assert_allclose(gradient, other, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize(('name', 'chunk'), [
+@pytest.mark.parametrize(
+  ('name', 'chunk'),
+  [
     # Of 8 rows and 8 positions: 24 is chunks of 3, 40 of 4, 8 and 1 of 1, 10**6 of all.
     *((name, 24) for name in VARIANTS),
-    *itertools.product(('all',), (40, 8, 10**6)), ('paper', 1)])
+    *itertools.product(('all',), (40, 8, 10**6)),
+    ('paper', 1),
+  ],
+)
 def test_the_fused_loss_is_plain_autodiff_of_all_logits(name, chunk):
   config, arguments, *_ = fused_example(name, TEMPERATURE)
   for clip, first in WHEN:
-    assert_same(fused(config, chunk)(*arguments, clip, first),
-                naive(config)(*arguments, clip, first))
+    assert_same(
+      fused(config, chunk)(*arguments, clip, first), naive(config)(*arguments, clip, first)
+    )
 
 
 @pytest.mark.parametrize('name', VARIANTS)
@@ -182,8 +217,9 @@ def test_the_gradient_is_that_of_the_formula_in_float64(name):
     (loss, _), (gradient, _) = fused(config, 24)(*arguments, clip, first)
 
     def value(logits, clip=clip, first=first):
-      return formula(*scored(logits), batch, reference, config, clip=clip, first=first,
-                     constant=constant)
+      return formula(
+        *scored(logits), batch, reference, config, clip=clip, first=first, constant=constant
+      )
 
     np.testing.assert_allclose(loss, value(base), atol=1e-6)
     for _ in range(3):
@@ -207,33 +243,50 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
     def of(carry, microbatch):
       hidden, target, tokens = microbatch
       (loss, sums), gradients = jax.value_and_grad(
-          lambda hidden, unembedding: logprobs.fused_loss(
-              hidden, unembedding, target, tokens,
-              lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
-              temperature=TEMPERATURE, chunk=9), (0, 1), has_aux=True)(hidden, unembedding)
+        lambda hidden, unembedding: logprobs.fused_loss(
+          hidden,
+          unembedding,
+          target,
+          tokens,
+          lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
+          temperature=TEMPERATURE,
+          chunk=9,
+        ),
+        (0, 1),
+        has_aux=True,
+      )(hidden, unembedding)
       return carry + gradients[1], (loss, sums, gradients[0])
-    found = [jax.lax.scan(of, jnp.zeros_like(unembedding), jax.tree.map(
-        lambda x, places=places: cut(x, places), (hidden, target, tokens)))
-             for places in (slice(0, 4), slice(4, 8))]
+
+    found = [
+      jax.lax.scan(
+        of,
+        jnp.zeros_like(unembedding),
+        jax.tree.map(lambda x, places=places: cut(x, places), (hidden, target, tokens)),
+      )
+      for places in (slice(0, 4), slice(4, 8))
+    ]
     d_unembedding = found[0][0] + found[1][0]
     losses, sums, d_hidden = jax.tree.map(lambda *x: jnp.concatenate(x), *(x[1] for x in found))
     d_hidden = jnp.concatenate(jnp.split(d_hidden.reshape(16, 4, -1), 2), axis=1)
     return (losses.sum(), objective.merged(sums)), (d_hidden[np.argsort(order)], d_unembedding)
 
   for clip, first in WHEN:
-    assert_same(total(hidden, unembedding, clip, first),
-                fused(config, 10**6)(hidden, unembedding, target, tokens, clip, first))
+    assert_same(
+      total(hidden, unembedding, clip, first),
+      fused(config, 10**6)(hidden, unembedding, target, tokens, clip, first),
+    )
 
 
 def weighed(logp_BS, entropy_BS, weight_BS):
   """A token loss of its own, linear in both."""
-  loss = -jnp.sum(weight_BS * (logp_BS + .1 * entropy_BS))
+  loss = -jnp.sum(weight_BS * (logp_BS + 0.1 * entropy_BS))
   return loss, {'logp': logp_BS.sum()}
 
 
 def fused_weighed(hidden, unembedding, target, weight, chunk=6):
-  return logprobs.fused_loss(hidden, unembedding, target, weight, weighed, temperature=1.,
-                             chunk=chunk)
+  return logprobs.fused_loss(
+    hidden, unembedding, target, weight, weighed, temperature=1.0, chunk=chunk
+  )
 
 
 WEIGHT_BT = RNG.normal(size=(B, T)).astype(np.float32)
@@ -244,14 +297,15 @@ def test_the_gradient_scales_with_what_comes_back_and_has_the_arguments_dtypes()
   def total(scale, *arguments):
     loss, sums = fused_weighed(*arguments, *OPERANDS)
     return scale * loss + 0 * sums['logp']
+
   low = [jnp.asarray(x, jnp.bfloat16) for x in (HIDDEN_BTD, UNEMBEDDING_DV)]
   gradient = jax.jit(jax.grad(total, (1, 2)))
-  one, three = (gradient(scale, *low) for scale in (1., -3.))
-  exact = gradient(1., HIDDEN_BTD, UNEMBEDDING_DV)
+  one, three = (gradient(scale, *low) for scale in (1.0, -3.0))
+  exact = gradient(1.0, HIDDEN_BTD, UNEMBEDDING_DV)
   for x, y, z in zip(one, three, exact):
     assert x.dtype == jnp.bfloat16 and z.dtype == jnp.float32
-    np.testing.assert_allclose(-3 * x.astype(jnp.float32), y.astype(jnp.float32), rtol=.01)
-    np.testing.assert_allclose(x.astype(jnp.float32), z, atol=.03 * np.abs(z).max())
+    np.testing.assert_allclose(-3 * x.astype(jnp.float32), y.astype(jnp.float32), rtol=0.01)
+    np.testing.assert_allclose(x.astype(jnp.float32), z, atol=0.03 * np.abs(z).max())
 
 
 def test_a_loss_that_is_not_differentiated_takes_one_product_and_its_gradient_two_more():
@@ -268,31 +322,39 @@ def cost(function, *shapes):
 
 
 def shapes(rows, window, width, vocabulary, dtype):
-  return [jax.ShapeDtypeStruct(*x) for x in (
-      ((rows, window, width), dtype), ((width, vocabulary), dtype),
-      ((rows, window), jnp.int32), ((rows, window), jnp.float32))]
+  return [
+    jax.ShapeDtypeStruct(*x)
+    for x in (
+      ((rows, window, width), dtype),
+      ((width, vocabulary), dtype),
+      ((rows, window), jnp.int32),
+      ((rows, window), jnp.float32),
+    )
+  ]
 
 
 def plain_weighed(hidden, unembedding, target, weight):
-  return weighed(*all_scored(hidden, unembedding, target, 1.), weight)
+  return weighed(*all_scored(hidden, unembedding, target, 1.0), weight)
 
 
 def test_the_fused_loss_needs_a_tenth_of_the_memory():
   """At a real model's width and vocabulary, compiled and not run."""
   real = shapes(8, 2048, 1536, 151936, jnp.bfloat16)
   fused, whole = (
-      cost(f, *real).memory_analysis().temp_size_in_bytes
-      for f in (functools.partial(fused_weighed, chunk=1024), plain_weighed))
+    cost(f, *real).memory_analysis().temp_size_in_bytes
+    for f in (functools.partial(fused_weighed, chunk=1024), plain_weighed)
+  )
   assert fused < whole / 10, (fused / 2**30, whole / 2**30)  # 3.3 and 47.2 GiB
 
 
 def test_the_fused_loss_saves_a_quarter_of_the_products_of_recomputing():
   one_chunk = shapes(4, 64, 256, 1024, jnp.float32)  # a loop's body would be counted once
   fused, recomputed = (
-      cost(f, *one_chunk).cost_analysis()['flops']
-      for f in (functools.partial(fused_weighed, chunk=256), jax.checkpoint(plain_weighed)))
+    cost(f, *one_chunk).cost_analysis()['flops']
+    for f in (functools.partial(fused_weighed, chunk=256), jax.checkpoint(plain_weighed))
+  )
   assert recomputed > 3.9 * 2 * 256 * 256 * 1024  # four products, none of them shared
-  assert fused < .78 * recomputed, fused / recomputed
+  assert fused < 0.78 * recomputed, fused / recomputed
 
 
 def test_on_eight_devices_rows_add_up_once_behind_the_loop():

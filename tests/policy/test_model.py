@@ -15,21 +15,44 @@ from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
-    vocab_size=97, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
-    rope=ROPE, norm_epsilon=.01, attention_bias=True, query_key_norm=False, tied_embeddings=True,
-    dtype='float32')
+  vocab_size=97,
+  width=32,
+  num_layers=2,
+  num_heads=4,
+  num_kv_heads=2,
+  head_size=8,
+  mlp_width=48,
+  rope=ROPE,
+  norm_epsilon=0.01,
+  attention_bias=True,
+  query_key_norm=False,
+  tied_embeddings=True,
+  dtype='float32',
+)
 QWEN_1_5B = model.Config(
-    vocab_size=151936, width=1536, num_layers=28, num_heads=12, num_kv_heads=2, head_size=128,
-    mlp_width=8960, rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False,
-    tied_embeddings=True, dtype='bfloat16')
+  vocab_size=151936,
+  width=1536,
+  num_layers=28,
+  num_heads=12,
+  num_kv_heads=2,
+  head_size=128,
+  mlp_width=8960,
+  rope=ROPE,
+  norm_epsilon=1e-6,
+  attention_bias=True,
+  query_key_norm=False,
+  tied_embeddings=True,
+  dtype='bfloat16',
+)
 
 
-def randomised(params, scale=.3):
+def randomised(params, scale=0.3):
   """Every parameter moved, so that biases and norms matter and attention is not flat."""
   leaves, tree = jax.tree.flatten(params)
   rng = np.random.default_rng(0)
-  return tree.unflatten([leaf + scale * rng.normal(size=leaf.shape).astype(np.float32)
-                         for leaf in leaves])
+  return tree.unflatten(
+    [leaf + scale * rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
+  )
 
 
 @pytest.fixture(scope='module')
@@ -129,7 +152,8 @@ def test_padding_on_the_right_changes_nothing(forward, params, tokens_BT, hidden
 
 
 def test_prefill_and_decode_equal_the_whole_sequence(
-    prefill, decode, decoding, tokens_BT, hidden_BTD):
+  prefill, decode, decoding, tokens_BT, hidden_BTD
+):
   """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen, then one by one."""
   prompt_B = np.array([4, 1, 3])
   padded_BT = np.where(np.arange(4) < prompt_B[:, None], tokens_BT[:, :4], 96)
@@ -151,14 +175,15 @@ def test_a_cache_may_start_empty(decode, decoding, tokens_BT, hidden_BTD):
 
 
 def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
-    prefill, params, mesh, tokens_BT, hidden_BTD):
+  prefill, params, mesh, tokens_BT, hidden_BTD
+):
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
   found_BTD, cache = prefill(config, model.decode_layout(config, params, mesh), tokens_BT, 10)
   assert {x.dtype for x in jax.tree.leaves((found_BTD, cache))} == {jnp.dtype('bfloat16')}
   assert model.unembedding(config, params).dtype == jnp.bfloat16
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   # An average over the entries: bfloat16 keeps three digits, and errors add up over layers.
-  assert np.abs(found_BTD.astype(np.float32) - hidden_BTD).mean() < .05 * np.abs(hidden_BTD).mean()
+  assert np.abs(found_BTD.astype(np.float32) - hidden_BTD).mean() < 0.05 * np.abs(hidden_BTD).mean()
 
 
 def test_the_unembedding_is_the_embedding_only_if_tied(params):
@@ -167,14 +192,15 @@ def test_the_unembedding_is_the_embedding_only_if_tied(params):
   untied = dataclasses.replace(CONFIG, tied_embeddings=False)
   own_DV = jnp.ones((32, 97))
   np.testing.assert_array_equal(
-      model.unembedding(untied, params | {'unembedding_DV': own_DV}), own_DV)
+    model.unembedding(untied, params | {'unembedding_DV': own_DV}), own_DV
+  )
 
 
 def test_initial_values(initial):
   layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
-  assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=.05)
-  assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=.05)
+  assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=0.05)
+  assert np.std(layer['mlp']['down_FD']) == pytest.approx(std / math.sqrt(2 * 2), rel=0.05)
   assert (layer['mlp_norm']['scale'] == 1).all()
   assert (layer['attention']['key_bias_GH'] == 0).all()
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
@@ -204,11 +230,14 @@ def test_every_parameter_has_a_sharding(params, mesh):
   assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
 
 
-@pytest.mark.parametrize('change, message', [
+@pytest.mark.parametrize(
+  'change, message',
+  [
     ({'num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide config.model.num_heads=4'),
     ({'head_size': 7}, 'config.model.head_size=7 must be even'),
     ({'dtype': 'float16'}, "config.model.dtype='float16' must be one of float32, bfloat16"),
-])
+  ],
+)
 def test_a_shape_that_cannot_be_is_refused(change, message):
   with pytest.raises(InputError, match=message):
     config_lib.build(model.Config, dataclasses.asdict(CONFIG) | change, 'config.model')

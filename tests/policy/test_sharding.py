@@ -1,6 +1,5 @@
 """Meshes on the devices there are, and on eight that XLA makes of the host."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -14,12 +13,15 @@ from tests.helpers.devices import on_eight_devices
 SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
 
 
-@pytest.mark.parametrize('axes, shape, expected', [
+@pytest.mark.parametrize(
+  'axes, shape, expected',
+  [
     (('embed', 'mlp'), (4, 4), (('fsdp',), ('tensor',))),
     (('vocab', 'embed'), (4, 4), (('tensor',), ('fsdp',))),
     (('embed', 'heads', None), (4, 4, 3), (('fsdp',), ('tensor',), None)),
     (('batch', None), (8, 3), (('data', 'fsdp'), None)),
-])
+  ],
+)
 def test_logical_axes_become_mesh_axes(axes, shape, expected):
   assert sharding.spec(SIZES, axes, shape) == PartitionSpec(*expected)
 

@@ -41,8 +41,9 @@ def run(tmp_path_factory, data, cache):
   @functools.cache
   def made(count):
     workdir = folder / f'{count}'
-    with Pod(workdir, (count, 4 // count), data, cache, *MESH,
-             f'--config.num_steps={STEPS}') as pod:
+    with Pod(
+      workdir, (count, 4 // count), data, cache, *MESH, f'--config.num_steps={STEPS}'
+    ) as pod:
       pod.ended()
     return workdir
 
@@ -64,9 +65,12 @@ def assert_close(found, expected, steps):
 def buffers(workdir):
   """step -> the buffer of its checkpoint, as flat arrays."""
   with checkpoint.open_manager(str(workdir)) as manager:
-    return {step: manager.restore(
-        step, args=ocp.args.Composite(buffer=ocp.args.StandardRestore()))['buffer']
-            for step in manager.all_steps()}
+    return {
+      step: manager.restore(step, args=ocp.args.Composite(buffer=ocp.args.StandardRestore()))[
+        'buffer'
+      ]
+      for step in manager.all_steps()
+    }
 
 
 @pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -103,8 +107,15 @@ def workdir(run, tmp_path):
 
 
 def test_a_run_goes_on_on_twice_the_devices(run, data, cache, workdir):
-  with Pod(workdir, (1, 8), data, cache, '--config.mesh.data=4', '--config.mesh.fsdp=2',
-           f'--config.num_steps={RESUMED + 4}') as pod:
+  with Pod(
+    workdir,
+    (1, 8),
+    data,
+    cache,
+    '--config.mesh.data=4',
+    '--config.mesh.fsdp=2',
+    f'--config.num_steps={RESUMED + 4}',
+  ) as pod:
     pod.ended()
     assert 'config.mesh.data was 2, is 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
@@ -112,7 +123,8 @@ def test_a_run_goes_on_on_twice_the_devices(run, data, cache, workdir):
 
 
 def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(
-    run, data, cache, workdir):
+  run, data, cache, workdir
+):
   with Pod(workdir, (2, 2), data, cache, *OWN_PARTS, ENDLESS) as pod:
     pod.until(lambda: f'step   {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
@@ -176,11 +188,15 @@ except InputError as error:
 @pytest.fixture
 def metadata():
   """A Cloud TPU VM's metadata server, as one for each of two workers; gives their addresses."""
+
   def of_worker(number):
     class Answer(http.server.BaseHTTPRequestHandler):
       def do_GET(self):
-        known = {'agent-worker-number': number, 'tpu-env': "ACCELERATOR_TYPE: 'v5litepod-8'",
-                 'worker-network-endpoints': 'a:1:localhost,b:2:localhost'}
+        known = {
+          'agent-worker-number': number,
+          'tpu-env': "ACCELERATOR_TYPE: 'v5litepod-8'",
+          'worker-network-endpoints': 'a:1:localhost,b:2:localhost',
+        }
         self.send_response(200)
         self.end_headers()
         self.wfile.write(known[self.path.rpartition('/')[2]].encode())
@@ -202,16 +218,34 @@ def metadata():
 @pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
 def test_hosts_are_found_by_what_the_cluster_says(cluster, metadata):
   environment = {
-      'Slurm': {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2',
-                'SLURM_STEP_NUM_NODES': '1'},
-      'GKE': {'JAX_FORCE_TPU_INIT': '1', 'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
-              'MEGASCALE_COORDINATOR_ADDRESS': 'localhost', 'MEGASCALE_NUM_SLICES': '1',
-              'MEGASCALE_SLICE_ID': '0'},
-      'Cloud TPU': {'JAX_FORCE_TPU_INIT': '1'}}[cluster]
+    'Slurm': {
+      'SLURM_JOB_ID': '7',
+      'SLURM_STEP_NODELIST': 'localhost',
+      'SLURM_NTASKS': '2',
+      'SLURM_STEP_NUM_NODES': '1',
+    },
+    'GKE': {
+      'JAX_FORCE_TPU_INIT': '1',
+      'TPU_WORKER_HOSTNAMES': 'localhost,localhost',
+      'MEGASCALE_COORDINATOR_ADDRESS': 'localhost',
+      'MEGASCALE_NUM_SLICES': '1',
+      'MEGASCALE_SLICE_ID': '0',
+    },
+    'Cloud TPU': {'JAX_FORCE_TPU_INIT': '1'},
+  }[cluster]
   environment['JAX_COORDINATOR_PORT'] = str(free_port())
-  own = [{'NUMBER': str(number), 'SLURM_PROCID': str(number), 'SLURM_LOCALID': str(number),
-          'TPU_WORKER_ID': str(number), 'GCE_METADATA_IP': metadata[number]} for number in (0, 1)]
-  in_two_processes(f"""
+  own = [
+    {
+      'NUMBER': str(number),
+      'SLURM_PROCID': str(number),
+      'SLURM_LOCALID': str(number),
+      'TPU_WORKER_ID': str(number),
+      'GCE_METADATA_IP': metadata[number],
+    }
+    for number in (0, 1)
+  ]
+  in_two_processes(
+    f"""
 import os
 import jax
 if {cluster == 'Cloud TPU'}:  # JAX sees that there are no chips, and would not ask
@@ -223,7 +257,9 @@ flags.FLAGS.mark_as_parsed()
 number = int(os.environ['NUMBER'])
 with hosts.joined():
   assert hosts.gathered(number) == [0, 1]
-""", [environment | one for one in own])
+""",
+    [environment | one for one in own],
+  )
 
 
 def test_one_host_tells_itself():
@@ -234,13 +270,22 @@ def test_one_host_tells_itself():
   hosts.check_shared('/nowhere')
 
 
-@pytest.mark.parametrize(('flags', 'message'), [
-    ({'process_id': 0}, 'belong together'), ({'num_processes': 2}, 'belong together'),
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ({'process_id': 0}, 'belong together'),
+    ({'num_processes': 2}, 'belong together'),
     ({'coordinator_address': 'localhost:1'}, 'belong together'),
-    ({'coordinator_address': 'localhost:1', 'num_processes': 2, 'process_id': 2},
-     '--process_id=2 must be below --num_processes=2'),
-    ({'coordinator_address': 'localhost', 'num_processes': 2, 'process_id': 1},
-     '--coordinator_address=localhost must be host:port')])
+    (
+      {'coordinator_address': 'localhost:1', 'num_processes': 2, 'process_id': 2},
+      '--process_id=2 must be below --num_processes=2',
+    ),
+    (
+      {'coordinator_address': 'localhost', 'num_processes': 2, 'process_id': 1},
+      '--coordinator_address=localhost must be host:port',
+    ),
+  ],
+)
 def test_flags_that_name_no_place_are_refused(flags, message):
   flagsaver.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(**flags), pytest.raises(InputError, match=message), hosts.joined():

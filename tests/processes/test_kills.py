@@ -13,14 +13,20 @@ from tests.helpers import tiny
 from tests.helpers.pods import Pod
 
 KILLS, STEPS, EVERY = 20, 120, 2
-FLAGS = (f'--config.num_steps={STEPS}', f'--config.checkpoint.every={EVERY}',
-         '--config.checkpoint.keep=4', '--config.evaluation.every=50')
+FLAGS = (
+  f'--config.num_steps={STEPS}',
+  f'--config.checkpoint.every={EVERY}',
+  '--config.checkpoint.keep=4',
+  '--config.evaluation.every=50',
+)
 
 
 def saved(workdir):
   """The step of the newest checkpoint that is whole, or 0."""
-  return max((int(path.name) for path in (workdir / 'checkpoints').iterdir()
-              if path.name.isdigit()), default=0)
+  return max(
+    (int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit()),
+    default=0,
+  )
 
 
 def is_writing(workdir):
@@ -34,17 +40,25 @@ def reached(workdir):
 def wait_for_a_write(workdir, seconds):
   limit = time.monotonic() + seconds
   while not is_writing(workdir) and time.monotonic() < limit:
-    time.sleep(.0005)
+    time.sleep(0.0005)
 
 
 def what_is_left(workdir):
   """State, buffer and cursor of the last step; all metrics but times; samples and evaluations."""
   with checkpoint.open_manager(str(workdir)) as manager:
-    last = manager.restore(STEPS, args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(), buffer=ocp.args.StandardRestore(),
-        cursor=ocp.args.JsonRestore()))
-  texts = {path.name: path.read_text() for folder in ('samples', 'evaluation')
-           for path in (workdir / folder).iterdir()}
+    last = manager.restore(
+      STEPS,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(),
+        buffer=ocp.args.StandardRestore(),
+        cursor=ocp.args.JsonRestore(),
+      ),
+    )
+  texts = {
+    path.name: path.read_text()
+    for folder in ('samples', 'evaluation')
+    for path in (workdir / folder).iterdir()
+  }
   return dict(last), tiny.lasting(workdir), texts
 
 
@@ -57,10 +71,10 @@ def test_twenty_kills_at_random_moments_change_nothing(data, tmp_path):
   for _ in range(KILLS):
     with Pod(killed, (1, 1), data, cache, *FLAGS) as pod:
       pod.until(lambda pod=pod: '| reward' in pod.log())
-      time.sleep(.5 * rng.random())
-      if rng.random() < .5:
+      time.sleep(0.5 * rng.random())
+      if rng.random() < 0.5:
         wait_for_a_write(killed, 5)
-        time.sleep(.02 * rng.random())
+        time.sleep(0.02 * rng.random())
     during_a_write += is_writing(killed)
     # A checkpoint is begun when the one before it is whole.
     assert reached(killed) - saved(killed) <= 2 * EVERY

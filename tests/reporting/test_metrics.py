@@ -24,40 +24,44 @@ def tensorboard_events(workdir):
   for path in sorted((workdir / 'tensorboard').iterdir()):
     data = path.read_bytes()
     while data:
-      length, = struct.unpack('<Q', data[:8])
-      yield event_pb2.Event.FromString(data[12:12 + length])
-      data = data[16 + length:]
+      (length,) = struct.unpack('<Q', data[:8])
+      yield event_pb2.Event.FromString(data[12 : 12 + length])
+      data = data[16 + length :]
 
 
 def test_a_step_is_one_strict_json_line_readable_at_once(tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     writer.write(0, {'reward': np.float64(1 / 3), 'entropy': math.nan, 'max': math.inf, 'n': 2})
-    line, = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+    (line,) = (tmp_path / 'metrics.jsonl').read_text().splitlines()
   assert line == (
-      '{"step": 0, "reward": 0.3333333333333333, "entropy": "nan", "max": "inf", "n": 2.0}')
-  record, = metrics.read(tmp_path)
+    '{"step": 0, "reward": 0.3333333333333333, "entropy": "nan", "max": "inf", "n": 2.0}'
+  )
+  (record,) = metrics.read(tmp_path)
   assert record['reward'] == 1 / 3 and math.isnan(record['entropy']) and record['max'] == math.inf
 
 
 def test_a_resumed_run_drops_what_it_takes_again(tmp_path):
-  write_steps(tmp_path, 0, range(4), 0.)
-  write_steps(tmp_path, 2, [2], 1.)
+  write_steps(tmp_path, 0, range(4), 0.0)
+  write_steps(tmp_path, 2, [2], 1.0)
   assert metrics.read(tmp_path) == [
-      {'step': 0, 'reward': 0.}, {'step': 1, 'reward': 0.}, {'step': 2, 'reward': 1.}]
+    {'step': 0, 'reward': 0.0},
+    {'step': 1, 'reward': 0.0},
+    {'step': 2, 'reward': 1.0},
+  ]
 
 
 def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
-  write_steps(tmp_path, 0, range(2), 0.)
+  write_steps(tmp_path, 0, range(2), 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('{"step": 2, "rew')
   assert [record['step'] for record in metrics.read(tmp_path)] == [0, 1]
-  write_steps(tmp_path, 3, [3], 0.)
+  write_steps(tmp_path, 3, [3], 0.0)
   assert [record['step'] for record in metrics.read(tmp_path)] == [0, 1, 3]
 
 
 @pytest.mark.parametrize('line', ['{"reward": 1.0}', 'oops', '[1]', '{"step": 1, "reward": "x"}'])
 def test_a_damaged_record_is_named(tmp_path, line):
-  write_steps(tmp_path, 0, [0], 0.)
+  write_steps(tmp_path, 0, [0], 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write(line + '\n')
   with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is no record of metrics'):
@@ -65,7 +69,7 @@ def test_a_damaged_record_is_named(tmp_path, line):
 
 
 def test_a_kill_while_resuming_leaves_the_old_records(tmp_path, monkeypatch):
-  write_steps(tmp_path, 0, range(3), 0.)
+  write_steps(tmp_path, 0, range(3), 0.0)
   monkeypatch.setattr('os.replace', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
   with pytest.raises(KeyboardInterrupt):
     metrics.Writer(tmp_path, 1)
@@ -77,28 +81,31 @@ def test_no_file_is_no_records(tmp_path):
 
 
 def test_tensorboard_gets_the_scalars_and_forgets_what_is_taken_again(tmp_path):
-  write_steps(tmp_path, 3, [3, 4], .5)
+  write_steps(tmp_path, 3, [3, 4], 0.5)
   events = list(tensorboard_events(tmp_path))
   assert [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value] == [
-      (3, 'reward', .5), (4, 'reward', .5)]
+    (3, 'reward', 0.5),
+    (4, 'reward', 0.5),
+  ]
   assert [e.step for e in events if e.session_log.status == event_pb2.SessionLog.START] == [3]
 
 
 def test_wandb_gets_the_scalars_where_a_project_is_named(tmp_path, monkeypatch):
   calls = []
-  run = types.SimpleNamespace(log=lambda values, step: calls.append((values, step)),
-                              finish=lambda: calls.append('finish'))
+  run = types.SimpleNamespace(
+    log=lambda values, step: calls.append((values, step)), finish=lambda: calls.append('finish')
+  )
   fake = types.SimpleNamespace(init=lambda **options: calls.append(options) or run)
   monkeypatch.setitem(sys.modules, 'wandb', fake)
   with metrics.Writer(tmp_path / 'run', 7, wandb_project='replay') as writer:
     writer.write(7, {'reward': 1})
   options, *rest = calls
   assert (options['project'], options['group'], options['name']) == ('replay', 'run', 'run-from-7')
-  assert rest == [({'reward': 1.}, 7), 'finish']
+  assert rest == [({'reward': 1.0}, 7), 'finish']
 
 
 def test_missing_wandb_names_the_extra_before_anything_is_written(tmp_path, monkeypatch):
-  write_steps(tmp_path, 0, [0], 0.)
+  write_steps(tmp_path, 0, [0], 0.0)
   monkeypatch.setitem(sys.modules, 'wandb', None)
   with pytest.raises(InputError, match=r"pip install 'exgrpo_jax\[wandb\]'"):
     metrics.Writer(tmp_path, 0, wandb_project='replay')
@@ -106,14 +113,15 @@ def test_missing_wandb_names_the_extra_before_anything_is_written(tmp_path, monk
 
 
 def test_rows_are_legible_and_strict_json(tmp_path):
-  rows = [{'question': '1+1=?\n', 'response': '二 \ud800', 'reward': 1., 'correct': True},
-          {'question': 'q', 'response': '', 'reward': math.nan, 'correct': False}]
+  rows = [
+    {'question': '1+1=?\n', 'response': '二 \ud800', 'reward': 1.0, 'correct': True},
+    {'question': 'q', 'response': '', 'reward': math.nan, 'correct': False},
+  ]
   path = tmp_path / 'samples' / 'step_000012.jsonl'
   metrics.write_rows(path, rows)
   text = path.read_text()
   assert '二' in text
-  assert [json.loads(line) for line in text.splitlines()] == [
-      rows[0], {**rows[1], 'reward': 'nan'}]
+  assert [json.loads(line) for line in text.splitlines()] == [rows[0], {**rows[1], 'reward': 'nan'}]
   assert list(path.parent.iterdir()) == [path]
 
 
@@ -126,32 +134,42 @@ def test_rows_are_written_whole_or_not_at_all(tmp_path):
 
 
 def test_the_progress_line():
-  full = {'reward': .5, 'pass_rate/fresh': .25, 'entropy': 1.5, 'length/mean': 812.4,
-          'buffer/questions': 1034, 'buffer/retired': 20, 'speed/tokens_per_second': 12345.6}
+  full = {
+    'reward': 0.5,
+    'pass_rate/fresh': 0.25,
+    'entropy': 1.5,
+    'length/mean': 812.4,
+    'buffer/questions': 1034,
+    'buffer/retired': 20,
+    'speed/tokens_per_second': 12345.6,
+  }
   line = metrics.progress_line(7, 700, full, 3725)
   assert line == (
-      'step   7/700 | reward  0.500 | pass 0.250 | entropy  1.500 | length   812 | buffer  1034 '
-      '| retired    20 |  12,346 tok/s |  1:02:05 left')
+    'step   7/700 | reward  0.500 | pass 0.250 | entropy  1.500 | length   812 | buffer  1034 '
+    '| retired    20 |  12,346 tok/s |  1:02:05 left'
+  )
   partial = metrics.progress_line(70, 700, {'reward': -1}, 0)
   assert partial == (
-      'step  70/700 | reward -1.000 | pass     - | entropy      - | length     - | buffer     - '
-      '| retired     - |       - tok/s |  0:00:00 left')
+    'step  70/700 | reward -1.000 | pass     - | entropy      - | length     - | buffer     - '
+    '| retired     - |       - tok/s |  0:00:00 left'
+  )
 
 
 def test_the_summary_table():
   # 20 steps: a tenth is 2. Rewards 0, 1, ..., 19; the best evaluation is the middle one.
-  records = [{'step': step, 'reward': float(step), 'length/mean': 400.} for step in range(20)]
-  for step, value in (0, .25), (10, .75), (19, .5):
+  records = [{'step': step, 'reward': float(step), 'length/mean': 400.0} for step in range(20)]
+  for step, value in (0, 0.25), (10, 0.75), (19, 0.5):
     records[step]['eval/gsm8k/pass@1'] = value
   records[3]['entropy'] = math.nan
   records[4]['pass_rate/replay'] = math.nan
   assert metrics.summary_table(records).splitlines() == [
-      '                   first    last    best  at step',
-      'reward             0.500  18.500  19.000       19',
-      'pass_rate/replay     nan     nan       -        -',
-      'entropy              nan     nan       -        -',
-      'length/mean          400     400       -        -',
-      'eval/gsm8k/pass@1  0.250   0.500   0.750       10']
+    '                   first    last    best  at step',
+    'reward             0.500  18.500  19.000       19',
+    'pass_rate/replay     nan     nan       -        -',
+    'entropy              nan     nan       -        -',
+    'length/mean          400     400       -        -',
+    'eval/gsm8k/pass@1  0.250   0.500   0.750       10',
+  ]
 
 
 def test_the_summary_of_no_records_is_its_heading():
@@ -159,23 +177,23 @@ def test_the_summary_of_no_records_is_its_heading():
 
 
 class IntervalTest(parameterized.TestCase):
-
   @parameterized.named_parameters(
-      # Wilson at 0 of n: [0, z^2 / (n + z^2)] with z^2 = 3.8415, so 3.8415 / 103.8415.
-      ('none_of_100', [[0]] * 100, range(100), 0., 0., .03699),
-      ('all_of_100', [[1]] * 100, range(100), 1., .96301, 1.),
-      # se^2 = 4/3 * 4 * (1/2 / 4)^2 = 1/12, so n = (1/4) / (1/12) = 3:
-      # half = 1.95996 / (1 + 3.8415/3) * sqrt(.25/3 + 3.8415/36) = .37467.
-      ('two_of_four', [[1], [0], [1], [0]], range(4), .5, .12533, .87467),
-      # The same four questions, each answered eight times alike, say no more.
-      ('samples_alike', [[1] * 8, [0] * 8, [1] * 8, [0] * 8], range(4), .5, .12533, .87467),
-      # And so when the eight are rows with the same prompt, as in AIME.
-      ('rows_alike', [[1], [0], [1], [0]] * 8, list('abcd') * 8, .5, .12533, .87467),
-      # Each question right half the time: error 0 tells nothing, n = 4 questions:
-      # half = 1.95996 / (1 + 3.8415/4) * sqrt(.25/4 + 3.8415/64) = .34997.
-      ('no_spread', [[1, 0]] * 4, range(4), .5, .15003, .84997),
-      # One question: n = 1: half = 1.95996 / 4.8415 * sqrt(.25 + 3.8415/4) = .44537.
-      ('one_question', [[1, 0]], [0], .5, .05463, .94537))
+    # Wilson at 0 of n: [0, z^2 / (n + z^2)] with z^2 = 3.8415, so 3.8415 / 103.8415.
+    ('none_of_100', [[0]] * 100, range(100), 0.0, 0.0, 0.03699),
+    ('all_of_100', [[1]] * 100, range(100), 1.0, 0.96301, 1.0),
+    # se^2 = 4/3 * 4 * (1/2 / 4)^2 = 1/12, so n = (1/4) / (1/12) = 3:
+    # half = 1.95996 / (1 + 3.8415/3) * sqrt(.25/3 + 3.8415/36) = .37467.
+    ('two_of_four', [[1], [0], [1], [0]], range(4), 0.5, 0.12533, 0.87467),
+    # The same four questions, each answered eight times alike, say no more.
+    ('samples_alike', [[1] * 8, [0] * 8, [1] * 8, [0] * 8], range(4), 0.5, 0.12533, 0.87467),
+    # And so when the eight are rows with the same prompt, as in AIME.
+    ('rows_alike', [[1], [0], [1], [0]] * 8, list('abcd') * 8, 0.5, 0.12533, 0.87467),
+    # Each question right half the time: error 0 tells nothing, n = 4 questions:
+    # half = 1.95996 / (1 + 3.8415/4) * sqrt(.25/4 + 3.8415/64) = .34997.
+    ('no_spread', [[1, 0]] * 4, range(4), 0.5, 0.15003, 0.84997),
+    # One question: n = 1: half = 1.95996 / 4.8415 * sqrt(.25 + 3.8415/4) = .44537.
+    ('one_question', [[1, 0]], [0], 0.5, 0.05463, 0.94537),
+  )
   def test_by_hand(self, correct_QK, cluster_Q, mean, low, high):
     found = metrics.interval_95(np.array(correct_QK, bool), list(cluster_Q))
     np.testing.assert_allclose(found, (mean, low, high), atol=2e-5)
@@ -186,23 +204,26 @@ class IntervalTest(parameterized.TestCase):
     correct_QK[0, :50] = correct_QK[1, :51] = 1
     _, low, high = metrics.interval_95(correct_QK, [0, 1])
     # About 2 * 1.96 * sqrt(.25 / 200).
-    self.assertAlmostEqual(high - low, .1373, delta=.001)
+    self.assertAlmostEqual(high - low, 0.1373, delta=0.001)
 
   @parameterized.named_parameters(
-      ('independent_questions', 200, 1, 1, False),
-      ('eight_samples_of_each_question', 60, 1, 8, True),
-      ('aime_rows', 30, 32, 1, True))
+    ('independent_questions', 200, 1, 1, False),
+    ('eight_samples_of_each_question', 60, 1, 8, True),
+    ('aime_rows', 30, 32, 1, True),
+  )
   def test_95_percent_of_intervals_hold_the_truth(self, prompts, copies, samples, uneven):
     rng = np.random.default_rng(0)
     cluster_Q = np.repeat(np.arange(prompts), copies)
+
     def holds():
       # Beta(.6, 1.4) has mean .3: most questions nearly always or never solved.
-      p_Q = rng.beta(.6, 1.4, prompts) if uneven else np.full(prompts, .3)
+      p_Q = rng.beta(0.6, 1.4, prompts) if uneven else np.full(prompts, 0.3)
       correct_QK = rng.random((prompts * copies, samples)) < p_Q[cluster_Q][:, None]
       _, low, high = metrics.interval_95(correct_QK, cluster_Q)
-      return low <= .3 <= high
+      return low <= 0.3 <= high
+
     coverage = np.mean([holds() for _ in range(4000)])
-    self.assertBetween(coverage, .93, .975)
+    self.assertBetween(coverage, 0.93, 0.975)
 
   def test_clusters_and_scores_must_match(self):
     with self.assertRaises(ValueError):
@@ -212,65 +233,89 @@ class IntervalTest(parameterized.TestCase):
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
   """A function: records to {title: axes} of what `curves` draws of them."""
+
   def drawn(records):
     figures = []
     savefig = plots.Figure.savefig
+
     def spy(figure, *args, **kwargs):
       figures.append(figure)
       savefig(figure, *args, **kwargs)
+
     with monkeypatch.context() as patch:
       patch.setattr(plots.Figure, 'savefig', spy)
       plots.curves(records, tmp_path / 'curves.png')
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
     return {ax.get_title(): ax for ax in figures[0].axes}
+
   return drawn
 
 
 def test_panels_without_data_are_left_out(draw):
-  panels = draw([{'step': 0, 'reward': .5, 'speed/tokens_per_second': 9.},
-                 {'step': 1, 'entropy': math.nan}])
+  panels = draw(
+    [{'step': 0, 'reward': 0.5, 'speed/tokens_per_second': 9.0}, {'step': 1, 'entropy': math.nan}]
+  )
   assert list(panels) == ['Reward and pass rate']
 
 
 def test_every_metric_of_a_run_has_its_panel_with_title_and_labels(draw):
-  names = ('reward', 'pass_rate/fresh', 'pass_rate/replay', 'entropy', 'length/mean',
-           'length/truncated', 'buffer/questions', 'buffer/retired', 'replay/ratio_mean',
-           'replay/ratio_max', 'replay/effective_sample_size', 'replay/age_mean', 'gradient_norm',
-           'eval/gsm8k/pass@1', 'eval/gsm8k/valid_steps')
-  panels = draw([{'step': 0, **dict.fromkeys(names, .5)}])
+  names = (
+    'reward',
+    'pass_rate/fresh',
+    'pass_rate/replay',
+    'entropy',
+    'length/mean',
+    'length/truncated',
+    'buffer/questions',
+    'buffer/retired',
+    'replay/ratio_mean',
+    'replay/ratio_max',
+    'replay/effective_sample_size',
+    'replay/age_mean',
+    'gradient_norm',
+    'eval/gsm8k/pass@1',
+    'eval/gsm8k/valid_steps',
+  )
+  panels = draw([{'step': 0, **dict.fromkeys(names, 0.5)}])
   assert sum(len(ax.lines) for ax in panels.values()) == len(names)
-  assert all(ax.get_title() and ax.get_ylabel() and ax.get_xlabel() == 'step'
-             for ax in panels.values())
+  assert all(
+    ax.get_title() and ax.get_ylabel() and ax.get_xlabel() == 'step' for ax in panels.values()
+  )
 
 
 def test_a_line_joins_the_records_that_have_its_metric(draw):
-  records = [{'step': step, 'reward': .1} for step in range(5)]
-  records[0]['eval/gsm8k/pass@1'] = .2
-  records[4] |= {'eval/gsm8k/pass@1': .4, 'eval/gsm8k/pass@1_low': .3,
-                 'eval/gsm8k/pass@1_high': .5}
+  records = [{'step': step, 'reward': 0.1} for step in range(5)]
+  records[0]['eval/gsm8k/pass@1'] = 0.2
+  records[4] |= {
+    'eval/gsm8k/pass@1': 0.4,
+    'eval/gsm8k/pass@1_low': 0.3,
+    'eval/gsm8k/pass@1_high': 0.5,
+  }
   ax = draw(records)['Evaluation: pass@1, 95% interval']
-  line, = ax.lines
-  np.testing.assert_array_equal(line.get_xydata(), [[0, .2], [4, .4]])
-  band, = ax.collections
-  assert set(map(tuple, band.get_paths()[0].vertices)) == {(4, .3), (4, .5)}
+  (line,) = ax.lines
+  np.testing.assert_array_equal(line.get_xydata(), [[0, 0.2], [4, 0.4]])
+  (band,) = ax.collections
+  assert set(map(tuple, band.get_paths()[0].vertices)) == {(4, 0.3), (4, 0.5)}
 
 
 def test_evaluation_has_one_line_a_source(draw):
-  ax = draw([{'step': 0, 'eval/b/pass@1': 1., 'eval/a/c/pass@1': 1.}])[
-      'Evaluation: pass@1, 95% interval']
+  ax = draw([{'step': 0, 'eval/b/pass@1': 1.0, 'eval/a/c/pass@1': 1.0}])[
+    'Evaluation: pass@1, 95% interval'
+  ]
   assert [line.get_label() for line in ax.lines] == ['a/c', 'b']
 
 
 def test_a_legend_names_even_a_single_source(draw):
-  ax = draw([{'step': 0, 'eval/gsm8k/pass@1': 1.}])['Evaluation: pass@1, 95% interval']
+  ax = draw([{'step': 0, 'eval/gsm8k/pass@1': 1.0}])['Evaluation: pass@1, 95% interval']
   assert [text.get_text() for text in ax.get_legend().get_texts()] == ['gsm8k']
 
 
 def test_a_logarithmic_panel_drops_what_it_cannot_show(draw):
-  values = [1., 0., math.inf, math.nan, 2.]
-  ax = draw([{'step': step, 'gradient_norm': value}
-             for step, value in enumerate(values)])['Gradient norm']
-  np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[0, 1.], [4, 2.]])
+  values = [1.0, 0.0, math.inf, math.nan, 2.0]
+  ax = draw([{'step': step, 'gradient_norm': value} for step, value in enumerate(values)])[
+    'Gradient norm'
+  ]
+  np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[0, 1.0], [4, 2.0]])
 
 
 @pytest.mark.parametrize('records', [[], [{'step': 0}]])

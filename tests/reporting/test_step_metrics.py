@@ -9,26 +9,46 @@ from exgrpo_jax.reporting import step_metrics
 
 K = 3
 CONFIG = replay.Config(
-    ratio=.5, start_pass_rate=0., sigma=1., question_selection='gaussian',
-    trajectory_selection='newest', bucket_by='correctness', difficulty='all',
-    count_replayed=True, max_trajectories=8)
+  ratio=0.5,
+  start_pass_rate=0.0,
+  sigma=1.0,
+  question_selection='gaussian',
+  trajectory_selection='newest',
+  bucket_by='correctness',
+  difficulty='all',
+  count_replayed=True,
+  max_trajectories=8,
+)
 
 
 def response(length, truncated=False):
-  return Response(np.zeros(length, np.int32), np.zeros(length, np.float32),
-                  np.zeros(length, np.float32), truncated)
+  return Response(
+    np.zeros(length, np.int32),
+    np.zeros(length, np.float32),
+    np.zeros(length, np.float32),
+    truncated,
+  )
 
 
 def trajectory(step):
-  return Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1., step)
+  return Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1.0, step)
 
 
-RIGHT, WRONG = Verdict(1., 'correct'), Verdict(0., 'wrong')
+RIGHT, WRONG = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
 # One group half solved, one that replays step 4 in step 10 and solves all else, one not solved.
-PLAN = Plan(10, 2, True, tuple(Question(row, (), '', 'math', '', 's') for row in range(3)),
-            (np.zeros(1, np.int32),) * 3, ((), (trajectory(4),), ()))
-RESPONSES = [[response(1), response(2), response(3)], [response(4), response(6, truncated=True)],
-             [response(2), response(2), response(4, truncated=True)]]
+PLAN = Plan(
+  10,
+  2,
+  True,
+  tuple(Question(row, (), '', 'math', '', 's') for row in range(3)),
+  (np.zeros(1, np.int32),) * 3,
+  ((), (trajectory(4),), ()),
+)
+RESPONSES = [
+  [response(1), response(2), response(3)],
+  [response(4), response(6, truncated=True)],
+  [response(2), response(2), response(4, truncated=True)],
+]
 REPLAYS = [None, trajectory(4), None]
 VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
@@ -39,11 +59,25 @@ def found(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
 
 def test_a_step_in_numbers():
   assert found() == {
-      'reward': 3 / 8, 'pass_rate/all': 3 / 8, 'pass_rate/fresh': 1 / 6, 'pass_rate/replay': 1.,
-      'zero_variance': pytest.approx(2 / 3), 'length/mean': 3., 'length/max': 6,
-      'length/total': 24, 'length/truncated': 2 / 8, 'epoch': 2, 'replay/rows': 1,
-      'replay/age_mean': 6., 'replay/age_max': 6, 'grading/correct': 3 / 8,
-      'grading/wrong': 5 / 8, 'grading/no_answer': 0, 'grading/timed_out': 0, 'grading/crashed': 0}
+    'reward': 3 / 8,
+    'pass_rate/all': 3 / 8,
+    'pass_rate/fresh': 1 / 6,
+    'pass_rate/replay': 1.0,
+    'zero_variance': pytest.approx(2 / 3),
+    'length/mean': 3.0,
+    'length/max': 6,
+    'length/total': 24,
+    'length/truncated': 2 / 8,
+    'epoch': 2,
+    'replay/rows': 1,
+    'replay/age_mean': 6.0,
+    'replay/age_max': 6,
+    'grading/correct': 3 / 8,
+    'grading/wrong': 5 / 8,
+    'grading/no_answer': 0,
+    'grading/timed_out': 0,
+    'grading/crashed': 0,
+  }
 
 
 def test_the_replayed_reward_counts_in_its_groups_variance():
@@ -59,18 +93,26 @@ def test_without_replay_there_are_no_replay_rates_and_ages():
 
 
 def test_rewards_other_than_0_and_1_are_averaged_and_correctness_decides_the_pass_rate():
-  odd = [[Verdict(-2., 'correct'), Verdict(5., 'wrong'), WRONG], *VERDICTS[1:]]
+  odd = [[Verdict(-2.0, 'correct'), Verdict(5.0, 'wrong'), WRONG], *VERDICTS[1:]]
   numbers = found(verdicts=odd)
   assert numbers['reward'] == 5 / 8 and numbers['pass_rate/all'] == 3 / 8
 
 
 def test_the_buffer_in_numbers():
-  entries = {1: replay.Entry(0., 3, (trajectory(1),)),
-             2: replay.Entry(2 / 3, 3, (trajectory(1), trajectory(2))),
-             5: replay.Entry(2 / 3, 3, (trajectory(1),))}
+  entries = {
+    1: replay.Entry(0.0, 3, (trajectory(1),)),
+    2: replay.Entry(2 / 3, 3, (trajectory(1), trajectory(2))),
+    5: replay.Entry(2 / 3, 3, (trajectory(1),)),
+  }
   assert step_metrics.of_buffer(CONFIG, replay.Buffer(entries, {7: 0, 8: 1}, True), K) == {
-      'buffer/questions': 3, 'buffer/retired': 2, 'buffer/trajectories': 4, 'buffer/started': True,
-      'buffer/bucket_0': 1, 'buffer/bucket_1': 0, 'buffer/bucket_2': 2}
+    'buffer/questions': 3,
+    'buffer/retired': 2,
+    'buffer/trajectories': 4,
+    'buffer/started': True,
+    'buffer/bucket_0': 1,
+    'buffer/bucket_1': 0,
+    'buffer/bucket_2': 2,
+  }
 
 
 def test_an_empty_buffer_in_numbers():
@@ -79,9 +121,11 @@ def test_an_empty_buffer_in_numbers():
 
 # Alarms.
 
+
 def alarm(silent_steps=0, **numbers):
-  return step_metrics.alarm(12, {'length/truncated': .9, 'pass_rate/all': .125} | numbers,
-                          silent_steps, 64)
+  return step_metrics.alarm(
+    12, {'length/truncated': 0.9, 'pass_rate/all': 0.125} | numbers, silent_steps, 64
+  )
 
 
 def test_all_is_well():
@@ -89,39 +133,49 @@ def test_all_is_well():
 
 
 def test_every_response_cut_off_is_said_with_the_limit():
-  assert alarm(**{'length/truncated': 1.}) == (
-      'step 12: every response was cut off at config.rollout.max_response=64 tokens. Raise it, or '
-      'check that the model ever writes its end token.')
+  assert alarm(**{'length/truncated': 1.0}) == (
+    'step 12: every response was cut off at config.rollout.max_response=64 tokens. Raise it, or '
+    'check that the model ever writes its end token.'
+  )
 
 
-@pytest.mark.parametrize(('silent_steps', 'is_said'), [
-    (1, False), (9, False), (10, True), (11, False), (20, True)])
+@pytest.mark.parametrize(
+  ('silent_steps', 'is_said'), [(1, False), (9, False), (10, True), (11, False), (20, True)]
+)
 def test_ten_steps_without_a_difference_in_reward_are_said(silent_steps, is_said):
-  expected = (f'step 12: for {silent_steps} steps every group had equal rewards (pass rate 0.125), '
-              'so nothing was learnt. The questions are too hard or too easy for this model, or '
-              'the verifier does not read its answers: see samples/.')
+  expected = (
+    f'step 12: for {silent_steps} steps every group had equal rewards (pass rate 0.125), '
+    'so nothing was learnt. The questions are too hard or too easy for this model, or '
+    'the verifier does not read its answers: see samples/.'
+  )
   assert alarm(silent_steps) == (expected if is_said else '')
 
 
-SLOW, BROKEN = (Verdict(0., outcome, f'why it {outcome}') for outcome in ('timed out', 'crashed'))
+SLOW, BROKEN = (Verdict(0.0, outcome, f'why it {outcome}') for outcome in ('timed out', 'crashed'))
 
 
 def test_the_share_of_each_outcome_of_a_grading():
-  numbers = found(verdicts=[[RIGHT, Verdict(0., 'no answer'), SLOW], [RIGHT, WRONG],
-                            [BROKEN, SLOW, SLOW]])
+  numbers = found(
+    verdicts=[[RIGHT, Verdict(0.0, 'no answer'), SLOW], [RIGHT, WRONG], [BROKEN, SLOW, SLOW]]
+  )
   assert {name: value * 8 for name, value in numbers.items() if name.startswith('grading/')} == {
-      'grading/correct': 2, 'grading/wrong': 1, 'grading/no_answer': 1, 'grading/timed_out': 3,
-      'grading/crashed': 1}
+    'grading/correct': 2,
+    'grading/wrong': 1,
+    'grading/no_answer': 1,
+    'grading/timed_out': 3,
+    'grading/crashed': 1,
+  }
 
 
-@pytest.mark.parametrize(('max_failures', 'is_said'), [(0., True), (.37, True), (.375, False)])
+@pytest.mark.parametrize(('max_failures', 'is_said'), [(0.0, True), (0.37, True), (0.375, False)])
 def test_failed_gradings_over_their_limit_are_said_with_a_reason(max_failures, is_said):
-  judged = [[RIGHT, SLOW, WRONG], [RIGHT, BROKEN], [SLOW, WRONG, Verdict(0., 'no answer')]]
+  judged = [[RIGHT, SLOW, WRONG], [RIGHT, BROKEN], [SLOW, WRONG, Verdict(0.0, 'no answer')]]
   said = step_metrics.grading_alarm(12, judged, max_failures)
   assert said == is_said * (
-      'step 12: of 8 gradings 2 timed out and 1 crashed, over config.grading.max_failures='
-      f'{max_failures:g}; they count as wrong, with reward 0. One of them: why it timed out.')
+    'step 12: of 8 gradings 2 timed out and 1 crashed, over config.grading.max_failures='
+    f'{max_failures:g}; they count as wrong, with reward 0. One of them: why it timed out.'
+  )
 
 
 def test_gradings_that_all_came_back_are_not_spoken_of():
-  assert step_metrics.grading_alarm(12, VERDICTS, 0.) == ''
+  assert step_metrics.grading_alarm(12, VERDICTS, 0.0) == ''

@@ -13,15 +13,38 @@ from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
-    vocab_size=40, width=32, num_layers=1, num_heads=4, num_kv_heads=2, head_size=8, mlp_width=48,
-    rope=ROPE, norm_epsilon=1e-6, attention_bias=True, query_key_norm=False, tied_embeddings=False,
-    dtype='float32')
+  vocab_size=40,
+  width=32,
+  num_layers=1,
+  num_heads=4,
+  num_kv_heads=2,
+  head_size=8,
+  mlp_width=48,
+  rope=ROPE,
+  norm_epsilon=1e-6,
+  attention_bias=True,
+  query_key_norm=False,
+  tied_embeddings=False,
+  dtype='float32',
+)
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
-SCALE = .2 * CONFIG.width**.5  # initial weights have standard deviation 1 / sqrt(width)
-SETTINGS = scheduler.Settings(draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
+SCALE = 0.2 * CONFIG.width**0.5  # initial weights have standard deviation 1 / sqrt(width)
+SETTINGS = scheduler.Settings(
+  draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0
+)
 KEY = jax.random.key(5)
-PROMPTS = [np.array(prompt, np.int32) for prompt in (
-    [5, 6, 9], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 9], [30, 31], [0, 0, 12], [39] * 20)]
+PROMPTS = [
+  np.array(prompt, np.int32)
+  for prompt in (
+    [5, 6, 9],
+    [8],
+    [1, 2, 3, 4, 5, 6, 7, 8, 9],
+    [5, 6, 9],
+    [30, 31],
+    [0, 0, 12],
+    [39] * 20,
+  )
+]
 ROWS = [10, 11, 12, 10, 13, 14, 15]
 SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one question
 
@@ -34,8 +57,9 @@ def mesh():
 @pytest.fixture(scope='module')
 def params(mesh):
   """Wide enough apart that logits spread over some nats."""
-  return jax.tree.map(lambda x: SCALE * x if x.std() else x,
-                      model.init(CONFIG, jax.random.key(0), mesh))
+  return jax.tree.map(
+    lambda x: SCALE * x if x.std() else x, model.init(CONFIG, jax.random.key(0), mesh)
+  )
 
 
 @pytest.fixture(scope='module')
@@ -48,8 +72,17 @@ def generate(decoding, mesh):
   def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     return scheduler.generate(
-        CONFIG, decoding, [prompts[i] for i in order], [ROWS[i] for i in order],
-        [SAMPLES[i] for i in order], key, settings, mesh, on_finish, limits)
+      CONFIG,
+      decoding,
+      [prompts[i] for i in order],
+      [ROWS[i] for i in order],
+      [SAMPLES[i] for i in order],
+      key,
+      settings,
+      mesh,
+      on_finish,
+      limits,
+    )
 
   return call
 
@@ -62,6 +95,7 @@ def responses(generate):
 @pytest.fixture(scope='module')
 def logits(params):
   """The logits from which each token of a response was drawn, by one whole forward pass."""
+
   @jax.jit
   def padded(tokens_BT):
     return model.hidden_states(CONFIG, params, tokens_BT) @ model.unembedding(CONFIG, params)
@@ -69,7 +103,7 @@ def logits(params):
   def call(prompt, response):
     tokens = np.concatenate([prompt, response.tokens])
     logits_TV = padded(np.pad(tokens, (0, 40 - len(tokens)))[None])[0]
-    return np.float64(logits_TV[len(prompt) - 1:len(tokens) - 1])
+    return np.float64(logits_TV[len(prompt) - 1 : len(tokens) - 1])
 
   return call
 
@@ -84,32 +118,43 @@ def assert_same_tokens(found, expected):
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
 
 
-@pytest.mark.parametrize('length, limit, expected', [
-    (1, 512, 32), (32, 512, 32), (33, 512, 48), (48, 512, 48), (49, 512, 64), (65, 512, 96),
-    (300, 512, 384), (385, 512, 512), (385, 400, 400), (20, 20, 20)])
+@pytest.mark.parametrize(
+  'length, limit, expected',
+  [
+    (1, 512, 32),
+    (32, 512, 32),
+    (33, 512, 48),
+    (48, 512, 48),
+    (49, 512, 64),
+    (65, 512, 96),
+    (300, 512, 384),
+    (385, 512, 512),
+    (385, 400, 400),
+    (20, 20, 20),
+  ],
+)
 def test_lengths_fall_into_powers_of_two_and_their_middles(length, limit, expected):
   assert length_bucket(length, limit) == expected
 
 
 def test_greedy_takes_the_most_probable_token(generate, logits):
   """And tells its log-probability and the entropy at temperature 1."""
-  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(0.))):
+  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(0.0))):
     logp_TV = log_softmax(logits(prompt, response))
     np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
     np.testing.assert_allclose(response.logp, logp_TV.max(-1), atol=1e-5)
-    np.testing.assert_allclose(
-        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+    np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
 
 
-@pytest.mark.parametrize('temperature', [1., .6])
+@pytest.mark.parametrize('temperature', [1.0, 0.6])
 def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
   for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(temperature))):
     logp_TV = log_softmax(logits(prompt, response) / temperature)
     assert response.logp.dtype == response.entropy.dtype == np.float32
     np.testing.assert_allclose(
-        response.logp, logp_TV[np.arange(len(logp_TV)), response.tokens], atol=1e-5)
-    np.testing.assert_allclose(
-        response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
+      response.logp, logp_TV[np.arange(len(logp_TV)), response.tokens], atol=1e-5
+    )
+    np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
 
 
 def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
@@ -123,25 +168,25 @@ def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
 
 
 def test_an_end_token_at_the_limit_is_not_truncation(generate):
-  whole, = generate(order=[2], eos_ids=(NEVER,))
+  (whole,) = generate(order=[2], eos_ids=(NEVER,))
   assert whole.truncated and len(whole.tokens) == 12
   last = int(whole.tokens[-1])
   limit = int(np.argmax(whole.tokens == last)) + 1  # where that token first comes
-  ended, = generate(order=[2], eos_ids=(last,), max_response=limit)
+  (ended,) = generate(order=[2], eos_ids=(last,), max_response=limit)
   assert not ended.truncated and len(ended.tokens) == limit
 
 
 def test_the_first_token_may_end_a_response(generate):
-  whole, = generate(order=[0], eos_ids=(NEVER,))
-  ended, = generate(order=[0], eos_ids=(int(whole.tokens[0]),))
+  (whole,) = generate(order=[0], eos_ids=(NEVER,))
+  (ended,) = generate(order=[0], eos_ids=(int(whole.tokens[0]),))
   np.testing.assert_array_equal(ended.tokens, whole.tokens[:1])
   assert not ended.truncated and len(ended.logp) == len(ended.entropy) == 1
 
 
 def test_a_pad_token_may_be_part_of_a_response(generate):
   """Lengths come from the loop: here the padding is a token that the row does write."""
-  whole, = generate(order=[0], eos_ids=(NEVER,))
-  found, = generate(order=[0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
+  (whole,) = generate(order=[0], eos_ids=(NEVER,))
+  (found,) = generate(order=[0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
   np.testing.assert_array_equal(found.tokens, whole.tokens)
 
 
@@ -157,8 +202,9 @@ def test_padding_with_an_end_token_changes_nothing(generate, responses):
 def test_the_same_key_gives_the_same_responses(generate, responses):
   assert_same_tokens(generate(), responses)
   other = generate(key=jax.random.key(6))
-  assert any(len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any()
-             for a, b in zip(other, responses))
+  assert any(
+    len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any() for a, b in zip(other, responses)
+  )
 
 
 def test_samples_of_one_question_differ(generate):
@@ -198,11 +244,16 @@ def test_no_prompts_give_no_responses(generate):
 
 # Slots and their refills.
 
+
 def test_rows_that_finish_make_room_at_once(generate):
   """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
   reported = []
-  found = generate(slots=2, eos_ids=(NEVER,), limits=[12, 2, 2, 2, 2, 2, 4],
-                   on_finish=lambda index, _: reported.append(index))
+  found = generate(
+    slots=2,
+    eos_ids=(NEVER,),
+    limits=[12, 2, 2, 2, 2, 2, 4],
+    on_finish=lambda index, _: reported.append(index),
+  )
   assert reported == [1, 2, 3, 4, 5, 0, 6]
   assert [len(response.tokens) for response in found] == [12, 2, 2, 2, 2, 2, 4]
   assert all(response.truncated for response in found)
@@ -244,8 +295,15 @@ def samples_of(decoding, mesh, counts, prompts, slots, **changes):
   rows = [i for i, count in enumerate(counts) for _ in range(count)]
   settings = dataclasses.replace(SETTINGS, slots=slots, **changes)
   return scheduler.generate(
-      CONFIG, decoding, [prompts[i] for i in rows], rows,
-      [k for count in counts for k in range(count)], KEY, settings, mesh)
+    CONFIG,
+    decoding,
+    [prompts[i] for i in rows],
+    rows,
+    [k for count in counts for k in range(count)],
+    KEY,
+    settings,
+    mesh,
+  )
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched):
@@ -260,7 +318,8 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched)
 
 
 def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
-    decoding, mesh, watched, monkeypatch):
+  decoding, mesh, watched, monkeypatch
+):
   monkeypatch.setattr(scheduler, 'PREFILL_TOKENS', 32 * 3)
   samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
   prefills, _ = watched
@@ -269,8 +328,17 @@ def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
 
 def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
   settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=2)
-  scheduler.generate(CONFIG, decoding, PROMPTS[:6], ROWS[:6], SAMPLES[:6], KEY, settings, mesh,
-                   limits=[4, 4, 300, 4, 4, 4])
+  scheduler.generate(
+    CONFIG,
+    decoding,
+    PROMPTS[:6],
+    ROWS[:6],
+    SAMPLES[:6],
+    KEY,
+    settings,
+    mesh,
+    limits=[4, 4, 300, 4, 4, 4],
+  )
   _, caches = watched
   assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
   assert sorted(set(caches)) == [32, 96, 192, 256, 384]
@@ -278,8 +346,9 @@ def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, me
 
 def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):
   settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=1)
-  scheduler.generate(CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh,
-                   limits=[4, 300, 4])
+  scheduler.generate(
+    CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh, limits=[4, 300, 4]
+  )
   _, caches = watched
   assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
 
@@ -294,12 +363,22 @@ def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
 
   monkeypatch.setattr(decode_loop, 'decode', watched)
   settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
-  found = scheduler.generate(CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh,
-                           limits=[1, 1, 1, 250, 80, 1, 1])
+  found = scheduler.generate(
+    CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh, limits=[1, 1, 1, 250, 80, 1, 1]
+  )
   assert widths == [32, 8, 2, 2]
   for row, limit in ((3, 250), (4, 80)):
-    alone = scheduler.generate(CONFIG, decoding, [PROMPTS[row]], [ROWS[row]], [SAMPLES[row]], KEY,
-                             settings, mesh, limits=[limit])
+    alone = scheduler.generate(
+      CONFIG,
+      decoding,
+      [PROMPTS[row]],
+      [ROWS[row]],
+      [SAMPLES[row]],
+      KEY,
+      settings,
+      mesh,
+      limits=[limit],
+    )
     assert_same_tokens([found[row]], alone)
 
 
@@ -313,7 +392,8 @@ def test_few_shapes_are_compiled(decoding, mesh):
 
 # Against the trainer.
 
-@pytest.mark.parametrize('dtype, limit', [('float32', 1e-4), ('bfloat16', .2)])
+
+@pytest.mark.parametrize('dtype, limit', [('float32', 1e-4), ('bfloat16', 0.2)])
 def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
   config = dataclasses.replace(CONFIG, dtype=dtype)
@@ -321,11 +401,20 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
   limits = rng.integers(1, 150, 24)
   settings = dataclasses.replace(SETTINGS, slots=8, eos_ids=(NEVER,), max_response=150)
-  found = scheduler.generate(config, model.decode_layout(config, params, mesh), prompts, range(24),
-                           [0] * 24, KEY, settings, mesh, limits=limits.tolist())
+  found = scheduler.generate(
+    config,
+    model.decode_layout(config, params, mesh),
+    prompts,
+    range(24),
+    [0] * 24,
+    KEY,
+    settings,
+    mesh,
+    limits=limits.tolist(),
+  )
   tokens_BT = np.zeros((24, 210), np.int32)
   for b, (prompt, response) in enumerate(zip(prompts, found)):
-    tokens_BT[b, :len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
+    tokens_BT[b, : len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
   hidden_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
   logp_BTV = jax.nn.log_softmax(np.float32(hidden_BTD @ model.unembedding(config, params)))
   off = []
@@ -340,8 +429,9 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
 def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
   """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
   config = dataclasses.replace(CONFIG, vocab_size=32_000)
-  params = jax.tree.map(lambda x: SCALE * x if x.std() else x,
-                        model.init(config, jax.random.key(0), mesh))
+  params = jax.tree.map(
+    lambda x: SCALE * x if x.std() else x, model.init(config, jax.random.key(0), mesh)
+  )
   decoding = model.decode_layout(config, params, mesh)
 
   def sample(slots, key=KEY):
@@ -349,8 +439,11 @@ def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
     return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
 
   base = sample(4)
-  off = [distance(config, params, i, base[i], other[i])
-         for other in (sample(8), sample(32)) for i in range(7)]
+  off = [
+    distance(config, params, i, base[i], other[i])
+    for other in (sample(8), sample(32))
+    for i in range(7)
+  ]
   assert max(off) < 1e-5
   elsewhere = sample(4, jax.random.key(6))
   assert np.median([distance(config, params, i, base[i], elsewhere[i]) for i in range(7)]) > 1e-5
@@ -360,7 +453,7 @@ def distance(config, params, row, ours, theirs):
   """How far the draw of the first token that differs was from the nearest boundary; 0 for none."""
   differs = np.flatnonzero(ours.tokens != theirs.tokens)
   if not differs.size:
-    return 0.
+    return 0.0
   place = differs[0]
   tokens_T = np.concatenate([PROMPTS[row], ours.tokens[:place]])
   padded_T = np.pad(tokens_T, (0, 48 - len(tokens_T)))
@@ -372,8 +465,10 @@ def distance(config, params, row, ours, theirs):
   uniforms = np.asarray(decode_loop.uniforms(key_B, np.array([place])))[0]
   block = ours.tokens[place] // blocks_CW.shape[1]
   levels = (blocks_CW.sum(axis=1), blocks_CW[block])
-  return min(np.abs(np.cumsum(level) / level.sum() - uniform).min()
-             for level, uniform in zip(levels, uniforms))
+  return min(
+    np.abs(np.cumsum(level) / level.sum() - uniform).min()
+    for level, uniform in zip(levels, uniforms)
+  )
 
 
 def test_eight_devices_sample_what_one_does(responses):

@@ -22,16 +22,23 @@ def rows_of(plan):
 
 def changed(owner, **parts):
   """The Rollout with some values of its Configs, or of its own, replaced."""
-  return dataclasses.replace(owner, **{
+  return dataclasses.replace(
+    owner,
+    **{
       name: dataclasses.replace(getattr(owner, name), **value) if isinstance(value, dict) else value
-      for name, value in parts.items()})
+      for name, value in parts.items()
+    },
+  )
 
 
 @pytest.fixture(scope='module')
 def chosen(recorded):
   """A step with several stored trajectories to choose from for each replayed question."""
-  return next(step for step in reversed(recorded.steps.values())
-              if sum(len(stored) > 1 for stored in step.plan.candidates) >= 2)
+  return next(
+    step
+    for step in reversed(recorded.steps.values())
+    if sum(len(stored) > 1 for stored in step.plan.candidates) >= 2
+  )
 
 
 @pytest.fixture(scope='module')
@@ -40,6 +47,7 @@ def params(recorded, chosen):
 
 
 # Plan.
+
 
 def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
   size = len(recorded.rollout.dataset)
@@ -77,23 +85,31 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
 
 # Choose among stored trajectories.
 
+
 def costs(recorded, step, kind):
   """By group: the cost of each stored trajectory, in float64 from all logits."""
   for prompt, stored in zip(step.plan.prompts, step.plan.candidates):
     found = []
     for t in stored:
       logp_TV = tiny.full_log_probabilities(
-          step.params, recorded.experiment.model, np.concatenate([prompt, t.tokens]))[
-              len(prompt) - 1:]
+        step.params, recorded.experiment.model, np.concatenate([prompt, t.tokens])
+      )[len(prompt) - 1 :]
       entropy = -(np.exp(logp_TV) * logp_TV).sum(-1).mean()
       perplexity = np.exp(-logp_TV[np.arange(len(t.tokens)), t.tokens].mean())
-      found.append({'lowest_entropy': entropy, 'highest_entropy': -entropy,
-                    'lowest_perplexity': perplexity, 'newest': -len(found)}[kind])
+      found.append(
+        {
+          'lowest_entropy': entropy,
+          'highest_entropy': -entropy,
+          'lowest_perplexity': perplexity,
+          'newest': -len(found),
+        }[kind]
+      )
     yield found
 
 
-@pytest.mark.parametrize('kind', [
-    'lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest'])
+@pytest.mark.parametrize(
+  'kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest']
+)
 def test_the_stored_trajectory_is_chosen_by(kind, recorded, chosen, params):
   owner = changed(recorded.rollout, replay={'trajectory_selection': kind})
   picked = owner.pick_replays(params, chosen.plan)
@@ -115,7 +131,7 @@ def test_random_choice_is_uniform_and_repeats_with_seed_and_step(recorded, chose
 
   found = [place(step) for step in range(600)]
   assert found[:50] == [place(step) for step in range(50)]
-  assert ((np.bincount(found, minlength=3) - 200)**2 / 200).sum() < 13.8  # chi-square, p = .001
+  assert ((np.bincount(found, minlength=3) - 200) ** 2 / 200).sum() < 13.8  # chi-square, p = .001
 
 
 @pytest.mark.parametrize('kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity'])
@@ -133,14 +149,17 @@ def test_one_trajectory_needs_no_scoring(recorded, chosen, params, monkeypatch):
   monkeypatch.setattr(stages, 'score_tokens', lambda *_: pytest.fail('scored'))
   candidates = tuple(stored[-1:] for stored in chosen.plan.candidates)
   picked = recorded.rollout.pick_replays(
-      params, dataclasses.replace(chosen.plan, candidates=candidates))
+    params, dataclasses.replace(chosen.plan, candidates=candidates)
+  )
   assert picked == [stored[0] if stored else None for stored in candidates]
 
 
-def test_scoring_in_several_forward_passes_is_scoring_in_one(
-    recorded, chosen, params, monkeypatch):
-  rows = [(prompt, response.tokens) for prompt, group in zip(chosen.plan.prompts, chosen.responses)
-          for response in group]
+def test_scoring_in_several_forward_passes_is_scoring_in_one(recorded, chosen, params, monkeypatch):
+  rows = [
+    (prompt, response.tokens)
+    for prompt, group in zip(chosen.plan.prompts, chosen.responses)
+    for response in group
+  ]
   whole = recorded.rollout.score(params, rows)
   monkeypatch.setattr(stages, 'SCORE_ROWS', 4)
   for left, right in zip(whole, recorded.rollout.score(params, rows)):
@@ -150,39 +169,49 @@ def test_scoring_in_several_forward_passes_is_scoring_in_one(
 
 # Generate.
 
+
 @pytest.fixture(scope='module')
 def generated(recorded, chosen, params):
   finished = {}
   own = recorded.rollout
   responses = own.generate(
-      model.decode_layout(own.model, params, own.mesh), chosen.plan, jax.random.key(7),
-      lambda key, text, answer, kind: finished.setdefault(key, (text(), answer, kind)))
+    model.decode_layout(own.model, params, own.mesh),
+    chosen.plan,
+    jax.random.key(7),
+    lambda key, text, answer, kind: finished.setdefault(key, (text(), answer, kind)),
+  )
   return responses, finished
 
 
 def test_a_replayed_question_gets_one_response_fewer(chosen, generated):
   assert [len(group) for group in generated[0]] == [
-      K - 1 if stored else K for stored in chosen.plan.candidates]
+    K - 1 if stored else K for stored in chosen.plan.candidates
+  ]
   assert {K - 1, K} == {len(group) for group in generated[0]}
 
 
 def test_each_response_is_handed_to_the_grader_with_its_questions_answer(
-    recorded, chosen, generated):
+  recorded, chosen, generated
+):
   responses, finished = generated
   decode = recorded.experiment.tokenizer.decode
   assert finished == {
-      (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
-      for g, group in enumerate(responses) for k, response in enumerate(group)}
+    (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
+    for g, group in enumerate(responses)
+    for k, response in enumerate(group)
+  }
 
 
 # Reconcile.
+
 
 def flat(groups):
   return [response for group in groups for response in group]
 
 
 def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
-    recorded, chosen, params, generated):
+  recorded, chosen, params, generated
+):
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
   again, found = owner.reconcile(params, chosen.plan, generated[0])
   off = []
@@ -195,10 +224,13 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
 
 
 def test_recomputed_log_probabilities_are_the_scorers(
-    recorded, chosen, params, generated, monkeypatch):
+  recorded, chosen, params, generated, monkeypatch
+):
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
+
   def score(_, params, rows):
     return [np.full(len(tokens), -float(prompt[0]) - len(tokens)) for prompt, tokens in rows], None
+
   monkeypatch.setattr(stages.Rollout, 'score', score)
   responses, _ = owner.reconcile(params, chosen.plan, generated[0])
   for prompt, group in zip(chosen.plan.prompts, responses):
@@ -211,58 +243,83 @@ def at_step(plan, step):
 
 
 def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, generated):
-  wrong = [[dataclasses.replace(response, logp=response.logp - .25) for response in group]
-           for group in generated[0]]
-  owner = changed(recorded.rollout, parity={'max': .2, 'every': 10})
+  wrong = [
+    [dataclasses.replace(response, logp=response.logp - 0.25) for response in group]
+    for group in generated[0]
+  ]
+  owner = changed(recorded.rollout, parity={'max': 0.2, 'every': 10})
   for step in (1, 11, 21):
-    with pytest.raises(InputError, match=(
+    with pytest.raises(
+      InputError,
+      match=(
         rf"step {step}: the sampler's log-probabilities are off the trainer's by up to 0.25 nats "
-        r'\(mean 0.25\), over config.parity.max=0.2: importance weights would be wrong')):
+        r'\(mean 0.25\), over config.parity.max=0.2: importance weights would be wrong'
+      ),
+    ):
       owner.reconcile(params, at_step(chosen.plan, step), wrong)
   assert owner.reconcile(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not looked at
-  _, found = changed(owner, parity={'max': .3}).reconcile(params, at_step(chosen.plan, 1), wrong)
-  assert found['parity/max'] == pytest.approx(.25, abs=1e-3)
+  _, found = changed(owner, parity={'max': 0.3}).reconcile(params, at_step(chosen.plan, 1), wrong)
+  assert found['parity/max'] == pytest.approx(0.25, abs=1e-3)
 
 
 def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, params, generated):
   first = generated[0][0][0]
-  broken = [[dataclasses.replace(first, logp=first.logp * np.nan), *generated[0][0][1:]],
-            *generated[0][1:]]
+  broken = [
+    [dataclasses.replace(first, logp=first.logp * np.nan), *generated[0][0][1:]],
+    *generated[0][1:],
+  ]
   with pytest.raises(InputError, match='by up to nan nats'):
     recorded.rollout.reconcile(params, at_step(chosen.plan, 1), broken)
 
 
 # Grade.
 
+
 def test_verdicts_return_to_their_places(recorded, chosen, generated):
   class Shuffled:
     def collect(self):
-      return dict(reversed([((g, k), Verdict(10. * g + k, 'wrong'))
-                            for g, group in enumerate(generated[0]) for k in range(len(group))]))
+      return dict(
+        reversed(
+          [
+            ((g, k), Verdict(10.0 * g + k, 'wrong'))
+            for g, group in enumerate(generated[0])
+            for k in range(len(group))
+          ]
+        )
+      )
 
   verdicts = recorded.rollout.grade(chosen.plan, generated[0], Shuffled())
   assert [[v.reward for v in group] for group in verdicts] == [
-      [10. * g + k for k in range(len(group))] for g, group in enumerate(generated[0])]
+    [10.0 * g + k for k in range(len(group))] for g, group in enumerate(generated[0])
+  ]
 
 
 # Assemble.
+
 
 def assembled(owner, step):
   return owner.assemble(step.plan, step.responses, step.replays, step.verdicts)
 
 
-@pytest.mark.parametrize(('difficulty', 'shares'), [
-    ('easy', {3, 4}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3, 4})])
+@pytest.mark.parametrize(
+  ('difficulty', 'shares'),
+  [('easy', {3, 4}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3, 4})],
+)
 def test_training_on_one_difficulty_silences_the_other_groups(difficulty, shares, recorded):
   owner = changed(recorded.rollout, replay={'difficulty': difficulty})
   seen = set()
   for step in recorded.steps.values():
     whole, found = step.batch, assembled(owner, step)
-    solved_Q = np.array([sum(v.correct for v in judged) + (replayed is not None)
-                         for judged, replayed in zip(step.verdicts, step.replays)])
+    solved_Q = np.array(
+      [
+        sum(v.correct for v in judged) + (replayed is not None)
+        for judged, replayed in zip(step.verdicts, step.replays)
+      ]
+    )
     trains_B = np.repeat(np.isin(solved_Q, list(shares)), K)
-    np.testing.assert_array_equal(found.response_mask_BT,
-                                  whole.response_mask_BT * trains_B[:, None])
+    np.testing.assert_array_equal(
+      found.response_mask_BT, whole.response_mask_BT * trains_B[:, None]
+    )
     for name in ('tokens_BT', 'behaviour_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
       np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     seen |= set(solved_Q)
@@ -270,24 +327,32 @@ def test_training_on_one_difficulty_silences_the_other_groups(difficulty, shares
 
 
 def test_rewards_other_than_0_and_1_and_the_replayed_ones_make_the_advantage(recorded, chosen):
-  verdicts = [[Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
-              for g, group in enumerate(chosen.responses)]
-  replays = [old and dataclasses.replace(old, reward=-5.) for old in chosen.replays]
+  verdicts = [
+    [Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
+    for g, group in enumerate(chosen.responses)
+  ]
+  replays = [old and dataclasses.replace(old, reward=-5.0) for old in chosen.replays]
   batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, verdicts)
-  reward_QK = np.array([[v.reward for v in judged] + ([-5.] if old else [])
-                        for judged, old in zip(verdicts, replays)])
-  np.testing.assert_allclose(batch.advantage_B, (
-      reward_QK - reward_QK.mean(axis=1, keepdims=True)).ravel(), atol=1e-5)
+  reward_QK = np.array(
+    [[v.reward for v in judged] + ([-5.0] if old else []) for judged, old in zip(verdicts, replays)]
+  )
+  np.testing.assert_allclose(
+    batch.advantage_B, (reward_QK - reward_QK.mean(axis=1, keepdims=True)).ravel(), atol=1e-5
+  )
 
 
 def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, chosen):
   owner = changed(recorded.rollout, config={'max_response': 1000})
   batch = assembled(owner, chosen)
   assert batch.tokens_BT.shape == batch.response_mask_BT.shape == (Q * K, 32)
-  members = [[*group, old] if old else group
-             for group, old in zip(chosen.responses, chosen.replays)]
-  lengths = [len(prompt) + len(m.tokens)
-             for prompt, group in zip(chosen.plan.prompts, members) for m in group]
+  members = [
+    [*group, old] if old else group for group, old in zip(chosen.responses, chosen.replays)
+  ]
+  lengths = [
+    len(prompt) + len(m.tokens)
+    for prompt, group in zip(chosen.plan.prompts, members)
+    for m in group
+  ]
   beyond_BT = np.arange(32) >= np.array(lengths)[:, None]
   assert (batch.tokens_BT[beyond_BT] == owner.tokenizer.pad_id).all()
   assert (batch.response_mask_BT[beyond_BT] == 0).all()
@@ -296,16 +361,23 @@ def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, ch
 
 def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
   assert {name: str(getattr(chosen.batch, name).dtype) for name in vars(chosen.batch)} == {
-      'tokens_BT': 'int32', 'response_mask_BT': 'float32', 'behaviour_logp_BT': 'float32',
-      'advantage_B': 'float32', 'is_replay_B': 'bool', 'policy_step_B': 'int32',
-      'correction_BT': 'float32'}
+    'tokens_BT': 'int32',
+    'response_mask_BT': 'float32',
+    'behaviour_logp_BT': 'float32',
+    'advantage_B': 'float32',
+    'is_replay_B': 'bool',
+    'policy_step_B': 'int32',
+    'correction_BT': 'float32',
+  }
 
 
 def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen, monkeypatch):
   """The trainer's probability is 1.2 and 2 times the sampler's, row by row; the limit is 1.5."""
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
-  logps = [response.logp + np.float32(np.log((1.2, 2.)[i % 2]))
-           for i, response in enumerate(flat(chosen.responses))]
+  logps = [
+    response.logp + np.float32(np.log((1.2, 2.0)[i % 2]))
+    for i, response in enumerate(flat(chosen.responses))
+  ]
   monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
   responses, _ = owner.reconcile(None, chosen.plan, chosen.responses)
   batch = owner.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
@@ -321,17 +393,21 @@ def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen
 
 def test_samples_show_a_response_of_each_group_and_what_it_replays(recorded, chosen):
   rows = recorded.rollout.samples(
-      chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 100)
+    chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 100
+  )
   assert [row['row'] for row in rows if not row['replayed']] == rows_of(chosen.plan)
   decode = recorded.experiment.tokenizer.decode
   assert [(row['response'], row['written_in_step']) for row in rows if row['replayed']] == [
-      (decode(old.tokens), old.step) for old in chosen.replays if old]
-  assert len(recorded.rollout.samples(
-      chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 3)) == 3
+    (decode(old.tokens), old.step) for old in chosen.replays if old
+  ]
+  assert (
+    len(recorded.rollout.samples(chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 3))
+    == 3
+  )
 
 
 def test_a_trajectory_of_an_earlier_step_keeps_that_step(recorded, chosen):
-  old = Trajectory(np.array([5], np.int32), np.array([-1.5], np.float32), 1., 2)
+  old = Trajectory(np.array([5], np.int32), np.array([-1.5], np.float32), 1.0, 2)
   replays = [old if r else None for r in chosen.replays]
   batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, chosen.verdicts)
   assert set(batch.policy_step_B[batch.is_replay_B]) == {2}

@@ -9,18 +9,18 @@ import scipy.stats
 
 from exgrpo_jax.rollout import decode_loop, token_sampling
 
-LOGITS = np.array([2., 0., -1., -np.inf, 1., .5, -3., 1., -.5])
+LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
 WHOLE = token_sampling.Config()
 _draw = jax.jit(token_sampling.draw, static_argnums=0)
 
 
 def expected(config, logits_V):
   """The truncated distribution token by token, in NumPy: top-k, then top-p, then min-p."""
-  p_V = scipy.special.softmax(logits_V / (config.temperature or 1.))
+  p_V = scipy.special.softmax(logits_V / (config.temperature or 1.0))
   order = np.argsort(-p_V, kind='stable')
-  kept = list(order[:config.top_k or None])
+  kept = list(order[: config.top_k or None])
   total = sum(p_V[kept])
-  below = 0.
+  below = 0.0
   for place, token in enumerate(kept):
     if place and below >= config.top_p * total:
       kept = kept[:place]
@@ -32,14 +32,18 @@ def expected(config, logits_V):
   return cut_V / cut_V.sum()
 
 
-@pytest.mark.parametrize('config', [
+@pytest.mark.parametrize(
+  'config',
+  [
     pytest.param(WHOLE, id='softmax'),
-    pytest.param(token_sampling.Config(temperature=.8), id='temperature'),
+    pytest.param(token_sampling.Config(temperature=0.8), id='temperature'),
     pytest.param(token_sampling.Config(top_k=2), id='top_k'),
     pytest.param(token_sampling.Config(top_k=100), id='top_k_of_more_than_there_are'),
-    pytest.param(token_sampling.Config(top_p=.8), id='top_p'),
-    pytest.param(token_sampling.Config(min_p=.2), id='min_p'),
-    pytest.param(token_sampling.Config(.7, top_k=6, top_p=.9, min_p=.1), id='all')])
+    pytest.param(token_sampling.Config(top_p=0.8), id='top_p'),
+    pytest.param(token_sampling.Config(min_p=0.2), id='min_p'),
+    pytest.param(token_sampling.Config(0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'),
+  ],
+)
 @pytest.mark.parametrize('size', [9, 700])
 def test_draws_follow_the_distribution(config, size):
   """Chi-square over thousands of draws; 700 tokens are several blocks."""
@@ -57,7 +61,7 @@ def test_draws_follow_the_distribution(config, size):
   rare_V = (count * p_V < 5) & (p_V > 0)
   common_V = (p_V > 0) & ~rare_V
   classes = [np.append(x[common_V], x[rare_V].sum()) for x in (found_V, count * p_V)]
-  classes = [x[:len(x) if rare_V.any() else -1] for x in classes]
+  classes = [x[: len(x) if rare_V.any() else -1] for x in classes]
   assert scipy.stats.chisquare(*classes).pvalue > 1e-3
   np.testing.assert_allclose(logp_B, np.log(p_V[token_B]), atol=2e-5)
   np.testing.assert_allclose(entropy_B, scipy.stats.entropy(p_V), atol=2e-5)
@@ -70,15 +74,21 @@ def test_uniforms_are_of_the_question_the_sample_and_the_position():
 
   base = uniforms(1, 2, 3)
   assert base == uniforms(1, 2, 3)
-  others = {uniforms(2, 2, 3), uniforms(1, 3, 3), uniforms(1, 2, 4), uniforms(1, 2, 3, key=6),
-            uniforms(2, 1, 3), base}
+  others = {
+    uniforms(2, 2, 3),
+    uniforms(1, 3, 3),
+    uniforms(1, 2, 4),
+    uniforms(1, 2, 3, key=6),
+    uniforms(2, 1, 3),
+    base,
+  }
   assert len(others) == 6 and len({u for pair in others for u in pair}) == 12
 
 
 @pytest.mark.parametrize('size', [9, 700])
 def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
   logits_BV = np.random.default_rng(0).normal(size=(50, size)).astype(np.float32)
-  token_B, logp_B, entropy_B = _draw(token_sampling.Config(0.), logits_BV, jnp.full((50, 2), .99))
+  token_B, logp_B, entropy_B = _draw(token_sampling.Config(0.0), logits_BV, jnp.full((50, 2), 0.99))
   p_BV = scipy.special.softmax(logits_BV, axis=-1)
   np.testing.assert_array_equal(token_B, logits_BV.argmax(-1))
   np.testing.assert_allclose(logp_B, np.log(p_BV.max(-1)), atol=1e-5)
@@ -87,36 +97,46 @@ def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
 
 def test_ties_stay_together():
   """Two tokens of equal logits are both kept where one of them is."""
-  tied_V = jnp.array([[1., 3., 2., 2., 0.]])
-  for config in (token_sampling.Config(top_k=2), token_sampling.Config(top_p=.7)):
+  tied_V = jnp.array([[1.0, 3.0, 2.0, 2.0, 0.0]])
+  for config in (token_sampling.Config(top_k=2), token_sampling.Config(top_p=0.7)):
     assert np.isfinite(token_sampling.truncated(config, tied_V))[0].tolist() == [
-        False, True, True, True, False]
+      False,
+      True,
+      True,
+      True,
+      False,
+    ]
 
 
 def test_the_most_probable_token_is_always_kept():
-  logits_BV = jnp.array([[0., 5., 1.]])
-  for config in (token_sampling.Config(top_p=1e-9), token_sampling.Config(min_p=1.), token_sampling.Config(top_k=1)):
-    token_B, logp_B, entropy_B = _draw(config, logits_BV, jnp.array([[.999, .999]]))
-    assert (int(token_B[0]), float(logp_B[0]), float(entropy_B[0])) == (1, 0., 0.)
+  logits_BV = jnp.array([[0.0, 5.0, 1.0]])
+  for config in (
+    token_sampling.Config(top_p=1e-9),
+    token_sampling.Config(min_p=1.0),
+    token_sampling.Config(top_k=1),
+  ):
+    token_B, logp_B, entropy_B = _draw(config, logits_BV, jnp.array([[0.999, 0.999]]))
+    assert (int(token_B[0]), float(logp_B[0]), float(entropy_B[0])) == (1, 0.0, 0.0)
 
 
 def test_a_draw_on_a_boundary_takes_the_next_token():
-  weight_BN = jnp.array([[.25, .25, .5]] * 3)
-  assert token_sampling.inverse_cdf(weight_BN, jnp.array([0., .25, .5])).tolist() == [0, 1, 2]
+  weight_BN = jnp.array([[0.25, 0.25, 0.5]] * 3)
+  assert token_sampling.inverse_cdf(weight_BN, jnp.array([0.0, 0.25, 0.5])).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize('uniform, place', [
-    (0., 1), (.24, 1), (.26, 3), (.49, 3), (.51, 4), (.9999999, 4), (1., 4)])
+@pytest.mark.parametrize(
+  'uniform, place', [(0.0, 1), (0.24, 1), (0.26, 3), (0.49, 3), (0.51, 4), (0.9999999, 4), (1.0, 4)]
+)
 def test_the_draw_inverts_the_cumulative_sum(uniform, place):
   """Weights 0, 1, 0, 1, 2, 0, 0: a place of no weight is never drawn, even at 1."""
-  weight_BN = jnp.array([[0., 1., 0., 1., 2., 0., 0.]])
+  weight_BN = jnp.array([[0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0]])
   assert token_sampling.inverse_cdf(weight_BN, jnp.array([uniform]))[0] == place
 
 
 def test_rounding_never_draws_an_impossible_token():
   """A parallel cumulative sum in float32 may grow at a weight of 0: aim there."""
   rng = np.random.default_rng(0)
-  weight_BN = np.float32(rng.exponential(size=(500, 5000)) * (rng.random((500, 5000)) < .5))
+  weight_BN = np.float32(rng.exponential(size=(500, 5000)) * (rng.random((500, 5000)) < 0.5))
   cumulative_BN = np.array(jnp.cumsum(weight_BN, axis=-1))
   grows_BN = (np.diff(cumulative_BN) > 0) & (weight_BN[:, 1:] == 0)
   before_B = np.take_along_axis(cumulative_BN, grows_BN.argmax(-1)[:, None], -1)[:, 0]

@@ -25,23 +25,30 @@ def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
 def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
   claim_workdir(config, str(tmp_path))
   before = (tmp_path / 'config.json').read_text()
-  with pytest.raises(InputError, match=re.escape(
+  with pytest.raises(
+    InputError,
+    match=re.escape(
       f'{tmp_path} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
-      'was 0, is 3. Take another --workdir, or the config of before.')):
-    check_workdir(changed(config, {'seed': 3, 'replay.ratio': .25}), str(tmp_path))
+      'was 0, is 3. Take another --workdir, or the config of before.'
+    ),
+  ):
+    check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(tmp_path))
   assert (tmp_path / 'config.json').read_text() == before
 
 
-@pytest.mark.parametrize('changes', [
-    {'num_steps': 99}, {'evaluation.every': 1}, {'checkpoint.keep': 1},
-    {'metrics.sampled_rows': 0}], ids=str)
+@pytest.mark.parametrize(
+  'changes',
+  [{'num_steps': 99}, {'evaluation.every': 1}, {'checkpoint.keep': 1}, {'metrics.sampled_rows': 0}],
+  ids=str,
+)
 def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path):
   claim_workdir(config, str(tmp_path))
   changed(config, changes)
   check_workdir(config, str(tmp_path))
   claim_workdir(config, str(tmp_path))
   assert json.loads((tmp_path / 'config.json').read_text()) == json.loads(
-      json.dumps(config.to_dict()))
+    json.dumps(config.to_dict())
+  )
 
 
 def test_a_decaying_rate_forbids_prolonging(config, tmp_path):

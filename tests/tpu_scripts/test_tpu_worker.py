@@ -15,7 +15,7 @@ def await_status(place, wanted, seconds=30):
     status = worker(place, 'status').stdout.strip()
     if status == f'exgrpo: {wanted}':
       return
-    time.sleep(.05)
+    time.sleep(0.05)
   pytest.fail(f'{status}, where {wanted} was awaited')
 
 
@@ -24,7 +24,7 @@ def await_log(place, words, seconds=30):
   for _ in range(seconds * 20):
     if words in log.read_text().splitlines():
       return
-    time.sleep(.05)
+    time.sleep(0.05)
   pytest.fail(f'{words!r} did not come: {log.read_text()}')
 
 
@@ -68,17 +68,24 @@ def test_a_worker_mounts_the_bucket_once(place):
   fake(place, 'mountpoint', 'exit 1')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
   assert calls(place) == [
-      'sudo mkdir -p /mnt/my-bucket', f'sudo chown {os.getuid()} /mnt/my-bucket',
-      'gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 '
-      '--enable-streaming-writes=false my-bucket /mnt/my-bucket']
+    'sudo mkdir -p /mnt/my-bucket',
+    f'sudo chown {os.getuid()} /mnt/my-bucket',
+    'gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 '
+    '--enable-streaming-writes=false my-bucket /mnt/my-bucket',
+  ]
   fake(place, 'mountpoint', 'exit 0')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
   assert len(calls(place)) == 3
 
 
 def test_a_worker_installs_this_tree_into_its_own_python(place):
-  fake(place, 'uv', RECORD, 'mkdir -p "$HOME/exgrpo/venv/bin"',
-       'cp "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin/pip"')
+  fake(
+    place,
+    'uv',
+    RECORD,
+    'mkdir -p "$HOME/exgrpo/venv/bin"',
+    'cp "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin/pip"',
+  )
   fake(place, 'pip', RECORD)
   venv = f'{place}/exgrpo/venv'
   install = f'pip install --quiet -e {ROOT}[tpu,gcs]'
@@ -100,8 +107,12 @@ def test_metrics_reach_the_bucket_while_training_runs(place):
 def test_a_pod_exits_as_training_does_and_hears_sigterm(place):
   assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
   command = 'trap "exit 6" TERM; echo ready; while true; do sleep .1; done'
-  process = subprocess.Popen([SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', command],
-                             env=environment(place), stdout=subprocess.PIPE, text=True)
+  process = subprocess.Popen(
+    [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', command],
+    env=environment(place),
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   assert process.stdout.readline() == 'ready\n'
   process.terminate()
   assert process.wait(timeout=30) == 6

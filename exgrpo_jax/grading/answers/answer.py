@@ -24,10 +24,23 @@ _INFINITY = ('infinity',)
 _BELOW = ('negate', _INFINITY)
 REALS = 'group', '(', ')', (('quantity', _BELOW, ''), ('quantity', _INFINITY, ''))
 _REVERSED = {'>': '<', '>=': '<='}
-_BASES = {'two': 2, 'three': 3, 'four': 4, 'five': 5, 'six': 6, 'seven': 7, 'eight': 8,
-          'nine': 9, 'ten': 10, 'twelve': 12, 'sixteen': 16}
-_NUMERAL = re.compile(r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?([0-9]+|[a-z]+)'
-                      r'(?: ?\})?\)? ?\}?')
+_BASES = {
+  'two': 2,
+  'three': 3,
+  'four': 4,
+  'five': 5,
+  'six': 6,
+  'seven': 7,
+  'eight': 8,
+  'nine': 9,
+  'ten': 10,
+  'twelve': 12,
+  'sixteen': 16,
+}
+_NUMERAL = re.compile(
+  r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?([0-9]+|[a-z]+)'
+  r'(?: ?\})?\)? ?\}?'
+)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
@@ -98,8 +111,9 @@ def reading(tree):
     return 'group', tree[1], tree[2], tuple(reading(item) for item in tree[3])
   if head == 'minus':
     return 'minus', reading(tree[1]), reading(tree[2])
-  if head == 'multiply' and len(tree[1]) == 2 and tree[1][1][0] == 'group' and _is_label(
-      tree[1][0]):
+  if (
+    head == 'multiply' and len(tree[1]) == 2 and tree[1][1][0] == 'group' and _is_label(tree[1][0])
+  ):
     return 'labelled', tree[1][0], reading(tree[1][1]), None, None  # 't(0, 4]'
   matrix = _matrix(tree)
   if matrix:
@@ -159,7 +173,7 @@ def _equation(operators, sides):
     return reading(sides[-1])
   if '~' in operators:  # what follows is rounded, but for 'x ≈ 5'
     at = operators.index('~') + 1
-    sides = sides[:max(at, 2)] if at > 1 or _is_label(sides[0]) else sides[:1]
+    sides = sides[: max(at, 2)] if at > 1 or _is_label(sides[0]) else sides[:1]
   first, last = sides[0], sides[-1]
   if len(sides) == 1:
     return reading(first)
@@ -195,8 +209,7 @@ def _is_run(tree) -> bool:
   """Capital letters in a row, as name a segment, or a word."""
   if tree[0] == 'symbol':
     return len(tree[1]) > 3 and tree[1].isalpha()
-  return tree[0] == 'multiply' and all(
-      f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
+  return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
 
 
 def _is_differential(tree) -> bool:
@@ -204,8 +217,11 @@ def _is_differential(tree) -> bool:
 
 
 def _inequality(operators, sides):
-  if len({operator[0] for operator in operators}) > 1 or '!=' in operators or (
-      '=' in operators or '~' in operators):
+  if (
+    len({operator[0] for operator in operators}) > 1
+    or '!=' in operators
+    or ('=' in operators or '~' in operators)
+  ):
     return 'chain', operators, sides
   if operators[0] in _REVERSED:
     operators = tuple(_REVERSED[operator] for operator in reversed(operators))
@@ -217,9 +233,12 @@ def _inequality(operators, sides):
 
 
 def _interval(low, below, above, high):
-  return ('group', '[' if below == '<=' and low != _BELOW else '(',
-          ']' if above == '<=' and high != _INFINITY else ')',
-          (('quantity', low, ''), ('quantity', high, '')))
+  return (
+    'group',
+    '[' if below == '<=' and low != _BELOW else '(',
+    ']' if above == '<=' and high != _INFINITY else ')',
+    (('quantity', low, ''), ('quantity', high, '')),
+  )
 
 
 def _solved(operators, sides):
@@ -267,8 +286,11 @@ def _solved_linear(operator, difference):
 
 
 def _signs(tree) -> bool:
-  return isinstance(tree, tuple) and bool(tree) and (
-      tree[0] == 'plusminus' or any(_signs(child) for child in tree))
+  return (
+    isinstance(tree, tuple)
+    and bool(tree)
+    and (tree[0] == 'plusminus' or any(_signs(child) for child in tree))
+  )
 
 
 def _signed(tree, sign: int):
@@ -303,22 +325,33 @@ def _matrix(tree):
     scalars = [part for rows, part in parts if not rows]
     for rows, _ in parts:
       total = rows if total is None else _times(total, rows) if rows else total
-    return total and tuple(tuple(('multiply', (*scalars, cell)) if scalars else cell
-                                 for cell in row) for row in total)
+    return total and tuple(
+      tuple(('multiply', (*scalars, cell)) if scalars else cell for cell in row) for row in total
+    )
   for rows, _ in parts:
     if not rows or (total and (len(rows), len(rows[0])) != (len(total), len(total[0]))):
       return None
-    total = rows if total is None else tuple(
+    total = (
+      rows
+      if total is None
+      else tuple(
         tuple(('add', pair) for pair in zip(*both, strict=True))
-        for both in zip(total, rows, strict=True))
+        for both in zip(total, rows, strict=True)
+      )
+    )
   return total
 
 
 def _times(left, right):
   if len(left[0]) != len(right):
     return None
-  return tuple(tuple(('add', tuple(('multiply', (row[k], right[k][j])) for k in range(len(right))))
-                     for j in range(len(right[0]))) for row in left)
+  return tuple(
+    tuple(
+      ('add', tuple(('multiply', (row[k], right[k][j])) for k in range(len(right))))
+      for j in range(len(right[0]))
+    )
+    for row in left
+  )
 
 
 def described(answer) -> str:

@@ -50,13 +50,17 @@ class Atoms(Cursor):
   def _name(self, name: str):
     if name in UNITS and len(name) < 4:  # 'mg' that is no unit here is m times g
       letters = [Token('word', letter, False) for letter in name]
-      self._tokens[self._at:self._at] = letters
+      self._tokens[self._at : self._at] = letters
       name = self._next().text
     if self._is('_'):
       self._next()
       name = f'{name}_{self._subscript()}'
-    elif (len(name) == 1 and self.here().kind == 'number' and not self.here().spaced
-          and self.here().text.isdecimal()):
+    elif (
+      len(name) == 1
+      and self.here().kind == 'number'
+      and not self.here().spaced
+      and self.here().text.isdecimal()
+    ):
       name = f'{name}_{self._next().text}'  # 'x1'
     return self._called(('symbol', name), name[0])
 
@@ -86,8 +90,9 @@ class Atoms(Cursor):
     self._next()
     inner = self._bracketed('(')
     arguments = inner[3] if inner[0] == 'group' else (inner,)
-    plain = all(a[0] in ('symbol', 'number') or (a[0] == 'add' and len(a[1]) == 1)
-                for a in arguments)
+    plain = all(
+      a[0] in ('symbol', 'number') or (a[0] == 'add' and len(a[1]) == 1) for a in arguments
+    )
     half_open = inner[0] == 'group' and inner[2] != ')'
     if not half_open and (letter in _CALLED or "'" in tree[1] or plain):
       return 'call', tree[1], arguments
@@ -118,7 +123,7 @@ class Atoms(Cursor):
       items = self._items('}')
       if self._is('choose'):
         self._next()
-        items = ('function', 'binom', (*items, self.relation())),
+        items = (('function', 'binom', (*items, self.relation())),)
       self._take('mark', '}')
       return items[0] if len(items) == 1 else ('braces', items)
     if mark == '|':
@@ -146,8 +151,12 @@ class Atoms(Cursor):
         self._take('command', '}')
         return condition[0] if len(condition) == 1 else ('list', condition)
       self._take('command', '}')
-      if len(items) == 1 and items[0][0] == 'relation' and (first := items[0][2][0]) and (
-          first[0] == 'ratio' and len(first[1]) == 2):  # '{x : x < 5}'
+      if (
+        len(items) == 1
+        and items[0][0] == 'relation'
+        and (first := items[0][2][0])
+        and (first[0] == 'ratio' and len(first[1]) == 2)
+      ):  # '{x : x < 5}'
         return 'relation', items[0][1], (first[1][1], *items[0][2][1:])
       return 'set', items
     if name in ('lfloor', 'lceil'):
@@ -216,8 +225,9 @@ class Atoms(Cursor):
     """An argument without brackets: 'sin 2 t' reads on up to a sign or another function."""
     negative = self.sign()
     factors = [self._power()]
-    while (self._starts_factor() and self.here().text not in FUNCTIONS
-           and not self._is('(', '[', '|')):
+    while (
+      self._starts_factor() and self.here().text not in FUNCTIONS and not self._is('(', '[', '|')
+    ):
       factors.append(self._power())
     return ('negate', multiplied(factors)) if negative else multiplied(factors)
 

@@ -58,7 +58,7 @@ class Cursor:
 
   def put_back(self, start: int, tree) -> None:
     """One token for all that was read since `start`, so that nothing is read twice."""
-    self._tokens[start:self._at] = [Token('tree', tree, False)]
+    self._tokens[start : self._at] = [Token('tree', tree, False)]
     self._at = start
 
 

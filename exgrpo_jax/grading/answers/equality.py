@@ -20,8 +20,10 @@ from exgrpo_jax.grading.answers.tokens import spelled
 
 _MAX_UNORDERED = 24  # items that are compared each with each
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
-_CHOSEN = re.compile(r'(?is)(?:the\s)?(?:answer|option|choice)?\s*(?:is\s)?:?\s*'
-                     r'\(?([A-J])(?:[).:]+(?:\s+(.*))?)?')
+_CHOSEN = re.compile(
+  r'(?is)(?:the\s)?(?:answer|option|choice)?\s*(?:is\s)?:?\s*'
+  r'\(?([A-J])(?:[).:]+(?:\s+(.*))?)?'
+)
 _ANOTHER = re.compile(r'(?<![A-Za-z])(?:\(?[A-J][).:]|(?i:or|and|maybe|not)\b)')
 _DIGITS = re.compile(r'-?[0-9]*\.[0-9]+')
 _DECIMAL_COMMA = re.compile(r'-?[0-9]+,[0-9]+')
@@ -55,7 +57,7 @@ def bare(text: str) -> str:
   if len(text) > 4 and text.startswith('**') and text.endswith('**'):
     text = text[2:-2].strip()
   if text.startswith('\\boxed{') and text.endswith('}'):
-    text = text[len('\\boxed{'):-1].strip()
+    text = text[len('\\boxed{') : -1].strip()
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
   return text
@@ -147,7 +149,8 @@ def _same_named(given, truth) -> bool:
   given, truth = _assigned(given), _assigned(truth)
   if given[0] == truth[0] == 'assigned':
     return len(given[1]) == len(truth[1]) and _pair_up(
-        given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1]))
+      given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1])
+    )
   if given[0] == 'assigned':
     return _in_order_only(truth, given[1])
   if truth[0] == 'assigned':
@@ -158,8 +161,12 @@ def _same_named(given, truth) -> bool:
 
 def _assigned(reading):
   """'(p, q) = (3, 2)' as 'p = 3, q = 2'."""
-  if reading[0] == 'labelled' and reading[1][0] == 'group' and reading[2][0] == 'group' and (
-      len(reading[1][3]) == len(reading[2][3])):
+  if (
+    reading[0] == 'labelled'
+    and reading[1][0] == 'group'
+    and reading[2][0] == 'group'
+    and (len(reading[1][3]) == len(reading[2][3]))
+  ):
     return 'assigned', tuple(zip(reading[1][3], reading[2][3], strict=True))
   return reading
 
@@ -167,20 +174,26 @@ def _assigned(reading):
 def _in_order_only(unnamed, named) -> bool:
   values = [value for _, value in named]
   if unnamed[0] in ('list', 'set') and [label for label, _ in named] == [
-      ('symbol', f'{named[0][0][1][0]}_{index + 1}') for index in range(len(named))]:
+    ('symbol', f'{named[0][0][1][0]}_{index + 1}') for index in range(len(named))
+  ]:
     return _unordered(unnamed[1], values)  # 'x_1 = 5, x_2 = 3' are two solutions
   return unnamed[0] in ('list', 'braces', 'group') and _in_order(unnamed[-1], values)
 
 
 def _same_label(x, y) -> bool:
-  return x == y or (x[0] == y[0] == 'call' and x[1] == y[1] and len(x[2]) == len(y[2]) and all(
-      map(quantity.same, x[2], y[2])))
+  return x == y or (
+    x[0] == y[0] == 'call'
+    and x[1] == y[1]
+    and len(x[2]) == len(y[2])
+    and all(map(quantity.same, x[2], y[2]))
+  )
 
 
 def _same_equation(given, truth) -> bool:
   """Whether two equations have the same solutions by a constant factor."""
-  sides = [x[1:3] if x[0] == 'equation' else x[3:5] if x[0] == 'labelled' else None
-           for x in (given, truth)]
+  sides = [
+    x[1:3] if x[0] == 'equation' else x[3:5] if x[0] == 'labelled' else None for x in (given, truth)
+  ]
   if None in sides or None in sides[0] or None in sides[1]:
     return False
   x, y = (('add', (left, ('negate', right))) for left, right in sides)
@@ -209,8 +222,11 @@ def _forward(chain):
 
 
 def _same_matrix(x, y) -> bool:
-  return (len(x) == len(y) and len(x[0]) == len(y[0])
-          and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y))))
+  return (
+    len(x) == len(y)
+    and len(x[0]) == len(y[0])
+    and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
+  )
 
 
 def _same_collection(given, truth) -> bool:
@@ -249,23 +265,39 @@ def _same_brackets(x, y) -> bool:
 
 
 def _is_interval(item) -> bool:
-  return item[0] == 'group' and len(item[3]) == 2 and (
-      '[' in item[1] or ']' in item[2] or any(
-          end[0] == 'quantity' and _infinite(end[1]) for end in item[3]))
+  return (
+    item[0] == 'group'
+    and len(item[3]) == 2
+    and (
+      '[' in item[1]
+      or ']' in item[2]
+      or any(end[0] == 'quantity' and _infinite(end[1]) for end in item[3])
+    )
+  )
 
 
 def _without(reading):
   """All numbers but one, however written, as ('differs', the one)."""
-  if reading[0] == 'minus' and reading[1] == answer.REALS and (
-      reading[2][0] == 'set' and len(reading[2][1]) == 1):
+  if (
+    reading[0] == 'minus'
+    and reading[1] == answer.REALS
+    and (reading[2][0] == 'set' and len(reading[2][1]) == 1)
+  ):
     return 'differs', reading[2][1][0]
   if reading[0] == 'union' and len(reading[1]) == 2:
     left, right = reading[1]
-    if left[0] == right[0] == 'group' and left[1:3] == right[1:3] == ('(', ')') and (
-        len(left[3]) == len(right[3]) == 2):
+    if (
+      left[0] == right[0] == 'group'
+      and left[1:3] == right[1:3] == ('(', ')')
+      and (len(left[3]) == len(right[3]) == 2)
+    ):
       ends = left[3] + right[3]
-      if (all(end[0] == 'quantity' for end in ends) and _infinite(ends[0][1]) == -1
-          and _infinite(ends[3][1]) == 1 and same(ends[1], ends[2])):
+      if (
+        all(end[0] == 'quantity' for end in ends)
+        and _infinite(ends[0][1]) == -1
+        and _infinite(ends[3][1]) == 1
+        and same(ends[1], ends[2])
+      ):
         return 'differs', ends[1]
   return reading
 

@@ -13,12 +13,16 @@ _WINDOW = 20_000
 _NESTED_BOXES = 4
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
-_DECIMAL = (r'(?:(?:[0-9]{1,3}(?:(?:,|,\\!|\{,\})[0-9]{3}){1,9}+(?![0-9])|[0-9]+,[0-9]{2}(?![0-9,])'
-            r'|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++)')
+_DECIMAL = (
+  r'(?:(?:[0-9]{1,3}(?:(?:,|,\\!|\{,\})[0-9]{3}){1,9}+(?![0-9])|[0-9]+,[0-9]{2}(?![0-9,])'
+  r'|[0-9]++)(?:\.[0-9]++)?|\.[0-9]++)'
+)
 _SIGNED = rf'[+-]?{_DECIMAL}'
 _NUMBER = re.compile(
-    rf'(?<![\w.])[+-]?(?:\\[dtc]?frac\{{{_SIGNED}\}}\{{{_SIGNED}\}}'
-    rf'|{_DECIMAL}(?:e[+-]?[0-9]{{1,3}}(?![0-9]))?(?:/{_DECIMAL})?)', re.IGNORECASE)
+  rf'(?<![\w.])[+-]?(?:\\[dtc]?frac\{{{_SIGNED}\}}\{{{_SIGNED}\}}'
+  rf'|{_DECIMAL}(?:e[+-]?[0-9]{{1,3}}(?![0-9]))?(?:/{_DECIMAL})?)',
+  re.IGNORECASE,
+)
 _PERCENT = re.compile(r'[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE)
 _COUNTED = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace is not a brace

@@ -28,15 +28,46 @@ from exgrpo_jax.grading.answers.cursor import (
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
 from exgrpo_jax.grading.answers.units import UNITS
 
-_RELATIONS = {'=': '=', '<': '<', '>': '>', 'le': '<=', 'ge': '>=', 'ne': '!=', 'approx': '~',
-              'in': 'in', 'equiv': '='}
+_RELATIONS = {
+  '=': '=',
+  '<': '<',
+  '>': '>',
+  'le': '<=',
+  'ge': '>=',
+  'ne': '!=',
+  'approx': '~',
+  'in': 'in',
+  'equiv': '=',
+}
 
 # The tokens that make a mixed number of the integer before them; n is a number.
 _PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
-_NO_UNITS = frozenset((
-    'where', 'when', 'if', 'for', 'with', 'not', 'maybe', 'is', 'but', 'then', 'perhaps', 'either',
-    'than', 'about', 'mod', 'only', 'plus', 'minus', 'times', 'unless', 'except'))
+_NO_UNITS = frozenset(
+  (
+    'where',
+    'when',
+    'if',
+    'for',
+    'with',
+    'not',
+    'maybe',
+    'is',
+    'but',
+    'then',
+    'perhaps',
+    'either',
+    'than',
+    'about',
+    'mod',
+    'only',
+    'plus',
+    'minus',
+    'times',
+    'unless',
+    'except',
+  )
+)
 
 
 def parse(found: list[Token]):
@@ -117,8 +148,11 @@ class _Grammar(Atoms):
 
   def _sum(self):
     self.deeper()
-    tree = ('plusminus', 1 if self._next().text == 'pm' else -1, None, self._product()) \
-        if self._is('pm', 'mp') else self._product()
+    tree = (
+      ('plusminus', 1 if self._next().text == 'pm' else -1, None, self._product())
+      if self._is('pm', 'mp')
+      else self._product()
+    )
     terms = [tree]
     while self._is('+', '-', 'pm', 'mp'):
       sign, term = self._next().text, self._product()
@@ -166,13 +200,16 @@ class _Grammar(Atoms):
 
   def _fraction_part(self, whole):
     r"""The mixed number '1 1/2' or '1\frac{1}{2}', where that is what stands here."""
-    kinds = ''.join(t.text if t.kind in ('mark', 'command') else t.kind[0]
-                    for t in self._tokens[self._at:self._at + 7])
+    kinds = ''.join(
+      t.text if t.kind in ('mark', 'command') else t.kind[0]
+      for t in self._tokens[self._at : self._at + 7]
+    )
     found = next((f for f in _PARTS if kinds.startswith(f)), None)
     if whole[0] != 'number' or not found or (found == 'n/n' and not self.here().spaced):
       return None
-    top, *_, bottom = [t.text for t in self._tokens[self._at:self._at + len(_PARTS[found])]
-                       if t.kind == 'number']
+    top, *_, bottom = [
+      t.text for t in self._tokens[self._at : self._at + len(_PARTS[found])] if t.kind == 'number'
+    ]
     if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):
       return None
     self._at += len(_PARTS[found])
@@ -184,8 +221,7 @@ class _Grammar(Atoms):
       return False
     if token.kind == 'text':
       return bool(re.match(r'[A-Za-z]', token.text))
-    return len(token.text) > 1 and (
-        token.text.lower() in UNITS or token.text.islower())
+    return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
 
   def _unit(self) -> str:
     words = [self._next().text]
@@ -214,9 +250,13 @@ class _Grammar(Atoms):
     if token.kind == 'mark':
       return token.text in '([{' or (token.text == '|' and not self._bars)
     return token.kind == 'command' and (
-        token.text in FUNCTIONS or token.text in GREEK or token.text in ACCENTS
-        or token.text in BIG or token.text in (
-            'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'))
+      token.text in FUNCTIONS
+      or token.text in GREEK
+      or token.text in ACCENTS
+      or token.text in BIG
+      or token.text
+      in ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline')
+    )
 
   def _power(self):
     tree = self._postfixed(self._atom())

@@ -126,15 +126,19 @@ def _power(base, exponent, context):
     if base not in (1, -1) and bits * abs(exponent) > 2 * _MAX_INTEGER_BITS:
       raise UndefinedError('a power too large')
     return _bounded(base ** int(exponent if abs(base) != 1 else exponent % 2), context)
-  if isinstance(exponent, Fraction) and isinstance(base, Fraction) and base > 0 and (
-      exponent.denominator <= 64):
+  if (
+    isinstance(exponent, Fraction)
+    and isinstance(base, Fraction)
+    and base > 0
+    and (exponent.denominator <= 64)
+  ):
     root = _exact_root(base, exponent.denominator)
     if root is not None:
       return _power(root, Fraction(exponent.numerator), context)
   base, exponent = converted(base, context), converted(exponent, context)
   if abs(exponent * context.log(base)) > 2 * context.dps:
     raise UndefinedError('a power too large')
-  return _bounded(base ** exponent, context)
+  return _bounded(base**exponent, context)
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
@@ -146,7 +150,7 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
       root = round(part ** (1 / index))
     else:
       return None
-    if root ** index != part:
+    if root**index != part:
       return None
     parts.append(root)
   return Fraction(*parts)
@@ -164,8 +168,9 @@ def _root(value, index, context):
   value = converted(value, context)
   if not is_complex(value) and context.re(value) < 0 and index % 2:
     return -((-value) ** (context.mpf(1) / int(index)))
-  return _bounded(context.sqrt(value) if index == 2 else value ** (context.mpf(1) / int(index)),
-                  context)
+  return _bounded(
+    context.sqrt(value) if index == 2 else value ** (context.mpf(1) / int(index)), context
+  )
 
 
 def _function(name: str, arguments, point, context):
@@ -182,8 +187,9 @@ def _function(name: str, arguments, point, context):
   if name == 'abs':
     return abs(values[0])
   if name == 'log' and values[1:]:
-    return divided(_function_of('log', values[0], context),
-                    _function_of('log', values[1], context), context)
+    return divided(
+      _function_of('log', values[0], context), _function_of('log', values[1], context), context
+    )
   return _function_of(name, values[0], context)
 
 
@@ -191,7 +197,7 @@ def _function_of(name, value, context):
   if name in _INVERSES:
     return divided(Fraction(1), _function_of(_INVERSES[name], value, context), context)
   value = converted(value, context)
-  if name == 'exp' and abs(value) > 2 * context.dps or abs(value) > 10 ** 20:
+  if name == 'exp' and abs(value) > 2 * context.dps or abs(value) > 10**20:
     raise UndefinedError('an argument too large')
   if name == 'log' and value == 0:
     raise UndefinedError('the logarithm of zero')
@@ -204,15 +210,20 @@ def _function_of(name, value, context):
 def _in_radians(tree):
   if tree[0] == 'degrees':
     return 'multiply', (tree[1], ('divide', ('symbol', 'pi'), ('number', Fraction(180))))
-  return tuple(_in_radians(child) if isinstance(child, tuple) and child
-               and isinstance(child[0], str) else
-               tuple(_in_radians(c) for c in child) if isinstance(child, tuple) else child
-               for child in tree)
+  return tuple(
+    _in_radians(child)
+    if isinstance(child, tuple) and child and isinstance(child[0], str)
+    else tuple(_in_radians(c) for c in child)
+    if isinstance(child, tuple)
+    else child
+    for child in tree
+  )
 
 
 def _whole(value) -> int:
-  if not isinstance(value, Fraction) or value.denominator != 1 or (
-      not 0 <= value <= _MAX_FACTORIAL):
+  if (
+    not isinstance(value, Fraction) or value.denominator != 1 or (not 0 <= value <= _MAX_FACTORIAL)
+  ):
     raise UndefinedError('no number of things')
   return int(value)
 
@@ -241,8 +252,12 @@ def _bounded(value, context):
     return value
   size = abs(value)
   # So that no rounding error grows into the digits that are compared.
-  if not context.mpf(10) ** -(context.dps * 3 // 10) < size < context.mpf(10) ** (
-      context.dps * 3 // 10) and size != 0:
+  if (
+    not context.mpf(10) ** -(context.dps * 3 // 10)
+    < size
+    < context.mpf(10) ** (context.dps * 3 // 10)
+    and size != 0
+  ):
     raise UndefinedError('too large or too small')
   return value
 
@@ -254,11 +269,11 @@ def converted(value, context):
 
 
 _RULES = {
-    'add': _sum,
-    'negate': lambda values, context: -values[0],
-    'divide': lambda values, context: divided(*values, context),
-    'power': lambda values, context: _power(*values, context),
-    'factorial': lambda values, context: Fraction(math.factorial(_whole(values[0]))),
-    'percent': lambda values, context: divided(values[0], Fraction(100), context),
-    'degrees': lambda values, context: values[0],
+  'add': _sum,
+  'negate': lambda values, context: -values[0],
+  'divide': lambda values, context: divided(*values, context),
+  'power': lambda values, context: _power(*values, context),
+  'factorial': lambda values, context: Fraction(math.factorial(_whole(values[0]))),
+  'percent': lambda values, context: divided(values[0], Fraction(100), context),
+  'degrees': lambda values, context: values[0],
 }

@@ -71,8 +71,11 @@ def proportional(x, y, positive: bool) -> bool:
   letters = symbols(x) | symbols(y)
   if not letters or symbols(x) != symbols(y):
     return False
-  ratios = [ratio for index in range(_POINTS)
-            if (ratio := _ratio(x, y, _point(letters, index, False))) is not None]
+  ratios = [
+    ratio
+    for index in range(_POINTS)
+    if (ratio := _ratio(x, y, _point(letters, index, False))) is not None
+  ]
   if len(ratios) < 3 or any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
     return False
   return all(_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:])
@@ -132,13 +135,15 @@ def _point(letters, index: int, whole: bool) -> dict:
 
 def _rounded_point(point: Mapping, context) -> dict:
   # A large power of a fraction has too many digits to be kept exactly.
-  return {letter: value if value.denominator == 1 else converted(value, context)
-          for letter, value in point.items()}
+  return {
+    letter: value if value.denominator == 1 else converted(value, context)
+    for letter, value in point.items()
+  }
 
 
 def _same_at(x, y, point: Mapping, real: bool = False) -> bool | None:
   """Equal, different, or None where one of them has no value (or none that is real)."""
-  for digits in _DIGITS[:1 + (_size(x) + _size(y) < _MAX_NODES_TWICE)]:
+  for digits in _DIGITS[: 1 + (_size(x) + _size(y) < _MAX_NODES_TWICE)]:
     context = context_of(digits)
     try:
       at = _rounded_point(point, context)

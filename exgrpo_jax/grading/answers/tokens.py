@@ -19,7 +19,8 @@ Omega hbar ell odot infty emptyset mho nabla partial prime max min
 mathbb_R mathbb_Z mathbb_N mathbb_Q mathbb_C"""
 _ACCENTS = 'dot ddot hat bar vec tilde overline overrightarrow widehat widetilde'
 FUNCTIONS, GREEK, ACCENTS, BIG = (
-    frozenset(names.split()) for names in (_FUNCTIONS, _GREEK, _ACCENTS, 'sum prod int lim'))
+  frozenset(names.split()) for names in (_FUNCTIONS, _GREEK, _ACCENTS, 'sum prod int lim')
+)
 
 
 class Token(NamedTuple):
@@ -28,29 +29,100 @@ class Token(NamedTuple):
   spaced: bool  # whether white space stands before it
 
 
-_UNICODE = str.maketrans({
-    '−': '-', '–': '-', '—': '-', '‐': '-', '×': r'\times ', '·': r'\cdot ', '⋅': r'\cdot ',
-    '÷': '/', '∕': '/', '⁄': '/', '≤': r'\le ', '≥': r'\ge ', '⩽': r'\le ', '⩾': r'\ge ',
-    '≠': r'\ne ', '≈': r'\approx ', '∞': r'\infty ', 'π': r'\pi ', '√': r'\sqrt ',
-    '°': r'^\circ ', 'º': r'^\circ ', '±': r'\pm ', '∓': r'\mp ', '∪': r'\cup ',
-    '∩': r'\cap ', '∈': r'\in ', '∅': r'\emptyset ', 'ℝ': r'\mathbb{R}', '％': '%',
-    '⁰': '^0', '¹': '^1', '²': '^2', '³': '^3', '⁴': '^4', '⁵': '^5', '⁶': '^6', '⁷': '^7',
-    '⁸': '^8', '⁹': '^9', '½': r' \frac{1}{2}', '¼': r' \frac{1}{4}', '¾': r' \frac{3}{4}',
-    '⅓': r' \frac{1}{3}', '⅔': r' \frac{2}{3}', 'α': r'\alpha ', 'β': r'\beta ',
-    'γ': r'\gamma ', 'θ': r'\theta ', 'λ': r'\lambda ', 'μ': r'\mu ', 'ω': r'\omega ',
-    'φ': r'\phi ', 'σ': r'\sigma ', 'τ': r'\tau ', 'ρ': r'\rho ', '，': ',', '；': ';',
-    '：': ':', '（': '(', '）': ')', '＝': '=', '＋': '+', '．': '.', '\u00a0': ' ',
-    '\u202f': ' ', '\u2009': ' ', '\u200b': '', '\u200c': '', '\u200d': '', '\ufeff': '',
-    '\u2061': '', '\u2062': '', '€': r'\text{euros}', '£': r'\text{pounds}',
-    **{chr(0xFF10 + digit): str(digit) for digit in range(10)}})
+_UNICODE = str.maketrans(
+  {
+    '−': '-',
+    '–': '-',
+    '—': '-',
+    '‐': '-',
+    '×': r'\times ',
+    '·': r'\cdot ',
+    '⋅': r'\cdot ',
+    '÷': '/',
+    '∕': '/',
+    '⁄': '/',
+    '≤': r'\le ',
+    '≥': r'\ge ',
+    '⩽': r'\le ',
+    '⩾': r'\ge ',
+    '≠': r'\ne ',
+    '≈': r'\approx ',
+    '∞': r'\infty ',
+    'π': r'\pi ',
+    '√': r'\sqrt ',
+    '°': r'^\circ ',
+    'º': r'^\circ ',
+    '±': r'\pm ',
+    '∓': r'\mp ',
+    '∪': r'\cup ',
+    '∩': r'\cap ',
+    '∈': r'\in ',
+    '∅': r'\emptyset ',
+    'ℝ': r'\mathbb{R}',
+    '％': '%',
+    '⁰': '^0',
+    '¹': '^1',
+    '²': '^2',
+    '³': '^3',
+    '⁴': '^4',
+    '⁵': '^5',
+    '⁶': '^6',
+    '⁷': '^7',
+    '⁸': '^8',
+    '⁹': '^9',
+    '½': r' \frac{1}{2}',
+    '¼': r' \frac{1}{4}',
+    '¾': r' \frac{3}{4}',
+    '⅓': r' \frac{1}{3}',
+    '⅔': r' \frac{2}{3}',
+    'α': r'\alpha ',
+    'β': r'\beta ',
+    'γ': r'\gamma ',
+    'θ': r'\theta ',
+    'λ': r'\lambda ',
+    'μ': r'\mu ',
+    'ω': r'\omega ',
+    'φ': r'\phi ',
+    'σ': r'\sigma ',
+    'τ': r'\tau ',
+    'ρ': r'\rho ',
+    '，': ',',
+    '；': ';',
+    '：': ':',
+    '（': '(',
+    '）': ')',
+    '＝': '=',
+    '＋': '+',
+    '．': '.',
+    '\u00a0': ' ',
+    '\u202f': ' ',
+    '\u2009': ' ',
+    '\u200b': '',
+    '\u200c': '',
+    '\u200d': '',
+    '\ufeff': '',
+    '\u2061': '',
+    '\u2062': '',
+    '€': r'\text{euros}',
+    '£': r'\text{pounds}',
+    **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+  }
+)
 
-_DOUBLED = (r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
-            r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))')
-_SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
+_DOUBLED = (
+  r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
+  r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
+)
+_SPELLINGS = tuple(
+  (re.compile(pattern), new)
+  for pattern, new in (
     (_DOUBLED, r'\\'),  # a backslash escaped once too often, but for a matrix's row ends
     (r'\$\s*([,;])\s*\$', r'\1 '),
-    (r'\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|limits)(?![a-zA-Z])'
-     r'\s?\.?', ''),
+    (
+      r'\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|limits)(?![a-zA-Z])'
+      r'\s?\.?',
+      '',
+    ),
     (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
     (r'(?<=[0-9])\s+@', '@'),
@@ -68,28 +140,66 @@ _SPELLINGS = tuple((re.compile(pattern), new) for pattern, new in (
     (r'\^\s?\{?\s?\\circ\s?\}?', r'\\circ '),
     (r'\bnp\.|\bmath\.|\\underline(?![a-z])', ''),
     (r'(?:\\text\{)?\s+for (?:all|every|any|each)\b[^,;]*$', ''),
-))
-_THOUSANDS = re.compile(r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
-                        r'(?![0-9]|[,@][0-9])')
+  )
+)
+_THOUSANDS = re.compile(
+  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
+  r'(?![0-9]|[,@][0-9])'
+)
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
 
 _TOKEN = re.compile(
-    r'(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4}(?![0-9A-Za-z^]))?)'
-    r'|\\(?P<wrapper>text|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{(?P<inner>(?:[^{}]|\{[^{}]*\})*+)\}'
-    r'|\\(?P<command>[A-Za-z]+(?:_[RZNQC](?![A-Za-z]))?|[{}|%\\])'
-    r'|(?P<word>[A-Za-z]+)'
-    r'|(?P<mark>\*\*|<=|>=|!=|==|[-+*/^_=<>()\[\]{}|,;:!%&\'])')
+  r'(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,4}(?![0-9A-Za-z^]))?)'
+  r'|\\(?P<wrapper>text|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{(?P<inner>(?:[^{}]|\{[^{}]*\})*+)\}'
+  r'|\\(?P<command>[A-Za-z]+(?:_[RZNQC](?![A-Za-z]))?|[{}|%\\])'
+  r'|(?P<word>[A-Za-z]+)'
+  r'|(?P<mark>\*\*|<=|>=|!=|==|[-+*/^_=<>()\[\]{}|,;:!%&\'])'
+)
 _UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
 _UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
 _COMMANDS = {
-    'leq': 'le', 'leqslant': 'le', 'geq': 'ge', 'geqslant': 'ge', 'neq': 'ne', 'lt': '<',
-    'gt': '>', 'cdot': '*', 'times': '*', 'ast': '*', 'div': '/', 'lvert': '|', 'rvert': '|',
-    'vert': '|', 'mid': '|', 'colon': ':', 'land': ',', 'lor': ',', 'langle': '(',
-    'rangle': ')', 'lbrace': '{', 'rbrace': '}', 'simeq': 'approx', 'sim': 'approx',
-    'lbrack': '[', 'rbrack': ']', 'backslash': 'setminus', 'lg': 'log', 'varnothing': 'emptyset'}
+  'leq': 'le',
+  'leqslant': 'le',
+  'geq': 'ge',
+  'geqslant': 'ge',
+  'neq': 'ne',
+  'lt': '<',
+  'gt': '>',
+  'cdot': '*',
+  'times': '*',
+  'ast': '*',
+  'div': '/',
+  'lvert': '|',
+  'rvert': '|',
+  'vert': '|',
+  'mid': '|',
+  'colon': ':',
+  'land': ',',
+  'lor': ',',
+  'langle': '(',
+  'rangle': ')',
+  'lbrace': '{',
+  'rbrace': '}',
+  'simeq': 'approx',
+  'sim': 'approx',
+  'lbrack': '[',
+  'rbrack': ']',
+  'backslash': 'setminus',
+  'lg': 'log',
+  'varnothing': 'emptyset',
+}
 _MARKS = {'<=': 'le', '>=': 'ge', '!=': 'ne', '==': '=', '**': '^'}
-_WORDS = {'and': ',', 'or': ',', 'pi': 'pi', 'infinity': 'infty', 'inf': 'infty', 'oo': 'infty',
-          'asin': 'arcsin', 'acos': 'arccos', 'atan': 'arctan'}
+_WORDS = {
+  'and': ',',
+  'or': ',',
+  'pi': 'pi',
+  'infinity': 'infty',
+  'inf': 'infty',
+  'oo': 'infty',
+  'asin': 'arcsin',
+  'acos': 'arccos',
+  'atan': 'arctan',
+}
 _MARKED = frozenset('*/|:,()[]<>%')
 
 
@@ -111,7 +221,7 @@ def _without_thousands(text: str) -> str:
   """
   parts, end, depth = [], 0, 0
   for match in _THOUSANDS.finditer(text):
-    between = text[end:match.start()]
+    between = text[end : match.start()]
     depth += sum(between.count(c) for c in '([') - sum(between.count(c) for c in ')]')
     depth += between.count(r'\{') - between.count(r'\}')
     plain = depth <= 0 or '@' in match[0] or ',0' in match[0]
@@ -161,7 +271,8 @@ def _unwrapped(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
   letter = content in ('e', 'i', 'd') or (
-      wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha())
+    wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha()
+  )
   if content in FUNCTIONS or content in _WORDS or (letter and wrapper != 'text'):
     return _words(content, spaced)
   if _UNIT.fullmatch(content):

@@ -20,63 +20,64 @@ def equal(given_answer, truth, kind='math'):
 
 
 class EqualityTest(parameterized.TestCase):
-
   @parameterized.named_parameters(
-      ('integer', '-5', '-5'),
-      ('leading_zeros_of_aime', '73', '073'),
-      ('decimal_of_amc', '142', '142.0'),
-      ('no_leading_zero', '.4', '0.4'),
-      ('thousands', '7,425,000', '7425000'),
-      ('thousands_latex', r'14{,}916', '14916'),
-      ('thousands_thin', r'32,\! 349', '32349'),
-      ('thousands_space', '1 000', '1000'),
-      ('fraction', r'\frac{10}{9}', '10/9'),
-      ('dfrac', r'-\dfrac{1}{2}', '-0.5'),
-      ('negative_numerator', r'\frac{-1}{2}', '-1/2'),
-      ('short_fraction', r'\frac13', '1/3'),
-      ('unreduced', '2/4', r'\frac{1}{2}'),
-      ('parentheses', r'\left( \frac{1}{3} \right)', '1/3'),
-      ('money', r'\$1,000.50', '1000.5'),
-      ('dollar_delimiters', '$5$', '5'),
-      ('trailing_period', '5.', '5'),
-      ('scientific', '3e6', '3000000'),
-      ('power_of_ten', r'4.5 \times 10^{33}', '4.5e33'),
-      ('percent', r'20\%', '0.2'),
-      ('percent_asked_for', '20%', '20'),
-      ('percent_left_out', '28', r'28\%'),
-      ('percent_in_words', '28 percent', r'28\%'),
-      ('unit', r'15\text{ cm}^2', '15'),
-      ('degrees', '336', r'336^\circ'),
-      ('unicode_minus', '−3', '-3'),
-      ('spaces', 'p-q', 'p - q'),
-      ('text', r'\text{Evelyn}', 'Evelyn'),
-      ('left_right', r'\left( 3, \frac{\pi}{2} \right)', r'(3,\dfrac{\pi}{2})'),
-      ('short_root', r'11\sqrt2', r'11\sqrt{2}'),
-      ('choice_case', 'c', 'C'),
-      ('choice_parentheses', r'\text{(C)}.', 'C'))
+    ('integer', '-5', '-5'),
+    ('leading_zeros_of_aime', '73', '073'),
+    ('decimal_of_amc', '142', '142.0'),
+    ('no_leading_zero', '.4', '0.4'),
+    ('thousands', '7,425,000', '7425000'),
+    ('thousands_latex', r'14{,}916', '14916'),
+    ('thousands_thin', r'32,\! 349', '32349'),
+    ('thousands_space', '1 000', '1000'),
+    ('fraction', r'\frac{10}{9}', '10/9'),
+    ('dfrac', r'-\dfrac{1}{2}', '-0.5'),
+    ('negative_numerator', r'\frac{-1}{2}', '-1/2'),
+    ('short_fraction', r'\frac13', '1/3'),
+    ('unreduced', '2/4', r'\frac{1}{2}'),
+    ('parentheses', r'\left( \frac{1}{3} \right)', '1/3'),
+    ('money', r'\$1,000.50', '1000.5'),
+    ('dollar_delimiters', '$5$', '5'),
+    ('trailing_period', '5.', '5'),
+    ('scientific', '3e6', '3000000'),
+    ('power_of_ten', r'4.5 \times 10^{33}', '4.5e33'),
+    ('percent', r'20\%', '0.2'),
+    ('percent_asked_for', '20%', '20'),
+    ('percent_left_out', '28', r'28\%'),
+    ('percent_in_words', '28 percent', r'28\%'),
+    ('unit', r'15\text{ cm}^2', '15'),
+    ('degrees', '336', r'336^\circ'),
+    ('unicode_minus', '−3', '-3'),
+    ('spaces', 'p-q', 'p - q'),
+    ('text', r'\text{Evelyn}', 'Evelyn'),
+    ('left_right', r'\left( 3, \frac{\pi}{2} \right)', r'(3,\dfrac{\pi}{2})'),
+    ('short_root', r'11\sqrt2', r'11\sqrt{2}'),
+    ('choice_case', 'c', 'C'),
+    ('choice_parentheses', r'\text{(C)}.', 'C'),
+  )
   def test_equal(self, given_answer, truth):
     self.assertTrue(equal(given_answer, truth))
 
   @parameterized.named_parameters(
-      # float64 cannot tell these two apart.
-      ('exact', str(2**53 + 1), str(2**53)),
-      ('rounded', '0.333333333333333333', '1/3'),
-      ('sign', '-5', '5'),
-      ('list_is_no_thousands', '32, 349', '32349'),
-      ('wrong_thousands', '1,0000', '10000'),
-      ('mixed_number_is_no_long_fraction', '1 1/2', '11/2'),
-      ('percent_the_other_way', '0.2', '20'),
-      ('two_percentages', '20%', '2000%'),
-      ('variable', '5x', '5'),
-      ('euler', r'2\mathrm{e}', '2'),
-      ('base', '204', '204_5'),
-      ('factor', '4', r'4\sqrt{2}'),
-      ('two_answers', '5', '5 or 6'),
-      ('other_choice', 'd', 'C'),
-      ('variables_keep_their_case', 'n', 'N'),
-      ('division_by_zero', '1/0', '2/0'),
-      ('empty_truth', '5', ''),
-      ('both_empty', r'\$', '$'))
+    # float64 cannot tell these two apart.
+    ('exact', str(2**53 + 1), str(2**53)),
+    ('rounded', '0.333333333333333333', '1/3'),
+    ('sign', '-5', '5'),
+    ('list_is_no_thousands', '32, 349', '32349'),
+    ('wrong_thousands', '1,0000', '10000'),
+    ('mixed_number_is_no_long_fraction', '1 1/2', '11/2'),
+    ('percent_the_other_way', '0.2', '20'),
+    ('two_percentages', '20%', '2000%'),
+    ('variable', '5x', '5'),
+    ('euler', r'2\mathrm{e}', '2'),
+    ('base', '204', '204_5'),
+    ('factor', '4', r'4\sqrt{2}'),
+    ('two_answers', '5', '5 or 6'),
+    ('other_choice', 'd', 'C'),
+    ('variables_keep_their_case', 'n', 'N'),
+    ('division_by_zero', '1/0', '2/0'),
+    ('empty_truth', '5', ''),
+    ('both_empty', r'\$', '$'),
+  )
   def test_different(self, given_answer, truth):
     self.assertFalse(equal(given_answer, truth))
 
@@ -117,30 +118,77 @@ def truths():
 
 
 def test_every_truth_of_the_benchmarks_is_accepted_however_it_is_spelled():
-  refused = [(truth, what, text) for truth in truths()
-             for what, text in spellings.respellings(truth) if not equal(text, truth)]
+  refused = [
+    (truth, what, text)
+    for truth in truths()
+    for what, text in spellings.respellings(truth)
+    if not equal(text, truth)
+  ]
   assert refused == []
 
 
 def test_no_truth_of_the_benchmarks_is_mistaken_for_another_value():
-  accepted = [(truth, what, text) for truth in truths()
-              for what, text in spellings.changes(truth) if equal(text, truth)]
+  accepted = [
+    (truth, what, text)
+    for truth in truths()
+    for what, text in spellings.changes(truth)
+    if equal(text, truth)
+  ]
   assert accepted == []
 
 
 def test_no_truth_of_a_benchmark_is_equal_to_the_next():
   found = truths()
-  assert [(a, b) for a, b in zip(found, found[1:], strict=False) if equal(a, b) and (
-      spellings.bare(a) != spellings.bare(b))] == []
+  assert [
+    (a, b)
+    for a, b in zip(found, found[1:], strict=False)
+    if equal(a, b) and (spellings.bare(a) != spellings.bare(b))
+  ] == []
 
 
 PIECES = st.sampled_from(
-    list('0123456789xyn+-*/^(){}[],;=<>.!|%_$ \n') + [
-        r'\frac', r'\frac{1}{2}', r'\sqrt', r'\sqrt{2}', r'\pi', r'\pm', r'\infty', r'\{', r'\}',
-        r'\sin', r'\log', r'\cup', r'\le', r'\ne', r'\text{ cm}', r'\begin{pmatrix}', '&', r'\\',
-        r'\end{pmatrix}', r'\left(', r'\right)', r'\lfloor', r'\rfloor', r'\binom', 'and', 'or',
-        r'\vec', r'\dot(', 'e', 'i', 'f(', '10^', '99999', '²', '٣', '\u200b', '_{5}',
-        r'\overline{3}'])
+  list('0123456789xyn+-*/^(){}[],;=<>.!|%_$ \n')
+  + [
+    r'\frac',
+    r'\frac{1}{2}',
+    r'\sqrt',
+    r'\sqrt{2}',
+    r'\pi',
+    r'\pm',
+    r'\infty',
+    r'\{',
+    r'\}',
+    r'\sin',
+    r'\log',
+    r'\cup',
+    r'\le',
+    r'\ne',
+    r'\text{ cm}',
+    r'\begin{pmatrix}',
+    '&',
+    r'\\',
+    r'\end{pmatrix}',
+    r'\left(',
+    r'\right)',
+    r'\lfloor',
+    r'\rfloor',
+    r'\binom',
+    'and',
+    'or',
+    r'\vec',
+    r'\dot(',
+    'e',
+    'i',
+    'f(',
+    '10^',
+    '99999',
+    '²',
+    '٣',
+    '\u200b',
+    '_{5}',
+    r'\overline{3}',
+  ]
+)
 
 
 @given(st.lists(PIECES, max_size=25).map(''.join))
@@ -151,14 +199,17 @@ def test_anything_equals_itself_and_nothing_raises(text):
 
 
 EXPRESSIONS = st.recursive(
-    st.sampled_from(['1', '2', '0', '10', 'x', 'n', r'\pi', r'\sqrt{2}', '0.5', 'i', 'e']),
-    lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(['+', '-', r'\cdot ', '/']), inner).map(
-            lambda t: f'({t[0]}){t[1]}({t[2]})'),
-        st.tuples(inner, inner).map(lambda t: rf'\frac{{{t[0]}}}{{{t[1]}}}'),
-        inner.map(lambda t: rf'\sqrt{{{t}}}'),
-        inner.map(lambda t: f'({t})^{{2}}')),
-    max_leaves=6)
+  st.sampled_from(['1', '2', '0', '10', 'x', 'n', r'\pi', r'\sqrt{2}', '0.5', 'i', 'e']),
+  lambda inner: st.one_of(
+    st.tuples(inner, st.sampled_from(['+', '-', r'\cdot ', '/']), inner).map(
+      lambda t: f'({t[0]}){t[1]}({t[2]})'
+    ),
+    st.tuples(inner, inner).map(lambda t: rf'\frac{{{t[0]}}}{{{t[1]}}}'),
+    inner.map(lambda t: rf'\sqrt{{{t}}}'),
+    inner.map(lambda t: f'({t})^{{2}}'),
+  ),
+  max_leaves=6,
+)
 
 
 @given(EXPRESSIONS, EXPRESSIONS)
