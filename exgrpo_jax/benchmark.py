@@ -326,7 +326,7 @@ def _tokens(config, params, rows: int, length: int) -> Callable[[], object]:
 
 
 def _draws(config, rows: int) -> Callable[[], object]:
-  drawn = jax.jit(token_sampling.draw, static_argnums=0)
+  drawn = jax.jit(token_sampling.sample_token, static_argnums=0)
   logits_BV = jax.random.normal(jax.random.key(0), (rows, config.vocab_size))
   uniform_B2 = jax.random.uniform(jax.random.key(1), (rows, 2))
   return lambda: [
@@ -386,7 +386,9 @@ def loss() -> None:
     )[0]
 
   def by_autodiff(chunk, hidden_BWD, kernel_DV):
-    return token_loss(*logprobs.scored(hidden_BWD, kernel_DV, target_BW, 1.0, chunk), tokens)[0]
+    return token_loss(
+      *logprobs.target_logprobs(hidden_BWD, kernel_DV, target_BW, 1.0, chunk), tokens
+    )[0]
 
   forms = {
     'fused': fused,
@@ -466,7 +468,7 @@ def _batch(config):
     np.zeros(rows, np.int32),
     np.ones_like(mask_BT),
   )
-  tokens = objective.tokens(batch, _OBJECTIVE, response)
+  tokens = objective.loss_inputs(batch, _OBJECTIVE, response)
   return batch, jax.tree.map(lambda x: x[:, prompt:] if x.shape[1] > 1 else x, tokens)
 
 

@@ -226,14 +226,16 @@ def added(checked: Settings, shape: model.Config, mesh, state, gradient, referen
   def of(dtype, *width):
     return jax.ShapeDtypeStruct((-(-in_all // rows), rows, *width), dtype, sharding=place)
 
-  tokens = objective.Tokens(*(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1))
+  tokens = objective.LossInputs(
+    *(of(jnp.float32, window),) * 6, of(jnp.float32, 1), of(jnp.bool_, 1)
+  )
   microbatches = gradients.Microbatch(
     of(jnp.int32, longest), of(jnp.int32), of(jnp.int32, window), tokens
   )
   static = _update_settings(checked, shape, mesh)
-  _, sums = jax.eval_shape(functools.partial(gradients.nothing, static), state.params)
+  _, sums = jax.eval_shape(functools.partial(gradients.zero_accumulator, static), state.params)
   return _measured(
-    gradients.added.lower(
+    gradients.accumulate.lower(
       static, state.params, (gradient, sums), microbatches, 1, False, True, reference
     )
   )
@@ -241,7 +243,9 @@ def added(checked: Settings, shape: model.Config, mesh, state, gradient, referen
 
 def applied(checked: Settings, shape: model.Config, mesh, state, gradient) -> Program:
   """The optimiser's step."""
-  return _measured(gradients.applied.lower(_update_settings(checked, shape, mesh), state, gradient))
+  return _measured(
+    gradients.apply_gradient.lower(_update_settings(checked, shape, mesh), state, gradient)
+  )
 
 
 def _measured(lowered) -> Program:

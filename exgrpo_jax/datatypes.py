@@ -12,6 +12,10 @@ import jax
 import numpy as np
 
 
+# What pure functions take: NumPy on the host, jax.Array on the device or while tracing.
+Array = jax.Array | np.ndarray
+
+
 class Message(NamedTuple):
   """One turn of a prompt."""
 
@@ -47,7 +51,7 @@ class Response:
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token
-  correction: np.ndarray | None = None  # [T] float32, `objective.sampler_correction`; None is 1
+  tis_weight: np.ndarray | None = None  # [T] float32, see `objective.tis_weight`; None is 1
 
 
 FAILURES = ('timed out', 'crashed')  # of the grading, not of the response
@@ -103,4 +107,4 @@ class Batch:
   advantage_B: jax.Array  # float32
   is_replay_B: jax.Array  # bool
   policy_step_B: jax.Array  # int32, the step whose policy wrote the row
-  correction_BT: jax.Array  # float32, weight of a fresh token's term; 1 where there is none
+  tis_weight_BT: jax.Array  # float32, weight of a fresh token's term; 1 where there is none

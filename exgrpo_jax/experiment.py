@@ -200,7 +200,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
       f'--config.model.path={name.split("/")[-1]}.'
     )
   shape = model_shape(checked)
-  with hosts.first_goes_first('tokenizer'):  # it may make one, which the others then read
+  with hosts.first_host_first('tokenizer'):  # it may make one, which the others then read
     words = _tokenizer(checked, workdir)
   vocab_size = shape.vocab_size or words.vocab_size
   if vocab_size < words.vocab_size:
@@ -226,7 +226,7 @@ def load_questions(
   Prompts over `step.max_prompt` are refused or left out, as `data.overlong` says.
   """
   checked, words = experiment.settings, experiment.tokenizer
-  with hosts.first_goes_first('load_questions'):  # what is prepared may lie in a shared folder
+  with hosts.first_host_first('load_questions'):  # what is prepared may lie in a shared folder
     loaded = list(questions.load(checked.data, spec))
   prompts = [
     np.array(words.encode(words.render(question.messages, checked.prompt.template)), np.int32)

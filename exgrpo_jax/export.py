@@ -89,7 +89,7 @@ def write(experiment: Experiment, params, out: epath.PathLike, dtype: str | None
 def keep_best(experiment: Experiment, params, step: int, score: float) -> None:
   """Exports to workdir/export/best if `score` is above that of what is there."""
   folder = os.path.join(experiment.workdir, 'export', 'best')
-  if hosts.of_first(_score(folder)) >= score:
+  if hosts.broadcast_from_first(_score(folder)) >= score:
     return
   unfinished = folder + '.new'
   _remove(unfinished)  # of a run that was killed here

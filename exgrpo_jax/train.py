@@ -51,9 +51,9 @@ def main() -> None:
   rollout = rollout_of(experiment)
   for spec in experiment.settings.data.evaluation:
     load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
-  checkpoint.check_room(WORKDIR.value, _state_shapes(experiment))
+  checkpoint.check_disk_space(WORKDIR.value, _state_shapes(experiment))
   # What a resumed run began with is read only where a KL term refers to it.
-  goes_on = hosts.of_first(bool(checkpoint.steps(WORKDIR.value)))
+  goes_on = hosts.broadcast_from_first(bool(checkpoint.steps(WORKDIR.value)))
   needs_params = not goes_on or experiment.settings.objective.kl_coefficient
   params = initial_params(experiment) if needs_params else None
   claim_workdir(CONFIG.value, WORKDIR.value)
@@ -113,7 +113,7 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
   settings, workdir = experiment.settings, experiment.workdir
   reference = params if settings.objective.kl_coefficient else None
   with (
-    checkpoint.full_disk_told(workdir),
+    checkpoint.explain_full_disk(workdir),
     checkpoint.open_manager(workdir, settings.checkpoint) as manager,
   ):
     snapshot = checkpoint.restore_newest(manager, _state_shapes(experiment))
@@ -171,7 +171,7 @@ def update(
     minibatch = jax.tree.map(lambda x, rows=rows: x[rows], batch)
     state, sums = gradients.minibatch(settings, state, minibatch, clip, index == 0, reference)
     found.append(sums)
-  return state, objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
+  return state, objective.merge_sums(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
 
 
 def _update_settings(experiment):
@@ -217,7 +217,7 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     state, sums = update(experiment, state, batch, _clips(settings, plan), reference)
     finished = _when_ready(sums)  # the device works on the update while the host goes on
     with clock('record'):
-      buffer = replay.record(settings.replay, buffer, plan, responses, verdicts)
+      buffer = replay.record_step(settings.replay, buffer, plan, responses, verdicts)
     with clock('plan'):
       next_plan, next_cursor = rollout.plan(buffer, cursor, step + 1)
     if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
@@ -233,7 +233,7 @@ def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, to
     )
     silent = silent + 1 if found['zero_variance'] == 1 else 0
     for warning in (
-      step_metrics.alarm(step, found, silent, settings.rollout.max_response),
+      step_metrics.training_alarm(step, found, silent, settings.rollout.max_response),
       step_metrics.grading_alarm(step, verdicts, settings.grading.max_failures),
     ):
       if warning:
@@ -289,8 +289,8 @@ def _save(settings, manager, clock, now, told_to_stop):
 def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
   """All metrics of a step but its times, as Python floats."""
   sums = {name: float(value) for name, value in sums.items()}
-  found = step_metrics.of_rollouts(plan, responses, replays, verdicts)
-  found |= step_metrics.of_buffer(settings.replay, buffer, settings.rollout.samples)
+  found = step_metrics.rollout_metrics(plan, responses, replays, verdicts)
+  found |= step_metrics.buffer_metrics(settings.replay, buffer, settings.rollout.samples)
   found |= objective.metrics(sums)
   updates = sums['updates']
   return found | {

@@ -39,7 +39,7 @@ def run(experiment: Experiment, params):
   directory = experiment.settings.warm_start.path or os.path.join(experiment.workdir, 'warm_start')
   origin = _origin(experiment)
   origin_path = os.path.join(directory, 'origin.json')
-  if hosts.of_first(os.path.exists(origin_path)):
+  if hosts.broadcast_from_first(os.path.exists(origin_path)):
     with open(origin_path) as file:
       found = json.load(file)
     if found != origin:
@@ -49,10 +49,10 @@ def run(experiment: Experiment, params):
         f'{", ".join(changed)}); name another config.warm_start.path.'
       )
     print(f'warm start: reused from {directory}', flush=True)
-    return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.like(params))
+    return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
   params = _trained(experiment, params, directory)
   checkpoint.save_params(os.path.join(directory, 'params'), params)
-  hosts.wait('warm start')
+  hosts.barrier('warm start')
   write_json(origin_path, origin)  # last: it says that the rest is whole
   return params
 
@@ -188,5 +188,5 @@ def _update(model_config, optimizer_config, num_updates, logit_chunk, state, tok
     return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
 
   loss, gradient = jax.value_and_grad(loss_of)(state.params)
-  state, _ = optimizer.apply(optimizer_config, num_updates, state, gradient)
+  state, _ = optimizer.apply_gradient(optimizer_config, num_updates, state, gradient)
   return state, loss

@@ -159,4 +159,4 @@ def _listen(patch, run):
   hear(stages.Rollout, 'generate', lambda a, found: setattr(at(a[2]), 'responses', found))
   hear(stages.Rollout, 'grade', lambda a, found: setattr(at(a[1]), 'verdicts', found))
   hear(stages.Rollout, 'assemble', lambda a, found: setattr(at(a[1]), 'batch', found))
-  hear(replay, 'record', lambda a, found: setattr(at(a[2]), 'after', found))
+  hear(replay, 'record_step', lambda a, found: setattr(at(a[2]), 'after', found))

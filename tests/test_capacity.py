@@ -9,8 +9,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
+
 from exgrpo_jax import capacity, experiment
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
@@ -78,14 +78,14 @@ def test_training_takes_three_times_the_forward_passs_flops():
     np.zeros(8, np.int32),
     mask_BT,
   )
-  tokens = objective.tokens(batch, settings.objective, 32)
-  ((number, rows_M),) = gradients.stacks(
+  tokens = objective.loss_inputs(batch, settings.objective, 32)
+  ((number, rows_M),) = gradients.stack_by_shape(
     gradients.microbatches(settings.gradient, batch, tokens, 1), 8
   )
   params = model.shapes(config, mesh)
   with jax.set_mesh(mesh):
-    nothing = jax.eval_shape(functools.partial(gradients.nothing, settings), params)
-    compiled = gradients.added.lower(
+    nothing = jax.eval_shape(functools.partial(gradients.zero_accumulator, settings), params)
+    compiled = gradients.accumulate.lower(
       settings, params, nothing, rows_M, number, False, True, None
     ).compile()
   assert compiled.cost_analysis()['flops'] == pytest.approx(

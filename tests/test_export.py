@@ -9,9 +9,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
-from safetensors.numpy import load_file
-
 from exgrpo_jax.configs import (
   llama3_1_8b,
   llama3_1_8b_instruct,
@@ -19,6 +16,9 @@ from exgrpo_jax.configs import (
   qwen2_5_math_1_5b,
   qwen2_5_math_7b,
 )
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file
+
 from exgrpo_jax import experiment, export
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError

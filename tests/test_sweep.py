@@ -12,8 +12,8 @@ import sys
 import time
 
 import pytest
-
 from exgrpo_jax.configs import base, smoke
+
 from exgrpo_jax import sweep
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import comparison, metrics, plots

@@ -677,4 +677,4 @@ def last_snapshot(recorded, workdir):
   params = jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
   state = optimizer.init(owner.settings.optimizer, 2 * tiny.NUM_STEPS, params)
   with checkpoint.open_manager(str(workdir)) as manager:
-    return checkpoint.restore(manager, manager.latest_step(), checkpoint.like(state))
+    return checkpoint.restore(manager, manager.latest_step(), checkpoint.abstract(state))

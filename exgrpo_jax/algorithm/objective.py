@@ -1,7 +1,7 @@
 """The objective of ExGRPO (arXiv:2510.02245, section 3) on one screen. Pure.
 
 A loss is a sum over response tokens of weight x term. The weights hold every
-normaliser and belong to the optimiser's minibatch (`tokens`); the terms see one
+normaliser and belong to the optimiser's minibatch (`loss_inputs`); the terms see one
 token at a time (`token_loss`). So any split of a minibatch, by rows or by
 positions, gives the same sums and the same gradient, up to rounding.
 
@@ -75,7 +75,7 @@ class Config:
       )
 
 
-class Tokens(NamedTuple):
+class LossInputs(NamedTuple):
   """All that a token's loss needs besides the current policy, normalisers included.
 
   The loss of any slice by rows or by positions is that slice's share of the
@@ -87,7 +87,7 @@ class Tokens(NamedTuple):
   entropy_weight_BT: jax.Array  # float32, share in the mean entropy
   kl_weight_BT: jax.Array  # float32, share in the mean KL: of fresh rows alone
   old_logp_BT: jax.Array  # float32, nats, under the policy that wrote the row; 0 outside the mask
-  correction_BT: jax.Array  # float32, weight of a fresh token's term: `sampler_correction`, else 1
+  tis_weight_BT: jax.Array  # float32, weight of a fresh token's term: `tis_weight`, else 1
   advantage_B1: jax.Array  # float32
   is_replay_B1: jax.Array  # bool
   # What passes over whole rows give, before the update: None where the config needs none.
@@ -109,7 +109,7 @@ def group_advantages(reward_QK: jax.Array, normalize_std: bool = False) -> jax.A
   return advantage_QK
 
 
-def sampler_correction(trainer_logp, sampler_logp, limit: float) -> np.ndarray:
+def tis_weight(trainer_logp, sampler_logp, limit: float) -> np.ndarray:
   """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
 
   Weighs a fresh token for having been drawn by the sampler's rounding of the policy
@@ -129,7 +129,7 @@ def shaped(log_ratio: jax.Array, beta: float) -> jax.Array:
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
 
-def policy_terms(logp_BT, log_ratio_BT, tokens: Tokens, clip, config: Config):
+def policy_terms(logp_BT, log_ratio_BT, tokens: LossInputs, clip, config: Config):
   """What each token adds to the objective, before its weight.
 
   Fresh, of ratio r and advantage A: min(r A, clip(r) A) while `clip` (bool scalar), else
@@ -158,7 +158,7 @@ def policy_terms(logp_BT, log_ratio_BT, tokens: Tokens, clip, config: Config):
       is_clipped_BT |= is_floored_BT
   past_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.0)
   replayed_BT = shaped(past_BT, config.beta) if config.shaping else jnp.exp(past_BT)
-  term_BT = jnp.where(is_replay_B1, replayed_BT * advantage_B1, tokens.correction_BT * fresh_BT)
+  term_BT = jnp.where(is_replay_B1, replayed_BT * advantage_B1, tokens.tis_weight_BT * fresh_BT)
   return term_BT, is_clipped_BT & ~is_replay_B1
 
 
@@ -177,7 +177,7 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
   return mask_BT / (num_rows * np.maximum(length_B1, 1))
 
 
-def tokens(batch: Batch, config: Config, max_response: int) -> Tokens:
+def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
   """A minibatch's tokens with all its normalisers; NumPy in, NumPy out.
 
   Args:
@@ -186,11 +186,11 @@ def tokens(batch: Batch, config: Config, max_response: int) -> Tokens:
     max_response: the configured response limit in tokens.
 
   Returns:
-    Tokens aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
+    LossInputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
     their mask is empty, dropped, and positions cut.
   """
   mask_BT, is_replay_B1 = batch.response_mask_BT, batch.is_replay_B[:, None]
-  return Tokens(
+  return LossInputs(
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=_mean_weights(mask_BT),
@@ -198,23 +198,23 @@ def tokens(batch: Batch, config: Config, max_response: int) -> Tokens:
     kl_weight_BT=_mean_weights(mask_BT * ~is_replay_B1),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
-    correction_BT=batch.correction_BT,
+    tis_weight_BT=batch.tis_weight_BT,
     advantage_B1=batch.advantage_B[:, None],
     is_replay_B1=is_replay_B1,
   )
 
 
-def row_log_ratio(logp_BT, tokens: Tokens) -> jax.Array:
+def row_log_ratio(logp_BT, tokens: LossInputs) -> jax.Array:
   """The mean of log pi - log pi_old over each row's response tokens: [B, T] -> [B, 1].
 
-  For `Tokens.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
+  For `LossInputs.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
   """
   gap_BT = jnp.where(tokens.mask_BT > 0, logp_BT - tokens.old_logp_BT, 0.0)
   length_B1 = tokens.mask_BT.sum(axis=1, keepdims=True)
   return gap_BT.sum(axis=1, keepdims=True) / jnp.maximum(length_B1, 1)
 
 
-def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_first):
+def token_loss(logp_BT, entropy_BT, tokens: LossInputs, config: Config, *, clip, is_first):
   """The share of some tokens in their minibatch's loss and in the sums its metrics are made of.
 
   With ratio 'sequence' each fresh token takes its row's ratio as value and its own
@@ -232,7 +232,7 @@ def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_
 
   Returns:
     (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
-    minibatches, except those named *_max, which combine by maximum (`merged`).
+    minibatches, except those named *_max, which combine by maximum (`merge_sums`).
   """
   chex.assert_equal_shape([logp_BT, entropy_BT, tokens.mask_BT])
   is_token_BT, is_replay_B1 = tokens.mask_BT > 0, tokens.is_replay_B1
@@ -257,14 +257,14 @@ def token_loss(logp_BT, entropy_BT, tokens: Tokens, config: Config, *, clip, is_
   return total, sums
 
 
-def no_sums(config: Config) -> dict[str, jax.Array]:
+def zero_sums(config: Config) -> dict[str, jax.Array]:
   """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
   none = jnp.zeros((1, 1))
-  tokens = Tokens(*(none,) * 7, none > 0, none, none)
+  tokens = LossInputs(*(none,) * 7, none > 0, none, none)
   return token_loss(none, none, tokens, config, clip=False, is_first=True)[1]
 
 
-def merged(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def merge_sums(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """The sums of all slices from those of each, stacked along a leading axis."""
   return {
     name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)

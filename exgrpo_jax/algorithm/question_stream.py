@@ -17,16 +17,18 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
   return order
 
 
-def retired_return(epoch: int, size: int, retired_epoch: Mapping[int, int], quorum: int) -> bool:
+def reads_retired(
+  epoch: int, size: int, retired_epoch: Mapping[int, int], questions_per_step: int
+) -> bool:
   """Whether `epoch` reads retired questions too, there being too few others.
 
   Args:
     epoch: of the stream.
     size: questions there are.
     retired_epoch: row -> the epoch in which it retired; it is out from the next one.
-    quorum: Q, questions per step.
+    questions_per_step: Q, questions per step.
   """
-  return size - sum(retired < epoch for retired in retired_epoch.values()) < quorum
+  return size - sum(retired < epoch for retired in retired_epoch.values()) < questions_per_step
 
 
 def take(
@@ -36,39 +38,41 @@ def take(
   seed: int,
   retired_epoch: Mapping[int, int],
   taken: Collection[int],
-  quorum: int,
+  questions_per_step: int,
 ) -> tuple[list[int], Cursor]:
   """The next `count` rows of the stream, all different, and the place after them.
 
-  Passes over rows that retired in an earlier epoch (unless `retired_return`), rows in
+  Passes over rows that retired in an earlier epoch (unless `reads_retired`), rows in
   `taken` and, where a step crosses into the next epoch, rows it has read already. An
   epoch's end is left only when a row of the next one is needed, so that what retires in
   the step that reads an epoch's last row retires in that epoch.
 
   Args:
     cursor: the next position to read.
-    count: rows wanted, at most `quorum` less `taken`.
+    count: rows wanted, at most `questions_per_step` less `taken`.
     size: questions there are.
     seed: of the permutations.
     retired_epoch: row -> the epoch in which it retired.
     taken: rows that the step replays.
-    quorum: Q, questions per step.
+    questions_per_step: Q, questions per step.
 
   Raises:
     InputError: there are fewer questions than a step needs.
   """
-  if size < quorum:
+  if size < questions_per_step:
     raise InputError(
-      f'the training data has {size} questions, and a step needs {quorum} different '
+      f'the training data has {size} questions, and a step needs {questions_per_step} different '
       'ones; give more data, or take fewer questions per step.'
     )
-  if count + len(taken) > quorum:
-    raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {quorum}.')
+  if count + len(taken) > questions_per_step:
+    raise ValueError(
+      f'{count} fresh and {len(taken)} replayed questions are over {questions_per_step}.'
+    )
   epoch, position = cursor.epoch, cursor.position
   rows, passed = [], set(taken)
   while len(rows) < count:
     order = permutation(seed, epoch, size)
-    everyone = retired_return(epoch, size, retired_epoch, quorum)
+    everyone = reads_retired(epoch, size, retired_epoch, questions_per_step)
     while position < size and len(rows) < count:
       row = int(order[position])
       position += 1

@@ -108,7 +108,7 @@ def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
   return weight_K / weight_K.sum()
 
 
-def draw(
+def draw_questions(
   config: Config, buffer: Buffer, num_questions: int, num_rollouts: int, rng: np.random.Generator
 ) -> list[int]:
   """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start."""
@@ -133,7 +133,7 @@ def draw(
   ]
 
 
-def record(
+def record_step(
   config: Config,
   buffer: Buffer,
   plan: Plan,

@@ -261,7 +261,7 @@ def _file(config, fields, path) -> tfds.core.DatasetBuilder:
   return _prepared(
     functools.partial(
       _FileBuilder,
-      read=functools.partial(records.some, reader(fields, path, content), path),
+      read=functools.partial(records.non_empty, reader(fields, path, content), path),
       config=tfds.core.BuilderConfig(name=key),
       **_storage(config),
     )

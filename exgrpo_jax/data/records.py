@@ -165,7 +165,7 @@ def _chat(prompt, place) -> list[dict]:
   ]
 
 
-def some(rows: Iterable[dict], path) -> Iterator[dict]:
+def non_empty(rows: Iterable[dict], path) -> Iterator[dict]:
   """`rows`, of which there must be one: TFDS asserts it without naming the file."""
   empty = True
   for row in rows:

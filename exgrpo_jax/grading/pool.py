@@ -124,7 +124,7 @@ class Grader:
     )
 
   def _begun(self, number, response, answer, kind):
-    if not hosts.own_share(number):
+    if not hosts.is_own_share(number):
       return None
     return self._pool.submit(self._verdict, response, answer, kind)
 
@@ -145,7 +145,7 @@ def check(config: Config, verifier_config: verifier.Config) -> None:
 def _everywhere(futures) -> list[Verdict]:
   """All verdicts, on every host."""
   own = [future.result() for future in futures if future is not None]
-  return [Verdict(*verdict) for verdict in hosts.put_together(own)]
+  return [Verdict(*verdict) for verdict in hosts.merge_shares(own)]
 
 
 class _Slot:

@@ -68,7 +68,7 @@ def steps(workdir: str) -> list[int]:
   return sorted(map(int, filter(str.isdigit, names)))
 
 
-def check_room(workdir: str, state: TrainState) -> None:
+def check_disk_space(workdir: str, state: TrainState) -> None:
   """Prints what a checkpoint of `state`, or of its shapes, takes and what the disk has.
 
   Raises InputError where the disk has less. The buffer is left out: it is small beside a model.
@@ -106,7 +106,7 @@ def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
 
 
 @contextlib.contextmanager
-def full_disk_told(workdir: str) -> Iterator[None]:
+def explain_full_disk(workdir: str) -> Iterator[None]:
   """What fails in the block for want of room becomes an InputError that says so.
 
   The file system tells it to whoever writes, and orbax passes it on in errors of many kinds.
@@ -156,7 +156,7 @@ def _read(path, **items):
 
 def _refuse_all(reason):
   """ValueError on all hosts where one has a reason; else they would wait for it for ever."""
-  if reasons := [one for one in hosts.gathered(reason) if one]:
+  if reasons := [one for one in hosts.all_gather(reason) if one]:
     raise ValueError(reasons[0])
 
 
@@ -176,7 +176,7 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
     for other, reason in damaged.items():
       _put_aside(manager.directory, other, f'({reason}), and the one of step {step} is taken')
     if damaged:
-      hosts.wait('damaged')
+      hosts.barrier('damaged')
       manager.reload()
     return snapshot
   if damaged:
@@ -262,7 +262,7 @@ def _bit_sums(state):
   return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), state)
 
 
-def like(tree: Any) -> Any:
+def abstract(tree: Any) -> Any:
   """Shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 

@@ -1,6 +1,6 @@
 """The update of one minibatch: rows cut into microbatches, gradients added up, one AdamW step.
 
-The normalisers are taken from the whole minibatch before it is cut (`objective.tokens`),
+The normalisers are taken from the whole minibatch before it is cut (`objective.loss_inputs`),
 so microbatches, their order and the mesh change nothing but rounding. Shape letters of
 its own: W tokens of a row from its first response token on, which alone get logits;
 M microbatches of one shape.
@@ -58,7 +58,7 @@ class Microbatch(NamedTuple):
   tokens_BT: jax.Array  # int32
   first_B: jax.Array  # int32, place of the first response token, at least 1
   target_BW: jax.Array  # int32, tokens from there on
-  tokens: objective.Tokens  # [B, W], aligned with the targets
+  tokens: objective.LossInputs  # [B, W], aligned with the targets
 
 
 def minibatch(
@@ -84,7 +84,7 @@ def minibatch(
     `objective.token_loss`, 'loss', 'gradient_norm', 'skipped', 'updates' (1).
   """
   found, sums = gradient(settings, state.params, batch, clip, is_first, reference)
-  state, norms = applied(settings, state, found)
+  state, norms = apply_gradient(settings, state, found)
   return state, sums | norms | {'updates': jnp.float32(1)}
 
 
@@ -97,21 +97,21 @@ def gradient(
   reference: model.Params | None = None,
 ) -> tuple[model.Params, dict[str, jax.Array]]:
   """Of the minibatch's loss, laid out as the parameters, and its sums; see `minibatch`."""
-  tokens = objective.tokens(batch, settings.objective, settings.max_response)
+  tokens = objective.loss_inputs(batch, settings.objective, settings.max_response)
   shards = sharding.split(settings.mesh, 'batch')[1]
-  found = nothing(settings, params)
-  for number, rows in stacks(
+  found = zero_accumulator(settings, params)
+  for number, rows in stack_by_shape(
     microbatches(settings.gradient, batch, tokens, shards), len(batch.advantage_B)
   ):
     place = sharding.named(settings.mesh, (None, 'batch'), rows.first_B.shape)
-    found = added(
+    found = accumulate(
       settings, params, found, sharding.put(rows, place), number, clip, is_first, reference
     )
   return found
 
 
 def microbatches(
-  config: Config, batch: Batch, tokens: objective.Tokens, shards: int
+  config: Config, batch: Batch, tokens: objective.LossInputs, shards: int
 ) -> list[Microbatch]:
   """The rows by falling length, cut so that each pass has about as many tokens; NumPy.
 
@@ -122,7 +122,7 @@ def microbatches(
   Args:
     config: the budget, and whether rows of advantage 0 count.
     batch: the minibatch.
-    tokens: its `objective.tokens`.
+    tokens: its `objective.loss_inputs`.
     shards: parts over which rows are spread; the number of rows is a multiple.
   """
   mask_BT = tokens.mask_BT > 0
@@ -177,7 +177,7 @@ def _cut(batch, tokens, row_R, count, size, first_B, end_B):
   )
 
 
-def stacks(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
+def stack_by_shape(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
   """Microbatches of one shape as one, with a leading axis M; and how many there are; NumPy.
 
   M is as many as a minibatch of `num_rows` rows can have of that shape: it must not depend on
@@ -196,14 +196,14 @@ def stacks(found: list[Microbatch], num_rows: int) -> list[tuple[int, Microbatch
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def nothing(settings, params):
-  """(gradient, sums) of no microbatch, with which `added` begins."""
-  sums = objective.no_sums(settings.objective) | {'loss': jnp.float32(0)}
+def zero_accumulator(settings, params):
+  """(gradient, sums) of no microbatch, with which `accumulate` begins."""
+  sums = objective.zero_sums(settings.objective) | {'loss': jnp.float32(0)}
   return _spread(settings, jax.tree.map(jnp.zeros_like, params)), sums
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def added(settings, params, so_far, rows_M, number, clip, is_first, reference):
+def accumulate(settings, params, so_far, rows_M, number, clip, is_first, reference):
   """(gradient, sums) so far, with those of the first `number` microbatches of a stack.
 
   One program for all of them: what a pass needs for a while is then allocated once.
@@ -216,7 +216,7 @@ def added(settings, params, so_far, rows_M, number, clip, is_first, reference):
     )
     return (
       _spread(settings, jax.tree.map(jnp.add, gradient, own)),
-      objective.merged(jax.tree.map(lambda *parts: jnp.stack(parts), sums, own_sums)),
+      objective.merge_sums(jax.tree.map(lambda *parts: jnp.stack(parts), sums, own_sums)),
     )
 
   return jax.lax.fori_loop(0, number, with_next, so_far)
@@ -229,11 +229,11 @@ def _gradient_of(settings, params, rows, clip, is_first, reference):
     hidden_BTD = model.hidden_states(
       settings.model, params, rows.tokens_BT, settings.gradient.remat
     )
-    hidden_BWD = logprobs.predicting(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
+    hidden_BWD = logprobs.predictor_states(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
     return hidden_BWD, model.unembedding(settings.model, params)
 
   def logp_of(params):
-    return logprobs.scored(
+    return logprobs.target_logprobs(
       *hidden_of(params), rows.target_BW, settings.temperature, settings.logit_chunk
     )[0]
 
@@ -260,9 +260,9 @@ def _gradient_of(settings, params, rows, clip, is_first, reference):
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def applied(settings, state, found):
+def apply_gradient(settings, state, found):
   """The state after AdamW's step, or the same where the gradient is refused."""
-  return optimizer.apply(settings.optimizer, settings.num_updates, state, found)
+  return optimizer.apply_gradient(settings.optimizer, settings.num_updates, state, found)
 
 
 def _spread(settings, total):

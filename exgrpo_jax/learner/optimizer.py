@@ -115,7 +115,7 @@ def shapes(config: Config, num_updates: int, params) -> TrainState:
   return TrainState(params, jax.tree_util.tree_map_with_path(like, opt_state))
 
 
-def apply(config: Config, num_updates: int, state: TrainState, gradient):
+def apply_gradient(config: Config, num_updates: int, state: TrainState, gradient):
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 
   Returns (state, {'gradient_norm', 'skipped'}): float32 scalars. A skipped update

@@ -30,7 +30,7 @@ _STRIP = 64
 _LANES = 128
 
 
-def kind_for(platform: str, dtype: str) -> str:
+def backend_for(platform: str, dtype: str) -> str:
   """The fastest of KINDS on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
   if platform == 'tpu':
     return 'splash'

@@ -34,7 +34,7 @@ def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
   return (_spread(layer),) * num_layers
 
 
-def of_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
+def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
   """A layer's cache of T positions, all of them written."""
   return LayerCache(key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2))
 
@@ -56,12 +56,12 @@ def resized(layer: LayerCache, size: int) -> LayerCache:
   return _spread(LayerCache(fitted(layer.key_BGHS, 3), fitted(layer.value_BGSH, 2)))
 
 
-def chosen(cache: Cache, row_R: jax.Array) -> Cache:
+def select_rows(cache: Cache, row_R: jax.Array) -> Cache:
   """The cache of some of the rows."""
   return tuple(_spread(jax.tree.map(lambda whole: whole[row_R], layer)) for layer in cache)
 
 
-def replaced(cache: Cache, row_R: jax.Array, others: Cache) -> Cache:
+def replace_rows(cache: Cache, row_R: jax.Array, others: Cache) -> Cache:
   """The cache with `others`, R rows of any length, in place of rows `row_R`.
 
   A row that the cache does not have is dropped, and so is what `others` holds beyond
@@ -75,7 +75,7 @@ def replaced(cache: Cache, row_R: jax.Array, others: Cache) -> Cache:
   return jax.tree.map(put, cache, others)
 
 
-def written(
+def write_token(
   layer: LayerCache, key_BGH: jax.Array, value_BGH: jax.Array, position_B: jax.Array
 ) -> LayerCache:
   """The layer's cache with each row's new key and value at its own position."""

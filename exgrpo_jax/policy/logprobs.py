@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from exgrpo_jax.policy import sharding
 
 
-def predicting(hidden_BTD, first_B, window: int):
+def predictor_states(hidden_BTD, first_B, window: int):
   """The hidden states that predict tokens first_B … first_B + window - 1 of each row.
 
   Args:
@@ -26,7 +26,7 @@ def predicting(hidden_BTD, first_B, window: int):
   return jnp.take_along_axis(hidden_BTD, place_BW[..., None], axis=1)
 
 
-def of_tokens(hidden_BTD, unembedding_DV, tokens_BT, *, temperature: float, chunk: int):
+def token_logprobs(hidden_BTD, unembedding_DV, tokens_BT, *, temperature: float, chunk: int):
   """Log-probability of every token given those before it, and the entropy there.
 
   Its backward pass computes the logits of a chunk again; `fused_loss` does not have to.
@@ -42,7 +42,7 @@ def of_tokens(hidden_BTD, unembedding_DV, tokens_BT, *, temperature: float, chun
     (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t is of
     token t. Entry 0 has no past and is 0.
   """
-  found = scored(hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk)
+  found = target_logprobs(hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk)
   return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
 
 
@@ -57,7 +57,7 @@ def fused_loss(
   idea, for cross-entropy, is Liger Kernel's (arXiv:2410.10989).
 
   Args:
-    hidden_BWD: entry w predicts target w (`predicting`); any float dtype.
+    hidden_BWD: entry w predicts target w (`predictor_states`); any float dtype.
     unembedding_DV: same dtype.
     target_BW: int32.
     operands: a pytree of [B, W] and [B, 1] arrays, cut like the targets. No gradient reaches them.
@@ -73,7 +73,7 @@ def fused_loss(
 
   @jax.custom_vjp
   def total(hidden_BWD, unembedding_DV, target_BW, operands):
-    found = scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
+    found = target_logprobs(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
     return loss_of_tokens(*found, operands)
 
   def forward(hidden_BWD, unembedding_DV, target_BW, operands):
@@ -97,11 +97,11 @@ def fused_loss(
   return total(hidden_BWD, unembedding_DV, target_BW, operands)
 
 
-def scored(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
+def target_logprobs(hidden_BWD, unembedding_DV, target_BW, temperature, chunk):
   """Log-probability of each target and the entropy there: hidden state w predicts target w.
 
   [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature` and
-  `chunk` as in `of_tokens`.
+  `chunk` as in `token_logprobs`.
   """
   num_chunks, size = _chunks(*target_BW.shape, chunk)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 @jax.custom_vjp
-def product(x_BTI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
+def project(x_BTI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
   """[B, T, I] @ [I, O] -> [B, T, O], in their common dtype."""
   return x_BTI @ kernel_IO
 
@@ -28,4 +28,4 @@ def _backward(factors, slope_BTO):
   return slope_BTO @ kernel_IO.T, d_kernel_IO
 
 
-product.defvjp(_forward, _backward)
+project.defvjp(_forward, _backward)

@@ -26,7 +26,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
-from exgrpo_jax.policy.matmul import product
+from exgrpo_jax.policy.matmul import project
 from exgrpo_jax.policy.rotary import Rotation, rotate
 
 Params = dict[str, Any]  # nested, its leaves float32 arrays
@@ -99,7 +99,7 @@ class MLP(nnx.Module):
     gate_DF, up_DF, down_FD = (
       kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD)
     )
-    return product(_gated(product(x_BTD, gate_DF), product(x_BTD, up_DF)), down_FD)
+    return project(_gated(project(x_BTD, gate_DF), project(x_BTD, up_DF)), down_FD)
 
 
 class Attention(nnx.Module):
@@ -127,24 +127,27 @@ class Attention(nnx.Module):
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
-      cache = kv_cache.of_sequence(key_BTGH, value_BTGH)
+      cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
       mixed_BTNH = attention.causal(
-        query_BTNH, key_BTGH, value_BTGH, attention.kind_for(sharding.platform(), str(x_BTD.dtype))
+        query_BTNH,
+        key_BTGH,
+        value_BTGH,
+        attention.backend_for(sharding.platform(), str(x_BTD.dtype)),
       )
     else:
       position_B = position_BT[:, 0]
-      cache = kv_cache.written(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
+      cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
       mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache)[:, None]
     # As one matrix product: for two contracted dimensions XLA's CPU turns the kernel every time.
     out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
     N, H, D = out_NHD.shape
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], N * H)
-    return product(mixed_BTM, out_NHD.reshape(N * H, D)), cache
+    return project(mixed_BTM, out_NHD.reshape(N * H, D)), cache
 
   def _project(self, x_BTD):
     def heads(kernel):
       D, N, H = kernel.shape
-      flat = product(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
+      flat = project(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
       return flat.reshape(*x_BTD.shape[:2], N, H)
 
     query_BTNH, key_BTGH, value_BTGH = map(heads, (self.query_DNH, self.key_DGH, self.value_DGH))

@@ -12,7 +12,7 @@ OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # of a response that is graded
 ALARM_STEPS = 10  # steps without any signal after which it is said, and again after as many
 
 
-def of_rollouts(
+def rollout_metrics(
   plan: Plan,
   responses: Sequence[Sequence[Response]],
   replays: Sequence[Trajectory | None],
@@ -57,7 +57,9 @@ def of_rollouts(
   return found
 
 
-def of_buffer(config: replay.Config, buffer: replay.Buffer, num_rollouts: int) -> dict[str, float]:
+def buffer_metrics(
+  config: replay.Config, buffer: replay.Buffer, num_rollouts: int
+) -> dict[str, float]:
   """Sizes of the buffer and how many questions each bucket holds."""
   count_K = np.bincount(
     list(replay.buckets(config, buffer, num_rollouts).values()), minlength=num_rollouts
@@ -71,7 +73,9 @@ def of_buffer(config: replay.Config, buffer: replay.Buffer, num_rollouts: int) -
   }
 
 
-def alarm(step: int, found: Mapping[str, float], silent_steps: int, max_response: int) -> str:
+def training_alarm(
+  step: int, found: Mapping[str, float], silent_steps: int, max_response: int
+) -> str:
   """What must be said loudly about a step; '' where all is well.
 
   `silent_steps`: how many steps in a row, this one included, had no group with a

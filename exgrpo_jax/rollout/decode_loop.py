@@ -78,13 +78,13 @@ def empty(config: model.Config, settings: Settings, length: int) -> State:
 
 
 @jax.jit
-def chosen(state: State, slot_R: jax.Array) -> State:
+def select_slots(state: State, slot_R: jax.Array) -> State:
   """The state of some of the slots."""
   rest = jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))
-  return rest._replace(cache=kv_cache.chosen(state.cache, slot_R))
+  return rest._replace(cache=kv_cache.select_rows(state.cache, slot_R))
 
 
-def resized(state: State, length: int) -> State:
+def resize_cache(state: State, length: int) -> State:
   """The state with a cache of another length; it takes the old one's memory layer by layer."""
 
   def replaced(layer):
@@ -124,7 +124,7 @@ def insert(state: State, prefilled: tuple[jax.Array, kv_cache.Cache], places: Pl
     question_row_B=put(state.question_row_B, places.question_row_R),
     sample_index_B=put(state.sample_index_B, places.sample_index_R),
     limit_B=put(state.limit_B, places.limit_R),
-    cache=kv_cache.replaced(state.cache, slot_R, kv_cache.chosen(prompts, source_R)),
+    cache=kv_cache.replace_rows(state.cache, slot_R, kv_cache.select_rows(prompts, source_R)),
   )
 
 
@@ -135,9 +135,9 @@ def decode(
   params: model.Params,
   key: jax.Array,
   state: State,
-  quorum: int,
+  min_finished: int,
 ) -> tuple[State, Found]:
-  """Up to N tokens of each live row; less where `quorum` rows finish or the cache is full."""
+  """Up to N tokens of each live row; less where `min_finished` rows finish or the cache is full."""
   B, S, N = len(state.live_B), kv_cache.length(state.cache), BETWEEN_LOOKS
   unembedding_DV = model.unembedding(config, params)
   key_B = row_keys(key, state.question_row_B, state.sample_index_B)
@@ -146,12 +146,12 @@ def decode(
   def goes_on(loop):
     time, state, _ = loop
     fits = jnp.all(~state.live_B | (state.position_B < S))
-    return (time < N) & fits & (jnp.sum(begun_B & ~state.live_B) < quorum)
+    return (time < N) & fits & (jnp.sum(begun_B & ~state.live_B) < min_finished)
 
   def step(loop):
     time, state, found = loop
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
-    token_B, logp_B, entropy_B = token_sampling.draw(
+    token_B, logp_B, entropy_B = token_sampling.sample_token(
       settings.draw, logits_BV, uniforms(key_B, state.length_B)
     )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(settings.eos_ids))

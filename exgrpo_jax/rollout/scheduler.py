@@ -77,8 +77,8 @@ def generate(
       state = _fitted(config, settings, state, slots)
       state = _filled(config, settings, params, state, prefilled, slots, waiting)
       live = sum(row is not None for row in slots)
-      quorum = max(1, settings.slots // _REFILL_SHARE) if waiting else live
-      state, found = decode_loop.decode(config, settings, params, key, state, quorum)
+      min_finished = max(1, settings.slots // _REFILL_SHARE) if waiting else live
+      state, found = decode_loop.decode(config, settings, params, key, state, min_finished)
       for slot, response in _harvested(slots, jax.device_get(found)):
         index = slots[slot].index
         slots[slot] = None
@@ -127,7 +127,7 @@ def _closed_up(state, slots):
     return state, slots
   free = [slot for slot, row in enumerate(slots) if row is None]
   chosen = [*live, *free[: count - len(live)]]
-  closer = decode_loop.chosen(state, np.array(chosen, np.int32))
+  closer = decode_loop.select_slots(state, np.array(chosen, np.int32))
   jax.tree.map(lambda old: old.delete(), state.cache)
   return closer, [slots[slot] for slot in chosen]
 
@@ -136,13 +136,13 @@ def _fitted(config, settings, state, slots):
   """The state with a cache as long as the rows in the slots need until the next looks."""
   longest = max(row.position for row in slots if row is not None)
   furthest = max(len(row.prompt) + row.limit for row in slots if row is not None)
-  needed = min(longest + decode_loop.BETWEEN_LOOKS, furthest)
+  needed = min(longest + decode_loop.TOKENS_PER_SYNC, furthest)
   length = length_bucket(needed)
   if state is None:
     return decode_loop.empty(config, settings, length)
   present = kv_cache.length(state.cache)
   if present < length or present >= 4 * length:  # not back and forth between two lengths
-    return decode_loop.resized(state, length)
+    return decode_loop.resize_cache(state, length)
   return state
 
 
@@ -176,7 +176,7 @@ def _filled(config, settings, params, state, prefilled, slots, waiting):
 
 
 def _prefilled(config, settings, params, group, length):
-  """origin -> (what was prefilled together, place in it)."""
+  """Origin -> (what was prefilled together, place in it)."""
   count = 1 << (len(group) - 1).bit_length()
   tokens_PT = np.full((count, length), settings.pad_id, np.int32)
   lengths_P = np.ones(count, np.int32)

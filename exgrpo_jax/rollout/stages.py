@@ -88,7 +88,7 @@ class Rollout:
     """
     num_questions = self.config.questions
     rng = np.random.default_rng((self.seed, step))
-    replayed = replay.draw(self.replay, buffer, num_questions, self.config.samples, rng)
+    replayed = replay.draw_questions(self.replay, buffer, num_questions, self.config.samples, rng)
     fresh, cursor = question_stream.take(
       cursor,
       num_questions - len(replayed),
@@ -96,7 +96,7 @@ class Rollout:
       self.seed,
       buffer.retired_epoch,
       taken=replayed,
-      quorum=num_questions,
+      questions_per_step=num_questions,
     )
     candidates = [buffer.entries[row].trajectories for row in replayed] + [()] * len(fresh)
     order = rng.permutation(num_questions)
@@ -112,7 +112,7 @@ class Rollout:
 
   def reads_retired(self, buffer: replay.Buffer, epoch: int) -> bool:
     """Whether so few questions are left that the stream reads retired ones in `epoch`."""
-    return question_stream.retired_return(
+    return question_stream.reads_retired(
       epoch, len(self.dataset), buffer.retired_epoch, self.config.questions
     )
 
@@ -198,7 +198,7 @@ class Rollout:
     """Holds the sampler's log-probabilities against the trainer's, and says how far they are off.
 
     With `objective.old_logprobs='recompute'` in every step and on every response, which
-    then carries the trainer's, and the correction where `objective.tis_limit` asks for one;
+    then carries the trainer's, and the tis_weight where `objective.tis_limit` asks for one;
     else as `parity` has it, and one that is off too far raises InputError.
     """
     recomputes = self.objective.old_logprobs == 'recompute'
@@ -242,7 +242,7 @@ class Rollout:
     so the normaliser stays what it was.
     """
     samples = self.config.samples
-    rewards, rows, logps, corrections, trains = [], [], [], [], []
+    rewards, rows, logps, tis_weights, trains = [], [], [], [], []
     for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
       members = [*group, replayed] if replayed else group
       rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
@@ -250,8 +250,8 @@ class Rollout:
       trains += [replay.trains(self.replay, correctness)] * samples
       rows += [(prompt, member.tokens) for member in members]
       logps += [member.logp for member in members]
-      # A replayed row's own weight is all the correction that it has.
-      corrections += [response.correction for response in group] + [None] * (replayed is not None)
+      # A replayed row's own weight is all the tis_weight that it has.
+      tis_weights += [response.tis_weight for response in group] + [None] * (replayed is not None)
     advantage_QK = objective.group_advantages(
       np.array(rewards, np.float32), self.objective.normalize_std
     )
@@ -263,10 +263,10 @@ class Rollout:
     tokens_BT, mask_BT = right_padded(rows, limit, self.tokenizer.pad_id)
     logp_BT = np.zeros_like(mask_BT)
     logp_BT[mask_BT > 0] = np.concatenate(logps)  # row after row, as the mask is read
-    correction_BT = np.ones_like(mask_BT)
-    for b, correction in enumerate(corrections):
-      if correction is not None:
-        correction_BT[b, mask_BT[b] > 0] = correction
+    tis_weight_BT = np.ones_like(mask_BT)
+    for b, tis_weight in enumerate(tis_weights):
+      if tis_weight is not None:
+        tis_weight_BT[b, mask_BT[b] > 0] = tis_weight
     return Batch(
       tokens_BT,
       mask_BT * np.array(trains, np.float32)[:, None],
@@ -274,7 +274,7 @@ class Rollout:
       advantage_QK.reshape(-1),
       is_replay_B,
       np.where(is_replay_B, past_B, plan.step).astype(np.int32),
-      correction_BT,
+      tis_weight_BT,
     )
 
   def score(
@@ -352,7 +352,7 @@ class Rollout:
     return dataclasses.replace(
       response,
       logp=logp,
-      correction=objective.sampler_correction(logp, response.logp, limit) if limit else None,
+      tis_weight=objective.tis_weight(logp, response.logp, limit) if limit else None,
     )
 
   def _model_free_costs(self, kind, plan, count):
@@ -364,7 +364,7 @@ class Rollout:
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def score_tokens(config: model.Config, params, tokens_BT, temperature: float, logit_chunk: int):
   """(logp_BT, entropy_BT), float32, nats, of every token under `params`."""
-  scored = logprobs.of_tokens(
+  scored = logprobs.token_logprobs(
     model.hidden_states(config, params, tokens_BT),
     model.unembedding(config, params),
     tokens_BT,

@@ -26,7 +26,7 @@ class Config:
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def draw(
+def sample_token(
   config: Config, logits_BV: jax.Array, uniform_B2: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """A token per row by inverse CDF; its log-probability and the entropy, in nats.
@@ -39,7 +39,7 @@ def draw(
   """
   logits_BV = logits_BV / (config.temperature or 1.0)
   if config.truncates:
-    logits_BV = truncated(config, logits_BV)
+    logits_BV = truncate(config, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
   blocks_BCW = _blocks(weight_BV)
@@ -70,7 +70,7 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
   return jnp.where(beyond_BN[:, -1], jnp.argmax(beyond_BN & possible_BN, axis=-1), last_B)
 
 
-def truncated(config: Config, logits_BV: jax.Array) -> jax.Array:
+def truncate(config: Config, logits_BV: jax.Array) -> jax.Array:
   """-inf outside top-k, then of what is left top-p, then min-p; ties stay together."""
   if 0 < config.top_k < logits_BV.shape[-1]:
     least_B1 = jax.lax.top_k(logits_BV, config.top_k)[0][:, -1:]

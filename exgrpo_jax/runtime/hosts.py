@@ -1,7 +1,7 @@
 """Several hosts, one run: how they find each other, who writes, and how all come to know a thing.
 
 Every host runs the same program and must come to the same decisions, or they wait for each other
-for ever. So what one host alone can see is told to all (`gathered`, `of_first`). On one host
+for ever. So what one host alone can see is told to all (`all_gather`, `broadcast_from_first`). On one host
 nothing here does anything.
 """
 
@@ -60,7 +60,7 @@ def joined() -> Iterator[None]:
     open(os.devnull, 'w') as nowhere,
     contextlib.redirect_stdout(sys.stdout if is_first() else nowhere),
   ):
-    names = gathered(socket.gethostname())
+    names = all_gather(socket.gethostname())
     print(
       'hosts: ' + ', '.join(f'{number} is {name}' for number, name in enumerate(names)), flush=True
     )
@@ -96,7 +96,7 @@ def _join():
       file=sys.stderr,
       flush=True,
     )
-  # Hosts agree by `gathered` when to stop. JAX's own way counts steps, and orbax reports those
+  # Hosts agree by `all_gather` when to stop. JAX's own way counts steps, and orbax reports those
   # of the checkpoints that it has finished in the background to it: then a step that all agreed
   # to stop at may have gone by.
   jax.config.update('jax_enable_preemption_service', False)
@@ -147,7 +147,7 @@ def warn(message: str) -> None:
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 
 
-def gathered(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
   """Every host's `value`, in their order; of what JSON can hold. All must call it."""
   if not _are_several():
     return [value]
@@ -161,38 +161,38 @@ def gathered(value: Any) -> list[Any]:
   ]
 
 
-def of_first(value: Any) -> Any:
-  """The first host's `value`; see `gathered`."""
-  return gathered(value)[0]
+def broadcast_from_first(value: Any) -> Any:
+  """The first host's `value`; see `all_gather`."""
+  return all_gather(value)[0]
 
 
-def own_share(number: int) -> bool:
-  """Whether this host takes piece `number` of some work; `put_together` undoes it."""
+def is_own_share(number: int) -> bool:
+  """Whether this host takes piece `number` of some work; `merge_shares` undoes it."""
   return not _are_several() or number % jax.process_count() == jax.process_index()
 
 
-def put_together(own: list[Any]) -> list[Any]:
+def merge_shares(own: list[Any]) -> list[Any]:
   """What all hosts made of their shares, in the order of the pieces; all must call it."""
-  shares = gathered(own)
+  shares = all_gather(own)
   return [
     shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
   ]
 
 
-def wait(name: str) -> None:
+def barrier(name: str) -> None:
   """Returns when every host has come here."""
   if _are_several():
     multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
-def first_goes_first(name: str) -> Iterator[None]:
+def first_host_first(name: str) -> Iterator[None]:
   """The first host runs the block, then the others: they find what it has made."""
   if not is_first():
-    wait(name)
+    barrier(name)
   yield
   if is_first():
-    wait(name)
+    barrier(name)
 
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
@@ -202,7 +202,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   """
   if not _are_several():
     return
-  first, *others = gathered(hashlib.sha256(content()).hexdigest())
+  first, *others = all_gather(hashlib.sha256(content()).hexdigest())
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
@@ -215,13 +215,13 @@ def check_shared(folder: str) -> None:
   """InputError where `folder` is not one and the same for all hosts."""
   if not _are_several():
     return
-  word = of_first(uuid.uuid4().hex)
+  word = broadcast_from_first(uuid.uuid4().hex)
   path = os.path.join(folder, f'.hosts_{word}')
   if is_first():
     with open(path, 'w'):
       pass
-  wait('written')
-  sees = gathered(os.path.exists(path))
+  barrier('written')
+  sees = all_gather(os.path.exists(path))
   if is_first():
     os.remove(path)
   if not all(sees):

@@ -24,6 +24,6 @@ def listening() -> Iterator[Callable[[], bool]]:
 
   before = signal.signal(signal.SIGTERM, hear)
   try:
-    yield lambda: any(hosts.gathered(bool(received)))
+    yield lambda: any(hosts.all_gather(bool(received)))
   finally:
     signal.signal(signal.SIGTERM, before)

@@ -45,7 +45,7 @@ def _watch(clock, over, tell, least_seconds):
       step, limit = now.step, first_limit(now, least_seconds)
     if now.step_seconds > limit:
       limit = 2 * now.step_seconds
-      tell(told(now))
+      tell(message(now))
 
 
 def first_limit(now: Now, least_seconds: float) -> float:
@@ -53,7 +53,7 @@ def first_limit(now: Now, least_seconds: float) -> float:
   return max(FACTOR * now.median_seconds, least_seconds)
 
 
-def told(now: Now) -> str:
+def message(now: Now) -> str:
   """What is said of a step that has taken too long."""
   doing = (
     f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"

@@ -75,7 +75,7 @@ def check_writable(workdir: str) -> None:
 def check_hosts(values: ConfigDict, workdir: str) -> None:
   """Refuses hosts that do not share the workdir, or were given different configs."""
   hosts.check_shared(workdir)
-  first, *others = hosts.gathered(_as_json(values))
+  first, *others = hosts.all_gather(_as_json(values))
   for number, theirs in enumerate(others, 1):
     for name, one, other in _differences(first, theirs):
       raise InputError(
@@ -92,7 +92,7 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
-  hosts.wait('claim_workdir')
+  hosts.barrier('claim_workdir')
 
 
 def write_json(path: str, value: Any) -> None:

@@ -88,7 +88,7 @@ def test_the_loss_is_the_formula(name, clip, first):
 
 def one_token(ratio, advantage, config, clip=True):
   """(value, gradient by logp, is clipped) of the term of one fresh token."""
-  tokens = objective.Tokens(
+  tokens = objective.LossInputs(
     *[np.ones((1, 1), np.float32)] * 4,
     np.zeros((1, 1), np.float32),
     np.ones((1, 1), np.float32),
@@ -158,7 +158,7 @@ def test_a_fresh_token_adds_the_hand_worked_term(values, ratio, advantage, clip,
 
 
 def test_gspo_moves_a_row_by_its_mean_log_ratio():
-  """s A / |o| times the sum of the gradients: the derivative of the sequence's own objective."""
+  """S A / |o| times the sum of the gradients: the derivative of the sequence's own objective."""
   config = changed(
     ratio='sequence', aggregation='sequence_mean', clip_epsilon=0.5, clip_epsilon_high=0.6
   )
@@ -172,7 +172,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
     weighed = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
     return -(weighed * fresh).sum() / len(a)
 
-  batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(mask)})
+  batch = Batch(**{**batch.__dict__, 'tis_weight_BT': np.ones_like(mask)})
   tokens = tokens_of(batch, config, logp, None)
   gradient = jax.grad(lambda x: jitted(config)(x, entropy, tokens, clip=True, is_first=False)[0])(
     jnp.array(logp)
@@ -184,7 +184,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
 
 def test_a_row_without_tokens_has_log_ratio_0():
   logp, _, batch, _ = random_batch()
-  found_B1 = objective.row_log_ratio(logp, objective.tokens(batch, PAPER, LIMIT))
+  found_B1 = objective.row_log_ratio(logp, objective.loss_inputs(batch, PAPER, LIMIT))
   gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # that row's response
   assert found_B1.shape == (8, 1) and found_B1[6, 0] == 0
   np.testing.assert_allclose(found_B1[1, 0], gap.mean(), rtol=1e-5)
@@ -194,7 +194,7 @@ def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
   trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
   sampler = np.log(np.array([0.25, 0.4, 0.1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
   sampler[3] = -200.0  # beyond float32's exp
-  found = objective.sampler_correction(trainer, sampler, 3.0)
+  found = objective.tis_weight(trainer, sampler, 3.0)
   assert found.dtype == np.float32
   np.testing.assert_allclose(found, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
@@ -250,20 +250,20 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
     np.testing.assert_allclose(found, whole, atol=1e-6)
     np.testing.assert_allclose(rest, gradient, atol=1e-7)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *slices)
-    for key, value in objective.merged(stacked).items():
+    for key, value in objective.merge_sums(stacked).items():
       np.testing.assert_allclose(value, sums[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def test_tokens_are_numpy_on_the_host():
   *_, batch, _ = random_batch()
-  for x in jax.tree.leaves(objective.tokens(batch, changed(aggregation='token_mean'), LIMIT)):
+  for x in jax.tree.leaves(objective.loss_inputs(batch, changed(aggregation='token_mean'), LIMIT)):
     assert isinstance(x, np.ndarray) and x.dtype in (np.float32, bool) and x.shape[0] == 8
 
 
 def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
   logp, entropy, batch, _ = random_batch()
-  batch = Batch(**{**batch.__dict__, 'correction_BT': np.ones_like(batch.correction_BT)})
-  tokens = objective.tokens(batch, PAPER, LIMIT)
+  batch = Batch(**{**batch.__dict__, 'tis_weight_BT': np.ones_like(batch.tis_weight_BT)})
+  tokens = objective.loss_inputs(batch, PAPER, LIMIT)
   gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=True)[0])(
     logp
   )
@@ -280,7 +280,9 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   tokens = tokens_of(batch, config, logp, np.where(outside, np.nan, reference))
   # As a row has it whose mask was emptied by the choice of difficulty.
   past = np.where(outside, -300.0, batch.behaviour_logp_BT).astype(np.float32)
-  masked = objective.tokens(Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT)
+  masked = objective.loss_inputs(
+    Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT
+  )
   np.testing.assert_array_equal(masked.old_logp_BT, batch.behaviour_logp_BT)
   wild = np.where(outside, 300.0, logp).astype(np.float32)
   entropy = np.where(outside, np.nan, entropy)
@@ -302,7 +304,7 @@ def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
   past = batch.behaviour_logp_BT.copy()
   past[2, 1:9] = -500.0  # the ratio is beyond float32, its shaped weight is 1
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past})
-  tokens = objective.tokens(batch, PAPER, LIMIT)
+  tokens = objective.loss_inputs(batch, PAPER, LIMIT)
   gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=False)[0])(
     logp
   )
@@ -396,7 +398,9 @@ class TestTheoremsByEnumeration:
         np.ones((self.K, 1), np.float32),
       )
       return slope(
-        jnp.array(self.THETA, jnp.float32), tokens, objective.tokens(batch, config, max_response=1)
+        jnp.array(self.THETA, jnp.float32),
+        tokens,
+        objective.loss_inputs(batch, config, max_response=1),
       )
 
     sums = {True: 0.0, False: 0.0}

@@ -12,8 +12,10 @@ def order(epoch, size=10, seed=7):
   return question_stream.permutation(seed, epoch, size).tolist()
 
 
-def take(cursor, count, retired=(), taken=(), size=10, quorum=4):
-  return question_stream.take(Cursor(*cursor), count, size, 7, dict(retired), taken, quorum)
+def take(cursor, count, retired=(), taken=(), size=10, questions_per_step=4):
+  return question_stream.take(
+    Cursor(*cursor), count, size, 7, dict(retired), taken, questions_per_step
+  )
 
 
 def test_an_epoch_is_the_permutation_that_seed_and_epoch_give():
@@ -65,12 +67,16 @@ def test_a_question_retired_in_this_epoch_is_out_once_the_step_has_crossed():
 
 def test_retired_questions_return_when_too_few_others_are_left():
   retired = dict.fromkeys(range(6), 0)
-  assert not question_stream.retired_return(1, 10, retired, quorum=4)  # 4 are left, 4 are needed
+  assert not question_stream.reads_retired(
+    1, 10, retired, questions_per_step=4
+  )  # 4 are left, 4 are needed
   assert sorted(take((1, 0), 4, retired)[0]) == [6, 7, 8, 9]
   retired[6] = 0
-  assert question_stream.retired_return(1, 10, retired, quorum=4)
+  assert question_stream.reads_retired(1, 10, retired, questions_per_step=4)
   assert take((1, 0), 4, retired) == (order(1)[:4], Cursor(1, 4))
-  assert not question_stream.retired_return(0, 10, retired, quorum=4)  # they are in it still
+  assert not question_stream.reads_retired(
+    0, 10, retired, questions_per_step=4
+  )  # they are in it still
 
 
 def test_all_retired_and_all_replayed_still_deliver():
@@ -88,7 +94,7 @@ def test_reading_in_other_portions_reads_the_same():
   for _ in range(10):
     rows, cursor = question_stream.take(cursor, 1, 10, 7, {}, (), 1)
     one_by_one += rows
-  assert one_by_one == take((0, 0), 10, quorum=10)[0]
+  assert one_by_one == take((0, 0), 10, questions_per_step=10)[0]
 
 
 def test_fewer_questions_than_a_step_needs_are_refused():

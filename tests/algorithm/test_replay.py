@@ -55,7 +55,7 @@ def recorded(buffer, groups, config=PAPER, step=5, epoch=2):
     [Verdict(float(c), 'correct' if c else 'wrong') for _, c in group]
     for _, group in groups.values()
   ]
-  return replay.record(config, buffer, plan, responses, verdicts)
+  return replay.record_step(config, buffer, plan, responses, verdicts)
 
 
 def group(*correct, start=10):
@@ -124,7 +124,7 @@ def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_no
 def test_a_correct_response_that_was_cut_is_stored_as_it_is():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   cut = response(5, 6, truncated=True)
-  buffer = replay.record(
+  buffer = replay.record_step(
     PAPER,
     STARTED,
     plan,
@@ -149,7 +149,7 @@ def test_the_newest_trajectories_are_kept():
 def test_a_reward_that_is_no_0_or_1_changes_nothing_in_the_bookkeeping():
   plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
   verdicts = [[Verdict(-3.0, 'correct'), *(Verdict(reward, 'wrong') for reward in (9.0, 0.1, 0.0))]]
-  buffer = replay.record(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
+  buffer = replay.record_step(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
   assert buffer.entries[7].correctness == 0.25
   assert buffer.entries[7].trajectories[0].reward == -3.0
 
@@ -211,7 +211,7 @@ def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
 
 
 def drawn(buffer, config=PAPER, questions=8, seed=0):
-  return replay.draw(config, buffer, questions, K, np.random.default_rng(seed))
+  return replay.draw_questions(config, buffer, questions, K, np.random.default_rng(seed))
 
 
 def test_nothing_is_drawn_before_the_start():

@@ -72,15 +72,15 @@ def random_batch(seed=0, length=9):
       advantage_B=rng.normal(size=len(spans)).astype(np.float32),
       is_replay_B=is_replay,
       policy_step_B=np.zeros(len(spans), np.int32),
-      correction_BT=correction,
+      tis_weight_BT=correction,
     ),
     reference,
   )
 
 
 def tokens_of(batch, config, logp, reference):
-  """`objective.tokens` with what the passes before an update add."""
-  found = objective.tokens(batch, config, LIMIT)
+  """`objective.loss_inputs` with what the passes before an update add."""
+  found = objective.loss_inputs(batch, config, LIMIT)
   return found._replace(
     reference_logp_BT=reference if config.kl_coefficient else None,
     row_log_ratio_B1=np.asarray(objective.row_log_ratio(logp, found))
@@ -123,7 +123,7 @@ def formula(logp, entropy, batch, reference, config, *, clip, first, constant):
           term = min(term, min(max(ratio, low), high) * advantage)
           if advantage < 0:
             term = max(term, config.dual_clip * advantage)
-      term *= float(batch.correction_BT[b, t])
+      term *= float(batch.tis_weight_BT[b, t])
       gap = float(reference[b, t]) - logp[b, t]
       kl += np.exp(gap) - gap - 1
     total -= (
@@ -156,7 +156,7 @@ def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
   past, reference = ((logp + rng.normal(0, 0.4, logp.shape)).astype(np.float32) for _ in range(2))
   batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past * batch.response_mask_BT})
   tokens = tokens_of(batch, config, logp, reference)
-  tokens = objective.Tokens(*(x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
+  tokens = objective.LossInputs(*(x if x is None or x.shape[1] == 1 else x[:, 1:] for x in tokens))
   return config, (hidden, unembedding, batch.tokens_BT[:, 1:], tokens), batch, reference
 
 

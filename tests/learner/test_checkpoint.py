@@ -99,7 +99,7 @@ def state_of(mesh, value):
     {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
   )
   state = optimizer.init(config, 9, params)
-  return optimizer.apply(config, 9, state, jax.tree.map(lambda x: value * x, params))[0]
+  return optimizer.apply_gradient(config, 9, state, jax.tree.map(lambda x: value * x, params))[0]
 
 
 def snapshot(mesh, step, buffer='many'):
@@ -109,7 +109,9 @@ def snapshot(mesh, step, buffer='many'):
 def restored(workdir, mesh, step=None):
   with checkpoint.open_manager(workdir) as manager:
     return checkpoint.restore(
-      manager, manager.latest_step() if step is None else step, checkpoint.like(state_of(mesh, 1.0))
+      manager,
+      manager.latest_step() if step is None else step,
+      checkpoint.abstract(state_of(mesh, 1.0)),
     )
 
 
@@ -181,27 +183,27 @@ def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
       match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
       r'that are whole: 2, 5\. Make room',
     ),
-    checkpoint.full_disk_told(workdir),
+    checkpoint.explain_full_disk(workdir),
   ):
     raise error
 
 
 def test_other_errors_are_not_taken_for_a_full_disk(workdir):
-  with pytest.raises(ValueError, match='own trouble'), checkpoint.full_disk_told(workdir):
+  with pytest.raises(ValueError, match='own trouble'), checkpoint.explain_full_disk(workdir):
     raise ValueError('own trouble')
 
 
 def test_room_for_a_checkpoint_is_told_and_too_little_refused(mesh, tmp_path, monkeypatch, capsys):
   state = state_of(mesh, 1.0)
-  checkpoint.check_room(str(tmp_path), state)
+  checkpoint.check_disk_space(str(tmp_path), state)
   assert re.match(r'a checkpoint takes 0.00 GiB; .* has .* left\n', capsys.readouterr().out)
   needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
   for free in (needed, needed - 1):
     monkeypatch.setattr(shutil, 'disk_usage', lambda _, free=free: types.SimpleNamespace(free=free))
     if free == needed:
-      checkpoint.check_room(str(tmp_path), checkpoint.like(state))
+      checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
   with pytest.raises(InputError, match='has 0.00 GiB left, and a checkpoint takes 0.00: clear'):
-    checkpoint.check_room(str(tmp_path), checkpoint.like(state))
+    checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
 
 
 def largest(folder):
@@ -236,7 +238,7 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
 ):
   shutil.copytree(workdir, tmp_path / 'run')
   damage(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.like(state_of(mesh, 1.0))
+  like = checkpoint.abstract(state_of(mesh, 1.0))
   with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
     assert re.search(
@@ -258,17 +260,17 @@ def test_where_none_is_whole_it_is_an_error_and_nothing_moves(workdir, mesh, tmp
     checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
     pytest.raises(InputError, match='none of its checkpoints can be read. Step 5: .* Step 2: '),
   ):
-    checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.0)))
+    checkpoint.restore_newest(manager, checkpoint.abstract(state_of(mesh, 1.0)))
   assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
 
 
 def test_where_nothing_was_saved_nothing_comes_back(mesh, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
-    assert checkpoint.restore_newest(manager, checkpoint.like(state_of(mesh, 1.0))) is None
+    assert checkpoint.restore_newest(manager, checkpoint.abstract(state_of(mesh, 1.0))) is None
 
 
 def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
-  like = checkpoint.like(state_of(mesh, 1.0).params)
+  like = checkpoint.abstract(state_of(mesh, 1.0).params)
   for step, expected in ((2, 2), (5, 5), (None, 5)):
     params, found = checkpoint.restore_params(workdir, step, like)
     assert found == expected
@@ -278,7 +280,7 @@ def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
 def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
   change_a_sum(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.like(state_of(mesh, 1.0).params)
+  like = checkpoint.abstract(state_of(mesh, 1.0).params)
   with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; take"):
     checkpoint.restore_params(str(tmp_path / 'run'), None, like)
   assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like)[1] == 2
@@ -293,12 +295,14 @@ def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
 )
 def test_a_step_that_is_not_there_is_named_with_those_that_are(where, step, message, workdir, mesh):
   with pytest.raises(InputError, match=message):
-    checkpoint.restore_params(workdir + where, step, checkpoint.like(state_of(mesh, 1.0).params))
+    checkpoint.restore_params(
+      workdir + where, step, checkpoint.abstract(state_of(mesh, 1.0).params)
+    )
 
 
 def test_a_checkpoint_of_a_run_holds_the_policy_of_its_step(recorded):
   owner = recorded.experiment
-  like = checkpoint.like(
+  like = checkpoint.abstract(
     jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
   )
   params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, like)
@@ -309,5 +313,5 @@ def test_a_checkpoint_of_a_run_holds_the_policy_of_its_step(recorded):
 def test_saved_parameters_come_back(mesh, tmp_path):
   params = state_of(mesh, 2.0).params
   checkpoint.save_params(str(tmp_path / 'params'), params)
-  found = checkpoint.load_params(str(tmp_path / 'params'), checkpoint.like(params))
+  found = checkpoint.load_params(str(tmp_path / 'params'), checkpoint.abstract(params))
   jax.tree.map(np.testing.assert_array_equal, found, params)

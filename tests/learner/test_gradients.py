@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from exgrpo_jax.configs import base
+
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import objective
@@ -121,7 +121,7 @@ def cut(tokens, shards=1, drop=False, batch=BATCH):
   return gradients.microbatches(
     gradients.Config(tokens, 'none', drop),
     batch,
-    objective.tokens(batch, OBJECTIVE, RESPONSE),
+    objective.loss_inputs(batch, OBJECTIVE, RESPONSE),
     shards,
   )
 
@@ -133,7 +133,7 @@ def cut(tokens, shards=1, drop=False, batch=BATCH):
 @pytest.mark.parametrize('tokens', [72, 200, 400, 10**6])
 def test_each_response_token_is_in_one_microbatch(tokens, shards):
   """With its own target, weight and advantage; nothing else has weight."""
-  whole, found, expected = objective.tokens(BATCH, OBJECTIVE, RESPONSE), [], []
+  whole, found, expected = objective.loss_inputs(BATCH, OBJECTIVE, RESPONSE), [], []
   for rows in cut(tokens, shards):
     count, length = rows.tokens_BT.shape
     assert count % shards == 0 and count // shards * length <= max(tokens, length)
@@ -204,10 +204,10 @@ def test_more_layers_are_no_more_to_compile(mesh):
     settings = dataclasses.replace(make_settings(mesh), model=config)
     shapes = model.shapes(config, mesh)
     with jax.set_mesh(mesh):
-      nothing = jax.eval_shape(functools.partial(gradients.nothing, settings), shapes)
-      ((_, rows_M),) = gradients.stacks(cut(10**6), ROWS)
+      nothing = jax.eval_shape(functools.partial(gradients.zero_accumulator, settings), shapes)
+      ((_, rows_M),) = gradients.stack_by_shape(cut(10**6), ROWS)
       return (
-        gradients.added.lower(settings, shapes, nothing, rows_M, 1, False, True, None)
+        gradients.accumulate.lower(settings, shapes, nothing, rows_M, 1, False, True, None)
         .as_text()
         .count('\n')
       )

@@ -46,7 +46,9 @@ def apply(mesh):
   def applied(config, *gradients, params=PARAMS):
     state = optimizer.init(config, 100, jax.device_put(params, sharding.replicated(mesh)))
     for gradient in gradients:
-      state, found = optimizer.apply(config, 100, state, jax.tree.map(jnp.asarray, gradient))
+      state, found = optimizer.apply_gradient(
+        config, 100, state, jax.tree.map(jnp.asarray, gradient)
+      )
     return state, found
 
   return applied
@@ -179,7 +181,7 @@ def test_an_update_is_traced_once(mesh):
   @jax.jit
   def update(state, gradient):
     traced.append(1)
-    return optimizer.apply(PLAIN, 100, state, gradient)[0]
+    return optimizer.apply_gradient(PLAIN, 100, state, gradient)[0]
 
   state = optimizer.init(PLAIN, 100, jax.device_put(PARAMS, sharding.replicated(mesh)))
   gradient = jax.device_put(GRADIENT, sharding.replicated(mesh))

@@ -25,7 +25,7 @@ from tests.helpers.devices import on_eight_devices
   ],
 )
 def test_the_platform_chooses(platform, dtype, kind):
-  assert attention.kind_for(platform, dtype) == kind
+  assert attention.backend_for(platform, dtype) == kind
 
 
 def random_inputs(B, T, N, G, H, dtype='float32'):

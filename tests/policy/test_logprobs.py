@@ -27,7 +27,7 @@ def of_tokens(
   chunk=10**6,
   tokens_BT=TOKENS_BT,
 ):
-  return logprobs.of_tokens(
+  return logprobs.token_logprobs(
     jnp.asarray(hidden_BTD),
     jnp.asarray(unembedding_DV),
     jnp.asarray(tokens_BT),
@@ -113,7 +113,7 @@ def test_no_more_logits_exist_at_once_than_the_chunk_allows():
 @pytest.mark.parametrize('window', [1, 4, 10])
 def test_a_window_begins_with_what_predicts_its_first_token(window):
   first_B = np.array([1, 4, 9])
-  found = np.asarray(logprobs.predicting(jnp.asarray(HIDDEN_BTD), first_B, window))
+  found = np.asarray(logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), first_B, window))
   assert found.shape == (B, window, D)
   for b in range(B):
     for w in range(window):
@@ -268,7 +268,7 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
     d_unembedding = found[0][0] + found[1][0]
     losses, sums, d_hidden = jax.tree.map(lambda *x: jnp.concatenate(x), *(x[1] for x in found))
     d_hidden = jnp.concatenate(jnp.split(d_hidden.reshape(16, 4, -1), 2), axis=1)
-    return (losses.sum(), objective.merged(sums)), (d_hidden[np.argsort(order)], d_unembedding)
+    return (losses.sum(), objective.merge_sums(sums)), (d_hidden[np.argsort(order)], d_unembedding)
 
   for clip, first in WHEN:
     assert_same(
@@ -371,7 +371,7 @@ config, arguments, *_ = fused_example('all', .7, width=8, vocabulary=16)
 
 def total(states, unembedding, target, tokens):
   # States that begin one place early, as the model's do.
-  hidden = logprobs.predicting(states, np.ones(8, int), 8)
+  hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
   return logprobs.fused_loss(
       hidden, unembedding, target, tokens,
       lambda *scored: objective.token_loss(*scored, config, clip=True, is_first=False),

@@ -51,7 +51,7 @@ def run(tmp_path_factory, data, cache):
 
 
 def lasting(workdir):
-  """step -> its metrics but times."""
+  """Step -> its metrics but times."""
   return {int(record['step']): record for record in tiny.lasting(workdir)}
 
 
@@ -63,7 +63,7 @@ def assert_close(found, expected, steps):
 
 
 def buffers(workdir):
-  """step -> the buffer of its checkpoint, as flat arrays."""
+  """Step -> the buffer of its checkpoint, as flat arrays."""
   with checkpoint.open_manager(str(workdir)) as manager:
     return {
       step: manager.restore(step, args=ocp.args.Composite(buffer=ocp.args.StandardRestore()))[
@@ -156,20 +156,20 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.errors import InputError
 
 me = jax.process_index()
-assert hosts.gathered({{'host': me, 'long': 'x' * 99 * me}}) == [
+assert hosts.all_gather({{'host': me, 'long': 'x' * 99 * me}}) == [
     {{'host': 0, 'long': ''}}, {{'host': 1, 'long': 'x' * 99}}]
-assert hosts.of_first(.1 + me) == .1
+assert hosts.broadcast_from_first(.1 + me) == .1
 assert hosts.is_first() == (me == 0)
-pieces = [n for n in range(5) if hosts.own_share(n)]
+pieces = [n for n in range(5) if hosts.is_own_share(n)]
 assert pieces == [[0, 2, 4], [1, 3]][me]
-assert hosts.put_together([f'piece {{n}}' for n in pieces]) == [f'piece {{n}}' for n in range(5)]
-with hosts.first_goes_first('x'):
+assert hosts.merge_shares([f'piece {{n}}' for n in pieces]) == [f'piece {{n}}' for n in range(5)]
+with hosts.first_host_first('x'):
   if me == 0:
     time.sleep(.3)
     os.mkdir({str(tmp_path / 'made')!r})
   assert os.path.exists({str(tmp_path / 'made')!r})
 hosts.check_shared({str(tmp_path)!r})
-hosts.wait('z')
+hosts.barrier('z')
 os.makedirs(own := {str(tmp_path)!r} + f'/{{me}}')
 try:
   hosts.check_shared(own)
@@ -256,17 +256,19 @@ from exgrpo_jax.runtime import hosts
 flags.FLAGS.mark_as_parsed()
 number = int(os.environ['NUMBER'])
 with hosts.joined():
-  assert hosts.gathered(number) == [0, 1]
+  assert hosts.all_gather(number) == [0, 1]
 """,
     [environment | one for one in own],
   )
 
 
 def test_one_host_tells_itself():
-  assert hosts.gathered([1]) == [[1]] and hosts.of_first('a') == 'a' and hosts.is_first()
-  assert hosts.put_together([1, 2]) == [1, 2] and hosts.own_share(1)
-  with hosts.first_goes_first('x'):
-    hosts.wait('y')
+  assert (
+    hosts.all_gather([1]) == [[1]] and hosts.broadcast_from_first('a') == 'a' and hosts.is_first()
+  )
+  assert hosts.merge_shares([1, 2]) == [1, 2] and hosts.is_own_share(1)
+  with hosts.first_host_first('x'):
+    hosts.barrier('y')
   hosts.check_shared('/nowhere')
 
 

@@ -54,7 +54,7 @@ VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
 def found(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
-  return step_metrics.of_rollouts(plan, responses, replays, verdicts)
+  return step_metrics.rollout_metrics(plan, responses, replays, verdicts)
 
 
 def test_a_step_in_numbers():
@@ -104,7 +104,7 @@ def test_the_buffer_in_numbers():
     2: replay.Entry(2 / 3, 3, (trajectory(1), trajectory(2))),
     5: replay.Entry(2 / 3, 3, (trajectory(1),)),
   }
-  assert step_metrics.of_buffer(CONFIG, replay.Buffer(entries, {7: 0, 8: 1}, True), K) == {
+  assert step_metrics.buffer_metrics(CONFIG, replay.Buffer(entries, {7: 0, 8: 1}, True), K) == {
     'buffer/questions': 3,
     'buffer/retired': 2,
     'buffer/trajectories': 4,
@@ -116,14 +116,14 @@ def test_the_buffer_in_numbers():
 
 
 def test_an_empty_buffer_in_numbers():
-  assert set(step_metrics.of_buffer(CONFIG, replay.Buffer(), K).values()) == {0}
+  assert set(step_metrics.buffer_metrics(CONFIG, replay.Buffer(), K).values()) == {0}
 
 
 # Alarms.
 
 
 def alarm(silent_steps=0, **numbers):
-  return step_metrics.alarm(
+  return step_metrics.training_alarm(
     12, {'length/truncated': 0.9, 'pass_rate/all': 0.125} | numbers, silent_steps, 64
   )
 

@@ -367,7 +367,7 @@ def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
     'advantage_B': 'float32',
     'is_replay_B': 'bool',
     'policy_step_B': 'int32',
-    'correction_BT': 'float32',
+    'tis_weight_BT': 'float32',
   }
 
 
@@ -385,10 +385,10 @@ def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
     own = batch.response_mask_BT[b] > 0
     np.testing.assert_array_equal(batch.behaviour_logp_BT[b, own], logps[i])
-    np.testing.assert_allclose(batch.correction_BT[b, own], (1.2, 1.5)[i % 2], rtol=1e-5)
-    assert (batch.correction_BT[b, ~own] == 1).all()
-  assert batch.is_replay_B.any() and (batch.correction_BT[~is_fresh_B] == 1).all()
-  assert (chosen.batch.correction_BT == 1).all()  # without a limit
+    np.testing.assert_allclose(batch.tis_weight_BT[b, own], (1.2, 1.5)[i % 2], rtol=1e-5)
+    assert (batch.tis_weight_BT[b, ~own] == 1).all()
+  assert batch.is_replay_B.any() and (batch.tis_weight_BT[~is_fresh_B] == 1).all()
+  assert (chosen.batch.tis_weight_BT == 1).all()  # without a limit
 
 
 def test_samples_show_a_response_of_each_group_and_what_it_replays(recorded, chosen):

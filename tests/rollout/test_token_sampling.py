@@ -11,7 +11,7 @@ from exgrpo_jax.rollout import decode_loop, token_sampling
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
 WHOLE = token_sampling.Config()
-_draw = jax.jit(token_sampling.draw, static_argnums=0)
+_draw = jax.jit(token_sampling.sample_token, static_argnums=0)
 
 
 def expected(config, logits_V):
@@ -99,7 +99,7 @@ def test_ties_stay_together():
   """Two tokens of equal logits are both kept where one of them is."""
   tied_V = jnp.array([[1.0, 3.0, 2.0, 2.0, 0.0]])
   for config in (token_sampling.Config(top_k=2), token_sampling.Config(top_p=0.7)):
-    assert np.isfinite(token_sampling.truncated(config, tied_V))[0].tolist() == [
+    assert np.isfinite(token_sampling.truncate(config, tied_V))[0].tolist() == [
       False,
       True,
       True,

@@ -28,7 +28,7 @@ def test_a_slow_step_is_told_with_its_phase_and_again_when_it_has_taken_twice_as
 
 
 def test_what_is_slow_between_phases_is_told_too():
-  assert watchdog.told(Now(5, 90.2, '', 30.0, 4.04)) == (
+  assert watchdog.message(Now(5, 90.2, '', 30.0, 4.04)) == (
     'this step has taken 90 s, where the median of those before it is 4.0 s; it is between two '
     'phases'
   )

@@ -197,7 +197,7 @@ def _function_of(name, value, context):
   if name in _INVERSES:
     return divided(Fraction(1), _function_of(_INVERSES[name], value, context), context)
   value = converted(value, context)
-  if name == 'exp' and abs(value) > 2 * context.dps or abs(value) > 10**20:
+  if (name == 'exp' and abs(value) > 2 * context.dps) or abs(value) > 10**20:
     raise UndefinedError('an argument too large')
   if name == 'log' and value == 0:
     raise UndefinedError('the logarithm of zero')

@@ -82,7 +82,7 @@ def proportional(x, y, positive: bool) -> bool:
 
 
 def linear(tree, letter: str) -> tuple[Fraction, Fraction] | None:
-  """a and b where the tree is a·letter + b with rational a and b."""
+  """A and b where the tree is a·letter + b with rational a and b."""
   values = []
   for at in (0, 1, 2, -3):
     try:
