@@ -6,6 +6,7 @@ Shape letters, used in names everywhere:
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,9 +31,18 @@ class Question:
   row: int  # in its data source, from 0
   messages: tuple[Message, ...]
   answer: str  # the ground truth, as the verifier takes it
-  kind: str  # how a response's answer is compared with it: one of verifier.KINDS
-  solution: str  # a written solution that ends in the answer; '' where there is none
+  kind: str  # how answers are compared: one of verifier.KINDS
+  solution: str  # a worked solution that ends in the answer; '' where there is none
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionSet:
+  """The questions of one data spec, with their prompts."""
+
+  spec: str  # e.g. 'arithmetic:test[:1000]'
+  questions: tuple[Question, ...]
+  prompts: tuple[np.ndarray, ...]  # [T] int32 of every question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,28 +55,28 @@ class Cursor:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-  """What the sampler wrote for one prompt."""
+  """What the policy wrote for one prompt."""
 
   tokens: np.ndarray  # [T] int32, the end token included where there is one
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
   truncated: bool  # cut at the limit, so without an end token
-  tis_weight: np.ndarray | None = None  # [T] float32, see `objective.tis_weight`; None is 1
+  tis_weight: np.ndarray | None = None  # [T] float32, see `terms.tis_weight`; None is 1
 
 
-FAILURES = ('timed out', 'crashed')  # of the grading, not of the response
+FAILURES = ('timed out', 'crashed')  # of grading, not of the response
 
 
 class Verdict(NamedTuple):
-  """What grading says of one response."""
+  """How one response was graded."""
 
   reward: float  # 0 where grading failed
   outcome: str  # one of verifier.OUTCOMES or FAILURES
-  reason: str = ''  # of a failure, for people
+  reason: str = ''  # why grading failed, in words
 
   @property
   def correct(self) -> bool:
-    """This alone decides storing, buckets and retirement."""
+    """Decides alone, whatever the reward, what is stored, in which bucket, and what retires."""
     return self.outcome == 'correct'
 
 
@@ -93,6 +103,7 @@ class Plan:
 
   @property
   def is_replay_Q(self) -> np.ndarray:
+    """Bool [Q]: which questions have a stored success to replay."""
     return np.array([bool(c) for c in self.candidates])
 
 
@@ -101,10 +112,22 @@ class Plan:
 class Batch:
   """All that the loss sees. Rows are [prompt, response, padding]."""
 
-  tokens_BT: jax.Array  # int32
-  response_mask_BT: jax.Array  # float32, 1 where the token is a response's own
-  behaviour_logp_BT: jax.Array  # float32, nats, aligned with tokens_BT; 0 outside the mask
-  advantage_B: jax.Array  # float32
-  is_replay_B: jax.Array  # bool
-  policy_step_B: jax.Array  # int32, the step whose policy wrote the row
-  tis_weight_BT: jax.Array  # float32, weight of a fresh token's term; 1 where there is none
+  tokens_BT: Array  # int32
+  response_mask_BT: Array  # float32, 1 where the token is a response's own
+  behaviour_logp_BT: Array  # float32, nats, aligned with tokens_BT; 0 outside the mask
+  advantage_B: Array  # float32
+  is_replay_B: Array  # bool
+  policy_step_B: Array  # int32, the step whose policy wrote the row
+  tis_weight_BT: Array  # float32, weight of a fresh token's term; 1 where there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Experience:
+  """What one step collected: groups stand in the plan's order, rows of the batch group by group."""
+
+  plan: Plan
+  replays: Sequence[Trajectory | None]  # by group: the stored success beside it; None where fresh
+  responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
+  verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
+  batch: Batch
+  parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared

@@ -1,158 +1,192 @@
-"""How often a policy is right: pass@1, avg@k and pass@k per data source.
+r"""How often a policy is right: pass@1, avg@k and pass@k per data source.
 
-python -m exgrpo_jax.evaluate --config=configs/arithmetic.py --checkpoint=/tmp/arithmetic \\
+python -m exgrpo_jax.evaluate --config=arithmetic --checkpoint=/tmp/arithmetic \
     --data=arithmetic:test --samples=4 --temperature=1
 """
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
 
+from exgrpo_jax import cli
 from exgrpo_jax.data import tasks
+from exgrpo_jax.datatypes import QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import (
-  CHECKPOINT,
-  CONFIG,
-  OUT,
-  STEP,
-  Experiment,
-  load_questions,
-  open_experiment,
-  run_command,
-)
+from exgrpo_jax.experiment import Experiment, load_questions, open_experiment
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
-from exgrpo_jax.rollout import scheduler, token_sampling
+from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
-_DATA = flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
-_SAMPLES = flags.DEFINE_integer('samples', None, 'Responses a question.', lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.', lower_bound=0.0)
+
+def define_flags() -> None:
+  """Of this command."""
+  cli.define_config()
+  cli.define_checkpoint()
+  cli.define_out("The folder for the records of all questions; by default the run's evaluation/.")
+  flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
+  flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
+  flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
 
-def main() -> None:
+def main(args: cli.Args) -> None:
   """Evaluates a checkpoint of a run."""
-  if not CONFIG.value or not CHECKPOINT.value:
+  if not args.config or not args.checkpoint:
     raise InputError(
       '--config and --checkpoint are both needed: what train was given as --config and --workdir.'
     )
-  values = CONFIG.value
-  read_config(CHECKPOINT.value)
-  check_workdir(values, CHECKPOINT.value, ('model', 'tokenizer', 'prompt'))
+  values = args.config
+  read_config(args.checkpoint)
+  check_workdir(values, args.checkpoint, ('model', 'tokenizer', 'prompt'))
   with values.unlocked():
-    values.evaluation.samples = _SAMPLES.value or values.evaluation.samples
-    if _TEMPERATURE.value is not None:
-      values.evaluation.temperature = _TEMPERATURE.value
-  experiment = open_experiment(values, CHECKPOINT.value)
-  like = model.shapes(experiment.model, experiment.mesh)
-  params, step = checkpoint.restore_params(CHECKPOINT.value, STEP.value, like)
-  out = OUT.value or os.path.join(CHECKPOINT.value, 'evaluation')
-  key = jax.random.fold_in(jax.random.key(experiment.settings.seed), step)
-  for spec in _DATA.value or experiment.settings.data.evaluation:
-    found = evaluate(experiment, params, spec, step, key, out)
-    print(f'{spec} at step {step}, temperature {experiment.settings.evaluation.temperature}')
-    print(table(found))
+    values.evaluation.samples = args.samples or values.evaluation.samples
+    if args.temperature is not None:
+      values.evaluation.temperature = args.temperature
+  experiment = open_experiment(values, args.checkpoint)
+  config = experiment.config
+  out = args.out or os.path.join(args.checkpoint, 'evaluation')
+  with jax.set_mesh(experiment.mesh):
+    like = model.shapes(experiment.model, experiment.mesh)
+    params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
+    for spec in args.data or config.data.evaluation:
+      data = load_questions(experiment, spec)
+      scores = score_policy(experiment, params, data, step, key, out)
+      print(f'{spec} at step {step}, temperature {config.evaluation.temperature}')
+      print(table(scores))
 
 
-def evaluate(
-  experiment: Experiment, params, spec: str, step: int, key: jax.Array, out: str
+def score_policy(
+  experiment: Experiment,
+  params: model.Params,
+  data: QuestionSet,
+  step: int,
+  key: jax.Array,
+  out: str,
 ) -> dict[str, float]:
-  """Scores `params` on a data spec and writes one record a question.
+  """Scores `params` on some questions and writes a record of each into the folder `out`.
 
   Evaluation judges the answer alone: the last box, with or without a think section.
 
-  Returns metrics by name, for each source of the spec: 'eval/{source}/pass@1' (the
-  first sample), its 95% interval as '…_low' and '…_high', with k > 1 samples the same for
-  'avg@{k}' (the mean of all) and 'pass@{k}' (any), 'truncated' and, where the task can
-  check it, 'valid_steps': shares of all responses.
+  Returns:
+    Metrics by name, for each source of the data: 'eval/{source}/pass@1' (the first sample), its
+    95% interval as '…_low' and '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of
+    all) and 'pass@{k}' (any), 'truncated' and, where the task can check it, 'valid_steps':
+    shares of all responses.
   """
-  settings, words = experiment.settings, experiment.tokenizer
-  dataset, prompts = load_questions(experiment, spec)
-  wanted, samples = settings.evaluation, settings.evaluation.samples
-  how = token_sampling.Config(wanted.temperature, wanted.top_k, wanted.top_p, wanted.min_p)
+  config, tokenizer = experiment.config, experiment.tokenizer
+  wanted, samples = config.evaluation, config.evaluation.samples
+  distribution = Distribution(
+    temperature=wanted.temperature,
+    top_k=wanted.top_k,
+    top_p=wanted.top_p,
+    min_p=wanted.min_p,
+  )
   responses = scheduler.generate(
     experiment.model,
     model.decode_layout(experiment.model, params, experiment.mesh),
-    [prompt for prompt in prompts for _ in range(samples)],
-    [question.row for question in dataset for _ in range(samples)],
-    list(range(samples)) * len(dataset),
+    [prompt for prompt in data.prompts for _ in range(samples)],
+    [question.row for question in data.questions for _ in range(samples)],
+    list(range(samples)) * len(data.questions),
     key,
-    settings.rollout.sampling(words, how),
+    config.rollout.decode_spec(tokenizer, distribution),
     experiment.mesh,
   )
-  texts = [words.decode(response.tokens) for response in responses]
-  asked = [question for question in dataset for _ in range(samples)]
-  with Grader(
-    dataclasses.replace(settings.grading, reward=''),
-    dataclasses.replace(settings.verifier, require_think=False),
-  ) as grader:
-    verdicts = grader.grade(
-      texts, [question.answer for question in asked], [question.kind for question in asked]
-    )
-  if warning := step_metrics.grading_alarm(step, [verdicts], settings.grading.max_failures):
-    hosts.warn(f'{spec}: {warning}')
-  records = []
-  for index, question in enumerate(dataset):
-    own = slice(index * samples, (index + 1) * samples)
-    records.append(
-      {
-        'row': question.row,
-        'source': question.source,
-        'question': words.render(question.messages, settings.prompt.template),
-        'answer': question.answer,
-        'responses': texts[own],
-        'correct': [verdict.correct for verdict in verdicts[own]],
-        'outcomes': [verdict.outcome for verdict in verdicts[own]],
-        'truncated': [response.truncated for response in responses[own]],
-        'lengths': [len(response.tokens) for response in responses[own]],
-      }
-    )
-    if question.source in tasks.STEP_CHECKERS:
-      check = tasks.STEP_CHECKERS[question.source]
-      records[-1]['valid_steps'] = [
-        check(question.messages[-1].content, text) for text in texts[own]
-      ]
-  name = ''.join(c if c.isalnum() else '_' for c in os.path.basename(spec))
+  texts = [tokenizer.decode(response.tokens) for response in responses]
+  verdicts = _grade(experiment, data, texts)
+  warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)
+  if warning:
+    hosts.warn(f'{data.spec}: {warning}')
+  records = _records(experiment, data, responses, texts, verdicts)
+  name = ''.join(c if c.isalnum() else '_' for c in os.path.basename(data.spec))
   metrics.write_rows(os.path.join(out, f'step_{step:06d}_{name}.jsonl'), records)
   sources = dict.fromkeys(record['source'] for record in records)
   return {
-    key: value
+    name: value
     for source in sources
-    for key, value in _summary(source, [r for r in records if r['source'] == source]).items()
+    for name, value in _summarize(source, [r for r in records if r['source'] == source]).items()
   }
 
 
-def mean_score(found: dict[str, float]) -> float:
-  """One number of an evaluation: the mean over sources of avg@k, or of pass@1 where k is 1."""
-  averages = [value for name, value in found.items() if 'avg@' in name and name[-1].isdigit()]
-  firsts = [value for name, value in found.items() if name.endswith('/pass@1')]
+def mean_score(scores: Mapping[str, float]) -> float:
+  """One number for an evaluation: the mean over sources of avg@k, or of pass@1 where k is 1."""
+  averages = [value for name, value in scores.items() if 'avg@' in name and name[-1].isdigit()]
+  firsts = [value for name, value in scores.items() if name.endswith('/pass@1')]
   return float(np.mean(averages or firsts))
 
 
-def table(found: dict[str, float]) -> str:
+def table(scores: Mapping[str, float]) -> str:
   """Evaluation metrics as text: a line for each source and measure, with its 95% interval."""
   lines = []
-  for name, value in found.items():
+  for name, value in scores.items():
     _, source, measure = name.split('/', 2)
     if measure.endswith(('_low', '_high')) or measure == 'questions':
       continue
     line = f'  {source:<16} {measure:<12} {value:.4f}'
-    if f'{name}_low' in found:
+    if f'{name}_low' in scores:
       line += (
-        f'  (95%: {found[name + "_low"]:.4f} to {found[name + "_high"]:.4f}, '
-        f'{found[f"eval/{source}/questions"]:.0f} questions)'
+        f'  (95%: {scores[name + "_low"]:.4f} to {scores[name + "_high"]:.4f}, '
+        f'{scores[f"eval/{source}/questions"]:.0f} questions)'
       )
     lines.append(line)
   return '\n'.join(lines)
 
 
-def _summary(source, records):
+def _grade(experiment: Experiment, data: QuestionSet, texts: Sequence[str]) -> list[Verdict]:
+  """Verdicts of the texts, equally many for each question in turn, by the answer alone."""
+  config = experiment.config
+  samples = len(texts) // len(data.questions)
+  asked = [question for question in data.questions for _ in range(samples)]
+  grading = dataclasses.replace(config.grading, reward='')
+  verifier = dataclasses.replace(config.verifier, require_think=False)
+  with Grader(grading, verifier) as grader:
+    return grader.grade(
+      texts, [question.answer for question in asked], [question.kind for question in asked]
+    )
+
+
+def _records(
+  experiment: Experiment,
+  data: QuestionSet,
+  responses: Sequence[Response],
+  texts: Sequence[str],
+  verdicts: Sequence[Verdict],
+) -> list[dict[str, Any]]:
+  """One record per question, with all its responses."""
+  template = experiment.config.prompt.template
+  samples = len(texts) // len(data.questions)
+  records = []
+  for index, question in enumerate(data.questions):
+    span = slice(index * samples, (index + 1) * samples)
+    record = {
+      'row': question.row,
+      'source': question.source,
+      'question': experiment.tokenizer.render(question.messages, template),
+      'answer': question.answer,
+      'responses': list(texts[span]),
+      'correct': [verdict.correct for verdict in verdicts[span]],
+      'outcomes': [verdict.outcome for verdict in verdicts[span]],
+      'truncated': [response.truncated for response in responses[span]],
+      'lengths': [len(response.tokens) for response in responses[span]],
+    }
+    if question.source in tasks.STEP_CHECKERS:
+      check = tasks.STEP_CHECKERS[question.source]
+      asked = question.messages[-1].content
+      record['valid_steps'] = [check(asked, text) for text in texts[span]]
+    records.append(record)
+  return records
+
+
+def _summarize(source: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
   # Rows with the same prompt (AIME's 32 copies) are one cluster: they are no new questions.
   _, cluster_Q = np.unique([record['question'] for record in records], return_inverse=True)
@@ -163,19 +197,19 @@ def _summary(source, records):
       f'avg@{samples}': correct_QK,
       f'pass@{samples}': correct_QK.max(axis=1, keepdims=True),
     }
-  found = {f'eval/{source}/questions': float(len(records))}
+  scores = {f'eval/{source}/questions': float(len(records))}
   for name, values_QK in measures.items():
     mean, low, high = metrics.interval_95(values_QK, cluster_Q)
-    found |= {
+    scores |= {
       f'eval/{source}/{name}': mean,
       f'eval/{source}/{name}_low': low,
       f'eval/{source}/{name}_high': high,
     }
-  found[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
+  scores[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
   if 'valid_steps' in records[0]:
-    found[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
-  return found
+    scores[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
+  return scores
 
 
 if __name__ == '__main__':
-  run_command(main, on_all_hosts=True)
+  cli.run(main, define_flags, on_all_hosts=True)

@@ -1,29 +1,23 @@
-"""The door through which every command enters: ConfigDict -> Settings -> Experiment.
+"""Where a ConfigDict becomes frozen, checked Configs, and these a model, a tokenizer and data.
 
-Here alone a ConfigDict is read. `settings` turns it into frozen Configs or refuses;
-`open_experiment` adds what they describe: tokenizer, mesh, model shape.
+Here alone a ConfigDict is read. `parse_config` checks it; `open_experiment` adds what it
+describes: tokenizer, mesh, model shape. The functions at the end make of an experiment what the
+rooms below need.
 """
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 import os
-import runpy
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import prompt, questions, tokenizer
-from exgrpo_jax.datatypes import Question
+from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.huggingface import architecture
@@ -32,14 +26,6 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations, hosts
-
-CONFIG = config_flags.DEFINE_config_file('config', None, 'The experiment, e.g. configs/smoke.py.')
-# Of those that make one, train and sweep.
-WORKDIR = flags.DEFINE_string('workdir', None, 'Everything the run writes; resumed if it exists.')
-# Of the commands that read a run.
-CHECKPOINT = flags.DEFINE_string('checkpoint', None, "A run's workdir.")
-STEP = flags.DEFINE_integer('step', None, 'Which checkpoint of it; the newest by default.')
-OUT = flags.DEFINE_string('out', None, 'Where the command writes.')
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 
@@ -61,21 +47,29 @@ class ModelConfig(model.Config):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
+  """Supervised training before the first step."""
+
   num_updates: int = setting('[0, inf)', 'supervised updates before reinforcement learning')
-  data: str = setting(None, 'the questions whose written solutions are learnt')
+  data: str = setting(None, 'the questions whose worked solutions are learnt')
   batch_size: int = setting('[1, inf)', 'solutions in an update')
   learning_rate: float = setting('[0, inf)', 'peak of a rate that warms up, then falls to 0')
   enough: float = setting(
     '(0, 1]',
-    'it ends early once this share of CHECK_ROWS responses to '
-    'config.data.train is right; 1 trains to the end',
+    'it ends early once this share of 256 responses to config.data.train is right; 1 trains to '
+    'the end',
   )
-  path: str = setting(None, "where the result is kept and looked for; '' is the run's workdir")
+  path: str = setting(
+    None, "the folder where the result is kept, and reused if found; '' is in the run's workdir"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  every: int = setting('[1, inf)', 'steps between evaluations; the first and last always have one')
+  """When and how a policy is evaluated on config.data.evaluation."""
+
+  every: int = setting(
+    '[1, inf)', 'steps between evaluations; there is always one at the start and one at the end'
+  )
   samples: int = setting('[1, inf)', 'responses to each question (k of avg@k)')
   temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
   top_k: int = setting('[0, inf)', 'only the k most probable tokens; 0 is all')
@@ -87,21 +81,21 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-  """What training leaves as Hugging Face folders."""
+  """Which policies training exports as Hugging Face folders."""
 
   best: bool = setting(
     None,
-    'workdir/export/best: of the evaluations from the first step on, the '
-    'one with the highest mean over the data sources',
+    'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
+    'mean over data sources',
   )
   last: bool = setting(None, 'workdir/export/last: the policy after the last step')
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Config:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
-  seed: int = setting('[0, inf)', 'the run repeats bit for bit with the same seed')
+  seed: int = setting('[0, inf)', 'two runs of the same seed are equal bit for bit')
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
   compilation_cache: str = setting(
     None, "a folder that keeps compiled programs for the next start; '' is JAX's own setting"
@@ -125,205 +119,204 @@ class Settings:
   export: ExportConfig
   metrics: metrics.Config
 
+  @property
+  def num_updates(self) -> int:
+    """Optimiser updates of the whole run."""
+    return self.num_steps * self.optimizer.minibatches
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """Settings and what they describe; never changes during a run."""
+  """A configuration and what it describes; never changes during a run."""
 
-  settings: Settings
+  config: Config
   workdir: str
   tokenizer: tokenizer.Tokenizer
   mesh: jax.sharding.Mesh
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
-def run_command(
-  main: Callable[..., None], choices: Sequence[str] = (), on_all_hosts: bool = False
-) -> None:
-  """Runs a command's `main`; what the user got wrong becomes one line and exit status 2.
-
-  Where there are `choices`, `main` gets the one that stands behind the command. With
-  `on_all_hosts` it is run as one of the hosts that work together, where there are several.
-  """
-
-  def guarded(argv):
-    logging.set_verbosity(logging.ERROR)  # orbax and TFDS tell their lives below it
-    words = argv[1:]
-    try:
-      if choices and (len(words) != 1 or words[0] not in choices):
-        raise InputError(f'behind the command must stand one of: {", ".join(choices)}.')
-      if words and not choices:
-        raise InputError(f"'{words[0]}' is no flag; flags begin with --.")
-      with hosts.joined() if on_all_hosts else contextlib.nullcontext():
-        main(*words)
-    except InputError as error:
-      _refuse(error)
-
-  app.run(guarded, flags_parser=_parse_flags)
-
-
-def settings(values: ConfigDict) -> Settings:
-  """Frozen, checked settings; InputError names the first key that cannot be."""
-  checked = config.build(Settings, values, 'config')
-  num_questions, minibatches = checked.rollout.questions, checked.optimizer.minibatches
+def parse_config(values: ConfigDict) -> Config:
+  """The checked configuration; InputError names the first key that is wrong."""
+  parsed = config.build(Config, values, 'config')
+  num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
   if num_questions % minibatches:
     raise InputError(
       f'config.optimizer.minibatches={minibatches} must divide '
-      f'config.rollout.questions={num_questions}: a minibatch is made of whole '
-      'groups, as many in each.'
+      f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
+      'groups.'
     )
-  if checked.export.best and not checked.data.evaluation:
+  if parsed.export.best and not parsed.data.evaluation:
     raise InputError(
-      'config.export.best=True needs config.data.evaluation: the best policy is the '
-      'one that evaluates best.'
+      'config.export.best=True needs config.data.evaluation: the best policy is the one that '
+      'evaluates best.'
     )
-  if checked.gradient.drop_zero_advantage:
+  if parsed.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient'):
-      value = getattr(checked.objective, name)
+      value = getattr(parsed.objective, name)
       if value:
         raise InputError(
-          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}'
-          f'=0, not {value}: that term pulls at rows of advantage 0 too.'
+          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}=0, not {value}: '
+          'that term has a gradient at rows of advantage 0 too.'
         )
-  return checked
+  return parsed
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """What a command needs; the tokenizer comes from a file, the workdir, or is trained."""
-  checked = settings(values)
-  if checked.model.repository and not checked.model.path:
-    name = checked.model.repository
+  """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
+
+  Model code runs on the experiment's mesh: inside `with jax.set_mesh(experiment.mesh)`.
+  """
+  parsed = parse_config(values)
+  if parsed.model.repository and not parsed.model.path:
+    name = parsed.model.repository
+    folder = name.split('/')[-1]
     raise InputError(
       f'config.model.path is not set, and this config starts from {name}. Fetch it with '
-      f"'pip install huggingface_hub' and 'hf download {name} --local-dir "
-      f"{name.split('/')[-1]}' (after 'hf auth login' where its licence asks for it), and give "
-      f'--config.model.path={name.split("/")[-1]}.'
+      f"'pip install huggingface_hub' and 'hf download {name} --local-dir {folder}' (after "
+      f"'hf auth login' where its licence requires it), and pass --config.model.path={folder}."
     )
-  shape = model_shape(checked)
-  with hosts.first_host_first('tokenizer'):  # it may make one, which the others then read
-    words = _tokenizer(checked, workdir)
-  vocab_size = shape.vocab_size or words.vocab_size
-  if vocab_size < words.vocab_size:
+  shape = model_config(parsed)
+  with hosts.first_host_first('tokenizer'):  # the first host may train one, which the others read
+    text_tokenizer = _open_tokenizer(parsed, workdir)
+  vocab_size = shape.vocab_size or text_tokenizer.vocab_size
+  if vocab_size < text_tokenizer.vocab_size:
     raise InputError(
       f"config.model.vocab_size={vocab_size} must be at least the tokenizer's "
-      f'{words.vocab_size}: every token needs an embedding. 0 takes the '
-      "tokenizer's."
+      f"{text_tokenizer.vocab_size}: every token needs an embedding. 0 takes the tokenizer's."
     )
-  compilations.keep(checked.compilation_cache)
-  mesh = sharding.make_mesh(checked.mesh)
-  jax.set_mesh(mesh)  # what sharding.constrain refers to, from here on
+  compilations.keep(parsed.compilation_cache)
+  mesh = sharding.make_mesh(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   model.check_mesh(shape, mesh)
-  return Experiment(checked, workdir, words, mesh, shape)
+  return Experiment(
+    config=parsed, workdir=workdir, tokenizer=text_tokenizer, mesh=mesh, model=shape
+  )
 
 
-@functools.lru_cache(maxsize=16)
-def load_questions(
-  experiment: Experiment, spec: str
-) -> tuple[tuple[Question, ...], tuple[np.ndarray, ...]]:
-  """The questions of a data spec and their prompts as int32 token arrays; read once.
+def model_config(parsed: Config) -> model.Config:
+  """The model's shape: the checkpoint's where there is one, else what the config says."""
+  own = parsed.model
+  configured = model.Config(
+    **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.Config)}
+  )
+  if not own.path:
+    return configured
+  file, values = os.path.join(own.path, 'config.json'), architecture.read_json(own.path)
+  of_checkpoint = architecture.parse(values, file, own.dtype)
+  if own.repository and of_checkpoint != configured:
+    name = next(
+      name for name, value in vars(configured).items() if value != getattr(of_checkpoint, name)
+    )
+    raise InputError(
+      f'{file}: {name} is {getattr(of_checkpoint, name)}, where config.model.{name} of '
+      f'{own.repository} is {getattr(configured, name)}; name the folder of that model, or set '
+      "config.model.repository='' to train another."
+    )
+  values = architecture.extended(values, own.extension)
+  longest = parsed.rollout.max_prompt + parsed.rollout.max_response
+  limit = values.get('max_position_embeddings', longest)
+  if longest > limit:
+    raise InputError(
+      f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
+      f'exceed max_position_embeddings={limit} of {file}; lower them, or set '
+      'config.model.extension to a longer context.'
+    )
+  return architecture.parse(values, file, own.dtype)
 
-  Prompts over `step.max_prompt` are refused or left out, as `data.overlong` says.
+
+def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
+  """The questions of a data spec, with their prompts.
+
+  Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
   """
-  checked, words = experiment.settings, experiment.tokenizer
-  with hosts.first_host_first('load_questions'):  # what is prepared may lie in a shared folder
-    loaded = list(questions.load(checked.data, spec))
+  parsed, text_tokenizer = experiment.config, experiment.tokenizer
+  with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
+    loaded = list(questions.load(parsed.data, spec))
   prompts = [
-    np.array(words.encode(words.render(question.messages, checked.prompt.template)), np.int32)
+    np.array(
+      text_tokenizer.encode(text_tokenizer.render(question.messages, parsed.prompt.template)),
+      np.int32,
+    )
     for question in loaded
   ]
   kept = questions.check_prompts(
     spec,
-    np.array([len(prompt) for prompt in prompts]),
-    checked.rollout.max_prompt,
-    checked.data.overlong,
+    np.array([len(tokens) for tokens in prompts]),
+    parsed.rollout.max_prompt,
+    parsed.data.overlong,
   )
-  # Rows are numbered anew: the stream and the buffer find questions by place.
+  # Rows are numbered anew: the stream and the buffer address questions by place.
   rows = [dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)]
   prompts = [prompts[row] for row in kept]
   hosts.check_same(
     spec,
     'the questions',
-    lambda: repr(rows).encode() + b''.join(prompt.tobytes() for prompt in prompts),
+    lambda: repr(rows).encode() + b''.join(tokens.tobytes() for tokens in prompts),
   )
-  return tuple(rows), tuple(prompts)
+  return QuestionSet(spec=spec, questions=tuple(rows), prompts=tuple(prompts))
 
 
-def model_shape(checked: Settings) -> model.Config:
-  """The checkpoint's where there is one, else what the config says."""
-  config = checked.model
-  given = model.Config(
-    **{field.name: getattr(config, field.name) for field in dataclasses.fields(model.Config)}
+def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
+  """The rollout on the training questions; InputError where they are too few."""
+  parsed = experiment.config
+  if len(data.questions) < parsed.rollout.questions:
+    raise InputError(
+      f'config.rollout.questions={parsed.rollout.questions} must be at most the '
+      f'{len(data.questions)} questions of {data.spec}: no question comes twice in a step.'
+    )
+  return stages.Rollout(
+    config=parsed.rollout,
+    replay=parsed.replay,
+    objective=parsed.objective,
+    parity=parsed.parity,
+    model=experiment.model,
+    tokenizer=experiment.tokenizer,
+    mesh=experiment.mesh,
+    seed=parsed.seed,
+    data=data,
   )
-  if not config.path:
-    return given
-  place, values = os.path.join(config.path, 'config.json'), architecture.read_json(config.path)
-  found = architecture.parse(values, place, config.dtype)
-  if config.repository and found != given:
-    name = next(name for name, value in vars(given).items() if value != getattr(found, name))
-    raise InputError(
-      f'{place}: {name} is {getattr(found, name)}, where config.model.{name} of '
-      f'{config.repository} is {getattr(given, name)}; name its folder, or set '
-      "config.model.repository='' to train another."
-    )
-  values = architecture.extended(values, config.extension)
-  longest = checked.rollout.max_prompt + checked.rollout.max_response
-  limit = values.get('max_position_embeddings', longest)
-  if longest > limit:
-    raise InputError(
-      f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
-      f'exceed max_position_embeddings={limit} of {place}; lower them, or give '
-      'config.model.extension a longer context.'
-    )
-  return architecture.parse(values, place, config.dtype)
 
 
-def _tokenizer(checked: Settings, workdir: str) -> tokenizer.Tokenizer:
-  if checked.tokenizer.path or checked.model.path:
-    return tokenizer.load(checked.tokenizer.path or checked.model.path)
+def update_spec(
+  parsed: Config, shape: model.Config, mesh: jax.sharding.Mesh
+) -> gradients.UpdateSpec:
+  """What a run's updates depend on besides arrays."""
+  return gradients.UpdateSpec(
+    gradient=parsed.gradient,
+    objective=parsed.objective,
+    optimizer=parsed.optimizer,
+    model=shape,
+    mesh=mesh,
+    num_updates=parsed.num_updates,
+    temperature=parsed.rollout.temperature,
+    max_response=parsed.rollout.max_response,
+    logit_chunk=parsed.rollout.logit_chunk,
+  )
+
+
+def state_shapes(experiment: Experiment) -> optimizer.TrainState:
+  """Shapes and shardings of a run's train state; allocates nothing."""
+  params = model.shapes(experiment.model, experiment.mesh)
+  return optimizer.shapes(experiment.config.optimizer, experiment.config.num_updates, params)
+
+
+def _open_tokenizer(parsed: Config, workdir: str) -> tokenizer.Tokenizer:
+  if parsed.tokenizer.path or parsed.model.path:
+    return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')
-  # Without a config.json it is what a refused start left, perhaps of other texts.
-  stands = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
-  if hosts.is_first() and not stands:
-    specs = dict.fromkeys([checked.warm_start.data, checked.data.train])
+  # Without a config.json it was left by a refused start, and perhaps trained on other texts.
+  is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
+  if hosts.is_first() and not is_valid:
+    specs = dict.fromkeys([parsed.warm_start.data, parsed.data.train])
     texts = (
       text
       for spec in specs
-      for question in itertools.islice(questions.load(checked.data, spec), TOKENIZER_TEXTS)
-      for text in (prompt.render(question.messages, checked.prompt.template), question.solution)
+      for question in itertools.islice(questions.load(parsed.data, spec), TOKENIZER_TEXTS)
+      for text in (
+        prompt.render(question.messages, parsed.prompt.template),
+        question.solution,
+      )
     )
-    tokenizer.train(texts, checked.tokenizer.vocab_size, path)
+    tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
   return tokenizer.load(path)
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-  try:
-    return app.parse_flags_with_usage(argv)
-  except (AttributeError, KeyError):  # an override of a name that the config does not have
-    try:
-      _check_overrides([arg.lstrip('-') for arg in argv])
-    except InputError as error:
-      _refuse(error)
-    raise
-
-
-def _check_overrides(words: list[str]) -> None:
-  """Names the override that the config file does not have; dashes are stripped."""
-  paths = [word.partition('=')[2] for word in words if word.startswith('config=')]
-  paths += [after for word, after in zip(words, words[1:]) if word == 'config']
-  for path in paths:
-    values = runpy.run_path(path)['get_config']()
-    for word in words:
-      if word.startswith('config.'):
-        _check_override(values, word.partition('=')[0].split('.'))
-
-
-def _check_override(values: Any, names: list[str]) -> None:
-  for depth, name in enumerate(names[1:], start=1):
-    config.check_known(name, list(values), '.'.join(names[:depth]))
-    values = values[name]
-
-
-def _refuse(error: InputError) -> None:
-  print(f'error: {error}', file=sys.stderr, flush=True)
-  sys.exit(2)

@@ -1,146 +1,157 @@
 """Trains a policy with ExGRPO.
 
-python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=/tmp/arithmetic
+python -m exgrpo_jax.train --config=arithmetic --workdir=/tmp/arithmetic
 
-Exit status: 0 at the end, 2 for what cannot be run, 75 when told to stop by SIGTERM, after the
-step has been finished and saved; the same command goes on.
+A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 for
+what cannot be run, 75 after SIGTERM, once the step is finished and saved; the same command resumes.
 """
 
-import concurrent.futures
+import dataclasses
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 
-from exgrpo_jax import evaluate, export, warm_start
+from exgrpo_jax import cli, evaluate, export, warm_start
 from exgrpo_jax.algorithm import objective, replay
-from exgrpo_jax.datatypes import Batch, Cursor
+from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
-  CONFIG,
-  WORKDIR,
   Experiment,
   load_questions,
+  make_rollout,
   open_experiment,
-  run_command,
+  state_shapes,
+  update_spec,
 )
 from exgrpo_jax.grading import pool
-from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint, gradients, optimizer
+from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics, plots, step_metrics
+from exgrpo_jax.reporting import metrics, plots, samples, step_metrics
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import compilations, hosts, preemption, watchdog
+from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
 
-def main() -> None:
-  """Trains, or goes on, once all that can be checked before has been."""
-  if not CONFIG.value or not WORKDIR.value:
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What a training run has from its first step to its last."""
+
+  experiment: Experiment
+  rollout: Rollout
+  evaluations: tuple[QuestionSet, ...]
+  update: gradients.UpdateSpec
+  reference: model.Params | None  # of the KL term, where there is one
+  grader: pool.Grader
+  writer: metrics.Writer
+  checkpoints: ocp.CheckpointManager
+  clock: Clock
+  compiled: compilations.Counter
+  told_to_stop: Callable[[], bool]
+
+
+@dataclasses.dataclass
+class Progress:
+  """How far the run is; changes with every step."""
+
+  done: int  # steps when it began or was resumed
+  num_steps: int
+  silent_steps: int = 0  # in a row, up to now, without any difference in reward
+  started: float = dataclasses.field(default_factory=time.monotonic)
+
+  def seconds_left(self, step: int) -> float:
+    """Until the last step, at the mean pace so far."""
+    return (time.monotonic() - self.started) / (step - self.done) * (self.num_steps - step)
+
+
+def define_flags() -> None:
+  """Of this command."""
+  cli.define_config()
+  cli.define_workdir()
+
+
+def main(args: cli.Args) -> None:
+  """Trains, or resumes, after everything that can be checked has been."""
+  if not args.config or not args.workdir:
     raise InputError(
-      '--config and --workdir are both needed, e.g. --config=configs/smoke.py --workdir=/tmp/smoke.'
+      '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
     )
-  check_workdir(CONFIG.value, WORKDIR.value)
-  check_writable(WORKDIR.value)
-  check_hosts(CONFIG.value, WORKDIR.value)
-  experiment = open_experiment(CONFIG.value, WORKDIR.value)
-  pool.check(experiment.settings.grading, experiment.settings.verifier)
-  rollout = rollout_of(experiment)
-  for spec in experiment.settings.data.evaluation:
-    load_questions(experiment, spec)  # what cannot be read is refused now, not after the warm start
-  checkpoint.check_disk_space(WORKDIR.value, _state_shapes(experiment))
-  # What a resumed run began with is read only where a KL term refers to it.
-  goes_on = hosts.broadcast_from_first(bool(checkpoint.steps(WORKDIR.value)))
-  needs_params = not goes_on or experiment.settings.objective.kl_coefficient
-  params = initial_params(experiment) if needs_params else None
-  claim_workdir(CONFIG.value, WORKDIR.value)
-  run(experiment, rollout, params)
+  check_workdir(args.config, args.workdir)
+  check_writable(args.workdir)
+  check_hosts(args.config, args.workdir)
+  experiment = open_experiment(args.config, args.workdir)
+  config = experiment.config
+  pool.check(config.grading, config.verifier)
+  rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
+  evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
+  with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
+    checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
+    # A resumed run needs its initial parameters only where a KL term refers to them.
+    resumes = hosts.broadcast_from_first(bool(checkpoint.steps(args.workdir)))
+    needs_params = not resumes or config.objective.kl_coefficient
+    params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
+    claim_workdir(args.config, args.workdir)
+    train(experiment, rollout, evaluations, params, compiled)
 
 
-def _state_shapes(experiment):
-  settings, shapes = experiment.settings, model.shapes(experiment.model, experiment.mesh)
-  return optimizer.shapes(settings.optimizer, _num_updates(settings), shapes)
+def train(
+  experiment: Experiment,
+  rollout: Rollout,
+  evaluations: tuple[QuestionSet, ...],
+  params: model.Params | None,
+  compiled: compilations.Counter,
+) -> None:
+  """Training and evaluation, from the newest checkpoint in the workdir where there is one.
 
-
-def rollout_of(experiment: Experiment) -> Rollout:
-  """The rollout on the experiment's training questions; refuses too few of them."""
-  settings = experiment.settings
-  dataset, prompts = load_questions(experiment, settings.data.train)
-  if len(dataset) < settings.rollout.questions:
-    raise InputError(
-      f'config.rollout.questions={settings.rollout.questions} must be at most the '
-      f'{len(dataset)} questions of {settings.data.train}: no question comes twice '
-      'in a step.'
-    )
-  return Rollout(
-    settings.rollout,
-    settings.replay,
-    settings.objective,
-    settings.parity,
-    experiment.model,
-    experiment.tokenizer,
-    experiment.mesh,
-    settings.seed,
-    dataset,
-    prompts,
-  )
-
-
-def initial_params(experiment: Experiment):
-  """A checkpoint's parameters or random ones; after the warm start where the config has one."""
-  path = experiment.settings.model.path
-  if path:
-    params = weights.load(path, experiment.model, experiment.mesh)
-    print(
-      f'weights of {path}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters', flush=True
-    )
-  else:
-    params = model.init(experiment.model, _key(experiment.settings, 'init', 0), experiment.mesh)
-  if experiment.settings.warm_start.num_updates:
-    params = warm_start.run(experiment, params)
-  return params
-
-
-def run(experiment: Experiment, rollout: Rollout, params) -> None:
-  """Training and evaluation; goes on from the newest checkpoint in the workdir.
-
-  `params` are what it begins with, and what a KL term refers to; None where it goes on and
-  there is no such term.
+  `params` are the initial ones, to which a KL term refers; None for a run that is resumed and has
+  no such term.
   """
-  settings, workdir = experiment.settings, experiment.workdir
-  reference = params if settings.objective.kl_coefficient else None
+  config, workdir = experiment.config, experiment.workdir
+  reference = params if config.objective.kl_coefficient else None
   with (
     checkpoint.explain_full_disk(workdir),
-    checkpoint.open_manager(workdir, settings.checkpoint) as manager,
+    checkpoint.open_manager(workdir, config.checkpoint) as manager,
   ):
-    snapshot = checkpoint.restore_newest(manager, _state_shapes(experiment))
+    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment))
     if snapshot:
       print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
     else:
-      if reference is not None:  # a copy: the update gives its input's memory away
+      assert params is not None
+      if reference is not None:  # a copy, for updates donate their input
         reference = jax.tree.map(jnp.copy, params)
-      snapshot = checkpoint.Snapshot(
-        0,
-        optimizer.init(settings.optimizer, _num_updates(settings), params),
-        replay.Buffer(),
-        Cursor(),
-      )
-    # Records of steps behind the checkpoint are written anew.
+      state = optimizer.init(config.optimizer, config.num_updates, params)
+      snapshot = Snapshot(step=0, state=state, buffer=replay.Buffer(), cursor=Cursor())
+    # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0
     with (
-      metrics.Writer(workdir, first, settings.metrics.wandb_project) as writer,
-      pool.Grader(settings.grading, settings.verifier) as grader,
+      metrics.Writer(workdir, first, config.metrics.wandb_project) as writer,
+      pool.Grader(config.grading, config.verifier) as grader,
       preemption.listening() as told_to_stop,
     ):
       if not snapshot.step:
-        writer.write(0, _evaluated(experiment, snapshot.state.params, 0))
+        writer.write(0, evaluated(experiment, evaluations, snapshot.state.params, 0))
       with watchdog.watching() as clock:
-        _steps(
-          experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop, clock
+        run = Run(
+          experiment=experiment,
+          rollout=rollout,
+          evaluations=evaluations,
+          update=update_spec(config, experiment.model, experiment.mesh),
+          reference=reference,
+          grader=grader,
+          writer=writer,
+          checkpoints=manager,
+          clock=clock,
+          compiled=compiled,
+          told_to_stop=told_to_stop,
         )
+        take_steps(run, snapshot)
   if hosts.is_first():
     records = metrics.read(workdir)
     curves = os.path.join(workdir, 'curves.png')
@@ -148,202 +159,203 @@ def run(experiment: Experiment, rollout: Rollout, params) -> None:
     print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
 
 
-def update(
-  experiment: Experiment, state: TrainState, batch: Batch, clip: bool, reference=None
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One pass over a step's rows: an optimiser update for each minibatch of whole groups.
+def take_steps(run: Run, snapshot: Snapshot) -> None:
+  """The loop of the paper, from the snapshot to the last step.
 
-  Args:
-    experiment: which objective, optimiser and model.
-    state: given away; use the one returned.
-    batch: all rows of the step, NumPy.
-    clip: whether fresh ratios are clipped in this step.
-    reference: parameters of the reference policy where the objective has a KL term.
-
-  Returns:
-    The new state and the step's sums (`update.minibatch`), on the device, not awaited.
+  Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
   """
-  count = experiment.settings.optimizer.minibatches
-  size = len(batch.advantage_B) // count
-  settings, found = _update_settings(experiment), []
-  for index in range(count):
-    rows = slice(index * size, (index + 1) * size)
-    minibatch = jax.tree.map(lambda x, rows=rows: x[rows], batch)
-    state, sums = gradients.minibatch(settings, state, minibatch, clip, index == 0, reference)
-    found.append(sums)
-  return state, objective.merge_sums(jax.tree.map(lambda *parts: jnp.stack(parts), *found))
+  num_steps = run.experiment.config.num_steps
+  done, state, buffer, cursor = snapshot
+  progress = Progress(done, num_steps)
+  plan, cursor = run.rollout.plan(buffer, cursor, done + 1)
+  for step in range(done + 1, num_steps + 1):
+    experience = collect(run, state.params, plan)
+    state, sums = learn(run, state, experience)  # dispatched, not awaited
+    buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
+    report(run, progress, state, buffer, experience, sums)  # awaits the update
+    # After the metrics, so that a resumed run has them all.
+    save(run, Snapshot(step=step, state=state, buffer=buffer, cursor=cursor))
+    plan, cursor = next_plan, next_cursor
+  if run.experiment.config.export.last:
+    export.keep_last(run.experiment, state.params)
+  run.checkpoints.wait_until_finished()
 
 
-def _update_settings(experiment):
-  settings = experiment.settings
-  return gradients.Settings(
-    settings.gradient,
-    settings.objective,
-    settings.optimizer,
-    experiment.model,
-    experiment.mesh,
-    _num_updates(settings),
-    settings.rollout.temperature,
-    settings.rollout.max_response,
-    settings.rollout.logit_chunk,
+# ---- The movements of a step ----
+
+
+def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
+  """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
+  experiment, rollout, clock = run.experiment, run.rollout, run.clock
+  with clock('pick'):
+    replays = rollout.pick_replays(params, plan)
+  with clock('reshard'):
+    decode_params = jax.block_until_ready(
+      model.decode_layout(experiment.model, params, experiment.mesh)
+    )
+  with clock('generate'):
+    key = _key(experiment.config.seed, 'step', plan.step)
+    responses = rollout.generate(decode_params, plan, key, run.grader.submit)
+  del decode_params  # the update needs their memory
+  with clock('old_logprobs'):
+    responses, parity = rollout.old_logprobs(params, plan, responses)
+  with clock('grade', device_waits=True):
+    verdicts = rollout.grade(plan, responses, run.grader)
+  with clock('assemble', device_waits=True):
+    batch = rollout.assemble(plan, responses, replays, verdicts)
+  return Experience(
+    plan=plan,
+    replays=replays,
+    responses=responses,
+    verdicts=verdicts,
+    batch=batch,
+    parity=parity,
   )
 
 
-def _steps(experiment, rollout, grader, writer, manager, snapshot, reference, told_to_stop, clock):
-  """The loop of the paper, one line a stage, from the snapshot to the last step.
+def learn(
+  run: Run, state: TrainState, experience: Experience
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One pass over the step's rows: an optimiser update for each minibatch of whole groups.
 
-  Exits with preemption.EXIT_CODE behind the step in which it was told to stop.
+  `state` is donated; use the one returned. The sums are float32 scalars on the device, not
+  awaited: those of `objective.token_loss`, 'loss', 'gradient_norm', 'skipped' and 'updates'.
   """
-  settings, silent = experiment.settings, 0
-  done, state, buffer, cursor = snapshot
-  started = time.monotonic()
-  plan, cursor = rollout.plan(buffer, cursor, done + 1)
-  for step in range(done + 1, settings.num_steps + 1):
-    with clock('pick'):
-      replays = rollout.pick_replays(state.params, plan)
-    with clock('reshard'):
-      weights_now = jax.block_until_ready(
-        model.decode_layout(experiment.model, state.params, experiment.mesh)
-      )
-    with clock('generate'):
-      responses = rollout.generate(weights_now, plan, _key(settings, 'step', step), grader.submit)
-    del weights_now  # its memory is the update's
-    with clock('reconcile'):
-      responses, parity = rollout.reconcile(state.params, plan, responses)
-    with clock('grade', device_waits=True):
-      verdicts = rollout.grade(plan, responses, grader)
-    with clock('assemble', device_waits=True):
-      batch = rollout.assemble(plan, responses, replays, verdicts)
-    state, sums = update(experiment, state, batch, _clips(settings, plan), reference)
-    finished = _when_ready(sums)  # the device works on the update while the host goes on
-    with clock('record'):
-      buffer = replay.record_step(settings.replay, buffer, plan, responses, verdicts)
-    with clock('plan'):
-      next_plan, next_cursor = rollout.plan(buffer, cursor, step + 1)
-    if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
-      print(
-        f'epoch {next_plan.epoch}: fewer than {settings.rollout.questions} questions are not '
-        'yet retired, so retired ones are read again (and never replayed)',
-        flush=True,
-      )
-    with clock('await_update'):
-      clock.device_idle_since(finished.result())
-    found = parity | _numbers(
-      settings, plan, responses, replays, verdicts, buffer, jax.device_get(sums)
+  config = run.experiment.config
+  clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
+  all_sums = []
+  minibatches = gradients.minibatches(experience.batch, config.optimizer.minibatches)
+  for index, minibatch in enumerate(minibatches):
+    gradient, sums = gradients.minibatch_gradient(
+      run.update, state.params, minibatch, clip, index == 0, run.reference
     )
-    silent = silent + 1 if found['zero_variance'] == 1 else 0
-    for warning in (
-      step_metrics.training_alarm(step, found, silent, settings.rollout.max_response),
-      step_metrics.grading_alarm(step, verdicts, settings.grading.max_failures),
-    ):
-      if warning:
-        hosts.warn(warning)
-    if step % settings.evaluation.every == 0 or step == settings.num_steps:
-      with clock('evaluate'):
-        scores = _evaluated(experiment, state.params, step)
-        found |= scores
-      if settings.export.best:
-        with clock('export', device_waits=True):
-          export.keep_best(experiment, state.params, step, evaluate.mean_score(scores))
-    found |= clock.seconds() | compilations.metrics()
-    found['speed/tokens_per_second'] = found['length/total'] / (
-      found['time/step'] - found.get('time/evaluate', 0.0) - found.get('time/export', 0.0)
-    )
-    clock.restart()
-    with clock('log', device_waits=True):
-      seconds_left = (time.monotonic() - started) / (step - done) * (settings.num_steps - step)
-      print(metrics.progress_line(step, settings.num_steps, found, seconds_left), flush=True)
-      metrics.write_rows(
-        os.path.join(experiment.workdir, 'samples', f'step_{step:06d}.jsonl'),
-        rollout.samples(plan, responses, replays, verdicts, settings.metrics.sampled_rows),
-      )
-      writer.write(step, found)
-    # After the metrics: a resumed run has them all.
-    _save(settings, manager, clock, checkpoint.Snapshot(step, state, buffer, cursor), told_to_stop)
-    plan, cursor = next_plan, next_cursor
-  if settings.export.last:
-    export.keep_last(experiment, state.params)
-  manager.wait_until_finished()
+    state, norms = gradients.apply_gradient(run.update, state, gradient)
+    all_sums.append(sums | norms | {'updates': jnp.float32(1)})
+  sums = objective.merge_sums(all_sums)
+  run.clock.dispatched(sums)
+  return state, sums
 
 
-def _save(settings, manager, clock, now, told_to_stop):
-  """Saves where it is due; behind a save it exits where the run was told to stop."""
-  is_last = now.step == settings.num_steps
-  is_due = now.step % settings.checkpoint.every == 0 or is_last
+def remember(
+  run: Run, buffer: replay.Buffer, cursor: Cursor, experience: Experience
+) -> tuple[replay.Buffer, Plan, Cursor]:
+  """The buffer after the step, and the next step's plan: host work while the device learns."""
+  config, rollout, plan = run.experiment.config, run.rollout, experience.plan
+  with run.clock('record'):
+    buffer = replay.record_step(
+      config.replay, buffer, plan, experience.responses, experience.verdicts
+    )
+  with run.clock('plan'):
+    next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1)
+  if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
+    print(
+      f'epoch {next_plan.epoch}: fewer than {config.rollout.questions} questions are not yet '
+      'retired, so retired ones are read again (and never replayed)',
+      flush=True,
+    )
+  return buffer, next_plan, next_cursor
+
+
+def report(
+  run: Run,
+  progress: Progress,
+  state: TrainState,
+  buffer: replay.Buffer,
+  experience: Experience,
+  sums: Mapping[str, jax.Array],
+) -> None:
+  """Awaits the update; warns, evaluates, and writes the step's metrics and samples."""
+  config, plan, clock = run.experiment.config, experience.plan, run.clock
+  with clock('await_update'):
+    clock.await_device()
+  measured = measure(run, experience, buffer, jax.device_get(sums))
+  progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
+  for warning in (
+    step_metrics.training_alarm(
+      plan.step, measured, progress.silent_steps, config.rollout.max_response
+    ),
+    step_metrics.grading_alarm(plan.step, experience.verdicts, config.grading.max_failures),
+  ):
+    if warning:
+      hosts.warn(warning)
+  if plan.step % config.evaluation.every == 0 or plan.step == config.num_steps:
+    with clock('evaluate'):
+      scores = evaluated(run.experiment, run.evaluations, state.params, plan.step)
+      measured |= scores
+    if config.export.best:
+      with clock('export', device_waits=True):
+        export.keep_best(run.experiment, state.params, plan.step, evaluate.mean_score(scores))
+  measured |= clock.seconds() | run.compiled.metrics()
+  apart = sum(measured.get(f'time/{phase}', 0.0) for phase in ('evaluate', 'export'))
+  measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
+  clock.restart()
+  with clock('log', device_waits=True):
+    seconds_left = progress.seconds_left(plan.step)
+    print(metrics.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
+    rows = samples.sample_rows(run.experiment.tokenizer, experience, config.metrics.sampled_rows)
+    file = f'step_{plan.step:06d}.jsonl'
+    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
+    run.writer.write(plan.step, measured)
+
+
+def measure(
+  run: Run, experience: Experience, buffer: replay.Buffer, sums: Mapping[str, jax.Array]
+) -> dict[str, float]:
+  """All metrics of a step but its times, as Python floats."""
+  config, plan = run.experiment.config, experience.plan
+  totals = {name: float(value) for name, value in sums.items()}
+  return {
+    **experience.parity,
+    **step_metrics.rollout_metrics(
+      plan, experience.responses, experience.replays, experience.verdicts
+    ),
+    **step_metrics.buffer_metrics(config.replay, buffer, config.rollout.samples),
+    **objective.metrics(totals),
+    'loss': totals['loss'] / totals['updates'],
+    'gradient_norm': totals['gradient_norm'] / totals['updates'],
+    'skipped_updates': totals['skipped'],
+  }
+
+
+def save(run: Run, snapshot: Snapshot) -> None:
+  """Saves where it is due; exits, once saved, where the run was told to stop."""
+  config, manager = run.experiment.config, run.checkpoints
+  is_last = snapshot.step == config.num_steps
+  is_due = snapshot.step % config.checkpoint.every == 0 or is_last
   if is_due:
-    with clock('save', device_waits=True):
-      checkpoint.save(manager, now)
-  if told_to_stop() and not is_last:
+    with run.clock('save', device_waits=True):
+      checkpoint.save(manager, snapshot)
+  if run.told_to_stop() and not is_last:
     if not is_due:
-      checkpoint.save(manager, now)
+      checkpoint.save(manager, snapshot)
     manager.wait_until_finished()
     print(
-      f'told to stop by SIGTERM: saved after step {now.step} of {settings.num_steps}; the same '
-      'command goes on',
+      f'stopped by SIGTERM: saved after step {snapshot.step} of {config.num_steps}; the same '
+      'command resumes',
       file=sys.stderr,
       flush=True,
     )
     sys.exit(preemption.EXIT_CODE)
 
 
-def _numbers(settings, plan, responses, replays, verdicts, buffer, sums):
-  """All metrics of a step but its times, as Python floats."""
-  sums = {name: float(value) for name, value in sums.items()}
-  found = step_metrics.rollout_metrics(plan, responses, replays, verdicts)
-  found |= step_metrics.buffer_metrics(settings.replay, buffer, settings.rollout.samples)
-  found |= objective.metrics(sums)
-  updates = sums['updates']
-  return found | {
-    'loss': sums['loss'] / updates,
-    'gradient_norm': sums['gradient_norm'] / updates,
-    'skipped_updates': sums['skipped'],
-  }
+def evaluated(
+  experiment: Experiment, evaluations: tuple[QuestionSet, ...], params: model.Params, step: int
+) -> dict[str, float]:
+  """The scores of all evaluations, printed and returned as metrics."""
+  scores = {}
+  key = _key(experiment.config.seed, 'evaluation', step)
+  out = os.path.join(experiment.workdir, 'evaluation')
+  for data in evaluations:
+    scores |= evaluate.score_policy(experiment, params, data, step, key, out)
+  print(f'evaluation after step {step}\n{evaluate.table(scores)}', flush=True)
+  return scores
 
 
-def _evaluated(experiment, params, step):
-  found = {}
-  for spec in experiment.settings.data.evaluation:
-    found |= evaluate.evaluate(
-      experiment,
-      params,
-      spec,
-      step,
-      _key(experiment.settings, 'evaluation', step),
-      os.path.join(experiment.workdir, 'evaluation'),
-    )
-  print(f'evaluation after step {step}\n{evaluate.table(found)}', flush=True)
-  return found
-
-
-def _clips(settings, plan):
-  return {'always': True, 'never': False, 'until_replay': not plan.replay_started}[
-    settings.objective.clip
-  ]
-
-
-def _num_updates(settings):
-  return settings.num_steps * settings.optimizer.minibatches
-
-
-def _key(settings, purpose, step):
+def _key(seed: int, purpose: str, step: int) -> jax.Array:
   purposes = ('init', 'step', 'evaluation')
-  return jax.random.fold_in(
-    jax.random.split(jax.random.key(settings.seed), len(purposes))[purposes.index(purpose)], step
-  )
-
-
-def _when_ready(values):
-  """A future of the moment (time.monotonic) at which the device has computed `values`."""
-
-  def wait():
-    jax.block_until_ready(values)
-    return time.monotonic()
-
-  pool = concurrent.futures.ThreadPoolExecutor(1)
-  moment = pool.submit(wait)
-  pool.shutdown(wait=False)
-  return moment
+  key = jax.random.split(jax.random.key(seed), len(purposes))[purposes.index(purpose)]
+  return jax.random.fold_in(key, step)
 
 
 if __name__ == '__main__':
-  run_command(main, on_all_hosts=True)
+  cli.run(main, define_flags, on_all_hosts=True)

@@ -164,10 +164,10 @@ def test_a_list_without_axes_is_as_it_stands():
       "{'a': {'seed': 0}, 'b': {}}",
       "trials 'a' and 'b' are the same run; a setting is run again with another 'seed'.",
     ),
-    ("{'a': {'seed': 1}, 'A': {'seed': 2}}", "'a' and 'A' are one name"),
+    ("{'a': {'seed': 1}, 'A': {'seed': 2}}", "trials 'a' and 'A' differ only in case"),
     ("trials.grid({'seed': [1, 1]})", "two trials are named 'seed=1'"),
     ("trials.grid({'replay.ratio': [.1, .10000001]})", "two trials are named 'ratio=0.1'"),
-    ("{'../a': {}}", "a trial cannot be named '../a', for its folder is named so"),
+    ("{'../a': {}}", "a trial cannot be named '../a', because its folder gets the same name"),
     ("{'..': {}}", "a trial cannot be named '..'"),
     ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
     ("{'a': 1}", "trial 'a' must be {dotted config key: value}, not 1."),
@@ -350,7 +350,7 @@ def test_the_picture_has_a_line_a_setting_with_a_band_over_its_seeds(tmp_path, m
 
 
 def test_no_metric_to_draw_is_refused(tmp_path):
-  with pytest.raises(InputError, match='nothing to draw, for no run has any of reward'):
+  with pytest.raises(InputError, match='nothing to draw: no run has any of reward'):
     comparison.picture({'a': [[{'step': 0}]]}, tmp_path / 'x.png')
 
 

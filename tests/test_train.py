@@ -22,7 +22,7 @@ import pytest
 
 from exgrpo_jax import experiment, train
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.learner import buffer_arrays, checkpoint, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
@@ -607,7 +607,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   left, right = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, left.state, right.state)
   jax.tree.map(
-    np.testing.assert_array_equal, checkpoint.flatten(left.buffer), checkpoint.flatten(right.buffer)
+    np.testing.assert_array_equal, buffer_arrays.flatten(left.buffer), buffer_arrays.flatten(right.buffer)
   )
   assert left.cursor == right.cursor and left.step == right.step == tiny.NUM_STEPS
   assert tiny.lasting(recorded.workdir) == tiny.lasting(workdir)
@@ -667,8 +667,8 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
   jax.tree.map(np.testing.assert_array_equal, found.state.params, recorded.steps[11].params)
   jax.tree.map(
     np.testing.assert_array_equal,
-    checkpoint.flatten(found.buffer),
-    checkpoint.flatten(recorded.steps[10].after),
+    buffer_arrays.flatten(found.buffer),
+    buffer_arrays.flatten(recorded.steps[10].after),
   )
 
 

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# What all scripts share: arguments, variables, and commands that --dry_run prints.
+# Shared by all scripts: arguments, variables, and commands that --dry_run prints and does not run.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(dirname "$here")
 dry_run=no
-options=()  # as given, for the scripts that a script calls
+options=()  # as given, to pass them on to other scripts
 # shellcheck disable=SC2034
-remote='exgrpo/tree/tpu_scripts/worker.sh'  # from a worker's home folder
+remote='exgrpo/tree/tpu_scripts/worker.sh'  # relative to the home folder on a worker
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -15,7 +15,7 @@ die() {
   exit 2
 }
 
-# begin USAGE FLAGS ARGUMENT...: reads the arguments, then the file of variables.
+# begin USAGE FLAGS ARGUMENT...: parses the arguments, then sources the file of variables.
 #
 # FLAGS are the script's own flags, separated by spaces, as patterns such as --worker=*.
 begin() {
@@ -28,21 +28,21 @@ begin() {
       --help)
         say "usage: $usage [--variables=FILE] [--dry_run]"
         exit 0 ;;
-      *) matches "$argument" "$flags" ||
-           die "'$argument' is no argument of this script; usage: $usage" \
-               "[--variables=FILE] [--dry_run]" ;;
+      *) matches_any "$argument" "$flags" ||
+           die "unknown argument '$argument'; usage: $usage [--variables=FILE] [--dry_run]" ;;
     esac
     options+=("$argument")
   done
-  [[ -f $file ]] || die "there is no file '$file' of variables; --variables=FILE names one."
+  [[ -f $file ]] || die "there is no variables file '$file'; --variables=FILE names another one."
   variables=$file
   # shellcheck source=variables.sh
   source "$file"
 }
 
-matches() {
+# matches_any ARGUMENT PATTERNS: whether the argument matches one of the patterns.
+matches_any() {
   local pattern
-  set -f  # patterns are for the argument, not for files
+  set -f  # no file name expansion of the patterns
   for pattern in $2; do
     # shellcheck disable=SC2053
     if [[ $1 == $pattern ]]; then
@@ -54,8 +54,8 @@ matches() {
   return 1
 }
 
-# given FLAG: whether the user gave it.
-given() {
+# has_option OPTION: whether the user gave it.
+has_option() {
   local option
   for option in ${options[@]+"${options[@]}"}; do
     [[ $option == "$1" ]] && return 0
@@ -63,7 +63,7 @@ given() {
   return 1
 }
 
-# need NAME...: refuses variables that are empty or cannot be.
+# need NAME...: exits with an error if one of these variables is empty or malformed.
 need() {
   local name
   for name in "$@"; do
@@ -71,20 +71,21 @@ need() {
   done
   for name in "$@"; do
     case $name in
-      SPOT) accept SPOT '^(yes|no)$' ;;
-      NAME) accept NAME '^[a-z]([-a-z0-9]*[a-z0-9])?$' ;;
-      BUCKET) accept BUCKET '^[a-z0-9][-_.a-z0-9]*$' ;;
-      RUN) accept RUN '^[^/]+(/[^/]+)*$' ;;
-      POLL_SECONDS | MAX_FAILURES | MAX_RESTARTS) accept "$name" '^[0-9]+$' ;;
+      SPOT) check_format SPOT '^(yes|no)$' ;;
+      NAME) check_format NAME '^[a-z]([-a-z0-9]*[a-z0-9])?$' ;;
+      BUCKET) check_format BUCKET '^[a-z0-9][-_.a-z0-9]*$' ;;
+      RUN) check_format RUN '^[^/]+(/[^/]+)*$' ;;
+      POLL_SECONDS | MAX_FAILURES | MAX_RESTARTS) check_format "$name" '^[0-9]+$' ;;
     esac
   done
 }
 
-accept() {
-  [[ ${!1} =~ $2 ]] || die "$1='${!1}' in $variables cannot be: $(meaning "$1")"
+# check_format NAME REGEX
+check_format() {
+  [[ ${!1} =~ $2 ]] || die "$1='${!1}' in $variables is malformed: $(meaning "$1")"
 }
 
-# The comment above a variable in the variables.sh of the repository.
+# meaning NAME: the comment above this variable in the repository's variables.sh.
 meaning() {
   awk -v name="$1" '
     /^# / { text = text (text == "" ? "" : " ") substr($0, 3); next }
@@ -92,7 +93,7 @@ meaning() {
     { text = "" }' "$here/variables.sh"
 }
 
-# show COMMAND...: one line that a shell reads as that command.
+# show COMMAND...: prints the command as one shell-quoted line.
 show() {
   local word line='' escaped="'\\''"
   for word in "$@"; do
@@ -102,7 +103,7 @@ show() {
   printf '%s\n' "$line"
 }
 
-# run COMMAND...: runs it, or with --dry_run only prints it.
+# run COMMAND...: runs the command, or prints it if --dry_run is given.
 run() {
   if [[ $dry_run == yes ]]; then
     show "$@"
@@ -111,7 +112,7 @@ run() {
   fi
 }
 
-# on_workers WORKERS COMMAND: a shell command on workers of the slice: all, or one's number.
+# on_workers all|NUMBER COMMAND: runs a shell command on all workers of the slice, or on one.
 on_workers() {
   run gcloud compute tpus tpu-vm ssh "$NAME" --project="$PROJECT" --zone="$ZONE" \
     --worker="$1" --command="$2" --quiet
@@ -119,13 +120,13 @@ on_workers() {
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }
 
-# The training command as one shell-quoted line; worker.sh finds the right python.
+# The training command as one shell-quoted line; worker.sh puts the right python on the PATH.
 train_command() {
   show python -m exgrpo_jax.train --config="$CONFIG" --workdir="$(workdir)" \
     ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}
 }
 
-# Packs what training needs of this tree, and nothing else that lies in it, into $packed.
+# Packs the files of this tree that training needs, and no others, into the archive $packed.
 pack() {
   local folder=${TMPDIR:-/tmp}/exgrpo_jax_$NAME
   packed=$folder/tree.tar.gz

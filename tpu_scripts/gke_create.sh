@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a GKE cluster with one slice through xpk, and gives its pods the bucket as a folder.
+# Creates a GKE cluster with one slice through xpk, and attaches the bucket as storage of its pods.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'gke_create.sh' '' "$@"
@@ -9,7 +9,7 @@ capacity=--on-demand
 [[ $SPOT == no ]] || capacity=--spot
 run xpk cluster create --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \
   --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 "$capacity" --enable-gcsfuse-csi-driver
-# As on the TPU VMs: see worker.sh.
+# The same options as on TPU VMs, for the reasons given in worker.sh.
 mount_options='metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0'
 mount_options+=',write:enable-streaming-writes:false'
 run xpk storage attach exgrpo-bucket --cluster="$CLUSTER" --project="$PROJECT" --zone="$ZONE" \

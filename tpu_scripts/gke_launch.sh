@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts training as a workload of the cluster, which starts it again up to MAX_RESTARTS times.
+# Starts training as a workload of the cluster, which restarts it up to MAX_RESTARTS times.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'gke_launch.sh' '' "$@"
 need PROJECT ZONE CLUSTER NAME ACCELERATOR_TYPE BUCKET RUN CONFIG DOCKER_IMAGE MAX_RESTARTS
 
 pack
-# exec: what ends a pod tells its first process alone, which must be the one that passes it on.
+# exec: only the first process of a pod gets SIGTERM, so that must be worker.sh, which passes it on.
 run xpk workload create --workload="$NAME" --cluster="$CLUSTER" --project="$PROJECT" \
   --zone="$ZONE" --tpu-type="$ACCELERATOR_TYPE" --num-slices=1 \
   --base-docker-image="$DOCKER_IMAGE" --script-dir="$(dirname "$packed")" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Follows what training prints on worker 0, or on the worker given (--worker=3, --worker=all).
+# Follows the output of training on worker 0, or on those that --worker=3 or --worker=all name.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'logs.sh [--worker=N|all]' '--worker=*' "$@"
@@ -9,5 +9,6 @@ worker=0
 for option in ${options[@]+"${options[@]}"}; do
   [[ $option != --worker=* ]] || worker=${option#*=}
 done
-[[ $worker =~ ^([0-9]+|all)$ ]] || die "--worker=$worker must be a worker's number from 0, or all."
+[[ $worker =~ ^([0-9]+|all)$ ]] ||
+  die "--worker=$worker must be the number of a worker, from 0, or all."
 on_workers "$worker" 'tail -n 100 -F exgrpo/log'

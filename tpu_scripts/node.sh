@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The slice as a queued resource: asking for it, looking at it, giving it back.
+# The slice as a queued resource: requesting it, finding out its state, deleting it.
 
 request_node() {
   local capacity=()
@@ -15,8 +15,8 @@ delete_node() {
     --force --quiet
 }
 
-# Prints the commands by which look_at_node finds the state.
-show_look() {
+# Prints the commands that check_node runs.
+show_node_checks() {
   request_state_command show
   node_state_command show
 }
@@ -31,13 +31,13 @@ node_state_command() {
     --format='value(state)'
 }
 
-# look_at_node: sets `state` to what gcloud says, and `stage` to what that means.
+# check_node: sets `state` to the state that gcloud reports, and `stage` to what it means for us.
 #
-# none: there is no queued resource. waiting: it is on its way, or being taken away. ready: ssh
-# works. gone: it has lost its VMs and must be deleted. failed: it will never come. unknown: gcloud
-# itself failed, with the message in `state`.
+# none: there is no queued resource. waiting: it is being provisioned or taken away. ready: ssh
+# works. gone: it has lost its VMs and must be deleted. failed: it will never be provisioned.
+# unknown: gcloud itself failed; `state` has its message.
 # shellcheck disable=SC2034
-look_at_node() {
+check_node() {
   describe request_state_command
   case $state in
     ACTIVE)
@@ -56,15 +56,16 @@ look_at_node() {
   esac
 }
 
+# describe STATE_COMMAND: sets `state` to its output, or to the reason why it failed.
 describe() {
-  local complaint
-  complaint=$(mktemp)
-  if ! state=$("$1" command 2>"$complaint"); then
-    if grep -q 'NOT_FOUND' "$complaint"; then
+  local errors
+  errors=$(mktemp)
+  if ! state=$("$1" command 2>"$errors"); then
+    if grep -q 'NOT_FOUND' "$errors"; then
       state=NOT_FOUND
     else
-      state="gcloud: $(tail -n 1 "$complaint")"
+      state="gcloud: $(tail -n 1 "$errors")"
     fi
   fi
-  rm -f "$complaint"
+  rm -f "$errors"
 }

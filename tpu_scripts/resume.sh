@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Keeps training until it is done: asks for the slice, sets it up, launches, and begins again when
-# the slice is taken away or training fails. It may itself be stopped and started at any moment.
+# Keeps training going until it is done: requests the slice, sets it up, launches training, and
+# starts over when the slice is preempted or training fails. May itself be stopped and started again
+# at any time.
 #
-# Done is: training ended with exit code 0 on every worker. Exit code 2 is a refusal (a wrong flag
-# or file), which would only come again, so the loop stops there.
+# Training is done when it exited with code 0 on every worker. Exit code 2 means that it refused its
+# input (a wrong flag or file). It would refuse it again, so the loop stops there.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
@@ -11,15 +12,15 @@ begin 'resume.sh' '' "$@"
 need PROJECT ZONE NAME ACCELERATOR_TYPE RUNTIME_VERSION SPOT SERVICE_ACCOUNT BUCKET RUN CONFIG \
   POLL_SECONDS MAX_FAILURES
 
-patience=10  # looks in a row that fail before the loop gives up
-ask_status="if [ -e $remote ]; then bash $remote status; else echo 'exgrpo: idle'; fi"
+max_errors=10  # failing commands in a row after which the loop gives up
+status_command="if [ -e $remote ]; then bash $remote status; else echo 'exgrpo: idle'; fi"
 
 list_checkpoints() {
   run gcloud storage ls "gs://$BUCKET/$RUN/checkpoints/" --project="$PROJECT"
 }
 
-# Where training failed on one worker, others may still run.
-begin_training() {
+# Stops it first: when training has failed on one worker, it may still run on others.
+restart_training() {
   local script
   for script in stop set_up launch; do
     "$here/$script.sh" ${options[@]+"${options[@]}"} || return
@@ -27,17 +28,17 @@ begin_training() {
 }
 
 if [[ $dry_run == yes ]]; then
-  say '# One round, as after a preemption. Looks at the slice, and deletes what is left of it:'
-  show_look
+  say '# One round, as after a preemption. Check the slice, and delete what is left of it:'
+  show_node_checks
   delete_node
-  say '# asks for another and waits;'
+  say '# request another one and wait for it;'
   request_node
-  show_look
-  say '# sets it up and launches;'
-  begin_training
-  say "# and looks every $POLL_SECONDS seconds how training goes."
-  show_look
-  on_workers all "$ask_status"
+  show_node_checks
+  say '# set it up and launch training;'
+  restart_training
+  say "# check the slice and training every $POLL_SECONDS seconds."
+  show_node_checks
+  on_workers all "$status_command"
   list_checkpoints
   exit
 fi
@@ -47,44 +48,44 @@ newest_checkpoint() {
     tail -n 1
 }
 
-# look_at_training: sets `training` to idle, running, finished, refused, failed or unreachable.
-look_at_training() {
-  local answers codes complaint
-  complaint=$(mktemp)  # gcloud tells of every connection
-  if ! answers=$(on_workers all "$ask_status" 2>"$complaint"); then
-    training="unreachable ($(tail -n 1 "$complaint"))"
+# check_training: sets `training` to idle, running, finished, refused, failed or unreachable.
+check_training() {
+  local answers statuses log
+  log=$(mktemp)  # gcloud reports every connection on stderr
+  if ! answers=$(on_workers all "$status_command" 2>"$log"); then
+    training="unreachable ($(tail -n 1 "$log"))"
     answers=''
   fi
-  rm -f "$complaint"
+  rm -f "$log"
   [[ -n $answers ]] || return 0
-  codes=$(sed -n 's/^exgrpo: //p' <<<"$answers" | sort -u)
-  case $codes in
-    idle | running) training=$codes ;;
+  statuses=$(sed -n 's/^exgrpo: //p' <<<"$answers" | sort -u)
+  case $statuses in
+    idle | running) training=$statuses ;;
     'exit_code 0') training=finished ;;
     *'exit_code 2'*) training=refused ;;
-    $'exit_code 0\nrunning') training=running ;;  # the others are about to end
+    $'exit_code 0\nrunning') training=running ;;  # the others are about to exit
     *) training=failed ;;
   esac
 }
 
-troubles=0 failures=0 newest=$(newest_checkpoint) last=''
+errors=0 failures=0 newest=$(newest_checkpoint) last=''
 while true; do
-  look_at_node
+  check_node
   training=''
-  [[ $stage != ready ]] || look_at_training
+  [[ $stage != ready ]] || check_training
   [[ "$state $training" == "$last" ]] || say "$(date -u +%FT%TZ) $NAME: $state $training"
   last="$state $training"
   case $stage.$training in
-    none.) request_node || troubles=$((troubles + 1)) ;;
-    gone.) delete_node || troubles=$((troubles + 1)) ;;
-    waiting.) troubles=0 ;;
-    failed.) die "the request for $NAME failed; create.sh says what that may be." ;;
-    ready.running) troubles=0 ;;
+    none.) request_node || errors=$((errors + 1)) ;;
+    gone.) delete_node || errors=$((errors + 1)) ;;
+    waiting.) errors=0 ;;
+    failed.) die "the request for $NAME failed; create.sh says what the reasons may be." ;;
+    ready.running) errors=0 ;;
     ready.finished)
-      say "training is done; fetch.sh brings its results here, delete.sh gives $NAME back."
+      say "training is done; fetch.sh copies its results here, delete.sh deletes $NAME."
       exit 0 ;;
-    ready.refused) die "training refuses what it was given; logs.sh shows what and why." ;;
-    ready.idle) begin_training || troubles=$((troubles + 1)) ;;
+    ready.refused) die "training refused its config, a flag or a file; logs.sh shows why." ;;
+    ready.idle) restart_training || errors=$((errors + 1)) ;;
     ready.failed)
       latest=$(newest_checkpoint)
       [[ $latest == "$newest" ]] || failures=0
@@ -92,11 +93,11 @@ while true; do
       failures=$((failures + 1))
       ((failures <= MAX_FAILURES)) ||
         die "training failed $failures times without a new checkpoint; logs.sh shows why."
-      begin_training || troubles=$((troubles + 1)) ;;
-    *) troubles=$((troubles + 1)) ;;  # gcloud fails, or a worker does not answer
+      restart_training || errors=$((errors + 1)) ;;
+    *) errors=$((errors + 1)) ;;  # gcloud failed, or a worker does not answer
   esac
-  ((troubles < patience)) ||
-    die "$patience attempts in a row failed ($state $training). What runs goes on running;" \
-        "mend the cause and start resume.sh again."
+  ((errors < max_errors)) ||
+    die "$max_errors attempts in a row failed ($state $training). Whatever is running was left" \
+        "running; fix the cause and run resume.sh again."
   sleep "$POLL_SECONDS"
 done

@@ -8,7 +8,7 @@ need PROJECT ZONE NAME BUCKET
 pack
 run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --project="$PROJECT" \
   --zone="$ZONE" --worker=all --quiet
-# The tree must not go away under a run.
+# free: the tree must not be replaced while training runs from it.
 on_workers all "if [ -e $remote ]; then bash $remote free; fi && \
 rm -rf exgrpo/tree && mkdir -p exgrpo/tree && tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && \
 bash $remote install && bash $remote mount $BUCKET"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ends training on all workers by SIGTERM, and what has not ended after five minutes by SIGKILL.
-# The slice stays.
+# Stops training on all workers: SIGTERM, and SIGKILL to what still runs after five minutes. The
+# slice stays.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'stop.sh' '' "$@"

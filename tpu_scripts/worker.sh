@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# What happens on a worker itself; the other scripts copy this file there and call it.
+# Runs on a worker; the other scripts copy this file there and call it.
 #
-#   install                    Python and this tree with its libraries, into ~/exgrpo/venv
-#   mount BUCKET               the bucket as the folder /mnt/BUCKET
-#   free                       fails if training runs
-#   start WORKDIR COMMAND...   runs the command detached; output to ~/exgrpo/log
-#   stop                       SIGTERM, and after STOP_SECONDS SIGKILL
-#   status                     one line: idle, running, lost, or 'exit_code N'
-#   run WORKDIR COMMAND...     runs the command here and exits as it does (GKE)
+#   install                    installs Python and this tree with its libraries in ~/exgrpo/venv
+#   mount BUCKET               mounts the bucket at /mnt/BUCKET
+#   free                       fails if training is running
+#   start WORKDIR COMMAND...   runs the command detached; its output goes to ~/exgrpo/log
+#   stop                       sends SIGTERM, and SIGKILL after STOP_SECONDS
+#   status                     prints one line: exgrpo: idle, running, lost, or exit_code N
+#   run WORKDIR COMMAND...     runs the command in the foreground, with its exit code (GKE)
 set -euo pipefail
 
 tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 state=$HOME/exgrpo
 PATH=$state/venv/bin:$HOME/.local/bin:$PATH
-: "${STOP_SECONDS:=300}"  # a step is finished and saved first
+: "${STOP_SECONDS:=300}"  # time to finish the step and save it
 
 install() {
-  # The image's own Python is older than 3.11.
+  # The image's own Python is older than 3.11, which this package needs.
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   [[ -e $state/venv ]] || uv venv --quiet --seed --python 3.12 "$state/venv"
   "$state/venv/bin/pip" install --quiet -e "${tree}[tpu,gcs]"
@@ -37,17 +37,18 @@ mount_bucket() {
   if ! mountpoint -q "$point"; then
     sudo mkdir -p "$point"
     sudo chown "$(id -u)" "$point"
-    # Caches off: what one worker makes, the others must see at once. Streaming off: only then does
-    # fsync bring an open file into the bucket (keep_metrics).
+    # No caches: a file that one worker writes must be visible to the others at once. No streaming
+    # writes: only without them does fsync upload an open file (see sync_metrics).
     gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
       --enable-streaming-writes=false "$1" "$point"
   fi
 }
 
-# metrics.jsonl stays open, and an open file reaches the bucket only by fsync.
-keep_metrics() {
+# sync_metrics WORKDIR: uploads metrics.jsonl once a minute; it stays open during training, and an
+# open file reaches the bucket only by fsync.
+sync_metrics() {
   local sleeper=''
-  trap 'kill "$sleeper"; exit' TERM  # leaves no sleep behind
+  trap 'kill "$sleeper"; exit' TERM  # without it the sleep would outlive this process
   while true; do
     sleep 60 &
     sleeper=$!
@@ -56,30 +57,31 @@ keep_metrics() {
   done
 }
 
-run_here() {
-  local code=0 child keeper signalled
+# run_in_foreground WORKDIR COMMAND...: returns the exit code of the command, and passes SIGTERM on.
+run_in_foreground() {
+  local code=0 child syncer signalled
   local workdir=$1
   shift
   cd "$tree"
-  keep_metrics "$workdir" >/dev/null 2>&1 &
-  keeper=$!
+  sync_metrics "$workdir" >/dev/null 2>&1 &
+  syncer=$!
   "$@" &
   child=$!
-  # The command hears of it, and may take its time to save.
+  # Goes on waiting afterwards: training saves its step before it exits.
   trap 'signalled=yes; kill -TERM "$child" 2>/dev/null || true' TERM
   signalled=yes
-  while [[ $signalled == yes ]]; do  # a signal ends the wait, not the command
+  while [[ $signalled == yes ]]; do  # a signal interrupts the wait, but does not end the command
     signalled=no
     code=0
     wait "$child" || code=$?
   done
-  kill "$keeper"
+  kill "$syncer"
   return "$code"
 }
 
 check_free() {
   ! running || {
-    echo 'error: training runs already; stop.sh ends it.' >&2
+    echo 'error: training is already running; stop.sh stops it.' >&2
     exit 1
   }
 }
@@ -93,18 +95,20 @@ start() {
   echo $! >"$state/pid"
 }
 
+# Runs the command and records its exit code, atomically.
 supervise() {
   local code=0
-  run_here "$@" || code=$?
+  run_in_foreground "$@" || code=$?
   echo "$code" >"$state/exit_code.new"
   mv "$state/exit_code.new" "$state/exit_code"
 }
 
+# Whether the process that `start` started is running.
 running() {
   local process
   [[ -e $state/pid && ! -e $state/exit_code ]] || return 1
   process=$(<"$state/pid")
-  # Not another process that got the number after the worker was started anew.
+  # After a reboot of the worker another process may have this id.
   tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline" | grep -q 'worker.sh supervise'
 }
 
@@ -126,7 +130,7 @@ status() {
   elif running; then
     echo 'exgrpo: running'
   elif [[ -e $state/pid ]]; then
-    echo 'exgrpo: lost'  # killed, or the worker was started anew
+    echo 'exgrpo: lost'  # killed, or the worker was rebooted
   else
     echo 'exgrpo: idle'
   fi
@@ -142,7 +146,7 @@ case $verb in
   supervise) supervise "$@" ;;
   stop) stop ;;
   status) status ;;
-  run) run_here "$@" ;;
+  run) run_in_foreground "$@" ;;
   *)
     sed -n '2,/^set/{/^#/p;}' "${BASH_SOURCE[0]}" >&2
     exit 2 ;;

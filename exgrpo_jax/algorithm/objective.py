@@ -5,13 +5,14 @@ normaliser and belong to the optimiser's minibatch (`loss_inputs`); the terms se
 token at a time (`token_loss`). So any split of a minibatch, by rows or by
 positions, gives the same sums and the same gradient, up to rounding.
 
-Departures from the authors' code, each on purpose:
+Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
   2. Fresh rows have ratio 1 in a step's first minibatch by construction, whatever
      the sampler's rounding.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chex
@@ -19,13 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from exgrpo_jax.algorithm import terms
+from exgrpo_jax.algorithm.terms import Flag
 from exgrpo_jax.config import setting
-from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  """Which loss: what a token adds, how ratios are bounded, how the sum is normalised."""
+
   clip: str = setting(('until_replay', 'always', 'never'), "when fresh rows' ratios are clipped")
   clip_epsilon: float = setting('(0, 1)', 'fresh ratios are clipped to at least 1 - this')
   clip_epsilon_high: float = setting(
@@ -61,7 +66,7 @@ class Config:
     ('sampler', 'recompute'), 'who gives the log-probabilities of the policy that wrote a row'
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
         f'config.objective.tis_limit={self.tis_limit} needs '
@@ -82,20 +87,28 @@ class LossInputs(NamedTuple):
   minibatch's. Columns of width 1 belong to the row; they stay when positions are cut.
   """
 
-  mask_BT: jax.Array  # float32, 1 where the token is a response's own
-  weight_BT: jax.Array  # float32, share in the policy term; 0 outside the mask, as the next two
-  entropy_weight_BT: jax.Array  # float32, share in the mean entropy
-  kl_weight_BT: jax.Array  # float32, share in the mean KL: of fresh rows alone
-  old_logp_BT: jax.Array  # float32, nats, under the policy that wrote the row; 0 outside the mask
-  tis_weight_BT: jax.Array  # float32, weight of a fresh token's term: `tis_weight`, else 1
-  advantage_B1: jax.Array  # float32
-  is_replay_B1: jax.Array  # bool
-  # What passes over whole rows give, before the update: None where the config needs none.
-  reference_logp_BT: jax.Array | None = None  # float32, nats; where kl_coefficient > 0
-  row_log_ratio_B1: jax.Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
+  mask_BT: Array  # float32, 1 where the token is a response's own
+  weight_BT: Array  # float32, share in the policy term; 0 outside the mask, as the next two
+  entropy_weight_BT: Array  # float32, share in the mean entropy
+  kl_weight_BT: Array  # float32, share in the mean KL: of fresh rows alone
+  old_logp_BT: Array  # float32, nats, under the policy that wrote the row; 0 outside the mask
+  tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
+  advantage_B1: Array  # float32
+  is_replay_B1: Array  # bool
+  # From passes over whole rows before the update; None where the config needs none.
+  reference_logp_BT: Array | None = None  # float32, nats; where kl_coefficient > 0
+  row_log_ratio_B1: Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
 
 
-def group_advantages(reward_QK: jax.Array, normalize_std: bool = False) -> jax.Array:
+# ---- Before the update, on whole minibatches ----
+
+
+def clips_fresh_ratios(config: Config, replay_started: bool) -> bool:
+  """Whether this step's fresh ratios are clipped."""
+  return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip]
+
+
+def group_advantages(reward_QK: Array, normalize_std: bool = False) -> Array:
   """Reward minus the mean over one question's K rollouts.
 
   Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless
@@ -107,59 +120,6 @@ def group_advantages(reward_QK: jax.Array, normalize_std: bool = False) -> jax.A
   if normalize_std:
     advantage_QK /= reward_QK.std(axis=1, keepdims=True) + 1e-6
   return advantage_QK
-
-
-def tis_weight(trainer_logp, sampler_logp, limit: float) -> np.ndarray:
-  """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
-
-  Weighs a fresh token for having been drawn by the sampler's rounding of the policy
-  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
-  float32 arrays of one shape, nats; limit > 0.
-  """
-  return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
-
-
-def shaped(log_ratio: jax.Array, beta: float) -> jax.Array:
-  """f(w) = w / (w + beta) of w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
-
-  Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
-  instead of inf / inf. Its gradient by log w is beta w / (w + beta)^2: larger than
-  w's own gradient, w, for w below sqrt(beta) - beta.
-  """
-  return jax.nn.sigmoid(log_ratio - jnp.log(beta))
-
-
-def policy_terms(logp_BT, log_ratio_BT, tokens: LossInputs, clip, config: Config):
-  """What each token adds to the objective, before its weight.
-
-  Fresh, of ratio r and advantage A: min(r A, clip(r) A) while `clip` (bool scalar), else
-  r A; clip(r) lies in 1 - clip_epsilon … 1 + clip_epsilon_high (clip-higher: DAPO,
-  arXiv:2503.14476), and A < 0 adds at least dual_clip A (arXiv:1912.09729). With cispo
-  (arXiv:2506.13585) logp A times clip(r), or r, as a constant. Replayed: A f(w), never
-  clipped. The last `where` is the one place where the two kinds of rows part.
-
-  Returns (term_BT, is_clipped_BT): the second is true where clipping chose the term.
-  """
-  advantage_B1, is_replay_B1 = tokens.advantage_B1, tokens.is_replay_B1
-  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
-  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
-  bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
-  if config.surrogate == 'cispo':
-    is_clipped_BT = clip & (bounded_BT != ratio_BT)
-    constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
-    fresh_BT = constant_BT * advantage_B1 * logp_BT
-  else:
-    is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
-    fresh_BT = jnp.where(is_clipped_BT, bounded_BT, ratio_BT) * advantage_B1
-    if config.dual_clip < float('inf'):
-      floor_B1 = config.dual_clip * advantage_B1
-      is_floored_BT = clip & (advantage_B1 < 0) & (fresh_BT < floor_B1)
-      fresh_BT = jnp.where(is_floored_BT, floor_B1, fresh_BT)
-      is_clipped_BT |= is_floored_BT
-  past_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.0)
-  replayed_BT = shaped(past_BT, config.beta) if config.shaping else jnp.exp(past_BT)
-  term_BT = jnp.where(is_replay_B1, replayed_BT * advantage_B1, tokens.tis_weight_BT * fresh_BT)
-  return term_BT, is_clipped_BT & ~is_replay_B1
 
 
 def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
@@ -186,10 +146,10 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     max_response: the configured response limit in tokens.
 
   Returns:
-    LossInputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
+    Inputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
     their mask is empty, dropped, and positions cut.
   """
-  mask_BT, is_replay_B1 = batch.response_mask_BT, batch.is_replay_B[:, None]
+  mask_BT, is_replay_B1 = np.asarray(batch.response_mask_BT), np.asarray(batch.is_replay_B)[:, None]
   return LossInputs(
     mask_BT=mask_BT,
     weight_BT=token_weights(mask_BT, config.aggregation, max_response),
@@ -199,23 +159,77 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
     tis_weight_BT=batch.tis_weight_BT,
-    advantage_B1=batch.advantage_B[:, None],
+    advantage_B1=np.asarray(batch.advantage_B)[:, None],
     is_replay_B1=is_replay_B1,
   )
 
 
-def row_log_ratio(logp_BT, tokens: LossInputs) -> jax.Array:
+def row_log_ratio(logp_BT: Array, inputs: LossInputs) -> jax.Array:
   """The mean of log pi - log pi_old over each row's response tokens: [B, T] -> [B, 1].
 
   For `LossInputs.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
   """
-  gap_BT = jnp.where(tokens.mask_BT > 0, logp_BT - tokens.old_logp_BT, 0.0)
-  length_B1 = tokens.mask_BT.sum(axis=1, keepdims=True)
+  gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - inputs.old_logp_BT, 0.0)
+  length_B1 = inputs.mask_BT.sum(axis=1, keepdims=True)
   return gap_BT.sum(axis=1, keepdims=True) / jnp.maximum(length_B1, 1)
 
 
-def token_loss(logp_BT, entropy_BT, tokens: LossInputs, config: Config, *, clip, is_first):
-  """The share of some tokens in their minibatch's loss and in the sums its metrics are made of.
+# ---- The loss of some tokens ----
+
+
+def fresh_terms(
+  logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
+) -> tuple[jax.Array, jax.Array]:
+  """(term_BT, is_clipped_BT) of fresh tokens, by the configured surrogate.
+
+  Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; with a larger upper bound
+  that is clip-higher (DAPO, arXiv:2503.14476).
+  """
+  advantage_B1 = inputs.advantage_B1
+  bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
+  if config.surrogate == 'cispo':
+    term_BT, is_clipped_BT = terms.cispo(logp_BT, ratio_BT, bounded_BT, advantage_B1, clip)
+  else:
+    term_BT, is_clipped_BT = terms.ppo(ratio_BT, bounded_BT, advantage_B1, clip)
+    if config.dual_clip < float('inf'):
+      term_BT, is_clipped_BT = terms.dual_clip(
+        term_BT, is_clipped_BT, advantage_B1, clip, config.dual_clip
+      )
+  return inputs.tis_weight_BT * term_BT, is_clipped_BT
+
+
+def policy_terms(
+  logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
+) -> tuple[jax.Array, jax.Array]:
+  """What each token adds to the objective, before its weight.
+
+  The one place where fresh and replayed rows part.
+
+  Returns:
+    (term_BT, is_clipped_BT): the second is true where clipping chose the term.
+  """
+  is_replay_B1 = inputs.is_replay_B1
+  # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
+  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
+  fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
+  replayed_BT = terms.replayed(
+    jnp.where(is_replay_B1, log_ratio_BT, 0.0),
+    inputs.advantage_B1,
+    config.beta if config.shaping else None,
+  )
+  return jnp.where(is_replay_B1, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_B1
+
+
+def token_loss(
+  logp_BT: Array,
+  entropy_BT: Array,
+  inputs: LossInputs,
+  config: Config,
+  *,
+  clip: Flag,
+  is_first: Flag,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The share of some tokens in their minibatch's loss, and in the sums its metrics are made of.
 
   With ratio 'sequence' each fresh token takes its row's ratio as value and its own
   log-probability's gradient; with aggregation 'sequence_mean' that is GSPO exactly
@@ -225,54 +239,70 @@ def token_loss(logp_BT, entropy_BT, tokens: LossInputs, config: Config, *, clip,
     logp_BT: float32, nats, of the tokens under the current policy at the sampling
       temperature; what lies outside the response mask is ignored.
     entropy_BT: float32, nats, of the distribution each token was drawn from.
-    tokens: these tokens, any slice of a minibatch's.
+    inputs: of these tokens, any slice of a minibatch's.
     config: which terms, and how much of each.
-    clip: bool scalar, whether fresh ratios are clipped now.
-    is_first: bool scalar, whether this is the step's first minibatch.
+    clip: whether fresh ratios are clipped now.
+    is_first: whether this is the step's first minibatch.
 
   Returns:
     (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
     minibatches, except those named *_max, which combine by maximum (`merge_sums`).
   """
-  chex.assert_equal_shape([logp_BT, entropy_BT, tokens.mask_BT])
-  is_token_BT, is_replay_B1 = tokens.mask_BT > 0, tokens.is_replay_B1
+  chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
+  is_token_BT, is_replay_B1 = inputs.mask_BT > 0, inputs.is_replay_B1
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
   entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
   now_BT = jax.lax.stop_gradient(logp_BT)
   if config.ratio == 'sequence':
     # The value is the row's, the gradient the token's own.
-    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, tokens.row_log_ratio_B1)
+    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, _given(inputs.row_log_ratio_B1))
   else:
-    fresh_BT = logp_BT - jnp.where(is_first, now_BT, tokens.old_logp_BT)
-  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - tokens.old_logp_BT, fresh_BT)
-  term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, tokens, clip, config)
-  total = -jnp.sum(tokens.weight_BT * term_BT)
-  total -= config.entropy_bonus * jnp.sum(tokens.entropy_weight_BT * entropy_BT)
-  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens)
+    fresh_BT = logp_BT - jnp.where(is_first, now_BT, inputs.old_logp_BT)
+  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - inputs.old_logp_BT, fresh_BT)
+  term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
+  loss = -jnp.sum(inputs.weight_BT * term_BT)
+  loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
+  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, inputs)
   if config.kl_coefficient > 0:
-    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, tokens.reference_logp_BT - logp_BT, 0.0)
-    kl_BT = jnp.exp(gap_BT) - gap_BT - 1
-    total += config.kl_coefficient * jnp.sum(tokens.kl_weight_BT * kl_BT)
+    gap_BT = _given(inputs.reference_logp_BT) - logp_BT
+    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, gap_BT, 0.0)
+    kl_BT = terms.k3(gap_BT)
+    loss += config.kl_coefficient * jnp.sum(inputs.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
-  return total, sums
+  return loss, sums
+
+
+# ---- Sums and the metrics made of them ----
 
 
 def zero_sums(config: Config) -> dict[str, jax.Array]:
   """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
-  none = jnp.zeros((1, 1))
-  tokens = LossInputs(*(none,) * 7, none > 0, none, none)
-  return token_loss(none, none, tokens, config, clip=False, is_first=True)[1]
+  zero = jnp.zeros((1, 1))
+  inputs = LossInputs(
+    mask_BT=zero,
+    weight_BT=zero,
+    entropy_weight_BT=zero,
+    kl_weight_BT=zero,
+    old_logp_BT=zero,
+    tis_weight_BT=zero,
+    advantage_B1=zero,
+    is_replay_B1=zero > 0,
+    reference_logp_BT=zero,
+    row_log_ratio_B1=zero,
+  )
+  return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
 
 
-def merge_sums(stacked: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """The sums of all slices from those of each, stacked along a leading axis."""
+def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+  """The sums of all slices from those of each."""
   return {
-    name: value.max(axis=0) if name.endswith('_max') else value.sum(axis=0)
-    for name, value in stacked.items()
+    name: jnp.stack(values).max(axis=0) if name.endswith('_max') else jnp.stack(values).sum(axis=0)
+    for name in slices[0]
+    for values in [[sums[name] for sums in slices]]
   }
 
 
-def metrics(sums: dict[str, float]) -> dict[str, float]:
+def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Means over a step's tokens from the sums of its minibatches (host scalars).
 
   Without replayed tokens the replay/ values are absent. The effective sample size
@@ -291,13 +321,20 @@ def metrics(sums: dict[str, float]) -> dict[str, float]:
   return values
 
 
-def _mean_weights(mask_BT):
+def _mean_weights(mask_BT: np.ndarray) -> np.ndarray:
   return mask_BT / np.maximum(mask_BT.sum(), 1)
 
 
-def _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, tokens):
-  mask_BT = tokens.mask_BT
-  replay_mask_BT = mask_BT * tokens.is_replay_B1
+def _given(values: Array | None) -> Array:
+  assert values is not None, 'a pass over whole rows gives it before the update'
+  return values
+
+
+def _metric_sums(
+  log_ratio_BT: Array, entropy_BT: Array, is_clipped_BT: Array, inputs: LossInputs
+) -> dict[str, jax.Array]:
+  mask_BT = inputs.mask_BT
+  replay_mask_BT = mask_BT * inputs.is_replay_B1
   fresh_mask_BT = mask_BT - replay_mask_BT
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(jax.lax.stop_gradient(log_ratio_BT)), 0.0)
   return {

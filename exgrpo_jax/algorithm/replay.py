@@ -4,10 +4,11 @@ NumPy on the host, values in and values out. A question in the buffer has some
 past successes and its latest correctness; its bucket is derived from that. A
 question solved in full is retired: it leaves the buffer for good.
 
-Departures from the authors' code, each on purpose:
-  1. A question of the buffer that fails entirely moves to bucket 0; theirs stays put.
-  2. Replayed questions are drawn first and the stream fills the rest; theirs draws a
-     whole batch of fresh questions and throws a part of it away.
+Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
+  3. A question of the buffer that fails entirely moves to bucket 0; theirs stays put.
+  4. Replayed questions are drawn first and the stream fills the rest; theirs draws a
+     whole batch of fresh questions and throws part of it away.
+  5. Each question keeps at most `max_trajectories` successes; theirs keeps all.
 """
 
 import dataclasses
@@ -22,13 +23,17 @@ from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  """What is kept and what is replayed."""
+
   ratio: float = setting(
-    '[0, 1)', "it is the share of each step's questions drawn from the buffer; 0 is plain GRPO"
+    '[0, 1)', "share of each step's questions that is drawn from the buffer; 0 is plain GRPO"
   )
   start_pass_rate: float = setting(
     '[0, 1]', 'replay starts once the pass rate of a step exceeds it'
   )
-  sigma: float = setting('(0, inf)', 'spread of the bucket weights, in successes of a group')
+  sigma: float = setting(
+    '(0, inf)', 'standard deviation of the bucket weights, in successes of a group'
+  )
   question_selection: str = setting(('gaussian', 'uniform'), 'how replayed questions are drawn')
   trajectory_selection: str = setting(
     ('lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest', 'random'),
@@ -36,13 +41,13 @@ class Config:
   )
   bucket_by: str = setting(
     ('correctness', 'question_length', 'response_length'),
-    'what the difficulty of a question is read from',
+    'how questions are put into buckets of difficulty',
   )
   difficulty: str = setting(
     ('all', 'easy', 'medium', 'hard'),
     'which questions train, by their latest correctness: easy is 0.75 or more, hard 0.25 or less',
   )
-  count_replayed: bool = setting(None, "the replayed row counts in its group's correctness")
+  count_replayed: bool = setting(None, "whether the replayed row counts in its group's correctness")
   max_trajectories: int = setting('[1, inf)', 'successes kept for a question, the newest')
 
 
@@ -61,7 +66,7 @@ class Buffer:
 
   entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
-  started: bool = False  # the delayed start's switch; latches
+  started: bool = False  # whether the delayed start is over; never goes back
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
@@ -149,7 +154,7 @@ def record_step(
     responses: fresh ones by group: K for a fresh question, K - 1 for a replayed one.
     verdicts: theirs, in the same order.
 
-  A replayed trajectory is a success of before, so it counts as one.
+  A replayed trajectory counts as a success, which it was.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, plan.is_replay_Q, responses, verdicts)
@@ -163,10 +168,12 @@ def record_step(
       stored = entries[row].trajectories if row in entries else ()
       trajectories = _with_successes(stored, group, judged, plan.step, config.max_trajectories)
       if trajectories:
-        entries[row] = Entry(correctness, len(prompt), trajectories)
+        entries[row] = Entry(
+          correctness=correctness, prompt_length=len(prompt), trajectories=trajectories
+        )
   fresh = [verdict.correct for judged in verdicts for verdict in judged]
   crosses = config.ratio > 0 and np.mean(fresh) > config.start_pass_rate
-  return Buffer(entries, retired, buffer.started or bool(crosses))
+  return Buffer(entries=entries, retired_epoch=retired, started=buffer.started or bool(crosses))
 
 
 def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool) -> float:
@@ -175,17 +182,28 @@ def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool
   return (sum(verdict.correct for verdict in judged) + extra) / (len(judged) + extra)
 
 
-def _with_successes(stored, group, judged, step, limit):
+def _with_successes(
+  stored: Sequence[Trajectory],
+  group: Sequence[Response],
+  judged: Sequence[Verdict],
+  step: int,
+  limit: int,
+) -> tuple[Trajectory, ...]:
+  """What is stored and the group's new successes, the newest `limit` of them."""
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
   for response, verdict in zip(group, judged):
     if verdict.correct and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
-      kept.append(Trajectory(response.tokens, response.logp, verdict.reward, step))
+      kept.append(
+        Trajectory(tokens=response.tokens, logp=response.logp, reward=verdict.reward, step=step)
+      )
   return tuple(kept[-limit:])
 
 
-def _bucket_counts(size_K, total, sigma, rng):
+def _bucket_counts(
+  size_K: np.ndarray, total: int, sigma: float, rng: np.random.Generator
+) -> np.ndarray:
   """One multinomial draw; what exceeds a bucket's size is redistributed by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
@@ -194,7 +212,7 @@ def _bucket_counts(size_K, total, sigma, rng):
   return count_K
 
 
-def _length(entry, bucket_by):
+def _length(entry: Entry, bucket_by: str) -> float:
   if bucket_by == 'question_length':
     return entry.prompt_length
-  return np.mean([len(trajectory.tokens) for trajectory in entry.trajectories])
+  return float(np.mean([len(trajectory.tokens) for trajectory in entry.trajectories]))

@@ -1,1 +1,1 @@
-"""From files, TFDS names and embedded tasks to questions, and from messages to tokens."""
+"""Loading questions from files, TFDS and embedded tasks, and turning their messages into tokens."""

@@ -1,9 +1,9 @@
-"""Messages to the text that a model reads, before tokens.
+"""Renders a question's messages as the text that the model reads, before tokenization.
 
-Chat templates come with checkpoints and are code: they run in jinja2's sandbox,
-with the names and filters that transformers gives them. One name they do not get:
-strftime_now, for a prompt that changes with the day would make two runs of one.
-Templates that know of it (Llama 3.2's) then write the date they were made with.
+Chat templates come with checkpoints and are code, so they run in jinja2's sandbox, with
+the globals and filters that transformers provides, except for one: strftime_now is left
+out, because a prompt that contains today's date would make runs irreproducible.
+Templates that use it (Llama 3.2's) fall back to a fixed date.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-THINK = '<think>\n'  # what a prompt of the template 'paper' ends with
+THINK = '<think>\n'  # every prompt of the template 'paper' ends with it
 
-# In content the paper's; a data source with a system message of its own keeps that.
+# The paper's instructions, reworded. A system message in the data takes precedence.
 SYSTEM = (
   'Solve the task in two sections. First think: between <think> and </think>, analyse the task, '
   'explore ways to solve it, check every step and correct what turns out wrong. Then, after '
@@ -31,85 +31,89 @@ SYSTEM = (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  """How prompts are rendered."""
+
   template: str = setting(
     ('plain', 'chat', 'paper'),
-    'how the messages of a question become text: as lines, by the '
-    "checkpoint's chat template, or so with a system prompt that asks for thought and a boxed "
+    "how a question's messages become text: 'plain' writes them as lines, 'chat' applies the "
+    "checkpoint's chat template, 'paper' adds a system prompt that asks for reasoning and a boxed "
     'answer',
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-  """What a checkpoint says of its prompts."""
+  """What a checkpoint specifies about its prompts."""
 
-  place: str  # where it is from, for messages
+  source: str  # the file it was read from, for error messages
   template: str | None  # in jinja2
   special_tokens: Mapping[str, str]  # e.g. bos_token -> '<|begin_of_text|>'
-  begin: str  # special tokens before any text that is no chat; often ''
+  begin: str  # special tokens before any text that is not rendered as a chat; often ''
 
 
-NO_CHAT = Chat('a SentencePiece model', None, {}, '')
+NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
 
 
 def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> str:
-  r"""The prompt of `messages`.
+  r"""The prompt made of `messages`.
 
-  'plain': the contents of user and assistant messages, each ended by a newline;
-  system messages are left out, for a model that was never taught to read one.
-  'chat': what transformers' apply_chat_template gives with a generation prompt.
-  'paper': a system message that asks for '<think> ... </think>' and \boxed{} where
-  there is none, then the chat template, or lines that begin with the role where the
-  checkpoint has no template, then '<think>\n'.
+  'plain': the contents of the user and assistant messages, each followed by a newline.
+  System messages are dropped: a base model was never trained to follow them.
+  'chat': the output of transformers' apply_chat_template with a generation prompt.
+  'paper': adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
+  there is one; then applies the chat template, or, if the checkpoint has none, writes
+  lines that begin with the role; then appends '<think>\n'.
 
   Raises:
-    InputError: 'chat' without a chat template, or one that fails on these messages.
+    InputError: 'chat' without a chat template, or the template fails on these messages.
   """
   if template == 'plain':
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
   if template == 'chat':
     if chat.template is None:
       raise InputError(
-        f"config.prompt.template='chat' needs a chat template, and {chat.place} has "
-        'none: it would be in tokenizer_config.json or chat_template.jinja beside '
-        "it. 'plain' and 'paper' need none."
+        f"config.prompt.template='chat' needs a chat template, and {chat.source} has "
+        'none: neither tokenizer_config.json nor chat_template.jinja beside it defines one. '
+        "Use 'plain' or 'paper', which work without."
       )
-    return _chat(messages, chat)
+    return _apply_template(chat.template, messages, chat)
   if all(message.role != 'system' for message in messages):
     messages = [Message('system', SYSTEM), *messages]
-  return (_chat(messages, chat) if chat.template is not None else _lines(messages, chat)) + THINK
+  if chat.template is None:
+    return _role_lines(messages, chat) + THINK
+  return _apply_template(chat.template, messages, chat) + THINK
 
 
-def _lines(messages, chat):
+def _role_lines(messages: Sequence[Message], chat: Chat) -> str:
   lines = [
     m.content if m.role == 'system' else f'{m.role.capitalize()}: {m.content}' for m in messages
   ]
   return chat.begin + '\n'.join([*lines, 'Assistant: '])
 
 
-def _chat(messages, chat):
+def _apply_template(template: str, messages: Sequence[Message], chat: Chat) -> str:
   try:
-    return _compiled(chat.template).render(
+    return _compile(template).render(
       messages=[message._asdict() for message in messages],
       add_generation_prompt=True,
       tools=None,
       documents=None,
       **chat.special_tokens,
     )
-  except Exception as error:  # the template is foreign code
+  except Exception as error:  # the template is third-party code and can raise anything
     roles = ', '.join(message.role for message in messages)
     raise InputError(
-      f'the chat template of {chat.place} fails ({error}) on messages with the '
-      f'roles {roles}; mend the one or the other.'
+      f'the chat template of {chat.source} fails ({error}) on messages with the '
+      f'roles {roles}; fix the template or the data.'
     ) from error
 
 
 @functools.lru_cache
-def _compiled(template: str) -> jinja2.Template:
-  def raise_exception(message):
+def _compile(template: str) -> jinja2.Template:
+  def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  # As transformers sets it up: templates are written for these.
+  # The same environment as in transformers, which templates are written for.
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
   )

@@ -1,4 +1,4 @@
-"""From a jsonl or parquet file's content, or a TFDS row, to the fields of a record.
+"""Reads records from the content of a jsonl or parquet file, and the fields of a TFDS row.
 
 A record is what tasks.record_features describes: messages, answer, kind, solution, source.
 """
@@ -19,7 +19,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
 
 _VERL = 'data_source, prompt (chat messages) and reward_model.ground_truth'
-# How answers compare, where reward_model.style is verl's 'rule'.
+# How answers are compared if reward_model.style is verl's 'rule'.
 _KIND_OF_SOURCE = {
   **dict.fromkeys(
     (
@@ -41,29 +41,38 @@ _KIND_OF_SOURCE = {
   ),
   **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice'),
 }
-_FINAL_ANSWER = '#### '  # GSM8K: the answer follows the last one
+_FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
 
 class Fields(NamedTuple):
-  """Names of the fields that are read; parquet has verl's columns, and of these `solution`."""
+  """Names of the fields to read. Parquet has verl's columns, and only `solution` is used."""
 
   question: str
   answer: str
-  solution: str  # '' for none
-  default_kind: str  # of answers, where a row does not say; '' for none
+  solution: str  # '' if there is none
+  default_kind: str  # kind of the answers if a row does not specify it; '' if there is none
 
 
 # ---- Files ----
 
 
-def jsonl_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
-  """The records of a file of one JSON object a line; `path` is for messages and the source."""
+def jsonl_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, Any]]:
+  """The records of a file with one JSON object per line.
+
+  Args:
+    fields: names of the fields to read.
+    path: the file's path, for error messages; its stem becomes the records' source.
+    content: what the file holds.
+
+  Raises:
+    InputError: a line is not a JSON object, or one of its fields cannot be used.
+  """
   source = epath.Path(path).stem
   for number, line in enumerate(io.BytesIO(content), start=1):
     if line.strip():
-      place = f'{path}:{number}'
-      question, answer, solution = texts(fields, _parsed(line, place), place)
+      location = f'{path}:{number}'
+      question, answer, solution = texts(fields, _parse(line, location), location)
       yield {
         'messages': [{'role': 'user', 'content': question}],
         'answer': answer,
@@ -73,65 +82,76 @@ def jsonl_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
       }
 
 
-def _parsed(line: bytes, place: str) -> dict:
+def _parse(line: bytes, location: str) -> dict[str, Any]:
   try:
-    # Numbers stay as they are written: an answer of 0.50 does not become 0.5.
+    # Numbers keep their spelling: an answer of 0.50 must not become 0.5.
     record = json.loads(line.decode('utf-8'), parse_int=str, parse_float=str)
   except ValueError as error:
     raise InputError(
-      f'{place}: not valid JSON ({error}); every line must hold one object, in UTF-8.'
+      f'{location}: not valid JSON ({error}); every line must hold one object, in UTF-8.'
     ) from error
   if not isinstance(record, dict):
     raise InputError(
-      f'{place}: {reprlib.repr(record)} is not an object; every line must hold '
-      'one, for its fields are found by name.'
+      f'{location}: {reprlib.repr(record)} is not an object; every line must be '
+      'one, because fields are looked up by name.'
     )
   return record
 
 
-def parquet_rows(fields: Fields, path, content: bytes) -> Iterator[dict]:
-  """The records of a file with verl's columns; `path` is for messages."""
+def parquet_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, Any]]:
+  """The records of a file with verl's columns.
+
+  Args:
+    fields: of which `solution` names an optional column, and `default_kind` applies to
+      rows of an unknown data_source.
+    path: the file's path, for error messages.
+    content: what the file holds.
+
+  Raises:
+    InputError: the file is damaged, or a column is missing or holds an unusable value.
+  """
   table = _parquet_table(fields, path, content)
   rows = (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist())
   for number, row in enumerate(rows):
-    place = f'{path}: row {number}'
+    location = f'{path}: row {number}'
     if not isinstance(row['reward_model'], dict):
       raise InputError(
-        f'{place}: reward_model is {reprlib.repr(row["reward_model"])}; it must '
-        'hold ground_truth, the answer to verify against.'
+        f'{location}: reward_model is {reprlib.repr(row["reward_model"])}; it must be a '
+        'struct with ground_truth, the answer to verify against.'
       )
     solution = row.get(fields.solution)
-    source = _text(row['data_source'], 'data_source', place)
+    source = _text(row['data_source'], 'data_source', location)
+    truth = row['reward_model'].get('ground_truth')
     yield {
-      'messages': _chat(row['prompt'], place),
-      'answer': _text(row['reward_model'].get('ground_truth'), 'reward_model.ground_truth', place),
-      'kind': _kind(row['reward_model'].get('style', 'rule'), source, fields, place),
-      'solution': '' if solution is None else _text(solution, fields.solution, place),
+      'messages': _messages(row['prompt'], location),
+      'answer': _text(truth, 'reward_model.ground_truth', location),
+      'kind': _kind(row['reward_model'].get('style', 'rule'), source, fields, location),
+      'solution': '' if solution is None else _text(solution, fields.solution, location),
       'source': source,
     }
 
 
-def _kind(style, source, fields, place) -> str:
-  """One of KINDS: by name, or by what is known of the data's source."""
+def _kind(style: Any, source: str, fields: Fields, location: str) -> str:
+  """One of KINDS: `style` if it names one, otherwise by the data source."""
   if style in KINDS:
     return style
   if style != 'rule':
     raise InputError(
-      f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
-      f'which goes by data_source, or one of {_quoted(KINDS)}: it says how answers '
-      'are compared.'
+      f"{location}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
+      f'which decides by data_source, or one of {_quoted(KINDS)}, because it determines how '
+      'answers are compared.'
     )
   kind = _KIND_OF_SOURCE.get(source, fields.default_kind)
   if not kind:
     raise InputError(
-      f"{place}: data_source '{source}' is not one of those whose answers we know how to compare "
-      f'({", ".join(_KIND_OF_SOURCE)}); set config.data.default_kind to one of {_quoted(KINDS)}, '
-      'or write that as reward_model.style.'
+      f"{location}: data_source '{source}' is not a known one ({', '.join(_KIND_OF_SOURCE)}), so "
+      'it is unclear how its answers should be compared; set config.data.default_kind to one of '
+      f'{_quoted(KINDS)}, or set reward_model.style to one of them.'
     )
   return kind
 
 
-def _parquet_table(fields, path, content) -> pa.Table:
+def _parquet_table(fields: Fields, path: str, content: bytes) -> pa.Table:
   try:
     columns = pq.read_schema(pa.BufferReader(content)).names
     needed = ['data_source', 'prompt', 'reward_model']
@@ -145,28 +165,34 @@ def _parquet_table(fields, path, content) -> pa.Table:
     return pq.read_table(pa.BufferReader(content), columns=needed + optional)
   except (pa.ArrowInvalid, OSError) as error:
     raise InputError(
-      f'{path}: not a whole parquet file ({error}); write it again, for example '
+      f'{path}: not a complete parquet file ({error}); write it again, for example '
       'with pyarrow or pandas.'
     ) from error
 
 
-def _chat(prompt, place) -> list[dict]:
+def _messages(prompt: Any, location: str) -> list[dict[str, str]]:
   turns = prompt if isinstance(prompt, list) else []
   if not turns or not all(
     isinstance(turn, dict) and turn.get('role') in ('system', 'user', 'assistant') for turn in turns
   ):
     raise InputError(
-      f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat '
+      f'{location}: prompt is {reprlib.repr(prompt)}; it must be a list of chat '
       "messages, each with a role ('system', 'user' or 'assistant') and a content."
     )
   return [
-    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
+    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', location)}
     for turn in turns
   ]
 
 
-def non_empty(rows: Iterable[dict], path) -> Iterator[dict]:
-  """`rows`, of which there must be one: TFDS asserts it without naming the file."""
+def non_empty(rows: Iterable[dict[str, Any]], path: str) -> Iterator[dict[str, Any]]:
+  """Yields `rows`, of which there must be at least one.
+
+  TFDS only asserts this, without naming the file.
+
+  Raises:
+    InputError: there are none.
+  """
   empty = True
   for row in rows:
     empty = False
@@ -178,39 +204,46 @@ def non_empty(rows: Iterable[dict], path) -> Iterator[dict]:
 # ---- One row's fields ----
 
 
-def texts(fields: Fields, record: Mapping[str, Any], place: str) -> tuple[str, str, str]:
-  """Question, ground truth and written solution ('' for none) of a row with named fields."""
-  question = _field(record, fields.question, 'question', place)
-  whole = _field(record, fields.answer, 'answer', place)
-  _, mark, final = whole.rpartition(_FINAL_ANSWER)
+def texts(fields: Fields, record: Mapping[str, Any], location: str) -> tuple[str, str, str]:
+  """The question, ground truth and worked solution ('' if none) of a row with named fields.
+
+  A field in GSM8K's format, which ends in '#### ' and the final answer, is both the worked
+  solution and the ground truth. `location` says where the row is, for error messages.
+
+  Raises:
+    InputError: a field is missing, empty or not text, or no answer follows '#### '.
+  """
+  question = _field(record, fields.question, 'question', location)
+  full_answer = _field(record, fields.answer, 'answer', location)
+  _, mark, final = full_answer.rpartition(_FINAL_ANSWER)
   if mark and not final.strip():
     raise InputError(
-      f"{place}: nothing follows the last '{_FINAL_ANSWER}' of field "
-      f"'{fields.answer}'; it must be the final answer."
+      f"{location}: nothing follows the last '{_FINAL_ANSWER}' of field "
+      f"'{fields.answer}'; the final answer belongs there."
     )
-  solution = _CALCULATOR.sub('', whole) if mark else ''
+  solution = _CALCULATOR.sub('', full_answer) if mark else ''
   if record.get(fields.solution) is not None:
-    solution = _field(record, fields.solution, 'solution', place)
-  return question, final.strip() if mark else whole, solution
+    solution = _field(record, fields.solution, 'solution', location)
+  return question, final.strip() if mark else full_answer, solution
 
 
-def _field(record, field, key, place) -> str:
+def _field(record: Mapping[str, Any], field: str, key: str, location: str) -> str:
   if field not in record:
-    raise InputError(no_field(place, field, record, key))
-  return _text(record[field], field, place)
+    raise InputError(no_field(location, field, record, key))
+  return _text(record[field], field, location)
 
 
-def no_field(place: str, field: str, present: Iterable[str], key: str) -> str:
-  """The message that `field`, which config.data.<key>_field names, is not among `present`."""
-  return f"{place}: no field '{field}' (has: {_quoted(present)}); set config.data.{key}_field."
+def no_field(location: str, field: str, present: Iterable[str], key: str) -> str:
+  """The error message if `field`, set by config.data.<key>_field, is not among `present`."""
+  return f"{location}: no field '{field}' (has: {_quoted(present)}); set config.data.{key}_field."
 
 
-def _quoted(names):
+def _quoted(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in names) or 'nothing'
 
 
-def _text(value, name, place) -> str:
-  """`value` as text: a number is one too, for it has one way to be written."""
+def _text(value: Any, name: str, location: str) -> str:
+  """`value` as text; numbers are accepted and written as Python does."""
   if isinstance(value, bytes):
     value = value.decode(errors='replace')
   if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
@@ -218,12 +251,12 @@ def _text(value, name, place) -> str:
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
     raise InputError(
-      f"{place}: field '{name}' is {shown}; it must be a text that is not empty, or a number."
+      f"{location}: field '{name}' is {shown}; it must be non-empty text or a number."
     )
   try:
     value.encode()
-  except UnicodeEncodeError as error:  # JSON can spell half of a character: "\ud83d"
+  except UnicodeEncodeError as error:  # JSON allows lone surrogates: "\ud83d"
     raise InputError(
-      f"{place}: field '{name}' is not valid Unicode ({error}); it must be, to be written as UTF-8."
+      f"{location}: field '{name}' is not valid Unicode ({error}); it cannot be stored as UTF-8."
     ) from error
   return value

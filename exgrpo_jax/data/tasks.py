@@ -1,10 +1,10 @@
-"""The embedded procedural tasks, as TFDS builders: data that needs no download.
+r"""The embedded procedural tasks, as TFDS builders: data that needs no download.
 
-Arithmetic asks for a sum such as '48+9+3+7'. Its written solution starts at the first
-term and adds the digits in a random order, '48+3=51 +9=60 +7=67 \\boxed{67}', so a
-question has many right solutions and a model has something to choose between. The
-first term makes the answers many, so that a guess earns next to nothing; the rest are
-digits, so that a model of half a million parameters can learn to pick them.
+Arithmetic asks for a sum such as '48+9+3+7'. Its worked solution starts with the first
+term and adds the digits in random order, '48+3=51 +9=60 +7=67 \boxed{67}', so a
+question has many right solutions and the policy has something to explore. The first
+term spreads the answers over many values, so that guessing earns almost nothing; the
+other terms are digits, so that a model of half a million parameters can learn the task.
 """
 
 import collections
@@ -12,37 +12,39 @@ import hashlib
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 
 class Split(NamedTuple):
-  """How many sums, with how many digits to add (both ends included)."""
+  """What the questions of a split are like."""
 
-  questions: int
-  min_digits: int
-  max_digits: int
-  is_high: bool  # every digit is at least ARITHMETIC_HIGH; elsewhere some digit is below
-  source: str
+  questions: int  # how many
+  min_digits: int  # to add to the first term
+  max_digits: int  # inclusive
+  is_high: bool  # True: every digit is at least ARITHMETIC_HIGH; False: some digit is below it
+  source: str  # the Question's source
 
 
 ARITHMETIC_SEED = 2510_02245
-ARITHMETIC_START_RANGE = (10, 99)  # the first term; both ends included, uniform
-ARITHMETIC_DIGIT_RANGE = (1, 9)  # the others
+ARITHMETIC_START_RANGE = (10, 99)  # of the first term; inclusive, uniform
+ARITHMETIC_DIGIT_RANGE = (1, 9)  # of the other terms; inclusive
 ARITHMETIC_HIGH = 6
 ARITHMETIC_SPLITS = {
-  'train': Split(24_000, 3, 5, False, 'arithmetic'),
-  'validation': Split(2_000, 3, 5, False, 'arithmetic'),
-  'test': Split(2_000, 3, 5, False, 'arithmetic'),
-  # A kind that training has none of, and harder: the most steps, nearly each with a
-  # carry, and among four different digits some that must be told apart by their number.
-  'ood': Split(2_000, 5, 5, True, 'arithmetic_ood'),
+  'train': Split(questions=24_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
+  'validation': Split(
+    questions=2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'
+  ),
+  'test': Split(questions=2_000, min_digits=3, max_digits=5, is_high=False, source='arithmetic'),
+  # Unlike anything in training, and harder: the maximum number of steps, nearly all with a
+  # carry, and five digits of only four values, so that repeated ones must be counted.
+  'ood': Split(questions=2_000, min_digits=5, max_digits=5, is_high=True, source='arithmetic_ood'),
 }
 
-# Not \d, which takes the digits of every script; int() refuses numbers of 4,301 digits.
+# Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
 _NUMBER = '(0|[1-9][0-9]{0,17})'
 _SUM = re.compile(rf'{_NUMBER}(\+{_NUMBER})+')
 _STEP = re.compile(rf'(?P<start>{_NUMBER})?\+(?P<term>{_NUMBER})=(?P<total>{_NUMBER})')
@@ -50,7 +52,7 @@ _BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
 
 
 def record_features() -> tfds.features.FeaturesDict:
-  """What a prepared question is on disk: the fields of types.Question but its row."""
+  """The TFDS features of a question on disk: the fields of datatypes.Question except `row`."""
   text = tfds.features.Text()
   return tfds.features.FeaturesDict(
     {
@@ -68,41 +70,49 @@ class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True)
 
   name = 'arithmetic'
   VERSION = tfds.core.Version('1.1.0')
-  # The configuration is named after this file's text, so that a tuned constant is
-  # prepared anew instead of being hidden by what lies on disk.
-  BUILDER_CONFIGS = [
+  # Named after a hash of this file, so that changing a constant prepares the data again
+  # instead of silently reading the old data from disk.
+  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = [
     tfds.core.BuilderConfig(
       name=hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:16]
     )
   ]
 
-  def _info(self):
+  def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
       builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
-    )  # a question's row is its place in the generator
+    )  # a question's row is its position in the generator, so the order must be kept
 
-  def _split_generators(self, dl_manager):
+  def _split_generators(
+    self, dl_manager: tfds.download.DownloadManager
+  ) -> dict[str, Iterable[tuple[int, dict[str, Any]]]]:
     del dl_manager  # nothing to download
     return {name: self._generate_examples(rows) for name, rows in arithmetic_rows().items()}
 
-  def _generate_examples(self, rows):
+  def _generate_examples(self, rows: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     return enumerate(rows)
 
 
-def arithmetic_rows() -> dict[str, list[dict]]:
+def arithmetic_rows() -> dict[str, list[dict[str, Any]]]:
   """The records of every split, the same on every call.
 
-  No two questions, in one split or in two, have the same multiset of terms.
+  No two questions, within or across splits, have the same multiset of terms.
+
+  Returns:
+    Split name -> records, as described by `record_features`.
   """
   rng = np.random.default_rng(ARITHMETIC_SEED)
-  seen = set()
+  seen: set[tuple[int, ...]] = set()
   return {
     name: [_arithmetic_row(rng, split, seen) for _ in range(split.questions)]
     for name, split in ARITHMETIC_SPLITS.items()
   }
 
 
-def _arithmetic_row(rng, split, seen):
+def _arithmetic_row(
+  rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]
+) -> dict[str, Any]:
+  """A new record; adds its sorted terms to `seen`."""
   start, *digits = _unseen_terms(rng, split, seen)
   terms = [start, *digits]
   seen.add(tuple(sorted(terms)))
@@ -115,7 +125,7 @@ def _arithmetic_row(rng, split, seen):
   }
 
 
-def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
+def _unseen_terms(rng: np.random.Generator, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
   while True:
     count = rng.integers(split.min_digits, split.max_digits, endpoint=True)
     start = int(rng.integers(*ARITHMETIC_START_RANGE, endpoint=True))
@@ -129,9 +139,10 @@ def _unseen_terms(rng, split: Split, seen: Set[tuple[int, ...]]) -> list[int]:
 
 
 def written_sum(terms: Sequence[int]) -> str:
-  """The running totals of `terms` in their order, and the box.
+  r"""The worked solution that adds `terms` in the given order.
 
-  [48, 3, 9] -> '48+3=51 +9=60 \\boxed{60}': a total is written once.
+  [48, 3, 9] -> '48+3=51 +9=60 \boxed{60}': a step continues from the previous total
+  without repeating it.
   """
   totals = list(itertools.accumulate(terms))[1:]
   steps = [f'+{term}={total}' for term, total in zip(terms[1:], totals)]
@@ -139,48 +150,52 @@ def written_sum(terms: Sequence[int]) -> str:
 
 
 def valid_steps(question_text: str, response: str) -> bool:
-  """Whether `response` is a proof of the sum: exact, not only right at the end.
+  """Whether every step of `response` is right, not just its final answer.
 
-  The first step adds two of the terms, every other one more term to the running
-  total; every addition is true, every term of the question is used exactly once,
-  and the box states the last total. Words beside the steps, a second box or a number
-  with leading zeros make it invalid.
+  The first step must add two of the terms, and every later step one more term to the
+  running total; every addition must be correct, every term of the question must be used
+  exactly once, and the box must hold the last total. Other text between the steps, a
+  second box or a number with leading zeros make the response invalid.
 
   Args:
-    question_text: terms joined by '+', such as '48+9+3'; anything else has no valid steps.
-    response: steps and box between white space; any order of the terms.
+    question_text: terms joined by '+', such as '48+9+3'; for anything else the result is False.
+    response: the steps and the box, separated by white space; terms may come in any order.
   """
   question = question_text.strip()
   if not _SUM.fullmatch(question):
     return False
   terms = collections.Counter(int(term) for term in question.split('+'))
   *written, last = response.split() or ['']
-  steps = [_STEP.fullmatch(step) for step in written]
+  matches = [_STEP.fullmatch(step) for step in written]
+  steps = [match for match in matches if match]
   box = _BOX.fullmatch(last)
-  if not (steps and all(steps) and box):
+  if not steps or len(steps) < len(matches) or not box:
     return False
   start, *later = [step['start'] for step in steps]
   if start is None or any(later):
     return False
   added = [int(step['term']) for step in steps]
   totals = [int(step['total']) for step in steps]
-  true = [int(start), *itertools.accumulate(added, initial=int(start))][2:]
+  correct_totals = list(itertools.accumulate(added, initial=int(start)))[1:]
   return (
-    totals == true
+    totals == correct_totals
     and collections.Counter([int(start), *added]) == terms
     and int(box[1]) == totals[-1]
   )
 
 
 def guess_rate(answers: Sequence[str]) -> float:
-  """The share of `answers`, in [0, 1], that the best constant guess gets right.
+  """The accuracy, in [0, 1], of always giving the most common of `answers`.
 
-  What a model can earn without reading the question. ValueError if there are none.
+  That is what a model can earn without reading the question.
+
+  Raises:
+    ValueError: `answers` is empty.
   """
   return max(collections.Counter(answers).values()) / len(answers)
 
 
-# What other files find tasks by: the name in a data spec, and a question's source.
+# Looked up by the name in a data spec, and by a question's source.
 TASKS: Mapping[str, type[tfds.core.GeneratorBasedBuilder]] = {'arithmetic': ArithmeticBuilder}
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
   'arithmetic': valid_steps,

@@ -1,7 +1,7 @@
-"""Text to token ids and back: SentencePiece models and tokenizer.json behind one interface.
+"""Converts text to token ids and back: one interface to SentencePiece and tokenizer.json.
 
-Ids never say where a response ends or what is padding; lengths do. So a vocabulary
-without a padding token needs none: its pad_id is an id used only under a mask.
+The ends of responses and the padding are tracked by lengths, never by token ids. So a
+vocabulary needs no padding token: any id serves as pad_id, since it is always masked out.
 """
 
 import abc
@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import sentencepiece
 import tokenizers
 from etils import epath
@@ -21,14 +22,15 @@ from exgrpo_jax.data import prompt
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-_SPACE = '\u2581'  # SentencePiece writes a space so, and reads this character as a space
-_BYTES = 256  # pieces of a trained model for what its text lacks
+_SPACE = '\u2581'  # SentencePiece's symbol for a space; in text, it is read as a space
+_BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
-# The end-of-sequence tokens of the families we know, for a tokenizer.json on its own.
-_KNOWN_ENDS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
-# Of the files beside tokenizer.json, those that are read; the others are kept for an export.
+# End-of-sequence tokens of common model families, for a tokenizer.json with nothing beside it.
+_KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
+# The files beside tokenizer.json that are parsed; the others are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
-# Files beside tokenizer.json: how it ends, pads and chats, and what older readers want of it.
+# Files beside tokenizer.json: end and padding tokens, the chat template, and formats that
+# older readers need.
 _COMPANIONS = (
   'tokenizer_config.json',
   'generation_config.json',
@@ -42,43 +44,45 @@ _COMPANIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  """Which tokenizer to use."""
+
   path: str = setting(
     None,
-    "a tokenizer.json, a SentencePiece *.model or the folder of one; '' is the one of "
-    "config.model.path, else a SentencePiece model trained on the task's text",
+    "a tokenizer.json, a SentencePiece *.model or the folder of one; '' takes the one in "
+    "config.model.path or, without that, trains a SentencePiece model on the task's text",
   )
   vocab_size: int = setting(
-    '[1, inf)', 'pieces of a tokenizer that is trained, at most; one that is read has its own'
+    '[1, inf)', 'maximum number of pieces of a tokenizer trained here; ignored for one from a file'
   )
 
 
 class Tokenizer(abc.ABC):
-  """What the other files know of a tokenizer."""
+  """The interface to a tokenizer of either format."""
 
-  eos_ids: tuple[int, ...]  # a response ends at any of them; the first is the one to write
-  pad_id: int  # for places under a mask
+  eos_ids: tuple[int, ...]  # any of them ends a response; use the first one when writing
+  pad_id: int  # only used where a mask hides it
   vocab_size: int  # every id is below it
-  files: Mapping[str, bytes]  # name -> content of what it was read from
-  chat: prompt.Chat = prompt.NO_CHAT  # what its prompts look like
+  files: Mapping[str, bytes]  # name -> content of the files it was read from
+  chat: prompt.Chat = prompt.NO_CHAT
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
-    """Ids of `text` alone: no begin or end token is added."""
+    """The ids of `text`, without a begin or end token."""
 
   @abc.abstractmethod
-  def decode(self, ids: Sequence[int]) -> str:
-    """Text of `ids` without end, padding and other special tokens.
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """The text of `ids`, without end, padding and other special tokens.
 
-    Ids outside the vocabulary are left out, for a model's embedding may be padded
+    Ids outside the vocabulary are skipped, because a model's embedding may be padded
     beyond it. Bytes that are not UTF-8 become U+FFFD.
     """
 
   def render(self, messages: Sequence[Message], template: str) -> str:
-    """The prompt of `messages`; see prompt.render."""
+    """The prompt made of `messages`; see prompt.render."""
     return prompt.render(messages, template, self.chat)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Writes the files it was read from, so that `load` gives the same tokenizer."""
+    """Writes the files it was read from, so that `load` returns the same tokenizer."""
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in self.files.items():
@@ -86,21 +90,24 @@ class Tokenizer(abc.ABC):
 
 
 class SentencePieceTokenizer(Tokenizer):
-  """A SentencePiece model: one of ours, or one that came with a checkpoint."""
+  """A SentencePiece model, from `train` or from a checkpoint.
 
-  def __init__(self, content: bytes, place: str):
+  `content` is the model file's; `path` is for error messages.
+  """
+
+  def __init__(self, content: bytes, path: str) -> None:
     self.files = {'tokenizer.model': content}
     self._model = sentencepiece.SentencePieceProcessor()
     try:
       self._model.LoadFromSerializedProto(content)
     except RuntimeError as error:
       raise InputError(
-        f'{place}: not a SentencePiece model; it must be a file that SentencePiece wrote.'
+        f'{path}: not a SentencePiece model; it must be a file that SentencePiece wrote.'
       ) from error
     if self._model.eos_id() < 0:
       raise InputError(
-        f'{place}: the SentencePiece model has no end-of-sequence piece; one is '
-        'needed for responses to end.'
+        f'{path}: the SentencePiece model has no end-of-sequence piece; without one, '
+        'responses could not end.'
       )
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = max(self._model.pad_id(), 0)
@@ -109,13 +116,15 @@ class SentencePieceTokenizer(Tokenizer):
     self._has_bytes = self._model.unk_id() not in self._space_ids
 
   def encode(self, text: str) -> list[int]:
+    """See Tokenizer.encode."""
     if not self._has_bytes:
       return self._model.encode(text)
-    # As bytes, the character that stands for a space comes back as itself.
-    parts = [self._model.encode(part) for part in text.split(_SPACE)]
-    return parts[0] + [i for part in parts[1:] for i in (*self._space_ids, *part)]
+    # U+2581 would be decoded as a space, so it is encoded as its three UTF-8 bytes instead.
+    first, *rest = [self._model.encode(piece) for piece in text.split(_SPACE)]
+    return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
-  def decode(self, ids: Sequence[int]) -> str:
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """See Tokenizer.decode."""
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
     return self._model.decode(
       [i for i in known if not self._model.is_control(i) and not self._model.is_unknown(i)]
@@ -123,99 +132,112 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class JsonTokenizer(Tokenizer):
-  """A tokenizer.json of the `tokenizers` library, as Hugging Face checkpoints have it."""
+  """A tokenizer.json of the `tokenizers` library, as found in Hugging Face checkpoints.
 
-  def __init__(self, files: Mapping[str, bytes], place: str):
+  `files` are tokenizer.json and, if present, the files beside it; `path` is tokenizer.json's,
+  for error messages.
+  """
+
+  def __init__(self, files: Mapping[str, bytes], path: str) -> None:
     self.files = files
     try:
       self._model = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
-    except Exception as error:  # the library raises bare Exceptions
+    except Exception as error:  # the library raises plain Exceptions
       raise InputError(
-        f'{place}: not a tokenizer.json ({error}); it must be one that the '
+        f'{path}: not a tokenizer.json ({error}); it must be one that the '
         "'tokenizers' library wrote."
       ) from error
-    self._model.no_padding()  # the file may say otherwise, of another use
+    self._model.no_padding()  # the file may enable these for other uses
     self._model.no_truncation()
     vocabulary = self._model.get_vocab()
-    self.vocab_size = max(vocabulary.values()) + 1  # not a count: ids may have gaps
-    settings = {name: _json(files[name], f'{place}: {name}') for name in _SETTINGS if name in files}
-    self.eos_ids = _ends(settings, vocabulary, place)
-    pad = _token(settings.get('tokenizer_config.json', {}).get('pad_token'))
-    self.pad_id = vocabulary.get(pad, 0)
-    self.chat = self._chat(settings, place)
+    self.vocab_size = max(vocabulary.values()) + 1  # not the count, since ids may have gaps
+    settings = {
+      name: _parse_json(files[name], f'{path}: {name}') for name in _SETTINGS if name in files
+    }
+    self.eos_ids = _eos_ids(settings, vocabulary, path)
+    pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
+    self.pad_id = 0 if pad is None else vocabulary.get(pad, 0)
+    self.chat = self._read_chat(settings, path)
 
   def encode(self, text: str) -> list[int]:
+    """See Tokenizer.encode."""
     return self._model.encode(text, add_special_tokens=False).ids
 
-  def decode(self, ids: Sequence[int]) -> str:
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """See Tokenizer.decode."""
     known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self.eos_ids]
     return self._model.decode(known, skip_special_tokens=True)
 
-  def _chat(self, settings, place):
-    own = settings.get('tokenizer_config.json', {})
-    special = {
-      name: _token(value)
-      for name, value in (settings.get('special_tokens_map.json', {}) | own).items()
-      if name.endswith('_token') and isinstance(_token(value), str)
+  def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
+    config = settings.get('tokenizer_config.json', {})
+    entries = {**settings.get('special_tokens_map.json', {}), **config}
+    named_tokens = {
+      name: _token_text(entry) for name, entry in entries.items() if name.endswith('_token')
     }
-    template = own.get('chat_template')
-    if isinstance(template, list):  # several, by name
+    special_tokens = {name: text for name, text in named_tokens.items() if text is not None}
+    template = config.get('chat_template')
+    if isinstance(template, list):  # several templates, each with a name
       template = {entry['name']: entry['template'] for entry in template}.get('default')
     if 'chat_template.jinja' in self.files:
       template = self.files['chat_template.jinja'].decode()
-    added = self._model.encode('').tokens  # around any text; before it Llama 3 has one
-    begin = added[0] if added and added[0] == special.get('bos_token') else ''
-    return prompt.Chat(place, template, special, begin)
+    # What the tokenizer adds to every text; Llama 3 puts its begin token first.
+    added = self._model.encode('').tokens
+    begin = added[0] if added and added[0] == special_tokens.get('bos_token') else ''
+    return prompt.Chat(source=path, template=template, special_tokens=special_tokens, begin=begin)
 
 
 def load(path: epath.PathLike) -> Tokenizer:
-  """Reads tokenizer.json, a SentencePiece *.model, or the one that a folder holds.
+  """Reads a tokenizer.json, a SentencePiece *.model, or the one that a folder holds.
 
-  A folder with both gives tokenizer.json, as Hugging Face does.
+  If a folder holds both, tokenizer.json is used, as in transformers.
 
   Raises:
     InputError: there is none, it cannot be read, or it has no end-of-sequence token.
   """
-  found = epath.Path(path).expanduser()
-  if found.is_dir():
-    choices = [found / 'tokenizer.json', *sorted(found.glob('*.model'))]
-    found = next((choice for choice in choices if choice.is_file()), found)
-  if not found.is_file() or found.suffix not in ('.json', '.model'):
+  file = epath.Path(path).expanduser()
+  if file.is_dir():
+    candidates = [file / 'tokenizer.json', *sorted(file.glob('*.model'))]
+    file = next((candidate for candidate in candidates if candidate.is_file()), file)
+  if not file.is_file() or file.suffix not in ('.json', '.model'):
     raise InputError(
       f'{path} must be a tokenizer.json, a SentencePiece *.model or a folder that '
-      'holds one, and there is none: config.tokenizer.path, or config.model.path '
-      'where that is empty, names it.'
+      'holds one, and there is none; check config.tokenizer.path or, if that is empty, '
+      'config.model.path.'
     )
-  if found.suffix == '.model':
-    return SentencePieceTokenizer(found.read_bytes(), str(found))
-  beside = {name: found.parent / name for name in _COMPANIONS}
-  files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
-  return JsonTokenizer({'tokenizer.json': found.read_bytes(), **files}, str(found))
+  if file.suffix == '.model':
+    return SentencePieceTokenizer(file.read_bytes(), str(file))
+  companions = {name: file.parent / name for name in _COMPANIONS}
+  files = {
+    name: companion.read_bytes() for name, companion in companions.items() if companion.is_file()
+  }
+  return JsonTokenizer({'tokenizer.json': file.read_bytes(), **files}, str(file))
 
 
 def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
-  """Writes a SentencePiece model of `texts` to `path`: the same bytes for the same texts.
+  """Trains a SentencePiece model on `texts` and writes it to `path`, deterministically.
 
-  Byte pairs over unchanged text, single digits, and bytes for what the texts lack, so
-  that any text at all comes back as it was.
+  It uses byte-pair encoding without normalisation, splits numbers into digits, and falls
+  back to bytes for characters not in the texts, so that decoding restores any text exactly.
 
   Args:
-    texts: what to learn from; repetitions count.
-    vocab_size: pieces, at most; a small text may have no more to merge before.
+    texts: the corpus; a repeated text counts as often as it appears.
+    vocab_size: maximum number of pieces; a small corpus may run out of merges earlier.
     path: the file to write, ending in '.model'.
 
   Raises:
-    InputError: there is no text, or `vocab_size` is below what its characters take.
+    InputError: there is no text, or `vocab_size` is too small for its characters.
   """
   texts = [text for text in texts if text]
   characters = {_SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
-    raise InputError('the task has no text to train a tokenizer on; set config.tokenizer.path.')
+    raise InputError(
+      'the task has no text to train a tokenizer on; name one with config.tokenizer.path.'
+    )
   if vocab_size < least:
     raise InputError(
       f'config.tokenizer.vocab_size={vocab_size} must be at least {least}: {_RESERVED} reserved '
-      f'pieces, {_BYTES} bytes and the {len(characters)} different characters of the text.'
+      f'pieces, {_BYTES} bytes and the {len(characters)} distinct characters of the text.'
     )
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
@@ -234,10 +256,10 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     eos_id=1,
     unk_id=2,
     bos_id=-1,
-    # Never merged with what stands beside it: every prompt ends with a newline, and the
-    # response behind it is encoded apart.
+    # Never merge a newline with its neighbours: every prompt ends with one, and the response
+    # after it is tokenized separately.
     user_defined_symbols=['\n'],
-    max_sentence_length=2**30,  # bytes; longer texts would be left out without a word
+    max_sentence_length=2**30,  # bytes; longer texts would be skipped silently
     num_threads=1,
     shuffle_input_sentence=False,
     minloglevel=2,
@@ -246,34 +268,35 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
   target.parent.mkdir(parents=True, exist_ok=True)
   unfinished = target.parent / f'{target.name}.new'
   unfinished.write_bytes(model.getvalue())
-  unfinished.replace(target)  # a kill leaves no half of a model under its name
+  unfinished.replace(target)  # atomic, so a killed process leaves no partial model
 
 
-def _ends(
-  settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], place: str
+def _eos_ids(
+  settings: Mapping[str, Mapping[str, Any]], vocabulary: Mapping[str, int], path: str
 ) -> tuple[int, ...]:
-  """End-of-sequence ids: the one the tokenizer writes first, then what generation stops at."""
-  written = _token(settings.get('tokenizer_config.json', {}).get('eos_token'))
+  """End-of-sequence ids: first the tokenizer's own, then those at which generation stops."""
+  eos = _token_text(settings.get('tokenizer_config.json', {}).get('eos_token'))
   stops = settings.get('generation_config.json', {}).get('eos_token_id')
-  ids = [vocabulary[written]] if written in vocabulary else []
+  ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
   ids += stops if isinstance(stops, list) else [] if stops is None else [stops]
-  ids = ids or [vocabulary[name] for name in _KNOWN_ENDS if name in vocabulary]
+  ids = ids or [vocabulary[name] for name in _KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(
-      f'{place}: no end-of-sequence token; name one as eos_token in a '
-      f'tokenizer_config.json beside it (known by themselves: '
-      f'{", ".join(_KNOWN_ENDS)}).'
+      f'{path}: no end-of-sequence token; name one as eos_token in a '
+      'tokenizer_config.json beside it (these are recognised without: '
+      f'{", ".join(_KNOWN_EOS)}).'
     )
   return tuple(dict.fromkeys(ids))
 
 
-def _token(entry) -> str | None:
-  """A special token as tokenizer_config.json writes it: text, or an object around it."""
-  return entry.get('content') if isinstance(entry, dict) else entry
+def _token_text(entry: Any) -> str | None:
+  """A special token's text; tokenizer_config.json holds it directly or in an object."""
+  text = entry.get('content') if isinstance(entry, dict) else entry
+  return text if isinstance(text, str) else None
 
 
-def _json(content: bytes, place: str) -> Mapping[str, Any]:
+def _parse_json(content: bytes, location: str) -> dict[str, Any]:
   try:
     return json.loads(content)
   except ValueError as error:
-    raise InputError(f'{place}: not valid JSON ({error}); mend it, or take it away.') from error
+    raise InputError(f'{location}: not valid JSON ({error}); fix or remove the file.') from error

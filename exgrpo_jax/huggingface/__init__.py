@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face, read into our parameters and written back."""
+"""Reading Hugging Face checkpoints into our parameters, and writing them back."""

@@ -1,7 +1,7 @@
-"""Hugging Face's config.json and tensor names, in our terms and back.
+"""Translates Hugging Face's config.json and tensor names to ours and back.
 
-What is not supported is refused by name: a model that almost fits computes
-something, and nobody would notice.
+Unsupported options are rejected by name: otherwise an almost compatible model would
+load, compute something slightly different, and nobody would notice.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from exgrpo_jax.policy import model, rotary
 SUPPORTED = {'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3', 'LlamaForCausalLM': 'llama'}
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
 
-# config.json's name of each of our fields, and what transformers takes where it is absent.
+# Field of model.Config -> its name in config.json, and the default of transformers.
 _FIELDS = {
   'vocab_size': ('vocab_size', None),
   'width': ('hidden_size', None),
@@ -28,6 +28,7 @@ _FIELDS = {
   'norm_epsilon': ('rms_norm_eps', 1e-6),
   'tied_embeddings': ('tie_word_embeddings', False),
 }
+# Field of rotary.Config -> its name in config.json, for the rope types that need it.
 _LINEAR = {'factor': 'factor'}
 _LLAMA3 = {
   'low_frequency_factor': 'low_freq_factor',
@@ -38,25 +39,26 @@ _LLAMA3 = {
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-  """What replaces a checkpoint's own, so that it reads longer texts than it was trained on."""
+  """Overrides of a checkpoint's config.json, for longer contexts than it was trained on."""
 
   rope_theta: float = setting(
     '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's"
   )
   max_position_embeddings: int = setting(
-    '[0, inf)', "longest prompt and response together, in tokens; 0 keeps the checkpoint's"
+    '[0, inf)',
+    "maximum length of prompt and response together, in tokens; 0 keeps the checkpoint's",
   )
 
 
-Path = tuple[str, ...]  # of names, in a nested dict
+ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
 
 
 class Tensor(NamedTuple):
-  """Where one of our parameters is in Hugging Face's files."""
+  """One tensor in Hugging Face's files, and how it relates to our parameter."""
 
   name: str
-  shape: tuple[int, ...]  # theirs: a projection's matrix is [out, in]
-  num_inputs: int  # leading dimensions of ours that are a projection's input; 0 for none
+  shape: tuple[int, ...]  # in the file; a projection's matrix is [out, in]
+  num_inputs: int  # leading dimensions of ours that are a projection's inputs, or 0
 
 
 # ---- config.json ----
@@ -65,51 +67,52 @@ class Tensor(NamedTuple):
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
   """The content of a checkpoint's config.json.
 
-  Raises InputError where the folder or the file is not there, or it is not JSON.
+  Raises:
+    InputError: the folder or the file does not exist, or the file is not a JSON object.
   """
   folder = epath.Path(directory).expanduser()
   path = folder / 'config.json'
   if not path.is_file():
-    what = 'holds no config.json' if folder.is_dir() else 'is not a folder'
+    problem = 'holds no config.json' if folder.is_dir() else 'is not a folder'
     raise InputError(
-      f'config.model.path={directory} {what}; it must be a Hugging Face checkpoint: '
+      f'config.model.path={directory} {problem}; it must be a Hugging Face checkpoint: '
       'config.json, safetensors files and a tokenizer.'
     )
   try:
     values = json.loads(path.read_text())
   except ValueError as error:
-    raise InputError(f'{path}: not valid JSON ({error}); fetch the checkpoint again.') from error
+    raise InputError(f'{path}: not valid JSON ({error}); download the checkpoint again.') from error
   if not isinstance(values, dict):
-    raise InputError(f'{path}: not a JSON object; fetch the checkpoint again.')
+    raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
   return values
 
 
-def parse(values: Mapping[str, Any], place: str, dtype: str) -> model.Config:
-  """The shape that a config.json describes.
+def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
+  """The model.Config that a config.json describes.
 
   Args:
-    values: its content.
-    place: its path, for messages.
-    dtype: of activations, which is ours to choose.
+    values: the content of config.json.
+    path: where it is, for error messages.
+    dtype: of activations; config.json's own dtype is ignored.
 
   Raises:
-    InputError: it describes what this decoder does not compute, or lacks a field.
+    InputError: it describes a model that this decoder does not implement, or lacks a field.
   """
-  _check_supported(values, place)
-  found = {ours: values.get(theirs, default) for ours, (theirs, default) in _FIELDS.items()}
-  for ours, (theirs, _) in _FIELDS.items():
-    if found[ours] is None:
-      raise InputError(f"{place}: no '{theirs}'; a checkpoint must say its shape.")
+  _check_supported(values, path)
+  fields = {field: values.get(hf_name, default) for field, (hf_name, default) in _FIELDS.items()}
+  for field, (hf_name, _) in _FIELDS.items():
+    if fields[field] is None:
+      raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
   family = SUPPORTED[values['architectures'][0]]
-  num_kv_heads = values.get('num_key_value_heads') or found['num_heads']
+  num_kv_heads = values.get('num_key_value_heads') or fields['num_heads']
   head_size = values.get('head_dim')
   if head_size is None:
-    head_size = 128 if family == 'qwen3' else found['width'] // found['num_heads']
+    head_size = 128 if family == 'qwen3' else fields['width'] // fields['num_heads']
   return model.Config(
-    **found,
+    **fields,
     num_kv_heads=num_kv_heads,
     head_size=head_size,
-    rope=_rope(values, place),
+    rope=_parse_rope(values, path),
     attention_bias=family == 'qwen2',
     query_key_norm=family == 'qwen3',
     dtype=dtype,
@@ -117,7 +120,7 @@ def parse(values: Mapping[str, Any], place: str, dtype: str) -> model.Config:
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
-  """A config.json for longer contexts, in the spelling that it has."""
+  """The content of a config.json with `extension` applied, in the format that it already uses."""
   changed = dict(values)
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
@@ -129,134 +132,163 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
   return changed
 
 
-def _check_supported(values, place):
+def _check_supported(values: Mapping[str, Any], path: str) -> None:
   name = (values.get('architectures') or [None])[0]
   if name not in SUPPORTED:
     raise InputError(
-      f"{place}: architecture '{name}' is not supported; supported are {', '.join(SUPPORTED)}."
+      f"{path}: architecture '{name}' is not supported; supported are {', '.join(SUPPORTED)}."
     )
 
-  def refuse(field, why):
-    raise InputError(f'{place}: {field}={values[field]!r} is not supported: {why}.')
+  def refuse(field: str, reason: str) -> None:
+    raise InputError(f'{path}: {field}={values[field]!r} is not supported: {reason}.')
 
   if values.get('quantization_config'):
     refuse('quantization_config', 'weights must be float32, bfloat16 or float16')
   if values.get('use_sliding_window') and values.get('sliding_window'):
-    refuse('use_sliding_window', 'every layer must attend to all that came before')
+    refuse('use_sliding_window', 'every layer must attend to all previous tokens')
   if set(values.get('layer_types') or []) - {'full_attention'}:
     refuse('layer_types', 'every layer must be full_attention')
   if values.get('hidden_act', 'silu') != 'silu':
-    refuse('hidden_act', 'the MLP is gated by silu')
+    refuse('hidden_act', "the MLP's gate uses silu")
   if values.get('mlp_bias'):
     refuse('mlp_bias', 'the MLP has no biases')
   if values.get('attention_bias') and name != 'Qwen2ForCausalLM':
-    refuse('attention_bias', 'in this architecture it puts a bias on the output projection too')
+    refuse('attention_bias', 'in this architecture it also adds a bias to the output projection')
 
 
-def _rope(values, place):
-  """In either spelling: rope_theta and rope_scaling, or both in rope_parameters."""
+def _parse_rope(values: Mapping[str, Any], path: str) -> rotary.Config:
+  """Accepts both formats: rope_theta and rope_scaling, or rope_parameters with all of it."""
   given = values.get('rope_parameters') or values.get('rope_scaling') or {}
   theta = given.get('rope_theta', values.get('rope_theta', 1e4))
-  kind = given.get('rope_type', given.get('type', 'default'))
-  if kind not in _SCALINGS:
+  rope_type = given.get('rope_type', given.get('type', 'default'))
+  if rope_type not in _SCALINGS:
     raise InputError(
-      f"{place}: rope type '{kind}' is not supported; supported are {', '.join(_SCALINGS)}."
+      f"{path}: rope type '{rope_type}' is not supported; supported are {', '.join(_SCALINGS)}."
     )
   partial = given.get('partial_rotary_factor', values.get('partial_rotary_factor', 1))
   if partial != 1:
     raise InputError(
-      f'{place}: partial_rotary_factor={partial} is not supported: all entries of a head turn.'
+      f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
+      'all dimensions of a head.'
     )
-  needed = {'default': {}, 'linear': _LINEAR, 'llama3': _LINEAR | _LLAMA3}[kind]
-  for theirs in needed.values():
-    if theirs not in given:
-      raise InputError(f"{place}: no '{theirs}'; rope type '{kind}' needs it.")
+  needed = {'default': {}, 'linear': _LINEAR, 'llama3': _LINEAR | _LLAMA3}[rope_type]
+  for hf_name in needed.values():
+    if hf_name not in given:
+      raise InputError(f"{path}: no '{hf_name}', which rope type '{rope_type}' needs.")
   unused = {
     'factor': 1.0,
     'low_frequency_factor': 1.0,
     'high_frequency_factor': 4.0,
     'original_positions': 4096,
-  }  # as in configs/base.py
+  }  # the values of configs/base.py, for fields that this rope type ignores
   return rotary.Config(
     theta=float(theta),
-    scaling=_SCALINGS[kind],
-    **unused | {ours: given[theirs] for ours, theirs in needed.items()},
+    scaling=_SCALINGS[rope_type],
+    **unused | {field: given[hf_name] for field, hf_name in needed.items()},
   )
 
 
 def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
-  """The config.json of a model that came from none; `parse` gives the shape back.
+  """The content of config.json for a model trained from scratch; `parse` inverts it.
 
-  Written in the spelling of before rope_parameters, which old and new readers know.
+  Uses rope_theta and rope_scaling instead of the newer rope_parameters, because both old
+  and new versions of transformers read them.
+
+  Args:
+    config: the decoder's shape.
+    max_positions: the longest context, in tokens.
+
+  Raises:
+    InputError: no architecture of Hugging Face has this shape.
   """
   if config.attention_bias and config.query_key_norm:
     raise InputError(
-      'config.model.attention_bias and config.model.query_key_norm together are no '
-      f'architecture of Hugging Face; exported are {", ".join(SUPPORTED)}.'
+      'config.model.attention_bias and config.model.query_key_norm are both True, and no '
+      f'Hugging Face architecture has both; models can be exported as {", ".join(SUPPORTED)}.'
     )
   family = 'qwen3' if config.query_key_norm else 'qwen2' if config.attention_bias else 'llama'
-  (name,) = (name for name, own in SUPPORTED.items() if own == family)
+  architecture = {value: key for key, value in SUPPORTED.items()}[family]
   if family == 'qwen2' and config.head_size * config.num_heads != config.width:
     raise InputError(
       f'config.model.head_size={config.head_size} must be width / num_heads '
-      'for an export: Qwen2ForCausalLM has no other.'
+      'for an export, because Qwen2ForCausalLM supports no other.'
     )
-  rope = config.rope
-  scaling = None if rope.scaling == 'none' else {'rope_type': rope.scaling, 'factor': rope.factor}
-  if rope.scaling == 'llama3':
-    scaling |= {theirs: getattr(rope, ours) for ours, theirs in _LLAMA3.items()}
-  return {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS.items()} | {
-    'architectures': [name],
+  return {hf_name: getattr(config, field) for field, (hf_name, _) in _FIELDS.items()} | {
+    'architectures': [architecture],
     'model_type': family,
     'num_key_value_heads': config.num_kv_heads,
     'head_dim': config.head_size,
     'hidden_act': 'silu',
-    'rope_theta': rope.theta,
-    'rope_scaling': scaling,
+    'rope_theta': config.rope.theta,
+    'rope_scaling': _rope_scaling(config.rope),
     'max_position_embeddings': max_positions,
   }
+
+
+def _rope_scaling(rope: rotary.Config) -> dict[str, Any] | None:
+  if rope.scaling == 'none':
+    return None
+  scaling = {'rope_type': rope.scaling, 'factor': rope.factor}
+  if rope.scaling == 'llama3':
+    scaling |= {hf_name: getattr(rope, field) for field, hf_name in _LLAMA3.items()}
+  return scaling
 
 
 # ---- Tensors ----
 
 
-def tensors(config: model.Config) -> dict[tuple[Path, int | None], Tensor]:
-  """Each tensor of the files, in their order.
+def tensors(config: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
+  """All tensors of a checkpoint, in file order.
 
-  By the path of our parameter in the tree of `model.init`, and the layer in it, or None
-  where it is whole.
+  Returns:
+    (path, layer) -> Tensor: the path of our parameter in the tree of `model.init`, and the
+    layer within it, or None if the parameter is not stacked over layers.
   """
-  D, F, H = config.width, config.mlp_width, config.head_size
-  query, kv = config.num_heads * H, config.num_kv_heads * H
-  found = {
-    (('embedding_VD',), None): Tensor('model.embed_tokens.weight', (config.vocab_size, D), 0)
+  V, D = config.vocab_size, config.width
+  layout: dict[tuple[ParamPath, int | None], Tensor] = {
+    (('embedding_VD',), None): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
   }
   for layer in range(config.num_layers):
-    name = f'model.layers.{layer}'
-    own = {
-      ('attention_norm', 'scale'): Tensor(f'{name}.input_layernorm.weight', (D,), 0),
-      ('attention', 'query_DNH'): Tensor(f'{name}.self_attn.q_proj.weight', (query, D), 1),
-      ('attention', 'key_DGH'): Tensor(f'{name}.self_attn.k_proj.weight', (kv, D), 1),
-      ('attention', 'value_DGH'): Tensor(f'{name}.self_attn.v_proj.weight', (kv, D), 1),
-      ('attention', 'out_NHD'): Tensor(f'{name}.self_attn.o_proj.weight', (D, query), 2),
-      ('mlp_norm', 'scale'): Tensor(f'{name}.post_attention_layernorm.weight', (D,), 0),
-      ('mlp', 'gate_DF'): Tensor(f'{name}.mlp.gate_proj.weight', (F, D), 1),
-      ('mlp', 'up_DF'): Tensor(f'{name}.mlp.up_proj.weight', (F, D), 1),
-      ('mlp', 'down_FD'): Tensor(f'{name}.mlp.down_proj.weight', (D, F), 1),
-    }
-    if config.attention_bias:
-      own |= {
-        ('attention', 'query_bias_NH'): Tensor(f'{name}.self_attn.q_proj.bias', (query,), 0),
-        ('attention', 'key_bias_GH'): Tensor(f'{name}.self_attn.k_proj.bias', (kv,), 0),
-        ('attention', 'value_bias_GH'): Tensor(f'{name}.self_attn.v_proj.bias', (kv,), 0),
-      }
-    if config.query_key_norm:
-      own |= {
-        ('attention', 'query_norm', 'scale'): Tensor(f'{name}.self_attn.q_norm.weight', (H,), 0),
-        ('attention', 'key_norm', 'scale'): Tensor(f'{name}.self_attn.k_norm.weight', (H,), 0),
-      }
-    found |= {(('layers', *path), layer): tensor for path, tensor in own.items()}
-  found[('final_norm', 'scale'), None] = Tensor('model.norm.weight', (D,), 0)
+    for path, tensor in _layer_tensors(config, f'model.layers.{layer}').items():
+      layout[('layers', *path), layer] = tensor
+  layout[('final_norm', 'scale'), None] = _vector('model.norm.weight', D)
   if not config.tied_embeddings:
-    found[('unembedding_DV',), None] = Tensor('lm_head.weight', (config.vocab_size, D), 1)
-  return found
+    layout[('unembedding_DV',), None] = _projection('lm_head.weight', D, V)
+  return layout
+
+
+def _layer_tensors(config: model.Config, prefix: str) -> dict[ParamPath, Tensor]:
+  D, F, H = config.width, config.mlp_width, config.head_size
+  query, kv = config.num_heads * H, config.num_kv_heads * H
+  attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
+  layout: dict[ParamPath, Tensor] = {
+    ('attention_norm', 'scale'): _vector(f'{prefix}.input_layernorm.weight', D),
+    ('attention', 'query_DNH'): _projection(f'{attention}.q_proj.weight', D, query),
+    ('attention', 'key_DGH'): _projection(f'{attention}.k_proj.weight', D, kv),
+    ('attention', 'value_DGH'): _projection(f'{attention}.v_proj.weight', D, kv),
+    ('attention', 'out_NHD'): _projection(f'{attention}.o_proj.weight', query, D, num_inputs=2),
+    ('mlp_norm', 'scale'): _vector(f'{prefix}.post_attention_layernorm.weight', D),
+    ('mlp', 'gate_DF'): _projection(f'{mlp}.gate_proj.weight', D, F),
+    ('mlp', 'up_DF'): _projection(f'{mlp}.up_proj.weight', D, F),
+    ('mlp', 'down_FD'): _projection(f'{mlp}.down_proj.weight', F, D),
+  }
+  if config.attention_bias:
+    layout |= {
+      ('attention', 'query_bias_NH'): _vector(f'{attention}.q_proj.bias', query),
+      ('attention', 'key_bias_GH'): _vector(f'{attention}.k_proj.bias', kv),
+      ('attention', 'value_bias_GH'): _vector(f'{attention}.v_proj.bias', kv),
+    }
+  if config.query_key_norm:
+    layout |= {
+      ('attention', 'query_norm', 'scale'): _vector(f'{attention}.q_norm.weight', H),
+      ('attention', 'key_norm', 'scale'): _vector(f'{attention}.k_norm.weight', H),
+    }
+  return layout
+
+
+def _vector(name: str, size: int) -> Tensor:
+  return Tensor(name=name, shape=(size,), num_inputs=0)
+
+
+def _projection(name: str, in_size: int, out_size: int, num_inputs: int = 1) -> Tensor:
+  return Tensor(name=name, shape=(out_size, in_size), num_inputs=num_inputs)

@@ -9,10 +9,13 @@ import optax
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy.model import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  """AdamW, its schedule, and which gradients are clipped or refused."""
+
   minibatches: int = setting('[1, inf)', "a step's updates; each takes as many whole groups")
   learning_rate: float = setting('[0, inf)', 'the peak learning rate')
   schedule: str = setting(
@@ -34,7 +37,9 @@ class Config:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  params: Any  # nested dict of float32 arrays
+  """What an update changes."""
+
+  params: Params
   opt_state: Any
 
 
@@ -64,28 +69,30 @@ def make(config: Config, num_updates: int) -> optax.GradientTransformation:
 
 
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Keeps the second moment in bfloat16, rounded up or down by chance.
+  """Keeps the second moment in bfloat16 by stochastic rounding.
 
-  An update shrinks it by 1 - b2 at most, a thousandth, and bfloat16's neighbours lie four to
-  eight thousandths apart: rounded to the nearest it would never fall. By chance it is right
-  on average (arXiv:1502.02551). The first moment moves by tenths and needs no chance.
+  An update shrinks it by at most 1 - b2, a thousandth, and bfloat16's neighbours lie four to
+  eight thousandths apart: rounded to nearest it would never fall. Stochastic rounding is right
+  on average (arXiv:1502.02551). The first moment moves by tenths and needs none.
   """
 
-  def init(params):
-    state = adam.init(params)
+  def init(params: optax.Params) -> Any:
+    state: Any = adam.init(params)
     return state._replace(nu=jax.tree.map(lambda nu: nu.astype(jnp.bfloat16), state.nu))
 
-  def update(gradient, state, params=None):
+  def update(
+    gradient: optax.Updates, state: Any, params: optax.Params | None = None
+  ) -> tuple[optax.Updates, Any]:
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(gradient, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
     keys = jax.random.split(jax.random.key(state.count), len(leaves))
-    return updates, state._replace(nu=structure.unflatten(map(_rounded_by_chance, leaves, keys)))
+    return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
 
   return optax.GradientTransformation(init, update)
 
 
-def _rounded_by_chance(x, key):
+def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
   """float32 -> bfloat16: one of the two neighbours, the nearer with the greater probability."""
   # bfloat16 is float32's upper half; a carry out of the lower one rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
@@ -93,29 +100,31 @@ def _rounded_by_chance(x, key):
   return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 
-def init(config: Config, num_updates: int, params) -> TrainState:
+def init(config: Config, num_updates: int, params: Params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
-  # The counts too: a state that comes back from an update laid out otherwise compiles it anew.
-  places = jax.tree.map(lambda leaf: leaf.sharding, shapes(config, num_updates, params).opt_state)
-  return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=places)(params))
+  # The counts too: a state that an update returns in another layout would compile it anew.
+  layout = jax.tree.map(lambda leaf: leaf.sharding, shapes(config, num_updates, params).opt_state)
+  return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
 
-def shapes(config: Config, num_updates: int, params) -> TrainState:
-  """Of `init`'s state, with shardings, for parameters or their shapes; allocates nothing."""
-  everywhere = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
-
-  def like(path, leaf):
-    # A moment's path ends in its parameter's.
-    own = [param for name, param in named if path[-len(name) :] == name]
-    place = own[0].sharding if leaf.ndim and own else everywhere
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-
+def shapes(config: Config, num_updates: int, params: Params) -> TrainState:
+  """Shapes and shardings of `init`'s state, for parameters or their shapes; allocates nothing."""
+  replicated = sharding.replicated(jax.tree.leaves(params)[0].sharding.mesh)
   named = jax.tree_util.tree_leaves_with_path(params)
+
+  def with_sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    # A moment's path ends in its parameter's.
+    matches = [param for name, param in named if path[-len(name) :] == name]
+    layout = matches[0].sharding if leaf.ndim and matches else replicated
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout)
+
   opt_state = jax.eval_shape(make(config, num_updates).init, params)
-  return TrainState(params, jax.tree_util.tree_map_with_path(like, opt_state))
+  return TrainState(params, jax.tree_util.tree_map_with_path(with_sharding, opt_state))
 
 
-def apply_gradient(config: Config, num_updates: int, state: TrainState, gradient):
+def apply_gradient(
+  config: Config, num_updates: int, state: TrainState, gradient: Params
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 
   Returns (state, {'gradient_norm', 'skipped'}): float32 scalars. A skipped update

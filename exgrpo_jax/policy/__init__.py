@@ -1,1 +1,1 @@
-"""The language model: decoder, attention, key/value cache, log-probabilities, and where they live."""
+"""The policy: decoder, attention, key/value cache, log-probabilities, and where arrays live."""

@@ -1,8 +1,8 @@
-"""The matrix product of activations and a kernel, with a backward pass that is fast on CPU too.
+"""The matrix product of activations and a weight, with a backward pass that is fast on CPU too.
 
-Autodiff's gradient of the kernel is (slope^T x)^T. XLA's CPU turns a left factor while it
-computes it, here the slopes of the activation: column by column, several times slower. So the
-narrower factor stands left. Shape letters of its own: I in, O out.
+Autodiff's gradient of the weight is (cotangent^T x)^T. XLA:CPU computes a transposed left operand
+column by column, several times slower, and here that operand is the cotangent. So the narrower
+operand goes on the left. Further shape letters: I input width, O output width.
 """
 
 import jax
@@ -15,17 +15,21 @@ def project(x_BTI: jax.Array, kernel_IO: jax.Array) -> jax.Array:
   return x_BTI @ kernel_IO
 
 
-def _forward(x_BTI, kernel_IO):
+def _forward(
+  x_BTI: jax.Array, kernel_IO: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return x_BTI @ kernel_IO, (x_BTI, kernel_IO)
 
 
-def _backward(factors, slope_BTO):
-  x_BTI, kernel_IO = factors
+def _backward(
+  residuals: tuple[jax.Array, jax.Array], d_out_BTO: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  x_BTI, kernel_IO = residuals
   if kernel_IO.shape[0] <= kernel_IO.shape[1]:
-    d_kernel_IO = jnp.einsum('BTI,BTO->IO', x_BTI, slope_BTO)
+    d_kernel_IO = jnp.einsum('BTI,BTO->IO', x_BTI, d_out_BTO)
   else:
-    d_kernel_IO = jnp.einsum('BTO,BTI->OI', slope_BTO, x_BTI).T
-  return slope_BTO @ kernel_IO.T, d_kernel_IO
+    d_kernel_IO = jnp.einsum('BTO,BTI->OI', d_out_BTO, x_BTI).T
+  return d_out_BTO @ kernel_IO.T, d_kernel_IO
 
 
 project.defvjp(_forward, _backward)

@@ -1,1 +1,1 @@
-"""What a run writes down and draws: metrics, step statistics, curves, comparisons."""
+"""What a run reports: metrics files, metrics of one step, learning curves, comparisons of runs."""

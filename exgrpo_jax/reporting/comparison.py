@@ -1,4 +1,4 @@
-"""Runs side by side: mean and spread over the seeds of each setting."""
+"""Compares the runs of a sweep: mean and standard deviation over the seeds of each setting."""
 
 import math
 import os
@@ -8,37 +8,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from exgrpo_jax.reporting import plots
+from exgrpo_jax.reporting.plots import Run
 
-Run = Sequence[Mapping[str, float]]  # records of metrics.jsonl, oldest first
-
-_MEASURES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps)')  # of which more is better
-_TRAINING = ('reward', 'entropy', 'length/mean')
+# Evaluation metrics of which higher is better.
+_SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps)')
+_TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
 
 
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
-  """Final and best of every evaluation, mean ± standard deviation over seeds, in Markdown.
+  """Final and best score of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
-  Final is a run's last value, best its highest finite one, that before step 1 included. The
-  deviation is that of a sample (n - 1), and absent for one seed.
+  A run's final score is its last one, its best the highest finite one, the evaluation before
+  training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
 
   Args:
-    runs: by setting, its finished runs.
-    wanted: by setting, in the order of the rows, how many runs there should be.
+    runs: setting -> its finished runs.
+    wanted: setting -> how many runs the sweep has of it; the rows come in this order.
   """
-  rows = [('evaluation', 'setting', 'seeds', 'final', 'best')]
-  for name in _measures(runs):
-    for setting, number in wanted.items():
+  rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'final', 'best')]
+  for name in _score_names(runs):
+    for setting, num_wanted in wanted.items():
       series = [[record[name] for record in run if name in record] for run in runs.get(setting, ())]
-      series = [values for values in series if values]
-      found = len(series)
+      series = [scores for scores in series if scores]
+      seeds = str(len(series)) if len(series) == num_wanted else f'{len(series)} of {num_wanted}'
+      final = [scores[-1] for scores in series]
+      best = [max(filter(math.isfinite, scores), default=math.nan) for scores in series]
       rows.append(
-        (
-          name.removeprefix('eval/'),
-          setting,
-          str(found) if found == number else f'{found} of {number}',
-          _spread([values[-1] for values in series]),
-          _spread([max(filter(math.isfinite, values), default=math.nan) for values in series]),
-        )
+        (name.removeprefix('eval/'), setting, seeds, _mean_and_std(final), _mean_and_std(best))
       )
   widths = [max(map(len, column)) for column in zip(*rows)]
   rows.insert(1, tuple('-' * width for width in widths))
@@ -46,11 +42,19 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
 
 
 def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
-  """The curves of every evaluation and of training by setting, as a PNG at `path`."""
-  plots.comparison(runs, (*_measures(runs), *_TRAINING), path)
+  """Plots every evaluation score and some training metrics, a line per setting, to a PNG.
+
+  Args:
+    runs: setting -> its finished runs.
+    path: where the PNG is written.
+
+  Raises:
+    InputError: no run has any of these metrics.
+  """
+  plots.comparison(runs, (*_score_names(runs), *_TRAINING_METRICS), path)
 
 
-def _measures(runs) -> list[str]:
+def _score_names(runs: Mapping[str, Sequence[Run]]) -> list[str]:
   return sorted(
     {
       name
@@ -58,13 +62,13 @@ def _measures(runs) -> list[str]:
       for run in seeds
       for record in run
       for name in record
-      if _MEASURES.fullmatch(name)
+      if _SCORES.fullmatch(name)
     }
   )
 
 
-def _spread(values: Sequence[float]) -> str:
+def _mean_and_std(values: Sequence[float]) -> str:
   if not values:
     return '-'
-  deviation = f' ± {np.std(values, ddof=1):.4f}' if len(values) > 1 else ''
-  return f'{np.mean(values):.4f}{deviation}'
+  std = f' ± {np.std(values, ddof=1):.4f}' if len(values) > 1 else ''
+  return f'{np.mean(values):.4f}{std}'

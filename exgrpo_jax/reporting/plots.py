@@ -1,29 +1,34 @@
-"""Pictures of one run or of many: a PNG of small panels, each over the training steps."""
+"""Learning curves of one run or of many, as a PNG with a small panel per metric over steps."""
 
 import dataclasses
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.errors import InputError
 
+Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest first
+
 _COLUMNS = 3
 _PANEL_INCHES = (4.6, 3.0)
-_DOTTED_BELOW = 40  # points in a line, fewer than which each is marked
+_MARKERS_BELOW = 40  # a line with fewer points than this gets a marker at each
+_CYCLE_COLORS = 10  # of matplotlib's default colour cycle
 
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-  key: str
-  label: str
-  band: tuple[str, str] | None = None  # the keys of a 95% interval around it
+  key: str  # name of the metric
+  label: str  # in the legend
+  band: tuple[str, str] | None = None  # metrics of the lower and upper end of its 95% interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,216 +36,236 @@ class _Panel:
   title: str
   unit: str  # of the vertical axis
   lines: tuple[_Line, ...]
-  log: bool = False
+  log: bool = False  # logarithmic vertical axis
 
 
 _TRAINING = (
   _Panel(
-    'Reward and pass rate',
-    'mean over rollouts',
-    (
+    title='Reward and pass rate',
+    unit='mean over rollouts',
+    lines=(
       _Line('reward', 'reward'),
       _Line('pass_rate/fresh', 'pass rate, fresh questions'),
       _Line('pass_rate/replay', 'pass rate, replayed questions'),
     ),
   ),
-  _Panel('Entropy', 'nats per token', (_Line('entropy', 'entropy'),)),
-  _Panel('Response length', 'tokens', (_Line('length/mean', 'mean'),)),
+  _Panel(title='Entropy', unit='nats per token', lines=(_Line('entropy', 'entropy'),)),
+  _Panel(title='Response length', unit='tokens', lines=(_Line('length/mean', 'mean'),)),
   _Panel(
-    'Cut off at the length limit', 'share of responses', (_Line('length/truncated', 'cut off'),)
+    title='Truncated responses',
+    unit='share of responses',
+    lines=(_Line('length/truncated', 'truncated'),),
   ),
   _Panel(
-    'Replay buffer',
-    'questions',
-    (_Line('buffer/questions', 'in the buffer'), _Line('buffer/retired', 'retired')),
+    title='Replay buffer',
+    unit='questions',
+    lines=(_Line('buffer/questions', 'in the buffer'), _Line('buffer/retired', 'retired')),
   ),
   _Panel(
-    'Importance ratio of replayed tokens',
-    'ratio, log scale',
-    (_Line('replay/ratio_mean', 'mean'), _Line('replay/ratio_max', 'max')),
+    title='Importance ratio of replayed tokens',
+    unit='ratio, log scale',
+    lines=(_Line('replay/ratio_mean', 'mean'), _Line('replay/ratio_max', 'max')),
     log=True,
   ),
   _Panel(
-    'Effective sample size of replay',
-    'share of replayed tokens',
-    (_Line('replay/effective_sample_size', 'effective sample size'),),
+    title='Effective sample size of replay',
+    unit='share of replayed tokens',
+    lines=(_Line('replay/effective_sample_size', 'effective sample size'),),
   ),
-  _Panel('Age of replayed trajectories', 'steps', (_Line('replay/age_mean', 'mean'),)),
   _Panel(
-    'Gradient norm', 'L2 norm, log scale', (_Line('gradient_norm', 'gradient norm'),), log=True
+    title='Age of replayed trajectories',
+    unit='steps',
+    lines=(_Line('replay/age_mean', 'mean'),),
+  ),
+  _Panel(
+    title='Gradient norm',
+    unit='L2 norm, log scale',
+    lines=(_Line('gradient_norm', 'gradient norm'),),
+    log=True,
   ),
 )
 
 
-def curves(records: Sequence[Mapping[str, float]], path: str | os.PathLike) -> None:
-  """Draws the metrics of a run to the PNG at `path`.
+def curves(run: Run, path: str | os.PathLike) -> None:
+  """Plots the metrics of a run to a PNG.
 
-  A record need not have every metric: each line joins the records that have its
-  own, and panels without a finite value are left out. Raises InputError where
-  none is left.
+  Each line connects the records that have its metric; panels without a finite value are left out.
+
+  Args:
+    run: its records.
+    path: where the PNG is written.
+
+  Raises:
+    InputError: no panel is left.
   """
   panels = [
     panel
-    for panel in (_TRAINING[0], *_evaluations(records), *_TRAINING[1:])
-    if any(_points(records, panel, line.key)[0] for line in panel.lines)
+    for panel in (_TRAINING[0], *_evaluation_panels(run), *_TRAINING[1:])
+    if any(_points(run, panel, line.key)[0] for line in panel.lines)
   ]
   if not panels:
     raise InputError(
-      f'{path}: nothing to draw, for none of the {len(records)} records has a '
-      'metric that belongs into a picture.'
+      f'{path}: nothing to draw: none of the {len(run)} records has a finite value of a metric '
+      'that is plotted.'
     )
-  figure, axes = _figure(len(panels))
+  figure, axes = _make_figure(len(panels))
   for ax, panel in zip(axes, panels):
-    _draw(ax, panel, records)
+    _draw_panel(ax, panel, run)
   figure.savefig(path, format='png', dpi=110)
 
 
 def comparison(
-  runs: Mapping[str, Sequence[Sequence[Mapping[str, float]]]],
-  names: Sequence[str],
-  path: str | os.PathLike,
+  runs: Mapping[str, Sequence[Run]], names: Sequence[str], path: str | os.PathLike
 ) -> None:
-  """Draws the metrics `names` of many runs to the PNG at `path`, a panel each.
+  """Plots metrics of many runs to a PNG, a panel per metric and a line per setting.
 
-  A line is the mean over the runs of one setting, at the steps where all of them have a
-  finite value; the band is one standard deviation (n - 1). Metrics that nothing has are
-  left out.
+  A line is the mean over the runs of a setting, at the steps where all of them have a finite
+  value; the band around it is one sample standard deviation (n - 1). Metrics without any values
+  are left out.
 
   Args:
-    runs: by setting, the records of its runs.
-    names: which metrics.
-    path: where to.
+    runs: setting -> its runs, one per seed.
+    names: the metrics.
+    path: where the PNG is written.
+
+  Raises:
+    InputError: no run has any of the metrics.
   """
-  drawn = {
-    name: lines
-    for name in names
-    if (
-      lines := {
-        setting: points
-        for setting, seeds in runs.items()
-        if len((points := _over_seeds(seeds, name))[0])
-      }
-    )
-  }
-  if not drawn:
-    raise InputError(f'{path}: nothing to draw, for no run has any of {", ".join(names)}.')
-  # The default colours are ten.
-  colors = (
-    matplotlib.colormaps['turbo'](np.linspace(0.05, 0.95, len(runs)))
-    if len(runs) > 10
-    else ([f'C{place}' for place in range(len(runs))])
-  )
-  color_of = dict(zip(runs, colors))  # a setting has one, whatever the panel
-  figure, axes = _figure(len(drawn))
-  for ax, (name, lines) in zip(axes, drawn.items()):
-    for setting, (steps, mean, deviation) in lines.items():
-      ax.plot(
-        steps,
-        mean,
-        label=setting,
-        color=color_of[setting],
-        linewidth=1.4,
-        marker='o' if len(steps) < _DOTTED_BELOW else None,
-        markersize=3,
-      )
-      ax.fill_between(
-        steps, mean - deviation, mean + deviation, color=color_of[setting], alpha=0.15, linewidth=0
-      )
-    _label(ax, name, 'mean over seeds, ± 1 SD')
+  panels = {}
+  for name in names:
+    lines = {setting: _mean_over_seeds(seeds, name) for setting, seeds in runs.items()}
+    lines = {setting: line for setting, line in lines.items() if len(line[0])}
+    if lines:
+      panels[name] = lines
+  if not panels:
+    raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
+  colors = dict(zip(runs, _make_colors(len(runs))))  # a setting has one colour in all panels
+  figure, axes = _make_figure(len(panels))
+  for ax, (name, lines) in zip(axes, panels.items()):
+    for setting, (steps, mean, std) in lines.items():
+      _plot_line(ax, steps, mean, setting, colors[setting])
+      ax.fill_between(steps, mean - std, mean + std, color=colors[setting], alpha=0.15, linewidth=0)
+    _label_axes(ax, name, 'mean over seeds, ± 1 SD')
     ax.legend(fontsize=8)
   figure.savefig(path, format='png', dpi=110)
 
 
-def _over_seeds(seeds, name) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Steps, mean and standard deviation (0 for one run) of a metric over runs."""
+def _mean_over_seeds(runs: Sequence[Run], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Steps, and mean and standard deviation of a metric over runs; the deviation of one run is 0."""
   series = [
-    {
-      record['step']: record[name]
-      for record in records
-      if math.isfinite(record.get(name, math.nan))
-    }
-    for records in seeds
+    {record['step']: record[name] for record in run if math.isfinite(record.get(name, math.nan))}
+    for run in runs
   ]
   steps = sorted(set.intersection(*map(set, series)))
   value_SN = np.array([[values[step] for values in series] for step in steps]).reshape(
     len(steps), len(series)
   )
-  deviation = value_SN.std(axis=1, ddof=1) if len(series) > 1 else np.zeros(len(steps))
-  return np.array(steps), value_SN.mean(axis=1), deviation
+  std = value_SN.std(axis=1, ddof=1) if len(series) > 1 else np.zeros(len(steps))
+  return np.array(steps), value_SN.mean(axis=1), std
 
 
-def _figure(panels: int):
+def _make_colors(count: int) -> Sequence[str] | np.ndarray:
+  """Distinct colours: matplotlib's default cycle or, for more than it has, a colour map."""
+  if count > _CYCLE_COLORS:
+    return matplotlib.colormaps['turbo'](np.linspace(0.05, 0.95, count))
+  return [f'C{index}' for index in range(count)]
+
+
+def _make_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
   """A figure and its axes, row by row."""
-  columns = min(_COLUMNS, panels)
-  rows = math.ceil(panels / columns)
+  columns = min(_COLUMNS, num_panels)
+  rows = math.ceil(num_panels / columns)
   figure = Figure(
     figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout='constrained'
   )
-  FigureCanvasAgg(figure)  # no pyplot: it keeps figures alive and wants a display
-  return figure, [figure.add_subplot(rows, columns, place) for place in range(1, panels + 1)]
+  # Not through pyplot, which keeps every figure alive and may look for a display.
+  FigureCanvasAgg(figure)
+  return figure, [figure.add_subplot(rows, columns, index) for index in range(1, num_panels + 1)]
 
 
-def _evaluations(records) -> list[_Panel]:
-  """One panel a kind of evaluation, one line a source."""
-  names = {name for record in records for name in record}
+def _evaluation_panels(run: Run) -> list[_Panel]:
+  """A panel per kind of evaluation, with a line per data source."""
+  names = {name for record in run for name in record}
 
-  def lines(metric, band=()):
-    found = sorted(m[1] for name in names if (m := re.fullmatch(f'eval/(.+)/{metric}', name)))
-    return tuple(
-      _Line(
-        f'eval/{source}/{metric}',
-        source,
-        tuple(f'eval/{source}/{metric}_{end}' for end in band) or None,
-      )
-      for source in found
-    )
+  def sources(metric: str) -> list[str]:
+    matches = (re.fullmatch(f'eval/(.+)/{metric}', name) for name in names)
+    return sorted(match[1] for match in matches if match)
 
   return [
-    _Panel('Evaluation: pass@1, 95% interval', 'share correct', lines('pass@1', ('low', 'high'))),
-    _Panel('Evaluation: valid steps', 'share of responses', lines('valid_steps')),
+    _Panel(
+      title='Evaluation: pass@1, 95% interval',
+      unit='share correct',
+      lines=tuple(
+        _Line(
+          key=f'eval/{source}/pass@1',
+          label=source,
+          band=(f'eval/{source}/pass@1_low', f'eval/{source}/pass@1_high'),
+        )
+        for source in sources('pass@1')
+      ),
+    ),
+    _Panel(
+      title='Evaluation: valid steps',
+      unit='share of responses',
+      lines=tuple(
+        _Line(key=f'eval/{source}/valid_steps', label=source) for source in sources('valid_steps')
+      ),
+    ),
   ]
 
 
-def _points(records, panel, *keys) -> tuple[list[float], ...]:
-  """Steps and the values of each key, where all are there and can be drawn."""
+def _points(run: Run, panel: _Panel, *keys: str) -> tuple[list[float], ...]:
+  """Steps, and the values of each key, of the records where all of them can be drawn."""
 
-  def drawable(value):
+  def can_be_drawn(value: float) -> bool:
     return math.isfinite(value) and (value > 0 or not panel.log)
 
-  found = [
+  rows = [
     (record['step'], *(record[key] for key in keys))
-    for record in records
-    if all(key in record and drawable(record[key]) for key in keys)
+    for record in run
+    if all(key in record and can_be_drawn(record[key]) for key in keys)
   ]
-  return tuple(map(list, zip(*found))) if found else ([],) * (len(keys) + 1)
+  return tuple(map(list, zip(*rows))) if rows else ([],) * (len(keys) + 1)
 
 
-def _draw(ax, panel: _Panel, records) -> None:
+def _draw_panel(ax: Axes, panel: _Panel, run: Run) -> None:
   for line in panel.lines:
-    steps, values = _points(records, panel, line.key)
+    steps, values = _points(run, panel, line.key)
     if not steps:
       continue
-    (drawn,) = ax.plot(
-      steps,
-      values,
-      label=line.label,
-      linewidth=1.4,
-      marker='o' if len(steps) < _DOTTED_BELOW else None,
-      markersize=3,
-    )
+    color = _plot_line(ax, steps, values, line.label)
     if line.band:
-      ax.fill_between(
-        *_points(records, panel, *line.band), color=drawn.get_color(), alpha=0.18, linewidth=0
-      )
+      steps, low, high = _points(run, panel, *line.band)
+      ax.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
   if panel.log:
     ax.set_yscale('log')
-  _label(ax, panel.title, panel.unit)
-  ax.set_xlim(_x_limits(records))  # the same in all panels
+  _label_axes(ax, panel.title, panel.unit)
+  ax.set_xlim(_x_limits(run))  # the same in all panels
   if len(ax.lines) > 1 or panel.title.startswith('Evaluation'):
     ax.legend(fontsize=8)
 
 
-def _label(ax, title: str, unit: str) -> None:
+def _plot_line(
+  ax: Axes,
+  steps: Sequence[float] | np.ndarray,
+  values: Sequence[float] | np.ndarray,
+  label: str,
+  color: str | np.ndarray | None = None,
+) -> Any:
+  """Plots a line, by default in the next colour of the cycle; returns its colour."""
+  (line,) = ax.plot(
+    steps,
+    values,
+    label=label,
+    color=color,
+    linewidth=1.4,
+    marker='o' if len(steps) < _MARKERS_BELOW else None,
+    markersize=3,
+  )
+  return line.get_color()
+
+
+def _label_axes(ax: Axes, title: str, unit: str) -> None:
   ax.set_title(title, fontsize=11)
   ax.set_xlabel('step')
   ax.set_ylabel(unit)
@@ -248,7 +273,7 @@ def _label(ax, title: str, unit: str) -> None:
   ax.grid(alpha=0.25)
 
 
-def _x_limits(records) -> tuple[float, float]:
-  steps = [record['step'] for record in records]
+def _x_limits(run: Run) -> tuple[float, float]:
+  steps = [record['step'] for record in run]
   margin = max(0.03 * (max(steps) - min(steps)), 0.5)
   return min(steps) - margin, max(steps) + margin

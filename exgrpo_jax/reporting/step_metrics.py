@@ -1,4 +1,4 @@
-"""What a step looked like, as named numbers, and when to raise an alarm about it."""
+"""Metrics of one training step, and warnings about steps that went wrong."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,8 +8,8 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 from exgrpo_jax.grading import verifier
 
-OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # of a response that is graded
-ALARM_STEPS = 10  # steps without any signal after which it is said, and again after as many
+OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which the grading of a response can end
+ALARM_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
 
 
 def rollout_metrics(
@@ -18,93 +18,111 @@ def rollout_metrics(
   replays: Sequence[Trajectory | None],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> dict[str, float]:
-  """Rewards, pass rates and lengths of the fresh responses, ages of the replayed ones.
+  """Rewards, pass rates and lengths of fresh responses; ages of replayed trajectories.
 
-  'zero_variance' is the share of groups whose rewards, the replayed one included,
-  are all equal and so teach nothing; 'grading/…' are the shares of each outcome.
+  'zero_variance' is the share of groups in which all rewards, the replayed one included, are
+  equal: their advantages are 0, so they give no learning signal. 'grading/…' are the shares of
+  each outcome. Lengths are in tokens, ages in steps.
+
+  Args:
+    plan: which questions the step worked on.
+    responses: the fresh responses, by group.
+    replays: the replayed trajectory of each group; None in a group of a fresh question.
+    verdicts: of `responses`, in the same order.
   """
   fresh = [verdict for group in verdicts for verdict in group]
   lengths = [len(response.tokens) for group in responses for response in group]
   rewards = [
-    [v.reward for v in group] + ([old.reward] if old else [])
-    for group, old in zip(verdicts, replays)
+    [verdict.reward for verdict in group] + ([replayed.reward] if replayed else [])
+    for group, replayed in zip(verdicts, replays)
   ]
-  found = {
-    'reward': np.mean([verdict.reward for verdict in fresh]),
-    'pass_rate/all': np.mean([verdict.correct for verdict in fresh]),
-    'zero_variance': np.mean([len(set(group)) == 1 for group in rewards]),
-    'length/mean': np.mean(lengths),
+  metrics: dict[str, float] = {
+    'reward': _mean([verdict.reward for verdict in fresh]),
+    'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
+    'zero_variance': _mean([len(set(group)) == 1 for group in rewards]),
+    'length/mean': _mean(lengths),
     'length/max': max(lengths),
     'length/total': sum(lengths),
-    'length/truncated': np.mean([r.truncated for group in responses for r in group]),
+    'length/truncated': _mean([response.truncated for group in responses for response in group]),
     'epoch': plan.epoch,
-    'replay/rows': sum(plan.is_replay_Q),
+    'replay/rows': int(sum(plan.is_replay_Q)),
   }
   for outcome in OUTCOMES:
-    found[f'grading/{outcome.replace(" ", "_")}'] = np.mean([v.outcome == outcome for v in fresh])
-  for name, wanted in (('fresh', False), ('replay', True)):
+    share = _mean([verdict.outcome == outcome for verdict in fresh])
+    metrics[f'grading/{outcome.replace(" ", "_")}'] = share
+  for name, of_replay in (('fresh', False), ('replay', True)):
     correct = [
-      v.correct
+      verdict.correct
       for group, is_replay in zip(verdicts, plan.is_replay_Q)
-      if is_replay == wanted
-      for v in group
+      if is_replay == of_replay
+      for verdict in group
     ]
     if correct:
-      found[f'pass_rate/{name}'] = np.mean(correct)
+      metrics[f'pass_rate/{name}'] = _mean(correct)
   ages = [plan.step - trajectory.step for trajectory in replays if trajectory]
   if ages:
-    found |= {'replay/age_mean': np.mean(ages), 'replay/age_max': max(ages)}
-  return found
+    metrics |= {'replay/age_mean': _mean(ages), 'replay/age_max': max(ages)}
+  return metrics
 
 
 def buffer_metrics(
   config: replay.Config, buffer: replay.Buffer, num_rollouts: int
 ) -> dict[str, float]:
-  """Sizes of the buffer and how many questions each bucket holds."""
+  """Sizes of the replay buffer and of each of its K = `num_rollouts` buckets, in questions."""
   count_K = np.bincount(
     list(replay.buckets(config, buffer, num_rollouts).values()), minlength=num_rollouts
   )
   return {
     'buffer/questions': len(buffer.entries),
     'buffer/retired': len(buffer.retired_epoch),
-    'buffer/trajectories': sum(len(e.trajectories) for e in buffer.entries.values()),
+    'buffer/trajectories': sum(len(entry.trajectories) for entry in buffer.entries.values()),
     'buffer/started': buffer.started,
-    **{f'buffer/bucket_{k}': count for k, count in enumerate(count_K)},
+    **{f'buffer/bucket_{k}': int(count) for k, count in enumerate(count_K)},
   }
 
 
 def training_alarm(
-  step: int, found: Mapping[str, float], silent_steps: int, max_response: int
+  step: int, metrics: Mapping[str, float], silent_steps: int, max_response: int
 ) -> str:
-  """What must be said loudly about a step; '' where all is well.
+  """A warning if the step could not teach anything; '' if all is well.
 
-  `silent_steps`: how many steps in a row, this one included, had no group with a
-  difference in reward.
+  Args:
+    step: the step.
+    metrics: its `rollout_metrics`.
+    silent_steps: how many steps in a row, this one included, had zero variance of rewards in
+      every group.
+    max_response: the length limit of a response, in tokens.
   """
-  if found['length/truncated'] == 1:
+  if metrics['length/truncated'] == 1:
     return (
-      f'step {step}: every response was cut off at config.rollout.max_response='
-      f'{max_response} tokens. Raise it, or check that the model ever writes its end token.'
+      f'step {step}: every response was truncated at config.rollout.max_response='
+      f'{max_response} tokens. Raise the limit, or check that the model ever emits its end token.'
     )
   if silent_steps and silent_steps % ALARM_STEPS == 0:
     return (
-      f'step {step}: for {silent_steps} steps every group had equal rewards (pass rate '
-      f'{found["pass_rate/all"]:.3f}), so nothing was learnt. The questions are too hard or '
-      'too easy for this model, or the verifier does not read its answers: see samples/.'
+      f'step {step}: for {silent_steps} steps in a row the rewards within every group were equal '
+      f'(pass rate {metrics["pass_rate/all"]:.3f}), so there was no learning signal. The questions '
+      'are too hard or too easy for this model, or the verifier cannot read its answers: see '
+      'samples/.'
     )
   return ''
 
 
 def grading_alarm(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: float) -> str:
-  """What must be said loudly about a step's grading; '' where at most that share of it failed."""
-  fresh = [verdict for group in verdicts for verdict in group]
-  failed = [verdict for verdict in fresh if verdict.outcome in FAILURES]
-  if len(failed) <= max_failures * len(fresh):
+  """A warning if grading failed for more than a share `max_failures` of the responses, else ''."""
+  graded = [verdict for group in verdicts for verdict in group]
+  failed = [verdict for verdict in graded if verdict.outcome in FAILURES]
+  if len(failed) <= max_failures * len(graded):
     return ''
   counts = ' and '.join(
-    f'{sum(v.outcome == outcome for v in failed)} {outcome}' for outcome in FAILURES
+    f'{sum(verdict.outcome == outcome for verdict in failed)} {outcome}' for outcome in FAILURES
   )
   return (
-    f'step {step}: of {len(fresh)} gradings {counts}, over config.grading.max_failures='
-    f'{max_failures:g}; they count as wrong, with reward 0. One of them: {failed[0].reason}.'
+    f'step {step}: of {len(graded)} gradings {counts}, more than config.grading.max_failures='
+    f'{max_failures:g} allows; these responses count as wrong, with reward 0. The first reason: '
+    f'{failed[0].reason}.'
   )
+
+
+def _mean(values: Sequence[float]) -> float:
+  return float(np.mean(values))

@@ -1,21 +1,21 @@
 """Responses to prompts: a fixed set of slots decodes together, and a queue refills them.
 
-What a row samples depends on its key, question row, sample index and tokens, not
-on the rows beside it: slots, order and refills change nothing, up to the rounding
-of the logits (a draw on a boundary may flip when they move by an ulp).
+What a row samples depends on its key, question row, sample index and tokens, not on the
+rows beside it. So slots, order and refills change nothing up to the rounding of the logits
+(a draw on a boundary may flip when they move by an ulp).
 
-The device runs `slots.decode` until some rows have finished; then the host takes their
-responses, prefills the next prompts, each once for all its samples, and writes
-these into the slots that are free. It decides by small arrays that are the same on
-every host. The cache is as long as the rows now in it need, not as the limit.
+The device runs `decode_loop.decode` until some rows have finished. The host then takes their
+responses, prefills the next prompts, each once for all its samples, and inserts them into the
+free slots. It decides from small arrays that are the same on every host. The cache is as long
+as the rows now in it need, not as the limit.
 
-Shape letters as in slots.py.
+Shape letters as in decode_loop.py.
 """
 
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -25,10 +25,16 @@ from exgrpo_jax.datatypes import Response
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model
 from exgrpo_jax.rollout import decode_loop
-from exgrpo_jax.rollout.decode_loop import Settings
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, State
 
 PREFILL_TOKENS = 16384  # in one prefill, so that its activations stay small
-_REFILL_SHARE = 8  # refill when one slot in so many has finished: few looks, few idle slots
+# Refill once one slot in this many has finished: few host syncs, few idle slots.
+_REFILL_SHARE = 8
+
+# What rows of one question and prompt start from: (hidden_PD, cache) of the prompts prefilled
+# together, and the index of their own among these.
+_Prefilled = tuple[tuple[jax.Array, kv_cache.Cache], int]
+_Origin = tuple[int, bytes]
 
 
 def generate(
@@ -38,7 +44,7 @@ def generate(
   question_rows: Sequence[int],
   sample_indices: Sequence[int],
   key: jax.Array,
-  settings: Settings,
+  spec: DecodeSpec,
   mesh: Mesh,
   on_finish: Callable[[int, Response], None] | None = None,
   limits: Sequence[int] | None = None,
@@ -48,44 +54,46 @@ def generate(
   Args:
     config: of the model.
     params: of the model, on `mesh`; in `model.decode_layout`.
-    prompts: int32 [T], at least one token each. Equal prompts of one question are
-      prefilled once if they stand behind one another.
+    prompts: int32 [T], at least one token each. Equal prompts of one question are prefilled
+      once if they follow one another.
     question_rows: each prompt's question; with the sample index it seeds the row.
     sample_indices: which of its question's samples each row is.
     key: of this step.
-    settings: how to sample.
+    spec: how to sample.
     mesh: slots are spread over its data axes where these divide them.
-    on_finish: called with (index, response) as responses finish, while others decode.
-    limits: of each response, in tokens, from 1 to settings.max_response; by default that.
+    on_finish: called with (index, response) as responses finish, while others still decode.
+    limits: of each response, in tokens, from 1 to spec.max_response, the default.
   """
   assert all(len(prompt) for prompt in prompts), 'a prompt has at least one token'
-  limits = [settings.max_response] * len(prompts) if limits is None else limits
+  limits = [spec.max_response] * len(prompts) if limits is None else limits
   waiting = collections.deque(
-    _Row(index, *own)
-    for index, own in enumerate(zip(prompts, question_rows, sample_indices, limits, strict=True))
+    _Row(index, prompt, question_row, sample_index, limit)
+    for index, (prompt, question_row, sample_index, limit) in enumerate(
+      zip(prompts, question_rows, sample_indices, limits, strict=True)
+    )
   )
-  slots: list[_Row | None] = [None] * settings.slots
-  responses: list[Response | None] = [None] * len(prompts)
+  slots: list[_Row | None] = [None] * spec.slots
+  responses: dict[int, Response] = {}
+  prefilled: dict[_Origin, _Prefilled] = {}
+  state = None
   with jax.set_mesh(mesh):
-    state, prefilled = None, {}
     while waiting or any(slots):
       free = [slot for slot, row in enumerate(slots) if row is None]
-      for slot, row in zip(free, _taken(waiting, len(free))):
-        slots[slot] = row
+      for slot in free[: len(waiting)]:
+        slots[slot] = waiting.popleft()
       if not waiting and state is not None:
-        state, slots = _closed_up(state, slots)
-      state = _fitted(config, settings, state, slots)
-      state = _filled(config, settings, params, state, prefilled, slots, waiting)
+        state, slots = _compact(state, slots)
+      state = _fit_cache(config, spec, state, slots)
+      state = _fill(config, spec, params, state, prefilled, slots, waiting)
       live = sum(row is not None for row in slots)
-      min_finished = max(1, settings.slots // _REFILL_SHARE) if waiting else live
-      state, found = decode_loop.decode(config, settings, params, key, state, min_finished)
-      for slot, response in _harvested(slots, jax.device_get(found)):
-        index = slots[slot].index
+      min_finished = max(1, spec.slots // _REFILL_SHARE) if waiting else live
+      state, decoded = decode_loop.decode(config, spec, params, key, state, min_finished)
+      for slot, index, response in _harvest(slots, jax.device_get(decoded)):
         slots[slot] = None
         responses[index] = response
         if on_finish is not None:
           on_finish(index, response)
-  return responses
+  return [responses[index] for index in range(len(prompts))]
 
 
 # ---- The host's side ----
@@ -93,7 +101,7 @@ def generate(
 
 @dataclasses.dataclass
 class _Row:
-  """A response on its way."""
+  """A response that is being written."""
 
   index: int  # among the responses
   prompt: np.ndarray
@@ -106,50 +114,57 @@ class _Row:
 
   @property
   def position(self) -> int:
-    """In the cache, of the next token."""
+    """Cache position of the next token."""
     return len(self.prompt) + self.length
 
   @functools.cached_property
-  def origin(self) -> tuple[int, bytes]:
-    """What rows share that start from one prefill."""
+  def origin(self) -> _Origin:
+    """Equal for rows that start from the same prefill."""
     return self.question_row, self.prompt.tobytes()
 
 
-def _taken(waiting, count):
-  return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+_Slots = list[_Row | None]
 
 
-def _closed_up(state, slots):
-  """A quarter of the slots, once the live rows fit there and no others will come."""
+def _compact(state: State, slots: _Slots) -> tuple[State, _Slots]:
+  """A quarter of the slots, once the live rows fit into these and no others wait."""
   live = [slot for slot, row in enumerate(slots) if row is not None]
   count = len(slots) // 4  # halves would compile twice as many programs
   if len(live) > count:
     return state, slots
   free = [slot for slot, row in enumerate(slots) if row is None]
-  chosen = [*live, *free[: count - len(live)]]
-  closer = decode_loop.select_slots(state, np.array(chosen, np.int32))
+  kept = [*live, *free[: count - len(live)]]
+  compacted = decode_loop.select_slots(state, np.array(kept, np.int32))
   jax.tree.map(lambda old: old.delete(), state.cache)
-  return closer, [slots[slot] for slot in chosen]
+  return compacted, [slots[slot] for slot in kept]
 
 
-def _fitted(config, settings, state, slots):
-  """The state with a cache as long as the rows in the slots need until the next looks."""
-  longest = max(row.position for row in slots if row is not None)
-  furthest = max(len(row.prompt) + row.limit for row in slots if row is not None)
-  needed = min(longest + decode_loop.TOKENS_PER_SYNC, furthest)
-  length = length_bucket(needed)
+def _fit_cache(config: model.Config, spec: DecodeSpec, state: State | None, slots: _Slots) -> State:
+  """The state with a cache as long as its rows need until the next sync."""
+  rows = [row for row in slots if row is not None]
+  longest = max(row.position for row in rows)
+  furthest = max(len(row.prompt) + row.limit for row in rows)
+  length = length_bucket(min(longest + decode_loop.TOKENS_PER_SYNC, furthest))
   if state is None:
-    return decode_loop.empty(config, settings, length)
+    return decode_loop.empty(config, spec, length)
   present = kv_cache.length(state.cache)
-  if present < length or present >= 4 * length:  # not back and forth between two lengths
+  if present < length or present >= 4 * length:  # no switching back and forth between two lengths
     return decode_loop.resize_cache(state, length)
   return state
 
 
-def _filled(config, settings, params, state, prefilled, slots, waiting):
+def _fill(
+  config: model.Config,
+  spec: DecodeSpec,
+  params: model.Params,
+  state: State,
+  prefilled: dict[_Origin, _Prefilled],
+  slots: _Slots,
+  waiting: collections.deque[_Row],
+) -> State:
   """The state with the prompts of new rows in their slots.
 
-  `prefilled` is brought up to date: it keeps what rows that still wait will start from.
+  Updates `prefilled`, which keeps what rows that still wait will start from.
   """
   new = {slot: row for slot, row in enumerate(slots) if row is not None and not row.is_filled}
   if not new:
@@ -161,63 +176,71 @@ def _filled(config, settings, params, state, prefilled, slots, waiting):
   for length, group in sorted(by_bucket.items()):
     together = max(1, PREFILL_TOKENS // length)
     for start in range(0, len(group), together):
-      prefilled |= _prefilled(config, settings, params, group[start : start + together], length)
-  batches = collections.defaultdict(list)
+      prefilled |= _prefill(config, spec, params, group[start : start + together], length)
+  batches = {}
+  entries = collections.defaultdict(list)
   for slot, row in new.items():
-    batch, place = prefilled[row.origin]
-    batches[id(batch)].append((slot, row, place, batch))
+    batch, source = prefilled[row.origin]
+    batches[id(batch)] = batch
+    entries[id(batch)].append((slot, source, row))
     row.is_filled = True
-  for entries in batches.values():
-    state = decode_loop.insert(state, entries[0][3], _places(entries, settings.slots))
-  still = {row.origin for row in waiting}
-  for origin in [origin for origin in prefilled if origin not in still]:
+  for name, batch in batches.items():
+    state = decode_loop.insert(state, batch, _insertion(entries[name], spec.slots))
+  needed = {row.origin for row in waiting}
+  for origin in [origin for origin in prefilled if origin not in needed]:
     del prefilled[origin]
   return state
 
 
-def _prefilled(config, settings, params, group, length):
-  """Origin -> (what was prefilled together, place in it)."""
-  count = 1 << (len(group) - 1).bit_length()
-  tokens_PT = np.full((count, length), settings.pad_id, np.int32)
+def _prefill(
+  config: model.Config,
+  spec: DecodeSpec,
+  params: model.Params,
+  group: Sequence[tuple[_Origin, np.ndarray]],
+  length: int,
+) -> Mapping[_Origin, _Prefilled]:
+  """The group's prompts, prefilled together in rows of `length` tokens."""
+  count = 1 << (len(group) - 1).bit_length()  # few shapes
+  tokens_PT = np.full((count, length), spec.pad_id, np.int32)
   lengths_P = np.ones(count, np.int32)
-  for place, (_, prompt) in enumerate(group):
-    tokens_PT[place, : len(prompt)], lengths_P[place] = prompt, len(prompt)
+  for source, (_, prompt) in enumerate(group):
+    tokens_PT[source, : len(prompt)], lengths_P[source] = prompt, len(prompt)
   batch = decode_loop.prefill(config, params, tokens_PT, lengths_P)
-  return {origin: (batch, place) for place, (origin, _) in enumerate(group)}
+  return {origin: (batch, source) for source, (origin, _) in enumerate(group)}
 
 
-def _places(entries, num_slots):
-  """The rows to fill, as many as a power of two; those too many go to no slot."""
+def _insertion(entries: Sequence[tuple[int, int, _Row]], num_slots: int) -> Insertion:
+  """(slot, source, row) as arrays whose length is a power of two; what is left over fills none."""
   count = 1 << (len(entries) - 1).bit_length()
-  places = np.zeros((len(decode_loop.Places._fields), count), np.int32)
-  places[0] = num_slots
-  for number, (slot, row, place, _) in enumerate(entries):
-    places[:, number] = (
-      slot,
-      place,
-      len(row.prompt),
-      row.question_row,
-      row.sample_index,
-      row.limit,
-    )
-  return decode_loop.Places(*places)
+
+  def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
+    return np.array([*values, *[fill] * (count - len(values))], np.int32)
+
+  rows = [row for _, _, row in entries]
+  return Insertion(
+    slot_R=padded([slot for slot, _, _ in entries], fill=num_slots),
+    source_R=padded([source for _, source, _ in entries]),
+    position_R=padded([len(row.prompt) for row in rows]),
+    question_row_R=padded([row.question_row for row in rows]),
+    sample_index_R=padded([row.sample_index for row in rows]),
+    limit_R=padded([row.limit for row in rows]),
+  )
 
 
-def _harvested(slots, found):
-  """(slot, response) of the rows that finished; keeps the tokens of those that did not."""
+def _harvest(slots: _Slots, decoded: Decoded) -> Iterator[tuple[int, int, Response]]:
+  """(slot, index, response) of the rows that finished; keeps the tokens of those that did not."""
   for slot, row in enumerate(slots):
     if row is None:
       continue
-    count = found.length_B[slot] - row.length
+    count = decoded.length_B[slot] - row.length
     row.pieces.append(
       tuple(
-        values_NB[:count, slot] for values_NB in (found.tokens_NB, found.logp_NB, found.entropy_NB)
+        values_NB[:count, slot]
+        for values_NB in (decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB)
       )
     )
     row.length += int(count)
-    if not found.live_B[slot]:
+    if not decoded.live_B[slot]:
       tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*row.pieces))
-      yield (
-        slot,
-        Response(tokens=tokens, logp=logp, entropy=entropy, truncated=not found.ended_B[slot]),
-      )
+      truncated = not decoded.ended_B[slot]
+      yield slot, row.index, Response(tokens, logp, entropy, truncated)

@@ -1,4 +1,4 @@
-"""Logits to a token: temperature, truncation, and a draw that sorts nothing unless it must.
+"""Logits to a token: temperature, truncation, and a draw that sorts only where truncation must.
 
 Shape letters of its own: C blocks of W tokens cover the vocabulary.
 """
@@ -13,8 +13,8 @@ _LANES = 128  # a block is a multiple of the widest vector register
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-  """The distribution that is sampled from; static, so that each value compiles once."""
+class Distribution:
+  """What tokens are sampled from; static, so that each value compiles once."""
 
   temperature: float = 1.0  # 0 takes the most probable token
   top_k: int = 0  # only the k most probable tokens; 0 is all
@@ -23,23 +23,31 @@ class Config:
 
   @property
   def truncates(self) -> bool:
+    """Whether any token is left out."""
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def sample_token(
-  config: Config, logits_BV: jax.Array, uniform_B2: jax.Array
+  distribution: Distribution, logits_BV: jax.Array, uniform_B2: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """A token per row by inverse CDF; its log-probability and the entropy, in nats.
+  """A token per row by inverse CDF, with its log-probability and the entropy, in nats.
 
-  Both are of the distribution sampled from: at the temperature and truncated. At
-  temperature 0 the token is the most probable one, and they are those of temperature
-  1. The draw has two levels, first a block of the vocabulary, then a token in it, each
-  by a uniform of its own. float32 [B, V], float32 [B, 2] in [0, 1) -> int32, float32,
-  float32 [B].
+  Both refer to the distribution that is sampled from, after temperature and truncation. At
+  temperature 0 the token is the most probable one, and both are those of temperature 1.
+  Sampling has two levels: a block of the vocabulary, then a token within it, each from its
+  own uniform.
+
+  Args:
+    distribution: temperature and truncation.
+    logits_BV: float32.
+    uniform_B2: float32 in [0, 1).
+
+  Returns:
+    (token_B int32, logp_B float32, entropy_B float32).
   """
-  logits_BV = logits_BV / (config.temperature or 1.0)
-  if config.truncates:
-    logits_BV = truncate(config, logits_BV)
+  logits_BV = logits_BV / (distribution.temperature or 1.0)
+  if distribution.truncates:
+    logits_BV = truncate(distribution, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
   blocks_BCW = _blocks(weight_BV)
@@ -48,7 +56,7 @@ def sample_token(
   # Impossible tokens add 0, not 0 * -inf.
   product_BV = jnp.where(weight_BV > 0, weight_BV * shifted_BV, 0)
   entropy_B = log_total_B - jnp.sum(product_BV, axis=-1) * jnp.exp(-log_total_B)
-  if config.temperature == 0:
+  if distribution.temperature == 0:
     token_B = jnp.argmax(logits_BV, axis=-1)
   else:
     chosen_B = inverse_cdf(block_BC, uniform_B2[:, 0])
@@ -59,9 +67,9 @@ def sample_token(
 
 
 def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
-  """The first place of positive weight whose cumulative sum exceeds uniform * total.
+  """The first index of positive weight whose cumulative sum exceeds uniform * total.
 
-  The last of positive weight where rounding leaves none. float32 [B, N], [B] -> int [B].
+  Where rounding leaves none, the last index of positive weight. float32 [B, N], [B] -> int [B].
   """
   cumulative_BN = jnp.cumsum(weight_BN, axis=-1)
   possible_BN = weight_BN > 0
@@ -70,27 +78,27 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
   return jnp.where(beyond_BN[:, -1], jnp.argmax(beyond_BN & possible_BN, axis=-1), last_B)
 
 
-def truncate(config: Config, logits_BV: jax.Array) -> jax.Array:
-  """-inf outside top-k, then of what is left top-p, then min-p; ties stay together."""
-  if 0 < config.top_k < logits_BV.shape[-1]:
-    least_B1 = jax.lax.top_k(logits_BV, config.top_k)[0][:, -1:]
+def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
+  """Logits with -inf outside top-k, then top-p of the rest, then min-p; ties stay together."""
+  if 0 < distribution.top_k < logits_BV.shape[-1]:
+    least_B1 = jax.lax.top_k(logits_BV, distribution.top_k)[0][:, -1:]
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
-  if config.top_p < 1:
+  if distribution.top_p < 1:
     falling_BV = -jnp.sort(-logits_BV, axis=-1)
     p_BV = jax.nn.softmax(falling_BV, axis=-1)
-    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < config.top_p  # those before are not enough
+    needed_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < distribution.top_p  # those before are not enough
     # The first is needed in any case, also where top_p is so small that rounding hides it.
     count_B1 = jnp.maximum(1, jnp.sum(needed_BV, axis=-1, keepdims=True))
     least_B1 = jnp.take_along_axis(falling_BV, count_B1 - 1, axis=-1)
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
-  if config.min_p > 0:
-    least_B1 = jnp.max(logits_BV, axis=-1, keepdims=True) + math.log(config.min_p)
+  if distribution.min_p > 0:
+    least_B1 = jnp.max(logits_BV, axis=-1, keepdims=True) + math.log(distribution.min_p)
     logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
   return logits_BV
 
 
-def _blocks(weight_BV):
-  """[B, C, W] with W near the root of V; what is missing in the last block weighs nothing."""
+def _blocks(weight_BV: jax.Array) -> jax.Array:
+  """[B, C, W] with W near the root of V; padding in the last block has weight 0."""
   B, V = weight_BV.shape
   width = _LANES * math.ceil(math.sqrt(V) / _LANES)
   count = math.ceil(V / width)

@@ -1,45 +1,50 @@
 """Where the time of a step goes."""
 
+import concurrent.futures
 import contextlib
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
 
 
 class Now(NamedTuple):
-  """What a clock shows in the middle of a step."""
+  """A reading of the clock in the middle of a step."""
 
-  step: int  # steps that have ended
+  step: int  # steps finished before this one
   step_seconds: float  # of this one so far
-  phase: str  # '' between two
+  phase: str  # '' between two phases
   phase_seconds: float
-  median_seconds: float  # of the steps that have ended; infinite before there are MEDIAN_STEPS
+  median_seconds: float  # of the finished steps; infinite until there are MEDIAN_STEPS
 
 
 MEDIAN_STEPS = 3  # the first ones compile
 
 
 class Clock:
-  """Seconds by phase since the last `restart`, and those in which the device had no work."""
+  """Seconds by phase since the last `restart`, and how long the device idled."""
 
-  def __init__(self):
-    self._steps: list[float] = []  # seconds of those that have ended
+  def __init__(self) -> None:
+    self._steps: list[float] = []  # seconds of the finished ones
+    self._finished: concurrent.futures.Future[float] | None = None  # when the device has
     self._begin()
 
   def restart(self) -> None:
-    """Ends a step and begins another."""
+    """Ends a step and starts the next."""
     self._steps.append(time.monotonic() - self._started)
     self._begin()
 
-  def _begin(self):
+  def _begin(self) -> None:
     self._started = time.monotonic()
     self._phase = ('', self._started)  # in progress, and since when
     self._phases: dict[str, float] = {}
     self._device_waited = 0.0
 
   @contextlib.contextmanager
-  def __call__(self, phase: str, device_waits: bool = False):
-    """Times a block as `phase`; `device_waits`: the device has no work meanwhile."""
+  def __call__(self, phase: str, device_waits: bool = False) -> Iterator[None]:
+    """Times a block as `phase`; with `device_waits` the device idles meanwhile."""
     start = time.monotonic()
     self._phase = (phase, start)
     yield
@@ -48,9 +53,22 @@ class Clock:
     self._phases[phase] = self._phases.get(phase, 0.0) + now - start
     self._device_waited += (now - start) * device_waits
 
-  def device_idle_since(self, moment: float) -> None:
-    """The device finished at `moment` (time.monotonic) and has waited until now."""
-    self._device_waited += max(0.0, time.monotonic() - moment)
+  def dispatched(self, values: Any) -> None:
+    """The device works from now on until it has computed `values`, a tree of arrays."""
+
+    def wait() -> float:
+      jax.block_until_ready(values)
+      return time.monotonic()
+
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._finished = pool.submit(wait)
+    pool.shutdown(wait=False)
+
+  def await_device(self) -> None:
+    """Waits for what was dispatched; the device has idled since it was finished."""
+    assert self._finished is not None, 'nothing was dispatched'
+    finished = self._finished.result()
+    self._device_waited += max(0.0, time.monotonic() - finished)
 
   def seconds(self) -> dict[str, float]:
     """'time/{phase}', 'time/device_wait' and 'time/step', in seconds."""
@@ -60,7 +78,7 @@ class Clock:
     }
 
   def now(self) -> Now:
-    """May be asked by another thread than the one that runs the step."""
+    """A reading; may be called from another thread than the one that runs the step."""
     (phase, since), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
     return Now(len(self._steps), moment - self._started, phase, moment - since, median)

@@ -1,30 +1,48 @@
 """What XLA compiles: counted, and kept on disk for the next start."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import jax
 
 _EVENT = '/jax/core/compile/backend_compile_duration'
-_durations: list[float] = []  # seconds, of this process
 
 
-def _note(event: str, duration: float, **_) -> None:
-  if event == _EVENT:
-    _durations.append(duration)
+class Counter:
+  """The programs compiled, or read back from disk, since `counted` was entered."""
+
+  def __init__(self) -> None:
+    self._durations: list[float] = []  # seconds
+
+  def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+    """Notes one of JAX's events; for `jax.monitoring`."""
+    if event == _EVENT:
+      self._durations.append(duration_secs)
+
+  def metrics(self) -> dict[str, float]:
+    """How many programs, and the seconds they took."""
+    return {
+      'speed/compilations': float(len(self._durations)),
+      'time/compile_total': sum(self._durations),
+    }
 
 
-jax.monitoring.register_event_duration_secs_listener(_note)
+@contextlib.contextmanager
+def counted() -> Iterator[Counter]:
+  """Counts what is compiled in the block."""
+  counter = Counter()
+  jax.monitoring.register_event_duration_secs_listener(counter.hear)
+  try:
+    yield counter
+  finally:
+    jax.monitoring.unregister_event_duration_listener(counter.hear)
 
 
 def keep(folder: str) -> None:
-  """Looks in `folder` before compiling, and keeps there what took over a second.
+  """Makes JAX look in `folder` before it compiles, and keep there what takes over a second.
 
   '' leaves JAX's own setting, the environment's JAX_COMPILATION_CACHE_DIR.
   """
   if folder:
     jax.config.update('jax_compilation_cache_dir', os.path.expanduser(folder))
-
-
-def metrics() -> dict[str, float]:
-  """Programs compiled or read back from disk since the process began, and the seconds taken."""
-  return {'speed/compilations': float(len(_durations)), 'time/compile_total': sum(_durations)}

@@ -1,8 +1,8 @@
-"""Several hosts, one run: how they find each other, who writes, and how all come to know a thing.
+"""Several hosts, one run: how they meet, who writes, and how all of them learn what one knows.
 
 Every host runs the same program and must come to the same decisions, or they wait for each other
-for ever. So what one host alone can see is told to all (`all_gather`, `broadcast_from_first`). On one host
-nothing here does anything.
+forever. So what a single host sees is shared with all (`all_gather`, `broadcast_from_first`). On
+a single host everything here is a no-op.
 """
 
 import contextlib
@@ -16,114 +16,114 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import flags
 from jax.experimental import multihost_utils
 
 from exgrpo_jax.errors import InputError
 
-_COORDINATOR = flags.DEFINE_string(
-  'coordinator_address',
-  None,
-  'host:port of the first host, where the hosts meet; Cloud TPU, GKE and Slurm say it themselves.',
-)
-_COUNT = flags.DEFINE_integer(
-  'num_processes', None, 'Processes in all; 1 alone: do not look for others.', lower_bound=1
-)
-_NUMBER = flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.', lower_bound=0)
-
 _MEETING_SECONDS = 300
-# Without a sign of life for so long a host is dead, and JAX ends the others.
+# A host that gives no sign of life for so long is dead, and JAX ends the others.
 HEARTBEAT_SECONDS = 20
-# A host that fails waits for so long, for another's death may be why, and JAX will say so.
+# A failing host waits this long before it ends: if another host's death is the cause, JAX
+# will have said so by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
-@contextlib.contextmanager
-def joined() -> Iterator[None]:
-  """The block is run as one of the hosts; must come before JAX is asked for anything.
+class Meeting(NamedTuple):
+  """Where hosts meet, given by hand; all None where the cluster says it, or for a single host."""
 
-  The hosts are found by what Cloud TPU, GKE or Slurm put into the environment, or by the flags;
-  where there is neither, this is the only one. Of several only the first prints to standard
+  coordinator_address: str | None = None  # host:port of the first host
+  num_processes: int | None = None
+  process_id: int | None = None  # from 0
+
+
+@contextlib.contextmanager
+def joined(meeting: Meeting) -> Iterator[None]:
+  """Runs the block as one of the hosts of a run; must come before any other use of JAX.
+
+  Cloud TPU, GKE and Slurm say in the environment who the hosts are; elsewhere `meeting` does. With
+  neither, this host is the only one. Of several hosts only the first prints to standard
   output. One that fails ends without waiting for the others, which end within a minute.
 
-  Raises InputError for flags that do not belong together, and where the hosts cannot meet.
+  Raises:
+    InputError: `meeting` is incomplete or wrong, or the hosts cannot meet.
   """
-  _join()
+  _join(meeting)
   if not _are_several():
     yield
     return
   with (
-    open(os.devnull, 'w') as nowhere,
-    contextlib.redirect_stdout(sys.stdout if is_first() else nowhere),
+    open(os.devnull, 'w') as devnull,
+    contextlib.redirect_stdout(sys.stdout if is_first() else devnull),
   ):
     names = all_gather(socket.gethostname())
-    print(
-      'hosts: ' + ', '.join(f'{number} is {name}' for number, name in enumerate(names)), flush=True
-    )
+    print('hosts: ' + ', '.join(f'{n} is {name}' for n, name in enumerate(names)), flush=True)
     try:
       yield
     except Exception as error:
       _fail(error)
 
 
-def _join():
-  place, count, number = _COORDINATOR.value, _COUNT.value, _NUMBER.value
-  if (place, number) == (None, None) and count == 1:
+def _join(meeting: Meeting) -> None:
+  if meeting == Meeting(num_processes=1):  # do not look for others
     return
-  given = [flag.value is not None for flag in (_COORDINATOR, _COUNT, _NUMBER)]
-  if any(given) and not all(given):
-    raise InputError(
-      '--coordinator_address, --num_processes and --process_id belong together: '
-      'either all are given, or none and the environment says them.'
-    )
-  if any(given) and number >= count:
-    raise InputError(
-      f'--process_id={number} must be below --num_processes={count}: the first is 0.'
-    )
-  if any(given) and not re.fullmatch(r'.+:\d+', place):
-    raise InputError(
-      f'--coordinator_address={place} must be host:port, of the first host and a '
-      'port that is free there.'
-    )
-  if any(given):
+  _check(meeting)
+  if meeting.coordinator_address is not None:
     print(
-      f'host {number}: waiting at {place} until all {count} are there, for '
-      f'{_MEETING_SECONDS} s at most',
+      f'host {meeting.process_id}: waiting at {meeting.coordinator_address} until all '
+      f'{meeting.num_processes} are there, for at most {_MEETING_SECONDS} s',
       file=sys.stderr,
       flush=True,
     )
-  # Hosts agree by `all_gather` when to stop. JAX's own way counts steps, and orbax reports those
-  # of the checkpoints that it has finished in the background to it: then a step that all agreed
-  # to stop at may have gone by.
+  # Hosts agree by `all_gather` when to stop. JAX's preemption service counts steps instead, and
+  # orbax reports to it the steps of checkpoints that finish in the background: then the step at
+  # which all agreed to stop may be skipped.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
-      place,
-      count,
-      number,
+      *meeting,
       initialization_timeout=_MEETING_SECONDS,
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
   except ValueError as error:
     if 'coordinator_address' not in str(error):
       raise
-    # Neither the flags nor the environment name a place to meet: there are no others.
+    # Neither `meeting` nor the environment names a coordinator: there is only this host.
 
 
-def _fail(error):
-  """Ends this process at once: JAX's own way waits for hosts that will never come."""
+def _check(meeting: Meeting) -> None:
+  address, count, number = meeting
+  if meeting == Meeting():
+    return
+  if address is None or count is None or number is None:
+    raise InputError(
+      '--coordinator_address, --num_processes and --process_id belong together: give all three, or '
+      'none where the cluster says who the hosts are.'
+    )
+  if number >= count:
+    raise InputError(
+      f'--process_id={number} must be below --num_processes={count}: the first is 0.'
+    )
+  if not re.fullmatch(r'.+:\d+', address):
+    raise InputError(
+      f'--coordinator_address={address} must be host:port, of the first host and a port that is '
+      'free there.'
+    )
+
+
+def _fail(error: Exception) -> None:
+  """Ends this process at once: JAX's own shutdown waits for hosts that will never come."""
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
     os._exit(2)
   traceback.print_exception(error)
   print(
-    f'error: {name} failed, as above. It ends in {_LAST_WORDS_SECONDS} s, unless JAX tells '
-    'before that another host died, which is then the cause.',
+    f'error: {name} failed, see above. It exits in {_LAST_WORDS_SECONDS} s, unless JAX reports '
+    'before that another host died, which then is the cause.',
     file=sys.stderr,
     flush=True,
   )
@@ -132,7 +132,7 @@ def _fail(error):
 
 
 def _are_several() -> bool:
-  # Without a look at the devices, which not every command needs.
+  # Without asking for the devices, which not every command needs.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -142,23 +142,21 @@ def is_first() -> bool:
 
 
 def warn(message: str) -> None:
-  """Tells on standard error what all hosts see, once."""
+  """Prints to standard error, once, what all hosts see."""
   if is_first():
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 
 
 def all_gather(value: Any) -> list[Any]:
-  """Every host's `value`, in their order; of what JSON can hold. All must call it."""
+  """Every host's `value`, in the order of hosts; of what JSON can hold. All must call it."""
   if not _are_several():
     return [value]
-  own = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  lengths = multihost_utils.process_allgather(np.int32(len(own)))
+  encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  lengths = multihost_utils.process_allgather(np.int32(len(encoded)))
   padded = np.zeros(1 << int(lengths.max() - 1).bit_length(), np.uint8)  # few shapes
-  padded[: len(own)] = own
-  return [
-    json.loads(row[:length].tobytes())
-    for row, length in zip(multihost_utils.process_allgather(padded), lengths)
-  ]
+  padded[: len(encoded)] = encoded
+  rows = multihost_utils.process_allgather(padded)
+  return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths)]
 
 
 def broadcast_from_first(value: Any) -> Any:
@@ -167,27 +165,27 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 def is_own_share(number: int) -> bool:
-  """Whether this host takes piece `number` of some work; `merge_shares` undoes it."""
+  """Whether piece `number` of some work is this host's; `merge_shares` puts them together again."""
   return not _are_several() or number % jax.process_count() == jax.process_index()
 
 
-def merge_shares(own: list[Any]) -> list[Any]:
-  """What all hosts made of their shares, in the order of the pieces; all must call it."""
-  shares = all_gather(own)
+def merge_shares(results: list[Any]) -> list[Any]:
+  """The results of all hosts' shares, in the order of the pieces; all must call it."""
+  shares = all_gather(results)
   return [
     shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
   ]
 
 
 def barrier(name: str) -> None:
-  """Returns when every host has come here."""
+  """Returns once every host has called it."""
   if _are_several():
     multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """The first host runs the block, then the others: they find what it has made."""
+  """Runs the block on the first host, then on the others, which find what it has made."""
   if not is_first():
     barrier(name)
   yield
@@ -196,9 +194,9 @@ def first_host_first(name: str) -> Iterator[None]:
 
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
-  """InputError where not all hosts have the same content; `place` is where each has read it.
+  """InputError unless all hosts have the same content; `place` is where each of them read it.
 
-  One host alone is not asked for it.
+  A single host is not asked for it.
   """
   if not _are_several():
     return
@@ -206,17 +204,17 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   for number, other in enumerate(others, 1):
     if other != first:
       raise InputError(
-        f'{place}: {what} of host {number} are not those of host 0; each host reads '
-        'its own copy, and all must be alike.'
+        f'{place}: {what} of host {number} differ from those of host 0; each host reads its own '
+        'copy, and all copies must be the same.'
       )
 
 
 def check_shared(folder: str) -> None:
-  """InputError where `folder` is not one and the same for all hosts."""
+  """InputError unless `folder` is one and the same for all hosts."""
   if not _are_several():
     return
-  word = broadcast_from_first(uuid.uuid4().hex)
-  path = os.path.join(folder, f'.hosts_{word}')
+  token = broadcast_from_first(uuid.uuid4().hex)
+  path = os.path.join(folder, f'.hosts_{token}')
   if is_first():
     with open(path, 'w'):
       pass
@@ -225,8 +223,8 @@ def check_shared(folder: str) -> None:
   if is_first():
     os.remove(path)
   if not all(sees):
-    blind = ', '.join(str(number) for number, one in enumerate(sees) if not one)
+    blind = ', '.join(str(number) for number, is_seen in enumerate(sees) if not is_seen)
     raise InputError(
-      f'--workdir={folder} must be a folder that all hosts share, such as a mounted '
-      f'bucket; these do not see what host 0 writes into it: {blind}.'
+      f'--workdir={folder} must be a folder that all hosts share, such as a mounted bucket; these '
+      f'do not see what host 0 writes into it: {blind}.'
     )

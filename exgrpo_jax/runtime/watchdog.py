@@ -1,7 +1,7 @@
-"""Says what a step is doing when it takes far longer than those before it.
+"""Reports what a step is doing when it takes far longer than those before it.
 
-A host that waits for another, or for a file system, looks like one that works. Each host
-speaks for itself: the one whose phase differs from the others' is the one to look at.
+A host that waits for another, or for a file system, looks like one that works. Every host
+reports for itself: the one whose phase differs from the others' is the one to look at.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from exgrpo_jax.runtime.clock import Clock, Now
 
 FACTOR = 10  # times the median step
-LEAST_SECONDS = 60.0  # a step may take so long without a word
+LEAST_SECONDS = 60.0  # no step is reported before this
 
 
 @contextlib.contextmanager
 def watching(
   tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
 ) -> Iterator[Clock]:
-  """A clock for the steps in the block, with a thread that looks at it.
+  """A clock for the steps in the block, watched by a thread.
 
-  `tell` gets a line when a step has taken FACTOR times the median of those before it and at least
-  `least_seconds`, and another each time that this doubles; by default it is printed.
+  `tell` gets a line once a step has taken FACTOR times the median of those before it and at least
+  `least_seconds`, and another each time that doubles; by default it is printed.
   """
   clock, over = Clock(), threading.Event()
   thread = threading.Thread(
@@ -37,7 +37,9 @@ def watching(
     thread.join()
 
 
-def _watch(clock, over, tell, least_seconds):
+def _watch(
+  clock: Clock, over: threading.Event, tell: Callable[[str], None], least_seconds: float
+) -> None:
   step, limit = None, 0.0
   while not over.wait(least_seconds / 100):
     now = clock.now()
@@ -49,12 +51,12 @@ def _watch(clock, over, tell, least_seconds):
 
 
 def first_limit(now: Now, least_seconds: float) -> float:
-  """Seconds after which the step that `now` is in has taken too long."""
+  """Seconds after which the current step has taken too long."""
   return max(FACTOR * now.median_seconds, least_seconds)
 
 
 def message(now: Now) -> str:
-  """What is said of a step that has taken too long."""
+  """The report on a step that has taken too long."""
   doing = (
     f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"
     if now.phase
@@ -66,5 +68,5 @@ def message(now: Now) -> str:
   )
 
 
-def _print(message):
+def _print(message: str) -> None:
   print(f'WARNING: {socket.gethostname()}: {message}', file=sys.stderr, flush=True)

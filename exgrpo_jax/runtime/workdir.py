@@ -1,4 +1,4 @@
-"""A workdir: one run's folder, which belongs to one config, and what may change when it goes on."""
+"""A workdir: one run's folder, which belongs to one config, and what may change on resuming."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from ml_collections import ConfigDict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
 
-# What a resumed run may change: how long it is, what is written and looked at on the way, and by
-# which machines it is computed (another mesh, number of slots or cut of a minibatch changes
-# nothing but rounding). Anything else would make its records those of two experiments.
+# What a resumed run may change: how long it is, what it writes and evaluates on the way, and which
+# machines compute it (another mesh, number of slots or size of microbatch changes nothing but
+# rounding). With any other change its records would be those of two experiments.
 FREE = (
   'evaluation.',
   'checkpoint.',
@@ -32,9 +32,9 @@ FREE = (
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Refuses a workdir that belongs to another config; only `sections` matter where given.
+  """Refuses a workdir that belongs to another config; compares only `sections` where given.
 
-  A run may change what `FREE` names, and be prolonged (num_steps, unless the learning rate's
+  A run may change what `FREE` names, and may be prolonged (num_steps, unless the learning rate's
   schedule depends on it); such changes are printed.
   """
   if '://' in workdir:
@@ -43,32 +43,31 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       'are written through the file system.'
     )
   if os.path.exists(os.path.join(workdir, 'config.json')):
-    theirs = read_config(workdir)
+    saved = read_config(workdir)
     free = FREE + ('num_steps',) * (values.optimizer.schedule == 'constant')
     allowed, refused = [], []
-    for name, old, new in _differences(theirs, _as_json(values)):
+    for name, old, new in _differences(saved, _as_json(values)):
       if not sections or name.split('.')[0] in sections:
         changed = allowed if name.startswith(free) else refused
         changed.append(f'config.{name} was {old}, is {new}')
     if refused:
       raise InputError(
         f'{workdir} belongs to another config: {"; ".join(refused)}. '
-        'Take another --workdir, or the config of before.'
+        'Choose another --workdir, or restore the config.'
       )
     if allowed:
-      print(f'{workdir} goes on with another config: {"; ".join(allowed)}', flush=True)
+      print(f'{workdir} resumes with another config: {"; ".join(allowed)}', flush=True)
 
 
 def check_writable(workdir: str) -> None:
-  """Makes the folder where it is missing; InputError where nothing can be written into it."""
+  """Makes the folder where it is missing; InputError where it cannot be written into."""
   try:
     os.makedirs(workdir, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir} cannot be written into ({error}); everything that a '
-      'run leaves stands there.'
+      f'--workdir={workdir} cannot be written into ({error}); a run writes all its results there.'
     ) from error
 
 
@@ -76,19 +75,19 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
   """Refuses hosts that do not share the workdir, or were given different configs."""
   hosts.check_shared(workdir)
   first, *others = hosts.all_gather(_as_json(values))
-  for number, theirs in enumerate(others, 1):
-    for name, one, other in _differences(first, theirs):
+  for number, other in enumerate(others, 1):
+    for name, of_first, of_other in _differences(first, other):
       raise InputError(
-        f'host 0 was given config.{name}={one} and host {number} config.{name}='
-        f'{other}; all must be started with the same command.'
+        f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}; '
+        'all must be started with the same command.'
       )
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
   """Writes workdir/config.json: from now on the workdir belongs to this config.
 
-  Called when everything the user gave has been found good, so that a start that was
-  refused leaves the workdir to the corrected one.
+  Called once all that the user gave has passed its checks, so that a refused start leaves
+  the workdir to the corrected one.
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
@@ -96,9 +95,9 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Writes `value`, whole or not at all: a kill leaves what was there before.
+  """Writes `value`, completely or not at all: a kill leaves the previous file.
 
-  Of several hosts only the first does.
+  Of several hosts only the first writes.
   """
   if not hosts.is_first():
     return
@@ -116,7 +115,7 @@ def read_config(workdir: str) -> dict[str, Any]:
     return json.load(file)
 
 
-def _as_json(values):
+def _as_json(values: ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(values.to_dict()))
 
 
@@ -124,11 +123,11 @@ def _differences(
   old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
 ) -> list[tuple[str, Any, Any]]:
   """(dotted name, old value, new value) of all that differs between nested mappings."""
-  found = []
+  differences = []
   for name in sorted({*old, *new}):
     before, after = old.get(name), new.get(name)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-      found += _differences(before, after, f'{prefix}{name}.')
+      differences += _differences(before, after, f'{prefix}{name}.')
     elif before != after:
-      found.append((prefix + name, before, after))
-  return found
+      differences.append((prefix + name, before, after))
+  return differences

@@ -1,1 +1,1 @@
-"""The trials of a sweep, and processes that run them side by side."""
+"""What a sweep is made of: its trials, and a launcher that runs them in parallel."""

@@ -1,4 +1,4 @@
-"""Commands run on this machine, a few at a time: each with a log, none able to stop the others."""
+"""Runs commands on this machine, a few in parallel, each with a log; one failure stops no other."""
 
 import collections
 import contextlib
@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_POLL = 0.1  # seconds
-# Behind an exception's own line others may follow: notes of JAX, warnings while Python ends.
+_POLL_SECONDS = 0.1
+# The last line of a failed log need not be the error: after a traceback JAX may print notes, and
+# Python warnings at exit.
 _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
 
@@ -22,81 +23,94 @@ class Job(NamedTuple):
 
   name: str
   command: Sequence[str]
-  log: str  # the file that its output is added to
+  log: str  # the file that its output is appended to
 
 
 class Outcome(NamedTuple):
-  """What became of jobs; those not named have ended with exit status 0."""
+  """How jobs ended; those in neither field exited with status 0."""
 
-  failed: dict[str, str]  # by name: how it ended, with the last line of its log
-  unfinished: list[str]  # names of those that an interruption ended, or kept from starting
+  failed: dict[str, str]  # job name -> exit status or signal, and the error line of its log
+  unfinished: list[str]  # names of jobs that an interrupt stopped or kept from starting
 
 
-class _Running(NamedTuple):
-  place: str
+class _RunningJob(NamedTuple):
+  label: str  # e.g. '[2/6] ratio=0,seed=1'
   job: Job
   process: subprocess.Popen
-  log_start: int  # bytes in the log when it started
-  since: float
+  log_start: int  # size of the log when the command started, in bytes
+  started: float  # time.monotonic(), seconds
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
-  """Runs `jobs`, `parallel` at a time, and says on stdout how each goes.
+  """Runs `jobs`, at most `parallel` at a time, and reports their progress on stdout.
 
-  The first SIGINT, SIGTERM or SIGHUP ends the running ones by SIGTERM and waits for
-  them; a second one kills them. File descriptors `kept_open` are every job's too.
+  The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to the running jobs and waits for them; a
+  second one kills them.
+
+  Args:
+    jobs: in the order in which they start.
+    parallel: how many may run at the same time.
+    kept_open: file descriptors that every job inherits.
   """
-  waiting, running = collections.deque(enumerate(jobs, 1)), []
-  failed, unfinished, heard = {}, [], 0
-  with _interruptions() as signals:
+  waiting = collections.deque(enumerate(jobs, 1))
+  running: list[_RunningJob] = []
+  failed: dict[str, str] = {}
+  unfinished: list[str] = []
+  handled = 0  # signals
+  with _collect_signals() as signals:
     try:
       while running or (waiting and not signals):
         while waiting and len(running) < parallel and not signals:
           number, job = waiting.popleft()
-          running.append(_started(f'[{number}/{len(jobs)}] {job.name}', job, kept_open))
-        if len(signals) > heard:
-          heard = len(signals)
-          _end(running, by_force=heard > 1)
-        time.sleep(_POLL)
-        for one in [one for one in running if one.process.poll() is not None]:
-          running.remove(one)
-          status, spent = one.process.returncode, _duration(time.monotonic() - one.since)
+          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, kept_open))
+        if len(signals) > handled:
+          handled = len(signals)
+          _stop(running, by_force=handled > 1)
+        time.sleep(_POLL_SECONDS)
+        for ended in [entry for entry in running if entry.process.poll() is not None]:
+          running.remove(ended)
+          name, status = ended.job.name, ended.process.returncode
+          elapsed = _format_duration(time.monotonic() - ended.started)
           if status == 0:
-            print(f'{one.place}: ended after {spent}', flush=True)
+            print(f'{ended.label}: finished after {elapsed}', flush=True)
           elif signals:
-            print(f'{one.place}: interrupted after {spent}', flush=True)
-            unfinished.append(one.job.name)
+            print(f'{ended.label}: interrupted after {elapsed}', flush=True)
+            unfinished.append(name)
           else:
-            failed[one.job.name] = _reason(status, one.job.log, one.log_start)
-            print(f'{one.place}: failed after {spent}: {failed[one.job.name]}', flush=True)
-    finally:  # whatever went wrong here, nothing runs on unseen
-      for one in running:
-        os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.wait()
-  return Outcome(failed, unfinished + [job.name for _, job in waiting])
+            failed[name] = _failure_reason(status, ended.job.log, ended.log_start)
+            print(f'{ended.label}: failed after {elapsed}: {failed[name]}', flush=True)
+    finally:  # no job outlives an exception here
+      for entry in running:
+        os.killpg(entry.process.pid, signal.SIGKILL)
+        entry.process.wait()
+  return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
 
 
 @contextlib.contextmanager
-def _interruptions() -> Iterator[list[int]]:
-  """The signals received meanwhile; an exception instead could lose a job just started."""
-  received, before = [], {}
+def _collect_signals() -> Iterator[list[int]]:
+  """Yields a list that grows by each interrupt received in the block.
+
+  A handler that raised instead could do so between the start of a job and its registration.
+  """
+  received: list[int] = []
+  previous = {}
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
-      before[number] = signal.signal(number, lambda number, _: received.append(number))
+    if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+      previous[number] = signal.signal(number, lambda number, _: received.append(number))
   try:
     yield received
   finally:
-    for number, handler in before.items():
+    for number, handler in previous.items():
       signal.signal(number, handler)
 
 
-def _started(place: str, job: Job, kept_open) -> _Running:
+def _start(label: str, job: Job, kept_open: Sequence[int]) -> _RunningJob:
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
-    start = log.tell()
-    # A session of its own: Ctrl-C in a terminal is for this process to pass on.
+    log_start = log.tell()
+    # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
     process = subprocess.Popen(
       job.command,
       stdin=subprocess.DEVNULL,
@@ -105,29 +119,34 @@ def _started(place: str, job: Job, kept_open) -> _Running:
       start_new_session=True,
       pass_fds=kept_open,
     )
-  print(f'{place}: started, see {job.log}', flush=True)
-  return _Running(place, job, process, start, time.monotonic())
+  print(f'{label}: started, see {job.log}', flush=True)
+  return _RunningJob(
+    label=label, job=job, process=process, log_start=log_start, started=time.monotonic()
+  )
 
 
-def _end(running: Sequence[_Running], by_force: bool) -> None:
+def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
   if running and not by_force:
-    print(f'interrupted: waiting for {len(running)} to end; once more kills', flush=True)
-  for one in running:
+    print(
+      f'interrupted: waiting for {len(running)} running; interrupt again to kill them', flush=True
+    )
+  for entry in running:
     if by_force:
-      os.killpg(one.process.pid, signal.SIGKILL)  # with what it has started itself
+      os.killpg(entry.process.pid, signal.SIGKILL)  # its child processes too
     else:
-      one.process.terminate()
+      entry.process.terminate()
 
 
-def _reason(status: int, log: str, start: int) -> str:
+def _failure_reason(status: int, log: str, log_start: int) -> str:
+  """Exit status or signal, and the last error line of the log, or else its last line."""
   how = f'exit status {status}' if status > 0 else signal.Signals(-status).name
   with open(log, 'rb') as file:
-    file.seek(start)
+    file.seek(log_start)
     lines = [line.strip() for line in file.read().decode(errors='replace').splitlines()]
   lines = [line for line in lines if line]
   errors = [line for line in lines if _ERROR_LINE.match(line)]
   return f'{how}: {(errors or lines or ["its log is empty"])[-1]}'
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
   return str(datetime.timedelta(seconds=round(seconds)))

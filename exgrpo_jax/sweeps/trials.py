@@ -1,7 +1,7 @@
-"""The trials of a sweep: named overrides, made by grids and lists.
+"""The trials of a sweep: named config overrides, made by grids and lists.
 
-A file in configs/sweeps/ has a `get_sweep()` that returns trial name -> {dotted config
-key: value}. A trial's name is its folder's; 'seed' is a key like any other.
+A file in configs/sweeps/ defines a `get_sweep()` that returns trial name -> {dotted config key:
+value}. A trial runs in a folder of its name. 'seed' is a key like any other.
 """
 
 import itertools
@@ -13,71 +13,93 @@ from typing import Any
 
 from exgrpo_jax.errors import InputError
 
-Sweep = dict[str, dict[str, Any]]
+Sweep = dict[str, dict[str, Any]]  # trial name -> {dotted config key: value}
 
-_FOLDER = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
+_FOLDER_NAME = re.compile(r'\w[\w.,=+-]{0,199}', re.ASCII)
 
 
 def grid(axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Every combination of the values of `axes`, by dotted key; the last axis turns fastest.
+  """Every combination of the values of `axes`; the last axis varies fastest.
 
-  A trial is named by its values, as in 'ratio=0.25,seed=1'.
+  A trial is named after its values, as in 'ratio=0.25,seed=1'.
+
+  Args:
+    axes: dotted config key -> its values.
+
+  Raises:
+    InputError: two trials have the same name.
   """
-  return _joined(
+  return _collect(
     (','.join(map(_label, axes, values)), dict(zip(axes, values)))
     for values in itertools.product(*axes.values())
   )
 
 
 def listed(settings: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[Any]]) -> Sweep:
-  """Each of the named `settings` with every combination of `axes`: 'no_shaping,seed=1'."""
-  return _joined(
-    (','.join(filter(None, (name, more))), {**overrides, **values})
+  """Each of the named `settings` with every combination of `axes`.
+
+  A trial is named after its setting and its values, as in 'no_shaping,seed=1'.
+
+  Args:
+    settings: name -> {dotted config key: value}.
+    axes: as in `grid`; may be empty. Their values override those of a setting.
+
+  Raises:
+    InputError: two trials have the same name.
+  """
+  return _collect(
+    (','.join(filter(None, (name, values_name))), {**overrides, **values})
     for name, overrides in settings.items()
-    for more, values in grid(axes).items()
+    for values_name, values in grid(axes).items()
   )
 
 
 def load(path: str) -> Sweep:
-  """The trials of a sweep file; InputError where it gives none, or a name twice or unfit."""
+  """The trials of a sweep file.
+
+  Raises:
+    InputError: the file does not exist or fails, defines no trials, or names them so that they
+      cannot all have folders of their own.
+  """
   if not os.path.isfile(path):
     raise InputError(f'--sweep={path}: there is no such file; configs/sweeps/ has some.')
   try:
-    content = runpy.run_path(path)
-    if 'get_sweep' not in content:
+    definitions = runpy.run_path(path)
+    if 'get_sweep' not in definitions:
       raise InputError('it has no get_sweep(), which returns trial name -> {config key: value}.')
-    sweep = content['get_sweep']()
-  except Exception as error:  # the file is the user's, and so is whatever it raises
+    sweep = definitions['get_sweep']()
+  except Exception as error:  # the file is the user's code and may raise anything
     kind = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
     raise InputError(f'--sweep={path}: {kind}{error}') from error
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(
-      f'--sweep={path}: get_sweep() must return trial name -> {{config key: '
-      f'value}}, at least one, not {sweep!r}.'
+      f'--sweep={path}: get_sweep() must return trial name -> {{config key: value}}, at least one, '
+      f'not {sweep!r}.'
     )
   for name, overrides in sweep.items():
-    _check(path, name, overrides)
-  folders = {}
-  for name in sweep:  # some file systems take 'A' for 'a'
-    if (other := folders.setdefault(name.casefold(), name)) != name:
+    _check_trial(path, name, overrides)
+  names: dict[str, str] = {}
+  for name in sweep:
+    if (same := names.setdefault(name.casefold(), name)) != name:
       raise InputError(
-        f"--sweep={path}: '{other}' and '{name}' are one name, and each trial has "
-        'a folder of its name.'
+        f"--sweep={path}: trials '{same}' and '{name}' differ only in case, which some file "
+        'systems ignore, and each trial needs a folder of its own.'
       )
   return {name: dict(overrides) for name, overrides in sweep.items()}
 
 
 def without_seed(name: str) -> str:
-  """The name of what trials that differ only in seed have in common."""
-  return ','.join(part for part in name.split(',') if not re.fullmatch(r'seed=\d+', part))
+  """A trial's name without its seed: what the trials of one setting have in common."""
+  return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
-def _check(path, name, overrides):
-  if not isinstance(name, str) or not _FOLDER.fullmatch(name):
+def _check_trial(path: str, name: Any, overrides: Any) -> None:
+  """Refuses what a user's get_sweep() may return but is not a trial."""
+  if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
-      f'--sweep={path}: a trial cannot be named {name!r}, for its folder is named '
-      'so: letters, digits and _ . , = + - may be in it; trials.listed takes '
-      'names of your own.'
+      f'--sweep={path}: a trial cannot be named {name!r}, because its folder gets the same name: '
+      'it must start with a letter, a digit or _, may also contain . , = + - and has at most 200 '
+      'characters. trials.listed takes names that you choose.'
     )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise InputError(
@@ -85,22 +107,19 @@ def _check(path, name, overrides):
     )
 
 
-def _joined(pairs: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
-  """A mapping of pairs, which would lose those of one name without a word."""
-  sweep = {}
-  for name, overrides in pairs:
+def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
+  """As `dict`, which would silently drop all but the last of several trials with one name."""
+  sweep: Sweep = {}
+  for name, overrides in trials:
     if name in sweep:
       raise InputError(
-        f"two trials are named '{name}'; each value may stand once in an axis, and "
-        'each name once in a list.'
+        f"two trials are named '{name}'; list each value of an axis and each name of a setting "
+        'only once.'
       )
     sweep[name] = overrides
   return sweep
 
 
-def _label(key, value):
-  return (
-    f'{key.rpartition(".")[2]}={value:g}'
-    if isinstance(value, float)
-    else (f'{key.rpartition(".")[2]}={value}')
-  )
+def _label(key: str, value: Any) -> str:
+  text = f'{value:g}' if isinstance(value, float) else f'{value}'
+  return f'{key.rpartition(".")[2]}={text}'

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import objective
+from exgrpo_jax.algorithm import objective, terms
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.losses import LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
@@ -60,19 +60,19 @@ def test_normalised_advantages_have_unit_spread():
   ],
 )
 def test_shaping_and_its_gradient_are_the_hand_worked_ones(w, f, slope):
-  value, gradient = jax.value_and_grad(lambda x: objective.shaped(x, 0.1))(jnp.log(w))
+  value, gradient = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
   np.testing.assert_allclose([value, gradient], [f, slope], rtol=1e-5)
 
 
 def test_shaping_lifts_rare_tokens_and_damps_the_rest():
   turn = np.sqrt(0.1) - 0.1  # 0.216
   for w, lifts in [(turn * 0.99, True), (turn * 1.01, False)]:
-    slope = jax.grad(lambda x: objective.shaped(x, 0.1))(jnp.log(w))
+    slope = jax.grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
     assert (slope > w) == lifts
 
 
 def test_shaping_of_a_ratio_beyond_float32_stays_finite():
-  value, slope = jax.value_and_grad(lambda x: objective.shaped(x, 0.1))(jnp.float32(200.0))
+  value, slope = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.float32(200.0))
   assert value == 1 and slope == 0
 
 
@@ -194,7 +194,7 @@ def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
   trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
   sampler = np.log(np.array([0.25, 0.4, 0.1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
   sampler[3] = -200.0  # beyond float32's exp
-  found = objective.tis_weight(trainer, sampler, 3.0)
+  found = terms.tis_weight(trainer, sampler, 3.0)
   assert found.dtype == np.float32
   np.testing.assert_allclose(found, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Prompts: lines, the paper's, and chat templates as transformers renders them."""
+"""Tests of the prompt templates; chat templates must render as in transformers."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ STORED = CHECKPOINTS / 'qwen2_tied'
 SYSTEM, USER = Message('system', ' Be brief.\n'), Message('user', '1 < 2 & "3"?')
 ASSISTANT, MORE = Message('assistant', 'Yes: 1 < 2.'), Message('user', 'Zürich, \U0001f600?')
 
-# Of Llama 3.1's form: a begin token, a date, headers around roles, contents without outer spaces.
+# In the style of Llama 3.1: a begin token, a date, headers around roles, stripped contents.
 LLAMA = r"""
 {{- bos_token }}
 {#- Callers may give a date. #}
@@ -61,7 +61,10 @@ MACROS = """\
 
 @pytest.fixture
 def folder(tmp_path):
-  """A function that gives a checkpoint's folder with changes to its tokenizer_config.json."""
+  """A function that copies a checkpoint, with `changes` to its tokenizer_config.json.
+
+  None removes a field; `jinja` becomes chat_template.jinja.
+  """
 
   def make(jinja=None, **changes):
     copy = pathlib.Path(shutil.copytree(STORED, tmp_path / 'copy'))
@@ -75,7 +78,7 @@ def folder(tmp_path):
   return make
 
 
-# What apply_chat_template of transformers 5.23 gives for these templates.
+# The output of apply_chat_template in transformers 5.23 for these templates.
 CHATS = {
   'qwen_user': (
     None,
@@ -125,47 +128,47 @@ CHATS = {
 @pytest.mark.parametrize('name', CHATS)
 def test_chat_templates_render_as_in_transformers(name, folder):
   template, messages, expected = CHATS[name]
-  words = tokenizer.load(
+  loaded = tokenizer.load(
     folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
   )
-  assert words.render(messages, 'chat') == expected
+  assert loaded.render(messages, 'chat') == expected
 
 
 @pytest.mark.parametrize('name', CHATS)
-def test_chat_templates_render_as_in_transformers_live(name, folder):
+def test_chat_templates_render_as_in_the_installed_transformers(name, folder):
   transformers = pytest.importorskip('transformers')
   pytest.importorskip('torch')
   template, messages, _ = CHATS[name]
   path = folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
-  theirs = transformers.AutoTokenizer.from_pretrained(path)
-  rendered = theirs.apply_chat_template(
+  reference = transformers.AutoTokenizer.from_pretrained(path)
+  rendered = reference.apply_chat_template(
     [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
   )
-  words = tokenizer.load(path)
-  assert words.render(messages, 'chat') == rendered
-  assert words.encode(rendered) == theirs.encode(rendered, add_special_tokens=False)
+  loaded = tokenizer.load(path)
+  assert loaded.render(messages, 'chat') == rendered
+  assert loaded.encode(rendered) == reference.encode(rendered, add_special_tokens=False)
 
 
-def test_a_template_file_comes_before_the_one_in_the_settings(folder):
+def test_a_template_file_overrides_tokenizer_config(folder):
   assert tokenizer.load(folder(jinja='from the file')).render([USER], 'chat') == 'from the file'
 
 
-def test_of_several_templates_the_default_is_taken(folder):
+def test_the_default_of_several_templates_is_used(folder):
   several = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'yes'}]
   assert tokenizer.load(folder(chat_template=several)).render([USER], 'chat') == 'yes'
 
 
-def test_a_checkpoint_without_a_template_refuses_chat(folder):
-  words = tokenizer.load(folder(chat_template=None))
+def test_chat_is_refused_without_a_chat_template(folder):
+  loaded = tokenizer.load(folder(chat_template=None))
   with pytest.raises(
     InputError,
-    match="config.prompt.template='chat' needs a chat template, and .*/tokenizer.json has none",
+    match=r"config\.prompt\.template='chat' needs a chat template, and .*/tokenizer\.json has none",
   ):
-    words.render([USER], 'chat')
+    loaded.render([USER], 'chat')
 
 
 @pytest.mark.parametrize(
-  'template, reason',
+  ('template', 'reason'),
   [
     ('{{ raise_exception("roles must alternate") }}', 'roles must alternate'),
     ('{% if %}', 'Expected an expression'),
@@ -173,19 +176,19 @@ def test_a_checkpoint_without_a_template_refuses_chat(folder):
     ('{{ strftime_now("%Y") }}', "'strftime_now' is undefined"),
   ],
 )
-def test_a_template_that_fails_is_named(folder, template, reason):
-  words = tokenizer.load(folder(chat_template=template))
+def test_error_names_a_failing_template(folder, template, reason):
+  loaded = tokenizer.load(folder(chat_template=template))
   message = f'the chat template of .* fails \\(.*{reason}.*\\) on messages with the roles user;'
   with pytest.raises(InputError, match=message):
-    words.render([USER], 'chat')
+    loaded.render([USER], 'chat')
 
 
 @pytest.mark.parametrize(
-  'messages, expected',
+  ('messages', 'expected'),
   [
     pytest.param([Message('user', '1+2')], '1+2\n', id='question'),
     pytest.param(
-      [Message('system', 'Think.'), Message('user', '1+2')], '1+2\n', id='system_left_out'
+      [Message('system', 'Think.'), Message('user', '1+2')], '1+2\n', id='system_message_dropped'
     ),
     pytest.param(
       [Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')],
@@ -198,27 +201,29 @@ def test_plain_prompts_are_lines(messages, expected):
   assert prompt.render(messages, 'plain') == expected
 
 
-def test_the_papers_prompt_asks_for_thought_and_a_box_and_begins_the_thought():
+def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_section():
   rendered = prompt.render([USER], 'paper')
   assert rendered == f'{prompt.SYSTEM}\nUser: 1 < 2 & "3"?\nAssistant: <think>\n'
-  assert all(word in prompt.SYSTEM for word in ('<think>', '</think>', r'\boxed{}'))
+  assert all(tag in prompt.SYSTEM for tag in ('<think>', '</think>', r'\boxed{}'))
 
 
-def test_the_papers_prompt_uses_the_chat_template_and_keeps_a_system_message(folder):
-  words = tokenizer.load(folder())
-  assert words.render([SYSTEM, USER], 'paper') == words.render([SYSTEM, USER], 'chat') + '<think>\n'
-  own = [Message('system', prompt.SYSTEM), USER]
-  assert words.render([USER], 'paper') == words.render(own, 'chat') + '<think>\n'
+def test_the_paper_prompt_uses_the_chat_template_and_keeps_a_system_message(folder):
+  loaded = tokenizer.load(folder())
+  assert (
+    loaded.render([SYSTEM, USER], 'paper') == loaded.render([SYSTEM, USER], 'chat') + '<think>\n'
+  )
+  with_system = [Message('system', prompt.SYSTEM), USER]
+  assert loaded.render([USER], 'paper') == loaded.render(with_system, 'chat') + '<think>\n'
 
 
-def test_what_is_no_chat_begins_with_the_token_that_the_tokenizer_puts_first(folder):
-  """Llama 3's base models saw it before every text; their chat templates write it themselves."""
+def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
+  """Llama 3's base models were trained with it; their chat templates write it themselves."""
   path = folder(bos_token='<|endoftext|>')
   model = tokenizers.Tokenizer.from_file(str(path / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
     single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)]
   )
   model.save(str(path / 'tokenizer.json'))
-  words = tokenizer.load(path)
-  assert words.encode(words.render([USER], 'plain'))[:2] == [0, *words.encode('1')]
-  assert words.render([USER], 'chat').startswith('<|im_start|>')
+  loaded = tokenizer.load(path)
+  assert loaded.encode(loaded.render([USER], 'plain'))[:2] == [0, *loaded.encode('1')]
+  assert loaded.render([USER], 'chat').startswith('<|im_start|>')

@@ -1,4 +1,4 @@
-"""Questions: every kind of source and spec, how they are prepared, and their lengths."""
+"""Tests of questions: data specs, their preparation, and the limit on prompt lengths."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
 
 needs_real_data = pytest.mark.skipif(
-  not REAL_DATA.is_dir(), reason=f'the real data sets are not in {REAL_DATA}'
+  not REAL_DATA.is_dir(), reason=f'the real datasets are not in {REAL_DATA}'
 )
 
 LINES = [
@@ -26,23 +26,9 @@ LINES = [
 GOOD = {'question': 'q', 'answer': 'a'}
 
 
-@pytest.fixture
-def config(tmp_path):
-  return questions.Config(
-    train='',
-    evaluation=(),
-    question_field='',
-    answer_field='',
-    solution_field='',
-    default_kind='',
-    overlong='refuse',
-    cache_dir=str(tmp_path / 'cache'),
-  )
-
-
 @pytest.fixture(scope='module')
 def few_sums():
-  """The embedded task with 40 questions a split, so that tests need not wait for 30,000."""
+  """Limits the embedded task to 40 questions per split; generating all 30,000 takes long."""
   small = {name: split._replace(questions=40) for name, split in tasks.ARITHMETIC_SPLITS.items()}
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(tasks, 'ARITHMETIC_SPLITS', small)
@@ -50,7 +36,7 @@ def few_sums():
 
 
 class TinyQa(tfds.core.GeneratorBasedBuilder):
-  """A dataset that TFDS knows by name: tiny_qa."""
+  """A dataset registered with TFDS under the name tiny_qa."""
 
   VERSION = tfds.core.Version('1.0.0')
 
@@ -64,6 +50,7 @@ class TinyQa(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager):
+    del dl_manager  # nothing to download
     return {'validation': self._generate_examples()}
 
   def _generate_examples(self):
@@ -72,7 +59,7 @@ class TinyQa(tfds.core.GeneratorBasedBuilder):
 
 
 class BrokenQa(TinyQa):
-  """A dataset that TFDS knows, and that it cannot prepare here."""
+  """A dataset registered with TFDS that cannot be prepared."""
 
   def _generate_examples(self):
     raise ImportError('Failed to import TensorFlow.\nPlease install it.')
@@ -84,12 +71,19 @@ class BrokenQa(TinyQa):
 def test_a_tfds_name(config):
   dataset = questions.load(config, 'tiny_qa:validation[1:3]')
   assert list(dataset) == [
-    questions.Question(0, (Message('user', 'Was ist 1 größer?'),), '1', 'math', '', 'tiny_qa'),
-    questions.Question(1, (Message('user', 'Was ist 2 größer?'),), '2', 'math', '', 'tiny_qa'),
+    questions.Question(
+      row=row,
+      messages=(Message('user', f'Was ist {number} größer?'),),
+      answer=str(number),
+      kind='math',
+      solution='',
+      source='tiny_qa',
+    )
+    for row, number in enumerate([1, 2])
   ]
 
 
-def test_a_tfds_feature_that_is_not_there_is_named(config):
+def test_error_names_a_missing_tfds_feature(config):
   config = dataclasses.replace(config, answer_field='label')
   with pytest.raises(
     InputError,
@@ -99,13 +93,14 @@ def test_a_tfds_feature_that_is_not_there_is_named(config):
     questions.load(config, 'tiny_qa:validation')
 
 
-def test_a_bad_tfds_row_is_named_when_it_is_read(config):
+def test_error_names_an_invalid_tfds_row_on_reading_it(config):
   config = dataclasses.replace(config, question_field='hint')
   with pytest.raises(InputError, match="tiny_qa:validation: row 0: field 'hint' is ''"):
     questions.load(config, 'tiny_qa:validation')[0]
 
 
-def test_the_embedded_task(config, few_sums):
+@pytest.mark.usefixtures('few_sums')
+def test_the_embedded_task(config):
   dataset = questions.load(config, 'arithmetic:ood[10:15]')
   assert len(dataset) == 5
   expected = tasks.arithmetic_rows()['ood'][11]
@@ -119,8 +114,9 @@ def test_the_embedded_task(config, few_sums):
   )
 
 
+@pytest.mark.usefixtures('few_sums')
 @pytest.mark.parametrize(
-  'spec, message',
+  ('spec', 'message'),
   [
     pytest.param(
       'arithmetic:dev',
@@ -135,44 +131,44 @@ def test_the_embedded_task(config, few_sums):
     ),
     pytest.param(
       'no_such_data:train',
-      "'no_such_data' is neither an embedded task .arithmetic. nor a dataset that TFDS finds",
+      r"'no_such_data' is neither an embedded task \(arithmetic\) nor a dataset that TFDS finds",
       id='unknown_name',
     ),
     pytest.param(
       'no such name:train',
-      "TFDS could not give 'no such name' as array_record .*failed",
-      id='no_name_at_all',
+      r"TFDS could not prepare 'no such name' as array_record \(.*failed",
+      id='invalid_name',
     ),
     pytest.param(
       'broken_qa:validation',
-      "could not give 'broken_qa' as array_record .ImportError: "
-      r'Failed to import TensorFlow\.\); its builder',
-      id='a_builder_that_fails',
+      r"could not prepare 'broken_qa' as array_record \(ImportError: "
+      r'Failed to import TensorFlow\.\)\. Its builder',
+      id='failing_builder',
     ),
     pytest.param(
       'arithmetic', "data spec 'arithmetic' must be an embedded task's split", id='no_split'
     ),
-    pytest.param('', "data spec '' must be", id='nothing'),
+    pytest.param('', "data spec '' must be", id='empty'),
     pytest.param(
       'data/train.csv',
-      "data spec 'data/train.csv' must be .*jsonl or .*parquet",
+      r"data spec 'data/train\.csv' must be .*jsonl or .*parquet",
       id='unknown_kind_of_file',
     ),
-    pytest.param('absent/x.jsonl', 'absent/x.jsonl: there is no such file', id='missing_file'),
+    pytest.param('absent/x.jsonl', r'absent/x\.jsonl: there is no such file', id='missing_file'),
     pytest.param(
       'absent/x.parquet[:5]',
-      'absent/x.parquet: there is no such file',
+      r'absent/x\.parquet: there is no such file',
       id='missing_file_with_a_slice',
     ),
   ],
 )
-def test_what_names_no_data_is_refused(config, few_sums, spec, message):
+def test_a_spec_that_names_no_data_is_refused(config, spec, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, spec)
 
 
 @pytest.mark.parametrize(
-  'part, rows',
+  ('slicing', 'rows'),
   [
     ('[:3]', range(3)),
     ('[15:]', range(15, 20)),
@@ -182,31 +178,31 @@ def test_what_names_no_data_is_refused(config, few_sums, spec, message):
     ('', range(20)),
   ],
 )
-def test_slices_are_those_of_tfds(config, jsonl, part, rows):
-  dataset = questions.load(config, jsonl(*LINES) + part)
+def test_slices_have_tfds_semantics(config, jsonl, slicing, rows):
+  dataset = questions.load(config, jsonl(*LINES) + slicing)
   assert [question.answer for question in dataset] == [str(row + 1) for row in rows]
   assert [question.row for question in dataset] == list(range(len(rows)))
 
 
 @pytest.mark.parametrize(
-  'part, message',
+  ('slicing', 'message'),
   [
-    ('[:21]', r'the slice \[:21\] must be .* within the 20 rows'),
-    ('[]', r'the slice \[\] must be'),
-    ('[x:]', 'must be as in TFDS'),
-    ('[3]', 'must be as in TFDS'),
-    ('[:200%]', 'must be as in TFDS'),
-    ('[5:5]', 'holds none of the 20 rows'),
-    ('[9:3]', 'holds none of the 20 rows'),
-    ('[20:]', 'holds none of the 20 rows'),
+    ('[:21]', r'the slice \[:21\] must follow TFDS syntax, .* within the 20 rows'),
+    ('[]', r'the slice \[\] must follow TFDS syntax'),
+    ('[x:]', 'must follow TFDS syntax'),
+    ('[3]', 'must follow TFDS syntax'),
+    ('[:200%]', 'must follow TFDS syntax'),
+    ('[5:5]', 'selects none of the 20 rows'),
+    ('[9:3]', 'selects none of the 20 rows'),
+    ('[20:]', 'selects none of the 20 rows'),
   ],
 )
-def test_a_slice_that_cannot_be_is_refused(config, jsonl, part, message):
+def test_an_invalid_slice_is_refused(config, jsonl, slicing, message):
   with pytest.raises(InputError, match=message):
-    questions.load(config, jsonl(*LINES) + part)
+    questions.load(config, jsonl(*LINES) + slicing)
 
 
-def test_rows_outside_a_dataset_are_an_index_error(config, jsonl):
+def test_rows_out_of_range_raise_index_error(config, jsonl):
   dataset = questions.load(config, jsonl(*LINES) + '[:4]')
   assert dataset[np.int64(3)].answer == '4'
   for row in (4, -1):
@@ -221,7 +217,7 @@ def prepared(config):
   return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.1.0'))
 
 
-def test_a_file_is_prepared_once_and_anew_when_it_or_its_fields_change(config, jsonl):
+def test_a_file_is_prepared_once_and_again_if_it_or_its_fields_change(config, jsonl):
   path = jsonl(*LINES)
   questions.load(config, path)
   first = prepared(config)
@@ -237,18 +233,18 @@ def test_a_file_is_prepared_once_and_anew_when_it_or_its_fields_change(config, j
   assert len(prepared(config)) == 4
 
 
-def test_an_error_or_a_kill_leaves_nothing_that_reads_as_prepared(config, jsonl):
+def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(config, jsonl):
   path = jsonl(*LINES)
   script = f"""
 import os
 from exgrpo_jax.data import questions, records
 rows = records.jsonl_rows
-def killed(*args):
+def killed_at_row_10(*args):
   for number, row in enumerate(rows(*args)):
     if number == 10:
       os._exit(9)
     yield row
-records.jsonl_rows = killed
+records.jsonl_rows = killed_at_row_10
 questions.load(questions.{config!r}, {path!r})
 """
   assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
@@ -260,24 +256,24 @@ questions.load(questions.{config!r}, {path!r})
   assert len(prepared(config)) == 1
 
 
-def test_two_that_prepare_at_once_both_read_it_whole(config, jsonl, monkeypatch):
-  path, found, both = jsonl(*LINES), [], threading.Barrier(2, timeout=30)
-  rows = records.jsonl_rows
+def test_two_threads_can_prepare_the_same_file_at_once(config, jsonl, monkeypatch):
+  path, lengths, barrier = jsonl(*LINES), [], threading.Barrier(2, timeout=30)
+  jsonl_rows = records.jsonl_rows
 
-  def slowly(*args):
-    yield from rows(*args)
-    both.wait()  # neither renames before the other has begun to write
+  def rows_then_wait(*args):
+    yield from jsonl_rows(*args)
+    barrier.wait()  # neither thread renames its folder before the other has begun to write
 
-  monkeypatch.setattr(records, 'jsonl_rows', slowly)
+  monkeypatch.setattr(records, 'jsonl_rows', rows_then_wait)
   threads = [
-    threading.Thread(target=lambda: found.append(len(questions.load(config, path))))
+    threading.Thread(target=lambda: lengths.append(len(questions.load(config, path))))
     for _ in range(2)
   ]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  assert found == [20, 20]
+  assert lengths == [20, 20]
   assert len(prepared(config)) == 1
 
 
@@ -316,11 +312,11 @@ def test_the_benchmarks_of_the_paper(config):
 # ---- Prompts over the limit ----
 
 
-def test_prompts_of_just_the_limit_are_kept():
+def test_prompts_of_exactly_the_limit_are_kept():
   assert questions.check_prompts('x', np.array([3, 5]), 5, 'refuse').tolist() == [0, 1]
 
 
-def test_an_overlong_prompt_is_refused_with_all_that_is_needed_to_act():
+def test_the_error_for_an_overlong_prompt_says_how_to_fix_it():
   with pytest.raises(
     InputError,
     match=r'^arithmetic:train: the prompt of row 1 has 6 tokens, '
@@ -333,6 +329,6 @@ def test_overlong_prompts_are_dropped():
   assert questions.check_prompts('x', np.array([6, 5, 9, 1]), 5, 'drop').tolist() == [1, 3]
 
 
-def test_everything_dropped_is_refused():
-  with pytest.raises(InputError, match='all of its 2 prompts exceed the limit of 5 .*shortest'):
+def test_dropping_every_prompt_is_refused():
+  with pytest.raises(InputError, match=r'all of its 2 prompts exceed the limit of 5 .*shortest'):
     questions.check_prompts('x', np.array([6, 7]), 5, 'drop')

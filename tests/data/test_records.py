@@ -1,4 +1,4 @@
-"""Records: every kind of file, and every way its content can be wrong."""
+"""Tests of records: the file formats, and the ways in which their content can be invalid."""
 
 import dataclasses
 import pathlib
@@ -15,20 +15,6 @@ LINES = [
   {'question': f'What is {i}+1?', 'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'}
   for i in range(20)
 ]
-
-
-@pytest.fixture
-def config(tmp_path):
-  return questions.Config(
-    train='',
-    evaluation=(),
-    question_field='',
-    answer_field='',
-    solution_field='',
-    default_kind='',
-    overlong='refuse',
-    cache_dir=str(tmp_path / 'cache'),
-  )
 
 
 VERL = {
@@ -52,7 +38,7 @@ def parquet(tmp_path):
 # ---- jsonl ----
 
 
-def test_gsm8k_fields_by_default(config, jsonl):
+def test_gsm8k_fields_are_the_default(config, jsonl):
   path = jsonl(*LINES)
   dataset = questions.load(config, path)
   assert len(dataset) == 20
@@ -67,7 +53,7 @@ def test_gsm8k_fields_by_default(config, jsonl):
   assert [question.row for question in dataset] == list(range(20))
 
 
-def test_fields_may_be_named(config, jsonl):
+def test_field_names_can_be_configured(config, jsonl):
   config = dataclasses.replace(
     config, question_field='problem', answer_field='truth', solution_field='proof'
   )
@@ -84,28 +70,28 @@ def test_fields_may_be_named(config, jsonl):
 
 
 @pytest.mark.parametrize(
-  'answer, truth, solution',
+  ('answer', 'truth', 'solution'),
   [
     pytest.param('72', '72', '', id='bare'),
     pytest.param('two\n#### 1,234', '1,234', 'two\n#### 1,234', id='commas_are_kept'),
-    pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='the_last_one_counts'),
+    pytest.param('#### 1\n#### 2\n', '2', '#### 1\n#### 2\n', id='last_one_counts'),
     pytest.param('48/2 = $<<48/2=24>>24\n#### 24', '24', '48/2 = $24\n#### 24', id='calculator'),
     pytest.param('$\\frac{1}{2}$', '$\\frac{1}{2}$', '', id='latex'),
   ],
 )
-def test_answers_of_gsm8k(config, jsonl, answer, truth, solution):
+def test_gsm8k_answers(config, jsonl, answer, truth, solution):
   question = questions.load(config, jsonl({'question': 'q', 'answer': answer}))[0]
   assert (question.answer, question.solution) == (truth, solution)
 
 
-def test_numbers_stay_as_they_are_written(config, jsonl):
+def test_numbers_keep_their_spelling(config, jsonl):
   dataset = questions.load(config, jsonl('{"question": "q", "answer": 0.50}'))
   assert dataset[0].answer == '0.50'
 
 
-def test_blank_lines_are_no_rows_but_count_as_lines(config, jsonl):
+def test_blank_lines_are_skipped_but_counted_in_line_numbers(config, jsonl):
   assert len(questions.load(config, jsonl(LINES[0], '', '  ', LINES[1], ''))) == 2
-  with pytest.raises(InputError, match=r'train.jsonl:3: not valid JSON'):
+  with pytest.raises(InputError, match=r'train\.jsonl:3: not valid JSON'):
     questions.load(config, jsonl(LINES[0], '', '{'))
 
 
@@ -113,10 +99,12 @@ GOOD = {'question': 'q', 'answer': 'a'}
 
 
 @pytest.mark.parametrize(
-  'line, message',
+  ('line', 'message'),
   [
     pytest.param('{"question": "q", "answ', r'train\.jsonl:2: not valid JSON', id='cut_off'),
-    pytest.param('["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='no_object'),
+    pytest.param(
+      '["q", "a"]', r"train\.jsonl:2: \['q', 'a'\] is not an object", id='not_an_object'
+    ),
     pytest.param(
       {'question': 'q', 'solution': 'a'},
       r"train\.jsonl:2: no field 'answer' \(has: 'question', 'solution'\); "
@@ -129,45 +117,49 @@ GOOD = {'question': 'q', 'answer': 'a'}
       id='missing_question',
     ),
     pytest.param(
-      {'question': 'q', 'answer': None}, "train.jsonl:2: field 'answer' is null; it must", id='null'
+      {'question': 'q', 'answer': None},
+      r"train\.jsonl:2: field 'answer' is null; it must",
+      id='null',
     ),
     pytest.param(
       {'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must", id='list'
     ),
-    pytest.param({'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='truth'),
+    pytest.param(
+      {'question': 'q', 'answer': True}, "field 'answer' is True; it must", id='boolean'
+    ),
     pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
     pytest.param(
       {'question': 'q', 'answer': 'so\n#### \n'},
       "nothing follows the last '#### '",
-      id='nothing_behind_the_mark',
+      id='nothing_after_the_mark',
     ),
     pytest.param(
       '{"question": "\\ud800", "answer": "a"}',
       "field 'question' is not valid Unicode",
-      id='half_a_character',
+      id='lone_surrogate',
     ),
   ],
 )
-def test_a_bad_line_is_named(config, jsonl, line, message):
+def test_error_names_the_invalid_line(config, jsonl, line, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(GOOD, line))
 
 
-def test_a_line_that_is_not_utf8_is_named(config, tmp_path):
+def test_error_names_the_line_that_is_not_utf8(config, tmp_path):
   (tmp_path / 'latin.jsonl').write_bytes('{"question": "é", "answer": "a"}'.encode('latin-1'))
-  with pytest.raises(InputError, match='latin.jsonl:1: not valid JSON .*UTF-8'):
+  with pytest.raises(InputError, match=r'latin\.jsonl:1: not valid JSON .*UTF-8'):
     questions.load(config, str(tmp_path / 'latin.jsonl'))
 
 
-def test_an_ill_typed_solution_is_named(config, jsonl):
+def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
   config = dataclasses.replace(config, solution_field='proof')
-  with pytest.raises(InputError, match=r"train.jsonl:1: field 'proof' is \['x'\]"):
+  with pytest.raises(InputError, match=r"train\.jsonl:1: field 'proof' is \['x'\]"):
     questions.load(config, jsonl({**GOOD, 'proof': ['x']}))
 
 
 @pytest.mark.parametrize('content', ['', '\n\n'], ids=['empty', 'blank_lines'])
 def test_an_empty_file_is_refused(config, jsonl, content):
-  with pytest.raises(InputError, match='train.jsonl: the file holds no question'):
+  with pytest.raises(InputError, match=r'train\.jsonl: the file holds no question'):
     questions.load(config, jsonl(content))
 
 
@@ -187,7 +179,7 @@ def test_verl_columns(config, parquet):
 
 
 @pytest.mark.parametrize(
-  'source, style, default, kind',
+  ('source', 'style', 'default', 'kind'),
   [
     ('gpqa', 'rule', '', 'choice'),
     ('math', 'rule', 'text', 'math'),
@@ -196,15 +188,15 @@ def test_verl_columns(config, parquet):
     ('mine', 'math', '', 'math'),
   ],
 )
-def test_the_source_or_the_style_says_how_answers_are_compared(
+def test_source_or_style_determines_how_answers_are_compared(
   config, parquet, source, style, default, kind
 ):
   row = {**VERL, 'data_source': source, 'reward_model': {'ground_truth': '2', 'style': style}}
-  (found,) = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
-  assert found.kind == kind
+  (question,) = questions.load(dataclasses.replace(config, default_kind=default), parquet(row))
+  assert question.kind == kind
 
 
-def test_a_row_without_a_style_goes_by_its_source(config, parquet):
+def test_without_a_style_the_source_decides(config, parquet):
   row = {**VERL, 'data_source': 'arc_c', 'reward_model': {'ground_truth': 'A'}}
   assert questions.load(config, parquet(row))[0].kind == 'choice'
 
@@ -217,14 +209,16 @@ def test_a_parquet_column_of_solutions(config, parquet):
 
 
 @pytest.mark.parametrize('column', ['data_source', 'prompt', 'reward_model'])
-def test_a_missing_column_is_named_with_those_there_are(config, parquet, column):
+def test_error_names_a_missing_column_and_the_present_ones(config, parquet, column):
   row = {name: value for name, value in VERL.items() if name != column}
-  with pytest.raises(InputError, match=f"bench.parquet: no column '{column}' .has: .*'extra_info'"):
+  with pytest.raises(
+    InputError, match=rf"bench\.parquet: no column '{column}' \(has: .*'extra_info'"
+  ):
     questions.load(config, parquet(row))
 
 
 @pytest.mark.parametrize(
-  'change, message',
+  ('change', 'message'),
   [
     pytest.param(
       {'reward_model': {'ground_truth': None, 'style': 'rule'}},
@@ -232,7 +226,9 @@ def test_a_missing_column_is_named_with_those_there_are(config, parquet, column)
       id='null_truth',
     ),
     pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
-    pytest.param({'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='no_turn'),
+    pytest.param(
+      {'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='empty_prompt'
+    ),
     pytest.param(
       {'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool', id='unknown_role'
     ),
@@ -244,8 +240,8 @@ def test_a_missing_column_is_named_with_those_there_are(config, parquet, column)
     pytest.param({'data_source': None}, "row 1: field 'data_source' is null", id='null_source'),
     pytest.param(
       {'data_source': 'mine'},
-      r"row 1: data_source 'mine' is not .*\(aime, .*mmlu_pro\)"
-      '.*config.data.default_kind',
+      r"row 1: data_source 'mine' is not a known one \(aime, .*mmlu_pro\)"
+      r'.*config\.data\.default_kind',
       id='unknown_source',
     ),
     pytest.param(
@@ -255,29 +251,31 @@ def test_a_missing_column_is_named_with_those_there_are(config, parquet, column)
     ),
   ],
 )
-def test_a_bad_parquet_row_is_named(config, parquet, change, message):
+def test_error_names_the_invalid_parquet_row(config, parquet, change, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, parquet(VERL, {**VERL, **change}))
 
 
-def test_a_prompt_that_is_text_is_refused(config, parquet):
-  with pytest.raises(InputError, match="row 0: prompt is 'What.*must be a list of chat messages"):
+def test_a_text_prompt_is_refused(config, parquet):
+  with pytest.raises(InputError, match=r"row 0: prompt is 'What.*must be a list of chat messages"):
     questions.load(config, parquet({**VERL, 'prompt': 'What is 1+1?'}))
 
 
-def test_a_reward_model_that_is_text_is_refused(config, parquet):
-  with pytest.raises(InputError, match="row 0: reward_model is '2'; it must hold ground_truth"):
+def test_a_text_reward_model_is_refused(config, parquet):
+  with pytest.raises(
+    InputError, match="row 0: reward_model is '2'; it must be a struct with ground_truth"
+  ):
     questions.load(config, parquet({**VERL, 'reward_model': '2'}))
 
 
 def test_a_parquet_without_rows_is_refused(config, tmp_path):
   pq.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / 'none.parquet')
-  with pytest.raises(InputError, match='none.parquet: the file holds no question'):
+  with pytest.raises(InputError, match=r'none\.parquet: the file holds no question'):
     questions.load(config, str(tmp_path / 'none.parquet'))
 
 
-def test_half_a_parquet_file_is_refused(config, parquet):
+def test_a_truncated_parquet_file_is_refused(config, parquet):
   path = pathlib.Path(parquet(VERL))
   path.write_bytes(path.read_bytes()[:-20])
-  with pytest.raises(InputError, match='not a whole parquet file'):
+  with pytest.raises(InputError, match='not a complete parquet file'):
     questions.load(config, str(path))

@@ -1,4 +1,4 @@
-"""Tokenizers: any text comes back, training repeats to the byte, ends are found."""
+"""Tests of tokenizers: lossless round trips, deterministic training, end-of-sequence tokens."""
 
 import json
 
@@ -22,9 +22,9 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-  """A function that writes a small tokenizer.json, and the JSON files beside it, to a folder."""
+  """A function that writes a small tokenizer.json to a folder, with `companions` beside it."""
 
-  def write(special, **beside):
+  def write(special_tokens, **companions):
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = tokenizers.decoders.ByteLevel()
@@ -32,13 +32,13 @@ def checkpoint(tmp_path):
       TEXTS,
       tokenizers.trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=special,
+        special_tokens=special_tokens,
         show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
       ),
     )
     model.save(str(tmp_path / 'tokenizer.json'))
-    for name, content in beside.items():
+    for name, content in companions.items():
       (tmp_path / f'{name}.json').write_text(json.dumps(content))
     return tmp_path
 
@@ -56,24 +56,24 @@ ANY_TEXT = pytest.mark.parametrize(
     pytest.param(r'$\frac{1}{2} \leq x^{10}$', id='latex'),
     pytest.param('Zürich, 日本, e\u0301, \U0001f600', id='unicode_not_normalised'),
     pytest.param('tab\tand\r\nreturn\xa0\u3000', id='other_white_space'),
-    pytest.param('a\u2581b', id='the_character_that_stands_for_a_space'),
+    pytest.param('a\u2581b', id='space_symbol'),
     pytest.param('</s><pad><unk><0x0A>', id='names_of_pieces'),
   ],
 )
 
 
 @ANY_TEXT
-def test_any_text_comes_back_from_a_trained_tokenizer(trained, text):
+def test_a_trained_tokenizer_round_trips_any_text(trained, text):
   assert trained.decode(trained.encode(text)) == text
 
 
 @ANY_TEXT
-def test_any_text_comes_back_from_a_byte_level_tokenizer_json(checkpoint, text):
+def test_a_byte_level_tokenizer_json_round_trips_any_text(checkpoint, text):
   loaded = tokenizer.load(checkpoint(['<|endoftext|>']))
   assert loaded.decode(loaded.encode(text)) == text
 
 
-def test_two_trainings_give_the_same_bytes(tmp_path):
+def test_training_is_deterministic(tmp_path):
   tokenizer.train(TEXTS, 300, tmp_path / 'first.model')
   tokenizer.train(iter(TEXTS), 300, tmp_path / 'another' / 'second.model')
   first, second = tmp_path / 'first.model', tmp_path / 'another' / 'second.model'
@@ -81,57 +81,58 @@ def test_two_trainings_give_the_same_bytes(tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['another', 'first.model']
 
 
-def test_digits_are_pieces_of_their_own(trained):
+def test_digits_are_separate_pieces(trained):
   assert len(trained.encode('1234')) == 4
 
 
-def test_a_newline_is_never_merged_with_what_stands_beside_it(tmp_path):
+def test_a_newline_is_never_merged_with_its_neighbours(tmp_path):
   tokenizer.train(['}.\n\n(\n'] * 20, 300, tmp_path / 'lines.model')
-  words = tokenizer.load(tmp_path / 'lines.model')
-  (newline,) = words.encode('\n')
-  assert words.encode('}.\n\n(') == [*words.encode('}.'), newline, newline, *words.encode('(')]
+  trained = tokenizer.load(tmp_path / 'lines.model')
+  (newline,) = trained.encode('\n')
+  expected = [*trained.encode('}.'), newline, newline, *trained.encode('(')]
+  assert trained.encode('}.\n\n(') == expected
 
 
 def test_frequent_text_is_merged(trained):
   assert len(trained.encode(r'\boxed{')) < len(r'\boxed{')
 
 
-def test_a_long_text_is_learnt_from_too(tmp_path):
-  tokenizer.train(['qz' * 5000], 270, tmp_path / 'long.model')  # SentencePiece drops it by default
+def test_long_texts_are_not_skipped(tmp_path):
+  tokenizer.train(['qz' * 5000], 270, tmp_path / 'long.model')  # SentencePiece's default skips it
   assert len(tokenizer.load(tmp_path / 'long.model').encode('qz')) == 1
 
 
-def test_a_vocabulary_larger_than_the_text_fills_is_cut(tmp_path):
+def test_vocab_size_is_only_a_maximum(tmp_path):
   tokenizer.train(TEXTS, 50_000, tmp_path / 'large.model')
   assert tokenizer.load(tmp_path / 'large.model').vocab_size < 400
 
 
-def test_the_smallest_vocabulary_works_and_one_less_is_refused(tmp_path):
+def test_the_smallest_possible_vocabulary_works_and_a_smaller_one_is_refused(tmp_path):
   least = 4 + 256 + len('ab+')  # reserved, bytes, characters
   tokenizer.train(['ab+', 'ba\n'], least, tmp_path / 'least.model')
   assert tokenizer.load(tmp_path / 'least.model').vocab_size == least
-  with pytest.raises(InputError, match='config.tokenizer.vocab_size=262 must be at least 263'):
+  with pytest.raises(InputError, match=r'config\.tokenizer\.vocab_size=262 must be at least 263'):
     tokenizer.train(['ab+', 'ba\n'], least - 1, tmp_path / 'less.model')
   assert not (tmp_path / 'less.model').exists()
 
 
-def test_no_text_to_train_on_is_refused(tmp_path):
+def test_training_without_text_is_refused(tmp_path):
   with pytest.raises(InputError, match='has no text'):
     tokenizer.train(['', '\n'], 300, tmp_path / 'none.model')
 
 
-def test_special_and_unknown_ids_leave_no_text(trained):
+def test_special_and_unknown_ids_decode_to_nothing(trained):
   ids = trained.encode('12+7')
   assert len(trained.eos_ids) == 1
   noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
   assert trained.decode(np.array([*noise, *ids, *noise])) == '12+7'
 
 
-def test_ids_of_a_byte_outside_utf8_do_not_crash(trained):
+def test_a_byte_that_is_not_utf8_decodes_to_the_replacement_character(trained):
   assert trained.decode([trained.encode('\xff')[0]]) == '\ufffd'
 
 
-def test_saved_and_loaded_a_trained_tokenizer_is_the_same(trained, tmp_path):
+def test_saving_and_loading_keeps_a_trained_tokenizer(trained, tmp_path):
   trained.save(tmp_path / 'copy')
   copy = tokenizer.load(tmp_path / 'copy')
   assert copy.encode(TEXTS[1]) == trained.encode(TEXTS[1])
@@ -139,42 +140,42 @@ def test_saved_and_loaded_a_trained_tokenizer_is_the_same(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'beside, ends',
+  ('companions', 'eos_ids'),
   [
     pytest.param({}, (1, 0), id='known_names'),
-    pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='the_written_one'),
+    pytest.param({'tokenizer_config': {'eos_token': '<|endoftext|>'}}, (1,), id='eos_token'),
     pytest.param(
-      {'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='as_an_object'
+      {'tokenizer_config': {'eos_token': {'content': '<end>'}}}, (2,), id='eos_token_as_an_object'
     ),
-    pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='where_generation_stops'),
+    pytest.param({'generation_config': {'eos_token_id': 2}}, (2,), id='generation_config'),
     pytest.param(
       {
         'tokenizer_config': {'eos_token': '<|im_end|>'},
         'generation_config': {'eos_token_id': [1, 0]},
       },
       (0, 1),
-      id='written_comes_first',
+      id='eos_token_comes_first',
     ),
   ],
 )
-def test_ends_of_a_tokenizer_json(checkpoint, beside, ends):
-  folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **beside)
-  assert tokenizer.load(folder).eos_ids == ends
+def test_eos_ids_of_a_tokenizer_json(checkpoint, companions, eos_ids):
+  folder = checkpoint(['<|im_end|>', '<|endoftext|>', '<end>'], **companions)
+  assert tokenizer.load(folder).eos_ids == eos_ids
 
 
-def test_a_tokenizer_json_without_an_end_is_refused(checkpoint):
+def test_a_tokenizer_json_without_an_eos_token_is_refused(checkpoint):
   with pytest.raises(InputError, match='no end-of-sequence token; name one as eos_token'):
     tokenizer.load(checkpoint(['<other>']))
 
 
-def test_special_and_out_of_range_ids_leave_no_text_in_tokenizer_json(checkpoint):
+def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(checkpoint):
   loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
   ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
   assert loaded.eos_ids[0] in ids
   assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
 
 
-def test_no_end_or_begin_token_is_added(checkpoint):
+def test_encode_adds_no_begin_or_end_token(checkpoint):
   folder = checkpoint(['<|endoftext|>'])
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
@@ -185,13 +186,13 @@ def test_no_end_or_begin_token_is_added(checkpoint):
   assert tokenizer.load(folder).encode('12')[0] != 0
 
 
-def test_padding_is_the_named_token_or_0(checkpoint):
+def test_pad_id_is_that_of_the_pad_token_or_0(checkpoint):
   assert tokenizer.load(checkpoint(['<|endoftext|>', '<pad>'])).pad_id == 0
   named = checkpoint(['<|endoftext|>', '<pad>'], tokenizer_config={'pad_token': '<pad>'})
   assert tokenizer.load(named).pad_id == 1
 
 
-def test_saved_and_loaded_a_tokenizer_json_keeps_its_end(checkpoint, tmp_path):
+def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, tmp_path):
   loaded = tokenizer.load(checkpoint(['<other>', '<end>'], tokenizer_config={'eos_token': '<end>'}))
   loaded.save(tmp_path / 'copy')
   copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
@@ -200,16 +201,16 @@ def test_saved_and_loaded_a_tokenizer_json_keeps_its_end(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name, content, message',
+  ('name', 'content', 'message'),
   [
-    pytest.param('absent', None, 'must be a tokenizer.json, .* and there is none', id='absent'),
-    pytest.param('x.txt', b'text', 'must be a tokenizer.json', id='another_kind_of_file'),
+    pytest.param('absent', None, r'must be a tokenizer\.json, .* and there is none', id='absent'),
+    pytest.param('x.txt', b'text', r'must be a tokenizer\.json', id='unknown_suffix'),
     pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
     pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
-    pytest.param('tokenizer.json', b'{}', 'not a tokenizer.json', id='another_json'),
+    pytest.param('tokenizer.json', b'{}', r'not a tokenizer\.json', id='other_json'),
   ],
 )
-def test_what_cannot_be_loaded_is_refused(tmp_path, name, content, message):
+def test_a_file_that_cannot_be_loaded_is_refused(tmp_path, name, content, message):
   if content is not None:
     (tmp_path / name).write_bytes(content)
   with pytest.raises(InputError, match=message):
@@ -221,7 +222,7 @@ def test_an_empty_folder_is_refused(tmp_path):
     tokenizer.load(tmp_path)
 
 
-def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path):
+def test_a_sentencepiece_model_without_an_eos_piece_is_refused(tmp_path):
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(TEXTS),
     model_prefix=str(tmp_path / 'endless'),
@@ -235,7 +236,7 @@ def test_a_sentencepiece_model_without_an_end_is_refused(tmp_path):
     tokenizer.load(tmp_path / 'endless.model')
 
 
-def test_padding_and_truncation_of_another_use_are_off(checkpoint):
+def test_padding_and_truncation_are_disabled(checkpoint):
   folder = checkpoint(['<|endoftext|>'])
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   model.enable_padding(length=9)

@@ -1,4 +1,4 @@
-"""config.json to a shape and back, and what is refused."""
+"""Tests of architecture: config.json to model.Config and back, and what is refused."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.policy import model
 from tests.helpers.tiny import ROPE
 
-# Fields as in the published config.json of Qwen2.5-Math-1.5B and Llama-3.1-8B.
+# The published config.json of Qwen2.5-Math-1.5B and Llama-3.1-8B.
 QWEN = {
   'architectures': ['Qwen2ForCausalLM'],
   'attention_dropout': 0.0,
@@ -70,7 +70,7 @@ def parse(values, **changes):
   return architecture.parse(values | changes, 'config.json', 'float32')
 
 
-def test_the_shape_of_qwen2_5_math():
+def test_config_of_qwen2_5_math():
   assert parse(QWEN) == model.Config(
     vocab_size=151936,
     width=1536,
@@ -88,7 +88,7 @@ def test_the_shape_of_qwen2_5_math():
   )
 
 
-def test_the_shape_of_llama_3_1():
+def test_config_of_llama_3_1():
   assert parse(LLAMA) == model.Config(
     vocab_size=128256,
     width=4096,
@@ -106,12 +106,12 @@ def test_the_shape_of_llama_3_1():
   )
 
 
-def test_qwen3_norms_queries_and_keys_and_has_no_bias():
-  found = parse(QWEN, architectures=['Qwen3ForCausalLM'], head_dim=64)
-  assert (found.query_key_norm, found.attention_bias, found.head_size) == (True, False, 64)
+def test_qwen3_has_query_key_norm_and_no_bias():
+  config = parse(QWEN, architectures=['Qwen3ForCausalLM'], head_dim=64)
+  assert (config.query_key_norm, config.attention_bias, config.head_size) == (True, False, 64)
 
 
-def test_what_transformers_leaves_out_is_what_it_takes_instead():
+def test_missing_fields_have_the_defaults_of_transformers():
   sparse = {
     name: value
     for name, value in LLAMA.items()
@@ -124,13 +124,13 @@ def test_what_transformers_leaves_out_is_what_it_takes_instead():
       'rope_scaling',
     )
   }
-  found = parse(sparse)
-  assert (found.num_kv_heads, found.tied_embeddings, found.norm_epsilon) == (32, False, 1e-6)
-  assert found.rope == ROPE
+  config = parse(sparse)
+  assert (config.num_kv_heads, config.tied_embeddings, config.norm_epsilon) == (32, False, 1e-6)
+  assert config.rope == ROPE
 
 
 @pytest.mark.parametrize(
-  'scaling, expected',
+  ('scaling', 'expected'),
   [
     pytest.param(None, dataclasses.replace(ROPE, theta=5e5), id='none'),
     pytest.param(LLAMA['rope_scaling'], LLAMA_ROPE, id='llama3'),
@@ -141,29 +141,32 @@ def test_what_transformers_leaves_out_is_what_it_takes_instead():
     ),
   ],
 )
-def test_rope_in_both_spellings(scaling, expected):
+def test_rope_in_both_formats(scaling, expected):
   old = parse(LLAMA, rope_scaling=scaling)
-  both = (scaling or {}) | {'rope_theta': 5e5}
-  both['rope_type'] = both.pop('type', None) or both.get('rope_type', 'default')
-  new = {name: value for name, value in LLAMA.items() if not name.startswith('rope')}
-  assert old.rope == parse(new, rope_parameters=both).rope == expected
+  parameters = (scaling or {}) | {'rope_theta': 5e5}
+  parameters['rope_type'] = parameters.pop('type', None) or parameters.get('rope_type', 'default')
+  rest = {name: value for name, value in LLAMA.items() if not name.startswith('rope')}
+  assert old.rope == parse(rest, rope_parameters=parameters).rope == expected
 
 
 @pytest.mark.parametrize(
-  'spelling',
+  'rope_fields',
   [{'rope_theta': 1e4}, {'rope_parameters': {'rope_theta': 1e4, 'rope_type': 'default'}}],
 )
-def test_a_context_is_extended_in_either_spelling(spelling):
-  values = {name: value for name, value in QWEN.items() if name != 'rope_theta'} | spelling
-  longer = architecture.extended(values, architecture.Extension(4e4, 16384))
+def test_extension_keeps_the_format_of_rope(rope_fields):
+  values = {name: value for name, value in QWEN.items() if name != 'rope_theta'} | rope_fields
+  longer = architecture.extended(
+    values, architecture.Extension(rope_theta=4e4, max_position_embeddings=16384)
+  )
   assert longer.keys() == values.keys()
   assert parse(longer).rope == dataclasses.replace(ROPE, theta=4e4)
   assert longer['max_position_embeddings'] == 16384
-  assert architecture.extended(values, architecture.Extension(0.0, 0)) == values
+  no_extension = architecture.Extension(rope_theta=0.0, max_position_embeddings=0)
+  assert architecture.extended(values, no_extension) == values
 
 
 @pytest.mark.parametrize(
-  'changes, message',
+  ('changes', 'message'),
   [
     (
       {'architectures': ['MistralForCausalLM']},
@@ -179,24 +182,24 @@ def test_a_context_is_extended_in_either_spelling(spelling):
     ),
     (
       {'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}},
-      "no 'low_freq_factor'; rope type 'llama3' needs it.",
+      "no 'low_freq_factor', which rope type 'llama3' needs.",
     ),
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
     (
       {'quantization_config': {'quant_method': 'gptq'}},
       "quantization_config={'quant_method': 'gptq'} is not supported: weights must be float32",
     ),
-    ({'hidden_act': 'gelu'}, "hidden_act='gelu' is not supported: the MLP is gated by silu."),
-    ({'hidden_size': None}, "no 'hidden_size'; a checkpoint must say its shape."),
+    ({'hidden_act': 'gelu'}, "hidden_act='gelu' is not supported: the MLP's gate uses silu."),
+    ({'hidden_size': None}, "no 'hidden_size', which determines the model's shape."),
   ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes, message):
+def test_unsupported_fields_are_refused_by_name(changes, message):
   with pytest.raises(InputError, match=f'^config.json: {message}'):
     parse(QWEN, **changes)
 
 
 @pytest.mark.parametrize('field', ['mlp_bias', 'attention_bias'])
-def test_biases_that_llama_may_have_are_refused(field):
+def test_optional_biases_of_llama_are_refused(field):
   with pytest.raises(InputError, match=f'config.json: {field}=True is not supported'):
     parse(LLAMA, **{field: True})
 
@@ -211,40 +214,44 @@ def test_biases_that_llama_may_have_are_refused(field):
   ],
   ids=['qwen2', 'llama3', 'qwen3', 'linear'],
 )
-def test_a_shape_written_as_json_is_read_again(values):
-  shape = parse(values)
-  written = json.loads(json.dumps(architecture.to_json(shape, 4096)))
-  assert parse(written) == shape
+def test_parse_inverts_to_json(values):
+  config = parse(values)
+  written = json.loads(json.dumps(architecture.to_json(config, 4096)))
+  assert parse(written) == config
   assert written['architectures'] == values['architectures']
 
 
 @pytest.mark.parametrize(
-  'changes, message',
+  ('changes', 'message'),
   [
-    ({'query_key_norm': True}, 'attention_bias and config.model.query_key_norm together are no'),
-    ({'head_size': 64}, 'config.model.head_size=64 must be width / num_heads for an export'),
+    (
+      {'query_key_norm': True},
+      r'config\.model\.attention_bias and config\.model\.query_key_norm are both True, and no '
+      'Hugging Face architecture has both',
+    ),
+    ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],
 )
-def test_a_shape_that_hugging_face_has_not_is_refused(changes, message):
+def test_to_json_refuses_shapes_without_a_hugging_face_architecture(changes, message):
   with pytest.raises(InputError, match=message):
     architecture.to_json(dataclasses.replace(parse(QWEN), **changes), 4096)
 
 
 @pytest.mark.parametrize(
-  'content, message',
+  ('content', 'message'),
   [
-    (None, 'config.model.path=.* holds no config.json; it must be a Hugging Face checkpoint'),
-    ('{', 'config.json: not valid JSON'),
-    ('[]', 'config.json: not a JSON object'),
+    (None, r'config\.model\.path=.* holds no config\.json; it must be a Hugging Face checkpoint'),
+    ('{', r'config\.json: not valid JSON'),
+    ('[]', r'config\.json: not a JSON object'),
   ],
 )
-def test_a_config_json_that_cannot_be_read_is_refused(tmp_path, content, message):
+def test_an_unreadable_config_json_is_refused(tmp_path, content, message):
   if content:
     (tmp_path / 'config.json').write_text(content)
   with pytest.raises(InputError, match=message):
     architecture.read_json(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
   with pytest.raises(InputError, match='absent is not a folder; it must be'):
     architecture.read_json(tmp_path / 'absent')

@@ -15,7 +15,7 @@ import pytest
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Cursor, Trajectory
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.learner import buffer_arrays, checkpoint, optimizer
 from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
 
@@ -65,14 +65,14 @@ def assert_same(left, right):
 
 @pytest.mark.parametrize('buffer', BUFFERS.values(), ids=BUFFERS)
 def test_a_buffer_comes_back_exactly_from_flat_arrays(buffer):
-  flat = checkpoint.flatten(buffer)
+  flat = buffer_arrays.flatten(buffer)
   assert all(isinstance(x, np.ndarray) and x.size for x in flat.values())
-  assert_same(checkpoint.unflatten(flat), buffer)
+  assert_same(buffer_arrays.unflatten(flat), buffer)
 
 
 def test_a_recorded_buffer_comes_back_exactly(recorded):
   for step in recorded.steps.values():
-    assert_same(checkpoint.unflatten(checkpoint.flatten(step.after)), step.after)
+    assert_same(buffer_arrays.unflatten(buffer_arrays.flatten(step.after)), step.after)
 
 
 @pytest.fixture(scope='module')

@@ -1,3 +1,5 @@
+"""What a run records and reads back, its summary, and the intervals of its evaluations."""
+
 import json
 import math
 import struct
@@ -6,11 +8,10 @@ import types
 
 import numpy as np
 import pytest
-from absl.testing import parameterized
 from tensorboardX.proto import event_pb2
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import metrics, plots
+from exgrpo_jax.reporting import metrics
 
 
 def write_steps(workdir, first_step, steps, value):
@@ -20,7 +21,7 @@ def write_steps(workdir, first_step, steps, value):
 
 
 def tensorboard_events(workdir):
-  """The events under workdir/tensorboard: length, checksum, event, checksum, again."""
+  """The events under workdir/tensorboard; a file repeats length, checksum, event, checksum."""
   for path in sorted((workdir / 'tensorboard').iterdir()):
     data = path.read_bytes()
     while data:
@@ -29,7 +30,7 @@ def tensorboard_events(workdir):
       data = data[16 + length :]
 
 
-def test_a_step_is_one_strict_json_line_readable_at_once(tmp_path):
+def test_a_step_is_one_line_of_strict_json_that_can_be_read_at_once(tmp_path):
   with metrics.Writer(tmp_path, 0) as writer:
     writer.write(0, {'reward': np.float64(1 / 3), 'entropy': math.nan, 'max': math.inf, 'n': 2})
     (line,) = (tmp_path / 'metrics.jsonl').read_text().splitlines()
@@ -40,7 +41,7 @@ def test_a_step_is_one_strict_json_line_readable_at_once(tmp_path):
   assert record['reward'] == 1 / 3 and math.isnan(record['entropy']) and record['max'] == math.inf
 
 
-def test_a_resumed_run_drops_what_it_takes_again(tmp_path):
+def test_a_resumed_run_drops_the_records_of_steps_that_it_repeats(tmp_path):
   write_steps(tmp_path, 0, range(4), 0.0)
   write_steps(tmp_path, 2, [2], 1.0)
   assert metrics.read(tmp_path) == [
@@ -50,7 +51,7 @@ def test_a_resumed_run_drops_what_it_takes_again(tmp_path):
   ]
 
 
-def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
+def test_an_incomplete_last_line_is_dropped(tmp_path):
   write_steps(tmp_path, 0, range(2), 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('{"step": 2, "rew')
@@ -64,7 +65,7 @@ def test_a_damaged_record_is_named(tmp_path, line):
   write_steps(tmp_path, 0, [0], 0.0)
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write(line + '\n')
-  with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is no record of metrics'):
+  with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is not a record of metrics'):
     metrics.Writer(tmp_path, 0)
 
 
@@ -76,11 +77,11 @@ def test_a_kill_while_resuming_leaves_the_old_records(tmp_path, monkeypatch):
   assert len(metrics.read(tmp_path)) == 3
 
 
-def test_no_file_is_no_records(tmp_path):
+def test_without_a_file_there_are_no_records(tmp_path):
   assert metrics.read(tmp_path) == []
 
 
-def test_tensorboard_gets_the_scalars_and_forgets_what_is_taken_again(tmp_path):
+def test_tensorboard_gets_the_scalars_and_drops_steps_that_are_repeated(tmp_path):
   write_steps(tmp_path, 3, [3, 4], 0.5)
   events = list(tensorboard_events(tmp_path))
   assert [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value] == [
@@ -90,13 +91,13 @@ def test_tensorboard_gets_the_scalars_and_forgets_what_is_taken_again(tmp_path):
   assert [e.step for e in events if e.session_log.status == event_pb2.SessionLog.START] == [3]
 
 
-def test_wandb_gets_the_scalars_where_a_project_is_named(tmp_path, monkeypatch):
+def test_wandb_gets_the_scalars_if_a_project_is_named(tmp_path, monkeypatch):
   calls = []
-  run = types.SimpleNamespace(
+  fake_run = types.SimpleNamespace(
     log=lambda values, step: calls.append((values, step)), finish=lambda: calls.append('finish')
   )
-  fake = types.SimpleNamespace(init=lambda **options: calls.append(options) or run)
-  monkeypatch.setitem(sys.modules, 'wandb', fake)
+  fake_wandb = types.SimpleNamespace(init=lambda **options: calls.append(options) or fake_run)
+  monkeypatch.setitem(sys.modules, 'wandb', fake_wandb)
   with metrics.Writer(tmp_path / 'run', 7, wandb_project='replay') as writer:
     writer.write(7, {'reward': 1})
   options, *rest = calls
@@ -104,7 +105,7 @@ def test_wandb_gets_the_scalars_where_a_project_is_named(tmp_path, monkeypatch):
   assert rest == [({'reward': 1.0}, 7), 'finish']
 
 
-def test_missing_wandb_names_the_extra_before_anything_is_written(tmp_path, monkeypatch):
+def test_missing_wandb_is_refused_with_the_extra_before_anything_is_written(tmp_path, monkeypatch):
   write_steps(tmp_path, 0, [0], 0.0)
   monkeypatch.setitem(sys.modules, 'wandb', None)
   with pytest.raises(InputError, match=r"pip install 'exgrpo_jax\[wandb\]'"):
@@ -112,7 +113,7 @@ def test_missing_wandb_names_the_extra_before_anything_is_written(tmp_path, monk
   assert len(metrics.read(tmp_path)) == 1
 
 
-def test_rows_are_legible_and_strict_json(tmp_path):
+def test_rows_are_readable_text_and_strict_json(tmp_path):
   rows = [
     {'question': '1+1=?\n', 'response': '二 \ud800', 'reward': 1.0, 'correct': True},
     {'question': 'q', 'response': '', 'reward': math.nan, 'correct': False},
@@ -125,7 +126,7 @@ def test_rows_are_legible_and_strict_json(tmp_path):
   assert list(path.parent.iterdir()) == [path]
 
 
-def test_rows_are_written_whole_or_not_at_all(tmp_path):
+def test_rows_are_written_atomically(tmp_path):
   path = tmp_path / 'rows.jsonl'
   metrics.write_rows(path, [{'question': 'a'}])
   with pytest.raises(TypeError):
@@ -156,7 +157,7 @@ def test_the_progress_line():
 
 
 def test_the_summary_table():
-  # 20 steps: a tenth is 2. Rewards 0, 1, ..., 19; the best evaluation is the middle one.
+  # 20 steps: a tenth is 2. Rewards are 0, 1, ..., 19; the evaluation in the middle is best.
   records = [{'step': step, 'reward': float(step), 'length/mean': 400.0} for step in range(20)]
   for step, value in (0, 0.25), (10, 0.75), (19, 0.5):
     records[step]['eval/gsm8k/pass@1'] = value
@@ -172,153 +173,71 @@ def test_the_summary_table():
   ]
 
 
-def test_the_summary_of_no_records_is_its_heading():
+def test_the_summary_of_no_records_is_its_header():
   assert metrics.summary_table([]).split() == ['first', 'last', 'best', 'at', 'step']
 
 
-class IntervalTest(parameterized.TestCase):
-  @parameterized.named_parameters(
+@pytest.mark.parametrize(
+  ('correct_QK', 'cluster_Q', 'expected'),
+  [
     # Wilson at 0 of n: [0, z^2 / (n + z^2)] with z^2 = 3.8415, so 3.8415 / 103.8415.
-    ('none_of_100', [[0]] * 100, range(100), 0.0, 0.0, 0.03699),
-    ('all_of_100', [[1]] * 100, range(100), 1.0, 0.96301, 1.0),
+    pytest.param([[0]] * 100, range(100), (0.0, 0.0, 0.03699), id='none_of_100'),
+    pytest.param([[1]] * 100, range(100), (1.0, 0.96301, 1.0), id='all_of_100'),
     # se^2 = 4/3 * 4 * (1/2 / 4)^2 = 1/12, so n = (1/4) / (1/12) = 3:
     # half = 1.95996 / (1 + 3.8415/3) * sqrt(.25/3 + 3.8415/36) = .37467.
-    ('two_of_four', [[1], [0], [1], [0]], range(4), 0.5, 0.12533, 0.87467),
-    # The same four questions, each answered eight times alike, say no more.
-    ('samples_alike', [[1] * 8, [0] * 8, [1] * 8, [0] * 8], range(4), 0.5, 0.12533, 0.87467),
-    # And so when the eight are rows with the same prompt, as in AIME.
-    ('rows_alike', [[1], [0], [1], [0]] * 8, list('abcd') * 8, 0.5, 0.12533, 0.87467),
-    # Each question right half the time: error 0 tells nothing, n = 4 questions:
+    pytest.param([[1], [0], [1], [0]], range(4), (0.5, 0.12533, 0.87467), id='two_of_four'),
+    # Eight equal samples of each of these questions add no information.
+    pytest.param(
+      [[1] * 8, [0] * 8, [1] * 8, [0] * 8], range(4), (0.5, 0.12533, 0.87467), id='equal_samples'
+    ),
+    # Nor do eight rows with the same prompt, as in AIME.
+    pytest.param(
+      [[1], [0], [1], [0]] * 8, list('abcd') * 8, (0.5, 0.12533, 0.87467), id='equal_rows'
+    ),
+    # Each question right half the time: the error is 0 and carries no information, n = 4 questions:
     # half = 1.95996 / (1 + 3.8415/4) * sqrt(.25/4 + 3.8415/64) = .34997.
-    ('no_spread', [[1, 0]] * 4, range(4), 0.5, 0.15003, 0.84997),
-    # One question: n = 1: half = 1.95996 / 4.8415 * sqrt(.25 + 3.8415/4) = .44537.
-    ('one_question', [[1, 0]], [0], 0.5, 0.05463, 0.94537),
-  )
-  def test_by_hand(self, correct_QK, cluster_Q, mean, low, high):
-    found = metrics.interval_95(np.array(correct_QK, bool), list(cluster_Q))
-    np.testing.assert_allclose(found, (mean, low, high), atol=2e-5)
-
-  def test_never_more_independent_samples_than_samples(self):
-    # Question means .5 and .51 differ so little that p(1-p)/se^2 is 10,000, of 200 samples.
-    correct_QK = np.zeros((2, 100))
-    correct_QK[0, :50] = correct_QK[1, :51] = 1
-    _, low, high = metrics.interval_95(correct_QK, [0, 1])
-    # About 2 * 1.96 * sqrt(.25 / 200).
-    self.assertAlmostEqual(high - low, 0.1373, delta=0.001)
-
-  @parameterized.named_parameters(
-    ('independent_questions', 200, 1, 1, False),
-    ('eight_samples_of_each_question', 60, 1, 8, True),
-    ('aime_rows', 30, 32, 1, True),
-  )
-  def test_95_percent_of_intervals_hold_the_truth(self, prompts, copies, samples, uneven):
-    rng = np.random.default_rng(0)
-    cluster_Q = np.repeat(np.arange(prompts), copies)
-
-    def holds():
-      # Beta(.6, 1.4) has mean .3: most questions nearly always or never solved.
-      p_Q = rng.beta(0.6, 1.4, prompts) if uneven else np.full(prompts, 0.3)
-      correct_QK = rng.random((prompts * copies, samples)) < p_Q[cluster_Q][:, None]
-      _, low, high = metrics.interval_95(correct_QK, cluster_Q)
-      return low <= 0.3 <= high
-
-    coverage = np.mean([holds() for _ in range(4000)])
-    self.assertBetween(coverage, 0.93, 0.975)
-
-  def test_clusters_and_scores_must_match(self):
-    with self.assertRaises(ValueError):
-      metrics.interval_95(np.zeros((3, 1)), [0, 1])
+    pytest.param([[1, 0]] * 4, range(4), (0.5, 0.15003, 0.84997), id='no_variance'),
+    # One question, so n = 1: half = 1.95996 / 4.8415 * sqrt(.25 + 3.8415/4) = .44537.
+    pytest.param([[1, 0]], [0], (0.5, 0.05463, 0.94537), id='one_question'),
+  ],
+)
+def test_intervals_worked_out_by_hand(correct_QK, cluster_Q, expected):
+  interval = metrics.interval_95(np.array(correct_QK, bool), list(cluster_Q))
+  np.testing.assert_allclose(interval, expected, atol=2e-5)
 
 
-@pytest.fixture
-def draw(tmp_path, monkeypatch):
-  """A function: records to {title: axes} of what `curves` draws of them."""
-
-  def drawn(records):
-    figures = []
-    savefig = plots.Figure.savefig
-
-    def spy(figure, *args, **kwargs):
-      figures.append(figure)
-      savefig(figure, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-      patch.setattr(plots.Figure, 'savefig', spy)
-      plots.curves(records, tmp_path / 'curves.png')
-    assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
-    return {ax.get_title(): ax for ax in figures[0].axes}
-
-  return drawn
+def test_the_effective_sample_size_is_at_most_the_number_of_samples():
+  # Question means .5 and .51 differ so little that p(1-p)/se^2 is 10,000, of 200 samples.
+  correct_QK = np.zeros((2, 100))
+  correct_QK[0, :50] = correct_QK[1, :51] = 1
+  _, low, high = metrics.interval_95(correct_QK, [0, 1])
+  # About 2 * 1.96 * sqrt(.25 / 200).
+  assert high - low == pytest.approx(0.1373, abs=0.001)
 
 
-def test_panels_without_data_are_left_out(draw):
-  panels = draw(
-    [{'step': 0, 'reward': 0.5, 'speed/tokens_per_second': 9.0}, {'step': 1, 'entropy': math.nan}]
-  )
-  assert list(panels) == ['Reward and pass rate']
+@pytest.mark.parametrize(
+  ('prompts', 'copies', 'samples', 'uneven'),
+  [
+    pytest.param(200, 1, 1, False, id='independent_questions'),
+    pytest.param(60, 1, 8, True, id='eight_samples_of_each_question'),
+    pytest.param(30, 32, 1, True, id='aime_rows'),
+  ],
+)
+def test_95_percent_of_intervals_contain_the_true_mean(prompts, copies, samples, uneven):
+  rng = np.random.default_rng(0)
+  cluster_Q = np.repeat(np.arange(prompts), copies)
+
+  def contains_the_mean():
+    # Beta(.6, 1.4) has mean .3; most questions are nearly always or nearly never solved.
+    p_Q = rng.beta(0.6, 1.4, prompts) if uneven else np.full(prompts, 0.3)
+    correct_QK = rng.random((prompts * copies, samples)) < p_Q[cluster_Q][:, None]
+    _, low, high = metrics.interval_95(correct_QK, cluster_Q)
+    return low <= 0.3 <= high
+
+  coverage = np.mean([contains_the_mean() for _ in range(4000)])
+  assert 0.93 <= coverage <= 0.975
 
 
-def test_every_metric_of_a_run_has_its_panel_with_title_and_labels(draw):
-  names = (
-    'reward',
-    'pass_rate/fresh',
-    'pass_rate/replay',
-    'entropy',
-    'length/mean',
-    'length/truncated',
-    'buffer/questions',
-    'buffer/retired',
-    'replay/ratio_mean',
-    'replay/ratio_max',
-    'replay/effective_sample_size',
-    'replay/age_mean',
-    'gradient_norm',
-    'eval/gsm8k/pass@1',
-    'eval/gsm8k/valid_steps',
-  )
-  panels = draw([{'step': 0, **dict.fromkeys(names, 0.5)}])
-  assert sum(len(ax.lines) for ax in panels.values()) == len(names)
-  assert all(
-    ax.get_title() and ax.get_ylabel() and ax.get_xlabel() == 'step' for ax in panels.values()
-  )
-
-
-def test_a_line_joins_the_records_that_have_its_metric(draw):
-  records = [{'step': step, 'reward': 0.1} for step in range(5)]
-  records[0]['eval/gsm8k/pass@1'] = 0.2
-  records[4] |= {
-    'eval/gsm8k/pass@1': 0.4,
-    'eval/gsm8k/pass@1_low': 0.3,
-    'eval/gsm8k/pass@1_high': 0.5,
-  }
-  ax = draw(records)['Evaluation: pass@1, 95% interval']
-  (line,) = ax.lines
-  np.testing.assert_array_equal(line.get_xydata(), [[0, 0.2], [4, 0.4]])
-  (band,) = ax.collections
-  assert set(map(tuple, band.get_paths()[0].vertices)) == {(4, 0.3), (4, 0.5)}
-
-
-def test_evaluation_has_one_line_a_source(draw):
-  ax = draw([{'step': 0, 'eval/b/pass@1': 1.0, 'eval/a/c/pass@1': 1.0}])[
-    'Evaluation: pass@1, 95% interval'
-  ]
-  assert [line.get_label() for line in ax.lines] == ['a/c', 'b']
-
-
-def test_a_legend_names_even_a_single_source(draw):
-  ax = draw([{'step': 0, 'eval/gsm8k/pass@1': 1.0}])['Evaluation: pass@1, 95% interval']
-  assert [text.get_text() for text in ax.get_legend().get_texts()] == ['gsm8k']
-
-
-def test_a_logarithmic_panel_drops_what_it_cannot_show(draw):
-  values = [1.0, 0.0, math.inf, math.nan, 2.0]
-  ax = draw([{'step': step, 'gradient_norm': value} for step, value in enumerate(values)])[
-    'Gradient norm'
-  ]
-  np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[0, 1.0], [4, 2.0]])
-
-
-@pytest.mark.parametrize('records', [[], [{'step': 0}]])
-def test_nothing_to_draw_is_refused(records, tmp_path):
-  with pytest.raises(InputError, match=f'nothing to draw, for none of the {len(records)} records'):
-    plots.curves(records, tmp_path / 'curves.png')
+def test_every_row_needs_a_cluster():
+  with pytest.raises(ValueError, match='same length'):
+    metrics.interval_95(np.zeros((3, 1)), [0, 1])

@@ -1,4 +1,4 @@
-"""A step's numbers, worked by hand, and the alarms."""
+"""The metrics of a step, worked out by hand, and the warnings about it."""
 
 import numpy as np
 import pytest
@@ -21,28 +21,46 @@ CONFIG = replay.Config(
 )
 
 
+def question(row):
+  return Question(row=row, messages=(), answer='', kind='math', solution='', source='s')
+
+
 def response(length, truncated=False):
   return Response(
-    np.zeros(length, np.int32),
-    np.zeros(length, np.float32),
-    np.zeros(length, np.float32),
-    truncated,
+    tokens=np.zeros(length, np.int32),
+    logp=np.zeros(length, np.float32),
+    entropy=np.zeros(length, np.float32),
+    truncated=truncated,
   )
 
 
 def trajectory(step):
-  return Trajectory(np.zeros(2, np.int32), np.zeros(2, np.float32), 1.0, step)
+  return Trajectory(
+    tokens=np.zeros(2, np.int32), logp=np.zeros(2, np.float32), reward=1.0, step=step
+  )
 
 
-RIGHT, WRONG = Verdict(1.0, 'correct'), Verdict(0.0, 'wrong')
-# One group half solved, one that replays step 4 in step 10 and solves all else, one not solved.
+def entry(correctness, *trajectories):
+  return replay.Entry(correctness=correctness, prompt_length=3, trajectories=trajectories)
+
+
+def verdict(outcome, reward=0.0, reason=''):
+  return Verdict(reward=reward, outcome=outcome, reason=reason)
+
+
+RIGHT, WRONG, NO_ANSWER = verdict('correct', 1.0), verdict('wrong'), verdict('no answer')
+TIMED_OUT, CRASHED = (
+  verdict(outcome, reason=f'why it {outcome}') for outcome in ('timed out', 'crashed')
+)
+# Step 10 has three groups: one with one success in three, one that replays a trajectory of step 4
+# and solves the rest, and one that solves nothing.
 PLAN = Plan(
-  10,
-  2,
-  True,
-  tuple(Question(row, (), '', 'math', '', 's') for row in range(3)),
-  (np.zeros(1, np.int32),) * 3,
-  ((), (trajectory(4),), ()),
+  step=10,
+  epoch=2,
+  replay_started=True,
+  questions=tuple(map(question, range(3))),
+  prompts=(np.zeros(1, np.int32),) * 3,
+  candidates=((), (trajectory(4),), ()),
 )
 RESPONSES = [
   [response(1), response(2), response(3)],
@@ -53,12 +71,12 @@ REPLAYS = [None, trajectory(4), None]
 VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
-def found(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
+def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
   return step_metrics.rollout_metrics(plan, responses, replays, verdicts)
 
 
-def test_a_step_in_numbers():
-  assert found() == {
+def test_the_metrics_of_a_step():
+  assert rollout_metrics() == {
     'reward': 3 / 8,
     'pass_rate/all': 3 / 8,
     'pass_rate/fresh': 1 / 6,
@@ -80,31 +98,55 @@ def test_a_step_in_numbers():
   }
 
 
-def test_the_replayed_reward_counts_in_its_groups_variance():
+def test_the_replayed_reward_counts_in_the_variance_of_its_group():
   failed = [VERDICTS[0], [WRONG, WRONG], VERDICTS[2]]  # with the replayed success: 0, 0, 1
-  assert found(verdicts=failed)['zero_variance'] == pytest.approx(1 / 3)
+  assert rollout_metrics(verdicts=failed)['zero_variance'] == pytest.approx(1 / 3)
 
 
-def test_without_replay_there_are_no_replay_rates_and_ages():
-  plan = Plan(10, 2, False, PLAN.questions[:1], PLAN.prompts[:1], ((),))
-  names = set(found(plan, RESPONSES[:1], [None], VERDICTS[:1]))
+def test_without_replay_there_is_no_replay_pass_rate_and_no_age():
+  plan = Plan(
+    step=10,
+    epoch=2,
+    replay_started=False,
+    questions=PLAN.questions[:1],
+    prompts=PLAN.prompts[:1],
+    candidates=((),),
+  )
+  names = set(rollout_metrics(plan, RESPONSES[:1], [None], VERDICTS[:1]))
   assert not names & {'pass_rate/replay', 'replay/age_mean', 'replay/age_max'}
   assert 'pass_rate/fresh' in names
 
 
-def test_rewards_other_than_0_and_1_are_averaged_and_correctness_decides_the_pass_rate():
-  odd = [[Verdict(-2.0, 'correct'), Verdict(5.0, 'wrong'), WRONG], *VERDICTS[1:]]
-  numbers = found(verdicts=odd)
-  assert numbers['reward'] == 5 / 8 and numbers['pass_rate/all'] == 3 / 8
+def test_any_rewards_are_averaged_and_correctness_alone_decides_the_pass_rate():
+  odd = [[verdict('correct', -2.0), verdict('wrong', 5.0), WRONG], *VERDICTS[1:]]
+  metrics = rollout_metrics(verdicts=odd)
+  assert metrics['reward'] == 5 / 8 and metrics['pass_rate/all'] == 3 / 8
 
 
-def test_the_buffer_in_numbers():
-  entries = {
-    1: replay.Entry(0.0, 3, (trajectory(1),)),
-    2: replay.Entry(2 / 3, 3, (trajectory(1), trajectory(2))),
-    5: replay.Entry(2 / 3, 3, (trajectory(1),)),
+def test_the_shares_of_the_grading_outcomes():
+  metrics = rollout_metrics(
+    verdicts=[[RIGHT, NO_ANSWER, TIMED_OUT], [RIGHT, WRONG], [CRASHED, TIMED_OUT, TIMED_OUT]]
+  )
+  assert {name: value * 8 for name, value in metrics.items() if name.startswith('grading/')} == {
+    'grading/correct': 2,
+    'grading/wrong': 1,
+    'grading/no_answer': 1,
+    'grading/timed_out': 3,
+    'grading/crashed': 1,
   }
-  assert step_metrics.buffer_metrics(CONFIG, replay.Buffer(entries, {7: 0, 8: 1}, True), K) == {
+
+
+def test_the_metrics_of_the_buffer():
+  buffer = replay.Buffer(
+    entries={
+      1: entry(0.0, trajectory(1)),
+      2: entry(2 / 3, trajectory(1), trajectory(2)),
+      5: entry(2 / 3, trajectory(1)),
+    },
+    retired_epoch={7: 0, 8: 1},
+    started=True,
+  )
+  assert step_metrics.buffer_metrics(CONFIG, buffer, K) == {
     'buffer/questions': 3,
     'buffer/retired': 2,
     'buffer/trajectories': 4,
@@ -115,67 +157,52 @@ def test_the_buffer_in_numbers():
   }
 
 
-def test_an_empty_buffer_in_numbers():
+def test_the_metrics_of_an_empty_buffer_are_0():
   assert set(step_metrics.buffer_metrics(CONFIG, replay.Buffer(), K).values()) == {0}
 
 
-# Alarms.
+# Warnings.
 
 
-def alarm(silent_steps=0, **numbers):
+def training_alarm(silent_steps=0, **metrics):
   return step_metrics.training_alarm(
-    12, {'length/truncated': 0.9, 'pass_rate/all': 0.125} | numbers, silent_steps, 64
+    12, {'length/truncated': 0.9, 'pass_rate/all': 0.125} | metrics, silent_steps, 64
   )
 
 
-def test_all_is_well():
-  assert alarm() == ''
+def test_no_warning_if_all_is_well():
+  assert training_alarm() == ''
 
 
-def test_every_response_cut_off_is_said_with_the_limit():
-  assert alarm(**{'length/truncated': 1.0}) == (
-    'step 12: every response was cut off at config.rollout.max_response=64 tokens. Raise it, or '
-    'check that the model ever writes its end token.'
+def test_a_warning_with_the_limit_if_every_response_was_truncated():
+  assert training_alarm(**{'length/truncated': 1.0}) == (
+    'step 12: every response was truncated at config.rollout.max_response=64 tokens. Raise the '
+    'limit, or check that the model ever emits its end token.'
   )
 
 
 @pytest.mark.parametrize(
-  ('silent_steps', 'is_said'), [(1, False), (9, False), (10, True), (11, False), (20, True)]
+  ('silent_steps', 'is_warned'), [(1, False), (9, False), (10, True), (11, False), (20, True)]
 )
-def test_ten_steps_without_a_difference_in_reward_are_said(silent_steps, is_said):
-  expected = (
-    f'step 12: for {silent_steps} steps every group had equal rewards (pass rate 0.125), '
-    'so nothing was learnt. The questions are too hard or too easy for this model, or '
-    'the verifier does not read its answers: see samples/.'
+def test_a_warning_after_every_ten_steps_without_learning_signal(silent_steps, is_warned):
+  warning = (
+    f'step 12: for {silent_steps} steps in a row the rewards within every group were equal (pass '
+    'rate 0.125), so there was no learning signal. The questions are too hard or too easy for this '
+    'model, or the verifier cannot read its answers: see samples/.'
   )
-  assert alarm(silent_steps) == (expected if is_said else '')
+  assert training_alarm(silent_steps) == (warning if is_warned else '')
 
 
-SLOW, BROKEN = (Verdict(0.0, outcome, f'why it {outcome}') for outcome in ('timed out', 'crashed'))
-
-
-def test_the_share_of_each_outcome_of_a_grading():
-  numbers = found(
-    verdicts=[[RIGHT, Verdict(0.0, 'no answer'), SLOW], [RIGHT, WRONG], [BROKEN, SLOW, SLOW]]
+@pytest.mark.parametrize(('max_failures', 'is_warned'), [(0.0, True), (0.37, True), (0.375, False)])
+def test_a_warning_with_a_reason_if_more_gradings_failed_than_allowed(max_failures, is_warned):
+  verdicts = [[RIGHT, TIMED_OUT, WRONG], [RIGHT, CRASHED], [TIMED_OUT, WRONG, NO_ANSWER]]
+  warning = (
+    'step 12: of 8 gradings 2 timed out and 1 crashed, more than config.grading.max_failures='
+    f'{max_failures:g} allows; these responses count as wrong, with reward 0. The first reason: '
+    'why it timed out.'
   )
-  assert {name: value * 8 for name, value in numbers.items() if name.startswith('grading/')} == {
-    'grading/correct': 2,
-    'grading/wrong': 1,
-    'grading/no_answer': 1,
-    'grading/timed_out': 3,
-    'grading/crashed': 1,
-  }
+  assert step_metrics.grading_alarm(12, verdicts, max_failures) == (warning if is_warned else '')
 
 
-@pytest.mark.parametrize(('max_failures', 'is_said'), [(0.0, True), (0.37, True), (0.375, False)])
-def test_failed_gradings_over_their_limit_are_said_with_a_reason(max_failures, is_said):
-  judged = [[RIGHT, SLOW, WRONG], [RIGHT, BROKEN], [SLOW, WRONG, Verdict(0.0, 'no answer')]]
-  said = step_metrics.grading_alarm(12, judged, max_failures)
-  assert said == is_said * (
-    'step 12: of 8 gradings 2 timed out and 1 crashed, over config.grading.max_failures='
-    f'{max_failures:g}; they count as wrong, with reward 0. One of them: why it timed out.'
-  )
-
-
-def test_gradings_that_all_came_back_are_not_spoken_of():
+def test_no_warning_if_no_grading_failed():
   assert step_metrics.grading_alarm(12, VERDICTS, 0.0) == ''

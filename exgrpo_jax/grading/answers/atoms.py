@@ -1,23 +1,44 @@
-"""What stands between two operators: numbers, names, brackets, functions, matrices."""
+"""The parser's operands: numbers, names, brackets, functions, matrices."""
 
+import abc
 from fractions import Fraction
 
-from exgrpo_jax.grading.answers.cursor import Cursor, UnreadableError, multiplied
-from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
+from exgrpo_jax.grading.answers.cursor import Cursor, UnreadableError
+from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
+from exgrpo_jax.grading.answers.tree import Tree, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
-_CALLED = frozenset('fgh')
+_FUNCTION_LETTERS = frozenset('fgh')
 _CLOSING = {'(': ')', '[': ']'}
+_MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
-class Atoms(Cursor):
-  """Reads atoms; what stands within their brackets is read by the subclass."""
+class Atoms(Cursor, abc.ABC):
+  """Parses operands; the expressions inside their brackets are parsed by the subclass."""
 
-  def _atom(self):
-    self.deeper()
-    token = self._next()
+  @abc.abstractmethod
+  def _relation(self) -> Tree: ...
+
+  @abc.abstractmethod
+  def _sum(self) -> Tree: ...
+
+  @abc.abstractmethod
+  def _factors(self) -> Tree: ...
+
+  @abc.abstractmethod
+  def _power(self) -> Tree: ...
+
+  @abc.abstractmethod
+  def _argument(self, split: bool = True) -> Tree: ...
+
+  @abc.abstractmethod
+  def _starts_factor(self) -> bool: ...
+
+  def _atom(self) -> Tree:
+    self._enter()
+    token = self._advance()
     if token.kind == 'tree':
-      tree = token.text
+      tree = token.tree
     elif token.kind == 'number':
       tree = self._number(token)
     elif token.kind == 'word':
@@ -26,193 +47,214 @@ class Atoms(Cursor):
       tree = self._command(token.text)
     elif token.kind == 'mark':
       tree = self._bracketed(token.text)
-    elif token.kind == 'text' and (len(token.text) == 1 or self._is('_', '=')):
+    elif token.kind == 'text' and (len(token.text) == 1 or self._next_is('_', '=')):
       tree = self._name(token.text)
     else:
-      raise UnreadableError(token.text or 'the end')
+      raise UnreadableError(f'{token.text or "the end"!r} cannot start an operand')
     self._depth -= 1
     return tree
 
-  def _number(self, token: Token):
-    text = token.text
-    value = Fraction(text.rstrip('.') if text.endswith('.') else text)
-    if self._is('overline') and '.' in text:
-      self._next()
-      self._take('mark', '{')
-      digits = self._next().text
-      self._take('mark', '}')
+  # Numbers and names.
+
+  def _number(self, token: Token) -> Tree:
+    value = Fraction(token.text.removesuffix('.'))
+    if self._next_is('overline') and '.' in token.text:
+      self._advance()
+      self._expect('mark', '{')
+      digits = self._advance().text
+      self._expect('mark', '}')
       if not digits.isdecimal():
-        raise UnreadableError('a repeating decimal')
-      shift = 10 ** len(text.partition('.')[2])
+        raise UnreadableError(f'{digits!r} cannot be the repeating part of a decimal')
+      shift = 10 ** len(token.text.partition('.')[2])
       value += Fraction(int(digits), (10 ** len(digits) - 1) * shift)
     return 'number', value
 
-  def _name(self, name: str):
-    if name in UNITS and len(name) < 4:  # 'mg' that is no unit here is m times g
-      letters = [Token('word', letter, False) for letter in name]
+  def _name(self, name: str) -> Tree:
+    if name in UNITS and len(name) < 4:  # where no unit can be, 'mg' is m times g
+      letters = [Token('word', letter, spaced=False) for letter in name]
       self._tokens[self._at : self._at] = letters
-      name = self._next().text
-    if self._is('_'):
-      self._next()
+      name = self._advance().text
+    if self._next_is('_'):
+      self._advance()
       name = f'{name}_{self._subscript()}'
-    elif (
-      len(name) == 1
-      and self.here().kind == 'number'
-      and not self.here().spaced
-      and self.here().text.isdecimal()
-    ):
-      name = f'{name}_{self._next().text}'  # 'x1'
-    return self._called(('symbol', name), name[0])
+    elif len(name) == 1 and self._integer_is_next() and not self.peek().spaced:
+      name = f'{name}_{self._advance().text}'  # 'x1'
+    return self._symbol_or_call(('symbol', name), name[0])
+
+  def _integer_is_next(self) -> bool:
+    return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _subscript(self) -> str:
-    """The tokens of a subscript, run together."""
-    if not self._brace('{'):
-      token = self.here()
-      if token.kind == 'number' and token.text.isdecimal() and len(token.text) > 1:
-        self._tokens[self._at] = Token('number', token.text[1:], False)
-        return token.text[0]
-      return self._next().text
-    self._next()
+    """Reads a subscript, or another argument that is a name; its tokens run together."""
+    if not self._next_is_mark('{'):
+      if self._integer_is_next() and len(self.peek().text) > 1:
+        return self._split_digit()
+      return self._advance().text
+    self._advance()
     depth, parts = 1, []
     while depth:
-      token = self._next()
+      token = self._advance()
       if token.kind == 'end':
-        raise UnreadableError('an open subscript')
-      depth += {('mark', '{'): 1, ('mark', '}'): -1}.get(token[:2], 0)
+        raise UnreadableError('a subscript is not closed')
+      if token.kind == 'mark':
+        depth += {'{': 1, '}': -1}.get(token.text, 0)
       parts.append(token.text)
     return ''.join(parts[:-1])
 
-  def _called(self, tree, letter: str):
-    """A symbol, or a call of it where a bracket follows that holds an argument."""
-    if not self._is('(') or self.here().kind != 'mark':
-      return tree
+  def _split_digit(self) -> str:
+    r"""Reads the first digit of an integer, which is all that LaTeX takes in 'x_12'."""
+    digits = self.peek().text
+    self._tokens[self._at] = Token('number', digits[1:], spaced=False)
+    return digits[0]
+
+  def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
+    """The symbol, or a call of it where the bracket that follows holds arguments."""
+    if not self._next_is_mark('('):
+      return symbol
     start = self._at
-    self._next()
+    self._advance()
     inner = self._bracketed('(')
     arguments = inner[3] if inner[0] == 'group' else (inner,)
-    plain = all(
-      a[0] in ('symbol', 'number') or (a[0] == 'add' and len(a[1]) == 1) for a in arguments
+    are_plain = all(
+      argument[0] in ('symbol', 'number') or (argument[0] == 'add' and len(argument[1]) == 1)
+      for argument in arguments
     )
-    half_open = inner[0] == 'group' and inner[2] != ')'
-    if not half_open and (letter in _CALLED or "'" in tree[1] or plain):
-      return 'call', tree[1], arguments
-    self.put_back(start, inner)
-    return tree
+    is_half_open = inner[0] == 'group' and inner[2] != ')'
+    is_function = letter in _FUNCTION_LETTERS or "'" in symbol[1] or are_plain
+    if is_function and not is_half_open:
+      return 'call', symbol[1], arguments
+    self._put_back(start, inner)
+    return symbol
 
-  def _items(self, *closing: str) -> tuple:
-    items = [self.relation()]
-    while self._is(',', ';') and not self._is(*closing):
-      self._next()
-      items.append(self.relation())
+  # Brackets.
+
+  def _items(self) -> tuple[Tree, ...]:
+    items = [self._relation()]
+    while self._next_is(',', ';'):
+      self._advance()
+      items.append(self._relation())
     return tuple(items)
 
-  def _bracketed(self, mark: str):
+  def _bracketed(self, mark: str) -> Tree:
+    """Reads on after an opening bracket, brace or bar."""
     if mark in _CLOSING:
-      bars, self._bars = self._bars, 0
-      items = self._items(')', ']')
-      self._bars = bars
-      closing = self._next()
-      if closing.kind != 'mark' or closing.text not in ')]':
-        raise UnreadableError('an open bracket')
-      if len(items) == 1 and closing.text == _CLOSING[mark]:
-        return items[0] if items[0][0] != 'number' else ('add', items)  # (2)(3) is a product
-      if len(items) == 1:
-        raise UnreadableError('half a bracket')
-      return 'group', mark, closing.text, items
+      return self._parenthesised(mark)
     if mark == '{':
-      items = self._items('}')
-      if self._is('choose'):
-        self._next()
-        items = (('function', 'binom', (*items, self.relation())),)
-      self._take('mark', '}')
+      items = self._items()
+      if self._next_is('choose'):
+        self._advance()
+        items = (('function', 'binom', (*items, self._relation())),)
+      self._expect('mark', '}')
       return items[0] if len(items) == 1 else ('braces', items)
     if mark == '|':
       self._bars += 1
       tree = self._sum()
-      self._take('mark', '|')
+      self._expect('mark', '|')
       self._bars -= 1
       return 'function', 'abs', (tree,)
-    raise UnreadableError(mark)
+    raise UnreadableError(f'{mark!r} cannot start an operand')
 
-  def _command(self, name: str):
-    if name == 'frac':
-      return 'divide', self._argument(), self._argument()
-    if name == 'binom':
-      return 'function', 'binom', (self._argument(), self._argument())
-    if name == 'infty':
-      return ('infinity',)
-    if name == '{':
-      bars, self._bars = self._bars, 1  # a bar here ends the names of a set's elements
-      items = () if self._is('}') else self._items('}', '|')
-      self._bars = bars
-      if self._is('|') and len(items) == 1:  # '{x | x < 5}' is its condition
-        self._next()
-        condition = self._items('}')
-        self._take('command', '}')
-        return condition[0] if len(condition) == 1 else ('list', condition)
-      self._take('command', '}')
-      if (
-        len(items) == 1
-        and items[0][0] == 'relation'
-        and (first := items[0][2][0])
-        and (first[0] == 'ratio' and len(first[1]) == 2)
-      ):  # '{x : x < 5}'
-        return 'relation', items[0][1], (first[1][1], *items[0][2][1:])
-      return 'set', items
-    if name in ('lfloor', 'lceil'):
-      tree = self._sum()
-      self._take('command', 'rfloor' if name == 'lfloor' else 'rceil')
-      return 'function', name[1:], (tree,)
+  def _parenthesised(self, mark: str) -> Tree:
+    bars, self._bars = self._bars, 0
+    items = self._items()
+    self._bars = bars
+    closing = self._advance()
+    if closing.kind != 'mark' or closing.text not in ')]':
+      raise UnreadableError('a bracket is not closed')
+    if len(items) > 1:
+      return 'group', mark, closing.text, items
+    if closing.text != _CLOSING[mark]:
+      raise UnreadableError('a half-open interval has one end')
+    # A sum of one: '(2)(3)' is a product, '2 3' is not.
+    return ('add', items) if items[0][0] == 'number' else items[0]
+
+  def _set(self) -> Tree:
+    r"""Reads on after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
+    bars, self._bars = self._bars, 1  # '|' ends the variable, it opens no absolute value
+    items: list[Tree] = [] if self._next_is('}') else list(self._items())
+    self._bars = bars
+    if self._next_is('|') and len(items) == 1:
+      self._advance()
+      conditions = self._items()
+      self._expect('command', '}')
+      return conditions[0] if len(conditions) == 1 else ('list', conditions)
+    self._expect('command', '}')
+    if len(items) == 1 and items[0][0] == 'relation':
+      _, operators, (first, *sides) = items[0]
+      if first and first[0] == 'ratio' and len(first[1]) == 2:  # '\{x : x < 5\}'
+        return 'relation', operators, (first[1][1], *sides)
+    return 'set', tuple(items)
+
+  # Commands.
+
+  def _command(self, name: str) -> Tree:
     if name in FUNCTIONS:
       return self._function(name)
-    if name == 'begin':
-      return self._matrix()
+    if name in BIG_OPERATORS:
+      return self._big_operator(name)
     if name in ACCENTS:
-      inner = self._subscript() if self._brace('{') else self._next().text
-      if inner == '(':  # '\vec(a)' names nothing that is known
-        raise UnreadableError('an accent on a bracket')
-      return self._name(f'{name} {inner}')
+      return self._accented(name)
+    if name in ('frac', 'binom'):
+      arguments = self._argument(), self._argument()
+      return ('divide', *arguments) if name == 'frac' else ('function', 'binom', arguments)
+    if name in ('lfloor', 'lceil'):
+      tree = self._sum()
+      self._expect('command', 'r' + name[1:])
+      return 'function', name[1:], (tree,)
     if name in ('angle', 'triangle'):
       return self._angle(name)
-    if name in BIG:
-      return self._big(name)
-    if name in GREEK:
-      return self._name(name) if name != 'emptyset' else ('set', ())
-    raise UnreadableError('\\' + name)
+    if name == '{':
+      return self._set()
+    if name == 'begin':
+      return self._matrix()
+    return self._command_symbol(name)
 
-  def _angle(self, name: str):
+  def _command_symbol(self, name: str) -> Tree:
+    if name == 'infty':
+      return ('infinity',)
+    if name == 'emptyset':
+      return 'set', ()
+    if name in SYMBOLS:
+      return self._name(name)
+    raise UnreadableError(f'\\{name} is unknown')
+
+  def _accented(self, accent: str) -> Tree:
+    inner = self._subscript() if self._next_is_mark('{') else self._advance().text
+    if inner == '(':
+      raise UnreadableError('an accent needs a name, not a bracket')
+    return self._name(f'{accent} {inner}')
+
+  def _angle(self, name: str) -> Tree:
     parts = []
-    while self.here().kind == 'word':
-      parts.append(self._next().text)
-      if self._is('_'):
-        self._next()
+    while self.peek().kind == 'word':
+      parts.append(self._advance().text)
+      if self._next_is('_'):
+        self._advance()
         parts.append('_' + self._subscript())
     return 'symbol', f'{name} {"".join(parts)}'
 
-  def _big(self, name: str):
-    """A sum or integral: its limits and what stands under it, not worked out."""
-    limits = {'_': '', '^': ('number', Fraction(0))}
-    while self._is('_', '^'):
-      mark = self._next().text
-      limits[mark] = self._subscript() if mark == '_' else self._argument(False)
-    return 'call', f'{name}_{limits["_"]}', (limits['^'], self._factors())
+  def _big_operator(self, name: str) -> Tree:
+    """A sum, integral or limit, as a call that is not evaluated: of its upper bound and operand."""
+    lower = ''
+    upper: Tree = ('number', Fraction(0))
+    while self._next_is('_', '^'):
+      if self._advance().text == '_':
+        lower = self._subscript()
+      else:
+        upper = self._argument(split=False)
+    return 'call', f'{name}_{lower}', (upper, self._factors())
 
-  def _function(self, name: str):
-    base = exponent = None
+  def _function(self, name: str) -> Tree:
     if name == 'sqrt':
-      if self._is('['):
-        self._next()
-        base = self._sum()
-        self._take('mark', ']')
-      argument = self._argument(False) if self._brace('{') else self._atom()
-      return 'function', 'sqrt', (argument,) if base is None else (argument, base)
-    while self._is('_', '^'):
-      if self._next().text == '_':
+      return self._root()
+    base = exponent = None
+    while self._next_is('_', '^'):
+      if self._advance().text == '_':
         base = self._argument()
       else:
-        exponent = self._argument(False)
-    bracketed = self._brace('{') or self._brace('(') or self._brace('[')
-    argument = self._atom() if bracketed else self._simple_factors()
+        exponent = self._argument(split=False)
+    has_brackets = any(self._next_is_mark(mark) for mark in '{([')
+    argument = self._atom() if has_brackets else self._unbracketed_argument()
     if name == 'log' and base is not None:
       tree = ('function', 'log', (argument, base))
     else:
@@ -221,35 +263,46 @@ class Atoms(Cursor):
       return 'function', 'arc' + name, (argument,)
     return tree if exponent is None else ('power', tree, exponent)
 
-  def _simple_factors(self):
-    """An argument without brackets: 'sin 2 t' reads on up to a sign or another function."""
-    negative = self.sign()
+  def _root(self) -> Tree:
+    index = None
+    if self._next_is('['):
+      self._advance()
+      index = self._sum()
+      self._expect('mark', ']')
+    argument = self._argument(split=False) if self._next_is_mark('{') else self._atom()
+    return 'function', 'sqrt', (argument,) if index is None else (argument, index)
+
+  def _unbracketed_argument(self) -> Tree:
+    """The argument in 'sin 2 t', which ends at a sign, a bracket or another function."""
+    negative = self._read_signs()
     factors = [self._power()]
     while (
-      self._starts_factor() and self.here().text not in FUNCTIONS and not self._is('(', '[', '|')
+      self._starts_factor()
+      and self.peek().text not in FUNCTIONS
+      and not self._next_is('(', '[', '|')
     ):
       factors.append(self._power())
-    return ('negate', multiplied(factors)) if negative else multiplied(factors)
+    return ('negate', make_product(factors)) if negative else make_product(factors)
 
-  def _matrix(self):
-    name = self._subscript()
-    if name not in ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix', 'cases'):
-      raise UnreadableError(name)
-    if name == 'array' and self._brace('{'):
-      self._subscript()
-    rows = [[]]
-    while not self._is('end'):
-      rows[-1].append(self.relation())
-      if self._is('&'):
-        self._next()
-      elif self._is('\\'):
-        self._next()
-        if not self._is('end'):
+  def _matrix(self) -> Tree:
+    environment = self._subscript()
+    if environment not in _MATRICES:
+      raise UnreadableError(f'the environment {environment!r} is no matrix')
+    if environment == 'array' and self._next_is_mark('{'):
+      self._subscript()  # the alignment of its columns
+    rows: list[list[Tree]] = [[]]
+    while not self._next_is('end'):
+      rows[-1].append(self._relation())
+      if self._next_is('&'):
+        self._advance()
+      elif self._next_is('\\'):
+        self._advance()
+        if not self._next_is('end'):
           rows.append([])
-      elif not self._is('end'):
-        raise UnreadableError('an open matrix')
-    self._next()
-    self._subscript()
-    if len({len(row) for row in rows}) != 1 or name == 'cases':
-      raise UnreadableError('a ragged matrix')
+      elif not self._next_is('end'):
+        raise UnreadableError('a matrix is not closed')
+    self._advance()
+    self._subscript()  # the environment's name again
+    if len({len(row) for row in rows}) != 1:
+      raise UnreadableError('the rows of a matrix differ in length')
     return 'rows', tuple(map(tuple, rows))

@@ -1,94 +1,75 @@
-"""A place in a list of tokens, and the trees that more than one reader builds."""
+"""A position in a list of tokens, and the steps that every part of the parser takes there."""
+
+from collections.abc import Sequence
 
 from exgrpo_jax.grading.answers.tokens import Token
+from exgrpo_jax.grading.answers.tree import Tree
 
-MAX_DEPTH = 40  # of brackets
-_MAX_TREE_DEPTH = 120
+_MAX_DEPTH = 40  # of nested brackets and sums
 
 
 class UnreadableError(ValueError):
-  """The text is not mathematics that is understood here."""
+  """The text is not mathematics that the parser understands."""
 
 
-_END = Token('end', '', False)
+_END = Token('end', '', spaced=False)
 
 
 class Cursor:
-  """Every method of its subclasses reads one thing and stands behind it."""
+  """Base of the parser: each method of a subclass reads one construct and stops after it."""
 
-  def __init__(self, found: list[Token]):
-    self._tokens, self._at, self._depth, self._bars = list(found), 0, 0, 0
+  def __init__(self, tokens: Sequence[Token]) -> None:
+    self._tokens = list(tokens)
+    self._at = 0
+    self._depth = 0  # of nesting
+    self._bars = 0  # absolute values open here, where '|' closes one instead of opening another
 
-  def ended(self) -> bool:
+  def at_end(self) -> bool:
+    """Whether all tokens have been read."""
     return self._at >= len(self._tokens)
 
-  def here(self) -> Token:
-    return self._tokens[self._at] if self._at < len(self._tokens) else _END
+  def peek(self) -> Token:
+    """The next token, not yet read; of kind 'end' after the last."""
+    return _END if self.at_end() else self._tokens[self._at]
 
-  def _next(self) -> Token:
-    token = self.here()
+  def _advance(self) -> Token:
+    token = self.peek()
     self._at += 1
     return token
 
-  def _is(self, *texts: str) -> bool:
-    token = self.here()
+  def _next_is(self, *texts: str) -> bool:
+    """Whether the next token is one of these marks or commands."""
+    token = self.peek()
     return token.kind in ('mark', 'command') and token.text in texts
 
-  def _brace(self, text: str) -> bool:
-    """Whether a brace that groups stands here; a command of the same name is one of a set."""
-    return self.here()[:2] == ('mark', text)
+  def _next_is_mark(self, text: str) -> bool:
+    r"""As `_next_is`, but '{' is only the brace that groups, not the command '\{' of a set."""
+    token = self.peek()
+    return token.kind == 'mark' and token.text == text
 
-  def _take(self, kind: str, text: str) -> None:
-    token = self._next()
-    if token[:2] != (kind, text):
-      raise UnreadableError(f'{token.text!r} where {text!r} is due')
+  def _expect(self, kind: str, text: str) -> None:
+    """Reads exactly this token; raises UnreadableError at any other."""
+    token = self._advance()
+    if token.kind != kind or token.text != text:
+      raise UnreadableError(f'expected {text!r}, not {token.text!r}')
 
-  def sign(self) -> bool:
-    """Reads signs; whether they make a minus."""
+  def _read_signs(self) -> bool:
+    """Reads any '+' and '-'; returns whether together they negate."""
     negative = False
-    while self._is('+', '-'):
-      negative ^= self._next().text == '-'
+    while self._next_is('+', '-'):
+      negative ^= self._advance().text == '-'
     return negative
 
-  def deeper(self) -> None:
-    """Counts a level of nesting; a tree is walked by recursion later."""
+  def _enter(self) -> None:
+    """Counts a level of nesting, which bounds the recursion; the caller decrements `_depth`."""
     self._depth += 1
-    if self._depth > MAX_DEPTH:
-      raise UnreadableError('too deep')
+    if self._depth > _MAX_DEPTH:
+      raise UnreadableError('nested too deeply')
 
-  def put_back(self, start: int, tree) -> None:
-    """One token for all that was read since `start`, so that nothing is read twice."""
-    self._tokens[start : self._at] = [Token('tree', tree, False)]
+  def _put_back(self, start: int, tree: Tree) -> None:
+    """Replaces the tokens read since `start` by one that holds their tree.
+
+    Reading them again instead would take time exponential in the nesting.
+    """
+    self._tokens[start : self._at] = [Token('tree', '', spaced=False, tree=tree)]
     self._at = start
-
-
-def too_deep(tree) -> bool:
-  """Whether walking the tree by recursion could exhaust the stack."""
-  level = [tree]
-  for _ in range(_MAX_TREE_DEPTH):
-    level = [child for node in level for child in node if isinstance(child, tuple)]
-    if not level:
-      return False
-  return True
-
-
-def added(terms):
-  return terms[0] if len(terms) == 1 else ('add', tuple(terms))
-
-
-def multiplied(factors):
-  return factors[0] if len(factors) == 1 else ('multiply', tuple(factors))
-
-
-def symbols(tree) -> frozenset:
-  """Names of the letters that stand for something unknown; calls count as 'f()'."""
-  if not isinstance(tree, tuple) or not tree:
-    return frozenset()
-  if tree[0] == 'symbol':
-    return frozenset() if tree[1] in ('pi', 'e', 'i') else frozenset({tree[1]})
-  own = frozenset({f'{tree[1]}()'}) if tree[0] == 'call' else frozenset()
-  return own.union(*(symbols(child) for child in tree if isinstance(child, tuple)))
-
-
-def has_symbol(factors) -> bool:
-  return bool(symbols(('list', tuple(factors))))

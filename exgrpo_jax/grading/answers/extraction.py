@@ -1,16 +1,16 @@
-r"""A response's answer, as written: what follows the thought, inside the last box.
+r"""The answer that a response gives, as written: after its thought, inside its last box.
 
-Every search is linear in the length of the response or bounded by a window, for a
-response comes from a model that is rewarded for what passes here.
+Every search is linear in the length of the response or bounded by a window, because the
+model that writes it is rewarded for whatever passes here.
 """
 
 import collections
 import re
 
-# Far more than any answer: a box that is not closed within it is not closed, and prose
-# before it is no longer the end of the response.
+# Characters, far more than any answer has: a box that is not closed within them is not closed,
+# and prose before them is not the end of the response.
 _WINDOW = 20_000
-_NESTED_BOXES = 4
+_MAX_NESTED_BOXES = 4
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
 _DECIMAL = (
@@ -23,62 +23,69 @@ _NUMBER = re.compile(
   rf'|{_DECIMAL}(?:e[+-]?[0-9]{{1,3}}(?![0-9]))?(?:/{_DECIMAL})?)',
   re.IGNORECASE,
 )
-_PERCENT = re.compile(r'[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE)
-_COUNTED = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
-_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace is not a brace
+_PERCENT_AFTER = re.compile(
+  r'(?:\\[\])]|\$\$?+)?+[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE
+)
+_NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
+_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
 _OPENING = re.compile(r'\s*+\{')
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
-_DELIMITER = re.compile(r'(?:\\[\])]|\$\$?)?')
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
 def extract(response: str, require_think: bool, require_box: bool) -> str | None:
-  r"""The answer a response gives, as written, or None.
+  r"""The answer that a response gives, as written, or None.
 
-  What stands before the last '</think>' is thought, not answer, and so is what
-  follows a '<think>' that is never closed. Of several boxes the last counts; one
-  that is not closed, as where a response was cut, is no answer. Without any box:
-  what follows the last '####', else what follows the last 'answer is', else the
-  last number, with the whole formula it stands in.
+  Text before the last '</think>' is thought and not answer, and so is text after a '<think>'
+  that is never closed. Of several boxes the last counts; one that is not closed, as in a
+  response cut at its limit, is no answer. Without any box the answer follows the last '####',
+  else the last 'answer is', else it is the last number, with the whole formula around it.
+
+  Args:
+    response: what the model wrote.
+    require_think: whether a response without '</think>' has no answer.
+    require_box: whether only a box is an answer.
   """
-  _, closed, text = response.rpartition('</think>')
-  if require_think and not closed:
+  _, closing_tag, solution = response.rpartition('</think>')
+  if require_think and not closing_tag:
     return None
-  text = text.partition('<think>')[0]
-  box = _last_box(text)
-  if box is not None:
-    answer = _boxed(text, box)
+  solution = solution.partition('<think>')[0]
+  span = _last_box(solution)
+  if span is not None:
+    answer = _box_content(solution, *span)
   elif require_box:
     answer = None
   else:
-    answer = _from_prose(text[-_WINDOW:])
+    answer = _extract_from_prose(solution[-_WINDOW:])
   return (answer or '').strip() or None
 
 
+# Boxes.
+
+
 def _last_box(text: str) -> tuple[int, int | None] | None:
-  """Start of the content of the last outermost box, and its end or None where unclosed."""
-  box, before = None, len(text)
-  for _ in range(_NESTED_BOXES):
-    at = text.rfind('\\boxed', 0, before)
+  """Start and end of the content of the last outermost box; its end is None if not closed."""
+  span, search_end = None, len(text)
+  for _ in range(_MAX_NESTED_BOXES):
+    at = text.rfind('\\boxed', 0, search_end)
     opening = _OPENING.match(text, at + len('\\boxed')) if at >= 0 else None
     if not opening:
       break
-    end = _until_closed(text, opening.end())
-    if box is not None and (end is None or box[1] is None or end < box[1]):
-      break
-    box, before = (opening.end(), end), at
-  return box
+    end = _closing_brace(text, opening.end())
+    if span is not None and (end is None or span[1] is None or end < span[1]):
+      break  # this box does not contain the later one
+    span, search_end = (opening.end(), end), at
+  return span
 
 
-def _boxed(text: str, box: tuple[int, int | None]) -> str | None:
-  start, end = box
+def _box_content(text: str, start: int, end: int | None) -> str | None:
   return None if end is None else text[start:end].replace('\\boxed', '')
 
 
-def _until_closed(text: str, start: int) -> int | None:
-  """Where the brace that closes the one before `start` stands."""
+def _closing_brace(text: str, start: int) -> int | None:
+  """Position of the brace that closes the one just before `start`."""
   depth = 1
   for match in _BRACE.finditer(text, start, min(len(text), start + _WINDOW)):
     depth += {'{': 1, '}': -1}.get(match[0], 0)
@@ -87,34 +94,45 @@ def _until_closed(text: str, start: int) -> int | None:
   return None
 
 
-def _from_prose(text: str) -> str | None:
-  _, marked, tail = text.rpartition('####')
-  if marked:
+# Prose.
+
+
+def _extract_from_prose(text: str) -> str | None:
+  _, marker, tail = text.rpartition('####')
+  if marker:
     return tail.strip().partition('\n')[0]
-  said = _last(_ANSWER_IS, text)
-  if said:
-    sentence = _SENTENCE.match(text, said.end())[1].strip()
-    told = said[1] and _PROSE.search(sentence) and _NUMBER.search(sentence)
-    if sentence and not told:  # 'Answer: the largest n is 34' is told in prose
-      counted = _COUNTED.fullmatch(sentence)  # '18 dollars per day'
-      return counted[1] if counted else sentence
-  return _last_number(text)
+  return _stated_answer(text) or _last_number(text)
+
+
+def _stated_answer(text: str) -> str | None:
+  """What follows the last 'answer is' or 'answer:', if that is an answer."""
+  statement = _last_match(_ANSWER_IS, text)
+  if not statement:
+    return None
+  match = _SENTENCE.match(text, statement.end())
+  assert match is not None  # every part of the pattern may be empty
+  sentence = match[1].strip()
+  has_colon = bool(statement[1])
+  if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
+    return None  # 'Answer: the largest n is 34' is prose, whose last number counts
+  counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
+  return counted[1] if counted else sentence
 
 
 def _last_number(text: str) -> str | None:
-  """The last number, with its percent sign, or the formula that holds it."""
-  number = _last(_NUMBER, text)
+  """The last number, with its percent sign, or the formula that contains it."""
+  number = _last_match(_NUMBER, text)
   if number is None:
     return None
   start, end = _formula(text, *number.span()) or number.span()
   # '$5 of the $8' is money, not a formula.
   if _PROSE.search(text, start, end) or '\\$' in text[start:end]:
     start, end = number.span()
-  return text[start:end] + ('%' if _PERCENT.match(text, _DELIMITER.match(text, end).end()) else '')
+  return text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Where the content of the math delimiters around a place starts and ends."""
+  """Start and end of the content of the math delimiters around a span."""
   for opening, closing in (('\\[', '\\]'), ('\\(', '\\)')):
     before, after = text.rfind(opening, 0, start), text.find(closing, end)
     if before >= 0 and after >= 0 and text.find(closing, before, start) < 0:
@@ -126,6 +144,6 @@ def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
   return None
 
 
-def _last(pattern: re.Pattern, text: str) -> re.Match | None:
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
   matches = collections.deque(pattern.finditer(text), maxlen=1)
   return matches[0] if matches else None

@@ -1,31 +1,16 @@
-r"""Tokens to an expression tree, by a bounded recursive descent.
-
-A tree is a tuple: its head, then its children. Heads:
-
-  ('number', Fraction)         ('symbol', name)          ('infinity',)
-  ('add', (terms…))            ('multiply', (factors…))  ('negate', x)
-  ('divide', x, y)             ('power', x, y)           ('plusminus', sign, x, y)
-  ('function', name, (x…))     ('call', name, (x…))      ('factorial', x)
-  ('percent', x)               ('degrees', x)            ('unit', x, name)
-  ('group', '(', ')', (x…))    ('set', (x…))             ('braces', (x…))
-  ('list', (x…))               ('rows', ((x…)…))         ('relation', (operators…), (sides…))
-  ('union', (x…))              ('minus', x, y)           ('ratio', (x…))   ('text', words)
+"""Tokens to an expression tree, by recursive descent of bounded depth.
 
 Letters in a row are multiplied, except that f(x), x(t) and I(0) are calls.
 """
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers.atoms import Atoms
-from exgrpo_jax.grading.answers.cursor import (
-  UnreadableError,
-  added,
-  has_symbol,
-  multiplied,
-  too_deep,
-)
-from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG, FUNCTIONS, GREEK, Token
+from exgrpo_jax.grading.answers.cursor import UnreadableError
+from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
+from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product, make_sum, symbols
 from exgrpo_jax.grading.answers.units import UNITS
 
 _RELATIONS = {
@@ -40,274 +25,270 @@ _RELATIONS = {
   'equiv': '=',
 }
 
-# The tokens that make a mixed number of the integer before them; n is a number.
-_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
+# Spellings of a fraction that make a mixed number of the integer before them, with n for a
+# number, and the kinds of their tokens.
+_FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
-_NO_UNITS = frozenset(
-  (
-    'where',
-    'when',
-    'if',
-    'for',
-    'with',
-    'not',
-    'maybe',
-    'is',
-    'but',
-    'then',
-    'perhaps',
-    'either',
-    'than',
-    'about',
-    'mod',
-    'only',
-    'plus',
-    'minus',
-    'times',
-    'unless',
-    'except',
-  )
+# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
+_NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about mod only
+plus minus times unless except"""
+_NON_UNITS = frozenset(_NON_UNIT_WORDS.split())
+
+_OPERAND_COMMANDS = (
+  FUNCTIONS
+  | SYMBOLS
+  | ACCENTS
+  | BIG_OPERATORS
+  | {'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'}
 )
 
 
-def parse(found: list[Token]):
+def parse(tokens: Sequence[Token]) -> Tree:
   """The tree of an answer's tokens; raises UnreadableError."""
-  reader = _Grammar(found)
-  tree = reader.answer()
-  if not reader.ended():
-    raise UnreadableError(str(reader.here().text))
-  if too_deep(tree):
-    raise UnreadableError('too deep')
+  grammar = _Grammar(tokens)
+  tree = grammar.answer()
+  if not grammar.at_end():
+    raise UnreadableError(f'{grammar.peek().text!r} cannot follow')
+  if is_too_deep(tree):
+    raise UnreadableError('nested too deeply')
   return tree
 
 
 class _Grammar(Atoms):
-  """Lists of relations between sums of products of powers of atoms."""
+  """Parses lists of relations between sums of products of powers of operands."""
 
   # Lists and relations.
 
-  def answer(self):
-    """Items between commas; between semicolons, groups of them."""
-    groups = [[]]
-    while not self.ended():
-      groups[-1].append(self.relation())
-      if self._is(';'):
-        self._next()
+  def answer(self) -> Tree:
+    """A whole answer: items between commas, or groups of them between semicolons."""
+    groups: list[list[Tree]] = [[]]
+    while not self.at_end():
+      groups[-1].append(self._relation())
+      if self._next_is(';'):
+        self._advance()
         groups.append([])
-      elif not self._commas():
+      elif not self._read_commas():
         break
     groups = [group for group in groups if group]
     if not groups:
-      raise UnreadableError('nothing')
+      raise UnreadableError('there are no tokens')
     if len(groups) > 1 and max(map(len, groups)) > 1:
       return 'list', tuple(('group', '(', ')', tuple(g)) if g[1:] else g[0] for g in groups)
     items = tuple(item for group in groups for item in group)
     return items[0] if len(items) == 1 else ('list', items)
 
-  def _commas(self) -> bool:
-    found = False
-    while self._is(','):  # 'a, and b' has two
-      self._next()
-      found = True
-    return found
+  def _read_commas(self) -> bool:
+    """Reads any commas ('a, and b' has two); returns whether there were some."""
+    start = self._at
+    while self._next_is(','):
+      self._advance()
+    return self._at > start
 
-  def relation(self):
-    sides = [None if self._relation_here() else self._ratio()]
+  def _relation(self) -> Tree:
+    sides = [None if self._next_relation() else self._ratio()]
     operators = []
-    while operator := self._relation_here():
-      self._next()
-      if operator == '=' and self._is('<', '>'):  # '=<'
-        operator = self._next().text + '='
+    while operator := self._next_relation():
+      self._advance()
+      if operator == '=' and self._next_is('<', '>'):  # '=<'
+        operator = self._advance().text + '='
       operators.append(operator)
       sides.append(self._ratio())
-    return ('relation', tuple(operators), tuple(sides)) if operators else sides[0]
+    if operators:
+      return 'relation', tuple(operators), tuple(sides)
+    (tree,) = sides
+    assert tree is not None  # without a relation ahead, a side was parsed
+    return tree
 
-  def _relation_here(self) -> str | None:
-    token = self.here()
+  def _next_relation(self) -> str | None:
+    token = self.peek()
     return _RELATIONS.get(token.text) if token.kind in ('mark', 'command') else None
 
-  def _ratio(self):
-    parts = [self._union()]
-    while self._is(':'):
-      self._next()
-      parts.append(self._union())
-    return parts[0] if len(parts) == 1 else ('ratio', tuple(parts))
+  def _ratio(self) -> Tree:
+    terms = [self._union()]
+    while self._next_is(':'):
+      self._advance()
+      terms.append(self._union())
+    return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
-  def _union(self):
-    parts = [self._sum()]
-    while self._is('cup'):
-      self._next()
-      parts.append(self._sum())
-    tree = parts[0] if len(parts) == 1 else ('union', tuple(parts))
-    if self._is('setminus'):
-      self._next()
+  def _union(self) -> Tree:
+    members = [self._sum()]
+    while self._next_is('cup'):
+      self._advance()
+      members.append(self._sum())
+    tree = members[0] if len(members) == 1 else ('union', tuple(members))
+    if self._next_is('setminus'):
+      self._advance()
       tree = ('minus', tree, self._sum())
     return tree
 
-  # Sums, products, powers.
+  # Sums and products.
 
-  def _sum(self):
-    self.deeper()
-    tree = (
-      ('plusminus', 1 if self._next().text == 'pm' else -1, None, self._product())
-      if self._is('pm', 'mp')
-      else self._product()
-    )
-    terms = [tree]
-    while self._is('+', '-', 'pm', 'mp'):
-      sign, term = self._next().text, self._product()
-      if sign in ('pm', 'mp'):
-        terms = [('plusminus', 1 if sign == 'pm' else -1, added(terms), term)]
+  def _sum(self) -> Tree:
+    self._enter()
+    if self._next_is('pm', 'mp'):
+      terms: list[Tree] = [('plusminus', self._plus_or_minus(), None, self._product())]
+    else:
+      terms = [self._product()]
+    while self._next_is('+', '-', 'pm', 'mp'):
+      if self._next_is('pm', 'mp'):
+        sign, term = self._plus_or_minus(), self._product()
+        terms = [('plusminus', sign, make_sum(terms), term)]
       else:
-        terms.append(term if sign == '+' else ('negate', term))
+        negative, term = self._advance().text == '-', self._product()
+        terms.append(('negate', term) if negative else term)
     self._depth -= 1
-    return added(terms)
+    return make_sum(terms)
 
-  def _product(self):
-    negative = self.sign()
+  def _plus_or_minus(self) -> int:
+    r"""Reads '\pm', which is 1, or '\mp', which is -1."""
+    return 1 if self._advance().text == 'pm' else -1
+
+  def _product(self) -> Tree:
+    negative = self._read_signs()
     tree = self._factors()
     return ('negate', tree) if negative else tree
 
-  def _factors(self):
-    factors, literal = [], self._integer_here()
-    factors.append(self._power())
+  def _factors(self) -> Tree:
+    starts_with_integer = self._integer_is_next()
+    factors = [self._power()]
     while True:
-      if self._is('*'):
-        self._next()
-        factors.append(self._signed())
-      elif self._is('/'):
-        self._next()
-        factors = [('divide', multiplied(factors), self._signed())]
-      elif literal and len(factors) == 1 and (mixed := self._fraction_part(factors[0])):
+      if self._next_is('*'):
+        self._advance()
+        factors.append(self._signed_power())
+      elif self._next_is('/'):
+        self._advance()
+        factors = [('divide', make_product(factors), self._signed_power())]
+      elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
         factors = [mixed]
-      elif self._unit_here(factors):
-        factors = [('unit', multiplied(factors), self._unit())]
+      elif self._unit_is_next(factors):
+        factors = [('unit', make_product(factors), self._unit())]
       elif self._starts_factor():
-        if self.here().kind == 'number' and factors[-1][0] in ('number', 'unit'):
-          raise UnreadableError('two numbers in a row')
+        if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
+          raise UnreadableError('a number cannot follow another')
         factors.append(self._power())
       else:
-        return multiplied(factors)
-      literal = False
+        return make_product(factors)
+      starts_with_integer = False  # nothing but the integer may precede the fraction
 
-  def _signed(self):
-    negative = self.sign()
+  def _signed_power(self) -> Tree:
+    negative = self._read_signs()
     tree = self._power()
     return ('negate', tree) if negative else tree
 
-  def _integer_here(self) -> bool:
-    return self.here().kind == 'number' and self.here().text.isdecimal()
-
-  def _fraction_part(self, whole):
-    r"""The mixed number '1 1/2' or '1\frac{1}{2}', where that is what stands here."""
+  def _mixed_number(self, integer: Tree) -> Tree | None:
+    r"""Reads the fraction of '1 1/2' or '1\frac{1}{2}' and adds it; None where there is none."""
     kinds = ''.join(
-      t.text if t.kind in ('mark', 'command') else t.kind[0]
-      for t in self._tokens[self._at : self._at + 7]
+      token.text if token.kind in ('mark', 'command') else token.kind[0]
+      for token in self._tokens[self._at : self._at + 7]
     )
-    found = next((f for f in _PARTS if kinds.startswith(f)), None)
-    if whole[0] != 'number' or not found or (found == 'n/n' and not self.here().spaced):
+    spelling = next((s for s in _FRACTION_PARTS if kinds.startswith(s)), None)
+    if integer[0] != 'number' or not spelling:
       return None
+    if spelling == 'n/n' and not self.peek().spaced:
+      return None
+    count = len(_FRACTION_PARTS[spelling])
     top, *_, bottom = [
-      t.text for t in self._tokens[self._at : self._at + len(_PARTS[found])] if t.kind == 'number'
+      token.text for token in self._tokens[self._at : self._at + count] if token.kind == 'number'
     ]
     if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):
       return None
-    self._at += len(_PARTS[found])
-    return 'number', whole[1] + Fraction(int(top), int(bottom))
+    self._at += count
+    return 'number', integer[1] + Fraction(int(top), int(bottom))
 
-  def _unit_here(self, factors) -> bool:
-    token = self.here()
-    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or has_symbol(factors):
+  def _starts_factor(self) -> bool:
+    token = self.peek()
+    if token.kind in ('number', 'word', 'tree'):
+      return True
+    if token.kind == 'mark':
+      return token.text in '([{' or (token.text == '|' and not self._bars)
+    return token.kind == 'command' and token.text in _OPERAND_COMMANDS
+
+  # Units.
+
+  def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
+    """Whether a unit follows these factors; letters among them are multiplied instead."""
+    token = self.peek()
+    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
       return False
     if token.kind == 'text':
       return bool(re.match(r'[A-Za-z]', token.text))
     return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
 
   def _unit(self) -> str:
-    words = [self._next().text]
-    if words[0].lower() in _NO_UNITS:
-      raise UnreadableError(words[0])
-    while self.here().kind in ('text', 'word') or self._is('/', '^'):
-      token = self._next()
-      if token.text == '^':
-        braced = self._brace('{')
-        if braced:
-          self._next()
-        exponent = self._next()
-        if exponent.text == '-':
-          exponent = Token('number', '-' + self._next().text, False)
-        if braced:
-          self._take('mark', '}')
-        words.append('^' + exponent.text)
-      else:
-        words.append(token.text)
-    return ' '.join(words)
+    parts = [self._advance().text]
+    if parts[0].lower() in _NON_UNITS:
+      raise UnreadableError(f'{parts[0]!r} is no unit')
+    while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
+      token = self._advance()
+      parts.append('^' + self._unit_exponent() if token.text == '^' else token.text)
+    return ' '.join(parts)
 
-  def _starts_factor(self) -> bool:
-    token = self.here()
-    if token.kind in ('number', 'word', 'tree'):
-      return True
-    if token.kind == 'mark':
-      return token.text in '([{' or (token.text == '|' and not self._bars)
-    return token.kind == 'command' and (
-      token.text in FUNCTIONS
-      or token.text in GREEK
-      or token.text in ACCENTS
-      or token.text in BIG
-      or token.text
-      in ('frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline')
-    )
+  def _unit_exponent(self) -> str:
+    has_braces = self._next_is_mark('{')
+    if has_braces:
+      self._advance()
+    exponent = self._advance().text
+    if exponent == '-':
+      exponent += self._advance().text
+    if has_braces:
+      self._expect('mark', '}')
+    return exponent
 
-  def _power(self):
+  # Powers and what follows an operand.
+
+  def _power(self) -> Tree:
     tree = self._postfixed(self._atom())
-    if self._is('^'):
-      self._next()
-      self.deeper()
-      if self._is('prime'):
-        self._next()
-        tree = self._primed(tree)
-        self._depth -= 1
-        return self._called(tree, tree[1][0]) if tree[0] == 'symbol' else tree
-      exponent = self._argument(split=False)
+    if not self._next_is('^'):
+      return tree
+    self._advance()
+    self._enter()
+    if self._next_is('prime'):
+      self._advance()
+      tree = self._primed(tree)
       self._depth -= 1
-      if exponent == ('symbol', 'prime'):
-        return self._primed(tree)
-      tree = self._postfixed(('power', tree, exponent))
-    return tree
+      return self._symbol_or_call(tree, tree[1][0])
+    exponent = self._argument(split=False)
+    self._depth -= 1
+    if exponent == ('symbol', 'prime'):
+      return self._primed(tree)
+    return self._postfixed(('power', tree, exponent))
 
-  def _primed(self, tree):
+  def _primed(self, tree: Tree) -> Tree:
     if tree[0] != 'symbol':
-      raise UnreadableError('a prime')
+      raise UnreadableError('only a symbol can have a prime')
     return 'symbol', tree[1] + "'"
 
-  def _postfixed(self, tree):
+  def _postfixed(self, tree: Tree) -> Tree:
     while True:
-      if self._is('!'):
-        self._next()
+      if self._next_is('!'):
+        self._advance()
         tree = ('factorial', tree)
-      elif self._is('%'):
-        self._next()
+      elif self._next_is('%'):
+        self._advance()
         tree = ('percent', tree)
-      elif self._is('circ'):
-        self._next()
+      elif self._next_is('circ'):
+        self._advance()
         tree = ('degrees', tree)
-      elif self._is("'"):
-        self._next()
+      elif self._next_is("'"):
+        self._advance()
         tree = self._primed(tree)
       else:
         return tree
 
-  def _argument(self, split: bool = True):
-    r"""What LaTeX takes as an argument: a group in braces or one sign ('\frac12')."""
-    if self._brace('{'):
-      self._next()
+  def _argument(self, split: bool = True) -> Tree:
+    r"""What LaTeX takes as an argument: a group in braces, or one operand.
+
+    With `split` only the first digit of an integer: '\frac12' is a half, but '2^12' is 2^{12}.
+    """
+    if self._next_is_mark('{'):
+      self._advance()
       tree = self._union()
-      self._take('mark', '}')
+      self._expect('mark', '}')
       return tree
-    token = self.here()
-    if split and token.kind == 'number' and len(token.text) > 1 and token.text.isdecimal():
-      self._tokens[self._at] = Token('number', token.text[1:], False)
-      return 'number', Fraction(int(token.text[0]))
-    if self._is('-', '+'):
-      return ('negate', self._argument(False)) if self.sign() else self._argument(False)
-    return self._power() if not split else self._atom()
+    if split and self._integer_is_next() and len(self.peek().text) > 1:
+      return 'number', Fraction(int(self._split_digit()))
+    if self._next_is('-', '+'):
+      negative = self._read_signs()
+      tree = self._argument(split=False)
+      return ('negate', tree) if negative else tree
+    return self._atom() if split else self._power()

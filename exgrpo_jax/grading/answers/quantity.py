@@ -1,92 +1,100 @@
-"""Expression trees to numbers, and whether two trees are the same quantity.
+"""Whether two expression trees are the same quantity, and the value of one.
 
-Rational numbers are exact. Others are worked out to 100 digits, or to 600 where the
-first do not decide. An expression in letters is worked out at several points.
-Everything is bounded: what would be too large to hold has no value here.
+Rational numbers are compared exactly, others to 100 digits, and to 600 where 100 do not decide.
+Expressions with unknowns are compared at several points. Everything is bounded: a number too
+large to hold has no value here.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 
-from exgrpo_jax.grading.answers.cursor import symbols
 from exgrpo_jax.grading.answers.number import (
   ERRORS,
+  Context,
+  Number,
+  Point,
   context_of,
-  converted,
-  divided,
-  heads,
+  divide,
+  evaluate,
   is_complex,
-  value_of,
+  to_float,
 )
+from exgrpo_jax.grading.answers.tree import Tree, heads, size, symbols
 
 _DIGITS = (100, 600)
-_MAX_NODES_TWICE = 80  # larger trees are worked out to 100 digits only
-_POINTS = 6  # three positive, two of mixed sign, one negative
-_WHOLE = frozenset({'floor', 'ceil', 'binom', 'factorial'})
+_MAX_NODES_TWICE = 80  # two trees that are larger together are evaluated to 100 digits only
+_NUM_POINTS = 6  # three positive, two of mixed sign, one negative
+_COUNTING = frozenset({'floor', 'ceil', 'binom', 'factorial'})  # their unknowns may be integers
 
 
-def exact(tree) -> Fraction | None:
-  """The rational number a tree without letters is, where it is one by its form."""
+def exact(tree: Tree) -> Fraction | None:
+  """The value of a tree without unknowns, if the evaluation stays rational throughout."""
   try:
-    value = value_of(tree, {}, context_of(_DIGITS[0]))
+    value = evaluate(tree, {}, context_of(_DIGITS[0]))
   except ERRORS:
     return None
   return value if isinstance(value, Fraction) else None
 
 
-def approximate(tree) -> float | None:
-  """A closed tree as a real number, for ordering; None where it has none."""
+def approximate(tree: Tree) -> float | None:
+  """The value of a tree without unknowns, for display; None where it has no real value."""
   try:
-    value = value_of(tree, {}, context_of(_DIGITS[0]))
+    value = evaluate(tree, {}, context_of(_DIGITS[0]))
     return None if is_complex(value) else float(value)
   except ERRORS:
     return None
 
 
-def between(tree, low: Fraction, high: Fraction) -> bool:
-  """Whether a tree without letters is a real number from `low` to `high`."""
+def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
+  """Whether a tree without unknowns has a real value from `low` to `high`, both included."""
   context = context_of(_DIGITS[0])
   try:
-    value = value_of(tree, {}, context)
+    value = evaluate(tree, {}, context)
   except ERRORS:
     return False
   if is_complex(value):
     return False
-  return converted(low, context) <= context.re(value) <= converted(high, context)
+  return to_float(low, context) <= context.re(value) <= to_float(high, context)
 
 
-def same(x, y) -> bool:
+def same(x: Tree, y: Tree) -> bool:
   """Whether two trees are the same quantity wherever both have a value."""
   if x == y:
     return True
-  letters = symbols(x) | symbols(y)
-  if not letters:
+  unknowns = symbols(x) | symbols(y)
+  if not unknowns:
     return _same_at(x, y, {}) is True
-  return _agree(x, y, letters)
+  return _same_at_all_points(x, y, unknowns)
 
 
-def proportional(x, y, positive: bool) -> bool:
-  """Whether x is a constant times y, neither being zero; `positive`: a positive constant."""
-  letters = symbols(x) | symbols(y)
-  if not letters or symbols(x) != symbols(y):
+def proportional(x: Tree, y: Tree, positive: bool) -> bool:
+  """Whether x is a constant times y, and neither is zero.
+
+  Args:
+    x: a tree.
+    y: another one; if their unknowns differ they are not proportional.
+    positive: whether the constant must be positive.
+  """
+  unknowns = symbols(x) | symbols(y)
+  if not unknowns or symbols(x) != symbols(y):
     return False
   ratios = [
     ratio
-    for index in range(_POINTS)
-    if (ratio := _ratio(x, y, _point(letters, index, False))) is not None
+    for index in range(_NUM_POINTS)
+    if (ratio := _ratio_at(x, y, _real_point(unknowns, index))) is not None
   ]
   if len(ratios) < 3 or any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
     return False
-  return all(_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:])
+  return all(_is_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:])
 
 
-def linear(tree, letter: str) -> tuple[Fraction, Fraction] | None:
-  """A and b where the tree is a·letter + b with rational a and b."""
+def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
+  """(a, b) where the tree is a·unknown + b with rational a and b, else None."""
   values = []
-  for at in (0, 1, 2, -3):
+  for x in (0, 1, 2, -3):
     try:
-      values.append(value_of(tree, {letter: Fraction(at)}, context_of(_DIGITS[0])))
+      values.append(evaluate(tree, {unknown: Fraction(x)}, context_of(_DIGITS[0])))
     except ERRORS:
       return None
   if not all(isinstance(v, Fraction) for v in values):
@@ -95,96 +103,104 @@ def linear(tree, letter: str) -> tuple[Fraction, Fraction] | None:
   return (a, b) if values[2] == 2 * a + b and values[3] == -3 * a + b else None
 
 
-def _agree(x, y, letters) -> bool:
-  """Whether two trees in letters have the same value at every point where both have one."""
-  used_x, used_y = heads(x) & _WHOLE, heads(y) & _WHOLE
-  decided = 0
-  if used_x or used_y:
-    for index in range(3 * _POINTS):
-      verdict = _same_at(x, y, _point(letters, index, True))
-      if verdict is False:
-        return False
-      decided += verdict is True
-    if decided < 3:
+def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool:
+  """Whether two trees agree at every point where both have a value, and at enough of them."""
+  counting_x, counting_y = heads(x) & _COUNTING, heads(y) & _COUNTING
+  if counting_x or counting_y:
+    points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
+    if _num_same(_same_at(x, y, point) for point in points) < 3:
       return False
-    if (used_x and used_y) or (used_x | used_y) & {'binom', 'factorial'}:
+    if (counting_x and counting_y) or (counting_x | counting_y) & {'binom', 'factorial'}:
       return True
-  decided = 0
-  for index in range(_POINTS):
-    verdict = _same_at(x, y, _point(letters, index, False), real=index >= 3)
+  # From index 3 on unknowns may be negative; complex values may differ by a branch only.
+  verdicts = (
+    _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
+    for index in range(_NUM_POINTS)
+  )
+  return _num_same(verdicts) >= 2
+
+
+def _num_same(verdicts: Iterable[bool | None]) -> int:
+  """How many verdicts are True; 0 as soon as one is False."""
+  count = 0
+  for verdict in verdicts:
     if verdict is False:
-      return False
-    decided += verdict is True
-  return decided >= 2
+      return 0
+    count += verdict is True
+  return count
 
 
-def _point(letters, index: int, whole: bool) -> dict:
-  """A value for each letter, by its name: the same in every comparison.
+# Pseudo-random, by name and index: the same point in every comparison.
 
-  Letters with an index, such as a radius r_0, stand for quantities above zero.
-  """
+
+def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
+  return {name: Fraction(1 + _checksum(name, index) % 14) for name in unknowns}
+
+
+def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
+  """Unknowns with a subscript are positive: they stand for quantities such as a radius r_0."""
   point = {}
-  for letter in letters:
-    draw = zlib.crc32(f'{letter} {index}'.encode()) % 10007
-    value = Fraction(1 + draw % 14) if whole else Fraction(draw + 4000, 5003)
-    side = (zlib.crc32(letter.encode()) >> 4) % 2
-    negative = index == 5 or (index >= 3 and index % 2 == side)
-    point[letter] = -value if negative and not whole and '_' not in letter else value
+  for name in unknowns:
+    value = Fraction(_checksum(name, index) + 4000, 5003)
+    side = (zlib.crc32(name.encode()) >> 4) % 2
+    is_negative = index == 5 or (index >= 3 and index % 2 == side)
+    point[name] = -value if is_negative and '_' not in name else value
   return point
 
 
-def _rounded_point(point: Mapping, context) -> dict:
+def _checksum(name: str, index: int) -> int:
+  return zlib.crc32(f'{name} {index}'.encode()) % 10007
+
+
+def _round_point(point: Point, context: Context) -> Point:
   # A large power of a fraction has too many digits to be kept exactly.
   return {
-    letter: value if value.denominator == 1 else converted(value, context)
-    for letter, value in point.items()
+    name: value if value.denominator == 1 else to_float(value, context)
+    for name, value in point.items()
   }
 
 
-def _same_at(x, y, point: Mapping, real: bool = False) -> bool | None:
-  """Equal, different, or None where one of them has no value (or none that is real)."""
-  for digits in _DIGITS[: 1 + (_size(x) + _size(y) < _MAX_NODES_TWICE)]:
+def _same_at(x: Tree, y: Tree, point: Point, must_be_real: bool = False) -> bool | None:
+  """Whether two trees agree at a point; None where one has no value, or it is not real."""
+  may_repeat = size(x) + size(y) < _MAX_NODES_TWICE
+  for digits in _DIGITS if may_repeat else _DIGITS[:1]:
     context = context_of(digits)
     try:
-      at = _rounded_point(point, context)
-      a, b = value_of(x, at, context), value_of(y, at, context)
+      rounded = _round_point(point, context)
+      a, b = evaluate(x, rounded, context), evaluate(y, rounded, context)
     except ERRORS:
       continue
-    if real and (is_complex(a) or is_complex(b)):
+    if must_be_real and (is_complex(a) or is_complex(b)):
       return None
     if isinstance(a, Fraction) and isinstance(b, Fraction):
       return a == b
-    if not _close(a, b, digits):
+    if not _is_close(a, b, digits):
       return False
-    if max(_length(a), _length(b)) < digits // 4:
+    # An approximation cannot confirm a rational number that has as many digits.
+    if max(_num_digits(a), _num_digits(b)) < digits // 4:
       return True
   return None
 
 
-def _ratio(x, y, point):
+def _ratio_at(x: Tree, y: Tree, point: Point) -> Number | None:
   context = context_of(_DIGITS[0])
   try:
-    at = _rounded_point(point, context)
-    a, b = value_of(x, at, context), value_of(y, at, context)
-    return divided(a, b, context)
+    rounded = _round_point(point, context)
+    return divide(evaluate(x, rounded, context), evaluate(y, rounded, context), context)
   except ERRORS:
     return None
 
 
-def _length(value) -> int:
-  """Digits of a rational number; an approximation has none to compare with."""
+def _num_digits(value: Number) -> int:
+  """Digits of a rational number; 0 for an approximation."""
   if not isinstance(value, Fraction):
     return 0
   return (value.numerator.bit_length() + value.denominator.bit_length()) * 3 // 10
 
 
-def _close(a, b, digits: int) -> bool:
+def _is_close(a: Number, b: Number, digits: int) -> bool:
   if isinstance(a, Fraction) and isinstance(b, Fraction):
     return a == b
   context = context_of(digits)
-  a, b = converted(a, context), converted(b, context)
+  a, b = to_float(a, context), to_float(b, context)
   return abs(a - b) <= context.mpf(10) ** -(digits // 2) * max(abs(a), abs(b))
-
-
-def _size(tree) -> int:
-  return 1 + sum(_size(child) for child in tree if isinstance(child, tuple))

@@ -1,8 +1,9 @@
-"""Names of units of measurement, and which of them are the same."""
+"""Names of units of measurement, and which of them mean the same unit."""
 
 import re
 
-_SAME = """
+# One unit a line, the name it is compared by first.
+_SYNONYMS = """
 cm centimeter centimeters centimetre centimetres
 mm millimeter millimeters millimetre millimetres
 km kilometer kilometers kilometre kilometres
@@ -36,16 +37,18 @@ mph
 kph
 unit units
 """
-_ALL = {name: names.split()[0] for names in _SAME.strip().split('\n') for name in names.split()}
-# Those that are no letters or words of their own.
-UNITS = {name: same for name, same in _ALL.items() if len(name) > 1 and name != 'in'}
-_SQUARE = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
+_CANONICAL = {
+  name: names.split()[0] for names in _SYNONYMS.strip().split('\n') for name in names.split()
+}
+# Units recognised without \text{…}: one letter is a variable there, and 'in' a word.
+UNITS = frozenset(name for name in _CANONICAL if len(name) > 1 and name != 'in')
+_POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
 
 
-def same_unit(name: str) -> str:
-  """One name for a unit: 'square centimeters' and 'cm^2' are 'cm^2', 'units' are ''."""
+def normalize_unit(name: str) -> str:
+  """One spelling of a unit: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
   name = name.lower().replace(' per ', '/').replace('{', '').replace('}', '')
-  name = _SQUARE.sub(lambda m: f'{m[2]}^{3 if m[1] == "cubic" else 2}', name)
-  words = re.findall(r'[a-z]+|[^a-z\s.]+', name)
-  named = ''.join(_ALL.get(word, word.removesuffix('s')) for word in words)
-  return '' if named.startswith('unit') else named
+  name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1] == "cubic" else 2}', name)
+  parts: list[str] = re.findall(r'[a-z]+|[^a-z\s.]+', name)
+  unit = ''.join(_CANONICAL.get(part, part.removesuffix('s')) for part in parts)
+  return '' if unit.startswith('unit') else unit

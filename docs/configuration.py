@@ -1,0 +1,149 @@
+"""Writes docs/configuration.md from the dataclasses that check a configuration.
+
+python docs/configuration.py
+
+The page is checked in, so that it can be read in the repository; a test compares it with what this
+file makes.
+"""
+
+import dataclasses
+import inspect
+import pathlib
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from exgrpo_jax.configs import base
+from exgrpo_jax.experiment import Config
+
+PAGE = pathlib.Path(__file__).with_name('configuration.md')
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by docs/configuration.py from the code; change it there, then renew this page. -->
+
+A run is described by a config file: `--config=configs/arithmetic.py`, or by its name alone,
+`--config=arithmetic`. Every other config starts from [configs/base.py](../configs/base.py), which
+sets every value to the paper's and is the default given below. Any value can be overridden on the
+command line:
+
+```bash
+python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/smoke \\
+    --config.replay.ratio=0.25 --config.seed=3
+```
+
+A name that does not exist, a value of the wrong type and a value outside its range are refused
+before anything is computed; the message names the key and what is allowed. `[` and `]` include the
+end of an interval, `(` and `)` do not. Text is shown in quotes, which the command line does not
+need. Values that must fit each other are checked too, for example that `optimizer.minibatches`
+divides `rollout.questions`.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """The settings of one dataclass, nested ones left out."""
+
+  path: str  # dotted, '' for the top
+  cls: type
+
+  def fields(self) -> Iterator[tuple[dataclasses.Field, Any]]:
+    """(field, type) of each setting."""
+    types = typing.get_type_hints(self.cls)
+    for field in dataclasses.fields(self.cls):
+      if not dataclasses.is_dataclass(types[field.name]):
+        yield field, types[field.name]
+
+
+def sections(cls: type, path: str = '') -> Iterator[Section]:
+  """The section of `cls` and of every dataclass in it, in the order of the fields."""
+  yield Section(path, cls)
+  types = typing.get_type_hints(cls)
+  for field in dataclasses.fields(cls):
+    if dataclasses.is_dataclass(types[field.name]):
+      yield from sections(types[field.name], f'{path}.{field.name}'.lstrip('.'))
+
+
+def keys(cls: type = Config) -> set[str]:
+  """The dotted name of every setting and of every section."""
+  names = set()
+  for section in sections(cls):
+    prefix = f'{section.path}.' if section.path else ''
+    names |= {section.path, *(f'{prefix}{field.name}' for field, _ in section.fields())}
+  return names - {''}
+
+
+def page(cls: type, defaults: Mapping[str, Any]) -> str:
+  """The page as Markdown.
+
+  Args:
+    cls: the dataclass of a whole configuration.
+    defaults: its values, nested as its sections are.
+  """
+  return '\n'.join([_HEAD, *(_section(section, defaults) for section in sections(cls))])
+
+
+def _section(section: Section, defaults: Mapping[str, Any]) -> str:
+  values, prefix = defaults, ''
+  for name in filter(None, section.path.split('.')):
+    values, prefix = values[name], f'{section.path}.'
+  lines = [f'## {section.path or "The run"}', '', *_introduction(section.cls)]
+  lines += ['| setting | type | allowed | default | meaning |', '| --- | --- | --- | --- | --- |']
+  for field, kind in section.fields():
+    cells = [
+      f'`{prefix}{field.name}`',
+      _type_name(kind),
+      _allowed(field.metadata['allowed']),
+      f'`{values[field.name]!r}`',
+      _escape(field.metadata['meaning']),
+    ]
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join([*lines, ''])
+
+
+def _introduction(cls: type) -> list[str]:
+  """The docstring's first sentence, where there is one, and the file to read on in."""
+  doc = inspect.getdoc(cls) or ''
+  if doc.startswith(f'{cls.__name__}('):  # what dataclass puts in its place
+    doc = ''
+  file = '/'.join(cls.__module__.split('.')) + '.py'
+  link = f'Code: [{file}](../{file}).'
+  summary = _escape(' '.join(doc.partition('\n\n')[0].split()))
+  return [f'{summary} {link}'.strip(), '']
+
+
+def _type_name(kind: Any) -> str:
+  if typing.get_origin(kind) is tuple:
+    return f'tuple of {typing.get_args(kind)[0].__name__}'
+  return kind.__name__
+
+
+def _allowed(allowed: Any) -> str:
+  if allowed is None:
+    return ''
+  if isinstance(allowed, str):
+    return f'`{allowed}`'
+  return ', '.join(f'`{choice!r}`' for choice in allowed)
+
+
+def _escape(text: str) -> str:
+  """Text that Markdown shows as it stands, also in a table; `code` stays code."""
+  parts = re.split(r'(`[^`]*`)', text)
+  return ''.join(
+    part
+    if part.startswith('`')
+    else re.sub(r'([\\*_|\[\]])', r'\\\1', part).replace('<', '&lt;')
+    for part in parts
+  )
+
+
+def main() -> None:
+  """Renews the page."""
+  PAGE.write_text(page(Config, base.get_config().to_dict()), encoding='utf-8')
+  print(f'wrote {PAGE}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,60 @@
+"""A hook of mkdocs: links to files outside docs/ become links to the repository's host.
+
+The pages link to code by relative paths (../exgrpo_jax/train.py), so that they work where the
+repository is browsed. A link to a file that does not exist is a warning, which --strict turns into
+a failure.
+"""
+
+import logging
+import os
+import pathlib
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from mkdocs.config.defaults import MkDocsConfig
+  from mkdocs.structure.files import Files
+  from mkdocs.structure.pages import Page
+
+BRANCH = 'main'
+
+_LOG = logging.getLogger('mkdocs.hooks.repository_links')  # below 'mkdocs': --strict counts them
+_LINK = re.compile(r'(?<=\]\()(?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?(?=\))')
+
+
+def on_page_markdown(markdown: str, page: 'Page', config: 'MkDocsConfig', files: 'Files') -> str:
+  """Called by mkdocs with the source of each page."""
+  del files
+  docs = pathlib.Path(config.docs_dir)
+  folder = (docs / page.file.src_uri).parent
+  text, missing = link_to_repository(markdown, folder, docs, config.repo_url or '')
+  for path in missing:
+    _LOG.warning(f"{page.file.src_uri}: '{path}' does not exist in the repository.")
+  return text
+
+
+def link_to_repository(
+  markdown: str, folder: pathlib.Path, docs: pathlib.Path, repo_url: str
+) -> tuple[str, list[str]]:
+  """The page with its links out of `docs` rewritten, and those whose target does not exist.
+
+  Args:
+    markdown: the page.
+    folder: which it lies in, and its links start from.
+    docs: the folder of all pages, at the top of the repository.
+    repo_url: of the repository on its host.
+  """
+  missing = []
+
+  def rewrite(match: re.Match[str]) -> str:
+    target = pathlib.Path(os.path.normpath(folder / match['path']))
+    if target.is_relative_to(docs):
+      return match[0]
+    if not target.is_relative_to(docs.parent) or not target.exists():
+      missing.append(match['path'])
+      return match[0]
+    kind = 'tree' if target.is_dir() else 'blob'
+    inside = target.relative_to(docs.parent).as_posix()
+    return f'{repo_url.rstrip("/")}/{kind}/{BRANCH}/{inside}{match["anchor"] or ""}'
+
+  return _LINK.sub(rewrite, markdown), missing

@@ -1,0 +1,84 @@
+"""What one token adds to the objective: one small function per published method. Pure.
+
+r is the ratio of a fresh token's probabilities, now over then; w that of a replayed one; A
+the advantage of its row. Array arguments broadcast: [B, T] by token, [B, 1] by row.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.datatypes import Array
+
+Flag = bool | jax.Array  # a bool scalar, traced or not
+
+
+def shaped(log_ratio: Array, beta: float) -> jax.Array:
+  """f(w) = w / (w + beta) of w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
+
+  Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
+  instead of inf / inf. Its gradient by log w is beta w / (w + beta)^2: larger than
+  w's own gradient, w, for w below sqrt(beta) - beta.
+  """
+  return jax.nn.sigmoid(log_ratio - jnp.log(beta))
+
+
+def ppo(
+  ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
+) -> tuple[jax.Array, jax.Array]:
+  """min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
+
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where clipping
+  chose the term.
+  """
+  is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
+  return jnp.where(is_clipped_BT, bounded_BT, ratio_BT) * advantage_B1, is_clipped_BT
+
+
+def dual_clip(
+  term_BT: Array, is_clipped_BT: Array, advantage_B1: Array, clip: Flag, limit: float
+) -> tuple[jax.Array, jax.Array]:
+  """PPO's term, at least limit x A where A is negative: dual clip (arXiv:1912.09729).
+
+  Takes and returns what `ppo` returns.
+  """
+  floor_B1 = limit * advantage_B1
+  is_floored_BT = clip & (advantage_B1 < 0) & (term_BT < floor_B1)
+  return jnp.where(is_floored_BT, floor_B1, term_BT), is_clipped_BT | is_floored_BT
+
+
+def cispo(
+  logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
+) -> tuple[jax.Array, jax.Array]:
+  """A log pi times the ratio as a constant, clipped while `clip`: CISPO (arXiv:2506.13585).
+
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where the
+  ratio was clipped.
+  """
+  is_clipped_BT = clip & (bounded_BT != ratio_BT)
+  constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
+  return constant_BT * advantage_B1 * logp_BT, is_clipped_BT
+
+
+def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
+  """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
+
+  Corrects for the sampler's rounding of the policy that a fresh token was drawn from
+  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
+  float32 arrays of one shape, nats; limit > 0.
+  """
+  return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
+
+
+def replayed(log_ratio_BT: Array, advantage_B1: Array, beta: float | None) -> jax.Array:
+  """A f(w) of a replayed token, or A w where `beta` is None; never clipped (arXiv:2510.02245)."""
+  weight_BT = jnp.exp(log_ratio_BT) if beta is None else shaped(log_ratio_BT, beta)
+  return weight_BT * advantage_B1
+
+
+def k3(log_ratio_BT: Array) -> jax.Array:
+  """KL(policy, reference) by Schulman's k3, of log(reference / policy): at least 0, in nats.
+
+  Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
+  """
+  return jnp.exp(log_ratio_BT) - log_ratio_BT - 1

@@ -1,0 +1,272 @@
+"""Whether two readings mean the same: a model's, and the ground truth's.
+
+A numeral is its digits and its base: 204_5 is neither 204 nor 54.
+Labels and units count where both sides give one; 20% is 0.2 and 20.
+Lists and sets have no order, tuples have; (0, 1) is a pair or an interval as the other side
+has it; '1, 2' is '(1, 2)' in that order.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from exgrpo_jax.grading.answers import quantity
+from exgrpo_jax.grading.answers.reading import REALS, Reading
+from exgrpo_jax.grading.answers.tree import Tree, subtract
+
+_MAX_PAIRWISE = 24  # items that are compared each with each, in any order
+
+
+def same(given: Reading, truth: Reading) -> bool:
+  """Whether two readings mean the same."""
+  if given == truth:
+    return given[0] != 'text' or bool(given[1])
+  heads = given[0], truth[0]
+  if 'labelled' in heads or 'assigned' in heads or 'equation' in heads:
+    return _same_labelled(given, truth)
+  if heads == ('numeral', 'numeral') or 'text' in heads:
+    return False  # not the same text, as compared above
+  if heads[0] == heads[1] and heads[0] in _COMPARISONS:
+    return _COMPARISONS[heads[0]](given, truth)
+  return _same_collection(given, truth)
+
+
+# Quantities.
+
+
+def _same_quantity(given: Reading, truth: Reading) -> bool:
+  (_, x, x_unit), (_, y, y_unit) = given, truth
+  has_percent = 'percent' in (x[0], y[0])
+  if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
+    return False
+  # 20% is 0.2, and also 20, as questions ask 'what percentage'.
+  if x[0] == 'percent' and y[0] == 'percent':
+    return _same_number(x[1], y[1])
+  if has_percent:
+    without_x, without_y = (tree[1] if tree[0] == 'percent' else tree for tree in (x, y))
+    return _same_number(x, y) or _same_number(without_x, without_y)
+  return _same_number(x, y)
+
+
+def _same_number(x: Tree, y: Tree) -> bool:
+  if _infinity_sign(x) or _infinity_sign(y):
+    return _infinity_sign(x) == _infinity_sign(y)
+  return quantity.same(x, y)
+
+
+def _infinity_sign(tree: Tree) -> int:
+  """1 or -1 for an infinity, 0 for anything else."""
+  if tree[0] == 'negate':
+    return -_infinity_sign(tree[1])
+  return int(tree[0] == 'infinity')
+
+
+# Labels, equations and chains.
+
+
+def _same_labelled(given: Reading, truth: Reading) -> bool:
+  """Whether values under labels are the same; a label that only one side gives is dropped."""
+  if given[0] == 'labelled' and truth[0] == 'labelled':
+    if _same_label(given[1], truth[1]):
+      return same(given[2], truth[2])
+    return _same_equation(given, truth)
+  if 'equation' in (given[0], truth[0]):
+    return _same_equation(given, truth)
+  given, truth = _split_assignment(given), _split_assignment(truth)
+  if given[0] == truth[0] == 'assigned':
+    return len(given[1]) == len(truth[1]) and _pair_up(
+      given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1])
+    )
+  if given[0] == 'assigned':
+    return _same_without_labels(truth, given[1])
+  if truth[0] == 'assigned':
+    return _same_without_labels(given, truth[1])
+  given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
+  return same(given, truth)
+
+
+def _split_assignment(reading: Reading) -> Reading:
+  """'(p, q) = (3, 2)' as 'p = 3, q = 2'."""
+  if reading[0] == 'labelled' and reading[1][0] == 'group' and reading[2][0] == 'group':
+    labels, values = reading[1][3], reading[2][3]
+    if len(labels) == len(values):
+      return 'assigned', tuple(zip(labels, values, strict=True))
+  return reading
+
+
+def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
+  labels, values = zip(*assignments, strict=True)
+  if unlabelled[0] in ('list', 'set') and _are_numbered(labels):
+    return _same_in_any_order(unlabelled[1], values)
+  return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
+
+
+def _are_numbered(labels: Sequence[Tree]) -> bool:
+  """Whether labels number the solutions for one unknown: 'x_1 = 5, x_2 = 3'."""
+  letter = labels[0][1][0]
+  return all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+
+
+def _same_label(x: Tree, y: Tree) -> bool:
+  return x == y or (
+    x[0] == y[0] == 'call'
+    and x[1] == y[1]
+    and len(x[2]) == len(y[2])
+    and all(map(quantity.same, x[2], y[2]))
+  )
+
+
+def _same_equation(given: Reading, truth: Reading) -> bool:
+  """Whether two equations have the same solutions, as one is the other times a constant."""
+  x, y = _zero_form(given), _zero_form(truth)
+  return x is not None and y is not None and quantity.proportional(x, y, positive=False)
+
+
+def _zero_form(reading: Reading) -> Tree | None:
+  """An equation as the tree that it sets to zero; None where the reading is no equation."""
+  sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
+  return None if None in sides else subtract(*sides)
+
+
+def _same_chain(given: Reading, truth: Reading) -> bool:
+  (_, x_operators, x_sides), (_, y_operators, y_sides) = _ascending(given), _ascending(truth)
+  if x_operators != y_operators or None in x_sides or None in y_sides:
+    return False
+  if all(map(quantity.same, x_sides, y_sides)):
+    return True
+  if len(x_sides) != 2 or x_operators[0] not in ('<', '<='):
+    return False
+  return quantity.proportional(subtract(*x_sides), subtract(*y_sides), positive=True)
+
+
+def _ascending(chain: Reading) -> Reading:
+  """A chain with '>' reversed, so that it has '<'."""
+  _, operators, sides = chain
+  if not any(operator.startswith('>') for operator in operators):
+    return chain
+  reversed_operators = {'>': '<', '>=': '<=', '<': '>', '<=': '>='}
+  return 'chain', tuple(reversed_operators.get(o, o) for o in reversed(operators)), sides[::-1]
+
+
+# Collections.
+
+
+def _same_matrix(given: Reading, truth: Reading) -> bool:
+  x, y = given[1], truth[1]
+  return (
+    len(x) == len(y)
+    and len(x[0]) == len(y[0])
+    and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
+  )
+
+
+def _same_collection(given: Reading, truth: Reading) -> bool:
+  heads = {given[0], truth[0]}
+  if heads == {'group'}:
+    return _same_brackets(given, truth) and _same_in_order(given[3], truth[3])
+  if heads == {'group', 'matrix'}:
+    group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
+    if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
+      return False
+    return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
+  if 'group' in heads and heads & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
+    group = given if given[0] == 'group' else truth
+    # Two in square brackets are an interval.
+    is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
+    return is_tuple and _same_in_order(given[-1], truth[-1])
+  if heads == {'union'}:
+    return _same_in_any_order(given[1], truth[1])
+  if heads == {'union', 'list'}:
+    items = (given if given[0] == 'list' else truth)[1]
+    has_interval = any(_is_interval(item) for item in items)
+    return has_interval and _same_in_any_order(given[1], truth[1])
+  if 'differs' in heads and heads & {'union', 'minus'}:
+    return same(_excluded_value(given), _excluded_value(truth))
+  if heads <= {'list', 'set', 'braces'}:
+    return _same_in_any_order(given[1], truth[1])
+  if heads & {'list', 'set', 'braces'} and 'quantity' in heads:
+    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
+    return len(items) == 1 and same(items[0], number)
+  return False
+
+
+def _same_brackets(x: Reading, y: Reading) -> bool:
+  """(0, 1) may be an interval or a pair and [0, 1] an interval; longer ones are vectors."""
+  return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
+
+
+def _is_interval(reading: Reading) -> bool:
+  return (
+    reading[0] == 'group'
+    and len(reading[3]) == 2
+    and (
+      '[' in reading[1]
+      or ']' in reading[2]
+      or any(end[0] == 'quantity' and _infinity_sign(end[1]) for end in reading[3])
+    )
+  )
+
+
+def _excluded_value(reading: Reading) -> Reading:
+  """All reals but one, written as a difference or a union, as ('differs', the one)."""
+  if reading[:2] == ('minus', REALS):
+    excluded = reading[2]
+    return ('differs', excluded[1][0]) if _is_singleton(excluded) else reading
+  if reading[0] != 'union' or len(reading[1]) != 2:
+    return reading
+  ends = []
+  for interval in reading[1]:
+    if interval[:3] != ('group', '(', ')') or len(interval[3]) != 2:
+      return reading
+    ends += interval[3]
+  if (
+    all(end[0] == 'quantity' for end in ends)
+    and _infinity_sign(ends[0][1]) == -1
+    and _infinity_sign(ends[3][1]) == 1
+    and same(ends[1], ends[2])
+  ):
+    return 'differs', ends[1]
+  return reading
+
+
+def _is_singleton(reading: Reading) -> bool:
+  return reading[0] == 'set' and len(reading[1]) == 1
+
+
+def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
+  return len(x) == len(y) and all(map(same, x, y))
+
+
+def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
+  if len(given) > len(truth):  # a solution that is named twice is one
+    given = tuple(dict.fromkeys(given))
+  return len(given) == len(truth) and _pair_up(given, truth, same)
+
+
+def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
+  """Whether each item of x can be matched with its own item of y, of which there are as many."""
+  unmatched_y, unmatched_x = list(y), []
+  for item in x:  # identical ones first, which is fast
+    if item in unmatched_y:
+      unmatched_y.remove(item)
+    else:
+      unmatched_x.append(item)
+  if len(unmatched_x) > _MAX_PAIRWISE:
+    return all(map(are_same, x, y))
+  for item in unmatched_x:
+    at = next((i for i, candidate in enumerate(unmatched_y) if are_same(item, candidate)), None)
+    if at is None:
+      return False
+    del unmatched_y[at]
+  return True
+
+
+# How two readings of the same head are compared.
+_COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
+  'quantity': _same_quantity,
+  'matrix': _same_matrix,
+  'chain': _same_chain,
+  'differs': lambda given, truth: same(given[1], truth[1]),
+  'ratio': lambda given, truth: _same_in_order(given[1], truth[1]),
+  'minus': lambda given, truth: _same_in_order(given[1:], truth[1:]),
+}

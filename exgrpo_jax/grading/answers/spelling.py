@@ -1,0 +1,157 @@
+r"""One spelling for what LaTeX, Unicode and plain text spell in several ways.
+
+'\dfrac' and '\tfrac' become '\frac', '×' becomes '\times', and thousands lose their separators.
+Nothing is evaluated.
+"""
+
+import re
+
+_UNICODE = str.maketrans(
+  {
+    '−': '-',
+    '–': '-',
+    '—': '-',
+    '‐': '-',
+    '×': r'\times ',
+    '·': r'\cdot ',
+    '⋅': r'\cdot ',
+    '÷': '/',
+    '∕': '/',
+    '⁄': '/',
+    '≤': r'\le ',
+    '≥': r'\ge ',
+    '⩽': r'\le ',
+    '⩾': r'\ge ',
+    '≠': r'\ne ',
+    '≈': r'\approx ',
+    '∞': r'\infty ',
+    'π': r'\pi ',
+    '√': r'\sqrt ',
+    '°': r'^\circ ',
+    'º': r'^\circ ',
+    '±': r'\pm ',
+    '∓': r'\mp ',
+    '∪': r'\cup ',
+    '∩': r'\cap ',
+    '∈': r'\in ',
+    '∅': r'\emptyset ',
+    'ℝ': r'\mathbb{R}',
+    '％': '%',
+    '⁰': '^0',
+    '¹': '^1',
+    '²': '^2',
+    '³': '^3',
+    '⁴': '^4',
+    '⁵': '^5',
+    '⁶': '^6',
+    '⁷': '^7',
+    '⁸': '^8',
+    '⁹': '^9',
+    '½': r' \frac{1}{2}',
+    '¼': r' \frac{1}{4}',
+    '¾': r' \frac{3}{4}',
+    '⅓': r' \frac{1}{3}',
+    '⅔': r' \frac{2}{3}',
+    'α': r'\alpha ',
+    'β': r'\beta ',
+    'γ': r'\gamma ',
+    'θ': r'\theta ',
+    'λ': r'\lambda ',
+    'μ': r'\mu ',
+    'ω': r'\omega ',
+    'φ': r'\phi ',
+    'σ': r'\sigma ',
+    'τ': r'\tau ',
+    'ρ': r'\rho ',
+    '，': ',',
+    '；': ';',
+    '：': ':',
+    '（': '(',
+    '）': ')',
+    '＝': '=',
+    '＋': '+',
+    '．': '.',
+    '\u00a0': ' ',
+    '\u202f': ' ',
+    '\u2009': ' ',
+    '\u200b': '',
+    '\u200c': '',
+    '\u200d': '',
+    '\ufeff': '',
+    '\u2061': '',
+    '\u2062': '',
+    '€': r'\text{euros}',
+    '£': r'\text{pounds}',
+    **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+  }
+)
+
+_DOUBLED_BACKSLASH = (
+  r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
+  r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
+)
+_REPLACEMENTS = tuple(
+  (re.compile(pattern), new)
+  for pattern, new in (
+    # A backslash escaped twice, as in JSON, but not the end of a matrix row.
+    (_DOUBLED_BACKSLASH, r'\\'),
+    (r'\$\s*([,;])\s*\$', r'\1 '),
+    (
+      r'\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|limits)(?![a-zA-Z])'
+      r'\s?\.?',
+      '',
+    ),
+    # '@' marks what can only be a thousands separator, until `_remove_thousands`.
+    (r'(?<!\\),\s*\\!\s*', '@'),  # 32,\!349
+    (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
+    (r'(?<=[0-9])\s+@', '@'),
+    (r'(?<!\\)\\!', ''),
+    (r'(?<!\\)\\[,;: >]|~|(?<!\\)\\(?:quad|qquad|thinspace)(?![a-zA-Z])', ' '),
+    (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
+    (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
+    (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
+    (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
+    (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
+    (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
+    (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
+    (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
+    (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
+    (r'\^\s?\{?\s?\\circ\s?\}?', r'\\circ '),
+    (r'\bnp\.|\bmath\.|\\underline(?![a-z])', ''),
+    (r'(?:\\text\{)?\s+for (?:all|every|any|each)\b[^,;]*$', ''),
+  )
+)
+_THOUSANDS = re.compile(
+  r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
+  r'(?![0-9]|[,@][0-9])'
+)
+_SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
+
+
+def normalize_spelling(text: str) -> str:
+  """The text in its normal spelling, on one line."""
+  text = ' '.join(text.translate(_UNICODE).split())
+  for pattern, replacement in _REPLACEMENTS:
+    text = pattern.sub(replacement, text)
+  text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
+  text = _remove_thousands(text)
+  return text.strip().removesuffix('.').strip()
+
+
+def _remove_thousands(text: str) -> str:
+  """Removes thousands separators, but not the commas that separate items in brackets.
+
+  '7,425,000' is one number; '(3,331)' is a pair, and so is '3, 331'. '(1,050, 2)'
+  is 1050 and 2, because no number starts with a zero.
+  """
+  parts, end, depth = [], 0, 0
+  for match in _THOUSANDS.finditer(text):
+    between = text[end : match.start()]
+    depth += sum(between.count(c) for c in '([') - sum(between.count(c) for c in ')]')
+    depth += between.count(r'\{') - between.count(r'\}')
+    number = match[0].replace('@', ',')
+    if depth <= 0 or '@' in match[0] or ',0' in match[0]:
+      number = number.replace(',', '')
+    parts += [between, number]
+    end = match.end()
+  return (''.join(parts) + text[end:]).replace('@', ', ')

@@ -1,0 +1,103 @@
+r"""Expression trees, and the operations on them that several modules share.
+
+A tree is a tuple: its head, then its children. The heads that the parser makes:
+
+  ('number', Fraction)         ('symbol', name)          ('infinity',)
+  ('add', (terms…))            ('multiply', (factors…))  ('negate', x)
+  ('divide', x, y)             ('power', x, y)           ('plusminus', sign, x, y)
+  ('function', name, (x…))     ('call', name, (x…))      ('factorial', x)
+  ('percent', x)               ('degrees', x)            ('unit', x, name)
+  ('group', '(', ')', (x…))    ('set', (x…))             ('braces', (x…))
+  ('list', (x…))               ('rows', ((x…)…))         ('relation', (operators…), (sides…))
+  ('union', (x…))              ('minus', x, y)           ('ratio', (x…))
+
+'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
+side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+Tree = tuple[Any, ...]
+
+_MAX_DEPTH = 120
+_CONSTANTS = ('pi', 'e', 'i')
+
+
+def is_too_deep(tree: Tree) -> bool:
+  """Whether walking the tree by recursion could exhaust the stack."""
+  level = [tree]
+  for _ in range(_MAX_DEPTH):
+    level = [child for node in level for child in node if isinstance(child, tuple)]
+    if not level:
+      return False
+  return True
+
+
+def make_sum(terms: Sequence[Tree]) -> Tree:
+  """The sum of one or more terms."""
+  return terms[0] if len(terms) == 1 else ('add', tuple(terms))
+
+
+def make_product(factors: Sequence[Tree]) -> Tree:
+  """The product of one or more factors."""
+  return factors[0] if len(factors) == 1 else ('multiply', tuple(factors))
+
+
+def subtract(left: Tree, right: Tree) -> Tree:
+  """The tree of left - right."""
+  return 'add', (left, ('negate', right))
+
+
+def symbols(tree: Any) -> frozenset[str]:
+  """Names of the unknowns in a tree, or in a tuple of trees; a call counts as 'f()'."""
+  if not isinstance(tree, tuple) or not tree:
+    return frozenset()
+  if tree[0] == 'symbol':
+    return frozenset() if tree[1] in _CONSTANTS else frozenset({tree[1]})
+  called = frozenset({f'{tree[1]}()'}) if tree[0] == 'call' else frozenset()
+  return called.union(*(symbols(child) for child in tree if isinstance(child, tuple)))
+
+
+def heads(tree: Any) -> frozenset[str]:
+  """All heads in a tree, and the names of the functions in it."""
+  if not isinstance(tree, tuple) or not tree:
+    return frozenset()
+  names = {tree[0]} if isinstance(tree[0], str) else set()
+  if tree[0] == 'function':
+    names.add(tree[1])
+  return frozenset(names).union(*(heads(child) for child in tree if isinstance(child, tuple)))
+
+
+def size(tree: Tree) -> int:
+  """The number of tuples in a tree."""
+  return 1 + sum(size(child) for child in tree if isinstance(child, tuple))
+
+
+def is_label(tree: Tree) -> bool:
+  """Whether a tree that another one equals is only its name, as in 'x = 5' and 'dy/dx = 2x'."""
+  head = tree[0]
+  if head == 'symbol':
+    return tree[1] not in _CONSTANTS
+  if head == 'call':
+    return True
+  if head == 'function':
+    return tree[1] == 'abs' and is_name(tree[2][0])  # a segment's length
+  if head == 'divide':
+    return all(map(is_name, tree[1:])) or all(map(_is_differential, tree[1:]))
+  if head == 'ratio':
+    return all(map(is_label, tree[1]))
+  if head == 'group':
+    return all(item[0] == 'symbol' for item in tree[3])
+  return is_name(tree)
+
+
+def is_name(tree: Tree) -> bool:
+  """Whether a tree is a word, or capital letters in a row such as name a segment."""
+  if tree[0] == 'symbol':
+    return len(tree[1]) > 3 and tree[1].isalpha()
+  return tree[0] == 'multiply' and all(f[0] == 'symbol' and f[1][0].isupper() for f in tree[1])
+
+
+def _is_differential(tree: Tree) -> bool:
+  return tree[0] == 'multiply' and tree[1][0] == ('symbol', 'd')

@@ -1,0 +1,208 @@
+"""The safetensors files of a checkpoint: finding, checking, opening and writing them.
+
+A checkpoint holds either model.safetensors, or several files and an index of the tensors
+in each. The folder may be remote (gs://); safetensors needs local files, so remote ones
+pass through the machine's temporary folder, one at a time.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface.architecture import Tensor
+
+_SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
+_DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
+_DERIVED = 'rotary_emb.inv_freq'  # in old checkpoints; it follows from config.json
+
+
+# ---- Reading ----
+
+
+def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+  """Finds the file that holds each tensor.
+
+  Args:
+    folder: the checkpoint.
+    tensors: the expected tensors by name.
+
+  Returns:
+    Tensor name -> file name; includes tensors that are not expected but can be ignored.
+
+  Raises:
+    InputError: the files or tensors are incomplete, or a tensor is unexpected.
+  """
+  path, files = _list_tensors(folder)
+  missing = [name for name in tensors if name not in files]
+  unexpected = [name for name in files if name not in tensors and not name.endswith(_DERIVED)]
+  if missing:
+    shape = list(tensors[missing[0]].shape)
+    raise InputError(
+      f'{path}: tensor {missing[0]} is missing; config.json requires it, with shape '
+      f'{shape}{_and_more(missing)}.'
+    )
+  if unexpected:
+    raise InputError(
+      f'{path}: tensor {unexpected[0]} is unexpected; the model of config.json has '
+      f'no tensor of that name{_and_more(unexpected)}.'
+    )
+  return files
+
+
+def _list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
+  """The file that lists a checkpoint's tensors, and the name of the file that holds each."""
+  index = folder / _INDEX
+  if index.is_file():
+    files = _read_index(index)
+    for file in sorted(set(files.values())):
+      if not (folder / file).is_file():
+        tensor = next(name for name, holder in files.items() if holder == file)
+        raise InputError(
+          f'{index}: lists {file} as the file of {tensor}, and there is no such file; '
+          'download the checkpoint again.'
+        )
+    return index, files
+  path = folder / _SINGLE
+  if not path.is_file():
+    raise InputError(
+      f'{folder}: holds neither {_SINGLE} nor {_INDEX}; weights must be safetensors, because '
+      'other formats can execute code when they are loaded.'
+    )
+  with _local_copy(path) as local, _open(local, path) as reader:
+    return path, dict.fromkeys(reader.keys(), _SINGLE)
+
+
+def _read_index(index: epath.Path) -> dict[str, str]:
+  try:
+    return dict(json.loads(index.read_text())['weight_map'])
+  except (ValueError, KeyError, TypeError) as error:
+    raise InputError(
+      f'{index}: not an index of safetensors files ({error!r}); it must be JSON '
+      "with a 'weight_map' from tensors to files."
+    ) from error
+
+
+def _and_more(names: Sequence[str]) -> str:
+  return f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+
+
+@contextlib.contextmanager
+def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+  """Opens a file for reading, after checking its tensors against the expected ones.
+
+  Args:
+    path: local or remote.
+    tensors: the tensors that the file must hold, by name.
+
+  Yields:
+    A safetensors reader, whose get_slice(name) reads parts of a tensor.
+
+  Raises:
+    InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
+      or not of a floating type.
+  """
+  with _local_copy(path) as local, _open(local, path) as reader:
+    _check(reader, path, tensors)
+    yield reader
+
+
+@contextlib.contextmanager
+def _local_copy(path: epath.Path) -> Iterator[str]:
+  """The name of a local file with the content of `path`; safetensors memory-maps it."""
+  if '://' not in str(path):
+    yield os.fspath(path)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    copy = os.path.join(folder, path.name)
+    path.copy(copy)
+    yield copy
+
+
+@contextlib.contextmanager
+def _open(local: str, path: epath.Path) -> Iterator[Any]:
+  try:
+    reader = safe_open(local, 'np')
+  except SafetensorError as error:
+    raise InputError(
+      f'{path}: not a complete safetensors file, at {os.path.getsize(local)} bytes '
+      f'({error}); download it again.'
+    ) from error
+  with reader:
+    yield reader
+
+
+def _check(reader: Any, path: epath.Path, tensors: Mapping[str, Tensor]) -> None:
+  """Raises InputError if the file does not match the index and config.json."""
+  present = set(reader.keys())
+  for name, tensor in tensors.items():
+    expected = list(tensor.shape)
+    if name not in present:
+      raise InputError(
+        f'{path}: tensor {name} of shape {expected} is missing; according to the index it '
+        'is in this file.'
+      )
+    stored = reader.get_slice(name)
+    if stored.get_shape() != expected:
+      raise InputError(
+        f'{path}: tensor {name} has shape {stored.get_shape()}; config.json requires {expected}.'
+      )
+    if stored.get_dtype() not in _DTYPES:
+      raise InputError(
+        f'{path}: tensor {name} has dtype {stored.get_dtype()}; it must be one of '
+        f'{", ".join(_DTYPES)}, because quantised weights are not supported.'
+      )
+  for name in sorted(present - set(tensors)):
+    if not name.endswith(_DERIVED):
+      raise InputError(
+        f'{path}: tensor {name} is unexpected; according to the index it is not in this file.'
+      )
+
+
+# ---- Writing ----
+
+
+def names(count: int) -> list[str]:
+  """The names of a checkpoint's files if there are `count` of them."""
+  if count == 1:
+    return [_SINGLE]
+  return [f'model-{number:05d}-of-{count:05d}.safetensors' for number in range(1, count + 1)]
+
+
+def write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
+  """Writes one file, local or remote; the arrays must be C-contiguous."""
+  if '://' not in str(path):
+    _write_local(os.fspath(path), arrays)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    copy = os.path.join(folder, path.name)
+    _write_local(copy, arrays)
+    epath.Path(copy).copy(path, overwrite=True)
+
+
+def _write_local(path: str, arrays: dict[str, np.ndarray]) -> None:
+  with open(path, 'wb') as file:
+    mode = os.stat(file.fileno()).st_mode
+  # transformers requires this metadata; 'pt' is the memory layout, which NumPy shares.
+  save_file(arrays, path, {'format': 'pt'})
+  os.chmod(path, mode)  # safetensors makes it readable by the owner only, whatever the umask
+
+
+def write_index(folder: epath.Path, files: Mapping[str, str], total_size: int) -> None:
+  """Writes the index of a checkpoint of several files.
+
+  Args:
+    folder: the checkpoint.
+    files: tensor name -> file name.
+    total_size: of all tensors, in bytes.
+  """
+  index = {'metadata': {'total_size': total_size}, 'weight_map': dict(files)}
+  (folder / _INDEX).write_text(json.dumps(index, indent=2))

@@ -1,0 +1,168 @@
+"""The documents and what they mention, for the tests that hold them to the repository."""
+
+import ast
+import functools
+import importlib.util
+import pathlib
+import re
+import types
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.helpers.paths import REPOSITORY
+
+PACKAGE = REPOSITORY / 'exgrpo_jax'
+DOCS = REPOSITORY / 'docs'
+CHANGELOG = REPOSITORY / 'CHANGELOG.md'  # it names what is no longer there
+DOCUMENTS = [
+  path
+  for path in (
+    REPOSITORY / 'README.md',
+    REPOSITORY / 'CONTRIBUTING.md',
+    REPOSITORY / 'tpu_scripts' / 'README.md',
+    *sorted(DOCS.glob('*.md')),
+  )
+  if path.exists()
+]
+
+_FENCE = re.compile(r'^[ \t]*```(\w*)\n(.*?)^[ \t]*```', re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r'(?<!`)`([^`\n]+)`(?!`)')
+_LINK = re.compile(r'(?<!!)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)')
+_HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
+
+
+class Mention(NamedTuple):
+  """Something that a document names."""
+
+  place: str  # the document, from the repository's top
+  text: str
+
+
+def load(name: str) -> types.ModuleType:
+  """The module docs/{name}.py; docs/ is no package."""
+  spec = importlib.util.spec_from_file_location(f'docs_{name}', DOCS / f'{name}.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def place(path: pathlib.Path) -> str:
+  return path.relative_to(REPOSITORY).as_posix()
+
+
+def blocks(text: str, language: str) -> list[str]:
+  """The contents of the fenced blocks in a language."""
+  return [content for kind, content in _FENCE.findall(text) if kind == language]
+
+
+def prose(text: str) -> str:
+  """A document without its fenced blocks and comments."""
+  return re.sub(r'<!--.*?-->', '', _FENCE.sub('', text), flags=re.DOTALL)
+
+
+def inline_code(path: pathlib.Path) -> list[Mention]:
+  return [Mention(place(path), code) for code in _CODE.findall(prose(path.read_text()))]
+
+
+def links(path: pathlib.Path) -> list[Mention]:
+  """The targets of a document's links, those of code aside."""
+  return [
+    Mention(place(path), target)
+    for target in _LINK.findall(_CODE.sub('', prose(path.read_text())))
+  ]
+
+
+def anchors(path: pathlib.Path) -> set[str]:
+  """The anchors of a document's headings, as GitHub and mkdocs make them."""
+  texts = _HEADING.findall(prose(path.read_text()))
+  return {re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', text).strip().lower()) for text in texts}
+
+
+def commands(path: pathlib.Path) -> list[Mention]:
+  """Each command of the shell blocks and of the inline code, on one line."""
+  text = path.read_text()
+  lines = [
+    line
+    for block in blocks(text, 'bash')
+    for line in block.replace('\\\n', ' ').splitlines()
+    if line.strip()
+  ]
+  return [Mention(place(path), line) for line in [*lines, *_CODE.findall(prose(text))]]
+
+
+# ---- The package, read without importing it ----
+
+
+@functools.cache
+def modules() -> dict[str, list[pathlib.Path]]:
+  """The files of the package by stem; a package's own is its folder's name."""
+  found = {}
+  for path in sorted(PACKAGE.rglob('*.py')):
+    stem = path.parent.name if path.stem == '__init__' else path.stem
+    found.setdefault(stem, []).append(path)
+  return found
+
+
+@functools.cache
+def names(path: pathlib.Path) -> dict[str, set[str]]:
+  """Top-level names of a file, imported ones included; each with its attributes if a class."""
+  found = {}
+  for node in ast.parse(path.read_text()).body:
+    for name, attributes in _bound(node):
+      found.setdefault(name, set()).update(attributes)
+  return found
+
+
+def _bound(node: ast.stmt) -> Iterator[tuple[str, set[str]]]:
+  if isinstance(node, ast.ClassDef):
+    attributes = {name for inner in node.body for name, _ in _bound(inner)}
+    yield node.name, attributes | _set_on_self(node)
+  elif isinstance(node, ast.FunctionDef):
+    yield node.name, set()
+  elif isinstance(node, ast.Import | ast.ImportFrom):
+    for alias in node.names:
+      yield alias.asname or alias.name, set()
+  elif isinstance(node, ast.Assign | ast.AnnAssign):
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+      for name in ast.walk(target):
+        if isinstance(name, ast.Name):
+          yield name.id, set()
+
+
+def _set_on_self(node: ast.ClassDef) -> set[str]:
+  return {
+    inner.attr
+    for inner in ast.walk(node)
+    if isinstance(inner, ast.Attribute)
+    and isinstance(inner.ctx, ast.Store)
+    and isinstance(inner.value, ast.Name)
+    and inner.value.id == 'self'
+  }
+
+
+@functools.cache
+def source() -> str:
+  """The whole package as text."""
+  return '\n'.join(path.read_text() for path in sorted(PACKAGE.rglob('*.py')))
+
+
+@functools.cache
+def identifiers() -> set[str]:
+  """Every word of the package's source."""
+  return set(re.findall(r'\w+', source()))
+
+
+@functools.cache
+def flags() -> set[str]:
+  """The command line flags that the package defines, by absl or argparse."""
+  found = set()
+  for paths in modules().values():
+    for path in paths:
+      for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+          name = getattr(node.func, 'attr', getattr(node.func, 'id', ''))
+          if name.startswith('DEFINE_'):
+            found.add(node.args[0].value)
+          elif name == 'add_argument':
+            found.add(node.args[0].value.lstrip('-'))
+  return found

@@ -1,0 +1,99 @@
+"""Commands in the documents can be run: their modules, flags, configs and keys exist."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from tests.docs import documents
+from tests.helpers.paths import REPOSITORY
+
+_MODULE = re.compile(r'python3? -m (exgrpo_jax(?:\.\w+)*)')
+_FLAG = re.compile(r'(?<![\w-])--(\w+)')
+_CONFIG = re.compile(r'--(config|sweep)=([\w./-]+\w)')
+_KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
+_SWEPT = re.compile(r"'((?:\w+\.)*\w+)': ")
+_SCRIPT = re.compile(r'(?<![\w/])tpu_scripts/\w+\.sh')
+
+
+@pytest.fixture(scope='module')
+def keys():
+  configuration = documents.load('configuration')
+  return configuration.keys(configuration.Config)
+
+
+def wrong(command, keys):
+  """What a command names that does not exist."""
+  found = []
+  for name in _MODULE.findall(command):
+    if not is_command(name):
+      found.append(f'python -m {name}')
+  if _MODULE.search(command):
+    found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
+  for kind, name in _CONFIG.findall(command):
+    folder = pathlib.Path('configs/sweeps' if kind == 'sweep' else 'configs')
+    path = name if name.endswith('.py') else f'{folder}/{name}.py'
+    if not (REPOSITORY / path).is_file():
+      found.append(f'--{kind}={name}')
+  # 'config.json' and 'config.py' are files.
+  names = (name for name in _KEY.findall(command) if name not in ('json', 'py'))
+  found += [f'config.{name}' for name in names if name not in keys]
+  found += [name for name in _SCRIPT.findall(command) if not (REPOSITORY / name).is_file()]
+  return found
+
+
+def is_command(name):
+  """Whether `python -m name` runs something."""
+  spec = importlib.util.find_spec(name)
+  return bool(spec and spec.origin and '__main__' in pathlib.Path(spec.origin).read_text())
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_what_commands_name_exists(path, keys):
+  problems = [
+    f'{name} in: {command}'
+    for _, command in documents.commands(path)
+    for name in wrong(command, keys)
+  ]
+  assert problems == []
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_keys_of_sweeps_exist(path, keys):
+  swept = [
+    key
+    for block in documents.blocks(path.read_text(), 'python')
+    if 'get_sweep' in block
+    for key in _SWEPT.findall(block)
+  ]
+  assert [key for key in swept if key not in keys] == []
+
+
+@pytest.mark.parametrize(
+  ('command', 'problem'),
+  [
+    ('python -m exgrpo_jax.trian --config=smoke', 'python -m exgrpo_jax.trian'),
+    ('python -m exgrpo_jax.errors', 'python -m exgrpo_jax.errors'),
+    ('python -m exgrpo_jax.train --workdri=/tmp/x', '--workdri'),
+    ('python -m exgrpo_jax.train --config=configs/smok.py', '--config=configs/smok.py'),
+    ('python -m exgrpo_jax.train --config=smok', '--config=smok'),
+    ('python -m exgrpo_jax.sweep --sweep=configs/sweeps/rato.py', '--sweep=configs/sweeps/rato.py'),
+    ('--config.replay.ratoi=0', 'config.replay.ratoi'),
+    ('config.replya', 'config.replya'),
+    ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),
+  ],
+)
+def test_what_does_not_exist_is_found(command, problem, keys):
+  assert wrong(command, keys) == [problem]
+
+
+def test_what_exists_is_not_reported(keys):
+  for command in (
+    'python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
+    'python -m exgrpo_jax.train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
+    'python -m exgrpo_jax.benchmark update --questions=8',
+    'config.json and config.replay',
+    'tpu_scripts/resume.sh --dry_run',
+  ):
+    assert wrong(command, keys) == [], command

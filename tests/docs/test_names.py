@@ -1,0 +1,153 @@
+"""Files, functions, settings and metrics that the documents name in code letters exist.
+
+Read are names such as `rollout/stages.py`, `train.collect`, `Rollout.plan`, `objective.token_loss`,
+`collect()`, `replay.ratio=0`, `mesh.*`, `replay/ratio_mean` and `metrics.jsonl`.
+"""
+
+import re
+
+import pytest
+
+from tests.docs import documents
+from tests.docs.documents import PACKAGE, names
+from tests.helpers.paths import REPOSITORY
+
+_FILE = re.compile(r'[\w./-]+\.(?:py|md|sh|toml|cfg|yml|cff)')
+_DATA_FILE = re.compile(r'(?:[\w/-]+/)?([\w.-]+\.(?:jsonl?|png|txt|model|lock))')
+_DOTTED = re.compile(r'[A-Za-z_]\w*(?:\.\w+)+')
+_SETTING = re.compile(r'([a-z]\w*(?:\.\w+)*\.(?:\w+|\*))(?:=.*)?')
+_CALL = re.compile(r'(\w+)\(\)')
+_METRIC = re.compile(r'([a-z]\w*)/([\w@]*)…?')
+_MODULE_AND_NAME = re.compile(r'(exgrpo_jax[\w.]*):(\w+)')
+# Libraries whose names the documents may mention.
+_FOREIGN = ('absl', 'flax', 'jax', 'jnp', 'ml_collections', 'nnx', 'np', 'optax', 'orbax', 'pytest')
+# Examples of the user's own.
+_EXAMPLES = ('package.module', 'x.jsonl', 'x.parquet', 'cases.jsonl')
+
+
+@pytest.fixture(scope='module')
+def keys():
+  configuration = documents.load('configuration')
+  return configuration.keys(configuration.Config)
+
+
+def is_missing(text, keys):
+  """Whether code letters name something of this repository that is not there."""
+  text = text.removeprefix('--').removeprefix('config.') if '.' in text else text
+  if any(example in text for example in _EXAMPLES) or '://' in text or ' ' in text:
+    return False  # commands have a test of their own
+  if _FILE.fullmatch(text):
+    return not _has_file(text)
+  if match := _DATA_FILE.fullmatch(text):
+    return match[1] not in documents.source()
+  if match := _MODULE_AND_NAME.fullmatch(text):
+    return not _has_attribute(f'{match[1]}.{match[2]}')
+  if _DOTTED.fullmatch(text) and _has_attribute(text):
+    return False
+  if match := _SETTING.fullmatch(text):
+    name = match[1].removesuffix('.*')
+    return name not in keys and name.split('.')[0] not in _FOREIGN
+  if _DOTTED.fullmatch(text):
+    return text.split('.')[0] not in _FOREIGN
+  if match := _CALL.fullmatch(text):
+    return match[1] not in documents.identifiers()
+  if match := _METRIC.fullmatch(text):
+    return not _has_path(text) and not set(filter(None, match.groups())) <= documents.identifiers()
+  return False
+
+
+def _has_file(text):
+  """A path from the repository's top, the package or docs/, or a file's name alone."""
+  if any((folder / text).is_file() for folder in (REPOSITORY, PACKAGE, documents.DOCS)):
+    return True
+  folders = (PACKAGE, REPOSITORY / 'configs', REPOSITORY / 'tpu_scripts', REPOSITORY / 'tests')
+  return '/' not in text and any(next(folder.rglob(text), None) for folder in folders)
+
+
+def _has_path(text):
+  return (REPOSITORY / text).exists() or (PACKAGE / text).exists()
+
+
+def _has_attribute(text):
+  """Whether the package has `module.name`, `Class.name` or `module.Class.name`."""
+  parts = text.split('.')
+  if parts[0] == 'exgrpo_jax':
+    parts = parts[1:]
+    while len(parts) > 1 and (PACKAGE / parts[0]).is_dir():
+      parts = parts[1:] if (PACKAGE / parts[0] / f'{parts[1]}.py').exists() else parts
+      break
+    if len(parts) == 1:
+      return parts[0] in documents.modules()
+  first, *rest = parts
+  for path in documents.modules().get(first, ()):
+    if not rest or _is_bound(path, rest):
+      return True
+    if path.stem == '__init__' and rest[0] in documents.modules():
+      if _has_attribute('.'.join(rest)):
+        return True
+  everywhere = (path for paths in documents.modules().values() for path in paths)
+  return bool(rest) and any(_is_bound(path, parts) for path in everywhere if first in names(path))
+
+
+def _is_bound(path, parts):
+  first, *rest = parts
+  bound = names(path)
+  return first in bound and (not rest or rest[0] in bound[first])
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_names_in_code_letters_exist(path, keys):
+  texts = dict.fromkeys(text for _, text in documents.inline_code(path))
+  assert [text for text in texts if is_missing(text, keys)] == []
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'rollout/stages.py',
+    'configs/base.py',
+    'replay.py',
+    'objective.token_loss',
+    'algorithm.objective',
+    'exgrpo_jax.algorithm.objective',
+    'exgrpo_jax.grading.rewards:think_format',
+    'train.main',
+    'Batch.advantage_B',
+    'datatypes.Batch.advantage_B',
+    'replay.ratio',
+    'config.replay.ratio',
+    'replay.ratio=0',
+    '--config.replay.ratio=0.25',
+    'mesh.*',
+    'replay/ratio_mean',
+    'time/…',
+    'metrics.jsonl',
+    'jax.lax.map',
+    'token_loss()',
+  ],
+)
+def test_what_exists_is_not_reported(text, keys):
+  assert not is_missing(text, keys)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'rollout/stagse.py',
+    'replya.py',
+    'objective.tokn_loss',
+    'objectvie.token_loss',
+    'exgrpo_jax.algorithm.objectvie',
+    'exgrpo_jax.grading.rewards:thnk_format',
+    'Batch.advantage_Z',
+    'replay.ratoi',
+    'config.replay.ratoi',
+    'replay.ratoi=0',
+    'mseh.*',
+    'replay/ratio_maen',
+    'metrcis.jsonl',
+    'token_los()',
+  ],
+)
+def test_what_does_not_exist_is_reported(text, keys):
+  assert is_missing(text, keys)
