@@ -1,6 +1,6 @@
 """One local GPU, under five minutes: the arithmetic experiment, wider and in bfloat16.
 
-python -m exgrpo_jax.train --config=configs/gpu.py --workdir=/tmp/gpu
+python -m exgrpo_jax.train --config=gpu --workdir=/tmp/gpu
 """
 
 from exgrpo_jax.configs import arithmetic

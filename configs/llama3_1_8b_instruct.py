@@ -1,7 +1,7 @@
 """Llama 3.1 8B as tuned for instructions.
 
 hf download meta-llama/Llama-3.1-8B-Instruct --local-dir Llama-3.1-8B-Instruct
-python -m exgrpo_jax.train --config=configs/llama3_1_8b_instruct.py --workdir=/tmp/run \\
+python -m exgrpo_jax.train --config=llama3_1_8b_instruct --workdir=/tmp/run \\
     --config.model.path=Llama-3.1-8B-Instruct --config.data.train=openr1_math_46k.parquet \\
     --config.data.evaluation='("math_benchmarks.parquet",)'
 The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of

@@ -1,7 +1,7 @@
 """A backbone that follows instructions already.
 
 hf download Qwen/Qwen2.5-7B-Instruct --local-dir Qwen2.5-7B-Instruct
-python -m exgrpo_jax.train --config=configs/qwen2_5_7b_instruct.py --workdir=/tmp/run \\
+python -m exgrpo_jax.train --config=qwen2_5_7b_instruct --workdir=/tmp/run \\
     --config.model.path=Qwen2.5-7B-Instruct --config.data.train=openr1_math_46k.parquet \\
     --config.data.evaluation='("math_benchmarks.parquet",)'
 The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2; not yet

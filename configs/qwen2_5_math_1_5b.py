@@ -1,7 +1,7 @@
 """The paper's smallest backbone, and what all five share.
 
 hf download Qwen/Qwen2.5-Math-1.5B --local-dir Qwen2.5-Math-1.5B
-python -m exgrpo_jax.train --config=configs/qwen2_5_math_1_5b.py --workdir=/tmp/run \\
+python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run \\
     --config.model.path=Qwen2.5-Math-1.5B --config.data.train=openr1_math_46k.parquet \\
     --config.data.evaluation='("math_benchmarks.parquet",)'
 The data: OpenR1-Math-46k and the benchmarks, in verl's columns, as the paper's authors publish

@@ -1,7 +1,7 @@
 """The paper's main backbone.
 
 hf download Qwen/Qwen2.5-Math-7B --local-dir Qwen2.5-Math-7B
-python -m exgrpo_jax.train --config=configs/qwen2_5_math_7b.py --workdir=/tmp/run \\
+python -m exgrpo_jax.train --config=qwen2_5_math_7b --workdir=/tmp/run \\
     --config.model.path=Qwen2.5-Math-7B --config.data.train=openr1_math_46k.parquet \\
     --config.data.evaluation='("math_benchmarks.parquet",)'
 The paper's figures (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO 48.3 / 58.3; not yet

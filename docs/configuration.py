@@ -132,9 +132,7 @@ def _escape(text: str) -> str:
   """Text that Markdown shows as it stands, also in a table; `code` stays code."""
   parts = re.split(r'(`[^`]*`)', text)
   return ''.join(
-    part
-    if part.startswith('`')
-    else re.sub(r'([\\*_|\[\]])', r'\\\1', part).replace('<', '&lt;')
+    part if part.startswith('`') else re.sub(r'([\\*_|\[\]])', r'\\\1', part).replace('<', '&lt;')
     for part in parts
   )
 

@@ -24,6 +24,8 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
 
+_CONFIGS = 'exgrpo_jax.configs'
+
 Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
 
 
@@ -36,7 +38,7 @@ def define_config() -> None:
     'config',
     None,
     'The experiment: a file such as path/to/file.py, or by name one of '
-    + ', '.join(shipped_names('exgrpo_jax.configs'))
+    + ', '.join(shipped_names(_CONFIGS))
     + '. Any setting can be overridden, as in --config.replay.ratio=0.25; docs/configuration.md '
     'lists all of them.',
   )
@@ -167,13 +169,19 @@ def shipped_path(value: str, package: str, flag: str) -> str:
   return value
 
 
+def portable_config(path: str) -> str:
+  """`path`, or of a config that ships with the package its name, which is valid on any machine."""
+  folder, file = os.path.split(path)
+  return pathlib.Path(file).stem if folder == os.fspath(_folder(_CONFIGS)) else path
+
+
 def resolve_config(argv: Sequence[str]) -> list[str]:
   """`argv` with the --config that is given by name replaced by its file."""
   resolved, follows = [], False
   for arg in argv:
     name, equals, value = arg.partition('=')
     if follows:
-      arg = shipped_path(arg, 'exgrpo_jax.configs', 'config')
+      arg = shipped_path(arg, _CONFIGS, 'config')
     elif equals and name.lstrip('-') == 'config' and name.startswith('-'):
       arg = f'{name}={shipped_path(value, "exgrpo_jax.configs", "config")}'
     follows = arg in ('-config', '--config')

@@ -1,11 +1,10 @@
-"""Runs the trials of a sweep and compares them: many runs, one table.
+r"""Runs the trials of a sweep and compares them: many runs, one table.
 
-python -m exgrpo_jax.sweep --sweep=configs/sweeps/ratio.py --config=configs/arithmetic.py \\
-    --workdir=/tmp/ratio --parallel=2
+python -m exgrpo_jax.sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
 Every trial is `python -m exgrpo_jax.train` in a folder of its name. The same command again skips
-the finished and goes on with the others. Exit status: 0 when all have finished, 1 when
-some have failed, 2 for what cannot be run, 130 when interrupted.
+finished trials and resumes the others. Exit status: 0 when all have finished, 1 when some have
+failed, 2 for what cannot be run, 130 when interrupted.
 """
 
 import contextlib
@@ -14,30 +13,22 @@ import fcntl
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import config
+from exgrpo_jax import cli, config
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import CONFIG, WORKDIR, run_command, settings
+from exgrpo_jax.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import comparison, metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import launcher, trials
 
-_SWEEP = flags.DEFINE_string('sweep', None, 'The trials, e.g. configs/sweeps/ratio.py.')
-_PARALLEL = flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
-_LAUNCHER = flags.DEFINE_enum(
-  'launcher',
-  'local',
-  ['local', 'commands'],
-  "Runs the trials here, or prints a command for each, for a cluster's queue.",
-)
-
 TRAINER = 'exgrpo_jax.train'  # the module that runs a trial
+_SWEEPS = 'exgrpo_jax.configs.sweeps'
 _LOG, _CONFIG_FILE = 'log.txt', 'config.json'
 
 
@@ -50,37 +41,61 @@ class Trial(NamedTuple):
   arguments: list[str]  # of python
 
 
-def main() -> None:
-  """Runs what is left of a sweep, or prints the commands for it."""
-  if not (CONFIG.value and WORKDIR.value and _SWEEP.value):
-    raise InputError(
-      '--sweep, --config and --workdir are all needed, e.g. --sweep='
-      'configs/sweeps/ratio.py --config=configs/arithmetic.py --workdir=/tmp/ratio.'
-    )
-  if _PARALLEL.value < 1:
-    raise InputError(f'--parallel={_PARALLEL.value} must be at least 1.')
-  flag = flags.FLAGS[CONFIG.name]
-  found = planned(
-    _SWEEP.value,
-    CONFIG.value,
-    config_flags.get_config_filename(flag),
-    config_flags.get_override_values(flag),
-    WORKDIR.value,
+def define_flags() -> None:
+  """Of this command."""
+  cli.define_config()
+  cli.define_workdir()
+  flags.DEFINE_string(
+    'sweep',
+    None,
+    'The trials: a file such as path/to/sweep.py, or by name one of '
+    + ', '.join(cli.shipped_names(_SWEEPS))
+    + '.',
   )
-  left = [trial for trial in found if not is_finished(trial)]
-  if _LAUNCHER.value == 'commands':
+  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
+  flags.DEFINE_enum(
+    'launcher',
+    'local',
+    ['local', 'commands'],
+    "Runs the trials here, or prints a command for each, for a cluster's queue.",
+  )
+
+
+def main(args: cli.Args) -> None:
+  """Runs what is left of a sweep, or prints the commands for it."""
+  if not (args.config and args.workdir and args.sweep):
+    raise InputError(
+      '--sweep, --config and --workdir are all needed, e.g. --sweep=ratio --config=arithmetic '
+      '--workdir=/tmp/ratio.'
+    )
+  if args.parallel < 1:
+    raise InputError(f'--parallel={args.parallel} must be at least 1.')
+  planned = plan_trials(
+    cli.shipped_path(args.sweep, _SWEEPS, 'sweep'),
+    args.config,
+    cli.portable_config(config_flags.get_config_filename(args['config'])),
+    config_flags.get_override_values(args['config']),
+    args.workdir,
+  )
+  left = [trial for trial in planned if not is_finished(trial)]
+  if args.launcher == 'commands':
     for trial in left:
       print(shlex.join(['python', *trial.arguments]))
     print(
-      f'{len(left)} of {len(found)} trials are to be run; then --launcher=local makes the table',
+      f'{len(left)} of {len(planned)} trials are left to run; after that --launcher=local makes '
+      'the table',
       file=sys.stderr,
     )
     return
-  sys.exit(run(found, left, WORKDIR.value, _PARALLEL.value))
+  sys.exit(run(planned, left, args.workdir, args.parallel))
 
 
-def planned(
-  path: str, values: ConfigDict, config_path: str, given: Mapping[str, Any], workdir: str
+def plan_trials(
+  path: str,
+  values: ConfigDict,
+  config_path: str,
+  given: Mapping[str, Any],
+  workdir: str,
 ) -> list[Trial]:
   """The trials of the sweep file at `path`, all checked; InputError names the first bad one.
 
@@ -89,46 +104,40 @@ def planned(
     values: the config, with the overrides `given` on the command line (by dotted key).
     config_path: where the config comes from.
     given: those overrides.
-    workdir: the sweep's; it may hold a part of these trials already.
+    workdir: the sweep's; it may already hold some of these trials.
   """
-  found = []
+  planned: list[Trial] = []
   for name, overrides in trials.load(path).items():
     folder = os.path.join(workdir, name)
     try:
       for key in overrides:
         if key in given:
           raise InputError(
-            f'--config.{key}={given[key]} is given, and the trial sets it '
-            f'to {overrides[key]}; only one can be.'
+            f'--config.{key}={given[key]} is given, and the trial sets it to {overrides[key]}; '
+            'only one of them can be.'
           )
       changed = overridden(values, overrides)
-      settings(changed)
+      parse_config(changed)
     except InputError as error:
       raise InputError(f"{path}: trial '{name}': {error}") from error
-    for other in found:
+    for other in planned:
       if other.values == changed:
         raise InputError(
-          f"{path}: trials '{other.name}' and '{name}' are the same run; a setting "
-          "is run again with another 'seed'."
+          f"{path}: trials '{other.name}' and '{name}' are the same run; to repeat a setting, "
+          "vary its 'seed'."
         )
     check_workdir(changed, folder)
-    words = [f'--config.{key}={value}' for key, value in (given | overrides).items()]
-    found.append(
-      Trial(
-        name,
-        folder,
-        changed,
-        ['-m', TRAINER, f'--config={config_path}', f'--workdir={folder}', *words],
-      )
-    )
-  _check_strangers(path, workdir, {trial.name for trial in found})
-  return found
+    settings = [f'--config.{key}={value}' for key, value in {**given, **overrides}.items()]
+    arguments = ['-m', TRAINER, f'--config={config_path}', f'--workdir={folder}', *settings]
+    planned.append(Trial(name=name, workdir=folder, values=changed, arguments=arguments))
+  _check_strangers(path, workdir, {trial.name for trial in planned})
+  return planned
 
 
 def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
   """A copy of `values` with `overrides` by dotted key; InputError for a key it does not have.
 
-  A value of another type is taken, for `settings` to refuse.
+  A value of the wrong type is accepted here, for `parse_config` to refuse.
   """
   changed = copy.deepcopy(values)
   for key, value in overrides.items():
@@ -151,31 +160,33 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
 
 
 def is_finished(trial: Trial) -> bool:
-  """Whether train has come to its end in the trial's workdir: it draws the curves last.
+  """Whether train has finished in the trial's workdir, where it draws the curves last.
 
-  A run that is being prolonged has curves, and records or checkpoints that end too early.
+  A run that is being prolonged has curves, but records or checkpoints that end too early.
   """
   if not os.path.exists(os.path.join(trial.workdir, 'curves.png')):
     return False
   try:
     records = metrics.read(trial.workdir)
   except InputError:
-    return False  # train refuses it and says where
+    return False  # train will refuse it and say where
   wanted = trial.values.num_steps
-  # Without any checkpoints they have been cleared away, which undoes nothing.
+  # A run whose checkpoints were all deleted is still finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted
 
 
-def run(found: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: int) -> int:
-  """Runs the trials that are `left` of those `found`, compares all; returns the exit status."""
+def run(planned: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: int) -> int:
+  """Runs the trials that are `left` of those `planned`, compares all; returns the exit status."""
   with _claimed(workdir) as lock:
-    if len(left) < len(found):
-      print(f'{len(found) - len(left)} of {len(found)} trials have finished before', flush=True)
+    if len(left) < len(planned):
+      print(f'{len(planned) - len(left)} of {len(planned)} trials are finished', flush=True)
     outcome = launcher.run(
       [
         launcher.Job(
-          trial.name, [sys.executable, *trial.arguments], os.path.join(trial.workdir, _LOG)
+          name=trial.name,
+          command=[sys.executable, *trial.arguments],
+          log=os.path.join(trial.workdir, _LOG),
         )
         for trial in left
       ],
@@ -183,33 +194,34 @@ def run(found: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: i
       (lock,),
     )
     if not outcome.unfinished:
-      report(found, workdir)
+      report(planned, workdir)
   failed = outcome.failed | {
-    trial.name: 'it ended as if finished, before its last step'
+    trial.name: 'it exited with status 0, but before its last step'
     for trial in left
     if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
   }
   if failed:
     print(
-      f'{len(failed)} of {len(found)} trials failed; the same command tries them again:', flush=True
+      f'{len(failed)} of {len(planned)} trials failed; the same command tries them again:',
+      flush=True,
     )
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
     command = shlex.join(['python', '-m', 'exgrpo_jax.sweep', *sys.argv[1:]])
     print(
-      f'interrupted before {len(outcome.unfinished)} of {len(found)} trials had ended; the '
-      f'same command goes on with them:\n{command}',
+      f'interrupted before {len(outcome.unfinished)} of {len(planned)} trials had ended; the '
+      f'same command resumes them:\n{command}',
       flush=True,
     )
     return 130
   return 1 if failed else 0
 
 
-def report(found: Sequence[Trial], workdir: str) -> None:
-  """Prints the table of the finished trials; keeps it, and their curves, in `workdir`."""
+def report(planned: Sequence[Trial], workdir: str) -> None:
+  """Prints the table of the finished trials; writes it, and their curves, to `workdir`."""
   runs, wanted = {}, {}
-  for label, members in by_setting(found).items():
+  for label, members in by_setting(planned).items():
     wanted[label] = len(members)
     finished = [metrics.read(trial.workdir) for trial in members if is_finished(trial)]
     if finished:
@@ -228,10 +240,10 @@ def report(found: Sequence[Trial], workdir: str) -> None:
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
 
 
-def by_setting(found: Sequence[Trial]) -> dict[str, list[Trial]]:
-  """Trials that differ only in seed, under the name that they have in common."""
+def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
+  """Trials that differ only in seed, under the name that they share."""
   keys, groups = [], []
-  for trial in found:
+  for trial in planned:
     key = {**trial.values.to_dict(), 'seed': None}
     if key not in keys:
       keys.append(key)
@@ -243,7 +255,8 @@ def by_setting(found: Sequence[Trial]) -> dict[str, list[Trial]]:
   return dict(zip(labels, groups))
 
 
-def _check_strangers(path, workdir, names):
+def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
+  """InputError where the workdir is a run's, or holds trials of another sweep."""
   if os.path.exists(workdir) and not os.path.isdir(workdir):
     raise InputError(f'--workdir={workdir} must be a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
@@ -253,16 +266,16 @@ def _check_strangers(path, workdir, names):
       os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
     ):
       raise InputError(
-        f"--workdir={workdir} holds a trial '{other}', which {path} has not: take "
-        'another --workdir for another sweep, or move that folder away.'
+        f"--workdir={workdir} holds a trial '{other}' that is not in {path}: use another "
+        '--workdir for another sweep, or move that folder away.'
       )
 
 
 @contextlib.contextmanager
 def _claimed(workdir: str) -> Iterator[int]:
-  """Holds a lock on the workdir, an open file; refused while another sweep or its trials do.
+  """Holds a lock on the workdir, an open file; refused while another sweep or its trials hold it.
 
-  Trials inherit it: when a sweep is killed, they live on and must not be run twice.
+  Trials inherit it: when a sweep is killed they live on, and must not be run twice.
   """
   os.makedirs(workdir, exist_ok=True)
   with open(os.path.join(workdir, 'sweep.lock'), 'w') as file:
@@ -270,11 +283,11 @@ def _claimed(workdir: str) -> Iterator[int]:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
       raise InputError(
-        f'a sweep is running in {workdir}, or trials that a killed one left '
-        'behind; wait for them, or end them.'
+        f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
+        'them, or end them.'
       ) from error
     yield file.fileno()
 
 
 if __name__ == '__main__':
-  run_command(main)
+  cli.run(main, define_flags)

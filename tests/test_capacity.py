@@ -39,7 +39,7 @@ SMALL = model.Config(
 @pytest.mark.parametrize('config, billions', [(qwen2_5_math_1_5b, 1.54), (llama3_1_8b, 8.03)])
 def test_parameters_are_counted(config, billions):
   """As the models' cards have them; biases and norms, a thousandth, are left out."""
-  shape = capacity.model_shape(experiment.settings(config.get_config()))
+  shape = capacity.model_shape(experiment.parse_config(config.get_config()))
   assert capacity.count(shape) / 1e9 == pytest.approx(billions, abs=0.01)
 
 
@@ -62,7 +62,7 @@ def test_training_takes_three_times_the_forward_passs_flops():
   """On one layer, since the compiler counts a loop's body once."""
   config = dataclasses.replace(SMALL, num_layers=1)
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
-  checked = experiment.settings(qwen2_5_math_1_5b.get_config())
+  checked = experiment.parse_config(qwen2_5_math_1_5b.get_config())
   settings = dataclasses.replace(
     capacity._update_settings(checked, config, mesh),
     gradient=gradients.Config(10**6, 'none', False),
@@ -95,7 +95,7 @@ def test_training_takes_three_times_the_forward_passs_flops():
 
 def test_shapes_of_the_state_are_those_of_a_real_one():
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
-  config = experiment.settings(qwen2_5_math_1_5b.get_config()).optimizer
+  config = experiment.parse_config(qwen2_5_math_1_5b.get_config()).optimizer
   real = optimizer.init(config, 1, model.init(SMALL, jax.random.key(0), mesh))
   found = optimizer.shapes(config, 1, model.shapes(SMALL, mesh))
   jax.tree.map(
@@ -117,7 +117,7 @@ def test_an_unknown_slice_is_refused(name):
 
 def test_the_cache_is_counted_where_heads_are_spread():
   values = qwen2_5_math_1_5b.get_config()
-  checked = experiment.settings(values)
+  checked = experiment.parse_config(values)
   shape = dataclasses.replace(SMALL, dtype='bfloat16')
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
   assert capacity.cache_bytes(checked, shape, mesh) * mesh.size == math.prod(

@@ -39,13 +39,13 @@ def test_a_config_file_makes_valid_settings(name):
   values = module.get_config()
   if values.model.repository:
     values.model.path = 'checkpoint'  # without one they stop: see test_export.py
-  assert experiment.settings(values).rollout.samples >= 2
+  assert experiment.parse_config(values).rollout.samples >= 2
   assert module.get_config() == module.get_config() is not module.get_config()
   assert f'configs/{name}.py' in module.__doc__ or name == 'base'  # its command
 
 
 def test_the_configs_carry_the_papers_values():
-  settings = experiment.settings(importlib.import_module('configs.base').get_config())
+  settings = experiment.parse_config(importlib.import_module('configs.base').get_config())
   assert (settings.rollout.questions, settings.rollout.samples, settings.num_steps) == (128, 8, 700)
   assert (settings.replay.ratio, settings.replay.start_pass_rate, settings.objective.beta) == (
     0.5,
@@ -95,13 +95,13 @@ def test_the_configs_carry_the_papers_values():
 )
 def test_a_value_that_cannot_be_is_refused_by_name(changes, message, config):
   with pytest.raises(InputError, match=f'^{re.escape(message)}$'):
-    experiment.settings(set_values(config, **changes))
+    experiment.parse_config(set_values(config, **changes))
 
 
 def test_a_section_that_is_missing_is_named(config):
   del config['replay']
   with pytest.raises(InputError, match="config lacks 'replay'; start from configs/base.py"):
-    experiment.settings(config)
+    experiment.parse_config(config)
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(config, tmp_path):

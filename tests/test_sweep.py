@@ -39,7 +39,7 @@ def write_sweep(tmp_path):
 
   def write(expression):
     path = tmp_path / 'sweep.py'
-    path.write_text(f'from exgrpo_jax import trials\ndef get_sweep():\n  return {expression}\n')
+    path.write_text(f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n')
     return str(path)
 
   return write
@@ -52,7 +52,7 @@ def plan(write_sweep, tmp_path):
   def planned(expression, given=None):
     given = {'num_steps': 2} | (given or {})
     values = sweep.overridden(smoke.get_config(), given)
-    return sweep.planned(write_sweep(expression), values, SMOKE, given, str(tmp_path / 'runs'))
+    return sweep.plan_trials(write_sweep(expression), values, SMOKE, given, str(tmp_path / 'runs'))
 
   return planned
 
@@ -76,7 +76,7 @@ def starts(tmp_path):
 @pytest.mark.parametrize('name', SWEEPS)
 def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   path = str(REPOSITORY / 'configs' / 'sweeps' / f'{name}.py')
-  found = sweep.planned(path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs'))
+  found = sweep.plan_trials(path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs'))
   seeds = {len(members) for members in sweep.by_setting(found).values()}
   assert seeds == {3} and len(sweep.by_setting(found)) >= 2
   assert (
@@ -479,7 +479,7 @@ def test_a_real_trainer_that_refuses_its_data_is_named_with_what_it_said(
 ):
   monkeypatch.setattr(sweep, 'TRAINER', 'exgrpo_jax.train')
   values = sweep.overridden(smoke.get_config(), {'data.train': 'nowhere.jsonl'})
-  found = sweep.planned(
+  found = sweep.plan_trials(
     write_sweep("{'a': {}}"), values, SMOKE, {'data.train': 'nowhere.jsonl'}, str(tmp_path / 'runs')
   )
   assert run(found, tmp_path) == 1

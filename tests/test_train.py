@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
-from tests.helpers import tiny
+from tests.helpers import recording, tiny
 from tests.helpers.chance import is_correct
 from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
@@ -218,7 +219,7 @@ def test_everything_stored_is_a_success_that_its_step_wrote(recorded):
 def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(recorded):
   """In float64 from all logits, under the parameters of the writing step."""
   last = recorded.steps[tiny.NUM_STEPS].after
-  prompts = recorded.rollout.prompts
+  prompts = recorded.data.prompts
   for row, entry in last.entries.items():
     for t in entry.trajectories:
       logp_T, _ = values_of(recorded, recorded.steps[t.step].params, prompts[row], t.tokens)
@@ -314,13 +315,13 @@ def linear(recorded, minibatches):
 
   AdamW's first update is rate * g / (|g| + epsilon), for epsilon >> |g| rate / epsilon * g.
   """
-  settings = recorded.experiment.settings
+  config = recorded.experiment.config
   return dataclasses.replace(
     recorded.experiment,
-    settings=dataclasses.replace(
-      settings,
+    config=dataclasses.replace(
+      config,
       optimizer=dataclasses.replace(
-        settings.optimizer,
+        config.optimizer,
         minibatches=minibatches,
         learning_rate=SCALE * EPSILON,
         epsilon=EPSILON,
@@ -338,11 +339,18 @@ def whole(recorded):
   return linear(recorded, minibatches=1)
 
 
-def updated(owner, params, batch, clip=True):
-  """(change of the parameters / SCALE, sums as floats) of train.update from a fresh state."""
+def updated(owner, params, batch):
+  """(change of the parameters / SCALE, sums as floats) of train.learn from a fresh state."""
   placed = jax.device_put(params, model.shardings(owner.model, owner.mesh))
-  state = optimizer.init(owner.settings.optimizer, 100, placed)
-  state, sums = train.update(owner, state, batch, clip)
+  state = optimizer.init(owner.config.optimizer, owner.config.num_updates, placed)
+  run = types.SimpleNamespace(
+    experiment=owner,
+    update=experiment.update_spec(owner.config, owner.model, owner.mesh),
+    reference=None,
+    clock=Clock(),
+  )
+  before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped
+  state, sums = train.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
   change = jax.tree.map(
     lambda new, old: (np.asarray(new, np.float64) - old) / SCALE, state.params, params
   )
@@ -477,7 +485,7 @@ def test_a_run_writes_every_metric(recorded):
         'pick',
         'reshard',
         'generate',
-        'reconcile',
+        'old_logprobs',
         'grade',
         'assemble',
         'record',
@@ -554,7 +562,7 @@ def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, 
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0.0, 3, 0
   opened = experiment.open_experiment(config, str(tmp_path))
   with recorded.compiling():
-    train.run(opened, train.rollout_of(opened), train.initial_params(opened))
+    recording.run_training(opened)
   for record in metrics.read(tmp_path)[1:]:
     assert record['reward'] > 0 and record['buffer/started'] == 0  # successes, but none kept
     assert record['buffer/questions'] == record['buffer/trajectories'] == record['replay/rows'] == 0
@@ -642,12 +650,11 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
   config = copy.deepcopy(values)
   config.num_steps = 10
   opened = experiment.open_experiment(config, str(tmp_path))
-  own = train.rollout_of(opened)
 
   def run():
     params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
     with recorded.compiling():
-      train.run(opened, own, params)
+      recording.run_training(opened, params)
 
   assert tiny.SAVED_EVERY == 4
   for phase, entry, step in (
@@ -662,12 +669,12 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
     assert stopped.value.code == preemption.EXIT_CODE
     assert f'saved after step {step} of 10' in capsys.readouterr().err
   run()
-  found = last_snapshot(recorded, tmp_path)
-  assert found.step == 10
-  jax.tree.map(np.testing.assert_array_equal, found.state.params, recorded.steps[11].params)
+  snapshot = last_snapshot(recorded, tmp_path)
+  assert snapshot.step == 10
+  jax.tree.map(np.testing.assert_array_equal, snapshot.state.params, recorded.steps[11].params)
   jax.tree.map(
     np.testing.assert_array_equal,
-    buffer_arrays.flatten(found.buffer),
+    buffer_arrays.flatten(snapshot.buffer),
     buffer_arrays.flatten(recorded.steps[10].after),
   )
 
@@ -675,6 +682,6 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
 def last_snapshot(recorded, workdir):
   owner = recorded.experiment
   params = jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
-  state = optimizer.init(owner.settings.optimizer, 2 * tiny.NUM_STEPS, params)
+  state = optimizer.init(owner.config.optimizer, owner.config.num_updates, params)
   with checkpoint.open_manager(str(workdir)) as manager:
     return checkpoint.restore(manager, manager.latest_step(), checkpoint.abstract(state))

@@ -1,7 +1,7 @@
 """The method whole, and with one part at a time taken out.
 
-python -m exgrpo_jax.sweep --sweep=configs/sweeps/components.py \\
-    --config=configs/arithmetic.py --workdir=/tmp/components
+python -m exgrpo_jax.sweep --sweep=components \\
+    --config=arithmetic --workdir=/tmp/components
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 

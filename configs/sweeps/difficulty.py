@@ -1,7 +1,7 @@
 """Training on easy, medium or hard questions alone, by their latest correctness.
 
-python -m exgrpo_jax.sweep --sweep=configs/sweeps/difficulty.py \\
-    --config=configs/arithmetic.py --workdir=/tmp/difficulty
+python -m exgrpo_jax.sweep --sweep=difficulty \\
+    --config=arithmetic --workdir=/tmp/difficulty
 12 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 

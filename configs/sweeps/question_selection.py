@@ -1,7 +1,7 @@
 """Which questions are replayed: half-solved ones above all, or any alike.
 
-python -m exgrpo_jax.sweep --sweep=configs/sweeps/question_selection.py \\
-    --config=configs/arithmetic.py --workdir=/tmp/question_selection
+python -m exgrpo_jax.sweep --sweep=question_selection \\
+    --config=arithmetic --workdir=/tmp/question_selection
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 

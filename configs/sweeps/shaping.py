@@ -1,7 +1,7 @@
 """Replayed rows weigh f(w) = w / (w + beta), or their importance ratio w as it is.
 
-python -m exgrpo_jax.sweep --sweep=configs/sweeps/shaping.py \\
-    --config=configs/arithmetic.py --workdir=/tmp/shaping
+python -m exgrpo_jax.sweep --sweep=shaping \\
+    --config=arithmetic --workdir=/tmp/shaping
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 

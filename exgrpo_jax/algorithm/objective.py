@@ -295,11 +295,12 @@ def zero_sums(config: Config) -> dict[str, jax.Array]:
 
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
   """The sums of all slices from those of each."""
-  return {
-    name: jnp.stack(values).max(axis=0) if name.endswith('_max') else jnp.stack(values).sum(axis=0)
-    for name in slices[0]
-    for values in [[sums[name] for sums in slices]]
-  }
+
+  def merged(name: str) -> jax.Array:
+    values = jnp.stack([sums[name] for sums in slices])
+    return values.max(axis=0) if name.endswith('_max') else values.sum(axis=0)
+
+  return {name: merged(name) for name in slices[0]}
 
 
 def metrics(sums: Mapping[str, float]) -> dict[str, float]:

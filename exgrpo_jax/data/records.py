@@ -138,7 +138,7 @@ def _kind(style: Any, source: str, fields: Fields, location: str) -> str:
   if style != 'rule':
     raise InputError(
       f"{location}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
-      f'which decides by data_source, or one of {_quoted(KINDS)}, because it determines how '
+      f'which decides by data_source, or one of {_quote(KINDS)}, because it determines how '
       'answers are compared.'
     )
   kind = _KIND_OF_SOURCE.get(source, fields.default_kind)
@@ -146,7 +146,7 @@ def _kind(style: Any, source: str, fields: Fields, location: str) -> str:
     raise InputError(
       f"{location}: data_source '{source}' is not a known one ({', '.join(_KIND_OF_SOURCE)}), so "
       'it is unclear how its answers should be compared; set config.data.default_kind to one of '
-      f'{_quoted(KINDS)}, or set reward_model.style to one of them.'
+      f'{_quote(KINDS)}, or set reward_model.style to one of them.'
     )
   return kind
 
@@ -158,7 +158,7 @@ def _parquet_table(fields: Fields, path: str, content: bytes) -> pa.Table:
     for column in needed:
       if column not in columns:
         raise InputError(
-          f"{path}: no column '{column}' (has: {_quoted(columns)}); a parquet "
+          f"{path}: no column '{column}' (has: {_quote(columns)}); a parquet "
           f"file must have verl's columns {_VERL}."
         )
     optional = [column for column in columns if column == fields.solution]
@@ -235,10 +235,10 @@ def _field(record: Mapping[str, Any], field: str, key: str, location: str) -> st
 
 def no_field(location: str, field: str, present: Iterable[str], key: str) -> str:
   """The error message if `field`, set by config.data.<key>_field, is not among `present`."""
-  return f"{location}: no field '{field}' (has: {_quoted(present)}); set config.data.{key}_field."
+  return f"{location}: no field '{field}' (has: {_quote(present)}); set config.data.{key}_field."
 
 
-def _quoted(names: Iterable[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in names) or 'nothing'
 
 

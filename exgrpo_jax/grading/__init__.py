@@ -1,1 +1,4 @@
-"""Whether a response is right: a verifier that runs in processes of its own, under hard limits."""
+"""Grading: a verifier for mathematical answers, run in worker processes under hard limits.
+
+Nothing below pool.py imports jax: a worker must start in an instant.
+"""

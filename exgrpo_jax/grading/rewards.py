@@ -1,16 +1,16 @@
-"""Rewards other than the verifier's, to be named in config.grading.reward.
+"""Rewards to be named in config.grading.reward, in place of the verifier's 1 or 0.
 
-A reward is a function (response, answer, outcome) -> float of the text that the model
-wrote, the ground truth and the verifier's word: 'correct', 'wrong' or 'no answer'. It runs in
-grading's processes under their limits, so this file imports no jax.
+A reward is a function (response, answer, outcome) -> float of the text that the model wrote, the
+ground truth and the verifier's outcome: 'correct', 'wrong' or 'no answer'. It runs in grading's
+worker processes under their limits, so this file must not import jax.
 """
 
 
 def think_format(response: str, answer: str, outcome: str) -> float:
-  """1 for the format that the paper's template asks for, else 0; the answer does not matter.
+  """1 for the format that the paper's template requests, else 0; the answer does not matter.
 
-  The prompt has opened the think section (prompt.THINK), so the response closes it
-  once, opens none, and has text both before and after.
+  The prompt has already opened the think section (prompt.THINK), so the response must close it
+  once, open none, and have text both before and after.
   """
   del answer, outcome
   thought, _, solution = response.partition('</think>')

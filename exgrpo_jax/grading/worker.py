@@ -1,17 +1,21 @@
-"""The process that reads what a model wrote: verifier and reward, one response after another.
+"""The worker process: judges what a model wrote, one response after another.
 
-grading.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Lines of
-JSON go both ways over the socket that it finds as its standard input: first what
-`_Setup` holds, answered by {'ready': true} or {'refused': why}; then [response, answer, kind],
-each answered by {'outcome': …, 'reward': …, 'reason': …, 'spent': …}, spent where the process
-should judge no other. What is printed here goes to standard error and cannot pass for a verdict.
-It imports no jax: it must start in an instant, and leave the accelerator alone.
+pool.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Both sides
+send lines of JSON over a socket, which is the worker's standard input:
+
+  the fields of `Setup`        answered by {'ready': true} or {'refused': reason}
+  [response, answer, kind]     answered by {'outcome': …, 'reward': …, 'reason': …,
+                               'must_be_replaced': …}, as often as the pool asks
+
+Whatever a reward prints goes to standard error and cannot pass for a verdict. The worker imports
+no jax: it must start in an instant, and leave the accelerator alone.
 """
 
 import ctypes
 import dataclasses
 import importlib
 import inspect
+import io
 import json
 import math
 import os
@@ -24,53 +28,58 @@ from typing import Any
 from exgrpo_jax.grading import verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_REASON = 300  # characters of an error's text, at most
+_MAX_REASON = 300  # characters of an error's text
+
+Reward = Callable[[str, str, str], float]  # of response, answer and outcome
 
 
 @dataclasses.dataclass(frozen=True)
-class _Setup:
+class Setup:
+  """What the pool sends first."""
+
   parent: int  # process id
-  memory_limit: int  # MiB, beyond what the process has when it is ready
+  memory_limit: int  # MiB, in addition to what the process uses when it is ready
   max_length: int  # characters
   reward: str  # 'package.module:function', or ''
   verifier: verifier.Config
 
 
 def main() -> None:
-  """Serves until the socket ends or the parent does."""
+  """Serves until the socket is closed or the parent ends."""
   requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   values = json.loads(requests.readline() or 'null')
   if values is None:
-    return  # the parent is gone already
-  setup = _Setup(**values | {'verifier': verifier.Config(**values['verifier'])})
+    return  # the parent has ended already
+  setup = Setup(**values | {'verifier': verifier.Config(**values['verifier'])})
   _die_with(setup.parent)
   try:
-    reward = _reward(setup.reward)
-  except Exception as error:  # the user's module, which may do anything
-    _write(replies, {'refused': _reason(error)})
+    reward = _load_reward(setup.reward)
+  except Exception as error:  # the user's module may raise anything
+    _write(replies, {'refused': _summarize(error)})
     return
   _limit_memory(setup.memory_limit)
   _write(replies, {'ready': True})
   for line in requests:
-    _write(replies, _graded(*json.loads(line), reward, setup))
+    response, answer, kind = json.loads(line)
+    _write(replies, _grade(response, answer, kind, reward, setup))
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """What is judged of a response: all of it, or without most of its thought where it is long.
+  """The part of a response that is judged: of a long one the end, if that is all its solution.
 
-  Of more than `max_length` characters the last `max_length` count, if these hold the
-  last '</think>': only thought is lost then, which is no answer anyway. Otherwise
-  None: an answer of that length is none, and the end of a thought must not pass for one.
+  Of more than `max_length` characters the last `max_length` are judged if they contain the last
+  '</think>', because then only thought is lost, which is no answer anyway. Otherwise None: the
+  end of a thought must not pass for an answer.
   """
   if len(response) <= max_length:
     return response
-  kept = response[-max_length:]
-  return kept if '</think>' in kept else None
+  end = response[-max_length:]
+  return end if '</think>' in end else None
 
 
-def _graded(
-  response: str, answer: str, kind: str, reward: Callable[..., float] | None, setup: _Setup
+def _grade(
+  response: str, answer: str, kind: str, reward: Reward | None, setup: Setup
 ) -> dict[str, Any]:
   try:
     judged = bounded(response, setup.max_length)
@@ -79,66 +88,66 @@ def _graded(
     )
     value = float(outcome == 'correct')
     if reward is not None:
-      value = _number(reward(response, answer, outcome), setup.reward)
-    return {'outcome': outcome, 'reward': value, 'reason': '', 'spent': False}
-  except Exception as error:  # whatever it is, it concerns this response alone
-    # Out of memory, though, what is left may be in pieces.
+      value = _check_reward(reward(response, answer, outcome), setup.reward)
+    return {'outcome': outcome, 'reward': value, 'reason': '', 'must_be_replaced': False}
+  except Exception as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
       'reward': 0.0,
-      'reason': _reason(error),
-      'spent': isinstance(error, MemoryError),
+      'reason': _summarize(error),
+      'must_be_replaced': isinstance(error, MemoryError),  # it may have left things inconsistent
     }
 
 
-def _reward(name: str) -> Callable[..., float] | None:
-  """The function that 'package.module:function' names; raises where there is none such."""
+def _load_reward(name: str) -> Reward | None:
+  """The function 'package.module:function'; raises if it cannot be called as a reward."""
   if not name:
     return None
   module, colon, attribute = name.partition(':')
   if not (module and colon and attribute):
-    raise ValueError("it has not the form 'package.module:function'")
+    raise ValueError("it does not have the form 'package.module:function'")
   function = getattr(importlib.import_module(module), attribute)
   inspect.signature(function).bind('response', 'answer', 'outcome')
   return function
 
 
-def _number(value: Any, name: str) -> float:
-  """A reward as Python's float; ValueError where it is not a finite number."""
+def _check_reward(value: Any, name: str) -> float:
+  """A reward as a Python float; raises ValueError if it is not a finite number."""
   number = float(value) if not isinstance(value, str) else math.nan
   if not math.isfinite(number):
     raise ValueError(f'{name} returned {value!r}, not a finite number')
   return number
 
 
-def _reason(error: Exception) -> str:
-  text = f'{type(error).__name__}: {error}'[:_REASON]  # it may quote the response
+def _summarize(error: Exception) -> str:
+  """An error on one short line; it may quote the response."""
+  text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
 
 
 def _die_with(parent: int) -> None:
-  """Ends with the parent, also while a response keeps this process from reading on."""
+  """Makes this process end with its parent, even while it is busy with a response."""
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent:  # it died before it could be watched
+  if os.getppid() != parent:  # it ended before the call above
     os._exit(0)
 
 
 def _limit_memory(mebibytes: int) -> None:
-  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
   if sys.platform != 'linux':
-    return  # elsewhere the limit is not kept, or counts what was only reserved
-  # The address space of imported libraries is large and not a response's doing.
+    return  # elsewhere the limit is not enforced, or counts memory that is only reserved
+  # Imported libraries take a large address space, which is not the response's doing.
   with open('/proc/self/statm') as file:
-    own = int(file.read().split()[0]) * resource.getpagesize()
-  limit = own + mebibytes * 2**20
-  _, hard = resource.getrlimit(resource.RLIMIT_AS)
-  if hard != resource.RLIM_INFINITY:
-    limit = min(limit, hard)
+    used = int(file.read().split()[0]) * resource.getpagesize()
+  limit = used + mebibytes * 2**20
+  _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+  if hard_limit != resource.RLIM_INFINITY:
+    limit = min(limit, hard_limit)
   resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _write(replies, value: dict[str, Any]) -> None:
+def _write(replies: io.RawIOBase, value: dict[str, Any]) -> None:
   replies.write(json.dumps(value).encode() + b'\n')
 
 

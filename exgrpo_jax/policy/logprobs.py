@@ -116,11 +116,9 @@ def fused_loss(
     gradients: _Gradients, cotangents: tuple[jax.Array, Any]
   ) -> tuple[jax.Array, jax.Array, None, None]:
     scale, _ = cotangents
-    d_hidden_BWD, d_unembedding_DV = (
-      (scale * gradient).astype(x.dtype)
-      for gradient, x in zip(gradients, (hidden_BWD, unembedding_DV))
-    )
-    return d_hidden_BWD, d_unembedding_DV, None, None
+    d_hidden_BWD, d_unembedding_DV = (scale * gradient for gradient in gradients)
+    d_hidden_BWD = d_hidden_BWD.astype(hidden_BWD.dtype)
+    return d_hidden_BWD, d_unembedding_DV.astype(unembedding_DV.dtype), None, None
 
   total.defvjp(forward, backward)
   return total(hidden_BWD, unembedding_DV, target_BW, operands)

@@ -213,24 +213,24 @@ def test_rows_out_of_range_raise_index_error(config, jsonl):
 # ---- Preparing ----
 
 
-def prepared(config):
+def prepared_folders(config):
   return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.1.0'))
 
 
 def test_a_file_is_prepared_once_and_again_if_it_or_its_fields_change(config, jsonl):
   path = jsonl(*LINES)
   questions.load(config, path)
-  first = prepared(config)
+  first = prepared_folders(config)
   written = first[0].stat().st_mtime_ns
   questions.load(config, path + '[:2]')
-  assert prepared(config) == first and first[0].stat().st_mtime_ns == written
+  assert prepared_folders(config) == first and first[0].stat().st_mtime_ns == written
   assert questions.load(config, jsonl(GOOD))[0].answer == 'a'
-  assert len(prepared(config)) == 2
+  assert len(prepared_folders(config)) == 2
   jsonl(GOOD, name='renamed.jsonl')
   assert questions.load(config, path.replace('train', 'renamed'))[0].source == 'renamed'
   swapped = dataclasses.replace(config, question_field='answer', answer_field='question')
   assert questions.load(swapped, path)[0].answer == 'q'
-  assert len(prepared(config)) == 4
+  assert len(prepared_folders(config)) == 4
 
 
 def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(config, jsonl):
@@ -249,11 +249,11 @@ questions.load(questions.{config!r}, {path!r})
 """
   assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
   assert list(pathlib.Path(config.cache_dir).glob('question_file/*/incomplete.*'))
-  assert not prepared(config)
+  assert not prepared_folders(config)
   assert len(questions.load(config, path)) == 20
   with pytest.raises(InputError):
     questions.load(config, jsonl(*LINES, '{'))
-  assert len(prepared(config)) == 1
+  assert len(prepared_folders(config)) == 1
 
 
 def test_two_threads_can_prepare_the_same_file_at_once(config, jsonl, monkeypatch):
@@ -274,7 +274,7 @@ def test_two_threads_can_prepare_the_same_file_at_once(config, jsonl, monkeypatc
   for thread in threads:
     thread.join()
   assert lengths == [20, 20]
-  assert len(prepared(config)) == 1
+  assert len(prepared_folders(config)) == 1
 
 
 def test_tensorflow_is_not_imported(config, jsonl):

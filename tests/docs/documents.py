@@ -26,7 +26,7 @@ DOCUMENTS = [
 ]
 
 _FENCE = re.compile(r'^[ \t]*```(\w*)\n(.*?)^[ \t]*```', re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r'(?<!`)`([^`\n]+)`(?!`)')
+_CODE = re.compile(r'(?<!`)`([^`]+)`(?!`)')
 _LINK = re.compile(r'(?<!!)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)')
 _HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
 
@@ -60,15 +60,23 @@ def prose(text: str) -> str:
   return re.sub(r'<!--.*?-->', '', _FENCE.sub('', text), flags=re.DOTALL)
 
 
+def paragraphs(text: str) -> list[str]:
+  """The paragraphs of a document, its headings and tables among them, each on one line."""
+  return [' '.join(paragraph.split()) for paragraph in re.split(r'\n\s*\n', prose(text))]
+
+
 def inline_code(path: pathlib.Path) -> list[Mention]:
-  return [Mention(place(path), code) for code in _CODE.findall(prose(path.read_text()))]
+  return [Mention(place(path), code) for code in _inline_code(path.read_text())]
+
+
+def _inline_code(text: str) -> list[str]:
+  return [code for paragraph in paragraphs(text) for code in _CODE.findall(paragraph)]
 
 
 def links(path: pathlib.Path) -> list[Mention]:
   """The targets of a document's links, those of code aside."""
   return [
-    Mention(place(path), target)
-    for target in _LINK.findall(_CODE.sub('', prose(path.read_text())))
+    Mention(place(path), target) for target in _LINK.findall(_CODE.sub('', prose(path.read_text())))
   ]
 
 
@@ -87,7 +95,7 @@ def commands(path: pathlib.Path) -> list[Mention]:
     for line in block.replace('\\\n', ' ').splitlines()
     if line.strip()
   ]
-  return [Mention(place(path), line) for line in [*lines, *_CODE.findall(prose(text))]]
+  return [Mention(place(path), line) for line in [*lines, *_inline_code(text)]]
 
 
 # ---- The package, read without importing it ----

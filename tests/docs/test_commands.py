@@ -11,7 +11,7 @@ from tests.helpers.paths import REPOSITORY
 
 _MODULE = re.compile(r'python3? -m (exgrpo_jax(?:\.\w+)*)')
 _FLAG = re.compile(r'(?<![\w-])--(\w+)')
-_CONFIG = re.compile(r'--(config|sweep)=([\w./-]+\w)')
+_CONFIG = re.compile(r'--(config|sweep)=([^\s…]+)(?![^\s…])(?!…)')
 _KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
 _SWEPT = re.compile(r"'((?:\w+\.)*\w+)': ")
 _SCRIPT = re.compile(r'(?<![\w/])tpu_scripts/\w+\.sh')

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from exgrpo_jax.runtime import workdir
 from tests.docs import documents
 from tests.docs.documents import PACKAGE, names
 from tests.helpers.paths import REPOSITORY
@@ -21,8 +22,9 @@ _METRIC = re.compile(r'([a-z]\w*)/([\w@]*)…?')
 _MODULE_AND_NAME = re.compile(r'(exgrpo_jax[\w.]*):(\w+)')
 # Libraries whose names the documents may mention.
 _FOREIGN = ('absl', 'flax', 'jax', 'jnp', 'ml_collections', 'nnx', 'np', 'optax', 'orbax', 'pytest')
-# Examples of the user's own.
-_EXAMPLES = ('package.module', 'x.jsonl', 'x.parquet', 'cases.jsonl')
+_FOREIGN += ('reward_model',)  # a column of verl's
+# Examples of the user's own, and data.
+_EXAMPLES = ('package.module', 'x.jsonl', 'cases.jsonl', '.parquet')
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +39,7 @@ def is_missing(text, keys):
   if any(example in text for example in _EXAMPLES) or '://' in text or ' ' in text:
     return False  # commands have a test of their own
   if _FILE.fullmatch(text):
-    return not _has_file(text)
+    return not (_has_file(text) or f"'{text}'" in documents.source())
   if match := _DATA_FILE.fullmatch(text):
     return match[1] not in documents.source()
   if match := _MODULE_AND_NAME.fullmatch(text):
@@ -82,9 +84,9 @@ def _has_attribute(text):
   for path in documents.modules().get(first, ()):
     if not rest or _is_bound(path, rest):
       return True
-    if path.stem == '__init__' and rest[0] in documents.modules():
-      if _has_attribute('.'.join(rest)):
-        return True
+    is_inside = path.stem == '__init__' and rest[0] in documents.modules()
+    if is_inside and _has_attribute('.'.join(rest)):
+      return True
   everywhere = (path for paths in documents.modules().values() for path in paths)
   return bool(rest) and any(_is_bound(path, parts) for path in everywhere if first in names(path))
 
@@ -99,6 +101,20 @@ def _is_bound(path, parts):
 def test_names_in_code_letters_exist(path, keys):
   texts = dict.fromkeys(text for _, text in documents.inline_code(path))
   assert [text for text in texts if is_missing(text, keys)] == []
+
+
+@pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)
+def test_code_letters_are_closed(path):
+  paragraphs = documents.paragraphs(path.read_text())
+  assert [paragraph for paragraph in paragraphs if paragraph.count('`') % 2] == []
+
+
+def test_the_settings_that_a_resumed_run_may_change_are_those_of_the_code():
+  text = (documents.DOCS / 'operations.md').read_text()
+  section = re.search(r'## Elastic resume\n(.*?)\n## ', text, re.DOTALL)[1]
+  listed = re.findall(r'`([^`]+)`', section.partition('\n- ')[2])
+  free = {f'{name}*' if name.endswith('.') else name for name in workdir.FREE}
+  assert set(listed) == free | {'num_steps'}
 
 
 @pytest.mark.parametrize(

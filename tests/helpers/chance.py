@@ -1,19 +1,20 @@
-"""A grading worker whose verifier is replaced by chance that the text decides: see tiny.py."""
+"""A grading worker with a verifier that draws verdicts pseudo-randomly; see tiny.py."""
 
 import zlib
 
 from exgrpo_jax.grading import verifier, worker
 
-QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)  # by answer, which is 0, 1, 2, ...
+# How many quarters of all responses are correct, by the question's answer, which is 0, 1, 2, ...
+QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)
 
 
 def is_correct(response, answer):
-  """Whether chance lets this response solve the question: QUARTERS of all do."""
+  """Whether this response counts as correct, by a hash of its text."""
   return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
 
 
 def judge(response, answer, config, kind):
-  """In place of verifier.judge."""
+  """Replaces verifier.judge."""
   del config, kind
   return 'correct' if is_correct(response, answer) else 'wrong'
 

@@ -1,13 +1,13 @@
-r"""Responses that were made to hang, crash or cheat a verifier."""
+r"""Responses made to hang, crash or cheat a verifier."""
 
-M = 10**6
+M = 10**6  # characters
 
 
 def boxed(text):
   return r'\boxed{' + text + '}'
 
 
-# Whatever the answer, these take no time and are not it.
+# Wrong whatever the ground truth is, and rejected fast.
 LARGE = {
   'nines': '9' * M,
   'nines_boxed': boxed('9' * M),
@@ -39,7 +39,9 @@ LARGE = {
   'zeros': '\x00' * M,
   'surrogates': '\ud800' * M,
 }
-LIMIT = 1990
+
+LENGTH = 1990  # just below answer.MAX_LENGTH, so that the parser sees all of it
+# Contents of a box that are expensive or malformed.
 SMALL = {
   'exponent': '1e999999999',
   'power': '10^{999999999}',
@@ -66,23 +68,23 @@ SMALL = {
   'floor_of_i': r'\lfloor i \rfloor',
   'floor_of_large': r'\lfloor \pi^{500} \rfloor',
   'parentheses': '(' * 900 + '1' + ')' * 900,
-  'open_parentheses': '(' * LIMIT,
+  'open_parentheses': '(' * LENGTH,
   'calls': 'f(' * 300 + 'x' + ')' * 300,
   'products': 'x(' * 39 + 'y+1' + ')' * 39,
   'mixed_numbers': r'1\frac{' * 200,
   'braces': '{' * 900 + '1' + '}' * 900,
   'sets': r'\{' * 400 + '1' + r'\}' * 400,
-  'bars': '|' * LIMIT,
+  'bars': '|' * LENGTH,
   'minus_signs': '-' * 1900 + '5',
-  'carets': '^' * LIMIT,
+  'carets': '^' * LENGTH,
   'underscores': 'x_' * 900,
-  'commas': ',' * LIMIT,
+  'commas': ',' * LENGTH,
   'list': ','.join(['1'] * 900),
   'list_of_roots': ','.join([r'\sqrt{2}'] * 180),
   'semicolons': '1;2,' * 480,
   'equations': 'x=' * 900 + '5',
   'inequalities': 'x<' * 900 + '5',
-  'letters': 'x' * LIMIT,
+  'letters': 'x' * LENGTH,
   'symbols': '+'.join('abcdfghjklmnopqrstuvwxyz' * 35),
   'plus_minus': r'\pm 1' * 300,
   'plus_minus_lists': ','.join([r'1 \pm 2'] * 200),
@@ -91,8 +93,8 @@ SMALL = {
   'open_matrix': r'\begin{pmatrix}1&2',
   'thousands': '1' + ',111' * 490,
   'spaces': '5' + ' ' * 1990 + 'x',
-  'digits': '9' * LIMIT,
-  'decimal': '.' + '9' * LIMIT,
+  'digits': '9' * LENGTH,
+  'decimal': '.' + '9' * LENGTH,
   'code': "__import__('os').system('touch executed')",
   'evaluation': "eval('1+1')",
   'lambda': '(lambda: 5)()',
@@ -117,7 +119,8 @@ SMALL = {
   'dot': '.',
   'not_a_number': 'nan',
 }
-# What is offered for the answer 5 without being it.
+
+# Responses to a question whose answer is 5.
 CHEATS = {
   'hedge_or': r'\boxed{5 \text{ or } 6}',
   'hedge_comma': r'\boxed{5, 6}',

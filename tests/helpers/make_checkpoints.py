@@ -1,13 +1,13 @@
-"""Small checkpoints as transformers writes them, with what transformers computes from them.
+"""Makes small checkpoints with transformers, and stores the outputs that it computes from them.
 
-python tests/helpers/make_checkpoints.py   # with torch and transformers; writes tests/checkpoints/
+python tests/helpers/make_checkpoints.py   # needs torch, transformers; writes tests/checkpoints/
 
-Each folder is a Hugging Face checkpoint of random weights and an expected.npz:
+Each folder is a Hugging Face checkpoint with random weights, and an expected.npz:
   tokens_BT, length_B   prompts, padded on the right with 0
-  right, left           float32 [sum of lengths, V], logits at the real tokens of the batch
-                        padded on that side, row after row
-  bfloat16              the same as `right` with weights and activations in bfloat16
-  greedy_BT             64 tokens after each prompt
+  right, left           float32 [sum of lengths, V], logits of the batch padded on that side,
+                        row after row, without those at padding
+  bfloat16              like `right`, with weights and activations in bfloat16
+  greedy_BT             the 64 tokens that greedy decoding appends to each prompt
 """
 
 import json
@@ -58,7 +58,7 @@ CASES = {
   ),
 }
 
-# Of Qwen2.5's form: turns between markers, a system message of its own where none is given.
+# In the style of Qwen2.5: turns between markers, and a default system message.
 CHAT = """\
 {%- set first = messages[0] %}
 {%- if tools %}
@@ -80,14 +80,14 @@ CHAT = """\
 
 
 def make(name: str, folder: pathlib.Path, seed: int) -> None:
-  """Writes the checkpoint of a case and its expected.npz."""
+  """Writes a case's checkpoint and its expected.npz."""
   family, changes = CASES[name]
   torch.manual_seed(seed)
   config = getattr(transformers, f'{family}Config')(**SHAPE | changes)
   policy = getattr(transformers, f'{family}ForCausalLM')(config).eval()
   with torch.no_grad():
     for parameter, weight in policy.named_parameters():
-      if 'norm' in parameter or parameter.endswith('bias'):  # ones and zeros would hide a mix-up
+      if 'norm' in parameter or parameter.endswith('bias'):  # ones and zeros would hide mix-ups
         weight.add_(0.2 * torch.randn_like(weight))
   limit = '40KB' if name == 'llama_shards' else '5GB'
   policy.save_pretrained(folder, max_shard_size=limit)
@@ -101,7 +101,7 @@ def make(name: str, folder: pathlib.Path, seed: int) -> None:
   right, left = logits(policy, prompts, 'right'), logits(policy, prompts, 'left')
   np.savez_compressed(
     folder / 'expected.npz',
-    tokens_BT=padded(prompts, 'right')[0],
+    tokens_BT=pad(prompts, 'right')[0],
     length_B=LENGTHS,
     right=right,
     left=left,
@@ -110,49 +110,50 @@ def make(name: str, folder: pathlib.Path, seed: int) -> None:
   )
 
 
-def padded(prompts, side):
+def pad(prompts, side):
+  """Tokens and mask, padded on `side`."""
   tokens_BT = np.zeros((len(prompts), max(LENGTHS)), np.int64)
   mask_BT = np.zeros_like(tokens_BT)
   for b, prompt in enumerate(prompts):
-    place = slice(0, len(prompt)) if side == 'right' else slice(-len(prompt), None)
-    tokens_BT[b, place], mask_BT[b, place] = prompt, 1
+    span = slice(0, len(prompt)) if side == 'right' else slice(-len(prompt), None)
+    tokens_BT[b, span], mask_BT[b, span] = prompt, 1
   return tokens_BT, mask_BT
 
 
 @torch.no_grad()
 def logits(policy, prompts, side):
-  tokens_BT, mask_BT = padded(prompts, side)
+  tokens_BT, mask_BT = pad(prompts, side)
   position_BT = np.maximum(mask_BT.cumsum(axis=1) - 1, 0)
-  found = policy(
+  output = policy(
     torch.tensor(tokens_BT),
     attention_mask=torch.tensor(mask_BT),
     position_ids=torch.tensor(position_BT),
-  ).logits
-  return found.float().numpy()[mask_BT > 0]
+  )
+  return output.logits.float().numpy()[mask_BT > 0]
 
 
 @torch.no_grad()
 def greedy(policy, prompt):
   tokens_BT = torch.tensor(prompt[None])
-  found = policy.generate(  # without a mask it would take the prompt's zeros for padding
+  output_BT = policy.generate(
     tokens_BT,
-    attention_mask=torch.ones_like(tokens_BT),
+    attention_mask=torch.ones_like(tokens_BT),  # by default, zeros in the prompt are padding
     do_sample=False,
     max_new_tokens=NEW_TOKENS,
     eos_token_id=None,
     pad_token_id=0,
   )
-  return found[0, len(prompt) :].numpy()
+  return output_BT[0, len(prompt) :].numpy()
 
 
 def write_tokenizer(folder):
-  """Qwen's byte-level pieces and special tokens with few merges, and no padding token."""
+  """Writes a tokenizer with Qwen's byte-level pieces, few merges and no padding token."""
   qwen = transformers.Qwen2Tokenizer().backend_tokenizer
-  words = tokenizers.Tokenizer(tokenizers.models.BPE())
-  words.normalizer, words.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
-  words.decoder = qwen.decoder
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.normalizer, tokenizer.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
+  tokenizer.decoder = qwen.decoder
   texts = ['1+2=3 3+4=7 \\boxed{7}\n#### 7\n'] * 9
-  words.train_from_iterator(
+  tokenizer.train_from_iterator(
     texts,
     tokenizers.trainers.BpeTrainer(
       vocab_size=300,
@@ -161,7 +162,7 @@ def write_tokenizer(folder):
       show_progress=False,
     ),
   )
-  words.save(str(folder / 'tokenizer.json'))
+  tokenizer.save(str(folder / 'tokenizer.json'))
   (folder / 'tokenizer_config.json').write_text(
     json.dumps(
       {

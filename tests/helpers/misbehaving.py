@@ -1,4 +1,4 @@
-"""Rewards that do to a worker what a response says, for test_grading.py. No jax here."""
+"""Rewards that make a worker misbehave as the response says; they run in it, so without jax."""
 
 import os
 import signal
@@ -7,11 +7,12 @@ import time
 
 
 def reward(response, answer, outcome):
-  """What the first word of the response says; else the number of characters."""
+  """Does what the first word of the response says; returns the response's length."""
+  del answer, outcome
   word, _, rest = response.partition(' ')
   if word == 'hang':
     time.sleep(600)
-  elif word == 'spin':  # holds the interpreter's lock for longer than any test
+  elif word == 'spin':  # holds the GIL for longer than any test takes
     int('9' * 4300) ** (10**7)
   elif word == 'crash':
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -19,8 +20,8 @@ def reward(response, answer, outcome):
     raise KeyError('of the reward')
   elif word == 'hog':
     bytearray(10**9)
-  elif word == 'sleep_once':  # the second time the file is there
-    _leave(rest, str(os.getpid()))
+  elif word == 'sleep_once':
+    _sleep_unless_exists(rest, content=str(os.getpid()))
   elif word == 'print':
     print('{"outcome": "correct", "reward": 1}', flush=True)
     sys.stdin.read()
@@ -28,7 +29,8 @@ def reward(response, answer, outcome):
 
 
 def worth(response, answer, outcome):
-  """The response as a Python number where it is one; it is written by the test."""
+  """The value that the response names."""
+  del answer, outcome
   return {
     'nan': float('nan'),
     'inf': float('inf'),
@@ -40,29 +42,33 @@ def worth(response, answer, outcome):
 
 
 def outcome_of(response, answer, outcome):
-  """1, 2, 3 by the verifier's word, 10 more where the answer is 'a'."""
+  """1, 2 or 3 for the verifier's outcome, plus 10 where the answer is 'a'."""
+  del response
   return 1 + ('correct', 'wrong', 'no answer').index(outcome) + 10 * (answer == 'a')
 
 
 def imports(response, answer, outcome):
   """How many of the modules named in the response have been imported."""
+  del answer, outcome
   return sum(name in sys.modules for name in response.split())
 
 
 def pid(response, answer, outcome):
-  """The worker's; 'hog' and 'raise' come first, 'sleep_once' too but for its end."""
+  """The worker's process id, after it has done what `reward` does."""
   reward(response, answer, outcome)
   return os.getpid()
 
 
-def _leave(path, text):
-  """Writes a file and waits, unless the file is there."""
+def _sleep_unless_exists(path, content):
+  """Writes a file and sleeps; returns at once where the file exists, as the second time."""
   if not os.path.exists(path):
     with open(path + '.new', 'w') as file:
-      file.write(text)
+      file.write(content)
     os.replace(path + '.new', path)
     time.sleep(600)
 
 
 def two_arguments(response, answer):
+  """No reward: it takes no outcome."""
+  del response, answer
   return 0.0

@@ -1,6 +1,6 @@
-"""Pairs of ground truth and answer that are the same, and that are not."""
+"""Pairs of ground truth and answer, on a line each, that are the same or are not."""
 
-# Truth and answer, apart by ' | '.
+# A pair is separated by ' | '.
 EQUAL = r"""
 1\frac12 | 3/2
 -1\frac{1}{2} | -1.5
@@ -519,5 +519,6 @@ np.arcsin(10/13) | \arccos(10/13)
 """
 
 
-def pairs(block):
+def split_pairs(block):
+  """Lists [truth, answer]."""
   return [line.split(' | ', 1) for line in block.strip().splitlines()]

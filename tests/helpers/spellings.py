@@ -1,7 +1,6 @@
-r"""Other spellings of an answer, and other answers that look like it.
+r"""Other spellings of a ground truth, and other answers that look like it.
 
-What the tests of the verifier do to each ground truth of the benchmarks. Everything
-works on the text and by other means than the verifier's own.
+For the tests of the verifier. Everything works on the text, without the verifier's own code.
 """
 
 import itertools
@@ -14,28 +13,28 @@ FRACTION = re.compile(r'(-?)\\d?frac\{([0-9]+)\}\{([0-9]+)\}')
 LETTER = re.compile(r'(?<![A-Za-z\\{])([a-zA-Z])(?![A-Za-z])')
 
 
-def bare(gold):
-  """A gold without the dollars and the period around it."""
+def strip_delimiters(gold):
+  """A ground truth without the dollars around it and the period after it."""
   gold = gold.strip().removesuffix('.')
   inside = gold[1:-1]
   return inside if gold[:1] == gold[-1:] == '$' and '$' not in inside else gold
 
 
-def parts(text):
-  """The text between commas that stand in no bracket."""
-  found, depth = [''], 0
+def split_items(text):
+  """The text between those commas that are in no bracket."""
+  items, depth = [''], 0
   for char in text:
     depth += (char in '([{') - (char in ')]}')
     if char == ',' and depth == 0:
-      found.append('')
+      items.append('')
     else:
-      found[-1] += char
-  return [part.strip() for part in found]
+      items[-1] += char
+  return [item.strip() for item in items]
 
 
 def is_list(text):
   return (
-    len(parts(text)) > 1
+    len(split_items(text)) > 1
     and '\\!' not in text
     and 'where' not in text
     and (not re.fullmatch(r'[0-9]{1,3}(?:,[0-9]{3})+', text))
@@ -43,7 +42,7 @@ def is_list(text):
 
 
 def decimal(value):
-  """A fraction's decimal expansion where it ends."""
+  """A fraction's decimal expansion; None where it is infinite."""
   for places in range(1, 40):
     scaled = value * 10**places
     if scaled.denominator == 1:
@@ -53,10 +52,10 @@ def decimal(value):
 
 
 def respellings(gold):
-  """(what was done, text) for spellings that every reader takes for the same."""
-  text = bare(gold)
-  yield 'as_it_is', gold
-  yield 'bare', text
+  """Pairs (change, text) of spellings that every reader takes for the same answer."""
+  text = strip_delimiters(gold)
+  yield 'unchanged', gold
+  yield 'without_delimiters', text
   if '$' not in text:
     yield 'dollars', f'${text}$'
     yield 'parentheses', rf'\({text}\)'
@@ -128,16 +127,15 @@ def _number_spellings(text):
     if exactly := decimal(value):
       yield 'decimal', exactly
     if value > 1:
-      whole, rest = divmod(value, 1)
+      integer, rest = divmod(value, 1)
       if rest:
-        yield 'mixed', rf'{whole}\frac{{{rest.numerator}}}{{{rest.denominator}}}'
-        yield 'plain_mixed', f'{whole} {rest}'
+        yield 'mixed', rf'{integer}\frac{{{rest.numerator}}}{{{rest.denominator}}}'
+        yield 'plain_mixed', f'{integer} {rest}'
 
 
 def _structure_spellings(text):
   if is_list(text):
-    items = parts(text.replace('$', ' '))
-    items = [item.strip() for item in items]
+    items = split_items(text.replace('$', ' '))
     yield 'reversed', ', '.join(reversed(items))
     yield 'rotated', ', '.join(items[1:] + items[:1])
     if '=' not in text:
@@ -155,23 +153,23 @@ def _structure_spellings(text):
     yield 'one_more_less', f'{text}+1-1'
     terms = re.fullmatch(r'([^-+(){}=,]+) ?\+ ?([^-+(){}=,]+)', text)
     if terms and 'pm' not in text:
-      yield 'turned', f'{terms[2]} + {terms[1]}'
+      yield 'swapped_terms', f'{terms[2]} + {terms[1]}'
 
 
 def is_expression(text):
-  """Whether a text is one number or formula, so that arithmetic can be done with it."""
+  """Whether a text is a single number or formula, with which one can calculate."""
   return (
     bool(text)
     and not re.search(
-      r'[=<>,%_$]|\\(?:text|mbox|pm|begin|in|cup|neq|circ|geq)|^[A-J]$|[0-9]e|np', text
+      r'[=<>,:%_$]|\\(?:text|mbox|pm|begin|in|cup|neq|circ|geq)|^[A-J]$|[0-9]e|np', text
     )
     and not re.fullmatch(r'\\?\{?[A-Za-z(){}\\]{4,}', text)
   )
 
 
 def changes(gold):
-  """(what was done, text) for answers of another value."""
-  text = bare(gold)
+  """Pairs (change, text) of answers with another value."""
+  text = strip_delimiters(gold)
   for match in re.finditer('[0-9]', text):
     digit = str((int(match[0]) + 1) % 10)
     yield f'digit_{match.start()}', text[: match.start()] + digit + text[match.end() :]
@@ -223,13 +221,13 @@ def _structure_changes(text):
     if letter != match[1]:
       yield f'letter_{match.start()}', text[: match.start()] + letter + text[match.end() :]
   if is_list(text):
-    items = [item.strip() for item in parts(text.replace('$', ' '))]
+    items = split_items(text.replace('$', ' '))
     for index in range(len(items)):
       yield f'without_{index}', ','.join(items[:index] + items[index + 1 :])
     yield 'with_one_more', ','.join([*items, '977'])
   pair = re.fullmatch(r'(?:\\left)?([(\[])([^()]*?)(?:\\right)?([)\]])', text)
-  if pair and len(parts(pair[2])) > 1:
-    items = parts(pair[2])
+  if pair and len(split_items(pair[2])) > 1:
+    items = split_items(pair[2])
     yield 'swapped', pair[1] + ','.join([items[1], items[0], *items[2:]]) + pair[3]
     yield 'shorter', pair[1] + ','.join(items[1:]) + pair[3]
     yield 'half_open', {'(': '[', '[': '('}[pair[1]] + pair[2] + pair[3]

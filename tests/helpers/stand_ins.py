@@ -1,8 +1,11 @@
-"""Stand-ins for gcloud, xpk and what a worker calls, for the tests of tpu_scripts/."""
+"""Fakes of gcloud, xpk and the programs that a worker calls, for the tests of tpu_scripts/."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
+import time
+from collections.abc import Mapping, Sequence
 
 from tests.helpers.paths import REPOSITORY
 
@@ -19,21 +22,73 @@ VALUES = dict(
   CLUSTER='my-cluster',
   POLL_SECONDS='0',
 )
-PLACE = '--project=my-project --zone=us-west4-a'
-WORKER = 'exgrpo/tree/tpu_scripts/worker.sh'
-CREATE = (
-  f'gcloud compute tpus queued-resources create run-1 --node-id=run-1 {PLACE} '
-  '--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite '
-  '--service-account=trainer@my-project.iam.gserviceaccount.com'
-)
-DELETE = f'gcloud compute tpus queued-resources delete run-1 {PLACE} --force --quiet'
-SSH = f'gcloud compute tpus tpu-vm ssh run-1 {PLACE} --worker=all'
 
-# Writes its arguments down, and answers questions from files, a line each time; the last line
-# stays, and one that begins with ! is an error.
-FAKE = r"""
-printf '%s\n' "${0##*/} $*" >>"$FAKE/calls"
-next() {
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A command that was run or printed. The order of its flags does not matter."""
+
+  tool: str
+  words: tuple[str, ...]  # arguments other than flags
+  flags: Mapping[str, str]  # of --name=value; '' for a --name without a value
+  cwd: str = dataclasses.field(default='', compare=False)  # where it was run
+
+
+def parse(command: Sequence[str], cwd='') -> Call:
+  tool, *arguments = command
+  words = tuple(argument for argument in arguments if not argument.startswith('--'))
+  flags = [argument[2:].partition('=') for argument in arguments if argument.startswith('--')]
+  values = {name: value for name, _, value in flags}
+  assert len(values) == len(flags), f'{command} repeats a flag'
+  return Call(tool=tool, words=words, flags=values, cwd=cwd)
+
+
+LOCATION = {'project': 'my-project', 'zone': 'us-west4-a'}
+CREATE = Call(
+  tool='gcloud',
+  words=('compute', 'tpus', 'queued-resources', 'create', 'run-1'),
+  flags=LOCATION
+  | {
+    'node-id': 'run-1',
+    'accelerator-type': 'v5litepod-16',
+    'runtime-version': 'v2-alpha-tpuv5-lite',
+    'service-account': 'trainer@my-project.iam.gserviceaccount.com',
+  },
+)
+CREATE_SPOT = dataclasses.replace(CREATE, flags={**CREATE.flags, 'spot': ''})
+DELETE = Call(
+  tool='gcloud',
+  words=('compute', 'tpus', 'queued-resources', 'delete', 'run-1'),
+  flags=LOCATION | {'force': '', 'quiet': ''},
+)
+
+
+def training(run='runs/first') -> Call:
+  """The command that must reach every worker."""
+  return Call(
+    tool='python',
+    words=('-m', 'exgrpo_jax.train'),
+    flags={
+      'config': 'configs/qwen2_5_math_1_5b.py',
+      'workdir': f'/mnt/my-bucket/{run}',
+      'config.model.path': 'gs://my-bucket/Qwen2.5-Math-1.5B',
+      'config.data.train': 'gs://my-bucket/openr1_math_46k.parquet',
+      'config.data.evaluation': '("gs://my-bucket/math_benchmarks.parquet",)',
+    },
+  )
+
+
+# Records a call: folder, tool and arguments, separated by the ASCII character for that.
+RECORD = r"""
+record=("$PWD" "${0##*/}" "$@")
+(IFS=$'\x1f'; printf '%s\n' "${record[*]}" >>"$FAKE/calls")
+"""
+# Records a call and answers questions from files, one line per call. The last line is repeated, and
+# a line that begins with ! is an error message.
+FAKE = (
+  RECORD
+  + r"""
+answer() {
   local line
   line=$(head -n 1 "$FAKE/$1")
   [[ $(wc -l <"$FAKE/$1") -le 1 ]] || sed -i 1d "$FAKE/$1"
@@ -44,32 +99,87 @@ next() {
   printf '%b\n' "$line"
 }
 case "$*" in
-  *'queued-resources describe'*) next requests ;;
-  *'tpu-vm describe'*) next nodes ;;
-  *'tpu-vm ssh'*'worker.sh status'*) next statuses ;;
-  'storage ls'*) next checkpoints ;;
+  *'queued-resources describe'*) answer requests ;;
+  *'tpu-vm describe'*) answer nodes ;;
+  *'tpu-vm ssh'*'worker.sh status'*) answer statuses ;;
+  'storage ls'*) answer checkpoints ;;
 esac
 """
-# What the fake says of a slice that is not there.
-NOTHING = '!ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: no run-1'
-# Writes its arguments down.
-RECORD = 'printf "%s\\n" "${0##*/} $*" >>"$FAKE/calls"'
+)
+# What the fake answers about a slice that does not exist.
+NO_SLICE = '!ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: no run-1'
+# A gcloud whose slice has two workers, which are the folders 0 and 1 and exist while it does.
+CLOUD = (
+  RECORD
+  + r"""
+command='' archive='' target='' workers='0 1'
+for word in "$@"; do
+  case $word in
+    --command=*) command=${word#*=} ;;
+    --worker=all) ;;
+    --worker=*) workers=${word#*=} ;;
+    /*.tar.gz) archive=$word ;;
+    run-1:*) target=${word#*:} ;;
+  esac
+done
+case "$*" in
+  *'queued-resources create'*) mkdir "$FAKE/0" "$FAKE/1" && echo ACTIVE >"$FAKE/state" ;;
+  *'queued-resources delete'*)
+    for worker in 0 1; do
+      kill -KILL -- "-$(<"$FAKE/$worker/exgrpo/pid")"
+    done
+    rm -r "$FAKE/0" "$FAKE/1" "$FAKE/state" && touch "$FAKE/deleted" ;;
+  *'queued-resources describe'*) cat "$FAKE/state" || { echo NOT_FOUND >&2; exit 1; } ;;
+  *'tpu-vm describe'*) echo READY ;;
+  *'tpu-vm scp'*)
+    for worker in $workers; do
+      cp "$archive" "$FAKE/$worker/$target" || exit
+    done ;;
+  *'tpu-vm ssh'*)
+    for worker in $workers; do
+      (cd "$FAKE/$worker" && HOME=$PWD bash -c "$command") || exit
+    done ;;
+  'storage ls'*) exit 1 ;;
+esac
+"""
+)
 
 
 def folder(tmp_path):
-  """A folder with fake tools, for a home of its own; yields it, and ends what a test left there."""
+  """Yields a folder with fake tools, for use as a home; ends processes that a test left there."""
   (tmp_path / 'bin').mkdir()
   for tool in ('gcloud', 'xpk', 'gsutil', 'kubectl', 'sudo', 'curl', 'gcsfuse', 'uv'):
     fake(tmp_path, tool, FAKE)
   yield tmp_path
-  if (tmp_path / 'exgrpo' / 'pid').exists():
-    worker(tmp_path, 'stop', STOP_SECONDS='0')
+  for home in (tmp_path, tmp_path / '0', tmp_path / '1'):
+    if (home / 'exgrpo' / 'pid').exists():
+      worker(tmp_path, 'stop', STOP_SECONDS='0', HOME=str(home))
 
 
 def fake(place, tool, *lines):
   path = place / 'bin' / tool
   path.write_text('\n'.join(('#!/usr/bin/env bash', *lines, '')))
   path.chmod(0o755)
+
+
+def fake_cloud(place, train=RECORD):
+  """Replaces gcloud by CLOUD; on its workers `python` is the script `train`."""
+  fake(place, 'gcloud', CLOUD)
+  fake(place, 'python', train)
+  fake(place, 'pip', RECORD)
+  fake(place, 'mountpoint', 'exit 1')
+  fake_venv(place)
+
+
+def fake_venv(place):
+  """A uv that creates a venv with the fake python and pip."""
+  fake(
+    place,
+    'uv',
+    RECORD,
+    'mkdir -p "$HOME/exgrpo/venv/bin"',
+    'cp "$FAKE/bin/python" "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin"',
+  )
 
 
 def environment(place):
@@ -105,16 +215,23 @@ def run(place, script, *arguments, typed='', **changes):
 
 
 def dry_run(place, script, *arguments, **changes):
-  """The commands that a script prints, one a line; none of the tools was run."""
-  found = run(place, script, '--dry_run', *arguments, **changes)
-  assert found.returncode == 0, found.stderr
+  """The commands that a script prints, one per line; checks that it runs none of the tools."""
+  result = run(place, script, '--dry_run', *arguments, **changes)
+  assert result.returncode == 0, result.stderr
   assert not calls(place)
-  return found.stdout.splitlines()
+  return result.stdout.splitlines()
 
 
-def calls(place):
+def dry_calls(place, script, *arguments, **changes):
+  """The commands that a script prints, parsed."""
+  return [parse(shlex.split(line)) for line in dry_run(place, script, *arguments, **changes)]
+
+
+def calls(place, tool=''):
+  """What the fakes were asked to do, in order; only of one `tool` if it is named."""
   path = place / 'calls'
-  return path.read_text().splitlines() if path.exists() else []
+  records = [line.split('\x1f') for line in path.read_text().splitlines()] if path.exists() else []
+  return [parse(command, cwd) for cwd, *command in records if not tool or command[0] == tool]
 
 
 def answer(place, **answers):
@@ -122,17 +239,24 @@ def answer(place, **answers):
     (place / name).write_text(''.join(f'{line}\n' for line in lines))
 
 
-def done_by(place):
-  """What a run did to the slice, in order, by verb."""
-  verbs = {
-    'queued-resources create': 'create',
-    'queued-resources delete': 'delete',
-    'tpu-vm scp': 'copy',
-    'worker.sh install': 'install',
-    'worker.sh start': 'start',
-    'worker.sh stop': 'stop',
-  }
-  return [verb for call in calls(place) for words, verb in verbs.items() if words in call]
+def actions(commands: Sequence[Call]):
+  """What some gcloud commands do to the slice and to its workers, in order."""
+  names = []
+  for call in commands:
+    match call.words[2:4]:
+      case ('queued-resources', verb):
+        names.append(verb)
+      case ('tpu-vm', 'scp'):
+        names.append('copy')
+      case ('tpu-vm', 'ssh'):
+        names += re.findall(r'worker\.sh (\w+)', call.flags['command'])
+  return names
+
+
+def changes_by(place):
+  """What a run did to the slice and to its workers, in order, without questions."""
+  changes = ('create', 'delete', 'copy', 'install', 'start', 'stop')
+  return [name for name in actions(calls(place, 'gcloud')) if name in changes]
 
 
 def worker(place, *words, **changes):
@@ -143,3 +267,11 @@ def worker(place, *words, **changes):
     text=True,
     timeout=60,
   )
+
+
+def wait_until(condition, what, seconds=30):
+  """Polls until `condition()` is true; fails with `what()` after a while."""
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, what()
+    time.sleep(0.05)

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scheduler, token_sampling
+from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 from tests.helpers.devices import on_eight_devices, on_two_hosts
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import (
@@ -101,8 +101,8 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
       range(3),
       [0] * 3,
       jax.random.key(0),
-      scheduler.Settings(
-        token_sampling.Config(temperature=0.0),
+      decode_loop.DecodeSpec(
+        distribution=token_sampling.Distribution(temperature=0.0),
         slots=4,
         max_response=64,
         eos_ids=(no_token,),
@@ -296,7 +296,7 @@ try:
                sharding.make_mesh(sharding.Config(1, 8, 1)))
   raise AssertionError('hosts with different weights were accepted')
 except InputError as error:
-  assert 'the weights of host 1 are not those of host 0' in str(error)
+  assert 'the weights of host 1 differ from those of host 0' in str(error)
 """
   on_two_hosts(script)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]

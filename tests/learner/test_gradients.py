@@ -50,31 +50,39 @@ def make_batch():
   mask_BT[[3, 8]] = 0
   logp_BT = (mask_BT * -rng.uniform(2, 6, mask_BT.shape)).astype(np.float32)
   return Batch(
-    rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32),
-    mask_BT,
-    logp_BT,
-    np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
-    np.arange(ROWS) % 4 == 3,
-    np.zeros(ROWS, np.int32),
-    np.ones_like(mask_BT),
+    tokens_BT=rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32),
+    response_mask_BT=mask_BT,
+    behaviour_logp_BT=logp_BT,
+    advantage_B=np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
+    is_replay_B=np.arange(ROWS) % 4 == 3,
+    policy_step_B=np.zeros(ROWS, np.int32),
+    tis_weight_BT=np.ones_like(mask_BT),
   )
 
 
 BATCH = make_batch()
 
 
-def make_settings(mesh, tokens=10**6, remat='none', drop=False, **changes):
-  return gradients.Settings(
-    gradients.Config(tokens, remat, drop),
-    dataclasses.replace(OBJECTIVE, **changes),
-    OPTIMIZER,
-    CONFIG,
-    mesh,
-    10,
-    1.0,
-    RESPONSE,
-    256,
+def make_spec(mesh, tokens=10**6, remat='none', drop=False, **changes):
+  return gradients.UpdateSpec(
+    gradient=gradients.Config(
+      tokens_per_microbatch=tokens, remat=remat, drop_zero_advantage=drop
+    ),
+    objective=dataclasses.replace(OBJECTIVE, **changes),
+    optimizer=OPTIMIZER,
+    model=CONFIG,
+    mesh=mesh,
+    num_updates=10,
+    temperature=1.0,
+    max_response=RESPONSE,
+    logit_chunk=256,
   )
+
+
+def update(spec, state, batch, clip, is_first):
+  """The state after one minibatch, and the norms of its gradient."""
+  gradient, _ = gradients.minibatch_gradient(spec, state.params, batch, clip, is_first)
+  return gradients.apply_gradient(spec, state, gradient)
 
 
 def spread(params):
@@ -97,7 +105,7 @@ def gradient(params, mesh):
   def call(batch=BATCH, is_first=False, **changes):
     with jax.set_mesh(mesh):
       return jax.device_get(
-        gradients.gradient(make_settings(mesh, **changes), params, batch, True, is_first)
+        gradients.minibatch_gradient(make_spec(mesh, **changes), params, batch, True, is_first)
       )
 
   return call
@@ -137,18 +145,18 @@ def test_each_response_token_is_in_one_microbatch(tokens, shards):
   for rows in cut(tokens, shards):
     count, length = rows.tokens_BT.shape
     assert count % shards == 0 and count // shards * length <= max(tokens, length)
-    for row, place in np.argwhere(rows.tokens.mask_BT > 0):
+    for row, place in np.argwhere(rows.inputs.mask_BT > 0):
       at = rows.first_B[row] + place
       assert rows.tokens_BT[row, at] == rows.target_BW[row, place]
       found.append(
         (
           rows.target_BW[row, place],
-          rows.tokens.weight_BT[row, place],
-          rows.tokens.old_logp_BT[row, place],
-          rows.tokens.advantage_B1[row, 0],
+          rows.inputs.weight_BT[row, place],
+          rows.inputs.old_logp_BT[row, place],
+          rows.inputs.advantage_B1[row, 0],
         )
       )
-    assert not rows.tokens.weight_BT[rows.tokens.mask_BT == 0].any()
+    assert not rows.inputs.weight_BT[rows.inputs.mask_BT == 0].any()
   for row, place in np.argwhere(BATCH.response_mask_BT > 0):
     expected.append(
       (
@@ -171,12 +179,12 @@ def test_long_rows_come_first_and_short_ones_share_a_pass():
 def test_a_minibatch_without_tokens_is_one_empty_pass():
   empty = dataclasses.replace(BATCH, response_mask_BT=np.zeros_like(BATCH.response_mask_BT))
   (rows,) = cut(200, 4, batch=empty)
-  assert len(rows.first_B) == 4 and not rows.tokens.weight_BT.any()
+  assert len(rows.first_B) == 4 and not rows.inputs.weight_BT.any()
 
 
 def test_rows_of_advantage_0_may_be_left_out(gradient):
   left = np.concatenate(
-    [rows.tokens.advantage_B1[rows.tokens.mask_BT.any(1)] for rows in cut(200, drop=True)]
+    [rows.inputs.advantage_B1[rows.inputs.mask_BT.any(1)] for rows in cut(200, drop=True)]
   )
   assert len(left) == ROWS - 2 - 3 and (left != 0).all()  # two are empty
   assert_same(gradient(drop=True, entropy_bonus=0.0)[:1], gradient(entropy_bonus=0.0)[:1])
@@ -186,7 +194,7 @@ def test_leaving_them_out_is_refused_where_a_term_pulls_at_them():
   values = base.get_config()
   values.gradient.drop_zero_advantage = True
   with pytest.raises(InputError, match='needs config.objective.entropy_bonus=0, not 0.0001'):
-    experiment.settings(values)
+    experiment.parse_config(values)
 
 
 # ---- The gradient ----
@@ -201,7 +209,7 @@ def test_microbatches_change_nothing(gradient, whole, tokens, count):
 def test_more_layers_are_no_more_to_compile(mesh):
   def lowered(num_layers):
     config = dataclasses.replace(CONFIG, num_layers=num_layers)
-    settings = dataclasses.replace(make_settings(mesh), model=config)
+    settings = dataclasses.replace(make_spec(mesh), model=config)
     shapes = model.shapes(config, mesh)
     with jax.set_mesh(mesh):
       nothing = jax.eval_shape(functools.partial(gradients.zero_accumulator, settings), shapes)
@@ -244,8 +252,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(params, mesh, valu
   state = optimizer.init(OPTIMIZER, 10, jax.tree.map(jnp.copy, params))
   before = jax.tree.map(np.array, state)
   with jax.set_mesh(mesh):
-    after, sums = gradients.minibatch(
-      make_settings(mesh), state, dataclasses.replace(BATCH, advantage_B=advantage_B), False, True
+    after, sums = update(
+      make_spec(mesh), state, dataclasses.replace(BATCH, advantage_B=advantage_B), False, True
     )
   assert sums['skipped'] == 1
   jax.tree.map(np.testing.assert_array_equal, after, before)
@@ -271,15 +279,15 @@ for sizes in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
   mesh = sharding.make_mesh(sharding.Config(*sizes))
   jax.set_mesh(mesh)
   params = own.spread(model.init(own.CONFIG, jax.random.key(0), mesh))
-  settings = own.make_settings(mesh)
-  found = jax.device_get(gradients.gradient(settings, params, own.BATCH, True, False))
+  settings = own.make_spec(mesh)
+  found = jax.device_get(gradients.minibatch_gradient(settings, params, own.BATCH, True, False))
   own.assert_same([jax.tree.leaves(found)], [list(expected)])
   if sizes == (1, 8, 1):
     state = optimizer.init(own.OPTIMIZER, 10, params)
     for _ in range(2):
       for leaf in jax.tree.leaves(state):
         assert leaf.ndim == 0 or leaf.addressable_shards[0].data.size * 8 == leaf.size, leaf.shape
-      state, sums = gradients.minibatch(settings, state, own.BATCH, True, False)
+      state, sums = own.update(settings, state, own.BATCH, True, False)
       assert sums['skipped'] == 0
 """)
   assert 'rematerialization' not in told, told

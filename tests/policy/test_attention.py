@@ -1,4 +1,4 @@
-"""Each kind of attention against jax.nn's, in values, gradients, memory and on a mesh."""
+"""Every attention backend against jax.nn's attention: values, gradients, memory, on a mesh."""
 
 import functools
 
@@ -13,7 +13,7 @@ from tests.helpers.devices import on_eight_devices
 
 
 @pytest.mark.parametrize(
-  'platform, dtype, kind',
+  ('platform', 'dtype', 'backend'),
   [
     ('cpu', 'float32', 'blockwise'),
     ('cpu', 'bfloat16', 'blockwise'),
@@ -24,12 +24,12 @@ from tests.helpers.devices import on_eight_devices
     ('tpu', 'bfloat16', 'splash'),
   ],
 )
-def test_the_platform_chooses(platform, dtype, kind):
-  assert attention.backend_for(platform, dtype) == kind
+def test_platform_and_dtype_decide_the_backend(platform, dtype, backend):
+  assert attention.backend_for(platform, dtype) == backend
 
 
 def random_inputs(B, T, N, G, H, dtype='float32'):
-  """Query, key, value and a cotangent of the result."""
+  """Query, key, value and a cotangent for the output."""
   rng = np.random.default_rng(0)
   return [jnp.asarray(rng.normal(size=(B, T, heads, H)), dtype) for heads in (N, G, G, N)]
 
@@ -45,21 +45,24 @@ expected = functools.partial(
 )
 
 
-def found(kind, *inputs):
-  # A function of its own each time: what jit kept for another may have other constants.
-  return value_and_gradients(lambda *qkv: attention.causal(*qkv, kind), *inputs)
+def actual(backend, *inputs):
+  # A new function for every call: a program that jit cached may have other patched constants.
+  return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend), *inputs)
 
 
-def assert_close(found, expected, tolerance):
-  for mine, theirs in zip(found, expected, strict=True):
-    assert mine.dtype == theirs.dtype
+def assert_close(actual, expected, tolerance):
+  for actual_x, expected_x in zip(actual, expected, strict=True):
+    assert actual_x.dtype == expected_x.dtype
     np.testing.assert_allclose(
-      np.array(mine, np.float32), np.array(theirs, np.float32), rtol=tolerance, atol=tolerance
+      np.array(actual_x, np.float32),
+      np.array(expected_x, np.float32),
+      rtol=tolerance,
+      atol=tolerance,
     )
 
 
 @pytest.mark.parametrize(
-  'T, N, G',
+  ('T', 'N', 'G'),
   [  # with strips of 8 in blocks of 16
     (5, 2, 2),
     (13, 7, 1),
@@ -73,11 +76,11 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(attention, '_STRIP', 8)
   monkeypatch.setattr(attention, '_BLOCK', 16)
   inputs = random_inputs(2, T, N, G, 8)
-  assert_close(found('blockwise', *inputs), expected(*inputs), 1e-5)
+  assert_close(actual('blockwise', *inputs), expected(*inputs), 1e-5)
 
 
-def test_bfloat16_keeps_its_dtype_and_a_softmax_in_float32():
-  """Scores of about 30 in bfloat16 would be off by .06, and weights by as much of themselves."""
+def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
+  """bfloat16 scores of about 30 would be off by 0.06, and so the weights by 6 percent."""
   query, key, value, _ = random_inputs(1, 64, 2, 1, 64, 'bfloat16')
   query *= 16
   mixed = jax.jit(attention.causal, static_argnums=3)(query, key, value, 'blockwise')
@@ -88,12 +91,12 @@ def test_bfloat16_keeps_its_dtype_and_a_softmax_in_float32():
   np.testing.assert_allclose(mixed.astype(jnp.float32), exact, rtol=2**-7, atol=2**-7)
 
 
-def test_another_kind_is_a_bug():
+def test_an_unknown_backend_is_a_key_error():
   with pytest.raises(KeyError):
     attention.causal(*random_inputs(1, 2, 1, 1, 4)[:3], 'blokwise')
 
 
-def test_blockwise_never_holds_the_scores_of_a_long_sequence():
+def test_blockwise_never_holds_all_scores_of_a_long_sequence():
   T, N = 9216, 2
   inputs = random_inputs(1, T, N, 1, 8)
   memory = (
@@ -101,26 +104,26 @@ def test_blockwise_never_holds_the_scores_of_a_long_sequence():
     .compile()
     .memory_analysis()
   )
-  assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # a block at 512 of 9,216 is 1/18
+  assert memory.temp_size_in_bytes < N * T * T * 4 / 4  # a block of 512 of 9,216 queries has 1/18
 
 
 @pytest.mark.parametrize('T', [128, 300])  # one block of the kernel; three, the last padded
-@pytest.mark.parametrize('kind', ['cudnn', 'splash'])
-def test_the_kinds_agree(monkeypatch, kind, T):
+@pytest.mark.parametrize('backend', ['cudnn', 'splash'])
+def test_kernels_equal_jax(monkeypatch, backend, T):
   platform = jax.default_backend()
-  if kind == 'cudnn' and platform != 'gpu':
+  if backend == 'cudnn' and platform != 'gpu':
     pytest.skip('cuDNN needs a GPU')
-  exact = kind == 'splash' and platform != 'tpu'
+  exact = backend == 'splash' and platform != 'tpu'
   if exact:
     interpret(monkeypatch)
   monkeypatch.setattr(attention, '_BLOCK', 256)  # which does not divide 384
   inputs = random_inputs(1, T, 4, 2, 64, 'float32' if exact else 'bfloat16')
-  # A backward pass in bfloat16 adds up terms of three digits.
-  assert_close(found(kind, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
+  # A backward pass in bfloat16 sums terms with three digits.
+  assert_close(actual(backend, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
 
 
 def interpret(monkeypatch):
-  """Runs the TPU's kernels anywhere, one operation at a time."""
+  """Makes the TPU kernels run on any platform, interpreted."""
   module = attention.splash_attention
   monkeypatch.setattr(
     module,
@@ -130,7 +133,7 @@ def interpret(monkeypatch):
 
 
 def test_eight_devices_compute_what_one_does():
-  """Two key/value heads on a tensor axis of four, then heads and rows that do not divide."""
+  """Two key/value heads on a tensor axis of four, then heads and rows it does not divide."""
   on_eight_devices("""
 import jax, numpy as np
 from exgrpo_jax.policy import attention, sharding
@@ -147,46 +150,49 @@ def value_and_gradients(query, key, value, cotangent):
 blockwise, seen = attention._ATTEND['blockwise'], []
 attention._ATTEND['blockwise'] = note_shapes
 mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=2, tensor=4))
+single = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
 rng = np.random.default_rng(0)
-for B, N, G, own_query, own_key in (
+for B, N, G, query_shard, key_shard in (
     (4, 8, 2, (2, 10, 2, 8), (2, 10, 1, 8)),
     (3, 6, 3, (3, 10, 6, 8), (3, 10, 3, 8))):
   inputs = [rng.normal(size=(B, 10, heads, 8)).astype(np.float32) for heads in (N, G, G, N)]
-  alone = jax.jit(value_and_gradients)(*inputs)
+  with jax.set_mesh(single):
+    expected = jax.jit(value_and_gradients)(*inputs)
   with jax.set_mesh(mesh):
-    spread = jax.jit(value_and_gradients)(*inputs)
-  assert seen == [((B, 10, N, 8), (B, 10, G, 8)), (own_query, own_key)], seen
-  assert spread[0].addressable_shards[0].data.shape == own_query
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), spread, alone)
+    sharded = jax.jit(value_and_gradients)(*inputs)
+  assert seen == [((B, 10, N, 8), (B, 10, G, 8)), (query_shard, key_shard)], seen
+  assert sharded[0].addressable_shards[0].data.shape == query_shard
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), sharded, expected)
   seen.clear()
 """)
 
 
 @pytest.mark.parametrize(
-  'T, N, G, H, tensor',
+  ('T', 'N', 'G', 'H', 'tensor'),
   [
-    (9216, 28, 4, 128, 2),  # Qwen2.5-7B at ExGRPO's lengths
-    (1000, 8, 4, 64, 8),  # two devices to a key/value head, and T not a multiple of the block
+    (9216, 28, 4, 128, 2),  # Qwen2.5-7B at ExGRPO's sequence length
+    (1000, 8, 4, 64, 8),  # two devices per key/value head, and T is not a multiple of the block
   ],
 )
 def test_splash_compiles_for_a_tpu(monkeypatch, T, N, G, H, tensor):
   pytest.importorskip('libtpu')
-  monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')  # no search for a TPU of this machine's own
+  monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')  # do not query the metadata server for a TPU
   from jax.experimental import topologies
 
   chips = topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x4').devices
-  here = sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
+  local = sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
   mesh = Mesh(
-    np.array(chips).reshape(1, 8 // tensor, tensor), here.axis_names, axis_types=here.axis_types
+    np.array(chips).reshape(1, 8 // tensor, tensor), local.axis_names, axis_types=local.axis_types
   )
 
-  def placed(heads, num_heads):
-    shape = 8 // tensor, T, num_heads, H  # a row on each device
+  def sharded_input(heads, num_heads):
+    shape = 8 // tensor, T, num_heads, H  # one row per device
     return jax.ShapeDtypeStruct(
       shape, 'bfloat16', sharding=sharding.named(mesh, ('batch', None, heads, None), shape)
     )
 
-  query, key = placed('heads', N), placed('kv_heads', G)
+  query, key = sharded_input('heads', N), sharded_input('kv_heads', G)
   with jax.set_mesh(mesh):
     compiled = value_and_gradients.lower(
       lambda *qkv: attention.causal(*qkv, 'splash'), query, key, key, query

@@ -20,7 +20,7 @@ UNEMBEDDING_DV = RNG.normal(size=(D, V)).astype(np.float32)
 TOKENS_BT = RNG.integers(0, V, (B, T)).astype(np.int32)
 
 
-def of_tokens(
+def token_logprobs(
   hidden_BTD=HIDDEN_BTD,
   unembedding_DV=UNEMBEDDING_DV,
   temperature=1.0,
@@ -36,8 +36,8 @@ def of_tokens(
   )
 
 
-def plain(temperature=1.0):
-  """Token by token, in float64."""
+def numpy_logprobs(temperature=1.0):
+  """(logp_BT, entropy_BT) token by token, in float64."""
   logp_BT, entropy_BT = np.zeros((B, T)), np.zeros((B, T))
   for b in range(B):
     for t in range(1, T):
@@ -49,26 +49,29 @@ def plain(temperature=1.0):
 
 
 @pytest.mark.parametrize('temperature', [1.0, 0.6, 2.0])
-# 33 = 11 positions a chunk, so one; 9 = 3 positions; 4 = 1, as has less than a row each.
-@pytest.mark.parametrize('chunk', [10**6, 33, 9, 4, 1])
-def test_values_are_those_of_a_log_softmax(temperature, chunk):
-  for found_BT, expected_BT in zip(
-    of_tokens(temperature=temperature, chunk=chunk), plain(temperature)
-  ):
-    np.testing.assert_allclose(found_BT, expected_BT, atol=2e-6)
+def test_values_are_those_of_a_log_softmax(temperature):
+  # With 3 rows, 10**6 and 33 give one chunk, 9 chunks of 3 positions, 4 and 1 chunks of 1.
+  for chunk in (10**6, 33, 9, 4, 1):
+    actual = token_logprobs(temperature=temperature, chunk=chunk)
+    for name, actual_BT, expected_BT in zip(
+      ('logp', 'entropy'), actual, numpy_logprobs(temperature)
+    ):
+      np.testing.assert_allclose(
+        actual_BT, expected_BT, atol=2e-6, err_msg=f'{name} in chunks of {chunk}'
+      )
 
 
-def test_the_first_token_has_no_past_and_is_0():
-  logp_BT, entropy_BT = of_tokens()
+def test_nothing_predicts_the_first_token_and_it_is_0():
+  logp_BT, entropy_BT = token_logprobs()
   assert (logp_BT[:, 0] == 0).all() and (entropy_BT[:, 0] == 0).all()
   assert (logp_BT[:, 1:] < 0).all() and (entropy_BT[:, 1:] > 0).all()
 
 
-def test_a_hidden_state_speaks_of_the_next_token_alone():
-  base = of_tokens()
-  moved = of_tokens(hidden_BTD=np.where(np.arange(T)[:, None] == 4, -HIDDEN_BTD, HIDDEN_BTD))
-  for old_BT, new_BT in zip(base, moved):
-    assert np.unique(np.nonzero(np.asarray(old_BT != new_BT))[1]).tolist() == [5]
+def test_a_hidden_state_affects_only_the_next_token():
+  before = token_logprobs()
+  after = token_logprobs(hidden_BTD=np.where(np.arange(T)[:, None] == 4, -HIDDEN_BTD, HIDDEN_BTD))
+  for before_BT, after_BT in zip(before, after):
+    assert np.unique(np.nonzero(np.asarray(before_BT != after_BT))[1]).tolist() == [5]
 
 
 @pytest.mark.parametrize('chunk', [9, 12, 1])
@@ -77,7 +80,8 @@ def test_chunks_do_not_change_the_gradient(chunk):
 
   def total(hidden_BTD, unembedding_DV, chunk):
     return sum(
-      (w * x).sum() for w, x in zip(weight_BT, of_tokens(hidden_BTD, unembedding_DV, 0.7, chunk))
+      (w * x).sum()
+      for w, x in zip(weight_BT, token_logprobs(hidden_BTD, unembedding_DV, 0.7, chunk))
     )
 
   def gradient(chunk):
@@ -85,50 +89,50 @@ def test_chunks_do_not_change_the_gradient(chunk):
       HIDDEN_BTD, UNEMBEDDING_DV
     )
 
-  for found, expected in zip(gradient(chunk), gradient(10**6)):
+  for actual, expected in zip(gradient(chunk), gradient(10**6)):
     assert np.abs(expected).max() > 0.1
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_large_logits_stay_finite():
-  logp_BT, entropy_BT = of_tokens(hidden_BTD=HIDDEN_BTD * 1e4)
+  logp_BT, entropy_BT = token_logprobs(hidden_BTD=HIDDEN_BTD * 1e4)
   assert np.isfinite(logp_BT).all() and np.isfinite(entropy_BT).all()
 
 
 def test_bfloat16_hidden_states_give_float32_values():
-  low = of_tokens(
+  from_bfloat16 = token_logprobs(
     hidden_BTD=jnp.asarray(HIDDEN_BTD, jnp.bfloat16),
     unembedding_DV=jnp.asarray(UNEMBEDDING_DV, jnp.bfloat16),
   )
-  for found_BT, expected_BT in zip(low, plain()):
-    assert found_BT.dtype == jnp.float32
-    np.testing.assert_allclose(found_BT, expected_BT, atol=0.1)
+  for actual_BT, expected_BT in zip(from_bfloat16, numpy_logprobs()):
+    assert actual_BT.dtype == jnp.float32
+    np.testing.assert_allclose(actual_BT, expected_BT, atol=0.1)
 
 
 def test_no_more_logits_exist_at_once_than_the_chunk_allows():
-  jaxpr = str(jax.make_jaxpr(functools.partial(of_tokens, chunk=6))())
+  jaxpr = str(jax.make_jaxpr(functools.partial(token_logprobs, chunk=6))())
   assert f'f32[{B},2,{V}]' in jaxpr and f'f32[{B},{T - 1},{V}]' not in jaxpr
 
 
 @pytest.mark.parametrize('window', [1, 4, 10])
-def test_a_window_begins_with_what_predicts_its_first_token(window):
+def test_a_window_starts_with_the_state_that_predicts_its_first_token(window):
   first_B = np.array([1, 4, 9])
-  found = np.asarray(logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), first_B, window))
-  assert found.shape == (B, window, D)
+  states_BWD = np.asarray(logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), first_B, window))
+  assert states_BWD.shape == (B, window, D)
   for b in range(B):
     for w in range(window):
-      place = min(first_B[b] + w, T) - 1  # behind the row its last state again
-      np.testing.assert_array_equal(found[b, w], HIDDEN_BTD[b, place])
+      position = min(first_B[b] + w, T) - 1  # beyond the row, its last state is repeated
+      np.testing.assert_array_equal(states_BWD[b, w], HIDDEN_BTD[b, position])
 
 
 # ---- The fused loss ----
 
 TEMPERATURE = 0.7
-WHEN = list(itertools.product((True, False), (True, False)))  # clip, first
+CLIP_AND_FIRST = list(itertools.product((True, False), (True, False)))
 
 
 @functools.cache
-def fused(config, chunk):
+def fused_gradient(config, chunk):
   """(hidden, unembedding, target, tokens, clip, first) -> ((loss, sums), both gradients)."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
@@ -137,7 +141,7 @@ def fused(config, chunk):
       unembedding,
       target,
       tokens,
-      lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
+      functools.partial(objective.token_loss, config=config, clip=clip, is_first=first),
       temperature=TEMPERATURE,
       chunk=chunk,
     )
@@ -145,8 +149,8 @@ def fused(config, chunk):
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
-def all_scored(hidden, unembedding, target, temperature):
-  """(log-probability, entropy) of the targets from all logits at once."""
+def plain_logprobs(hidden, unembedding, target, temperature):
+  """(log-probability, entropy) of the targets, from all logits at once."""
   logits = jnp.einsum('bwd,dv->bwv', hidden, unembedding, preferred_element_type=jnp.float32)
   logp = jax.nn.log_softmax(logits / temperature)
   entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
@@ -154,12 +158,12 @@ def all_scored(hidden, unembedding, target, temperature):
 
 
 @functools.cache
-def naive(config):
-  """The same by plain autodiff of all logits."""
+def plain_gradient(config):
+  """The same by autodiff of all logits."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
     return objective.token_loss(
-      *all_scored(hidden, unembedding, target, TEMPERATURE),
+      *plain_logprobs(hidden, unembedding, target, TEMPERATURE),
       tokens,
       config,
       clip=clip,
@@ -169,56 +173,63 @@ def naive(config):
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
-def assert_same(found, expected):
-  (loss, sums), gradients = found
+def assert_same(actual, expected):
+  (loss, sums), gradients = actual
   (expected_loss, expected_sums), expected_gradients = expected
   np.testing.assert_allclose(loss, expected_loss, atol=1e-6)
   for name, value in expected_sums.items():
     np.testing.assert_allclose(sums[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
-  for gradient, other in zip(gradients, expected_gradients):
-    largest = np.abs(other).max()
+  for gradient, expected_gradient in zip(gradients, expected_gradients):
+    largest = np.abs(expected_gradient).max()
     assert largest > 1e-4
-    np.testing.assert_allclose(gradient, other, atol=1e-5 * largest)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize(
   ('name', 'chunk'),
   [
-    # Of 8 rows and 8 positions: 24 is chunks of 3, 40 of 4, 8 and 1 of 1, 10**6 of all.
+    # With 8 rows of 8 positions, 24 gives chunks of 3 positions, 40 of 4, 8 and 1 of 1.
     *((name, 24) for name in VARIANTS),
     *itertools.product(('all',), (40, 8, 10**6)),
     ('paper', 1),
   ],
 )
-def test_the_fused_loss_is_plain_autodiff_of_all_logits(name, chunk):
+def test_the_fused_loss_equals_autodiff_of_all_logits(name, chunk):
   config, arguments, *_ = fused_example(name, TEMPERATURE)
-  for clip, first in WHEN:
+  for clip, first in CLIP_AND_FIRST:
     assert_same(
-      fused(config, chunk)(*arguments, clip, first), naive(config)(*arguments, clip, first)
+      fused_gradient(config, chunk)(*arguments, clip, first),
+      plain_gradient(config)(*arguments, clip, first),
     )
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_gradient_is_that_of_the_formula_in_float64(name):
-  """By finite differences of the logits, which an identity makes the hidden states."""
+def test_the_gradient_equals_that_of_the_formula_in_float64(name):
+  """By finite differences of the logits, which are the hidden states: D = V, the unembedding 1."""
   config, arguments, batch, reference = fused_example(name, TEMPERATURE, identity=True)
   hidden, _, target, _ = arguments
   rng = np.random.default_rng(1)
 
-  def scored(logits):
+  def logp_and_entropy(logits):
     logp = log_softmax(logits / TEMPERATURE)
-    chosen = np.take_along_axis(logp, target[..., None], -1)[..., 0]
-    # Back to the batch's positions, which begin one before the window's.
-    return [np.pad(x, ((0, 0), (1, 0))) for x in (chosen, -(np.exp(logp) * logp).sum(-1))]
+    of_target = np.take_along_axis(logp, target[..., None], -1)[..., 0]
+    # Back to the batch's positions, which start one before the window's.
+    return [np.pad(x, ((0, 0), (1, 0))) for x in (of_target, -(np.exp(logp) * logp).sum(-1))]
 
   base = hidden.astype(np.float64)
-  constant, _ = scored(base)
-  for clip, first in WHEN:
-    (loss, _), (gradient, _) = fused(config, 24)(*arguments, clip, first)
+  constant, _ = logp_and_entropy(base)
+  for clip, first in CLIP_AND_FIRST:
+    (loss, _), (gradient, _) = fused_gradient(config, 24)(*arguments, clip, first)
 
     def value(logits, clip=clip, first=first):
       return formula(
-        *scored(logits), batch, reference, config, clip=clip, first=first, constant=constant
+        *logp_and_entropy(logits),
+        batch,
+        reference,
+        config,
+        clip=clip,
+        first=first,
+        constant=constant,
       )
 
     np.testing.assert_allclose(loss, value(base), atol=1e-6)
@@ -233,14 +244,14 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
   config, (hidden, unembedding, target, tokens), *_ = fused_example('all', TEMPERATURE)
   order = np.array([7, 0, 3, 6, 5, 4, 2, 1])
 
-  def cut(x, places):
+  def microbatches(x, positions):
     """[2, B / 2, W / 2, …]: two microbatches of half a window; [B, 1] keeps its column."""
-    x = x[order] if x.shape[1] == 1 else x[order, places]
+    x = x[order] if x.shape[1] == 1 else x[order, positions]
     return x.reshape(2, 4, *x.shape[1:])
 
   @jax.jit
   def total(hidden, unembedding, clip, first):
-    def of(carry, microbatch):
+    def add_microbatch(carry, microbatch):
       hidden, target, tokens = microbatch
       (loss, sums), gradients = jax.value_and_grad(
         lambda hidden, unembedding: logprobs.fused_loss(
@@ -248,7 +259,7 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
           unembedding,
           target,
           tokens,
-          lambda *scored: objective.token_loss(*scored, config, clip=clip, is_first=first),
+          functools.partial(objective.token_loss, config=config, clip=clip, is_first=first),
           temperature=TEMPERATURE,
           chunk=9,
         ),
@@ -257,35 +268,35 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
       )(hidden, unembedding)
       return carry + gradients[1], (loss, sums, gradients[0])
 
-    found = [
+    (d_left, left), (d_right, right) = (
       jax.lax.scan(
-        of,
+        add_microbatch,
         jnp.zeros_like(unembedding),
-        jax.tree.map(lambda x, places=places: cut(x, places), (hidden, target, tokens)),
+        jax.tree.map(functools.partial(microbatches, positions=half), (hidden, target, tokens)),
       )
-      for places in (slice(0, 4), slice(4, 8))
-    ]
-    d_unembedding = found[0][0] + found[1][0]
-    losses, sums, d_hidden = jax.tree.map(lambda *x: jnp.concatenate(x), *(x[1] for x in found))
+      for half in (slice(0, 4), slice(4, 8))
+    )
+    d_unembedding = d_left + d_right
+    losses, sums, d_hidden = jax.tree.map(lambda *x: jnp.concatenate(x), left, right)
     d_hidden = jnp.concatenate(jnp.split(d_hidden.reshape(16, 4, -1), 2), axis=1)
     return (losses.sum(), objective.merge_sums(sums)), (d_hidden[np.argsort(order)], d_unembedding)
 
-  for clip, first in WHEN:
+  for clip, first in CLIP_AND_FIRST:
     assert_same(
       total(hidden, unembedding, clip, first),
-      fused(config, 10**6)(hidden, unembedding, target, tokens, clip, first),
+      fused_gradient(config, 10**6)(hidden, unembedding, target, tokens, clip, first),
     )
 
 
-def weighed(logp_BS, entropy_BS, weight_BS):
-  """A token loss of its own, linear in both."""
+def weighted_loss(logp_BS, entropy_BS, weight_BS):
+  """A simple token loss, linear in both."""
   loss = -jnp.sum(weight_BS * (logp_BS + 0.1 * entropy_BS))
   return loss, {'logp': logp_BS.sum()}
 
 
-def fused_weighed(hidden, unembedding, target, weight, chunk=6):
+def fused_weighted(hidden, unembedding, target, weight, chunk=6):
   return logprobs.fused_loss(
-    hidden, unembedding, target, weight, weighed, temperature=1.0, chunk=chunk
+    hidden, unembedding, target, weight, weighted_loss, temperature=1.0, chunk=chunk
   )
 
 
@@ -293,31 +304,31 @@ WEIGHT_BT = RNG.normal(size=(B, T)).astype(np.float32)
 OPERANDS = (TOKENS_BT, WEIGHT_BT)
 
 
-def test_the_gradient_scales_with_what_comes_back_and_has_the_arguments_dtypes():
+def test_the_gradient_scales_with_the_cotangent_and_has_the_arguments_dtypes():
   def total(scale, *arguments):
-    loss, sums = fused_weighed(*arguments, *OPERANDS)
+    loss, sums = fused_weighted(*arguments, *OPERANDS)
     return scale * loss + 0 * sums['logp']
 
-  low = [jnp.asarray(x, jnp.bfloat16) for x in (HIDDEN_BTD, UNEMBEDDING_DV)]
+  in_bfloat16 = [jnp.asarray(x, jnp.bfloat16) for x in (HIDDEN_BTD, UNEMBEDDING_DV)]
   gradient = jax.jit(jax.grad(total, (1, 2)))
-  one, three = (gradient(scale, *low) for scale in (1.0, -3.0))
+  unscaled, scaled = (gradient(scale, *in_bfloat16) for scale in (1.0, -3.0))
   exact = gradient(1.0, HIDDEN_BTD, UNEMBEDDING_DV)
-  for x, y, z in zip(one, three, exact):
-    assert x.dtype == jnp.bfloat16 and z.dtype == jnp.float32
-    np.testing.assert_allclose(-3 * x.astype(jnp.float32), y.astype(jnp.float32), rtol=0.01)
-    np.testing.assert_allclose(x.astype(jnp.float32), z, atol=0.03 * np.abs(z).max())
+  for x, scaled_x, exact_x in zip(unscaled, scaled, exact):
+    assert x.dtype == jnp.bfloat16 and exact_x.dtype == jnp.float32
+    np.testing.assert_allclose(-3 * x.astype(jnp.float32), scaled_x.astype(jnp.float32), rtol=0.01)
+    np.testing.assert_allclose(x.astype(jnp.float32), exact_x, atol=0.03 * np.abs(exact_x).max())
 
 
-def test_a_loss_that_is_not_differentiated_takes_one_product_and_its_gradient_two_more():
+def test_the_loss_takes_one_product_with_the_vocabulary_and_its_gradient_two_more():
   arguments = (HIDDEN_BTD, UNEMBEDDING_DV, *OPERANDS)
-  plain = str(jax.make_jaxpr(fused_weighed)(*arguments))
-  both = str(jax.make_jaxpr(jax.grad(lambda *x: fused_weighed(*x)[0], (0, 1)))(*arguments))
-  assert (plain.count('dot_general['), both.count('dot_general[')) == (1, 3)
-  for jaxpr in (plain, both):
+  loss = str(jax.make_jaxpr(fused_weighted)(*arguments))
+  gradient = str(jax.make_jaxpr(jax.grad(lambda *x: fused_weighted(*x)[0], (0, 1)))(*arguments))
+  assert (loss.count('dot_general['), gradient.count('dot_general[')) == (1, 3)
+  for jaxpr in (loss, gradient):
     assert f'f32[{B},2,{V}]' in jaxpr and f'f32[{B},{T},{V}]' not in jaxpr
 
 
-def cost(function, *shapes):
+def compile_gradient(function, *shapes):
   return jax.jit(jax.value_and_grad(function, (0, 1), has_aux=True)).lower(*shapes).compile()
 
 
@@ -333,34 +344,34 @@ def shapes(rows, window, width, vocabulary, dtype):
   ]
 
 
-def plain_weighed(hidden, unembedding, target, weight):
-  return weighed(*all_scored(hidden, unembedding, target, 1.0), weight)
+def plain_weighted(hidden, unembedding, target, weight):
+  return weighted_loss(*plain_logprobs(hidden, unembedding, target, 1.0), weight)
 
 
 def test_the_fused_loss_needs_a_tenth_of_the_memory():
   """At a real model's width and vocabulary, compiled and not run."""
-  real = shapes(8, 2048, 1536, 151936, jnp.bfloat16)
-  fused, whole = (
-    cost(f, *real).memory_analysis().temp_size_in_bytes
-    for f in (functools.partial(fused_weighed, chunk=1024), plain_weighed)
+  real_size = shapes(8, 2048, 1536, 151936, jnp.bfloat16)
+  fused, plain = (
+    compile_gradient(f, *real_size).memory_analysis().temp_size_in_bytes
+    for f in (functools.partial(fused_weighted, chunk=1024), plain_weighted)
   )
-  assert fused < whole / 10, (fused / 2**30, whole / 2**30)  # 3.3 and 47.2 GiB
+  assert fused < plain / 10, (fused / 2**30, plain / 2**30)  # 3.3 and 47.2 GiB
 
 
-def test_the_fused_loss_saves_a_quarter_of_the_products_of_recomputing():
-  one_chunk = shapes(4, 64, 256, 1024, jnp.float32)  # a loop's body would be counted once
+def test_the_fused_loss_saves_a_quarter_of_the_products_of_rematerialisation():
+  one_chunk = shapes(4, 64, 256, 1024, jnp.float32)  # the analysis counts a loop's body once
   fused, recomputed = (
-    cost(f, *one_chunk).cost_analysis()['flops']
-    for f in (functools.partial(fused_weighed, chunk=256), jax.checkpoint(plain_weighed))
+    compile_gradient(f, *one_chunk).cost_analysis()['flops']
+    for f in (functools.partial(fused_weighted, chunk=256), jax.checkpoint(plain_weighted))
   )
-  assert recomputed > 3.9 * 2 * 256 * 256 * 1024  # four products, none of them shared
+  assert recomputed > 3.9 * 2 * 256 * 256 * 1024  # four products, none shared
   assert fused < 0.78 * recomputed, fused / recomputed
 
 
-def test_on_eight_devices_rows_add_up_once_behind_the_loop():
-  """The same values on every mesh; whole rows of devices exchange nothing inside the loop."""
+def test_on_eight_devices_shards_of_rows_are_summed_once_after_the_loop():
+  """The same values on every mesh; if only rows are split, no collective inside the loop."""
   on_eight_devices("""
-import re, sys
+import functools, re, sys
 sys.path.insert(0, '.')
 import jax, numpy as np
 from exgrpo_jax.algorithm import objective
@@ -370,30 +381,31 @@ from tests.helpers.losses import fused_example
 config, arguments, *_ = fused_example('all', .7, width=8, vocabulary=16)
 
 def total(states, unembedding, target, tokens):
-  # States that begin one place early, as the model's do.
+  # States start one position before the window, as the model's do.
   hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
   return logprobs.fused_loss(
       hidden, unembedding, target, tokens,
-      lambda *scored: objective.token_loss(*scored, config, clip=True, is_first=False),
+      functools.partial(objective.token_loss, config=config, clip=True, is_first=False),
       temperature=.7, chunk=24)
 
 def step():
-  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))  # anew for every mesh
+  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))  # retraced for every mesh
 
-expected = step()(*arguments)
+with jax.set_mesh(sharding.make_mesh(sharding.Config(1, 1, 1), jax.devices()[:1])):
+  expected = step()(*arguments)
 collective = re.compile(r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|'
                         r'collective-permute)(-start)?[(]')
 for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
   mesh = sharding.make_mesh(sharding.Config(*sizes))
   hidden, unembedding, *rest = arguments
   with jax.set_mesh(mesh):
-    placed = (jax.device_put(hidden, sharding.batch(mesh, 8)),
+    inputs = (jax.device_put(hidden, sharding.batch(mesh, 8)),
               jax.device_put(unembedding, sharding.named(mesh, ('embed', 'vocab'), (8, 16))),
               *jax.device_put(rest, sharding.batch(mesh, 8)))
-    program = step().lower(*placed).compile()
-    found = program(*placed)
+    program = step().lower(*inputs).compile()
+    actual = program(*inputs)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-5),
-               found, expected)
+               actual, expected)
   text = program.as_text()
   bodies, inside, outside, name = set(re.findall(r'body=%?([^,]+)', text)), [], [], ''
   for line in text.splitlines():
@@ -404,8 +416,8 @@ for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
   if sizes == (1, 8, 1):
     assert not inside, inside
     assert any('f32[8,16]' in shapes for shapes in outside), outside  # the sum over rows
-    # Rows alone never leave their device, in a window either.
+    # Rows never leave their device, and neither do windows of them.
     assert not any('f32[8,8,8]' in shapes or 'f32[8,9,8]' in shapes for shapes in outside), outside
-  # Nowhere a gradient of the unembedding: D is 8, V 16 or its share of a device.
+  # On no mesh the gradient of the unembedding: D is 8; V is 16, or a device's share of it.
   assert not any(re.search(r'f32[[](1,)?8,(16|8|2)[]]', shapes) for shapes in inside), inside
 """)

@@ -1,7 +1,8 @@
-"""The decoder against NumPy and transformers, with a cache, and on eight devices."""
+"""The decoder against NumPy, with and without a cache, on one device and on eight."""
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import model
 from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
@@ -46,8 +47,8 @@ QWEN_1_5B = model.Config(
 )
 
 
-def randomised(params, scale=0.3):
-  """Every parameter moved, so that biases and norms matter and attention is not flat."""
+def randomise(params, scale=0.3):
+  """Perturbs every parameter, so that biases and norms matter and attention is not uniform."""
   leaves, tree = jax.tree.flatten(params)
   rng = np.random.default_rng(0)
   return tree.unflatten(
@@ -56,18 +57,13 @@ def randomised(params, scale=0.3):
 
 
 @pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=-1))
-
-
-@pytest.fixture(scope='module')
-def initial(mesh):
-  return model.init(CONFIG, jax.random.key(0), mesh)
+def initial(one_device):
+  return model.init(CONFIG, jax.random.key(0), one_device)
 
 
 @pytest.fixture(scope='module')
 def params(initial):
-  return randomised(initial)
+  return randomise(initial)
 
 
 @pytest.fixture(scope='module')
@@ -91,8 +87,8 @@ def decode():
 
 
 @pytest.fixture(scope='module')
-def decoding(params, mesh):
-  return model.decode_layout(CONFIG, params, mesh)
+def decode_params(params, one_device):
+  return model.decode_layout(CONFIG, params, one_device)
 
 
 @pytest.fixture(scope='module')
@@ -106,26 +102,27 @@ def test_hidden_states_equal_a_plain_numpy_decoder(params, tokens_BT, hidden_BTD
 
 
 def plain_decoder(params, tokens_T):
-  """float64, one row, head by head; rotary positions as products of complex numbers."""
+  """float64, one row, head by head; rotations as products of complex numbers."""
   params = jax.tree.map(lambda x: np.array(x, np.float64), params)
   group, half = CONFIG.num_heads // CONFIG.num_kv_heads, CONFIG.head_size // 2
 
-  def norm(x_TD, own):
-    return x_TD / np.sqrt((x_TD**2).mean(-1, keepdims=True) + CONFIG.norm_epsilon) * own['scale']
+  def norm(x_TD, weights):
+    rms = np.sqrt((x_TD**2).mean(-1, keepdims=True) + CONFIG.norm_epsilon)
+    return x_TD / rms * weights['scale']
 
-  def turned(x_TH):
+  def rotate(x_TH):
     pair_TP = x_TH[:, :half] + 1j * x_TH[:, half:]
-    speed_P = CONFIG.rope.theta ** (-np.arange(half) / half)
-    pair_TP = pair_TP * np.exp(1j * np.arange(len(x_TH))[:, None] * speed_P)
+    frequency_P = CONFIG.rope.theta ** (-np.arange(half) / half)
+    pair_TP = pair_TP * np.exp(1j * np.arange(len(x_TH))[:, None] * frequency_P)
     return np.concatenate([pair_TP.real, pair_TP.imag], axis=-1)
 
-  def head(x_TD, own, n):
+  def head(x_TD, weights, n):
     g = n // group
-    query_TH = turned(x_TD @ own['query_DNH'][:, n] + own['query_bias_NH'][n])
-    key_TH = turned(x_TD @ own['key_DGH'][:, g] + own['key_bias_GH'][g])
-    value_TH = x_TD @ own['value_DGH'][:, g] + own['value_bias_GH'][g]
+    query_TH = rotate(x_TD @ weights['query_DNH'][:, n] + weights['query_bias_NH'][n])
+    key_TH = rotate(x_TD @ weights['key_DGH'][:, g] + weights['key_bias_GH'][g])
+    value_TH = x_TD @ weights['value_DGH'][:, g] + weights['value_bias_GH'][g]
     weight_TT = np.exp(query_TH @ key_TH.T / np.sqrt(CONFIG.head_size)) * np.tri(len(x_TD))
-    return weight_TT / weight_TT.sum(-1, keepdims=True) @ value_TH @ own['out_NHD'][n]
+    return weight_TT / weight_TT.sum(-1, keepdims=True) @ value_TH @ weights['out_NHD'][n]
 
   x_TD = params['embedding_VD'][tokens_T]
   for index in range(CONFIG.num_layers):
@@ -140,63 +137,66 @@ def plain_decoder(params, tokens_T):
 
 def test_a_token_does_not_see_later_ones(forward, params, tokens_BT, hidden_BTD):
   changed_BT = tokens_BT.at[:, 6].add(1) % CONFIG.vocab_size
-  found_BTD = np.array(forward(CONFIG, params, changed_BT))
-  np.testing.assert_array_equal(found_BTD[:, :6], hidden_BTD[:, :6])
-  assert (np.abs(found_BTD[:, 6:] - hidden_BTD[:, 6:]).max(-1) > 1e-3).all()  # all later ones do
+  changed_BTD = np.array(forward(CONFIG, params, changed_BT))
+  np.testing.assert_array_equal(changed_BTD[:, :6], hidden_BTD[:, :6])
+  # All later positions see the change.
+  assert (np.abs(changed_BTD[:, 6:] - hidden_BTD[:, 6:]).max(-1) > 1e-3).all()
 
 
 def test_padding_on_the_right_changes_nothing(forward, params, tokens_BT, hidden_BTD):
   padded_BT = jnp.pad(tokens_BT, ((0, 0), (0, 6)))
-  found_BTD = forward(CONFIG, params, padded_BT)[:, :10]
-  np.testing.assert_allclose(found_BTD, hidden_BTD, atol=1e-5)
+  padded_BTD = forward(CONFIG, params, padded_BT)
+  np.testing.assert_allclose(padded_BTD[:, :10], hidden_BTD, atol=1e-5)
 
 
-def test_prefill_and_decode_equal_the_whole_sequence(
-  prefill, decode, decoding, tokens_BT, hidden_BTD
+def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(
+  prefill, decode, decode_params, tokens_BT, hidden_BTD
 ):
-  """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen, then one by one."""
+  """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen; the rest decoded."""
   prompt_B = np.array([4, 1, 3])
   padded_BT = np.where(np.arange(4) < prompt_B[:, None], tokens_BT[:, :4], 96)
-  found_BTD, cache = prefill(CONFIG, decoding, padded_BT, 10)
+  prefilled_BTD, cache = prefill(CONFIG, decode_params, padded_BT, 10)
   for row, length in enumerate(prompt_B):
-    np.testing.assert_allclose(found_BTD[row, :length], hidden_BTD[row, :length], atol=1e-5)
-  for time in range(6):
-    position_B = prompt_B + time
+    np.testing.assert_allclose(prefilled_BTD[row, :length], hidden_BTD[row, :length], atol=1e-5)
+  for step in range(6):
+    position_B = prompt_B + step
     token_B = np.array(tokens_BT)[np.arange(3), position_B]
-    found_BD, cache = decode(CONFIG, decoding, token_B, position_B, cache)
-    np.testing.assert_allclose(found_BD, hidden_BTD[np.arange(3), position_B], atol=1e-5)
+    decoded_BD, cache = decode(CONFIG, decode_params, token_B, position_B, cache)
+    np.testing.assert_allclose(decoded_BD, hidden_BTD[np.arange(3), position_B], atol=1e-5)
 
 
-def test_a_cache_may_start_empty(decode, decoding, tokens_BT, hidden_BTD):
+def test_a_cache_may_start_empty(decode, decode_params, tokens_BT, hidden_BTD):
   cache = model.init_cache(CONFIG, num_rows=3, length=10)
-  for time in range(2):
-    found_BD, cache = decode(CONFIG, decoding, tokens_BT[:, time], np.full(3, time), cache)
-  np.testing.assert_allclose(found_BD, hidden_BTD[:, 1], atol=1e-5)
+  for step in range(2):
+    decoded_BD, cache = decode(CONFIG, decode_params, tokens_BT[:, step], np.full(3, step), cache)
+  np.testing.assert_allclose(decoded_BD, hidden_BTD[:, 1], atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
-  prefill, params, mesh, tokens_BT, hidden_BTD
+  prefill, params, one_device, tokens_BT, hidden_BTD
 ):
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  found_BTD, cache = prefill(config, model.decode_layout(config, params, mesh), tokens_BT, 10)
-  assert {x.dtype for x in jax.tree.leaves((found_BTD, cache))} == {jnp.dtype('bfloat16')}
+  decode_params = model.decode_layout(config, params, one_device)
+  bfloat16_BTD, cache = prefill(config, decode_params, tokens_BT, 10)
+  assert {x.dtype for x in jax.tree.leaves((bfloat16_BTD, cache))} == {jnp.dtype('bfloat16')}
   assert model.unembedding(config, params).dtype == jnp.bfloat16
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-  # An average over the entries: bfloat16 keeps three digits, and errors add up over layers.
-  assert np.abs(found_BTD.astype(np.float32) - hidden_BTD).mean() < 0.05 * np.abs(hidden_BTD).mean()
+  # The mean over entries: bfloat16 has three digits, and errors add up over layers.
+  error_BTD = np.abs(bfloat16_BTD.astype(np.float32) - hidden_BTD)
+  assert error_BTD.mean() < 0.05 * np.abs(hidden_BTD).mean()
 
 
 def test_the_unembedding_is_the_embedding_only_if_tied(params):
   np.testing.assert_array_equal(model.unembedding(CONFIG, params), params['embedding_VD'].T)
   assert 'unembedding_DV' not in params
   untied = dataclasses.replace(CONFIG, tied_embeddings=False)
-  own_DV = jnp.ones((32, 97))
+  unembedding_DV = jnp.ones((32, 97))
   np.testing.assert_array_equal(
-    model.unembedding(untied, params | {'unembedding_DV': own_DV}), own_DV
+    model.unembedding(untied, params | {'unembedding_DV': unembedding_DV}), unembedding_DV
   )
 
 
-def test_initial_values(initial):
+def test_initial_values_have_their_scales(initial):
   layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
   assert np.std(initial['embedding_VD']) == pytest.approx(std, rel=0.05)
@@ -206,45 +206,59 @@ def test_initial_values(initial):
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
 
 
-def test_layers_apply_in_order(forward, prefill, params, mesh, tokens_BT, hidden_BTD):
-  """Two speaking layers of four equal a model of the two, scanned and one by one."""
+def test_layers_apply_in_order(forward, prefill, params, one_device, tokens_BT, hidden_BTD):
+  """Four layers, two of which add nothing, equal a model of the other two, scanned and unrolled."""
   layers = jax.tree.map(lambda stack: stack[np.array([0, 0, 0, 1])], params['layers'])
-  for kind, name in (('attention', 'out_NHD'), ('mlp', 'down_FD')):
-    layers[kind][name] = layers[kind][name].at[np.array([0, 2])].set(0)
-  config, own = dataclasses.replace(CONFIG, num_layers=4), params | {'layers': layers}
-  np.testing.assert_allclose(forward(config, own, tokens_BT), hidden_BTD, atol=1e-5)
-  found_BTD, _ = prefill(config, model.decode_layout(config, own, mesh), tokens_BT, 10)
-  np.testing.assert_allclose(found_BTD, hidden_BTD, atol=1e-5)
+  for module, name in (('attention', 'out_NHD'), ('mlp', 'down_FD')):
+    layers[module][name] = layers[module][name].at[np.array([0, 2])].set(0)
+  config, params = dataclasses.replace(CONFIG, num_layers=4), params | {'layers': layers}
+  np.testing.assert_allclose(forward(config, params, tokens_BT), hidden_BTD, atol=1e-5)
+  decode_params = model.decode_layout(config, params, one_device)
+  unrolled_BTD, _ = prefill(config, decode_params, tokens_BT, 10)
+  np.testing.assert_allclose(unrolled_BTD, hidden_BTD, atol=1e-5)
 
 
-def test_qwen_1_5b_has_its_number_of_parameters():
-  """1,543,714,304, as the model's card says (1.54B); nothing is allocated."""
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
-  shapes = jax.eval_shape(lambda key: model.init(QWEN_1_5B, key, mesh), jax.random.key(0))
+def test_qwen_1_5b_has_its_number_of_parameters(one_device):
+  """1,543,714,304, as the model card says (1.54B); nothing is allocated."""
+  shapes = jax.eval_shape(lambda key: model.init(QWEN_1_5B, key, one_device), jax.random.key(0))
   assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == 1_543_714_304
 
 
-def test_every_parameter_has_a_sharding(params, mesh):
-  places = model.shardings(CONFIG, mesh)
-  assert jax.tree.structure(places) == jax.tree.structure(params)
-  assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
+def test_every_parameter_has_a_sharding(params, one_device):
+  shardings = model.shardings(CONFIG, one_device)
+  assert jax.tree.structure(shardings) == jax.tree.structure(params)
+  assert {leaf.mesh for leaf in jax.tree.leaves(shardings)} == {one_device}
 
 
 @pytest.mark.parametrize(
-  'change, message',
+  ('change', 'message'),
   [
     ({'num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide config.model.num_heads=4'),
     ({'head_size': 7}, 'config.model.head_size=7 must be even'),
     ({'dtype': 'float16'}, "config.model.dtype='float16' must be one of float32, bfloat16"),
   ],
 )
-def test_a_shape_that_cannot_be_is_refused(change, message):
+def test_an_impossible_shape_is_refused(change, message):
   with pytest.raises(InputError, match=message):
     config_lib.build(model.Config, dataclasses.asdict(CONFIG) | change, 'config.model')
 
 
+def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
+  config = dataclasses.replace(CONFIG, num_heads=12, num_kv_heads=4, vocab_size=96)
+  refused = {
+    (1, 5, 1): 'config.mesh.fsdp=5 must divide config.model.width=32: each device',
+    (1, 1, 5): 'config.mesh.tensor=5 must divide config.model.num_heads=12: each device',
+    (1, 1, 6): 'config.mesh.tensor=6 must divide config.model.num_kv_heads=4, or be a multiple',
+  }
+  for sizes, message in refused.items():
+    with pytest.raises(InputError, match=re.escape(message)):
+      model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
+  for sizes in ((5, 1, 1), (1, 8, 4), (1, 1, 2), (1, 1, 12)):  # 12 is a multiple of 4
+    model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
+
+
 def test_eight_devices_compute_what_one_does():
-  """Same parameters for the same key, and the same hidden states, forward and decode."""
+  """The same parameters for the same key, and the same hidden states in every pass."""
   script = f"""
 import dataclasses
 import jax, jax.numpy as jnp, numpy as np
@@ -252,41 +266,41 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.rotary import Config  # as the repr of `rope` has it
 config = model.{dataclasses.replace(CONFIG, num_layers=1)!r}
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
-alone = jax.sharding.Mesh(
-    np.array(jax.devices()[:1]).reshape(1, 1, 1), mesh.axis_names, axis_types=mesh.axis_types)
+single = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
 tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (8, 6)).astype(np.int32)
 
 def run(mesh):
   params = model.init(config, jax.random.key(0), mesh)
-  decoding = model.decode_layout(config, params, mesh)
+  decode_params = model.decode_layout(config, params, mesh)
   with jax.set_mesh(mesh):
-    whole_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
+    scanned_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
     hidden_BTD, cache = jax.jit(model.prefill, static_argnums=(0, 3))(
-        config, decoding, tokens_BT, 8)
+        config, decode_params, tokens_BT, 8)
     position_B = jnp.full(8, 6)
     hidden_BD, cache = jax.jit(model.decode, static_argnums=0)(
-        config, decoding, tokens_BT[:, 0], position_B, cache)
-  return params, whole_BTD, hidden_BTD, hidden_BD, cache
+        config, decode_params, tokens_BT[:, 0], position_B, cache)
+  return params, scanned_BTD, hidden_BTD, hidden_BD, cache
 
 with jax.set_mesh(mesh):
   cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
 assert cache[0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
-spread, whole = run(mesh), run(alone)
-kernel = spread[0]['layers']['attention']['query_DNH']
+sharded, expected = run(mesh), run(single)
+kernel = sharded[0]['layers']['attention']['query_DNH']
 assert kernel.addressable_shards[0].data.shape == (1, 16, 2, 8), kernel.sharding
-# While decoding, weights are whole over the data axes and in the compute dtype.
-half = dataclasses.replace(config, dtype='bfloat16')
-decoding = model.decode_layout(half, spread[0], mesh)
-for layer, kind in ((decoding['layers'][0], 'bfloat16'), (model.decode_layout(
-    config, spread[0], mesh)['layers'][0], 'float32')):
+# While decoding, weights are replicated over the data axes and in the compute dtype.
+for dtype in ('float32', 'bfloat16'):
+  decode_params = model.decode_layout(
+      dataclasses.replace(config, dtype=dtype), sharded[0], mesh)
+  layer = decode_params['layers'][0]
   kernel = layer['attention']['query_DNH']
-  assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == kind
+  assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == dtype
   assert layer['mlp_norm']['scale'].dtype == 'float32'
-stacked = jax.tree.map(lambda own: own[None], decoding['layers'][0])
+stacked = jax.tree.map(lambda x: x[None], layer)
 jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)),
-             dict(decoding, layers=stacked), spread[0])
-assert spread[4][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
-jax.tree.map(np.testing.assert_array_equal, spread[0], whole[0])
-jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread[1:], whole[1:])
+             dict(decode_params, layers=stacked), sharded[0])
+assert sharded[4][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
+jax.tree.map(np.testing.assert_array_equal, sharded[0], expected[0])
+jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), sharded[1:], expected[1:])
 """
   on_eight_devices(script)

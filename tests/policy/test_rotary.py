@@ -1,4 +1,4 @@
-"""Rotary frequencies, plain and stretched, by hand."""
+"""Rotary frequencies, plain and scaled, against values computed by hand."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ def test_plain_frequencies():
   np.testing.assert_allclose(rotary.frequencies(plain, 4), [1, 0.1], rtol=1e-6)
 
 
-def test_linear_scaling_stretches_all_alike():
+def test_linear_scaling_stretches_all_wavelengths_alike():
   linear = dataclasses.replace(ROPE, theta=100.0, scaling='linear', factor=4.0)
   np.testing.assert_allclose(rotary.frequencies(linear, 4), [0.25, 0.025], rtol=1e-6)
 
 
-def test_llama3_scaling_keeps_fast_pairs_stretches_slow_ones_and_blends_between():
+def test_llama3_scaling_keeps_fast_pairs_stretches_slow_ones_and_interpolates():
   """Over 2 pi * 100 positions a pair of frequency x turns 100 x times; here 100, 10, 1, .1."""
   config = dataclasses.replace(
     ROPE,
@@ -32,13 +32,13 @@ def test_llama3_scaling_keeps_fast_pairs_stretches_slow_ones_and_blends_between(
     high_frequency_factor=19.0,
     original_positions=round(2 * np.pi * 100),
   )
-  # 10 turns lie half way between 1 and 19: the mean of .1 and .1 / 8.
+  # 10 turns are half way between 1 and 19: the mean of .1 and .1 / 8.
   np.testing.assert_allclose(
     rotary.frequencies(config, 8), [1, 0.05625, 0.01 / 8, 0.001 / 8], rtol=1e-3
   )
 
 
-def test_a_band_that_is_none_is_refused():
+def test_an_empty_band_is_refused():
   values = dataclasses.asdict(ROPE) | {'scaling': 'llama3', 'high_frequency_factor': 1.0}
-  with pytest.raises(InputError, match='low_frequency_factor=1.0 must be below'):
+  with pytest.raises(InputError, match=r'low_frequency_factor=1\.0 must be below'):
     config_lib.build(rotary.Config, values, 'config.model.rope')

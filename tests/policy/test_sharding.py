@@ -1,7 +1,10 @@
-"""Meshes on the devices there are, and on eight that XLA makes of the host."""
+"""Meshes on the devices of this machine, and on eight CPU devices made by XLA."""
+
+import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -14,7 +17,7 @@ SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
 
 
 @pytest.mark.parametrize(
-  'axes, shape, expected',
+  ('axes', 'shape', 'expected'),
   [
     (('embed', 'mlp'), (4, 4), (('fsdp',), ('tensor',))),
     (('vocab', 'embed'), (4, 4), (('tensor',), ('fsdp',))),
@@ -22,7 +25,7 @@ SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
     (('batch', None), (8, 3), (('data', 'fsdp'), None)),
   ],
 )
-def test_logical_axes_become_mesh_axes(axes, shape, expected):
+def test_logical_axes_map_to_mesh_axes(axes, shape, expected):
   assert sharding.spec(SIZES, axes, shape) == PartitionSpec(*expected)
 
 
@@ -31,13 +34,13 @@ def test_a_dimension_that_does_not_divide_is_replicated():
   assert sharding.spec(SIZES, ('batch',), (6,)) == PartitionSpec(None)  # 6 rows, 4 devices
 
 
-def test_an_unknown_logical_axis_is_a_bug():
+def test_an_unknown_logical_axis_is_a_key_error():
   with pytest.raises(KeyError):
     sharding.spec(SIZES, ('embde',), (4,))
 
 
-def test_a_logical_axis_is_needed_for_every_dimension():
-  with pytest.raises(ValueError):
+def test_every_dimension_needs_a_logical_axis():
+  with pytest.raises(ValueError, match='argument 2 is longer than argument 1'):
     sharding.spec(SIZES, ('embed',), (4, 4))
 
 
@@ -46,8 +49,8 @@ def test_at_most_one_axis_takes_the_rest():
     sharding.Config(data=-1, fsdp=-1, tensor=1)
 
 
-def test_no_axis_is_empty():
-  with pytest.raises(InputError, match='config.mesh.tensor=0 must be at least 1'):
+def test_no_axis_has_size_zero():
+  with pytest.raises(InputError, match=r'config\.mesh\.tensor=0 must be at least 1'):
     config_lib.build(sharding.Config, {'data': 1, 'fsdp': 1, 'tensor': 0}, 'config.mesh')
 
 
@@ -55,7 +58,7 @@ def test_sizes_must_multiply_to_the_number_of_devices():
   num_devices = jax.device_count()
   with pytest.raises(InputError, match=rf'fsdp={num_devices + 1}.* does not fit {num_devices} '):
     sharding.make_mesh(sharding.Config(data=1, fsdp=num_devices + 1, tensor=1))
-  with pytest.raises(InputError, match='does not fit'):  # -1 cannot make up for it
+  with pytest.raises(InputError, match='does not fit'):  # -1 cannot fix it
     sharding.make_mesh(sharding.Config(data=num_devices + 1, fsdp=-1, tensor=1))
 
 
@@ -65,16 +68,35 @@ def test_one_axis_takes_the_rest():
   assert mesh.are_all_axes_auto
 
 
-def test_without_a_mesh_nothing_is_split():
+def test_without_a_mesh_in_context_the_error_says_what_is_missing():
+  calls = {
+    'constrain': lambda: sharding.constrain(jnp.ones((2, 3)), ('batch', None)),
+    'num_shards': lambda: sharding.num_shards('batch', 2),
+    'per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
+  }
+  for name, call in calls.items():
+    message = re.escape(f'sharding.{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
+    with without_mesh(), pytest.raises(RuntimeError, match=message):
+      call()
+
+
+def test_without_a_mesh_in_context_the_platform_is_jaxs_default():
+  with without_mesh():
+    assert sharding.platform() == jax.default_backend()
+
+
+def without_mesh():
+  return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def test_one_device_holds_everything():
+  assert sharding.num_shards('batch', 2) == 1
+  assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
-  # Other tests may have set one for good, as a command does.
-  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-    assert sharding.constrain(x, ('batch', None)) is x
-    assert sharding.num_shards('batch', 2) == 1
-    assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
+  np.testing.assert_array_equal(sharding.constrain(x, ('batch', None)), x)
 
 
-def test_eight_devices():
+def test_shards_on_eight_devices():
   on_eight_devices("""
 import jax, jax.numpy as jnp
 from exgrpo_jax.policy import sharding
@@ -82,22 +104,24 @@ from exgrpo_jax.policy import sharding
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=-1, tensor=2))
 assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}, mesh
 
-def pieces(x):
+def shard_shape(x):
   return x.addressable_shards[0].data.shape
 
 rows = jnp.arange(24.).reshape(8, 3)
-assert pieces(jax.device_put(rows, sharding.batch(mesh, 8))) == (2, 3)
-assert pieces(jax.device_put(rows[:6], sharding.batch(mesh, 6))) == (6, 3)  # 4 does not divide 6
-assert pieces(jax.device_put(rows, sharding.replicated(mesh))) == (8, 3)
+assert shard_shape(jax.device_put(rows, sharding.batch(mesh, 8))) == (2, 3)
+# Four shards do not divide six rows.
+assert shard_shape(jax.device_put(rows[:6], sharding.batch(mesh, 6))) == (6, 3)
+assert shard_shape(jax.device_put(rows, sharding.replicated(mesh))) == (8, 3)
 kernel = jnp.ones((4, 6))
-assert pieces(jax.device_put(kernel, sharding.named(mesh, ('embed', 'mlp'), (4, 6)))) == (2, 3)
+by_rules = sharding.named(mesh, ('embed', 'mlp'), (4, 6))
+assert shard_shape(jax.device_put(kernel, by_rules)) == (2, 3)
 
 with jax.set_mesh(mesh):
-  spread = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
-assert pieces(spread) == (2, 3), pieces(spread)
-assert (spread == rows + 1).all()
+  sharded = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
+assert shard_shape(sharded) == (2, 3), shard_shape(sharded)
+assert (sharded == rows + 1).all()
 
-def halves(x, y, z):  # of what the device has
+def halves(x, y, z):  # of the device's shards
   seen.append((x.shape, y.shape, z.shape))
   return x[:, :len(y) // 2]
 

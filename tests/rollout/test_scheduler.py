@@ -29,8 +29,8 @@ CONFIG = model.Config(
 )
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
 SCALE = 0.2 * CONFIG.width**0.5  # initial weights have standard deviation 1 / sqrt(width)
-SETTINGS = scheduler.Settings(
-  draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0
+SPEC = decode_loop.DecodeSpec(
+  distribution=token_sampling.Distribution(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0
 )
 KEY = jax.random.key(5)
 PROMPTS = [
@@ -70,7 +70,7 @@ def decoding(params, mesh):
 @pytest.fixture(scope='module')
 def generate(decoding, mesh):
   def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
-    settings = dataclasses.replace(SETTINGS, **changes)
+    spec = dataclasses.replace(SPEC, **changes)
     return scheduler.generate(
       CONFIG,
       decoding,
@@ -78,7 +78,7 @@ def generate(decoding, mesh):
       [ROWS[i] for i in order],
       [SAMPLES[i] for i in order],
       key,
-      settings,
+      spec,
       mesh,
       on_finish,
       limits,
@@ -139,7 +139,7 @@ def test_lengths_fall_into_powers_of_two_and_their_middles(length, limit, expect
 
 def test_greedy_takes_the_most_probable_token(generate, logits):
   """And tells its log-probability and the entropy at temperature 1."""
-  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(0.0))):
+  for prompt, response in zip(PROMPTS, generate(distribution=token_sampling.Distribution(0.0))):
     logp_TV = log_softmax(logits(prompt, response))
     np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
     np.testing.assert_allclose(response.logp, logp_TV.max(-1), atol=1e-5)
@@ -148,7 +148,7 @@ def test_greedy_takes_the_most_probable_token(generate, logits):
 
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
 def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
-  for prompt, response in zip(PROMPTS, generate(draw=token_sampling.Config(temperature))):
+  for prompt, response in zip(PROMPTS, generate(distribution=token_sampling.Distribution(temperature))):
     logp_TV = log_softmax(logits(prompt, response) / temperature)
     assert response.logp.dtype == response.entropy.dtype == np.float32
     np.testing.assert_allclose(
@@ -160,11 +160,11 @@ def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temp
 def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
   assert {response.truncated for response in responses} == {True, False}  # both occur here
   for response in responses:
-    is_end = np.isin(response.tokens, SETTINGS.eos_ids)
+    is_end = np.isin(response.tokens, SPEC.eos_ids)
     assert response.tokens.dtype == np.int32
     assert not is_end[:-1].any()
     assert is_end[-1] != response.truncated
-    assert len(response.tokens) == SETTINGS.max_response or not response.truncated
+    assert len(response.tokens) == SPEC.max_response or not response.truncated
 
 
 def test_an_end_token_at_the_limit_is_not_truncation(generate):
@@ -192,11 +192,11 @@ def test_a_pad_token_may_be_part_of_a_response(generate):
 
 def test_padding_with_an_end_token_changes_nothing(generate, responses):
   """As where a checkpoint has no padding token of its own, or pads with its end token."""
-  padded = generate(pad_id=SETTINGS.eos_ids[0])
+  padded = generate(pad_id=SPEC.eos_ids[0])
   for own, other in zip(responses, padded, strict=True):
     np.testing.assert_array_equal(own.tokens, other.tokens)
     assert own.truncated == other.truncated
-  assert any(own.tokens[-1] in SETTINGS.eos_ids for own in responses)
+  assert any(own.tokens[-1] in SPEC.eos_ids for own in responses)
 
 
 def test_the_same_key_gives_the_same_responses(generate, responses):
@@ -293,7 +293,7 @@ def watched(monkeypatch):
 def samples_of(decoding, mesh, counts, prompts, slots, **changes):
   """`counts[i]` samples of prompt i, one question after the other."""
   rows = [i for i, count in enumerate(counts) for _ in range(count)]
-  settings = dataclasses.replace(SETTINGS, slots=slots, **changes)
+  spec = dataclasses.replace(SPEC, slots=slots, **changes)
   return scheduler.generate(
     CONFIG,
     decoding,
@@ -301,7 +301,7 @@ def samples_of(decoding, mesh, counts, prompts, slots, **changes):
     rows,
     [k for count in counts for k in range(count)],
     KEY,
-    settings,
+    spec,
     mesh,
   )
 
@@ -327,7 +327,7 @@ def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
 
 
 def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
-  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=2)
+  spec = dataclasses.replace(SPEC, max_response=4096, eos_ids=(NEVER,), slots=2)
   scheduler.generate(
     CONFIG,
     decoding,
@@ -335,7 +335,7 @@ def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, me
     ROWS[:6],
     SAMPLES[:6],
     KEY,
-    settings,
+    spec,
     mesh,
     limits=[4, 4, 300, 4, 4, 4],
   )
@@ -345,9 +345,9 @@ def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, me
 
 
 def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):
-  settings = dataclasses.replace(SETTINGS, max_response=4096, eos_ids=(NEVER,), slots=1)
+  spec = dataclasses.replace(SPEC, max_response=4096, eos_ids=(NEVER,), slots=1)
   scheduler.generate(
-    CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, settings, mesh, limits=[4, 300, 4]
+    CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, spec, mesh, limits=[4, 300, 4]
   )
   _, caches = watched
   assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
@@ -362,9 +362,9 @@ def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
     return decode(*args)
 
   monkeypatch.setattr(decode_loop, 'decode', watched)
-  settings = dataclasses.replace(SETTINGS, slots=32, max_response=300, eos_ids=(NEVER,))
+  spec = dataclasses.replace(SPEC, slots=32, max_response=300, eos_ids=(NEVER,))
   found = scheduler.generate(
-    CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, settings, mesh, limits=[1, 1, 1, 250, 80, 1, 1]
+    CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, mesh, limits=[1, 1, 1, 250, 80, 1, 1]
   )
   assert widths == [32, 8, 2, 2]
   for row, limit in ((3, 250), (4, 80)):
@@ -375,7 +375,7 @@ def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
       [ROWS[row]],
       [SAMPLES[row]],
       KEY,
-      settings,
+      spec,
       mesh,
       limits=[limit],
     )
@@ -400,7 +400,7 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
   limits = rng.integers(1, 150, 24)
-  settings = dataclasses.replace(SETTINGS, slots=8, eos_ids=(NEVER,), max_response=150)
+  spec = dataclasses.replace(SPEC, slots=8, eos_ids=(NEVER,), max_response=150)
   found = scheduler.generate(
     config,
     model.decode_layout(config, params, mesh),
@@ -408,7 +408,7 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
     range(24),
     [0] * 24,
     KEY,
-    settings,
+    spec,
     mesh,
     limits=limits.tolist(),
   )
@@ -435,8 +435,8 @@ def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
   decoding = model.decode_layout(config, params, mesh)
 
   def sample(slots, key=KEY):
-    settings = dataclasses.replace(SETTINGS, slots=slots, eos_ids=(32_000,), max_response=24)
-    return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, settings, mesh)
+    spec = dataclasses.replace(SPEC, slots=slots, eos_ids=(32_000,), max_response=24)
+    return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, spec, mesh)
 
   base = sample(4)
   off = [
@@ -479,8 +479,8 @@ from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 from exgrpo_jax.policy.rotary import Config  # as the repr of `rope` has it
 config = model.{CONFIG!r}
-settings = scheduler.Settings(
-    draw=token_sampling.Config(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
+spec = decode_loop.DecodeSpec(
+    distribution=token_sampling.Distribution(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
 prompts = {[prompt.tolist() for prompt in PROMPTS]}
 expected = {[response.tokens.tolist() for response in responses]}
 mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
@@ -489,7 +489,7 @@ params = jax.tree.map(lambda x: {SCALE} * x if x.std() else x,
 found = scheduler.generate(
     config, model.decode_layout(config, params, mesh),
     [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES}, jax.random.key(5),
-    settings, mesh)
+    spec, mesh)
 assert [response.tokens.tolist() for response in found] == expected
 """
   on_eight_devices(script)

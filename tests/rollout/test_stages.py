@@ -1,4 +1,4 @@
-"""The verbs of a step, on plans of the recorded run (conftest.py)."""
+"""The stages of a step, on plans of the recorded run (conftest.py)."""
 
 import dataclasses
 
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Cursor, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Experience, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.reporting import samples
+from exgrpo_jax.rollout import scoring, stages
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -50,7 +51,7 @@ def params(recorded, chosen):
 
 
 def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
-  size = len(recorded.rollout.dataset)
+  size = len(recorded.data.questions)
   for retired, reads in ((size - Q, False), (size - Q + 1, True)):
     buffer = replay.Buffer({}, dict.fromkeys(range(retired), 0), True)
     assert recorded.rollout.reads_retired(buffer, epoch=1) == reads
@@ -146,7 +147,7 @@ def test_a_tie_goes_to_the_oldest(kind, recorded, chosen, params):
 
 
 def test_one_trajectory_needs_no_scoring(recorded, chosen, params, monkeypatch):
-  monkeypatch.setattr(stages, 'score_tokens', lambda *_: pytest.fail('scored'))
+  monkeypatch.setattr(scoring, 'score_tokens', lambda *_: pytest.fail('scored'))
   candidates = tuple(stored[-1:] for stored in chosen.plan.candidates)
   picked = recorded.rollout.pick_replays(
     params, dataclasses.replace(chosen.plan, candidates=candidates)
@@ -161,7 +162,7 @@ def test_scoring_in_several_forward_passes_is_scoring_in_one(recorded, chosen, p
     for response in group
   ]
   whole = recorded.rollout.score(params, rows)
-  monkeypatch.setattr(stages, 'SCORE_ROWS', 4)
+  monkeypatch.setattr(scoring, 'MAX_ROWS', 4)
   for left, right in zip(whole, recorded.rollout.score(params, rows)):
     assert [len(x) for x in right] == [len(tokens) for _, tokens in rows]
     np.testing.assert_allclose(np.concatenate(left), np.concatenate(right), atol=1e-5)
@@ -202,7 +203,7 @@ def test_each_response_is_handed_to_the_grader_with_its_questions_answer(
   }
 
 
-# Reconcile.
+# Old log-probabilities.
 
 
 def flat(groups):
@@ -213,14 +214,14 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
   recorded, chosen, params, generated
 ):
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-  again, found = owner.reconcile(params, chosen.plan, generated[0])
+  again, parity = owner.old_logprobs(params, chosen.plan, generated[0])
   off = []
   for left, right in zip(flat(generated[0]), flat(again), strict=True):
     np.testing.assert_array_equal(left.tokens, right.tokens)
     off.append(np.abs(left.logp - right.logp))
-  assert 0 < found['parity/mean'] < found['parity/max'] < 1e-4
-  assert found['parity/max'] == np.concatenate(off).max()
-  assert found['parity/mean'] == pytest.approx(np.concatenate(off).mean())
+  assert 0 < parity['parity/mean'] < parity['parity/max'] < 1e-4
+  assert parity['parity/max'] == np.concatenate(off).max()
+  assert parity['parity/mean'] == pytest.approx(np.concatenate(off).mean())
 
 
 def test_recomputed_log_probabilities_are_the_scorers(
@@ -232,7 +233,7 @@ def test_recomputed_log_probabilities_are_the_scorers(
     return [np.full(len(tokens), -float(prompt[0]) - len(tokens)) for prompt, tokens in rows], None
 
   monkeypatch.setattr(stages.Rollout, 'score', score)
-  responses, _ = owner.reconcile(params, chosen.plan, generated[0])
+  responses, _ = owner.old_logprobs(params, chosen.plan, generated[0])
   for prompt, group in zip(chosen.plan.prompts, responses):
     for response in group:
       assert set(response.logp) == {-float(prompt[0]) - len(response.tokens)}
@@ -252,14 +253,14 @@ def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, generated
     with pytest.raises(
       InputError,
       match=(
-        rf"step {step}: the sampler's log-probabilities are off the trainer's by up to 0.25 nats "
-        r'\(mean 0.25\), over config.parity.max=0.2: importance weights would be wrong'
+        rf"step {step}: the sampler's log-probabilities differ from the trainer's by up to 0.25 "
+        r'nats \(mean 0.25\), more than config.parity.max=0.2, so importance weights would be wrong'
       ),
     ):
-      owner.reconcile(params, at_step(chosen.plan, step), wrong)
-  assert owner.reconcile(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not looked at
-  _, found = changed(owner, parity={'max': 0.3}).reconcile(params, at_step(chosen.plan, 1), wrong)
-  assert found['parity/max'] == pytest.approx(0.25, abs=1e-3)
+      owner.old_logprobs(params, at_step(chosen.plan, step), wrong)
+  assert owner.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
+  _, parity = changed(owner, parity={'max': 0.3}).old_logprobs(params, at_step(chosen.plan, 1), wrong)
+  assert parity['parity/max'] == pytest.approx(0.25, abs=1e-3)
 
 
 def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, params, generated):
@@ -269,7 +270,7 @@ def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, par
     *generated[0][1:],
   ]
   with pytest.raises(InputError, match='by up to nan nats'):
-    recorded.rollout.reconcile(params, at_step(chosen.plan, 1), broken)
+    recorded.rollout.old_logprobs(params, at_step(chosen.plan, 1), broken)
 
 
 # Grade.
@@ -371,7 +372,7 @@ def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
   }
 
 
-def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen, monkeypatch):
+def test_a_tis_weight_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen, monkeypatch):
   """The trainer's probability is 1.2 and 2 times the sampler's, row by row; the limit is 1.5."""
   owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
   logps = [
@@ -379,7 +380,7 @@ def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen
     for i, response in enumerate(flat(chosen.responses))
   ]
   monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
-  responses, _ = owner.reconcile(None, chosen.plan, chosen.responses)
+  responses, _ = owner.old_logprobs(None, chosen.plan, chosen.responses)
   batch = owner.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
@@ -392,18 +393,21 @@ def test_a_correction_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen
 
 
 def test_samples_show_a_response_of_each_group_and_what_it_replays(recorded, chosen):
-  rows = recorded.rollout.samples(
-    chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 100
+  tokenizer = recorded.experiment.tokenizer
+  experience = Experience(
+    plan=chosen.plan,
+    replays=chosen.replays,
+    responses=chosen.responses,
+    verdicts=chosen.verdicts,
+    batch=chosen.batch,
+    parity={},
   )
+  rows = samples.sample_rows(tokenizer, experience, 100)
   assert [row['row'] for row in rows if not row['replayed']] == rows_of(chosen.plan)
-  decode = recorded.experiment.tokenizer.decode
   assert [(row['response'], row['written_in_step']) for row in rows if row['replayed']] == [
-    (decode(old.tokens), old.step) for old in chosen.replays if old
+    (tokenizer.decode(old.tokens), old.step) for old in chosen.replays if old
   ]
-  assert (
-    len(recorded.rollout.samples(chosen.plan, chosen.responses, chosen.replays, chosen.verdicts, 3))
-    == 3
-  )
+  assert len(samples.sample_rows(tokenizer, experience, 3)) == 3
 
 
 def test_a_trajectory_of_an_earlier_step_keeps_that_step(recorded, chosen):

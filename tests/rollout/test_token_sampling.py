@@ -10,7 +10,7 @@ import scipy.stats
 from exgrpo_jax.rollout import decode_loop, token_sampling
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
-WHOLE = token_sampling.Config()
+WHOLE = token_sampling.Distribution()
 _draw = jax.jit(token_sampling.sample_token, static_argnums=0)
 
 
@@ -36,12 +36,12 @@ def expected(config, logits_V):
   'config',
   [
     pytest.param(WHOLE, id='softmax'),
-    pytest.param(token_sampling.Config(temperature=0.8), id='temperature'),
-    pytest.param(token_sampling.Config(top_k=2), id='top_k'),
-    pytest.param(token_sampling.Config(top_k=100), id='top_k_of_more_than_there_are'),
-    pytest.param(token_sampling.Config(top_p=0.8), id='top_p'),
-    pytest.param(token_sampling.Config(min_p=0.2), id='min_p'),
-    pytest.param(token_sampling.Config(0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'),
+    pytest.param(token_sampling.Distribution(temperature=0.8), id='temperature'),
+    pytest.param(token_sampling.Distribution(top_k=2), id='top_k'),
+    pytest.param(token_sampling.Distribution(top_k=100), id='top_k_of_more_than_there_are'),
+    pytest.param(token_sampling.Distribution(top_p=0.8), id='top_p'),
+    pytest.param(token_sampling.Distribution(min_p=0.2), id='min_p'),
+    pytest.param(token_sampling.Distribution(0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'),
   ],
 )
 @pytest.mark.parametrize('size', [9, 700])
@@ -88,7 +88,7 @@ def test_uniforms_are_of_the_question_the_sample_and_the_position():
 @pytest.mark.parametrize('size', [9, 700])
 def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
   logits_BV = np.random.default_rng(0).normal(size=(50, size)).astype(np.float32)
-  token_B, logp_B, entropy_B = _draw(token_sampling.Config(0.0), logits_BV, jnp.full((50, 2), 0.99))
+  token_B, logp_B, entropy_B = _draw(token_sampling.Distribution(0.0), logits_BV, jnp.full((50, 2), 0.99))
   p_BV = scipy.special.softmax(logits_BV, axis=-1)
   np.testing.assert_array_equal(token_B, logits_BV.argmax(-1))
   np.testing.assert_allclose(logp_B, np.log(p_BV.max(-1)), atol=1e-5)
@@ -98,7 +98,7 @@ def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
 def test_ties_stay_together():
   """Two tokens of equal logits are both kept where one of them is."""
   tied_V = jnp.array([[1.0, 3.0, 2.0, 2.0, 0.0]])
-  for config in (token_sampling.Config(top_k=2), token_sampling.Config(top_p=0.7)):
+  for config in (token_sampling.Distribution(top_k=2), token_sampling.Distribution(top_p=0.7)):
     assert np.isfinite(token_sampling.truncate(config, tied_V))[0].tolist() == [
       False,
       True,
@@ -111,9 +111,9 @@ def test_ties_stay_together():
 def test_the_most_probable_token_is_always_kept():
   logits_BV = jnp.array([[0.0, 5.0, 1.0]])
   for config in (
-    token_sampling.Config(top_p=1e-9),
-    token_sampling.Config(min_p=1.0),
-    token_sampling.Config(top_k=1),
+    token_sampling.Distribution(top_p=1e-9),
+    token_sampling.Distribution(min_p=1.0),
+    token_sampling.Distribution(top_k=1),
   ):
     token_B, logp_B, entropy_B = _draw(config, logits_BV, jnp.array([[0.999, 0.999]]))
     assert (int(token_B[0]), float(logp_B[0]), float(entropy_B[0])) == (1, 0.0, 0.0)

@@ -1,64 +1,71 @@
-"""tpu_scripts/worker.sh: what happens on a worker, with real processes."""
+"""tpu_scripts/worker.sh: what runs on a worker, with real processes."""
 
 import os
 import signal
 import subprocess
-import time
 
-import pytest
+from tests.helpers.stand_ins import (
+  RECORD,
+  ROOT,
+  SCRIPTS,
+  calls,
+  environment,
+  fake,
+  fake_venv,
+  wait_until,
+  worker,
+)
 
-from tests.helpers.stand_ins import RECORD, ROOT, SCRIPTS, calls, environment, fake, worker
+# Trains until SIGTERM.
+TRAIN = 'trap "echo saved; exit 7" TERM; echo ready; while true; do sleep .1; done'
 
 
-def await_status(place, wanted, seconds=30):
-  for _ in range(seconds * 20):
-    status = worker(place, 'status').stdout.strip()
-    if status == f'exgrpo: {wanted}':
-      return
-    time.sleep(0.05)
-  pytest.fail(f'{status}, where {wanted} was awaited')
+def start(place, command):
+  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
 
 
-def await_log(place, words, seconds=30):
+def status(place):
+  return worker(place, 'status').stdout
+
+
+def await_status(place, expected):
+  wait_until(lambda: status(place) == f'exgrpo: {expected}\n', lambda: status(place))
+
+
+def await_log(place, line):
   log = place / 'exgrpo' / 'log'
-  for _ in range(seconds * 20):
-    if words in log.read_text().splitlines():
-      return
-    time.sleep(0.05)
-  pytest.fail(f'{words!r} did not come: {log.read_text()}')
+  wait_until(lambda: line in log.read_text().splitlines(), log.read_text)
 
 
 def test_a_worker_keeps_the_exit_code_and_the_output(place):
-  assert worker(place, 'status').stdout == 'exgrpo: idle\n'
-  assert worker(place, 'start', '/none', 'bash', '-c', 'echo hello; exit 3').returncode == 0
+  assert status(place) == 'exgrpo: idle\n'
+  start(place, 'echo hello; exit 3')
   await_status(place, 'exit_code 3')
   await_log(place, 'hello')
 
 
-def test_a_worker_trains_once_at_a_time_and_stops_by_sigterm(place):
-  command = 'trap "echo saved; exit 7" TERM; echo ready; while true; do sleep .1; done'
-  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
+def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
+  start(place, TRAIN)
   await_log(place, 'ready')
-  again = worker(place, 'start', '/none', 'true')
-  assert again.returncode == 1
-  assert again.stderr == 'error: training runs already; stop.sh ends it.\n'
+  second = worker(place, 'start', '/none', 'true')
+  assert second.returncode == 1
+  assert second.stderr == 'error: training is already running; stop.sh stops it.\n'
   assert worker(place, 'free').returncode == 1
   assert worker(place, 'stop').returncode == 0
-  assert worker(place, 'status').stdout == 'exgrpo: exit_code 7\n'
+  assert status(place) == 'exgrpo: exit_code 7\n'
   await_log(place, 'saved')
   assert worker(place, 'free').returncode == 0
 
 
-def test_a_worker_kills_what_does_not_stop(place):
-  command = 'trap "" TERM; echo ready; while true; do sleep .1; done'
-  assert worker(place, 'start', '/none', 'bash', '-c', command).returncode == 0
+def test_a_worker_kills_training_that_does_not_stop(place):
+  start(place, 'trap "" TERM; echo ready; while true; do sleep .1; done')
   await_log(place, 'ready')
   assert worker(place, 'stop', STOP_SECONDS='1').returncode == 0
   await_status(place, 'lost')
 
 
-def test_a_worker_that_was_killed_says_so(place):
-  assert worker(place, 'start', '/none', 'bash', '-c', 'echo ready; sleep 60').returncode == 0
+def test_a_worker_whose_training_was_killed_says_so(place):
+  start(place, 'echo ready; sleep 60')
   await_log(place, 'ready')
   os.killpg(int((place / 'exgrpo' / 'pid').read_text()), signal.SIGKILL)
   await_status(place, 'lost')
@@ -67,32 +74,31 @@ def test_a_worker_that_was_killed_says_so(place):
 def test_a_worker_mounts_the_bucket_once(place):
   fake(place, 'mountpoint', 'exit 1')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
-  assert calls(place) == [
-    'sudo mkdir -p /mnt/my-bucket',
-    f'sudo chown {os.getuid()} /mnt/my-bucket',
-    'gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 '
-    '--enable-streaming-writes=false my-bucket /mnt/my-bucket',
-  ]
+  make, own, mount = calls(place)
+  assert {make.tool, own.tool} == {'sudo'}
+  assert make.words == ('mkdir', '-p', '/mnt/my-bucket')
+  assert own.words == ('chown', str(os.getuid()), '/mnt/my-bucket')
+  assert (mount.tool, *mount.words) == ('gcsfuse', 'my-bucket', '/mnt/my-bucket')
+  assert mount.flags == {
+    'metadata-cache-ttl-secs': '0',
+    'metadata-cache-negative-ttl-secs': '0',
+    'enable-streaming-writes': 'false',
+  }
   fake(place, 'mountpoint', 'exit 0')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
   assert len(calls(place)) == 3
 
 
-def test_a_worker_installs_this_tree_into_its_own_python(place):
-  fake(
-    place,
-    'uv',
-    RECORD,
-    'mkdir -p "$HOME/exgrpo/venv/bin"',
-    'cp "$FAKE/bin/pip" "$HOME/exgrpo/venv/bin/pip"',
-  )
+def test_a_worker_installs_this_tree_in_its_own_python(place):
+  fake_venv(place)
+  fake(place, 'python', RECORD)
   fake(place, 'pip', RECORD)
-  venv = f'{place}/exgrpo/venv'
-  install = f'pip install --quiet -e {ROOT}[tpu,gcs]'
-  assert worker(place, 'install').returncode == 0
-  assert calls(place) == [f'uv venv --quiet --seed --python 3.12 {venv}', install]
-  assert worker(place, 'install').returncode == 0
-  assert calls(place)[2:] == [install]
+  for _ in range(2):
+    assert worker(place, 'install').returncode == 0
+  (venv,) = calls(place, 'uv')
+  assert venv.words[0] == 'venv' and 'seed' in venv.flags
+  assert {'3.12', f'{place}/exgrpo/venv'} <= set(venv.words)
+  assert [call.words for call in calls(place, 'pip')] == [('install', '-e', f'{ROOT}[tpu,gcs]')] * 2
 
 
 def test_metrics_reach_the_bucket_while_training_runs(place):
@@ -101,18 +107,17 @@ def test_metrics_reach_the_bucket_while_training_runs(place):
   fake(place, 'sleep', 'exec /bin/sleep .1')
   until_synced = 'until [[ -e $FAKE/calls ]]; do read -rt .1 <> <(:) || true; done'
   assert worker(place, 'run', str(place), 'bash', '-c', until_synced).returncode == 0
-  assert calls(place)[0] == f'sync {place}/metrics.jsonl'
+  assert calls(place)[0].words == (f'{place}/metrics.jsonl',)
 
 
-def test_a_pod_exits_as_training_does_and_hears_sigterm(place):
+def test_in_the_foreground_a_worker_exits_as_training_does_and_passes_sigterm_on(place):
   assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
-  command = 'trap "exit 6" TERM; echo ready; while true; do sleep .1; done'
   process = subprocess.Popen(
-    [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', command],
+    [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', TRAIN],
     env=environment(place),
     stdout=subprocess.PIPE,
     text=True,
   )
   assert process.stdout.readline() == 'ready\n'
   process.terminate()
-  assert process.wait(timeout=30) == 6
+  assert process.wait(timeout=30) == 7

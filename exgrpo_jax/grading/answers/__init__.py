@@ -1,8 +1,15 @@
-"""What an answer says, read from LaTeX or plain text, and whether two say the same.
+"""What an answer means, read from LaTeX or plain text, and whether two answers mean the same.
 
-extraction   a response to its answer, as written
-tokens       an answer's text to tokens        units     what stands behind numbers
-cursor       a place among tokens              atoms     the smallest expressions
-latex        tokens to an expression tree      number, quantity   trees to values
-answer       a tree to what it is meant to be  equality  two answers, the same or not
+From text to verdict:
+
+  extraction   a response to its answer, as written
+  spelling     one spelling for what has several
+  tokens       text to tokens
+  latex        tokens to an expression tree; its parts are cursor and atoms
+  answer       a tree to its reading; its parts are inequality and matrix
+  matching     two readings: do they mean the same?
+  equality     two answers as written: are they the same?
+
+Below them are tree and reading, which say what those are, number and quantity, which evaluate and
+compare trees, and units; description puts a reading into words.
 """

@@ -128,12 +128,12 @@ class Atoms(Cursor, abc.ABC):
 
   # Brackets.
 
-  def _items(self) -> tuple[Tree, ...]:
+  def _items(self) -> list[Tree]:
     items = [self._relation()]
     while self._next_is(',', ';'):
       self._advance()
       items.append(self._relation())
-    return tuple(items)
+    return items
 
   def _bracketed(self, mark: str) -> Tree:
     """Reads on after an opening bracket, brace or bar."""
@@ -143,9 +143,9 @@ class Atoms(Cursor, abc.ABC):
       items = self._items()
       if self._next_is('choose'):
         self._advance()
-        items = (('function', 'binom', (*items, self._relation())),)
+        items = [('function', 'binom', (*items, self._relation()))]
       self._expect('mark', '}')
-      return items[0] if len(items) == 1 else ('braces', items)
+      return items[0] if len(items) == 1 else ('braces', tuple(items))
     if mark == '|':
       self._bars += 1
       tree = self._sum()
@@ -162,22 +162,23 @@ class Atoms(Cursor, abc.ABC):
     if closing.kind != 'mark' or closing.text not in ')]':
       raise UnreadableError('a bracket is not closed')
     if len(items) > 1:
-      return 'group', mark, closing.text, items
+      return 'group', mark, closing.text, tuple(items)
     if closing.text != _CLOSING[mark]:
       raise UnreadableError('a half-open interval has one end')
+    (item,) = items
     # A sum of one: '(2)(3)' is a product, '2 3' is not.
-    return ('add', items) if items[0][0] == 'number' else items[0]
+    return ('add', (item,)) if item[0] == 'number' else item
 
   def _set(self) -> Tree:
     r"""Reads on after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
     bars, self._bars = self._bars, 1  # '|' ends the variable, it opens no absolute value
-    items: list[Tree] = [] if self._next_is('}') else list(self._items())
+    items = [] if self._next_is('}') else self._items()
     self._bars = bars
     if self._next_is('|') and len(items) == 1:
       self._advance()
       conditions = self._items()
       self._expect('command', '}')
-      return conditions[0] if len(conditions) == 1 else ('list', conditions)
+      return conditions[0] if len(conditions) == 1 else ('list', tuple(conditions))
     self._expect('command', '}')
     if len(items) == 1 and items[0][0] == 'relation':
       _, operators, (first, *sides) = items[0]

@@ -15,7 +15,7 @@ _NAMES = {
 
 def describe(reading: Reading) -> str:
   """A reading in a few words, e.g. 'fraction 10/9' or 'interval [0, 1)'."""
-  head = reading[0]
+  head: str = reading[0]
   if head == 'quantity':
     return _describe_quantity(reading[1], reading[2])
   if head == 'text':
@@ -32,7 +32,7 @@ def describe(reading: Reading) -> str:
     return f'{head} of {_describe_items(reading[1])}'
   if head == 'matrix':
     return f'matrix of {len(reading[1])} by {len(reading[1][0])}'
-  return _NAMES[head] if head in _NAMES else head
+  return _NAMES.get(head, head)
 
 
 def _describe_group(opening: str, closing: str, items: tuple[Reading, ...]) -> str:

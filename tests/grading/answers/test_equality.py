@@ -1,17 +1,17 @@
 import functools
+import itertools
 
 import pyarrow.parquet as parquet
 import pytest
-from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exgrpo_jax.grading.answers import answer, equality
-from exgrpo_jax.grading.answers.tokens import spelled
+from exgrpo_jax.grading.answers.spelling import normalize_spelling
+from tests.grading import cases
 from tests.helpers import pairs, spellings
 from tests.helpers.paths import REAL_DATA
 
-DATA = REAL_DATA
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
 
 
@@ -19,77 +19,90 @@ def equal(given_answer, truth, kind='math'):
   return equality.equal(given_answer, truth, kind)
 
 
-class EqualityTest(parameterized.TestCase):
-  @parameterized.named_parameters(
-    ('integer', '-5', '-5'),
-    ('leading_zeros_of_aime', '73', '073'),
-    ('decimal_of_amc', '142', '142.0'),
-    ('no_leading_zero', '.4', '0.4'),
-    ('thousands', '7,425,000', '7425000'),
-    ('thousands_latex', r'14{,}916', '14916'),
-    ('thousands_thin', r'32,\! 349', '32349'),
-    ('thousands_space', '1 000', '1000'),
-    ('fraction', r'\frac{10}{9}', '10/9'),
-    ('dfrac', r'-\dfrac{1}{2}', '-0.5'),
-    ('negative_numerator', r'\frac{-1}{2}', '-1/2'),
-    ('short_fraction', r'\frac13', '1/3'),
-    ('unreduced', '2/4', r'\frac{1}{2}'),
-    ('parentheses', r'\left( \frac{1}{3} \right)', '1/3'),
-    ('money', r'\$1,000.50', '1000.5'),
-    ('dollar_delimiters', '$5$', '5'),
-    ('trailing_period', '5.', '5'),
-    ('scientific', '3e6', '3000000'),
-    ('power_of_ten', r'4.5 \times 10^{33}', '4.5e33'),
-    ('percent', r'20\%', '0.2'),
-    ('percent_asked_for', '20%', '20'),
-    ('percent_left_out', '28', r'28\%'),
-    ('percent_in_words', '28 percent', r'28\%'),
-    ('unit', r'15\text{ cm}^2', '15'),
-    ('degrees', '336', r'336^\circ'),
-    ('unicode_minus', '−3', '-3'),
-    ('spaces', 'p-q', 'p - q'),
-    ('text', r'\text{Evelyn}', 'Evelyn'),
-    ('left_right', r'\left( 3, \frac{\pi}{2} \right)', r'(3,\dfrac{\pi}{2})'),
-    ('short_root', r'11\sqrt2', r'11\sqrt{2}'),
-    ('choice_case', 'c', 'C'),
-    ('choice_parentheses', r'\text{(C)}.', 'C'),
-  )
-  def test_equal(self, given_answer, truth):
-    self.assertTrue(equal(given_answer, truth))
-
-  @parameterized.named_parameters(
-    # float64 cannot tell these two apart.
-    ('exact', str(2**53 + 1), str(2**53)),
-    ('rounded', '0.333333333333333333', '1/3'),
-    ('sign', '-5', '5'),
-    ('list_is_no_thousands', '32, 349', '32349'),
-    ('wrong_thousands', '1,0000', '10000'),
-    ('mixed_number_is_no_long_fraction', '1 1/2', '11/2'),
-    ('percent_the_other_way', '0.2', '20'),
-    ('two_percentages', '20%', '2000%'),
-    ('variable', '5x', '5'),
-    ('euler', r'2\mathrm{e}', '2'),
-    ('base', '204', '204_5'),
-    ('factor', '4', r'4\sqrt{2}'),
-    ('two_answers', '5', '5 or 6'),
-    ('other_choice', 'd', 'C'),
-    ('variables_keep_their_case', 'n', 'N'),
-    ('division_by_zero', '1/0', '2/0'),
-    ('empty_truth', '5', ''),
-    ('both_empty', r'\$', '$'),
-  )
-  def test_different(self, given_answer, truth):
-    self.assertFalse(equal(given_answer, truth))
+# Name: (answer, truth).
+EQUAL = {
+  'integer': ('-5', '-5'),
+  'leading_zeros_of_aime': ('73', '073'),
+  'decimal_of_amc': ('142', '142.0'),
+  'no_leading_zero': ('.4', '0.4'),
+  'thousands': ('7,425,000', '7425000'),
+  'thousands_latex': (r'14{,}916', '14916'),
+  'thousands_thin': (r'32,\! 349', '32349'),
+  'thousands_space': ('1 000', '1000'),
+  'fraction': (r'\frac{10}{9}', '10/9'),
+  'dfrac': (r'-\dfrac{1}{2}', '-0.5'),
+  'negative_numerator': (r'\frac{-1}{2}', '-1/2'),
+  'short_fraction': (r'\frac13', '1/3'),
+  'unreduced': ('2/4', r'\frac{1}{2}'),
+  'parentheses': (r'\left( \frac{1}{3} \right)', '1/3'),
+  'money': (r'\$1,000.50', '1000.5'),
+  'dollar_delimiters': ('$5$', '5'),
+  'trailing_period': ('5.', '5'),
+  'scientific': ('3e6', '3000000'),
+  'power_of_ten': (r'4.5 \times 10^{33}', '4.5e33'),
+  'percent': (r'20\%', '0.2'),
+  'percent_asked_for': ('20%', '20'),
+  'percent_left_out': ('28', r'28\%'),
+  'percent_in_words': ('28 percent', r'28\%'),
+  'unit': (r'15\text{ cm}^2', '15'),
+  'degrees': ('336', r'336^\circ'),
+  'unicode_minus': ('−3', '-3'),
+  'spaces': ('p-q', 'p - q'),
+  'text': (r'\text{Evelyn}', 'Evelyn'),
+  'left_right': (r'\left( 3, \frac{\pi}{2} \right)', r'(3,\dfrac{\pi}{2})'),
+  'short_root': (r'11\sqrt2', r'11\sqrt{2}'),
+  'choice_case': ('c', 'C'),
+  'choice_parentheses': (r'\text{(C)}.', 'C'),
+}
+DIFFERENT = {
+  # float64 cannot tell these two apart.
+  'exact': (str(2**53 + 1), str(2**53)),
+  'rounded': ('0.333333333333333333', '1/3'),
+  'sign': ('-5', '5'),
+  'list_is_no_thousands': ('32, 349', '32349'),
+  'wrong_thousands': ('1,0000', '10000'),
+  'mixed_number_is_no_long_fraction': ('1 1/2', '11/2'),
+  'percent_the_other_way': ('0.2', '20'),
+  'two_percentages': ('20%', '2000%'),
+  'variable': ('5x', '5'),
+  'euler': (r'2\mathrm{e}', '2'),
+  'base': ('204', '204_5'),
+  'factor': ('4', r'4\sqrt{2}'),
+  'two_answers': ('5', '5 or 6'),
+  'other_choice': ('d', 'C'),
+  'variables_keep_their_case': ('n', 'N'),
+  'division_by_zero': ('1/0', '2/0'),
+  'empty_truth': ('5', ''),
+  'both_empty': (r'\$', '$'),
+}
 
 
-@pytest.mark.parametrize(('truth', 'text'), pairs.pairs(pairs.EQUAL))
-def test_the_same_is_accepted(truth, text):
-  assert equal(text, truth)
+def test_equal():
+  refused = [name for name, (text, truth) in EQUAL.items() if not equal(text, truth)]
+  assert refused == []
 
 
-@pytest.mark.parametrize(('truth', 'text'), pairs.pairs(pairs.DIFFERENT))
-def test_what_differs_is_not_accepted(truth, text):
-  assert not equal(text, truth)
+def test_different():
+  accepted = [name for name, (text, truth) in DIFFERENT.items() if equal(text, truth)]
+  assert accepted == []
+
+
+def test_pairs_that_mean_the_same_are_equal():
+  refused = [
+    f'{text} for {truth}'
+    for truth, text in pairs.split_pairs(pairs.EQUAL)
+    if not equal(text, truth)
+  ]
+  assert refused == []
+
+
+def test_pairs_that_differ_are_not_equal():
+  accepted = [
+    f'{text} for {truth}'
+    for truth, text in pairs.split_pairs(pairs.DIFFERENT)
+    if equal(text, truth)
+  ]
+  assert accepted == []
 
 
 @pytest.mark.parametrize('text', [r'\vec(a)', r'\hat(', r'1+\bar(2)'])
@@ -97,7 +110,7 @@ def test_an_accent_on_a_bracket_is_text(text):
   assert equal(text, text) and not equal(text, '5') and not equal('5', text)
 
 
-def test_kinds_compare_in_their_own_ways():
+def test_each_kind_is_compared_in_its_own_way():
   assert equal('d', 'D', 'choice')
   assert equal('(D) 45 degrees', 'D', 'choice')
   assert not equal('D or E', 'D', 'choice')
@@ -105,50 +118,58 @@ def test_kinds_compare_in_their_own_ways():
   assert not equal('2/4', '1/2', 'text')
 
 
+def own_truths():
+  return tuple(dict.fromkeys(case['gold'] for case in cases.read()))
+
+
 @functools.cache
-def truths():
-  found = {}
+def benchmark_truths():
+  distinct = {}
   for name in BENCHMARKS:
-    path = DATA / f'{name}.parquet'
+    path = REAL_DATA / f'{name}.parquet'
     if not path.exists():
-      pytest.skip(f'{path} is not there: real data is kept beside the repository')
-    models = parquet.read_table(path, columns=['reward_model'])['reward_model'].to_pylist()
-    found |= dict.fromkeys(model['ground_truth'] for model in models)
-  return tuple(found)
+      pytest.skip(f'{path} does not exist: benchmark data is kept outside of the repository')
+    rows = parquet.read_table(path, columns=['reward_model'])['reward_model'].to_pylist()
+    distinct |= dict.fromkeys(row['ground_truth'] for row in rows)
+  return tuple(distinct)
 
 
-def test_every_truth_of_the_benchmarks_is_accepted_however_it_is_spelled():
+@pytest.fixture(params=[own_truths, benchmark_truths], ids=['own', 'benchmarks'])
+def truths(request):
+  return request.param()
+
+
+def test_every_truth_is_accepted_however_it_is_spelled(truths):
   refused = [
-    (truth, what, text)
-    for truth in truths()
-    for what, text in spellings.respellings(truth)
+    (truth, change, text)
+    for truth in truths
+    for change, text in spellings.respellings(truth)
     if not equal(text, truth)
   ]
   assert refused == []
 
 
-def test_no_truth_of_the_benchmarks_is_mistaken_for_another_value():
+def test_no_truth_is_mistaken_for_another_value(truths):
   accepted = [
-    (truth, what, text)
-    for truth in truths()
-    for what, text in spellings.changes(truth)
+    (truth, change, text)
+    for truth in truths
+    for change, text in spellings.changes(truth)
     if equal(text, truth)
   ]
   assert accepted == []
 
 
-def test_no_truth_of_a_benchmark_is_equal_to_the_next():
-  found = truths()
+def test_no_truth_is_equal_to_the_next(truths):
   assert [
     (a, b)
-    for a, b in zip(found, found[1:], strict=False)
-    if equal(a, b) and (spellings.bare(a) != spellings.bare(b))
+    for a, b in itertools.pairwise(truths)
+    if equal(a, b) and spellings.strip_delimiters(a) != spellings.strip_delimiters(b)
   ] == []
 
 
 PIECES = st.sampled_from(
-  list('0123456789xyn+-*/^(){}[],;=<>.!|%_$ \n')
-  + [
+  [
+    *'0123456789xyn+-*/^(){}[],;=<>.!|%_$ \n',
     r'\frac',
     r'\frac{1}{2}',
     r'\sqrt',
@@ -194,8 +215,8 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=25).map(''.join))
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_anything_equals_itself_and_nothing_raises(text):
-  visible = equality.bare(text)
-  assert equal(text, text) == bool(visible and answer.words(spelled(visible)))
+  visible = equality.strip_delimiters(text)
+  assert equal(text, text) == bool(visible and answer.normalize_text(normalize_spelling(visible)))
 
 
 EXPRESSIONS = st.recursive(
@@ -214,7 +235,7 @@ EXPRESSIONS = st.recursive(
 
 @given(EXPRESSIONS, EXPRESSIONS)
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_expressions_are_compared_alike_from_both_sides(x, y):
+def test_equality_of_expressions_is_symmetric(x, y):
   assert equal(x, y) == equal(y, x)
 
 

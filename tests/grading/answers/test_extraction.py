@@ -1,63 +1,66 @@
-from absl.testing import parameterized
+from exgrpo_jax.grading.verifier import Config, extract
 
-from exgrpo_jax.grading import verifier
+ANYTHING = Config(require_think=False, require_box=False)
+BOX = Config(require_think=False, require_box=True)
+THINK = Config(require_think=True, require_box=False)
 
-ANYTHING = verifier.Config(require_think=False, require_box=False)
-BOX = verifier.Config(require_think=False, require_box=True)
-THINK = verifier.Config(require_think=True, require_box=False)
-extract = verifier.extract
+# Name: (response, answer).
+RESPONSES = {
+  'box': (r'So $\boxed{42}$.', '42'),
+  'last_of_two_boxes': (r'\boxed{1}, no: \boxed{2}', '2'),
+  'box_over_later_prose': (r'\boxed{1} so the answer is 2', '1'),
+  'braces_inside': (r'\boxed{\frac{1}{2}} and }', r'\frac{1}{2}'),
+  'a_set': (r'\boxed{\{1, 2\}}', r'\{1, 2\}'),
+  'escaped_braces_need_no_partner': (r'\boxed{\left\{ 1 \right.}', r'\left\{ 1 \right.'),
+  'unclosed_box_is_no_answer': (r'\boxed{1} then \boxed{2', None),
+  'empty_box': (r'\boxed{ }', None),
+  'gsm8k': ('6 * 7 = <<6*7=42>>42\n#### 42\n', '42'),
+  'gsm8k_over_the_answer_is': ('The answer is 1.\n#### 42', '42'),
+  'the_answer_is': ('The answer is 41.\nNo, the answer is: 42. Done in 3 steps.', '42'),
+  'the_answer_in_bold': ('The final answer is **3.5**.', '3.5'),
+  'the_answer_with_its_unit': ('The answer is 18 dollars per day.', '18'),
+  'last_number': ('She has 12 eggs and makes $1,000.50.', '1,000.50'),
+  'last_number_with_sign_and_percent': ('from 3 to -20%', '-20%'),
+  'a_difference_has_no_sign': ('it is 10-5', '5'),
+  'fraction_in_prose': (r'It is $\frac{10}{9}$', r'\frac{10}{9}'),
+  'digits_within_a_word_are_no_number': ('AZYUK2A', None),
+  'box_within_a_box': (r'\boxed{5 \text{ or } \boxed{6}}', r'5 \text{ or } {6}'),
+  'space_before_the_brace': (r'\boxed {5}', '5'),
+  'formula_around_the_last_number': (r'We find $x \geq 5$ here.', r'x \geq 5'),
+  'formula_in_parentheses': (r'We find \( (9+1) \).', '(9+1)'),
+  'percent_after_a_formula': ('$28$ percent', '28%'),
+  'money_is_no_formula': ('It costs $5 of the $8 there', '8'),
+  'comma_before_cents': ('Soucis : 2,74 $ a..', '2,74'),
+  'answer_in_a_sentence': ('Final Answer: The largest $n$ is 34.', '34'),
+  'answer_after_a_colon': ('Answer: Evelyn.', 'Evelyn'),
+  'nothing': ('I do not know.', None),
+  'empty': ('', None),
+}
 
 
-class ExtractTest(parameterized.TestCase):
-  @parameterized.named_parameters(
-    ('box', r'So $\boxed{42}$.', '42'),
-    ('last_of_two_boxes', r'\boxed{1}, no: \boxed{2}', '2'),
-    ('box_over_later_prose', r'\boxed{1} so the answer is 2', '1'),
-    ('braces_inside', r'\boxed{\frac{1}{2}} and }', r'\frac{1}{2}'),
-    ('a_set', r'\boxed{\{1, 2\}}', r'\{1, 2\}'),
-    ('escaped_braces_need_no_partner', r'\boxed{\left\{ 1 \right.}', r'\left\{ 1 \right.'),
-    ('unclosed_box_is_no_answer', r'\boxed{1} then \boxed{2', None),
-    ('empty_box', r'\boxed{ }', None),
-    ('gsm8k', '6 * 7 = <<6*7=42>>42\n#### 42\n', '42'),
-    ('gsm8k_over_the_answer_is', 'The answer is 1.\n#### 42', '42'),
-    ('the_answer_is', 'The answer is 41.\nNo, the answer is: 42. Done in 3 steps.', '42'),
-    ('the_answer_in_bold', 'The final answer is **3.5**.', '3.5'),
-    ('the_answer_with_its_words', 'The answer is 18 dollars per day.', '18'),
-    ('last_number', 'She has 12 eggs and makes $1,000.50.', '1,000.50'),
-    ('last_number_with_sign_and_percent', 'from 3 to -20%', '-20%'),
-    ('a_difference_has_no_sign', 'it is 10-5', '5'),
-    ('fraction_in_prose', r'It is $\frac{10}{9}$', r'\frac{10}{9}'),
-    ('digits_within_a_word_are_no_number', 'AZYUK2A', None),
-    ('box_within_a_box', r'\boxed{5 \text{ or } \boxed{6}}', r'5 \text{ or } {6}'),
-    ('space_before_the_brace', r'\boxed {5}', '5'),
-    ('formula_around_the_last_number', r'We find $x \geq 5$ here.', r'x \geq 5'),
-    ('formula_in_parentheses', r'We find \( (9+1) \).', '(9+1)'),
-    ('percent_after_a_formula', '$28$ percent', '28%'),
-    ('money_is_no_formula', 'It costs $5 of the $8 there', '8'),
-    ('comma_before_cents', 'Soucis : 2,74 $ a..', '2,74'),
-    ('answer_in_a_sentence', 'Final Answer: The largest $n$ is 34.', '34'),
-    ('answer_after_a_colon', 'Answer: Evelyn.', 'Evelyn'),
-    ('nothing', 'I do not know.', None),
-    ('empty', '', None),
-  )
-  def test_answer(self, response, expected):
-    self.assertEqual(extract(response, ANYTHING), expected)
+def test_the_answer_of_a_response():
+  extracted = {name: extract(response, ANYTHING) for name, (response, _) in RESPONSES.items()}
+  assert extracted == {name: answer for name, (_, answer) in RESPONSES.items()}
 
-  def test_what_is_thought_is_no_answer(self):
-    self.assertIsNone(extract(r'<think>\boxed{5}</think> Done.', ANYTHING))
 
-  def test_only_what_follows_the_last_think_tag_counts(self):
-    response = r'a</think>\boxed{5}</think>\boxed{6}'
-    self.assertEqual(extract(response, THINK), '6')
+def test_a_thought_is_no_answer():
+  assert extract(r'<think>\boxed{5}</think> Done.', ANYTHING) is None
 
-  def test_training_needs_the_think_section_and_evaluation_does_not(self):
-    self.assertIsNone(extract(r'\boxed{5}', THINK))
-    self.assertEqual(extract(r'\boxed{5}', BOX), '5')
 
-  def test_a_required_box_is_not_replaced_by_prose(self):
-    self.assertIsNone(extract('#### 5', BOX))
+def test_only_what_follows_the_last_think_tag_counts():
+  assert extract(r'a</think>\boxed{5}</think>\boxed{6}', THINK) == '6'
 
-  def test_a_thought_that_is_not_closed_is_no_answer(self):
-    self.assertIsNone(extract(r'<think> so \boxed{5}', ANYTHING))
-    self.assertIsNone(extract(r'</think> Wait. <think> \boxed{5}', THINK))
-    self.assertEqual(extract(r'\boxed{5} <think> \boxed{6}', ANYTHING), '5')
+
+def test_a_required_think_section_must_be_there():
+  assert extract(r'\boxed{5}', THINK) is None
+  assert extract(r'\boxed{5}', BOX) == '5'
+
+
+def test_a_required_box_is_not_replaced_by_prose():
+  assert extract('#### 5', BOX) is None
+
+
+def test_a_thought_that_is_not_closed_is_no_answer():
+  assert extract(r'<think> so \boxed{5}', ANYTHING) is None
+  assert extract(r'</think> Wait. <think> \boxed{5}', THINK) is None
+  assert extract(r'\boxed{5} <think> \boxed{6}', ANYTHING) == '5'

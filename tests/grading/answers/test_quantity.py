@@ -4,11 +4,12 @@ import pytest
 
 from exgrpo_jax.grading.answers import latex, quantity
 from exgrpo_jax.grading.answers.cursor import UnreadableError
-from exgrpo_jax.grading.answers.tokens import spelled, tokens
+from exgrpo_jax.grading.answers.spelling import normalize_spelling
+from exgrpo_jax.grading.answers.tokens import tokenize
 
 
 def tree(text):
-  return latex.parse(tokens(spelled(text)))
+  return latex.parse(tokenize(normalize_spelling(text)))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def tree(text):
     ('9^{999}', 9**999),
   ],
 )
-def test_what_is_rational_is_exact(text, value):
+def test_a_rational_number_is_exact(text, value):
   assert quantity.exact(tree(text)) == value
 
 
@@ -56,14 +57,14 @@ def test_what_is_rational_is_exact(text, value):
     '9^{99999}/2',
   ],
 )
-def test_what_is_not_or_too_large_has_no_exact_value(text):
+def test_an_irrational_undefined_or_huge_number_has_no_exact_value(text):
   assert quantity.exact(tree(text)) is None
 
 
 @pytest.mark.parametrize(
   'text', ['2 3', '', ')', '(1', r'\foo', '1 +', r'\frac{1}', '|', '^2', '5_']
 )
-def test_what_is_not_understood_is_unreadable(text):
+def test_text_that_cannot_be_parsed_is_unreadable(text):
   with pytest.raises(UnreadableError):
     tree(text)
 
@@ -75,24 +76,24 @@ def test_a_difference_in_the_eightieth_digit_is_seen():
   assert quantity.same(tree(r'10^{100}+\sqrt{8}'), tree(r'10^{100}+2\sqrt{2}'))
 
 
-def test_letters_may_be_negative_but_not_those_with_an_index():
+def test_unknowns_may_be_negative_except_those_with_a_subscript():
   assert not quantity.same(tree('|x|'), tree('x'))
   assert not quantity.same(tree(r'\sqrt{x^2}'), tree('x'))
   assert quantity.same(tree(r'\sqrt{r_0^2}'), tree('r_0'))
 
 
-def test_whole_numbers_are_tried_where_things_are_counted():
+def test_functions_that_count_are_compared_at_integers():
   assert quantity.same(tree(r'\lceil n/2 \rceil'), tree(r'\lfloor (n+1)/2 \rfloor'))
   assert not quantity.same(tree(r'\lfloor x \rfloor'), tree('x'))
 
 
-def test_equations_are_the_same_up_to_a_constant_factor_only():
+def test_proportional_means_up_to_a_constant_factor():
   line = tree('2x - y + 1')
   assert quantity.proportional(line, tree('y - 2x - 1'), positive=False)
   assert not quantity.proportional(line, tree('y - 2x - 1'), positive=True)
   assert not quantity.proportional(line, tree('x(2x - y + 1)'), positive=False)
 
 
-def test_a_line_gives_its_slope_and_height():
+def test_a_line_gives_its_slope_and_intercept():
   assert quantity.linear(tree('3 - x/2'), 'x') == (Fraction(-1, 2), 3)
   assert quantity.linear(tree('x^2'), 'x') is None

@@ -1,0 +1,65 @@
+"""The fused loss beside the two that it replaces: time and temporary memory."""
+
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.performance.timing import median_seconds
+from exgrpo_jax.performance.workload import OBJECTIVE, Workload, random_batch, random_params
+from exgrpo_jax.policy import logprobs, model
+
+
+def run(workload: Workload, mesh: Mesh) -> None:
+  """Prints time and memory of three losses. Call it inside `jax.set_mesh(mesh)`.
+
+  'fused' is `logprobs.fused_loss`, 'rematerialised' recomputes the logits chunk by chunk in the
+  backward pass, and 'naive' keeps all logits. Each is run with its gradient with respect to the
+  hidden states and the unembedding.
+  """
+  kernel_DV = model.unembedding(workload.model, random_params(workload, mesh))
+  batch = random_batch(workload)
+  target_BW = batch.tokens_BT[:, workload.prompt :]
+  inputs = jax.tree.map(
+    lambda x: x[:, workload.prompt :] if x.shape[1] > 1 else x,
+    objective.loss_inputs(batch, OBJECTIVE, workload.response),
+  )
+  token_loss = functools.partial(objective.token_loss, config=OBJECTIVE, clip=False, is_first=True)
+
+  def fused(hidden_BWD: jax.Array, kernel_DV: jax.Array) -> jax.Array:
+    return logprobs.fused_loss(
+      hidden_BWD, kernel_DV, target_BW, inputs, token_loss, temperature=1.0, chunk=workload.chunk
+    )[0]
+
+  def by_autodiff(chunk: int, hidden_BWD: jax.Array, kernel_DV: jax.Array) -> jax.Array:
+    logp_BW, entropy_BW = logprobs.target_logprobs(hidden_BWD, kernel_DV, target_BW, 1.0, chunk)
+    return token_loss(logp_BW, entropy_BW, inputs)[0]
+
+  losses = {
+    'fused': fused,
+    'rematerialised': functools.partial(by_autodiff, workload.chunk),
+    'naive': functools.partial(by_autodiff, target_BW.size),
+  }
+  hidden_BWD = jax.random.normal(
+    jax.random.key(0), (*target_BW.shape, workload.model.width), workload.model.dtype
+  )
+  programs = {
+    name: jax.jit(jax.value_and_grad(loss, (0, 1))).lower(hidden_BWD, kernel_DV).compile()
+    for name, loss in losses.items()
+  }
+
+  def execute(program: Any) -> None:
+    jax.block_until_ready(program(hidden_BWD, kernel_DV))
+
+  times = median_seconds(
+    workload.repeats, *(functools.partial(execute, program) for program in programs.values())
+  )
+  for (name, program), seconds in zip(programs.items(), times):
+    memory = program.memory_analysis()
+    assert memory is not None, 'XLA counts the memory of every program'
+    print(
+      f'{name:<15}{seconds:9.2f} s   {seconds / times[0]:.2f}x   temporary memory '
+      f'{memory.temp_size_in_bytes / 2**20:,.0f} MiB'
+    )

@@ -1,0 +1,54 @@
+"""The arrays that a training step keeps on each chip, as shapes, and their size in bytes."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.rollout import stages
+
+
+class StepArrays(NamedTuple):
+  """Shapes and shardings of what a step keeps between its programs."""
+
+  state: optimizer.TrainState  # parameters and AdamW's moments, from step to step
+  gradient: model.Params  # during the update
+  decode_params: model.Params  # during the rollout, in the decode layout
+  reference: model.Params | None  # from step to step, if the objective has a KL term
+
+
+def step_arrays(spec: gradients.UpdateSpec) -> StepArrays:
+  """The arrays of a run; allocates nothing."""
+  params = model.shapes(spec.model, spec.mesh)
+  return StepArrays(
+    state=optimizer.shapes(spec.optimizer, spec.num_updates, params),
+    gradient=params,
+    decode_params=model.decode_shapes(spec.model, spec.mesh),
+    reference=params if spec.objective.kl_coefficient else None,
+  )
+
+
+def bytes_per_chip(tree: Any) -> int:
+  """The size of one chip's shards of a tree of arrays or shapes; 0 for None."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
+def longest_row(rollout: stages.Config) -> int:
+  """Tokens of the longest prompt with the longest response."""
+  return rollout.max_prompt + rollout.max_response
+
+
+def cache_bytes_per_chip(
+  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh
+) -> int:
+  """The size of one chip's shard of the KV cache of all slots, at the longest length."""
+  axes = ('batch', 'kv_heads', None, None)
+  cache = (rollout.slots, shape.num_kv_heads, longest_row(rollout), shape.head_size)
+  shard = sharding.named(mesh, axes, cache).shard_shape(cache)
+  return 2 * shape.num_layers * math.prod(shard) * jnp.dtype(shape.dtype).itemsize

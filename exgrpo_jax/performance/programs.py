@@ -1,0 +1,124 @@
+"""The programs of a training step, compiled at their largest, and the memory each needs on a chip.
+
+The memory is the compiler's own count for one chip. Call these functions inside
+`jax.set_mesh(spec.mesh)`; the mesh may be of devices that exist only to compile for.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.performance.memory import StepArrays, longest_row
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.rollout import decode_loop, scheduler, stages, token_sampling
+
+
+class Program(NamedTuple):
+  """What one compiled program needs on a chip, in bytes."""
+
+  arguments: int
+  results: int  # without those that reuse the memory of a donated argument
+  temporary: int
+
+  @property
+  def peak(self) -> int:
+    """All of it: the compiler reserves it for as long as the program runs."""
+    return self.arguments + self.results + self.temporary
+
+
+def prefill(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+  """Prefills as many of the longest prompts as are prefilled together.
+
+  `params` are in the decode layout.
+  """
+  length = length_bucket(rollout.max_prompt)
+  num_prompts = max(1, scheduler.PREFILL_TOKENS // length)
+  tokens_PT = jax.ShapeDtypeStruct(
+    (num_prompts, length), jnp.int32, sharding=sharding.batch(spec.mesh, num_prompts)
+  )
+  lengths_P = jax.ShapeDtypeStruct(
+    (num_prompts,), jnp.int32, sharding=sharding.replicated(spec.mesh)
+  )
+  return _measure(decode_loop.prefill.lower(spec.model, params, tokens_PT, lengths_P))
+
+
+def decode(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+  """Decodes tokens in all slots, with the longest cache.
+
+  `params` are in the decode layout.
+  """
+  decode_spec = decode_loop.DecodeSpec(
+    distribution=token_sampling.Distribution(rollout.temperature),
+    slots=rollout.slots,
+    max_response=rollout.max_response,
+    eos_ids=(0,),
+    pad_id=0,
+  )
+  empty_args = spec.model, decode_spec, longest_row(rollout)
+  empty = decode_loop.empty.lower(*empty_args).compile()
+  state = jax.tree.map(
+    lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+    jax.eval_shape(functools.partial(decode_loop.empty, *empty_args)),
+    empty.output_shardings,
+  )
+  key = jax.eval_shape(jax.random.key, 0)
+  return _measure(decode_loop.decode.lower(spec.model, decode_spec, params, key, state, 1))
+
+
+def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
+  """Forward and backward passes over a minibatch of the longest rows."""
+  longest = longest_row(rollout)
+  window = length_bucket(rollout.max_response, longest)
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  num_rows = max(1, spec.gradient.tokens_per_microbatch // longest) * num_shards
+  rows_of_minibatch = rollout.questions * rollout.samples // spec.optimizer.minibatches
+  num_microbatches = -(-rows_of_minibatch // num_rows)
+  layout = sharding.named(spec.mesh, (None, 'batch'), (1, num_rows))
+
+  def stack(dtype: Any, *width: int) -> Any:  # a shape, in the place of an array
+    return jax.ShapeDtypeStruct((num_microbatches, num_rows, *width), dtype, sharding=layout)
+
+  of_tokens, of_rows = stack(jnp.float32, window), stack(jnp.float32, 1)
+  microbatches = gradients.Microbatch(
+    tokens_BT=stack(jnp.int32, longest),
+    first_B=stack(jnp.int32),
+    target_BW=stack(jnp.int32, window),
+    inputs=objective.LossInputs(
+      mask_BT=of_tokens,
+      weight_BT=of_tokens,
+      entropy_weight_BT=of_tokens,
+      kl_weight_BT=of_tokens,
+      old_logp_BT=of_tokens,
+      tis_weight_BT=of_tokens,
+      advantage_B1=of_rows,
+      is_replay_B1=stack(jnp.bool_, 1),
+    ),
+  )
+  params = arrays.state.params
+  _, sums = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
+  accumulator = arrays.gradient, sums
+  return _measure(
+    gradients.accumulate.lower(
+      spec, params, accumulator, microbatches, 1, False, True, arrays.reference
+    )
+  )
+
+
+def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
+  """The optimiser's step."""
+  return _measure(gradients.apply_gradient.lower(spec, arrays.state, arrays.gradient))
+
+
+def _measure(lowered: jax.stages.Lowered) -> Program:
+  memory = lowered.compile().memory_analysis()
+  assert memory is not None, 'XLA counts the memory of every program'
+  return Program(
+    arguments=memory.argument_size_in_bytes,
+    results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    temporary=memory.temp_size_in_bytes,
+  )

@@ -1,0 +1,45 @@
+"""The model shapes that benchmarks measure, with random weights."""
+
+from exgrpo_jax.policy import model, rotary
+
+_ROPE = rotary.Config(
+  theta=1e4,
+  scaling='none',
+  factor=1.0,
+  low_frequency_factor=1.0,
+  high_frequency_factor=4.0,
+  original_positions=4096,
+)
+SHAPES = {
+  # 55.3 million parameters, 38.9 million of them in the matrix products of a decode step.
+  'reference': model.Config(
+    vocab_size=32000,
+    width=512,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=2,
+    head_size=64,
+    mlp_width=1408,
+    rope=_ROPE,
+    norm_epsilon=1e-6,
+    attention_bias=False,
+    query_key_norm=False,
+    tied_embeddings=False,
+    dtype='float32',
+  ),
+  'qwen2_5_1_5b': model.Config(
+    vocab_size=151936,
+    width=1536,
+    num_layers=28,
+    num_heads=12,
+    num_kv_heads=2,
+    head_size=128,
+    mlp_width=8960,
+    rope=_ROPE,
+    norm_epsilon=1e-6,
+    attention_bias=True,
+    query_key_norm=False,
+    tied_embeddings=True,
+    dtype='bfloat16',
+  ),
+}

@@ -1,0 +1,104 @@
+"""What the benchmarks of rollout, update and loss work on: a size, and random data of that size."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.learner import optimizer
+from exgrpo_jax.policy import model
+
+LENGTHS = ('equal', 'lognormal')  # how response lengths are distributed
+
+# The paper's loss, with an entropy bonus so that the loss's gradient uses the entropy too.
+OBJECTIVE = objective.Config(
+  clip='until_replay',
+  clip_epsilon=0.2,
+  clip_epsilon_high=0.2,
+  dual_clip=float('inf'),
+  surrogate='ppo',
+  ratio='token',
+  shaping=True,
+  beta=0.1,
+  normalize_std=False,
+  aggregation='constant',
+  entropy_bonus=1e-4,
+  kl_coefficient=0.0,
+  old_logprobs='sampler',
+  tis_limit=0.0,
+)
+OPTIMIZER = optimizer.Config(
+  minibatches=1,
+  learning_rate=1e-6,
+  schedule='constant',
+  warmup_updates=0,
+  b1=0.9,
+  b2=0.999,
+  epsilon=1e-8,
+  weight_decay=0.01,
+  moments='float32',
+  clip_norm=1.0,
+  skip_norm=float('inf'),
+)
+
+_NORMAL_99 = 2.3263  # the 99th percentile of the standard normal distribution
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+  """The size of a benchmark; each benchmark reads the fields that concern it."""
+
+  model: model.Config
+  slots: int  # rows that decode together
+  questions: int
+  samples: int  # responses to each question
+  prompt: int  # tokens of each prompt
+  response: int  # tokens of each response, or their median if lengths are lognormal
+  lengths: str  # one of LENGTHS
+  microbatch: int  # tokens of one forward and backward pass
+  remat: str  # one of model.REMAT
+  chunk: int  # tokens whose logits exist at once
+  repeats: int  # of each measurement; the median counts
+
+  @property
+  def num_rows(self) -> int:
+    """Responses in all."""
+    return self.questions * self.samples
+
+
+def response_lengths(workload: Workload) -> list[int]:
+  """The length of every response in tokens; the same on every call.
+
+  If lognormal, the 99th percentile is 8 times the median.
+  """
+  if workload.lengths == 'equal':
+    return [workload.response] * workload.num_rows
+  normal = np.random.default_rng(0).normal(size=workload.num_rows)
+  spread = np.log(8) / _NORMAL_99
+  lengths = np.maximum(1, np.round(workload.response * np.exp(spread * normal)))
+  return lengths.astype(int).tolist()
+
+
+def random_params(workload: Workload, mesh: Mesh) -> model.Params:
+  """Random parameters in the training layout."""
+  return model.init(workload.model, jax.random.key(0), mesh)
+
+
+def random_batch(workload: Workload) -> Batch:
+  """Random rows of equal length, every eighth of them replayed."""
+  rows, prompt, vocab_size = workload.num_rows, workload.prompt, workload.model.vocab_size
+  rng = np.random.default_rng(0)
+  mask_BT = np.zeros((rows, prompt + workload.response), np.float32)
+  mask_BT[:, prompt:] = 1
+  return Batch(
+    tokens_BT=rng.integers(0, vocab_size, mask_BT.shape).astype(np.int32),
+    response_mask_BT=mask_BT,
+    behaviour_logp_BT=-np.log(vocab_size).astype(np.float32) * mask_BT,
+    advantage_B=rng.normal(size=rows).astype(np.float32),
+    is_replay_B=np.arange(rows) % 8 == 7,
+    policy_step_B=np.zeros(rows, np.int32),
+    tis_weight_BT=np.ones_like(mask_BT),
+  )

@@ -1,0 +1,224 @@
+"""The scripts for TPU VMs: creating, setting up, training on, and deleting a slice."""
+
+import configparser
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.helpers.stand_ins import (
+  CREATE,
+  CREATE_SPOT,
+  DELETE,
+  LOCATION,
+  NO_SLICE,
+  ROOT,
+  SCRIPTS,
+  answer,
+  calls,
+  changes_by,
+  dry_calls,
+  environment,
+  fake_cloud,
+  run,
+  training,
+  variables,
+  wait_until,
+  worker,
+)
+
+WAITS_FOR_SIGTERM = 'trap "exit 75" TERM; touch "$PWD/ready"; while true; do sleep .1; done'
+
+
+@pytest.fixture
+def cloud(place):
+  """A slice with two workers, the folders 0 and 1."""
+  fake_cloud(place)
+  for number in '01':
+    (place / number).mkdir()
+  return place
+
+
+# Creating and deleting.
+
+
+def test_create_requests_spot_capacity_only_if_it_is_wanted(place):
+  assert dry_calls(place, 'create.sh')[0] == CREATE_SPOT
+  assert dry_calls(place, 'create.sh', SPOT='no')[0] == CREATE
+
+
+def test_create_waits_until_the_slice_is_ready(place):
+  answer(
+    place,
+    requests=[NO_SLICE, 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'],
+    nodes=['CREATING', 'READY'],
+  )
+  result = run(place, 'create.sh')
+  assert result.returncode == 0
+  assert result.stderr.splitlines() == [
+    f'run-1: {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'CREATING', 'READY')
+  ]
+  assert changes_by(place) == ['create']
+
+
+def test_create_does_not_request_a_slice_twice(place):
+  answer(place, requests=['PROVISIONING', 'ACTIVE'], nodes=['READY'])
+  assert run(place, 'create.sh').returncode == 0
+  assert changes_by(place) == []
+
+
+@pytest.mark.parametrize(
+  ('state', 'reason'),
+  [
+    ('FAILED', 'because of quota'),
+    ('SUSPENDED', 'has lost its VMs'),
+    ('!ERROR: PERMISSION_DENIED', 'PERMISSION_DENIED'),
+  ],
+)
+def test_create_says_why_it_gives_up(state, reason, place):
+  answer(place, requests=[state], nodes=['READY'])
+  result = run(place, 'create.sh')
+  assert result.returncode == 2
+  assert reason in result.stderr
+
+
+def test_delete_asks_first(place):
+  assert dry_calls(place, 'delete.sh') == [DELETE]
+  assert run(place, 'delete.sh').returncode == 2
+  assert run(place, 'delete.sh', typed='y\n').returncode == 2
+  assert not calls(place)
+  assert run(place, 'delete.sh', typed='yes\n').returncode == 0
+  assert run(place, 'delete.sh', '--yes').returncode == 0
+  assert calls(place) == [DELETE, DELETE]
+
+
+# Setting up and training.
+
+
+def test_set_up_installs_this_tree_on_all_workers_and_mounts_the_bucket(cloud):
+  stale = cloud / '1' / 'exgrpo' / 'tree' / 'stale.py'
+  stale.parent.mkdir(parents=True)
+  stale.touch()
+  assert run(cloud, 'set_up.sh').returncode == 0
+  assert not stale.exists()
+  trees = [cloud / number / 'exgrpo' / 'tree' for number in '01']
+  for tree in trees:
+    assert (tree / 'exgrpo_jax' / 'train.py').exists()
+  assert [call.words for call in calls(cloud, 'pip')] == [
+    ('install', '-e', f'{tree}[tpu,gcs]') for tree in trees
+  ]
+  assert [call.words for call in calls(cloud, 'gcsfuse')] == [('my-bucket', '/mnt/my-bucket')] * 2
+  for call in calls(cloud, 'gcloud'):
+    assert call.flags.items() >= (LOCATION | {'worker': 'all', 'quiet': ''}).items()
+
+
+def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
+  assert run(place, 'set_up.sh').returncode == 0
+  archive = place / 'exgrpo_jax_run-1' / 'tree.tar.gz'
+  listing = subprocess.run(['tar', '-tzf', archive], capture_output=True, text=True, check=True)
+  packed = listing.stdout.splitlines()
+  assert {path.split('/')[0] for path in packed} == {
+    'exgrpo_jax',
+    'configs',
+    'tpu_scripts',
+    'setup.cfg',
+    'pyproject.toml',
+    'README.md',
+    'LICENSE',
+  }
+  assert not [path for path in packed if '__pycache__' in path]
+  assert {'exgrpo_jax/train.py', 'configs/base.py', 'tpu_scripts/worker.sh'} <= set(packed)
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / 'setup.cfg')
+  for package in setup['options']['packages'].split():
+    path = package.replace('.', '/').replace('exgrpo_jax/configs', 'configs')
+    assert f'{path}/__init__.py' in packed
+  assert changes_by(place) == ['copy', 'install']
+
+
+def test_launch_starts_the_same_training_on_every_worker(cloud):
+  """Detached, in the tree, with quotes and spaces in the arguments intact."""
+  assert run(cloud, 'set_up.sh').returncode == 0
+  assert run(cloud, 'launch.sh', RUN="it's a run").returncode == 0
+  wait_until(lambda: len(calls(cloud, 'python')) == 2, lambda: calls(cloud))
+  assert calls(cloud, 'python') == [training("it's a run")] * 2
+  assert {call.cwd for call in calls(cloud, 'python')} == {
+    f'{cloud}/{number}/exgrpo/tree' for number in '01'
+  }
+
+
+def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_workers(cloud):
+  fake_cloud(cloud, train=WAITS_FOR_SIGTERM)
+  assert run(cloud, 'set_up.sh').returncode == 0
+  assert run(cloud, 'launch.sh').returncode == 0
+  homes = [cloud / number for number in '01']
+  marks = [home / 'exgrpo' / 'tree' / 'ready' for home in homes]
+  wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
+  refused = run(cloud, 'set_up.sh')
+  assert refused.returncode != 0
+  assert 'training is already running' in refused.stderr
+  assert all(mark.exists() for mark in marks)
+  assert run(cloud, 'stop.sh').returncode == 0
+  for home in homes:
+    assert worker(cloud, 'status', HOME=str(home)).stdout == 'exgrpo: exit_code 75\n'
+  assert run(cloud, 'set_up.sh').returncode == 0
+  assert not any(mark.exists() for mark in marks)
+
+
+def test_stop_does_nothing_on_workers_that_are_not_set_up(cloud):
+  assert run(cloud, 'stop.sh').returncode == 0
+  assert not list((cloud / '0').iterdir())
+
+
+# Logs and results.
+
+
+@pytest.mark.parametrize(('arguments', 'number'), [([], '0'), (['--worker=1'], '1')])
+def test_logs_follow_the_output_of_one_worker(arguments, number, cloud):
+  for home in (cloud / '0', cloud / '1'):
+    (home / 'exgrpo').mkdir()
+    (home / 'exgrpo' / 'log').write_text(f'{home.name} starts\n')
+  output = cloud / 'output'
+  with output.open('w') as file:
+    process = subprocess.Popen(
+      [SCRIPTS / 'logs.sh', f'--variables={variables(cloud)}', *arguments],
+      env=environment(cloud),
+      stdout=file,
+      start_new_session=True,
+    )
+  try:
+    wait_until(lambda: output.read_text() == f'{number} starts\n', output.read_text)
+    with (cloud / number / 'exgrpo' / 'log').open('a') as log:
+      log.write('more\n')
+    wait_until(lambda: output.read_text() == f'{number} starts\nmore\n', output.read_text)
+  finally:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_logs_of_all_workers_or_of_one_by_its_number(cloud):
+  for option in ('all', '3'):
+    (call,) = dry_calls(cloud, 'logs.sh', f'--worker={option}')
+    assert call.flags.items() >= (LOCATION | {'worker': option}).items()
+  assert run(cloud, 'logs.sh', '--worker=first').returncode == 2
+
+
+def test_fetch_copies_the_results_and_checkpoints_only_with_all(place):
+  target = f'{ROOT}/results/runs/first'
+  mkdir, copy = dry_calls(place, 'fetch.sh')
+  assert mkdir.words == ('-p', target)
+  assert copy.words == ('storage', 'rsync', 'gs://my-bucket/runs/first', target)
+  assert copy.flags.keys() == {'project', 'recursive', 'exclude'}
+  excluded = re.compile(copy.flags['exclude'])
+  for path in ('checkpoints/90/state/d/1', 'warm_start/checkpoints/1/x'):
+    assert excluded.match(path), path
+  for path in ('metrics.jsonl', 'export/best/model.safetensors', 'evaluation/step_000001.jsonl'):
+    assert not excluded.match(path), path
+  everything = {name: value for name, value in copy.flags.items() if name != 'exclude'}
+  assert dry_calls(place, 'fetch.sh', '--all') == [
+    mkdir,
+    dataclasses.replace(copy, flags=everything),
+  ]
