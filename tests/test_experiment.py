@@ -2,17 +2,14 @@
 
 import importlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment, train, warm_start
+from exgrpo_jax import experiment, warm_start
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
-from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
 
@@ -35,24 +32,24 @@ def set_values(config, **changes):
 
 @pytest.mark.parametrize('name', CONFIGS)
 def test_a_config_file_makes_valid_settings(name):
-  module = importlib.import_module(f'configs.{name}')
+  module = importlib.import_module(f'exgrpo_jax.configs.{name}')
   values = module.get_config()
   if values.model.repository:
     values.model.path = 'checkpoint'  # without one they stop: see test_export.py
   assert experiment.parse_config(values).rollout.samples >= 2
   assert module.get_config() == module.get_config() is not module.get_config()
-  assert f'configs/{name}.py' in module.__doc__ or name == 'base'  # its command
+  assert f'--config={name}' in module.__doc__ or name == 'base'  # its command
 
 
 def test_the_configs_carry_the_papers_values():
-  settings = experiment.parse_config(importlib.import_module('configs.base').get_config())
-  assert (settings.rollout.questions, settings.rollout.samples, settings.num_steps) == (128, 8, 700)
-  assert (settings.replay.ratio, settings.replay.start_pass_rate, settings.objective.beta) == (
+  config = experiment.parse_config(importlib.import_module('exgrpo_jax.configs.base').get_config())
+  assert (config.rollout.questions, config.rollout.samples, config.num_steps) == (128, 8, 700)
+  assert (config.replay.ratio, config.replay.start_pass_rate, config.objective.beta) == (
     0.5,
     0.35,
     0.1,
   )
-  assert settings.optimizer.clip_norm == 1 / 64 and settings.optimizer.minibatches == 2
+  assert config.optimizer.clip_norm == 1 / 64 and config.optimizer.minibatches == 2
 
 
 @pytest.mark.parametrize(
@@ -60,13 +57,13 @@ def test_the_configs_carry_the_papers_values():
   [
     (
       {'replay__ratio': 1.5},
-      'config.replay.ratio=1.5 must lie in [0, 1): it is the share of each '
-      "step's questions drawn from the buffer; 0 is plain GRPO.",
+      'config.replay.ratio=1.5 must lie in [0, 1): share of each '
+      "step's questions that is drawn from the buffer; 0 is plain GRPO.",
     ),
     (
       {'rollout__samples': 1},
       'config.rollout.samples=1 must lie in [2, inf): rollouts of a '
-      'question (K); an advantage compares at least 2.',
+      'question (K); an advantage compares at least two.',
     ),
     (
       {'objective__clip': 'sometimes'},
@@ -76,14 +73,14 @@ def test_the_configs_carry_the_papers_values():
     (
       {'rollout__top_p': 0.9},
       'config.rollout.top_p=0.9 must lie in [1, 1]: training samples from '
-      'the whole softmax, for its importance weights are of that; evaluation.top_p may cut it.',
+      'the whole softmax, to which its importance weights refer; evaluation.top_p may truncate it.',
     ),
     ({'replay__ratoi': 0.25}, "config.replay has no 'ratoi'; did you mean 'ratio'?"),
     ({'repaly': 1}, "config has no 'repaly'; did you mean 'replay'?"),
     (
       {'optimizer__minibatches': 4},
       'config.optimizer.minibatches=4 must divide '
-      'config.rollout.questions=6: a minibatch is made of whole groups, as many in each.',
+      'config.rollout.questions=6: every minibatch has the same number of whole groups.',
     ),
     (
       {'model__num_kv_heads': 3},
@@ -129,8 +126,9 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 def started(config, workdir):
   """What `python -m exgrpo_jax.train` does before it trains, warm start's data included."""
   opened = experiment.open_experiment(config, str(workdir))
-  warm_start._rows(opened)
-  train.rollout_of(opened)
+  warm_start._solutions(opened)
+  data = experiment.load_questions(opened, opened.config.data.train)
+  experiment.make_rollout(opened, data)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def started(config, workdir):
     ([], r'train\.jsonl: the file holds no question; at least one is needed\.'),
     (
       ['{"question": "1+1", "answer": "2"}'],
-      r'train\.jsonl: row 0 has no written solution to '
+      r'train\.jsonl: row 0 has no worked solution to '
       r'learn from; set config\.data\.solution_field, or config\.warm_start\.num_updates=0\.',
     ),
   ],
@@ -174,7 +172,7 @@ def test_bad_data_is_refused_with_its_place(lines, message, config, tmp_path):
   [
     (
       {'data__train': 'nowhere.jsonl', 'warm_start__data': 'nowhere.jsonl'},
-      'nowhere.jsonl: there is no such file; a data spec that ends in .jsonl must name one',
+      'nowhere.jsonl: there is no such file; a data spec that ends in .jsonl must be the path of',
     ),
     (
       {'data__train': 'nonsense', 'warm_start__data': 'nonsense'},
@@ -216,9 +214,11 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
   opened = experiment.open_experiment(
     set_values(config, rollout__max_prompt=4, data__overlong='drop'), str(tmp_path)
   )
-  loaded, prompts = experiment.load_questions(opened, str(path))
-  assert [(q.row, q.answer) for q in loaded] == [(row, str(9 - row)) for row in range(10)]
-  assert [opened.tokenizer.decode(p) for p in prompts] == [f'{9 - row}+0\n' for row in range(10)]
+  data = experiment.load_questions(opened, str(path))
+  assert [(q.row, q.answer) for q in data.questions] == [(row, str(9 - row)) for row in range(10)]
+  assert [opened.tokenizer.decode(prompt) for prompt in data.prompts] == [
+    f'{9 - row}+0\n' for row in range(10)
+  ]
 
 
 # A warm start is made once.
@@ -226,7 +226,7 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
 
 def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   owner = recorded.experiment
-  params = warm_start.run(owner, model.shapes(owner.model, owner.mesh))
+  params = warm_start.run(owner, model.shapes(owner.model, owner.mesh), recorded.data)
   assert 'warm start: reused from' in capsys.readouterr().out
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
@@ -237,74 +237,9 @@ def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{folder} holds a warm start of another configuration (differing: seed); name another '
+      f'{folder} holds a warm start of another configuration (differing: seed); choose another '
       'config.warm_start.path.'
     ),
   ):
-    warm_start.run(experiment.open_experiment(changed, str(tmp_path)), params=None)
-
-
-# The command line itself.
-
-
-def command(*arguments):
-  return subprocess.run(
-    [sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
-    cwd=REPOSITORY,
-    text=True,
-    capture_output=True,
-    check=False,
-  )
-
-
-def assert_refused(done, message):
-  """One line on stderr that begins with 'error:', exit status 2, no traceback."""
-  assert done.returncode == 2, done.stderr
-  assert 'Traceback' not in done.stderr and done.stdout == ''
-  (line,) = [line for line in done.stderr.splitlines() if line.startswith('error:')]
-  assert message in line
-
-
-def test_an_override_of_no_field_is_answered_with_the_nearest(tmp_path):
-  done = command('--config=configs/smoke.py', f'--workdir={tmp_path}', '--config.replay.ratoi=0.25')
-  assert_refused(done, "error: config.replay has no 'ratoi'; did you mean 'ratio'?")
-
-
-def test_the_config_may_be_a_word_of_its_own(tmp_path):
-  """'--config x.py' is as good as '--config=x.py' to absl, and so to us."""
-  done = command('--config', 'configs/smoke.py', '--workdir', tmp_path, '--config.repaly.ratio=0')
-  assert_refused(done, "error: config has no 'repaly'; did you mean 'replay'?")
-
-
-def test_a_missing_workdir_is_told_with_an_example():
-  done = command('--config=configs/smoke.py')
-  assert_refused(
-    done,
-    '--config and --workdir are both needed, e.g. --config=configs/smoke.py --workdir=/tmp/smoke.',
-  )
-
-
-def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(tmp_path):
-  done = command(
-    '--config=configs/smoke.py',
-    f'--workdir={tmp_path}',
-    '--config.grading.reward=nowhere_at_all:reward',
-  )
-  assert_refused(
-    done,
-    "config.grading.reward='nowhere_at_all:reward' cannot be used "
-    "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ",
-  )
-  assert not (tmp_path / 'config.json').exists()
-
-
-def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
-  """The first mistake must not make the second, right attempt 'another config'."""
-  wrong = command(
-    '--config=configs/smoke.py',
-    f'--workdir={tmp_path}/run',
-    '--config.data.train=nowhere.jsonl',
-    '--config.warm_start.data=nowhere.jsonl',
-  )
-  assert_refused(wrong, 'nowhere.jsonl: there is no such file')
-  claim_workdir(importlib.import_module('configs.smoke').get_config(), str(tmp_path / 'run'))
+    opened = experiment.open_experiment(changed, str(tmp_path))
+    warm_start.run(opened, params=None, data=recorded.data)

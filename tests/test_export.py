@@ -9,6 +9,10 @@ import sys
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file
+
+from exgrpo_jax import experiment, export
 from exgrpo_jax.configs import (
   llama3_1_8b,
   llama3_1_8b_instruct,
@@ -16,10 +20,6 @@ from exgrpo_jax.configs import (
   qwen2_5_math_1_5b,
   qwen2_5_math_7b,
 )
-from ml_collections import ConfigDict
-from safetensors.numpy import load_file
-
-from exgrpo_jax import experiment, export
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import weights
@@ -78,7 +78,7 @@ def run(data, tmp_path_factory):
 def exported(run, tmp_path_factory):
   out = tmp_path_factory.mktemp('exported') / 'policy'
   assert f'{out}: the policy after step 3' in command(
-    'weights', f'--checkpoint={run}', f'--out={out}'
+    'export', f'--checkpoint={run}', f'--out={out}'
   )
   return out
 
@@ -187,7 +187,7 @@ def test_a_better_policy_takes_the_place_of_the_best_and_a_worse_one_does_not(re
 
 def test_a_model_from_scratch_is_exported_too(recorded, tmp_path):
   out = tmp_path / 'policy'
-  command('weights', f'--checkpoint={recorded.workdir}', f'--out={out}', '--dtype=bfloat16')
+  command('export', f'--checkpoint={recorded.workdir}', f'--out={out}', '--dtype=bfloat16')
   values = tiny.values('', '')
   values.model.path = str(out)
   setup = experiment.open_experiment(values, str(tmp_path))
@@ -200,7 +200,7 @@ def test_a_model_from_scratch_is_exported_too(recorded, tmp_path):
 def test_a_folder_that_holds_something_is_not_written_to(run, tmp_path):
   (tmp_path / 'a').write_text('mine')
   done = subprocess.run(
-    [sys.executable, '-m', 'exgrpo_jax.weights', f'--checkpoint={run}', f'--out={tmp_path}'],
+    [sys.executable, '-m', 'exgrpo_jax.export', f'--checkpoint={run}', f'--out={tmp_path}'],
     cwd=REPOSITORY,
     text=True,
     capture_output=True,

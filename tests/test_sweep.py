@@ -12,16 +12,16 @@ import sys
 import time
 
 import pytest
-from exgrpo_jax.configs import base, smoke
 
-from exgrpo_jax import sweep
+from exgrpo_jax import cli, sweep
+from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import comparison, metrics, plots
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import trials
 from tests.helpers.paths import REPOSITORY
 
-SWEEPS = sorted(path.stem for path in (REPOSITORY / 'configs' / 'sweeps').glob('*.py'))
+SWEEPS = cli.shipped_names('exgrpo_jax.configs.sweeps')
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
 THREE_BY_TWO = "trials.grid({'replay.ratio': [0., .25, .5], 'seed': range(2)})"
 
@@ -39,7 +39,9 @@ def write_sweep(tmp_path):
 
   def write(expression):
     path = tmp_path / 'sweep.py'
-    path.write_text(f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n')
+    path.write_text(
+      f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n'
+    )
     return str(path)
 
   return write
@@ -80,7 +82,7 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   seeds = {len(members) for members in sweep.by_setting(found).values()}
   assert seeds == {3} and len(sweep.by_setting(found)) >= 2
   assert (
-    f'--sweep=configs/sweeps/{name}.py' in importlib.import_module(f'configs.sweeps.{name}').__doc__
+    f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
   )
 
 
@@ -101,7 +103,7 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   ],
 )
 def test_every_ablation_of_the_paper_has_its_file(key, values):
-  sweeps = [importlib.import_module(f'configs.sweeps.{name}').get_sweep() for name in SWEEPS]
+  sweeps = [importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep() for name in SWEEPS]
   (own,) = [
     found for found in sweeps if all(set(trial) == {key, 'seed'} for trial in found.values())
   ]
@@ -158,11 +160,11 @@ def test_a_list_without_axes_is_as_it_stands():
     ("{'a': {'seed.x': 0}}", "trial 'a': config.seed is one value and has no 'x'."),
     (
       "{'a': {'num_steps': 3}}",
-      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3; only one can be.",
+      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3; only one of them can be.",
     ),
     (
       "{'a': {'seed': 0}, 'b': {}}",
-      "trials 'a' and 'b' are the same run; a setting is run again with another 'seed'.",
+      "trials 'a' and 'b' are the same run; to repeat a setting, vary its 'seed'.",
     ),
     ("{'a': {'seed': 1}, 'A': {'seed': 2}}", "trials 'a' and 'A' differ only in case"),
     ("trials.grid({'seed': [1, 1]})", "two trials are named 'seed=1'"),
@@ -193,7 +195,7 @@ def test_a_workdir_of_another_sweep_or_of_other_overrides_is_refused(plan, tmp_p
   assert run(plan("{'a': {'seed': 1}}"), tmp_path) == 0
   with pytest.raises(
     InputError,
-    match=r"runs holds a trial 'a', which .*sweep\.py has not: take "
+    match=r"runs holds a trial 'a' that is not in .*sweep\.py: use "
     'another --workdir for another sweep, or move that folder away',
   ):
     plan("{'b': {'seed': 1}}")
@@ -279,11 +281,13 @@ def test_an_end_before_the_last_step_is_a_failure(plan, tmp_path, capsys):
   found = plan("{'a': {}}")
   longer = [found[0]._replace(values=sweep.overridden(found[0].values, {'num_steps': 3}))]
   assert run(longer, tmp_path) == 1
-  assert 'a: it ended as if finished, before its last step' in capsys.readouterr().out
+  assert 'a: it exited with status 0, but before its last step' in capsys.readouterr().out
 
 
 def test_a_real_run_is_known_to_be_finished_by_what_it_leaves(recorded, values):
-  trial = sweep.Trial('a', str(recorded.workdir), copy.deepcopy(values), [])
+  trial = sweep.Trial(
+    name='a', workdir=str(recorded.workdir), values=copy.deepcopy(values), arguments=[]
+  )
   assert sweep.is_finished(trial)
   trial.values.num_steps += 1
   assert not sweep.is_finished(trial)
@@ -359,8 +363,8 @@ def test_no_metric_to_draw_is_refused(tmp_path):
 COMMAND = [
   sys.executable,
   '-c',
-  'from exgrpo_jax import experiment, sweep; '
-  'sweep.TRAINER = "tests.helpers.fake_trainer"; experiment.run_command(sweep.main)',
+  'from exgrpo_jax import cli, sweep; '
+  'sweep.TRAINER = "tests.helpers.fake_trainer"; cli.run(sweep.main, sweep.define_flags)',
 ]
 
 
@@ -394,7 +398,7 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
     '--config.replay.ratio=0.0',
     '--config.seed=0',
   ]
-  assert '6 of 6 trials are to be run' in done.stderr
+  assert '6 of 6 trials are left to run' in done.stderr
 
 
 def test_what_cannot_be_is_one_line_and_exit_status_2(write_sweep, tmp_path):
@@ -449,14 +453,14 @@ def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_s
   status, out, trial = interrupted(signal.SIGTERM)  # in the background of a shell SIGINT is ignored
   assert status == 130, out
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in out
-  assert 'the same command goes on with them:\npython -m exgrpo_jax.sweep --sweep=' in out
+  assert 'the same command resumes them:\npython -m exgrpo_jax.sweep --sweep=' in out
   with pytest.raises(ProcessLookupError):
     os.kill(trial, 0)
 
   status, _, trial = interrupted(signal.SIGKILL)
   assert status == -signal.SIGKILL
   refused = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
-  assert refused.returncode == 2 and 'or trials that a killed one left behind' in refused.stderr
+  assert refused.returncode == 2 and 'or trials that a killed sweep left running' in refused.stderr
   os.kill(trial, signal.SIGKILL)
 
   done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)

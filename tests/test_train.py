@@ -615,7 +615,9 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   left, right = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, left.state, right.state)
   jax.tree.map(
-    np.testing.assert_array_equal, buffer_arrays.flatten(left.buffer), buffer_arrays.flatten(right.buffer)
+    np.testing.assert_array_equal,
+    buffer_arrays.flatten(left.buffer),
+    buffer_arrays.flatten(right.buffer),
   )
   assert left.cursor == right.cursor and left.step == right.step == tiny.NUM_STEPS
   assert tiny.lasting(recorded.workdir) == tiny.lasting(workdir)

@@ -57,18 +57,25 @@ sync_metrics() {
   done
 }
 
+# terminate [PROCESS]: sends it SIGTERM, if it is given and running.
+terminate() {
+  [[ -z $1 ]] || kill -TERM "$1" 2>/dev/null || true
+}
+
 # run_in_foreground WORKDIR COMMAND...: returns the exit code of the command, and passes SIGTERM on.
 run_in_foreground() {
-  local code=0 child syncer signalled
+  local code=0 child='' early='' syncer signalled
   local workdir=$1
   shift
   cd "$tree"
   sync_metrics "$workdir" >/dev/null 2>&1 &
   syncer=$!
+  # Before the child, so that no SIGTERM ends this process and leaves the child running. One that
+  # comes before its process id is known is passed on late, and only once: a second would kill it.
+  trap 'signalled=yes; [[ -n ${child:-} ]] || early=yes; terminate "${child:-}"' TERM
   "$@" &
   child=$!
-  # Goes on waiting afterwards: training saves its step before it exits.
-  trap 'signalled=yes; kill -TERM "$child" 2>/dev/null || true' TERM
+  [[ -z $early ]] || terminate "$child"
   signalled=yes
   while [[ $signalled == yes ]]; do  # a signal interrupts the wait, but does not end the command
     signalled=no

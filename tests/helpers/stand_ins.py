@@ -1,8 +1,11 @@
 """Fakes of gcloud, xpk and the programs that a worker calls, for the tests of tpu_scripts/."""
 
+import contextlib
 import dataclasses
+import os
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -267,6 +270,20 @@ def worker(place, *words, **changes):
     text=True,
     timeout=60,
   )
+
+
+@contextlib.contextmanager
+def background(place, command, **options):
+  """A command that runs beside the block; at its end it is killed, with all that it started."""
+  process = subprocess.Popen(
+    command, env=environment(place), start_new_session=True, text=True, **options
+  )
+  try:
+    yield process
+  finally:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def wait_until(condition, what, seconds=30):

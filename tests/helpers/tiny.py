@@ -12,9 +12,9 @@ import sys
 
 import jax
 import numpy as np
-from exgrpo_jax.configs import base, smoke
 
 from exgrpo_jax import config as config_lib
+from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy import model, rotary
 from exgrpo_jax.reporting import metrics

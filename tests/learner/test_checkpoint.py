@@ -181,7 +181,7 @@ def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
     pytest.raises(
       InputError,
       match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
-      r'that are whole: 2, 5\. Make room',
+      r'2, 5\. Free some space',
     ),
     checkpoint.explain_full_disk(workdir),
   ):
@@ -202,7 +202,7 @@ def test_room_for_a_checkpoint_is_told_and_too_little_refused(mesh, tmp_path, mo
     monkeypatch.setattr(shutil, 'disk_usage', lambda _, free=free: types.SimpleNamespace(free=free))
     if free == needed:
       checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
-  with pytest.raises(InputError, match='has 0.00 GiB left, and a checkpoint takes 0.00: clear'):
+  with pytest.raises(InputError, match='has 0.00 GiB left, and a checkpoint takes 0.00: free'):
     checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
 
 
@@ -242,7 +242,7 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
   with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
     assert re.search(
-      rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is taken',
+      rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is used',
       capsys.readouterr().err,
     )
     (moved,) = (tmp_path / 'run' / 'damaged').iterdir()
@@ -281,7 +281,7 @@ def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
   change_a_sum(tmp_path / 'run' / 'checkpoints' / '5')
   like = checkpoint.abstract(state_of(mesh, 1.0).params)
-  with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; take"):
+  with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; choose"):
     checkpoint.restore_params(str(tmp_path / 'run'), None, like)
   assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like)[1] == 2
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exgrpo_jax.configs import base
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import objective
+from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import gradients, optimizer
@@ -65,9 +65,7 @@ BATCH = make_batch()
 
 def make_spec(mesh, tokens=10**6, remat='none', drop=False, **changes):
   return gradients.UpdateSpec(
-    gradient=gradients.Config(
-      tokens_per_microbatch=tokens, remat=remat, drop_zero_advantage=drop
-    ),
+    gradient=gradients.Config(tokens_per_microbatch=tokens, remat=remat, drop_zero_advantage=drop),
     objective=dataclasses.replace(OBJECTIVE, **changes),
     optimizer=OPTIMIZER,
     model=CONFIG,

@@ -148,7 +148,9 @@ def test_greedy_takes_the_most_probable_token(generate, logits):
 
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
 def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
-  for prompt, response in zip(PROMPTS, generate(distribution=token_sampling.Distribution(temperature))):
+  for prompt, response in zip(
+    PROMPTS, generate(distribution=token_sampling.Distribution(temperature))
+  ):
     logp_TV = log_softmax(logits(prompt, response) / temperature)
     assert response.logp.dtype == response.entropy.dtype == np.float32
     np.testing.assert_allclose(

@@ -259,7 +259,9 @@ def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, generated
     ):
       owner.old_logprobs(params, at_step(chosen.plan, step), wrong)
   assert owner.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
-  _, parity = changed(owner, parity={'max': 0.3}).old_logprobs(params, at_step(chosen.plan, 1), wrong)
+  _, parity = changed(owner, parity={'max': 0.3}).old_logprobs(
+    params, at_step(chosen.plan, 1), wrong
+  )
   assert parity['parity/max'] == pytest.approx(0.25, abs=1e-3)
 
 

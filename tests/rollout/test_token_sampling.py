@@ -88,7 +88,9 @@ def test_uniforms_are_of_the_question_the_sample_and_the_position():
 @pytest.mark.parametrize('size', [9, 700])
 def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
   logits_BV = np.random.default_rng(0).normal(size=(50, size)).astype(np.float32)
-  token_B, logp_B, entropy_B = _draw(token_sampling.Distribution(0.0), logits_BV, jnp.full((50, 2), 0.99))
+  token_B, logp_B, entropy_B = _draw(
+    token_sampling.Distribution(0.0), logits_BV, jnp.full((50, 2), 0.99)
+  )
   p_BV = scipy.special.softmax(logits_BV, axis=-1)
   np.testing.assert_array_equal(token_B, logits_BV.argmax(-1))
   np.testing.assert_allclose(logp_B, np.log(p_BV.max(-1)), atol=1e-5)

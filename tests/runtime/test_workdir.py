@@ -60,7 +60,7 @@ def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
 def test_only_the_sections_asked_for_are_compared(config, tmp_path):
   claim_workdir(config, str(tmp_path))
   check_workdir(changed(config, {'seed': 3}), str(tmp_path), ('model',))
-  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Take'):
+  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Choose'):
     check_workdir(changed(config, {'model.width': 64}), str(tmp_path), ('model',))
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.stand_ins import (
   LOCATION,
   RECORD,
+  background,
   calls,
   dry_calls,
   environment,
@@ -101,16 +102,11 @@ def test_sigterm_to_a_pod_reaches_training_and_its_exit_code_is_the_pods(launch,
   workload, pod = launch
   trains = 'trap "exit 75" TERM; echo ready; while true; do sleep .1; done'
   fake(place, 'python', f'[[ $2 == pip ]] || {{ {trains}; }}')
-  process = subprocess.Popen(
-    ['bash', '-c', workload.flags['command']],
-    cwd=pod,
-    env=environment(place),
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  assert process.stdout.readline() == 'ready\n'
-  process.terminate()
-  assert process.wait(timeout=30) == 75
+  command = ['bash', '-c', workload.flags['command']]
+  with background(place, command, cwd=pod, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == 'ready\n'
+    process.terminate()
+    assert process.wait(timeout=30) == 75
 
 
 def test_delete_removes_the_workload_or_the_cluster_and_asks_first(place):

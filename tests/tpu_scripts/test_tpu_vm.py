@@ -2,9 +2,7 @@
 
 import configparser
 import dataclasses
-import os
 import re
-import signal
 import subprocess
 
 import pytest
@@ -18,10 +16,10 @@ from tests.helpers.stand_ins import (
   ROOT,
   SCRIPTS,
   answer,
+  background,
   calls,
   changes_by,
   dry_calls,
-  environment,
   fake_cloud,
   run,
   training,
@@ -182,21 +180,12 @@ def test_logs_follow_the_output_of_one_worker(arguments, number, cloud):
     (home / 'exgrpo').mkdir()
     (home / 'exgrpo' / 'log').write_text(f'{home.name} starts\n')
   output = cloud / 'output'
-  with output.open('w') as file:
-    process = subprocess.Popen(
-      [SCRIPTS / 'logs.sh', f'--variables={variables(cloud)}', *arguments],
-      env=environment(cloud),
-      stdout=file,
-      start_new_session=True,
-    )
-  try:
+  command = [SCRIPTS / 'logs.sh', f'--variables={variables(cloud)}', *arguments]
+  with output.open('w') as stdout, background(cloud, command, stdout=stdout):
     wait_until(lambda: output.read_text() == f'{number} starts\n', output.read_text)
     with (cloud / number / 'exgrpo' / 'log').open('a') as log:
       log.write('more\n')
     wait_until(lambda: output.read_text() == f'{number} starts\nmore\n', output.read_text)
-  finally:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def test_logs_of_all_workers_or_of_one_by_its_number(cloud):

@@ -8,8 +8,8 @@ from tests.helpers.stand_ins import (
   RECORD,
   ROOT,
   SCRIPTS,
+  background,
   calls,
-  environment,
   fake,
   fake_venv,
   wait_until,
@@ -112,12 +112,16 @@ def test_metrics_reach_the_bucket_while_training_runs(place):
 
 def test_in_the_foreground_a_worker_exits_as_training_does_and_passes_sigterm_on(place):
   assert worker(place, 'run', '/none', 'bash', '-c', 'exit 5').returncode == 5
-  process = subprocess.Popen(
-    [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', TRAIN],
-    env=environment(place),
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  assert process.stdout.readline() == 'ready\n'
-  process.terminate()
-  assert process.wait(timeout=30) == 7
+  command = [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', TRAIN]
+  with background(place, command, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == 'ready\n'
+    process.terminate()
+    assert process.wait(timeout=30) == 7
+
+
+def test_sigterm_that_comes_as_soon_as_training_starts_is_not_lost(place):
+  train = 'trap "exit 7" TERM; kill -TERM $PPID; while true; do sleep .1; done'
+  command = [SCRIPTS / 'worker.sh', 'run', '/none', 'bash', '-c', train]
+  for _ in range(5):
+    with background(place, command) as process:
+      assert process.wait(timeout=30) == 7

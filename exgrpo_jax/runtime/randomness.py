@@ -1,0 +1,56 @@
+"""Randomness: one root per run, a purpose for each use, then where it is used.
+
+Every random number of a run comes from here. It depends on the seed, the purpose and the place
+(step, update or epoch; question row, sample and position) alone: not on what was drawn before,
+nor on hosts, slots or batches. So a resumed run continues as it would have, an evaluation by hand
+repeats the run's, and no two purposes share a stream where their numbers coincide.
+"""
+
+import enum
+import functools
+
+import jax
+import numpy as np
+
+
+class Purpose(enum.IntEnum):
+  """What random numbers are for. A purpose's number is part of its streams: never change one."""
+
+  INIT = 0  # parameters of a model from scratch
+  ROLLOUT = 1  # responses to train on; by step
+  EVALUATION = 2  # responses of an evaluation; by step
+  WARM_START_CHECK = 3  # responses that tell whether a warm start is enough; by update
+  STOCHASTIC_ROUNDING = 4  # of the optimizer's moments; by update
+  PLAN = 5  # which questions are replayed, and the order of groups; by step
+  TRAJECTORY = 6  # which stored success is replayed, where that is random; by step
+  QUESTION_STREAM = 7  # the order of questions; by epoch
+  WARM_START_ORDER = 8  # the order of worked solutions; by epoch
+
+
+def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
+  """The JAX key of a purpose at a place, such as a step; `place` may be traced."""
+  return functools.reduce(jax.random.fold_in, (int(purpose), place), jax.random.key(seed))
+
+
+def generator(seed: int, purpose: Purpose, place: int = 0) -> np.random.Generator:
+  """The NumPy generator of a purpose at a place, such as a step."""
+  # As a spawn key, not as a tuple of entropy: of that, trailing zeros do not count.
+  return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place)))
+
+
+def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:
+  """A key for each response, from the step's key, its question's row and its sample index."""
+
+  def row_key(question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(key, question_row), sample_index)
+
+  return jax.vmap(row_key)(question_row_B, sample_index_B)
+
+
+def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
+  """float32 [B, 2] in [0, 1), from each response's key and the position in it."""
+
+  def uniform(key: jax.Array, position: jax.Array) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(key, position), (2,))
+
+  return jax.vmap(uniform)(key_B, position_B)

@@ -1,0 +1,18 @@
+"""What the tests of the room share."""
+
+import pytest
+from exgrpo_jax.configs import qwen2_5_math_1_5b
+
+from exgrpo_jax import experiment
+from exgrpo_jax.policy import sharding
+
+
+@pytest.fixture(scope='package')
+def mesh():
+  return sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+
+
+@pytest.fixture(scope='package')
+def parsed():
+  """The configuration of the smallest backbone."""
+  return experiment.parse_config(qwen2_5_math_1_5b.get_config())

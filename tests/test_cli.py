@@ -1,0 +1,155 @@
+"""The command line: configs by name or path, flags, and refusals in one line."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import exgrpo_jax
+from exgrpo_jax import cli
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.workdir import claim_workdir
+from tests.helpers.paths import REPOSITORY
+
+COMMANDS = ('benchmark', 'capacity', 'evaluate', 'export', 'sweep', 'train')
+
+
+def command(*arguments):
+  return subprocess.run(
+    [sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
+    cwd=REPOSITORY,
+    text=True,
+    capture_output=True,
+    check=False,
+  )
+
+
+def assert_refused(done, message):
+  """One line on stderr that begins with 'error:', exit status 2, no traceback."""
+  assert done.returncode == 2, done.stderr
+  assert 'Traceback' not in done.stderr and done.stdout == ''
+  (line,) = [line for line in done.stderr.splitlines() if line.startswith('error:')]
+  assert message in line
+
+
+def test_an_override_of_no_field_is_answered_with_the_nearest(tmp_path):
+  done = command('--config=configs/smoke.py', f'--workdir={tmp_path}', '--config.replay.ratoi=0.25')
+  assert_refused(done, "error: config.replay has no 'ratoi'; did you mean 'ratio'?")
+
+
+def test_the_config_may_be_a_word_of_its_own(tmp_path):
+  """'--config x.py' is as good as '--config=x.py' to absl, and so to us."""
+  done = command('--config', 'configs/smoke.py', '--workdir', tmp_path, '--config.repaly.ratio=0')
+  assert_refused(done, "error: config has no 'repaly'; did you mean 'replay'?")
+
+
+def test_a_missing_workdir_is_told_with_an_example():
+  done = command('--config=configs/smoke.py')
+  assert_refused(
+    done,
+    '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.',
+  )
+
+
+def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(tmp_path):
+  done = command(
+    '--config=configs/smoke.py',
+    f'--workdir={tmp_path}',
+    '--config.grading.reward=nowhere_at_all:reward',
+  )
+  assert_refused(
+    done,
+    "config.grading.reward='nowhere_at_all:reward' cannot be used "
+    "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ",
+  )
+  assert not (tmp_path / 'config.json').exists()
+
+
+def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
+  """The first mistake must not make the second, right attempt 'another config'."""
+  wrong = command(
+    '--config=configs/smoke.py',
+    f'--workdir={tmp_path}/run',
+    '--config.data.train=nowhere.jsonl',
+    '--config.warm_start.data=nowhere.jsonl',
+  )
+  assert_refused(wrong, 'nowhere.jsonl: there is no such file')
+  claim_workdir(
+    importlib.import_module('exgrpo_jax.configs.smoke').get_config(), str(tmp_path / 'run')
+  )
+
+
+# Configs by name.
+
+
+def test_a_config_is_found_by_name_from_anywhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for argv in (['x', '--config=smoke', '--workdir=w'], ['x', '--config', 'smoke', '--workdir=w']):
+    resolved = ' '.join(cli.resolve_config(argv))
+    assert resolved.endswith('configs/smoke.py --workdir=w'), resolved
+
+
+def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text('')
+  assert cli.resolve_config(['x', '--config=mine.py']) == ['x', '--config=mine.py']
+  with pytest.raises(InputError, match=r'--config=other\.py: there is no such file; by name there'):
+    cli.resolve_config(['x', '--config=other.py'])
+
+
+def test_a_name_that_no_config_has_is_refused_with_those_there_are():
+  with pytest.raises(InputError, match='--config=smok: there is no config of that name; .*, smoke'):
+    cli.resolve_config(['x', '--config=smok'])
+
+
+def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
+  path = cli.shipped_path('smoke', 'exgrpo_jax.configs', 'config')
+  assert cli.portable_config(path) == 'smoke'
+  assert cli.portable_config('configs/smoke.py') == 'configs/smoke.py'
+
+
+# Flags.
+
+
+def test_all_commands_can_be_imported_together_for_none_defines_a_flag_at_import():
+  names = [module.name for module in pkgutil.iter_modules(exgrpo_jax.__path__)]
+  assert set(COMMANDS) <= set(names)
+  script = f"""
+from absl import flags
+before = set(flags.FLAGS)
+import importlib
+for name in {names!r}:
+  importlib.import_module(f'exgrpo_jax.{{name}}')
+# ml_collections and JAX define flags of their own; ours have no module of this package.
+ours = [module for module in flags.FLAGS.flags_by_module_dict() if module.startswith('exgrpo_jax')]
+assert not ours, ours
+"""
+  done = subprocess.run([sys.executable, '-c', script], text=True, capture_output=True)
+  assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
+  flags = {
+    'benchmark': {'slots', 'questions'},
+    'capacity': {'config', 'topology'},
+    'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
+    'export': {'checkpoint', 'step', 'out', 'dtype'},
+    'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
+    'train': {'config', 'workdir', 'num_processes'},
+  }
+  assert set(flags) == set(COMMANDS)
+  shown = {
+    name: subprocess.Popen(
+      [sys.executable, '-m', f'exgrpo_jax.{name}', '--help'], text=True, stdout=subprocess.PIPE
+    )
+    for name in COMMANDS
+  }
+  for name, process in shown.items():
+    text = process.communicate()[0]
+    assert f'python -m exgrpo_jax.{name}' in text, name
+    for flag in flags[name]:
+      assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
+    if 'config' in flags[name]:
+      assert 'docs/configuration.md' in text
