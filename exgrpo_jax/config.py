@@ -10,17 +10,19 @@ import difflib
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ml_collections import ConfigDict
 
 from exgrpo_jax.errors import InputError
 
+T = TypeVar('T')
+
 _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
 
 def setting(allowed: str | Sequence[Any] | None, meaning: str) -> Any:
-  """A field of a `Config`.
+  """A field of a `Config`, without a default.
 
   Args:
     allowed: an interval such as '[0, 1)' or '(0, inf)', a tuple of choices, or
@@ -30,31 +32,31 @@ def setting(allowed: str | Sequence[Any] | None, meaning: str) -> Any:
   return dataclasses.field(metadata={'allowed': allowed, 'meaning': meaning})
 
 
-def build(cls, values: Mapping[str, Any], path: str):
+def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:
   """Makes `cls` from `values`, or raises InputError naming `path` and the key.
 
   Args:
-    cls: a frozen dataclass whose fields come from `setting`, or are such dataclasses.
+    cls: a frozen dataclass whose fields are made by `setting`, or are such dataclasses.
     values: exactly the fields of `cls`; ints become floats where a float is due.
     path: where the values come from, e.g. 'config.replay'.
   """
-  fields = {field.name: field for field in dataclasses.fields(cls)}
-  check_names(values, fields, path)
+  fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
+  check_names(list(values), fields, path)
   types = typing.get_type_hints(cls)
   return cls(
     **{
-      name: _built(values[name], types[name], field.metadata, f'{path}.{name}')
+      name: _build_field(values[name], types[name], field.metadata, f'{path}.{name}')
       for name, field in fields.items()
     }
   )
 
 
-def check_names(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
+def check_names(names: Collection[str], known: Collection[str], path: str) -> None:
   """Refuses names that are not `known`, and known ones that are missing."""
-  for name in values:
+  for name in names:
     check_known(name, known, path)
   for name in known:
-    if name not in values:
+    if name not in names:
       raise InputError(f"{path} lacks '{name}'; start from configs/base.py, which sets it.")
 
 
@@ -66,31 +68,31 @@ def check_known(name: str, known: Collection[str], path: str) -> None:
     raise InputError(f"{path} has no '{name}'; {hint}")
 
 
-def _built(value, kind, metadata, path):
+def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) -> Any:
   if dataclasses.is_dataclass(kind):
     if not isinstance(value, (Mapping, ConfigDict)):
       raise InputError(
         f'{path}={value!r} must be a section of its own, such as {path}.'
         f'{dataclasses.fields(kind)[0].name}, not one value.'
       )
-    return build(kind, value, path)
+    return build(cast(Any, kind), value, path)
   allowed, meaning = metadata['allowed'], metadata['meaning']
-  value = _converted(value, kind, path, meaning)
+  value = _convert(value, kind, path, meaning)
   if allowed is None:
     return value
   if isinstance(allowed, str):
-    if not _inside(value, allowed):
+    if not _is_inside(value, allowed):
       raise InputError(f'{path}={value} must lie in {allowed}: {meaning}.')
   elif value not in allowed:
     raise InputError(f'{path}={value!r} must be one of {", ".join(map(str, allowed))}: {meaning}.')
   return value
 
 
-def _converted(value, kind, path, meaning):
+def _convert(value: Any, kind: Any, path: str, meaning: str) -> Any:
   origin = typing.get_origin(kind) or kind
   if origin is tuple and isinstance(value, (list, tuple)):
     item = typing.get_args(kind)[0]
-    return tuple(_converted(v, item, path, meaning) for v in value)
+    return tuple(_convert(v, item, path, meaning) for v in value)
   if origin is float and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
@@ -100,9 +102,10 @@ def _converted(value, kind, path, meaning):
   return value
 
 
-def _inside(value: float, interval: str) -> bool:
-  left, low, high, right = _INTERVAL.fullmatch(interval).groups()
-  low, high = float(low), float(high)
-  above = value >= low if left == '[' else value > low
-  below = value <= high if right == ']' else value < high
+def _is_inside(value: float, interval: str) -> bool:
+  match = _INTERVAL.fullmatch(interval)
+  assert match is not None, interval
+  left, low, high, right = match.groups()
+  above = value >= float(low) if left == '[' else value > float(low)
+  below = value <= float(high) if right == ']' else value < float(high)
   return above and below

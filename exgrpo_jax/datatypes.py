@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-
 # What pure functions take: NumPy on the host, jax.Array on the device or while tracing.
 Array = jax.Array | np.ndarray
 

@@ -17,6 +17,7 @@ from exgrpo_jax import config
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import prompt, questions, tokenizer
+from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
@@ -30,7 +31,7 @@ from exgrpo_jax.runtime import compilations, hosts
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(model.Config):
   """The policy: a checkpoint's weights, or random ones of the shape given here."""
 
@@ -91,7 +92,7 @@ class ExportConfig:
   last: bool = setting(None, 'workdir/export/last: the policy after the last step')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
@@ -131,7 +132,7 @@ class Experiment:
 
   config: Config
   workdir: str
-  tokenizer: tokenizer.Tokenizer
+  tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
@@ -301,7 +302,7 @@ def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   return optimizer.shapes(experiment.config.optimizer, experiment.config.num_updates, params)
 
 
-def _open_tokenizer(parsed: Config, workdir: str) -> tokenizer.Tokenizer:
+def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   if parsed.tokenizer.path or parsed.model.path:
     return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
   path = os.path.join(workdir, 'tokenizer.model')

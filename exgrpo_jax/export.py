@@ -81,8 +81,8 @@ def write(
       (epath.Path(out) / 'generation_config.json').write_text(
         json.dumps({'eos_token_id': list(tokenizer.eos_ids)})
       )
-  dtype = dtype or values.get('dtype') or values.get('torch_dtype') or 'float32'
-  weights.save(out, experiment.model, params, values, dtype)
+  original = values.get('dtype') or values.get('torch_dtype') or 'float32'
+  weights.save(out, experiment.model, params, values, dtype or original)
 
 
 def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:

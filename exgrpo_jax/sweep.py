@@ -140,6 +140,7 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
   A value of the wrong type is accepted here, for `parse_config` to refuse.
   """
   changed = copy.deepcopy(values)
+  place: Any
   for key, value in overrides.items():
     *sections, last = key.split('.')
     place, path = changed, 'config'
@@ -149,10 +150,11 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
       if not isinstance(place, ConfigDict):
         raise InputError(f"{path} is one value and has no '{last}'.")
     config.check_known(last, list(place), path)
-    if isinstance(place[last], ConfigDict):
+    present: Any = place[last]
+    if isinstance(present, ConfigDict):
       raise InputError(
         f'{path}.{last} is a section; an override sets one value, such as '
-        f"'{key}.{next(iter(place[last]))}'."
+        f"'{key}.{next(iter(present))}'."
       )
     with place.ignore_type():
       place[last] = value

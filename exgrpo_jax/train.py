@@ -98,10 +98,10 @@ def main(args: cli.Args) -> None:
     needs_params = not resumes or config.objective.kl_coefficient
     params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
     claim_workdir(args.config, args.workdir)
-    train(experiment, rollout, evaluations, params, compiled)
+    start_or_resume(experiment, rollout, evaluations, params, compiled)
 
 
-def train(
+def start_or_resume(
   experiment: Experiment,
   rollout: Rollout,
   evaluations: tuple[QuestionSet, ...],

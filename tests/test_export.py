@@ -226,8 +226,8 @@ def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{STORED}/config.json: width is 32, where config.model.width of Qwen/Big is 64; name its '
-      "folder, or set config.model.repository='' to train another."
+      f'{STORED}/config.json: width is 32, where config.model.width of Qwen/Big is 64; name the '
+      "folder of that model, or set config.model.repository='' to train another."
     ),
   ):
     experiment.open_experiment(

@@ -1,124 +1,133 @@
-"""The architecture as a test: imports go strictly downward."""
+"""The architecture as a test: the code is held to the table of rooms in docs/architecture.md."""
 
 import ast
-import pathlib
+import sys
 
-import pytest
+from tests.helpers import rooms
+from tests.helpers.paths import REPOSITORY
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent / 'exgrpo_jax'
-
-# DESIGN's section 3 from the bottom; its layer 0 has three floors, for a mesh has a Config
-# and a Config has errors, and what the verifier stands on has floors of its own.
-FLOORS = (
-  ('errors', 'types', 'clock', 'compilations', 'rewards', 'answers.units'),
-  ('config', 'hosts', 'watchdog', 'answers.tokens', 'answers.extraction'),
-  ('sharding', 'preemption', 'answers.cursor'),
-  ('answers.atoms', 'answers.number'),
-  ('answers.latex', 'answers.quantity'),
-  ('answers.answer',),
-  ('answers.equality',),
-  (
-    'objective',
-    'logprobs',
-    'verifier',
-    'replay',
-    'stream',
-    'rotary',
-    'product',
-    'prompt',
-    'draw',
-    'cache',
-    'attention',
-    'trials',
-    'launcher',
-  ),
-  ('worker',),
-  (
-    'model',
-    'tokenizer',
-    'tasks',
-    'records',
-    'grading',
-    'optimizer',
-    'metrics',
-    'plots',
-    'statistics',
-  ),
-  ('questions', 'architecture', 'slots', 'comparison', 'workdir'),
-  ('sampler',),
-  ('rollout', 'checkpoint', 'weights', 'update'),
-  ('experiment',),
-  ('evaluate', 'warm_start', 'export'),
-  ('train',),
-  ('capacity', 'sweep', 'report', 'benchmark'),
-)
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-FILES = sorted(
-  '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
-  for path in PACKAGE.rglob('*.py')
-  if path.stem != '__init__'
-)
-PACKAGES = ('exgrpo_jax', 'exgrpo_jax.answers')
+ARCHITECTURE = REPOSITORY / 'docs' / 'architecture.md'
+MAX_FILE, MAX_FUNCTION = 350, 60  # lines
 
 
-def source(name):
-  return PACKAGE.joinpath(*name.split('.')).with_suffix('.py').read_text()
+def listed():
+  table = rooms.table(ARCHITECTURE)
+  assert len(table) > 10
+  return table
 
 
-def imported(name):
-  """Dotted names of all that a file imports, wherever in it."""
-  found = set()
-  for node in ast.walk(ast.parse(source(name))):
-    if isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-    elif isinstance(node, ast.ImportFrom):
-      assert node.level == 0, f'{name}.py imports relatively, which this test does not read'
-      found |= (
-        {f'{node.module}.{alias.name}' for alias in node.names}
-        if node.module in PACKAGES
-        else {node.module}
-      )
-  return found
+def functions(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+      yield node.name, node.end_lineno - node.lineno + 1
 
 
-def own(names):
-  return {name.removeprefix('exgrpo_jax.') for name in names if name.startswith('exgrpo_jax.')}
+def test_every_room_and_every_file_is_in_the_table():
+  files = {room: set() for room in listed()}
+  for name in rooms.modules():
+    room = rooms.room_of(name)
+    inside = name.removeprefix(f'{room}.')
+    if '.' not in inside:  # of packages within a room the table names the package
+      files[room].add(f'{inside}.py')
+  assert files == {room: set(names) for room, (_, names) in listed().items()}
 
 
-def test_every_file_has_its_floor():
-  assert set(FILES) <= set(FLOOR)
-  assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} <= {'answers', '__pycache__'}
+def test_no_room_imports_one_above_it():
+  order = {room: place for place, room in enumerate(listed())}
+  upward = [
+    f'{name} imports {other}'
+    for name, others in rooms.file_edges().items()
+    for other in others
+    if order[rooms.room_of(other)] < order[rooms.room_of(name)]
+  ]
+  assert upward == []
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_imports_go_strictly_down(name):
-  assert [other for other in own(imported(name)) if FLOOR[other] >= FLOOR[name]] == []
+def test_no_file_imports_itself_through_others():
+  edges, done, path = rooms.file_edges(), set(), []
+
+  def visit(name):
+    assert name not in path, ' -> '.join([*path[path.index(name) :], name])
+    if name not in done:
+      path.append(name)
+      for other in sorted(edges[name]):
+        visit(other)
+      done.add(path.pop())
+
+  for name in edges:
+    visit(name)
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_a_file_fits_into_a_head(name):
-  assert len(source(name).splitlines()) <= 400
+def test_the_diagram_of_rooms_is_that_of_the_code():
+  """To renew it: python -m tests.helpers.rooms."""
+  assert rooms.mermaid() in ARCHITECTURE.read_text()
 
 
-def test_the_grading_worker_and_all_below_it_need_no_jax():
-  reached, waiting = set(), ['worker', 'rewards']
+def test_the_readme_has_the_same_rooms_and_purposes():
+  in_readme = rooms.table(REPOSITORY / 'README.md')
+  assert [(room, purpose) for room, (purpose, _) in in_readme.items()] == [
+    (room, purpose) for room, (purpose, _) in listed().items()
+  ]
+
+
+def test_tests_mirror_the_rooms():
+  folders = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
+  others = {'checkpoints', 'docs', 'helpers', 'processes', 'tpu_scripts', '__pycache__'}
+  assert folders - others == set(listed()) - {'commands', 'foundation'}
+
+
+def test_a_file_and_a_function_fit_into_a_head():
+  long_files = [
+    f'{name}: {lines} lines'
+    for name, path in rooms.modules().items()
+    if (lines := len(path.read_text().splitlines())) > MAX_FILE
+  ]
+  long_functions = [
+    f'{name}.{function}: {lines} lines'
+    for name, path in rooms.modules().items()
+    for function, lines in functions(path)
+    if lines > MAX_FUNCTION
+  ]
+  assert long_files + long_functions == []
+
+
+def test_no_module_has_the_name_of_a_function_in_it_or_of_the_standard_library():
+  wrong = [
+    name
+    for name, path in rooms.modules().items()
+    if (leaf := name.rpartition('.')[2]) in sys.stdlib_module_names
+    or leaf in {function for function, _ in functions(path)}
+  ]
+  assert wrong == []
+
+
+def test_grading_and_what_it_imports_need_no_jax():
+  """Its workers start in an instant, and leave the accelerator alone."""
+  edges, reached = rooms.file_edges(), set()
+  waiting = ['grading.worker', 'grading.rewards', 'verify']
   while waiting:
     name = waiting.pop()
     reached.add(name)
-    waiting += own(imported(name)) - reached
-  assert 'verifier' in reached
-  outside = {name.split('.')[0] for file in reached for name in imported(file)}
+    waiting += edges[name] - reached
+  assert 'grading.verifier' in reached
+  outside = {
+    library.split('.')[0] for name in reached for library in rooms.imported(rooms.modules()[name])
+  }
   assert not outside & {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}, reached
 
 
 def test_tensorflow_torch_and_transformers_are_never_imported():
-  outside = {name.split('.')[0] for file in FILES for name in imported(file)}
+  outside = {
+    library.split('.')[0] for path in rooms.modules().values() for library in rooms.imported(path)
+  }
   assert not outside & {'tensorflow', 'torch', 'transformers'}
 
 
-@pytest.mark.parametrize('name', [name for name in FILES if name != 'sharding'])
-def test_only_sharding_names_mesh_axes(name):
-  words = {
-    node.value for node in ast.walk(ast.parse(source(name))) if isinstance(node, ast.Constant)
-  }
-  assert not words & {'fsdp', 'tensor'}  # 'data' is also a word
+def test_only_sharding_names_mesh_axes():
+  naming = [
+    name
+    for name, path in rooms.modules().items()
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Constant) and node.value in ('fsdp', 'tensor')  # 'data' is also a word
+  ]
+  assert set(naming) == {'policy.sharding'}

@@ -81,9 +81,7 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   found = sweep.plan_trials(path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs'))
   seeds = {len(members) for members in sweep.by_setting(found).values()}
   assert seeds == {3} and len(sweep.by_setting(found)) >= 2
-  assert (
-    f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
-  )
+  assert f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,9 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   ],
 )
 def test_every_ablation_of_the_paper_has_its_file(key, values):
-  sweeps = [importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep() for name in SWEEPS]
+  sweeps = [
+    importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep() for name in SWEEPS
+  ]
   (own,) = [
     found for found in sweeps if all(set(trial) == {key, 'seed'} for trial in found.values())
   ]

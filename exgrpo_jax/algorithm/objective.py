@@ -179,7 +179,7 @@ def row_log_ratio(logp_BT: Array, inputs: LossInputs) -> jax.Array:
 
 def fresh_terms(
   logp_BT: Array, ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
   """(term_BT, is_clipped_BT) of fresh tokens, by the configured surrogate.
 
   Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; with a larger upper bound
@@ -200,7 +200,7 @@ def fresh_terms(
 
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
   """What each token adds to the objective, before its weight.
 
   The one place where fresh and replayed rows part.

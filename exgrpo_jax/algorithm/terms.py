@@ -23,9 +23,7 @@ def shaped(log_ratio: Array, beta: float) -> jax.Array:
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
 
-def ppo(
-  ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
-) -> tuple[jax.Array, jax.Array]:
+def ppo(ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag) -> tuple[Array, Array]:
   """min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
 
   `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where clipping
@@ -37,7 +35,7 @@ def ppo(
 
 def dual_clip(
   term_BT: Array, is_clipped_BT: Array, advantage_B1: Array, clip: Flag, limit: float
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
   """PPO's term, at least limit x A where A is negative: dual clip (arXiv:1912.09729).
 
   Takes and returns what `ppo` returns.
@@ -49,7 +47,7 @@ def dual_clip(
 
 def cispo(
   logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
   """A log pi times the ratio as a constant, clipped while `clip`: CISPO (arXiv:2506.13585).
 
   `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where the

@@ -164,7 +164,7 @@ def _read(path: epath.Path, **items: Any) -> Any:
 
 
 def _raise_on_all_hosts(problem: str) -> None:
-  """ValueError on all hosts where any of them has a problem; else they would wait for it forever."""
+  """ValueError on all hosts if any has a problem; else the others would wait for it forever."""
   if problems := [problem for problem in hosts.all_gather(problem) if problem]:
     raise ValueError(problems[0])
 

@@ -81,10 +81,10 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     return state._replace(nu=jax.tree.map(lambda nu: nu.astype(jnp.bfloat16), state.nu))
 
   def update(
-    gradient: optax.Updates, state: Any, params: optax.Params | None = None
+    updates: optax.Updates, state: Any, params: optax.Params | None = None
   ) -> tuple[optax.Updates, Any]:
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
-    updates, state = adam.update(gradient, state._replace(nu=exact), params)
+    updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
     keys = jax.random.split(jax.random.key(state.count), len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
@@ -133,6 +133,7 @@ def apply_gradient(
   norm = optax.tree.norm(gradient)
   is_good = jnp.isfinite(norm) & (norm <= config.skip_norm)
   updates, opt_state = make(config, num_updates).update(gradient, state.opt_state, state.params)
-  updated = TrainState(optax.apply_updates(state.params, updates), opt_state)
+  params: Any = optax.apply_updates(state.params, updates)
+  updated = TrainState(params, opt_state)
   kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
   return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good}

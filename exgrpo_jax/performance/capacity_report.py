@@ -18,7 +18,7 @@ from exgrpo_jax.performance.programs import Program
 from exgrpo_jax.performance.roofline import step_roofline
 from exgrpo_jax.rollout import stages
 
-# What a step holds for a while only, never both at once; everything else stays for the whole run.
+# Held for a part of each step, never both at once; the other arrays are resident for the whole run.
 _TRANSIENT = ('gradient', 'decode weights')
 
 
@@ -77,7 +77,7 @@ def _print_peaks(
   chip: Chip,
 ) -> dict[str, float]:
   """Prints and returns the bytes in use while each program runs, by the program's name."""
-  # The programs' own arguments count among the resident arrays only once.
+  # Resident arrays that a program takes as arguments are already counted there.
   moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
   decode_params = arrays.decode_params
   return {

@@ -64,7 +64,8 @@ def training_products(
 ) -> tuple[Callable[[], object], int]:
   """The matrix products of a forward and backward pass over all rows, microbatch by microbatch.
 
-  Every layer multiplies by the first layer's matrices. Only response tokens get logits.
+  Only response tokens get logits. Every layer multiplies by the matrices of the first, so that the
+  others need not be kept.
 
   Args:
     workload: its rows, their lengths, and the sizes of microbatches and logit chunks.

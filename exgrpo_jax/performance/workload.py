@@ -13,7 +13,7 @@ from exgrpo_jax.policy import model
 
 LENGTHS = ('equal', 'lognormal')  # how response lengths are distributed
 
-# The paper's loss, with an entropy bonus so that the loss's gradient uses the entropy too.
+# The objective of configs/base.py; which one it is hardly matters for speed.
 OBJECTIVE = objective.Config(
   clip='until_replay',
   clip_epsilon=0.2,

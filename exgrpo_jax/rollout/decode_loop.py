@@ -57,12 +57,12 @@ class Insertion(NamedTuple):
 class Decoded(NamedTuple):
   """What the rows wrote since the last sync; a row's tokens are the first of its column."""
 
-  tokens_NB: Array  # int32
-  logp_NB: Array  # float32, nats
-  entropy_NB: Array  # float32, nats
-  length_B: Array  # int32, of the response so far
-  live_B: Array  # bool
-  ended_B: Array  # bool, by an end token
+  tokens_NB: jax.Array  # int32
+  logp_NB: jax.Array  # float32, nats
+  entropy_NB: jax.Array  # float32, nats
+  length_B: jax.Array  # int32, of the response so far
+  live_B: jax.Array  # bool
+  ended_B: jax.Array  # bool, by an end token
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -148,7 +148,7 @@ def decode(
 
   Returns to the host earlier once `min_finished` rows have finished or the cache is full.
   """
-  B, S, N = len(state.live_B), kv_cache.length(state.cache), TOKENS_PER_SYNC
+  S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = model.unembedding(config, params)
   key_B = row_keys(key, state.question_row_B, state.sample_index_B)
   live_before_B = state.live_B
@@ -187,7 +187,15 @@ def decode(
     )
     return time + 1, state, decoded
 
-  decoded = Decoded(
+  start = (jnp.int32(0), state, _nothing_decoded(state))
+  _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
+  # Replicated, for every host reads it.
+  return state, jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+
+
+def _nothing_decoded(state: State) -> Decoded:
+  N, B = TOKENS_PER_SYNC, len(state.live_B)
+  return Decoded(
     tokens_NB=jnp.zeros((N, B), jnp.int32),
     logp_NB=jnp.zeros((N, B), jnp.float32),
     entropy_NB=jnp.zeros((N, B), jnp.float32),
@@ -195,9 +203,6 @@ def decode(
     live_B=state.live_B,
     ended_B=jnp.zeros(B, bool),
   )
-  _, state, decoded = jax.lax.while_loop(goes_on, decode_token, (jnp.int32(0), state, decoded))
-  # Replicated, for every host reads it.
-  return state, jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
 
 
 def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:

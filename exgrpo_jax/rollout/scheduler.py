@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from exgrpo_jax.datatypes import Response
+from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model
 from exgrpo_jax.rollout import decode_loop
@@ -109,7 +109,7 @@ class _Row:
   sample_index: int
   limit: int  # of the response, in tokens
   is_filled: bool = False  # its prompt is in the slot's cache
-  pieces: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)
+  pieces: list[tuple[Array, ...]] = dataclasses.field(default_factory=list)
   length: int = 0  # tokens in `pieces`
 
   @property

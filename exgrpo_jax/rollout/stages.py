@@ -308,7 +308,7 @@ class Rollout:
     self, params: Params, plan: Plan, responses: Responses
   ) -> tuple[Responses, dict[str, float]]:
     """Every response with the trainer's log-probabilities, and weights where `tis_limit` is set."""
-    trainer_logps, differences = self._compare(params, _with_prompts(plan, responses))
+    trainer_logps, differences = self._compare(params, plan, responses)
     logps = iter(trainer_logps)
     limit = self.objective.tis_limit
 
@@ -320,10 +320,8 @@ class Rollout:
       [recomputed(response, next(logps)) for response in group] for group in responses
     ], differences
 
-  def _check_parity(
-    self, params: Params, plan: Plan, responses: Responses
-  ) -> dict[str, float]:
-    _, differences = self._compare(params, _with_prompts(plan, responses)[: self.parity.rows])
+  def _check_parity(self, params: Params, plan: Plan, responses: Responses) -> dict[str, float]:
+    _, differences = self._compare(params, plan, responses, self.parity.rows)
     largest = differences['parity/max']
     if not largest <= self.parity.max:  # nor may it be NaN
       raise InputError(
@@ -336,9 +334,11 @@ class Rollout:
     return differences
 
   def _compare(
-    self, params: Params, rows: Sequence[tuple[np.ndarray, Response]]
+    self, params: Params, plan: Plan, responses: Responses, max_rows: int | None = None
   ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """The trainer's log-probabilities of (prompt, response) rows; how far the sampler's are off."""
+    """The trainer's log-probabilities, row after row, and how far the sampler's are off."""
+    pairs = [(p, response) for p, group in zip(plan.prompts, responses) for response in group]
+    rows = pairs[:max_rows]
     logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in rows])
     difference = np.abs(
       np.concatenate([logp - response.logp for logp, (_, response) in zip(logps, rows)])
@@ -347,9 +347,3 @@ class Rollout:
       'parity/mean': float(difference.mean()),
       'parity/max': float(difference.max()),
     }
-
-
-def _with_prompts(plan: Plan, responses: Responses) -> list[tuple[np.ndarray, Response]]:
-  return [
-    (prompt, response) for prompt, group in zip(plan.prompts, responses) for response in group
-  ]

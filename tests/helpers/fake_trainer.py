@@ -1,7 +1,7 @@
 """In place of exgrpo_jax.train for tests of what starts it: same flags, same files, no training.
 
 Step s of a run evaluates to replay.ratio + seed / 10 + s / 100. FAKE_FAILS and FAKE_HANGS
-name trials that break down, or wait ten minutes, behind their first step.
+name trials that break down, or wait ten minutes, after their first step.
 """
 
 import json
@@ -11,6 +11,8 @@ import time
 
 from absl import app, flags
 from ml_collections import config_flags
+
+from exgrpo_jax import cli
 
 CONFIG = config_flags.DEFINE_config_file('config')
 WORKDIR = flags.DEFINE_string('workdir', None, '')
@@ -50,4 +52,4 @@ def main(_):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, flags_parser=lambda argv: app.parse_flags_with_usage(cli.resolve_config(argv)))

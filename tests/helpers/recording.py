@@ -36,7 +36,7 @@ class Step:
 
 @dataclasses.dataclass
 class Recording:
-  """A whole run through train.train, and what it was made with."""
+  """A whole run through train.start_or_resume, and what it was made with."""
 
   workdir: Any
   cache: Any  # where others find what it compiled, in this process within .compiling()
@@ -95,7 +95,7 @@ def run_training(opened, params=None, values=None):
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)
-    train.train(opened, rollout, evaluations, params, compiled)
+    train.start_or_resume(opened, rollout, evaluations, params, compiled)
 
 
 def _listen(patch, steps):

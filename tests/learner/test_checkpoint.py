@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
   with (
     pytest.raises(
       InputError,
-      match=r'the disk is full \(.*(No space|quota).*\)\. Checkpoints '
+      match=r'the disk is full \(.*(No space|quota).*\)\. Complete checkpoints: '
       r'2, 5\. Free some space',
     ),
     checkpoint.explain_full_disk(workdir),

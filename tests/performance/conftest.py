@@ -1,9 +1,9 @@
 """What the tests of the room share."""
 
 import pytest
-from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 from exgrpo_jax import experiment
+from exgrpo_jax.configs import qwen2_5_math_1_5b
 from exgrpo_jax.policy import sharding
 
 
