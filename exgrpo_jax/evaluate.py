@@ -24,7 +24,8 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.token_sampling import Distribution
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import hosts, randomness
+from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 
@@ -57,10 +58,9 @@ def main(args: cli.Args) -> None:
   with jax.set_mesh(experiment.mesh):
     like = model.shapes(experiment.model, experiment.mesh)
     params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
-    key = jax.random.fold_in(jax.random.key(config.seed), step)
     for spec in args.data or config.data.evaluation:
       data = load_questions(experiment, spec)
-      scores = score_policy(experiment, params, data, step, key, out)
+      scores = score_policy(experiment, params, data, step, out)
       print(f'{spec} at step {step}, temperature {config.evaluation.temperature}')
       print(table(scores))
 
@@ -70,12 +70,12 @@ def score_policy(
   params: model.Params,
   data: QuestionSet,
   step: int,
-  key: jax.Array,
   out: str,
 ) -> dict[str, float]:
   """Scores `params` on some questions and writes a record of each into the folder `out`.
 
-  Evaluation judges the answer alone: the last box, with or without a think section.
+  Evaluation judges the answer alone: the last box, with or without a think section. Sampling
+  depends on the seed, the step and the questions, so an evaluation by hand repeats the run's.
 
   Returns:
     Metrics by name, for each source of the data: 'eval/{source}/pass@1' (the first sample), its
@@ -97,7 +97,7 @@ def score_policy(
     [prompt for prompt in data.prompts for _ in range(samples)],
     [question.row for question in data.questions for _ in range(samples)],
     list(range(samples)) * len(data.questions),
-    key,
+    randomness.key(config.seed, Purpose.EVALUATION, step),
     config.rollout.decode_spec(tokenizer, distribution),
     experiment.mesh,
   )

@@ -35,8 +35,9 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, plots, samples, step_metrics
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.runtime import compilations, hosts, preemption, watchdog
+from exgrpo_jax.runtime import compilations, hosts, preemption, randomness, watchdog
 from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
 
@@ -194,7 +195,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
       model.decode_layout(experiment.model, params, experiment.mesh)
     )
   with clock('generate'):
-    key = _key(experiment.config.seed, 'step', plan.step)
+    key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)
     responses = rollout.generate(decode_params, plan, key, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
@@ -343,18 +344,11 @@ def evaluated(
 ) -> dict[str, float]:
   """The scores of all evaluations, printed and returned as metrics."""
   scores = {}
-  key = _key(experiment.config.seed, 'evaluation', step)
   out = os.path.join(experiment.workdir, 'evaluation')
   for data in evaluations:
-    scores |= evaluate.score_policy(experiment, params, data, step, key, out)
+    scores |= evaluate.score_policy(experiment, params, data, step, out)
   print(f'evaluation after step {step}\n{evaluate.table(scores)}', flush=True)
   return scores
-
-
-def _key(seed: int, purpose: str, step: int) -> jax.Array:
-  purposes = ('init', 'step', 'evaluation')
-  key = jax.random.split(jax.random.key(seed), len(purposes))[purposes.index(purpose)]
-  return jax.random.fold_in(key, step)
 
 
 if __name__ == '__main__':

@@ -27,7 +27,8 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.scoring import score_tokens
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import hosts, randomness
+from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import write_json
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
@@ -49,7 +50,7 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {path}: {count:,} parameters', flush=True)
   else:
-    key = jax.random.fold_in(jax.random.split(jax.random.key(experiment.config.seed), 3)[0], 0)
+    key = randomness.key(experiment.config.seed, Purpose.INIT)
     params = model.init(experiment.model, key, experiment.mesh)
   if experiment.config.warm_start.num_updates:
     params = run(experiment, params, data)
@@ -128,7 +129,7 @@ def _train(
           flush=True,
         )
       if config.enough < 1 and (update + 1) % CHECK_EVERY == 0:
-        pass_rate = _pass_rate(experiment, state.params, data)
+        pass_rate = _pass_rate(experiment, state.params, data, update)
         if pass_rate >= config.enough:
           print(
             f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
@@ -137,7 +138,9 @@ def _train(
   return state.params
 
 
-def _pass_rate(experiment: Experiment, params: model.Params, data: QuestionSet) -> float:
+def _pass_rate(
+  experiment: Experiment, params: model.Params, data: QuestionSet, update: int
+) -> float:
   """Share of correct responses, one to each of the first questions, at the run's temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked = data.questions[:CHECK_ROWS]
@@ -147,7 +150,7 @@ def _pass_rate(experiment: Experiment, params: model.Params, data: QuestionSet) 
     data.prompts[:CHECK_ROWS],
     range(len(asked)),
     [0] * len(asked),
-    jax.random.key(config.seed),
+    randomness.key(config.seed, Purpose.WARM_START_CHECK, update),
     config.rollout.decode_spec(tokenizer),
     experiment.mesh,
   )
@@ -190,10 +193,10 @@ def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
   """Rows of one update: consecutive stretches of a permutation per epoch."""
   places = np.arange(update * count, (update + 1) * count)
   order = {
-    epoch: np.random.default_rng((seed, epoch)).permutation(size)
+    int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
     for epoch in np.unique(places // size)
   }
-  return [int(order[place // size][place % size]) for place in places]
+  return [int(order[int(place) // size][place % size]) for place in places]
 
 
 def _optimizer(config: optimizer.Config, warm_start: WarmStartConfig) -> optimizer.Config:

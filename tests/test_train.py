@@ -52,6 +52,11 @@ def successes(judged, is_replay):
   return sum(verdict.correct for verdict in judged) + is_replay
 
 
+def of_stream(epoch):
+  """The generator of the question stream: seed 0, purpose 7, then the epoch."""
+  return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(7, epoch)))
+
+
 def epoch_of(step):
   return step.cursor.epoch
 
@@ -131,7 +136,7 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
       if position == tiny.POOL:
         epoch, position = epoch + 1, 0
       left = [row for row in range(tiny.POOL) if retired.get(row, epoch) >= epoch]
-      row = int(np.random.default_rng((0, epoch)).permutation(tiny.POOL)[position])
+      row = int(of_stream(epoch).permutation(tiny.POOL)[position])
       position += 1
       if row not in replayed and row not in fresh and (row in left or len(left) < Q):
         fresh.append(row)

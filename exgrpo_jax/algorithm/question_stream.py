@@ -7,12 +7,15 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 
 
 @functools.lru_cache(maxsize=4)  # a step reads one epoch, or two at its border
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
   """The order of an epoch: int64 [size], read-only, the same wherever it is asked for."""
-  order = np.random.default_rng((seed, epoch)).permutation(size)
+  rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
+  order = rng.permutation(size)
   order.flags.writeable = False  # it is shared between callers
   return order
 

@@ -10,6 +10,8 @@ import optax
 from exgrpo_jax.config import setting
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.model import Params
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,9 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    keys = jax.random.split(jax.random.key(state.count), len(leaves))
+    # The same for every seed of a run: rounding is no part of the experiment.
+    key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
+    keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
 
   return optax.GradientTransformation(init, update)

@@ -82,7 +82,7 @@ def training_products(
   length = workload.prompt + workload.response
 
   @jax.jit
-  def products(
+  def multiply_forward_and_backward(
     x: jax.Array, matrix: jax.Array, y: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     return x @ matrix, y @ matrix.T, x.T @ y
@@ -93,7 +93,7 @@ def training_products(
 
   def multiply(matrix: jax.Array, num_tokens: int) -> None:
     x, y = (ones(num_tokens, size) for size in matrix.shape)
-    jax.block_until_ready(products(x, matrix, y))
+    jax.block_until_ready(multiply_forward_and_backward(x, matrix, y))
 
   room = max(1, workload.microbatch // length)
 

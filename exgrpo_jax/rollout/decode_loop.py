@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import token_sampling
+from exgrpo_jax.runtime import randomness
 
 # N. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
@@ -150,7 +151,7 @@ def decode(
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = model.unembedding(config, params)
-  key_B = row_keys(key, state.question_row_B, state.sample_index_B)
+  key_B = randomness.row_keys(key, state.question_row_B, state.sample_index_B)
   live_before_B = state.live_B
 
   def goes_on(carry: tuple[jax.Array, State, Decoded]) -> jax.Array:
@@ -164,7 +165,7 @@ def decode(
     time, state, decoded = carry
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
-      spec.distribution, logits_BV, uniforms(key_B, state.length_B)
+      spec.distribution, logits_BV, randomness.uniforms(key_B, state.length_B)
     )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(spec.eos_ids))
     length_B = state.length_B + state.live_B
@@ -203,21 +204,3 @@ def _nothing_decoded(state: State) -> Decoded:
     live_B=state.live_B,
     ended_B=jnp.zeros(B, bool),
   )
-
-
-def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:
-  """A key for each row, from the step's key, the row's question and its sample index."""
-
-  def row_key(question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(key, question_row), sample_index)
-
-  return jax.vmap(row_key)(question_row_B, sample_index_B)
-
-
-def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """float32 [B, 2], from each row's key and the position in its response."""
-
-  def uniform(key: jax.Array, position: jax.Array) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(key, position), (2,))
-
-  return jax.vmap(uniform)(key_B, position_B)

@@ -31,6 +31,8 @@ from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import scheduler, scoring
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 
 _WHOLE = (
   'training samples from the whole softmax, to which its importance weights refer; '
@@ -104,7 +106,7 @@ class Rollout:
     arguments and the seed alone, so a resumed run makes the same plan.
     """
     num_questions = self.config.questions
-    rng = np.random.default_rng((self.seed, step))
+    rng = randomness.generator(self.seed, Purpose.PLAN, step)
     replayed = replay.draw_questions(self.replay, buffer, num_questions, self.config.samples, rng)
     fresh, cursor = question_stream.take(
       cursor,
@@ -296,7 +298,8 @@ class Rollout:
     if selection == 'newest':  # stored oldest first, so a later place is newer
       return [-place for place in range(len(candidates))]
     if selection == 'random':
-      return list(np.random.default_rng((self.seed, plan.step, 1)).random(len(candidates)))
+      rng = randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step)
+      return list(rng.random(len(candidates)))
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
     logps, entropies = self.score(params, rows)
     if selection == 'lowest_perplexity':

@@ -9,6 +9,7 @@ import pytest
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
+from exgrpo_jax.runtime import randomness
 from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
@@ -463,8 +464,8 @@ def distance(config, params, row, ours, theirs):
   logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
   p_V = np.exp(logits_V - logits_V.max())
   blocks_CW = np.asarray(token_sampling._blocks(p_V[None])[0], np.float64)
-  key_B = decode_loop.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
-  uniforms = np.asarray(decode_loop.uniforms(key_B, np.array([place])))[0]
+  key_B = randomness.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
+  uniforms = np.asarray(randomness.uniforms(key_B, np.array([place])))[0]
   block = ours.tokens[place] // blocks_CW.shape[1]
   levels = (blocks_CW.sum(axis=1), blocks_CW[block])
   return min(

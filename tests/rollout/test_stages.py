@@ -79,8 +79,11 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   first, _ = recorded.rollout.plan(buffer, Cursor(), 1)
   later, _ = recorded.rollout.plan(buffer, Cursor(), 2)
   assert set(rows_of(first)) == set(rows_of(later)) and rows_of(first) != rows_of(later)
-  read = np.random.default_rng((0, 0)).permutation(tiny.POOL)[:Q]  # as the stream gives them
-  order = np.random.default_rng((0, 1)).permutation(Q)
+  def generator(purpose, place):
+    return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(purpose, place)))
+
+  read = generator(7, 0).permutation(tiny.POOL)[:Q]  # as the stream gives them in epoch 0
+  order = generator(5, 1).permutation(Q)  # of the groups of step 1
   assert rows_of(first) == read[order].tolist()
 
 

@@ -7,7 +7,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from exgrpo_jax.rollout import decode_loop, token_sampling
+from exgrpo_jax.rollout import token_sampling
+from exgrpo_jax.runtime import randomness
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
 WHOLE = token_sampling.Distribution()
@@ -50,8 +51,8 @@ def test_draws_follow_the_distribution(config, size):
   logits_V = LOGITS if size == 9 else np.random.default_rng(3).normal(size=size) * 2
   logits_V = logits_V - 1e-3 * np.arange(size)  # no ties
   count = 50_000 if size == 9 else 16_000
-  key_B = decode_loop.row_keys(jax.random.key(5), np.arange(count) // 8, np.arange(count) % 8)
-  uniform_B2 = decode_loop.uniforms(key_B, np.arange(count) % 3)
+  key_B = randomness.row_keys(jax.random.key(5), np.arange(count) // 8, np.arange(count) % 8)
+  uniform_B2 = randomness.uniforms(key_B, np.arange(count) % 3)
   logits_BV = jnp.tile(jnp.float32(logits_V), (count, 1))
   token_B, logp_B, entropy_B = _draw(config, logits_BV, uniform_B2)
   p_V = expected(config, logits_V)
@@ -69,8 +70,8 @@ def test_draws_follow_the_distribution(config, size):
 
 def test_uniforms_are_of_the_question_the_sample_and_the_position():
   def uniforms(question, sample, position, key=5):
-    key_B = decode_loop.row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
-    return tuple(np.asarray(decode_loop.uniforms(key_B, np.array([position])))[0])
+    key_B = randomness.row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
+    return tuple(np.asarray(randomness.uniforms(key_B, np.array([position])))[0])
 
   base = uniforms(1, 2, 3)
   assert base == uniforms(1, 2, 3)

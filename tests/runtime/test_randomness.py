@@ -1,0 +1,70 @@
+"""No two uses of randomness share a stream, and each can be had again."""
+
+import itertools
+
+import jax
+import numpy as np
+
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+PLACES = (0, 1, 2, 3, 7, 8)
+
+
+def test_purposes_keep_their_numbers():
+  """A checkpoint of an earlier version must continue with the same streams."""
+  assert {purpose.name: purpose.value for purpose in Purpose} == {
+    'INIT': 0,
+    'ROLLOUT': 1,
+    'EVALUATION': 2,
+    'WARM_START_CHECK': 3,
+    'STOCHASTIC_ROUNDING': 4,
+    'PLAN': 5,
+    'TRAJECTORY': 6,
+    'QUESTION_STREAM': 7,
+    'WARM_START_ORDER': 8,
+  }
+
+
+def test_no_two_of_seed_purpose_and_place_share_a_stream_on_the_host():
+  """Also where step and epoch, or seed and step, are the same number."""
+  seen = {
+    (seed, purpose, place): tuple(
+      randomness.generator(seed, purpose, place).integers(2**62, size=2)
+    )
+    for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
+  }
+  assert len(set(seen.values())) == len(seen) == 3 * 9 * 6
+
+
+def test_no_two_of_seed_purpose_and_place_share_a_key():
+  seen = {
+    tuple(np.asarray(jax.random.key_data(randomness.key(seed, purpose, place))).tolist())
+    for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
+  }
+  assert len(seen) == 3 * 9 * 6
+
+
+def test_a_stream_is_the_same_wherever_it_is_asked_for():
+  first, second = (randomness.generator(3, Purpose.PLAN, 9).random(4) for _ in range(2))
+  np.testing.assert_array_equal(first, second)
+  assert randomness.key(3, Purpose.INIT) == randomness.key(3, Purpose.INIT)
+
+
+def test_a_place_may_be_traced():
+  traced = jax.jit(lambda update: randomness.key(0, Purpose.STOCHASTIC_ROUNDING, update))(4)
+  assert traced == randomness.key(0, Purpose.STOCHASTIC_ROUNDING, 4)
+
+
+def test_a_responses_numbers_depend_on_question_sample_and_position_alone():
+  """Not on the rows beside it, nor on its place among them."""
+  key = randomness.key(0, Purpose.ROLLOUT, 1)
+  questions, samples, positions = np.array([4, 9, 4]), np.array([0, 0, 1]), np.array([5, 2, 5])
+  together = randomness.uniforms(randomness.row_keys(key, questions, samples), positions)
+  for row in range(3):
+    own = slice(row, row + 1)
+    alone = randomness.uniforms(
+      randomness.row_keys(key, questions[own], samples[own]), positions[own]
+    )
+    np.testing.assert_array_equal(alone[0], together[row])
+  assert len(set(map(float, np.ravel(together)))) == 6
