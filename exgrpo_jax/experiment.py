@@ -25,7 +25,7 @@ from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import parity, stages
 from exgrpo_jax.runtime import compilations, hosts
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
@@ -115,7 +115,7 @@ class Config:
   grading: pool.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
-  parity: stages.ParityConfig
+  parity: parity.Config
   checkpoint: checkpoint.Config
   export: ExportConfig
   metrics: metrics.Config

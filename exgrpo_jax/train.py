@@ -269,7 +269,7 @@ def report(
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   with clock('await_update'):
     clock.await_device()
-  measured = measure(run, experience, buffer, jax.device_get(sums))
+  measured = step_metrics.measure(config.replay, experience, buffer, jax.device_get(sums))
   progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
   for warning in (
     step_metrics.training_alarm(
@@ -297,25 +297,6 @@ def report(
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
     run.writer.write(plan.step, measured)
-
-
-def measure(
-  run: Run, experience: Experience, buffer: replay.Buffer, sums: Mapping[str, jax.Array]
-) -> dict[str, float]:
-  """All metrics of a step but its times, as Python floats."""
-  config, plan = run.experiment.config, experience.plan
-  totals = {name: float(value) for name, value in sums.items()}
-  return {
-    **experience.parity,
-    **step_metrics.rollout_metrics(
-      plan, experience.responses, experience.replays, experience.verdicts
-    ),
-    **step_metrics.buffer_metrics(config.replay, buffer, config.rollout.samples),
-    **objective.metrics(totals),
-    'loss': totals['loss'] / totals['updates'],
-    'gradient_norm': totals['gradient_norm'] / totals['updates'],
-    'skipped_updates': totals['skipped'],
-  }
 
 
 def save(run: Run, snapshot: Snapshot) -> None:

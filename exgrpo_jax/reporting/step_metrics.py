@@ -3,13 +3,43 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
+from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.datatypes import FAILURES, Experience, Plan, Response, Trajectory, Verdict
 from exgrpo_jax.grading import verifier
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which the grading of a response can end
 ALARM_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
+
+
+def measure(
+  config: replay.Config,
+  experience: Experience,
+  buffer: replay.Buffer,
+  sums: Mapping[str, ArrayLike],
+) -> dict[str, float]:
+  """All metrics of a step but its times.
+
+  Args:
+    config: of the replay buffer.
+    experience: what the step collected.
+    buffer: after the step.
+    sums: of the update, as `train.learn` returns them, on the host.
+  """
+  totals = {name: float(np.asarray(value)) for name, value in sums.items()}
+  num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
+  return {
+    **experience.parity,
+    **rollout_metrics(
+      experience.plan, experience.responses, experience.replays, experience.verdicts
+    ),
+    **buffer_metrics(config, buffer, num_rollouts),
+    **objective.metrics(totals),
+    'loss': totals['loss'] / totals['updates'],
+    'gradient_norm': totals['gradient_norm'] / totals['updates'],
+    'skipped_updates': totals['skipped'],
+  }
 
 
 def rollout_metrics(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from exgrpo_jax.algorithm import objective, question_stream, replay, terms
+from exgrpo_jax.algorithm import objective, question_stream, replay
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
 from exgrpo_jax.data.tokenizer import Tokenizer
@@ -23,12 +23,11 @@ from exgrpo_jax.datatypes import (
   Trajectory,
   Verdict,
 )
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import model
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import scheduler, scoring
+from exgrpo_jax.rollout import parity, scheduler, scoring
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import randomness
@@ -75,24 +74,13 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParityConfig:
-  """How far the sampler's log-probabilities may be from the trainer's."""
-
-  every: int = setting('[1, inf)', 'steps between comparisons; the first step always has one')
-  rows: int = setting('[1, inf)', 'responses that are compared')
-  max: float = setting(
-    '(0, inf)', 'largest difference of any token, in nats; beyond it the run stops'
-  )
-
-
-@dataclasses.dataclass(frozen=True)
 class Rollout:
   """What every stage needs; made once per run."""
 
   config: Config
   replay: replay.Config
   objective: objective.Config
-  parity: ParityConfig
+  parity: parity.Config
   model: model.Config
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
@@ -214,11 +202,18 @@ class Rollout:
     Raises:
       InputError: they differ by more than `parity.max`.
     """
-    if self.objective.old_logprobs == 'recompute':
-      return self._recompute_logprobs(params, plan, responses)
-    if (plan.step - 1) % self.parity.every:
+    recomputes = self.objective.old_logprobs == 'recompute'
+    if not recomputes and (plan.step - 1) % self.parity.every:
       return responses, {}
-    return responses, self._check_parity(params, plan, responses)
+    pairs = [(p, response) for p, group in zip(plan.prompts, responses) for response in group]
+    if not recomputes:
+      pairs = pairs[: self.parity.rows]
+    logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in pairs])
+    measured = parity.differences(logps, [response for _, response in pairs])
+    if recomputes:
+      return parity.recomputed(responses, logps, self.objective.tis_limit), measured
+    parity.check(self.parity, plan.step, measured)
+    return responses, measured
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> list[list[Verdict]]:
     """Verdicts by group, for responses that were submitted to `grader` by (group, sample)."""
@@ -306,47 +301,3 @@ class Rollout:
       return [-float(np.mean(logp)) for logp in logps]
     sign = {'lowest_entropy': 1, 'highest_entropy': -1}[selection]
     return [sign * float(np.mean(entropy)) for entropy in entropies]
-
-  def _recompute_logprobs(
-    self, params: Params, plan: Plan, responses: Responses
-  ) -> tuple[Responses, dict[str, float]]:
-    """Every response with the trainer's log-probabilities, and weights where `tis_limit` is set."""
-    trainer_logps, differences = self._compare(params, plan, responses)
-    logps = iter(trainer_logps)
-    limit = self.objective.tis_limit
-
-    def recomputed(response: Response, logp: np.ndarray) -> Response:
-      tis_weight = terms.tis_weight(logp, response.logp, limit) if limit else None
-      return dataclasses.replace(response, logp=logp, tis_weight=tis_weight)
-
-    return [
-      [recomputed(response, next(logps)) for response in group] for group in responses
-    ], differences
-
-  def _check_parity(self, params: Params, plan: Plan, responses: Responses) -> dict[str, float]:
-    _, differences = self._compare(params, plan, responses, self.parity.rows)
-    largest = differences['parity/max']
-    if not largest <= self.parity.max:  # nor may it be NaN
-      raise InputError(
-        f"step {plan.step}: the sampler's log-probabilities differ from the trainer's by up to "
-        f'{largest:.2g} nats (mean {differences["parity/mean"]:.2g}), more than '
-        f'config.parity.max={self.parity.max}, so importance weights would be wrong. Raise the '
-        'limit if the model computes in bfloat16 and this is rounding, or set '
-        "config.objective.old_logprobs='recompute'."
-      )
-    return differences
-
-  def _compare(
-    self, params: Params, plan: Plan, responses: Responses, max_rows: int | None = None
-  ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """The trainer's log-probabilities, row after row, and how far the sampler's are off."""
-    pairs = [(p, response) for p, group in zip(plan.prompts, responses) for response in group]
-    rows = pairs[:max_rows]
-    logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in rows])
-    difference = np.abs(
-      np.concatenate([logp - response.logp for logp, (_, response) in zip(logps, rows)])
-    )
-    return logps, {
-      'parity/mean': float(difference.mean()),
-      'parity/max': float(difference.max()),
-    }

@@ -1,26 +1,17 @@
-"""Eight devices on any machine, of one host or of two."""
+"""Processes with a given number of devices on any machine, alone or as the hosts of one run."""
 
 import os
 import socket
 import subprocess
 import sys
 
-
-def _flags(num_devices):
-  return f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={num_devices}'
+from tests.helpers.paths import REPOSITORY
 
 
-def on_eight_devices(script):
-  """Runs `script` in a process of its own, since a process cannot change its devices.
-
-  Returns what it wrote to standard error.
-  """
-  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(8)}
-  done = subprocess.run(
-    [sys.executable, '-c', script], env=env, text=True, capture_output=True, check=False
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stderr
+def environment(num_devices):
+  """The environment of a process with so many CPU devices; no process can change its own."""
+  flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={num_devices}'
+  return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
 
 
 def free_port():
@@ -42,11 +33,11 @@ jax.distributed.initialize('localhost:{free_port()}', num_processes=2,
 
 def in_two_processes(script, environments):
   """Runs `script` in two processes of four devices each, with more in the environment of each."""
-  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': _flags(4)}
   hosts = [
     subprocess.Popen(
       [sys.executable, '-c', script],
-      env=env | own,
+      cwd=REPOSITORY,
+      env=environment(4) | own,
       text=True,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,

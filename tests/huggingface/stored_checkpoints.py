@@ -1,8 +1,13 @@
 """The checkpoints that make_checkpoints.py has written, and what tests do with them."""
 
+import contextlib
+import math
+import pathlib
+from unittest import mock
+
 from safetensors.numpy import load_file, save_file
 
-from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.huggingface import architecture, weights
 from tests.helpers.paths import CHECKPOINTS
 
 NAMES = sorted(path.name for path in CHECKPOINTS.iterdir())
@@ -13,6 +18,29 @@ INDEX = 'model.safetensors.index.json'
 def read_config(folder, dtype='float32'):
   """The model.Config of a checkpoint."""
   return architecture.parse(architecture.read_json(folder), str(folder), dtype)
+
+
+def read_tensors(folder):
+  """Name -> array, of all safetensors files in a folder."""
+  return {
+    name: value
+    for file in sorted(pathlib.Path(folder).glob('*.safetensors'))
+    for name, value in load_file(file).items()
+  }
+
+
+@contextlib.contextmanager
+def recorded_reads():
+  """A list of what `weights.load` reads: (tensor, number of elements) for every slice of a matrix."""
+  file_slices, reads = weights._file_slices, []
+
+  def record(tensor, shape, index):
+    slices, block_shape = file_slices(tensor, shape, index)
+    reads.append((tensor, math.prod(block_shape)))
+    return slices, block_shape
+
+  with mock.patch.object(weights, '_file_slices', record):
+    yield reads
 
 
 def rewrite(file, change):

@@ -1,4 +1,4 @@
-"""Tests of weights: agreement with transformers, round trips, and sharded reading.
+"""Tests of weights: agreement with transformers, round trips, and remote folders.
 
 make_checkpoints.py has stored the outputs of transformers; if torch and transformers are
 installed, the same tests also run on newly made checkpoints.
@@ -21,7 +21,6 @@ from exgrpo_jax.data import tokenizer
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
-from tests.helpers.devices import on_eight_devices, on_two_hosts
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import (
   INDEX,
@@ -29,7 +28,7 @@ from tests.huggingface.stored_checkpoints import (
   SHARDED,
   SINGLE,
   read_config,
-  rewrite,
+  read_tensors,
 )
 
 
@@ -131,14 +130,6 @@ def test_bfloat16_is_close(case):
 # ---- Round trips ----
 
 
-def read_tensors(folder):
-  return {
-    name: value
-    for file in sorted(pathlib.Path(folder).glob('*.safetensors'))
-    for name, value in load_file(file).items()
-  }
-
-
 def resave(folder, directory, mesh, dtype='float32', **kwargs):
   """Loads the checkpoint in `folder` and saves it to `directory`."""
   config = read_config(folder)
@@ -227,83 +218,7 @@ def test_transformers_reads_a_saved_checkpoint(name, dtype, mesh, tmp_path):
   np.testing.assert_allclose(np.concatenate(rows), stored, atol=1e-5 if dtype == 'float32' else 0.2)
 
 
-# ---- Sharded and remote reading ----
-
-# For scripts: appends (tensor, number of elements) to `reads` for every slice of a matrix read.
-RECORDED = """
-file_slices, reads = weights._file_slices, []
-def recorded(tensor, shape, index):
-  slices, block_shape = file_slices(tensor, shape, index)
-  reads.append((tensor, math.prod(block_shape)))
-  return slices, block_shape
-weights._file_slices = recorded
-"""
-
-
-def test_eight_devices_read_only_their_slices():
-  """In every layout the values are the same, and no read exceeds one device's slice."""
-  script = f"""
-import math, pathlib
-import jax, numpy as np
-from exgrpo_jax.huggingface import architecture, weights
-from exgrpo_jax.policy import sharding
-
-{RECORDED}
-
-for name in ('llama_shards', 'qwen2_seven_queries_a_key'):
-  folder = pathlib.Path({str(CHECKPOINTS)!r}) / name
-  config = architecture.parse(architecture.read_json(folder), name, 'float32')
-  first_params = None
-  for sizes in ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)):
-    reads.clear()
-    mesh = sharding.make_mesh(sharding.Config(*sizes))
-    params = weights.load(folder, config, mesh)
-    shard_sizes = {{}}
-    for (path, layer), tensor in architecture.tensors(config).items():
-      shard = weights._get(params, path).addressable_shards[0].data
-      shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
-    assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
-    assert all(size == shard_sizes[tensor] for tensor, size in reads)
-    first_params = first_params or params
-    jax.tree.map(np.testing.assert_array_equal, params, first_params)
-  assert params['layers']['mlp']['gate_DF'].addressable_shards[0].data.shape[2] == 48 // 8
-"""
-  on_eight_devices(script)
-
-
-def test_two_hosts_read_half_each_and_the_first_writes_all(copy_checkpoint, tmp_path):
-  """Of parameters sharded over eight devices, the four devices of each host hold half."""
-  other, name = copy_checkpoint(SHARDED), 'model.norm.weight'
-  file = json.loads((other / INDEX).read_text())['weight_map'][name]
-  rewrite(other / file, lambda content: content.update({name: 2 * content[name]}))
-  script = f"""
-import math, pathlib
-from exgrpo_jax.huggingface import architecture, weights
-from exgrpo_jax.policy import sharding
-from exgrpo_jax.errors import InputError
-
-{RECORDED}
-folder = pathlib.Path({str(CHECKPOINTS / SHARDED)!r})
-config = architecture.parse(architecture.read_json(folder), '', 'float32')
-params = weights.load(folder, config, sharding.make_mesh(sharding.Config(1, 8, 1)))
-matrices = [(tensor, size) for tensor, size in reads if len(tensor.shape) == 2]
-assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both embeddings
-assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
-weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
-             architecture.read_json(folder), 'float32', shard_bytes=30_000)
-try:
-  weights.load((folder, {str(other)!r})[jax.process_index()], config,
-               sharding.make_mesh(sharding.Config(1, 8, 1)))
-  raise AssertionError('hosts with different weights were accepted')
-except InputError as error:
-  assert 'the weights of host 1 differ from those of host 0' in str(error)
-"""
-  on_two_hosts(script)
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]
-  expected, written = read_tensors(CHECKPOINTS / SHARDED), read_tensors(tmp_path / '0')
-  assert expected.keys() == written.keys()
-  for tensor in expected:
-    np.testing.assert_array_equal(expected[tensor], written[tensor], strict=True)
+# ---- Remote reading ----
 
 
 @pytest.fixture

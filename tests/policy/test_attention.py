@@ -1,4 +1,4 @@
-"""Every attention backend against jax.nn's attention: values, gradients, memory, on a mesh."""
+"""Every attention backend against jax.nn's attention: values, gradients, memory."""
 
 import functools
 
@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import Mesh
 
 from exgrpo_jax.policy import attention, sharding
-from tests.helpers.devices import on_eight_devices
 
 
 @pytest.mark.parametrize(
@@ -130,42 +129,6 @@ def interpret(monkeypatch):
     'make_splash_mha_single_device',
     functools.partial(module.make_splash_mha_single_device, interpret=True),
   )
-
-
-def test_eight_devices_compute_what_one_does():
-  """Two key/value heads on a tensor axis of four, then heads and rows it does not divide."""
-  on_eight_devices("""
-import jax, numpy as np
-from exgrpo_jax.policy import attention, sharding
-
-def note_shapes(query, key, value):
-  seen.append((query.shape, key.shape))
-  return blockwise(query, key, value)
-
-def value_and_gradients(query, key, value, cotangent):
-  mixed, backward = jax.vjp(
-      lambda *qkv: attention.causal(*qkv, 'blockwise'), query, key, value)
-  return mixed, *backward(cotangent)
-
-blockwise, seen = attention._ATTEND['blockwise'], []
-attention._ATTEND['blockwise'] = note_shapes
-mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=2, tensor=4))
-single = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-rng = np.random.default_rng(0)
-for B, N, G, query_shard, key_shard in (
-    (4, 8, 2, (2, 10, 2, 8), (2, 10, 1, 8)),
-    (3, 6, 3, (3, 10, 6, 8), (3, 10, 3, 8))):
-  inputs = [rng.normal(size=(B, 10, heads, 8)).astype(np.float32) for heads in (N, G, G, N)]
-  with jax.set_mesh(single):
-    expected = jax.jit(value_and_gradients)(*inputs)
-  with jax.set_mesh(mesh):
-    sharded = jax.jit(value_and_gradients)(*inputs)
-  assert seen == [((B, 10, N, 8), (B, 10, G, 8)), (query_shard, key_shard)], seen
-  assert sharded[0].addressable_shards[0].data.shape == query_shard
-  jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), sharded, expected)
-  seen.clear()
-""")
 
 
 @pytest.mark.parametrize(

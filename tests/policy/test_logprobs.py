@@ -10,7 +10,6 @@ import pytest
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.policy import logprobs
-from tests.helpers.devices import on_eight_devices
 from tests.helpers.losses import VARIANTS, formula, fused_example, log_softmax
 
 B, T, D, V = 3, 11, 5, 17
@@ -368,58 +367,3 @@ def test_the_fused_loss_saves_a_quarter_of_the_products_of_rematerialisation():
   )
   assert recomputed > 3.9 * 2 * 256 * 256 * 1024  # four products, none shared
   assert fused < 0.78 * recomputed, fused / recomputed
-
-
-def test_on_eight_devices_shards_of_rows_are_summed_once_after_the_loop():
-  """The same values on every mesh; if only rows are split, no collective inside the loop."""
-  on_eight_devices("""
-import functools, re, sys
-sys.path.insert(0, '.')
-import jax, numpy as np
-from exgrpo_jax.algorithm import objective
-from exgrpo_jax.policy import logprobs, sharding
-from tests.helpers.losses import fused_example
-
-config, arguments, *_ = fused_example('all', .7, width=8, vocabulary=16)
-
-def total(states, unembedding, target, tokens):
-  # States start one position before the window, as the model's do.
-  hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
-  return logprobs.fused_loss(
-      hidden, unembedding, target, tokens,
-      functools.partial(objective.token_loss, config=config, clip=True, is_first=False),
-      temperature=.7, chunk=24)
-
-def step():
-  return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))  # retraced for every mesh
-
-with jax.set_mesh(sharding.make_mesh(sharding.Config(1, 1, 1), jax.devices()[:1])):
-  expected = step()(*arguments)
-collective = re.compile(r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|'
-                        r'collective-permute)(-start)?[(]')
-for sizes in ((1, 8, 1), (1, 1, 8), (2, 2, 2)):
-  mesh = sharding.make_mesh(sharding.Config(*sizes))
-  hidden, unembedding, *rest = arguments
-  with jax.set_mesh(mesh):
-    inputs = (jax.device_put(hidden, sharding.batch(mesh, 8)),
-              jax.device_put(unembedding, sharding.named(mesh, ('embed', 'vocab'), (8, 16))),
-              *jax.device_put(rest, sharding.batch(mesh, 8)))
-    program = step().lower(*inputs).compile()
-    actual = program(*inputs)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-5),
-               actual, expected)
-  text = program.as_text()
-  bodies, inside, outside, name = set(re.findall(r'body=%?([^,]+)', text)), [], [], ''
-  for line in text.splitlines():
-    name = re.match(r'(?:ENTRY )?%?([^ ]*)', line)[1] if line.endswith('{') else name
-    if match := collective.search(line):
-      (inside if name in bodies else outside).append(match[1])
-  assert bodies, text
-  if sizes == (1, 8, 1):
-    assert not inside, inside
-    assert any('f32[8,16]' in shapes for shapes in outside), outside  # the sum over rows
-    # Rows never leave their device, and neither do windows of them.
-    assert not any('f32[8,8,8]' in shapes or 'f32[8,9,8]' in shapes for shapes in outside), outside
-  # On no mesh the gradient of the unembedding: D is 8; V is 16, or a device's share of it.
-  assert not any(re.search(r'f32[[](1,)?8,(16|8|2)[]]', shapes) for shapes in inside), inside
-""")

@@ -1,4 +1,4 @@
-"""The decoder against NumPy, with and without a cache, on one device and on eight."""
+"""The decoder against NumPy, with and without a cache."""
 
 import dataclasses
 import math
@@ -12,7 +12,6 @@ import pytest
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
-from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -255,52 +254,3 @@ def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
       model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
   for sizes in ((5, 1, 1), (1, 8, 4), (1, 1, 2), (1, 1, 12)):  # 12 is a multiple of 4
     model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
-
-
-def test_eight_devices_compute_what_one_does():
-  """The same parameters for the same key, and the same hidden states in every pass."""
-  script = f"""
-import dataclasses
-import jax, jax.numpy as jnp, numpy as np
-from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.policy.rotary import Config  # as the repr of `rope` has it
-config = model.{dataclasses.replace(CONFIG, num_layers=1)!r}
-mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
-single = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (8, 6)).astype(np.int32)
-
-def run(mesh):
-  params = model.init(config, jax.random.key(0), mesh)
-  decode_params = model.decode_layout(config, params, mesh)
-  with jax.set_mesh(mesh):
-    scanned_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
-    hidden_BTD, cache = jax.jit(model.prefill, static_argnums=(0, 3))(
-        config, decode_params, tokens_BT, 8)
-    position_B = jnp.full(8, 6)
-    hidden_BD, cache = jax.jit(model.decode, static_argnums=0)(
-        config, decode_params, tokens_BT[:, 0], position_B, cache)
-  return params, scanned_BTD, hidden_BTD, hidden_BD, cache
-
-with jax.set_mesh(mesh):
-  cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
-assert cache[0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
-sharded, expected = run(mesh), run(single)
-kernel = sharded[0]['layers']['attention']['query_DNH']
-assert kernel.addressable_shards[0].data.shape == (1, 16, 2, 8), kernel.sharding
-# While decoding, weights are replicated over the data axes and in the compute dtype.
-for dtype in ('float32', 'bfloat16'):
-  decode_params = model.decode_layout(
-      dataclasses.replace(config, dtype=dtype), sharded[0], mesh)
-  layer = decode_params['layers'][0]
-  kernel = layer['attention']['query_DNH']
-  assert kernel.addressable_shards[0].data.shape == (32, 2, 8) and kernel.dtype == dtype
-  assert layer['mlp_norm']['scale'].dtype == 'float32'
-stacked = jax.tree.map(lambda x: x[None], layer)
-jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)),
-             dict(decode_params, layers=stacked), sharded[0])
-assert sharded[4][0].value_BGSH.addressable_shards[0].data.shape == (2, 1, 8, 8)
-jax.tree.map(np.testing.assert_array_equal, sharded[0], expected[0])
-jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), sharded[1:], expected[1:])
-"""
-  on_eight_devices(script)

@@ -1,4 +1,4 @@
-"""Meshes on the devices of this machine, and on eight CPU devices made by XLA."""
+"""Meshes on the devices of this machine; for eight, see tests/processes/eight_devices.py."""
 
 import re
 
@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import sharding
-from tests.helpers.devices import on_eight_devices
 
 SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
 
@@ -94,47 +93,3 @@ def test_one_device_holds_everything():
   assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
   np.testing.assert_array_equal(sharding.constrain(x, ('batch', None)), x)
-
-
-def test_shards_on_eight_devices():
-  on_eight_devices("""
-import jax, jax.numpy as jnp
-from exgrpo_jax.policy import sharding
-
-mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=-1, tensor=2))
-assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}, mesh
-
-def shard_shape(x):
-  return x.addressable_shards[0].data.shape
-
-rows = jnp.arange(24.).reshape(8, 3)
-assert shard_shape(jax.device_put(rows, sharding.batch(mesh, 8))) == (2, 3)
-# Four shards do not divide six rows.
-assert shard_shape(jax.device_put(rows[:6], sharding.batch(mesh, 6))) == (6, 3)
-assert shard_shape(jax.device_put(rows, sharding.replicated(mesh))) == (8, 3)
-kernel = jnp.ones((4, 6))
-by_rules = sharding.named(mesh, ('embed', 'mlp'), (4, 6))
-assert shard_shape(jax.device_put(kernel, by_rules)) == (2, 3)
-
-with jax.set_mesh(mesh):
-  sharded = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
-assert shard_shape(sharded) == (2, 3), shard_shape(sharded)
-assert (sharded == rows + 1).all()
-
-def halves(x, y, z):  # of the device's shards
-  seen.append((x.shape, y.shape, z.shape))
-  return x[:, :len(y) // 2]
-
-def by_halves(num_columns):
-  return sharding.per_shard(
-      halves, [('batch', 'heads'), ('heads',), ('heads',)], ('batch', 'heads'))(
-          jnp.arange(8. * 4).reshape(8, 4), jnp.ones(num_columns), jnp.ones(2))
-
-seen = []
-with jax.set_mesh(mesh):
-  assert [sharding.num_shards(*axis) for axis in (('batch', 8), ('batch', 6), ('heads', 6))] == [
-      4, 1, 2]
-  assert jax.jit(by_halves, static_argnums=0)(4)[0].tolist() == [0, 2]
-  assert jax.jit(by_halves, static_argnums=0)(5)[0].tolist() == [0, 1]  # 2 does not divide 5
-assert seen == [((2, 2), (2,), (1,)), ((2, 4), (5,), (2,))], seen
-""")

@@ -10,7 +10,6 @@ from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 from exgrpo_jax.runtime import randomness
-from tests.helpers.devices import on_eight_devices
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -50,6 +49,13 @@ ROWS = [10, 11, 12, 10, 13, 14, 15]
 SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one question
 
 
+def make_params(config, mesh):
+  """Initial parameters, wide enough apart that logits spread over some nats."""
+  return jax.tree.map(
+    lambda x: SCALE * x if x.std() else x, model.init(config, jax.random.key(0), mesh)
+  )
+
+
 @pytest.fixture(scope='module')
 def mesh():
   return sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
@@ -57,10 +63,7 @@ def mesh():
 
 @pytest.fixture(scope='module')
 def params(mesh):
-  """Wide enough apart that logits spread over some nats."""
-  return jax.tree.map(
-    lambda x: SCALE * x if x.std() else x, model.init(CONFIG, jax.random.key(0), mesh)
-  )
+  return make_params(CONFIG, mesh)
 
 
 @pytest.fixture(scope='module')
@@ -432,9 +435,7 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
 def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
   """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
   config = dataclasses.replace(CONFIG, vocab_size=32_000)
-  params = jax.tree.map(
-    lambda x: SCALE * x if x.std() else x, model.init(config, jax.random.key(0), mesh)
-  )
+  params = make_params(config, mesh)
   decoding = model.decode_layout(config, params, mesh)
 
   def sample(slots, key=KEY):
@@ -472,27 +473,3 @@ def distance(config, params, row, ours, theirs):
     np.abs(np.cumsum(level) / level.sum() - uniform).min()
     for level, uniform in zip(levels, uniforms)
   )
-
-
-def test_eight_devices_sample_what_one_does(responses):
-  """Rows over four devices, heads over two."""
-  script = f"""
-import jax, numpy as np
-from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
-from exgrpo_jax.policy.rotary import Config  # as the repr of `rope` has it
-config = model.{CONFIG!r}
-spec = decode_loop.DecodeSpec(
-    distribution=token_sampling.Distribution(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0)
-prompts = {[prompt.tolist() for prompt in PROMPTS]}
-expected = {[response.tokens.tolist() for response in responses]}
-mesh = sharding.make_mesh(sharding.Config(data=2, fsdp=2, tensor=2))
-params = jax.tree.map(lambda x: {SCALE} * x if x.std() else x,
-                      model.init(config, jax.random.key(0), mesh))
-found = scheduler.generate(
-    config, model.decode_layout(config, params, mesh),
-    [np.array(prompt, np.int32) for prompt in prompts], {ROWS}, {SAMPLES}, jax.random.key(5),
-    spec, mesh)
-assert [response.tokens.tolist() for response in found] == expected
-"""
-  on_eight_devices(script)

@@ -1,0 +1,46 @@
+"""Weights on several hosts: each reads its share, and the first writes the files."""
+
+import json
+import shutil
+
+import numpy as np
+
+from tests.helpers.devices import on_two_hosts
+from tests.helpers.paths import CHECKPOINTS
+from tests.huggingface.stored_checkpoints import INDEX, SHARDED, read_tensors, rewrite
+
+
+def test_two_hosts_read_half_each_and_the_first_writes_all(tmp_path):
+  """Of parameters sharded over eight devices, the four devices of each host hold half."""
+  other, name = tmp_path / SHARDED, 'model.norm.weight'
+  shutil.copytree(CHECKPOINTS / SHARDED, other)
+  file = json.loads((other / INDEX).read_text())['weight_map'][name]
+  rewrite(other / file, lambda content: content.update({name: 2 * content[name]}))
+  on_two_hosts(f"""
+import math, pathlib
+from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.policy import sharding
+from exgrpo_jax.errors import InputError
+from tests.huggingface import stored_checkpoints
+
+folder = pathlib.Path({str(CHECKPOINTS / SHARDED)!r})
+config = stored_checkpoints.read_config(folder)
+with stored_checkpoints.recorded_reads() as reads:
+  params = weights.load(folder, config, sharding.make_mesh(sharding.Config(1, 8, 1)))
+matrices = [(tensor, size) for tensor, size in reads if len(tensor.shape) == 2]
+assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both embeddings
+assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
+weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
+             architecture.read_json(folder), 'float32', shard_bytes=30_000)
+try:
+  weights.load((folder, {str(other)!r})[jax.process_index()], config,
+               sharding.make_mesh(sharding.Config(1, 8, 1)))
+  raise AssertionError('hosts with different weights were accepted')
+except InputError as error:
+  assert 'the weights of host 1 differ from those of host 0' in str(error)
+""")
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['0', other.name]
+  expected, written = read_tensors(CHECKPOINTS / SHARDED), read_tensors(tmp_path / '0')
+  assert expected.keys() == written.keys()
+  for tensor in expected:
+    np.testing.assert_array_equal(expected[tensor], written[tensor], strict=True)
