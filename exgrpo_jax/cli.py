@@ -108,15 +108,20 @@ def run(
         raise InputError(f'the command must be followed by one of: {", ".join(choices)}.')
       if words and not choices:
         raise InputError(f"'{words[0]}' is not a flag; flags begin with --.")
-      meeting = hosts.Meeting(
-        *((args.coordinator_address, args.num_processes, args.process_id) if on_all_hosts else ())
-      )
-      with hosts.joined(meeting) if on_all_hosts else contextlib.nullcontext():
+      with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
       _refuse(error)
 
   app.run(guarded, flags_parser=_parse_flags)
+
+
+def _meeting(args: Args) -> hosts.Meeting:
+  return hosts.Meeting(
+    coordinator_address=args.coordinator_address,
+    num_processes=args.num_processes,
+    process_id=args.process_id,
+  )
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

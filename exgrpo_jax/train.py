@@ -166,9 +166,9 @@ def take_steps(run: Run, snapshot: Snapshot) -> None:
   Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
   """
   num_steps = run.experiment.config.num_steps
-  done, state, buffer, cursor = snapshot
+  done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
   progress = Progress(done, num_steps)
-  plan, cursor = run.rollout.plan(buffer, cursor, done + 1)
+  plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1)
   for step in range(done + 1, num_steps + 1):
     experience = collect(run, state.params, plan)
     state, sums = learn(run, state, experience)  # dispatched, not awaited
@@ -231,6 +231,7 @@ def learn(
       run.update, state.params, minibatch, clip, index == 0, run.reference
     )
     state, norms = gradients.apply_gradient(run.update, state, gradient)
+    del gradient  # the next one needs its memory
     all_sums.append(sums | norms | {'updates': jnp.float32(1)})
   sums = objective.merge_sums(all_sums)
   run.clock.dispatched(sums)

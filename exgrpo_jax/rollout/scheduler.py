@@ -243,4 +243,5 @@ def _harvest(slots: _Slots, decoded: Decoded) -> Iterator[tuple[int, int, Respon
     if not decoded.live_B[slot]:
       tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*row.pieces))
       truncated = not decoded.ended_B[slot]
-      yield slot, row.index, Response(tokens, logp, entropy, truncated)
+      response = Response(tokens=tokens, logp=logp, entropy=entropy, truncated=truncated)
+      yield slot, row.index, response

@@ -81,4 +81,10 @@ class Clock:
     """A reading; may be called from another thread than the one that runs the step."""
     (phase, since), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
-    return Now(len(self._steps), moment - self._started, phase, moment - since, median)
+    return Now(
+      step=len(self._steps),
+      step_seconds=moment - self._started,
+      phase=phase,
+      phase_seconds=moment - since,
+      median_seconds=median,
+    )

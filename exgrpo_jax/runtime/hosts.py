@@ -84,7 +84,9 @@ def _join(meeting: Meeting) -> None:
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
-      *meeting,
+      coordinator_address=meeting.coordinator_address,
+      num_processes=meeting.num_processes,
+      process_id=meeting.process_id,
       initialization_timeout=_MEETING_SECONDS,
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )

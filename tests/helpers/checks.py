@@ -10,6 +10,15 @@ import time
 import traceback
 
 
+class Checks(list):
+  """The checks of a module, in its order."""
+
+  def add(self, check):
+    """A decorator."""
+    self.append(check)
+    return check
+
+
 def run(checks):
   """Runs every check, whatever came of those before it.
 

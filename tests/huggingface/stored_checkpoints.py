@@ -31,7 +31,7 @@ def read_tensors(folder):
 
 @contextlib.contextmanager
 def recorded_reads():
-  """A list of what `weights.load` reads: (tensor, number of elements) for every slice of a matrix."""
+  """A list of all slices of matrices that `weights.load` reads: (tensor, number of elements)."""
   file_slices, reads = weights._file_slices, []
 
   def record(tensor, shape, index):

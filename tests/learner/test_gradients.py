@@ -190,14 +190,14 @@ def test_rows_of_advantage_0_may_be_left_out(gradient):
 def test_leaving_them_out_is_refused_where_a_term_pulls_at_them():
   values = base.get_config()
   values.gradient.drop_zero_advantage = True
-  with pytest.raises(InputError, match='needs config.objective.entropy_bonus=0, not 0.0001'):
+  with pytest.raises(InputError, match=r'needs config\.objective\.entropy_bonus=0, not 0\.0001'):
     experiment.parse_config(values)
 
 
 # ---- The gradient ----
 
 
-@pytest.mark.parametrize('tokens, count', [(600, 2), (220, 4)])
+@pytest.mark.parametrize(('tokens', 'count'), [(600, 2), (220, 4)])
 def test_microbatches_change_nothing(gradient, whole, tokens, count):
   assert len(cut(tokens)) == count
   assert_same(gradient(tokens=tokens), whole)

@@ -1,4 +1,4 @@
-"""Meshes on the devices of this machine; for eight, see tests/processes/eight_devices.py."""
+"""Meshes on the devices of this machine; those of eight are in tests/processes."""
 
 import re
 

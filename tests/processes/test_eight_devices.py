@@ -1,4 +1,4 @@
-"""Tests of what must hold on eight devices; eight_devices.py has the checks, one for each test."""
+"""What must hold on eight devices: a test for each check, all of which run in one process."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.helpers import checks, devices
 from tests.helpers.paths import REPOSITORY
 from tests.processes import eight_devices
 
-NAMES = [check.__name__ for check in eight_devices.CHECKS]
+NAMES = list(eight_devices.CHECKS)
 
 
 def run_python(*arguments):

@@ -123,7 +123,7 @@ def assert_same_tokens(found, expected):
 
 
 @pytest.mark.parametrize(
-  'length, limit, expected',
+  ('length', 'limit', 'expected'),
   [
     (1, 512, 32),
     (32, 512, 32),
@@ -399,7 +399,7 @@ def test_few_shapes_are_compiled(decoding, mesh):
 # Against the trainer.
 
 
-@pytest.mark.parametrize('dtype, limit', [('float32', 1e-4), ('bfloat16', 0.2)])
+@pytest.mark.parametrize(('dtype', 'limit'), [('float32', 1e-4), ('bfloat16', 0.2)])
 def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
   config = dataclasses.replace(CONFIG, dtype=dtype)

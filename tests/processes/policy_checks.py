@@ -1,0 +1,240 @@
+"""What must hold of the policy on eight devices: mostly that they compute what one does.
+
+eight_devices.py runs it.
+"""
+
+import dataclasses
+import functools
+import re
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.policy import attention, logprobs, model, sharding
+from tests.helpers.checks import Checks
+from tests.helpers.losses import fused_example
+from tests.helpers.meshes import make_mesh, one_device, shard_shape
+from tests.policy import test_attention, test_logprobs, test_model
+
+CHECKS = Checks()
+
+
+# ---- Sharding ----
+
+
+@CHECKS.add
+def one_axis_of_the_mesh_takes_the_devices_that_the_others_leave():
+  mesh = make_mesh(2, -1, 2)
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}, mesh
+
+
+@CHECKS.add
+def arrays_are_split_where_their_sizes_divide():
+  mesh, rows, kernel = make_mesh(2, 2, 2), jnp.arange(24.0).reshape(8, 3), jnp.ones((4, 6))
+  for x, placement, expected in (
+    (rows, sharding.batch(mesh, 8), (2, 3)),
+    (rows[:6], sharding.batch(mesh, 6), (6, 3)),  # four shards do not divide six rows
+    (rows, sharding.replicated(mesh), (8, 3)),
+    (kernel, sharding.named(mesh, ('embed', 'mlp'), (4, 6)), (2, 3)),
+  ):
+    actual = shard_shape(jax.device_put(x, placement))
+    assert actual == expected, (placement, actual, expected)
+
+
+@CHECKS.add
+def constrain_lays_out_an_activation():
+  rows = jnp.arange(24.0).reshape(8, 3)
+  with jax.set_mesh(make_mesh(2, 2, 2)):
+    sharded = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
+  assert shard_shape(sharded) == (2, 3), shard_shape(sharded)
+  assert (sharded == rows + 1).all()
+
+
+@CHECKS.add
+def per_shard_applies_a_function_to_the_shards_of_each_device():
+  seen = []
+
+  def first_half(x, y, z):
+    seen.append((x.shape, y.shape, z.shape))
+    return x[:, : len(y) // 2]
+
+  def halve(num_columns):
+    x = jnp.arange(8.0 * 4).reshape(8, 4)
+    in_axes = [('batch', 'heads'), ('heads',), ('heads',)]
+    by_shard = sharding.per_shard(first_half, in_axes, ('batch', 'heads'))
+    return by_shard(x, jnp.ones(num_columns), jnp.ones(2))
+
+  with jax.set_mesh(make_mesh(2, 2, 2)):
+    num_shards = [sharding.num_shards(*axis) for axis in (('batch', 8), ('batch', 6), ('heads', 6))]
+    assert num_shards == [4, 1, 2], num_shards
+    assert jax.jit(halve, static_argnums=0)(4)[0].tolist() == [0, 2]
+    assert jax.jit(halve, static_argnums=0)(5)[0].tolist() == [0, 1]  # 2 does not divide 5
+  assert seen == [((2, 2), (2,), (1,)), ((2, 4), (5,), (2,))], seen
+
+
+# ---- Attention ----
+
+
+@CHECKS.add
+def attention_is_that_of_one_device():
+  """Two key/value heads on a tensor axis of four, then heads and rows it does not divide."""
+  for B, N, G, query_shard, key_shard in (
+    (4, 8, 2, (2, 10, 2, 8), (2, 10, 1, 8)),
+    (3, 6, 3, (3, 10, 6, 8), (3, 10, 3, 8)),
+  ):
+    inputs = test_attention.random_inputs(B, 10, N, G, 8)
+    expected, unsharded_shapes = attend_on(one_device(), inputs)
+    actual, shapes = attend_on(make_mesh(1, 2, 4), inputs)
+    assert unsharded_shapes == [((B, 10, N, 8), (B, 10, G, 8))], unsharded_shapes
+    assert shapes == [(query_shard, key_shard)], shapes
+    assert shard_shape(actual[0]) == query_shard, shard_shape(actual[0])
+    test_attention.assert_close(actual, expected, 1e-5)
+
+
+def attend_on(mesh, inputs):
+  """Output and gradients, and the shapes of query and key that a device's backend is given."""
+  blockwise, shapes = attention._ATTEND['blockwise'], []
+
+  def note_shapes(query, key, value):
+    shapes.append((query.shape, key.shape))
+    return blockwise(query, key, value)
+
+  with mock.patch.dict(attention._ATTEND, blockwise=note_shapes), jax.set_mesh(mesh):
+    return test_attention.actual('blockwise', *inputs), shapes
+
+
+# ---- Model ----
+
+ONE_LAYER = dataclasses.replace(test_model.CONFIG, num_layers=1)
+
+
+@CHECKS.add
+def parameters_and_hidden_states_are_those_of_one_device():
+  """The same parameters for the same key, and the same hidden states in every pass."""
+  sharded, expected = passes_on(make_mesh(2, 2, 2)), passes_on(one_device())
+  kernel = sharded['params']['layers']['attention']['query_DNH']
+  assert shard_shape(kernel) == (1, 16, 2, 8), kernel.sharding
+  cache = sharded['cache'][0].value_BGSH
+  assert shard_shape(cache) == (2, 1, 8, 8), cache.sharding
+  jax.tree.map(np.testing.assert_array_equal, sharded.pop('params'), expected.pop('params'))
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
+
+
+def passes_on(mesh):
+  """The parameters, and what each pass of the model gives."""
+  rng = np.random.default_rng(0)
+  tokens_BT = rng.integers(0, ONE_LAYER.vocab_size, (8, 6)).astype(np.int32)
+  params = model.init(ONE_LAYER, jax.random.key(0), mesh)
+  decode_params = model.decode_layout(ONE_LAYER, params, mesh)
+  forward = jax.jit(model.hidden_states, static_argnums=0)
+  prefill = jax.jit(model.prefill, static_argnums=(0, 3))
+  decode = jax.jit(model.decode, static_argnums=0)
+  with jax.set_mesh(mesh):
+    scanned_BTD = forward(ONE_LAYER, params, tokens_BT)
+    prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, 8)
+    decoded_BD, cache = decode(ONE_LAYER, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
+  return dict(
+    params=params, scanned=scanned_BTD, prefilled=prefilled_BTD, decoded=decoded_BD, cache=cache
+  )
+
+
+@CHECKS.add
+def an_empty_cache_is_split_by_rows_and_heads():
+  with jax.set_mesh(make_mesh(2, 2, 2)):
+    cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(ONE_LAYER, 8, 8)
+  assert shard_shape(cache[0].value_BGSH) == (2, 1, 8, 8), cache[0].value_BGSH.sharding
+
+
+@CHECKS.add
+def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
+  mesh = make_mesh(2, 2, 2)
+  params = model.init(ONE_LAYER, jax.random.key(0), mesh)
+  for dtype in ('float32', 'bfloat16'):
+    decode_params = model.decode_layout(dataclasses.replace(ONE_LAYER, dtype=dtype), params, mesh)
+    layer = decode_params['layers'][0]
+    kernel = layer['attention']['query_DNH']
+    assert shard_shape(kernel) == (32, 2, 8) and kernel.dtype == dtype, kernel.sharding
+    assert layer['mlp_norm']['scale'].dtype == 'float32'
+    stacked = dict(decode_params, layers=jax.tree.map(lambda x: x[None], layer))
+    jax.tree.map(
+      lambda cast, x: np.testing.assert_array_equal(cast, x.astype(cast.dtype)), stacked, params
+    )
+
+
+# ---- The fused loss ----
+
+COLLECTIVE = re.compile(
+  r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?[(]'
+)
+LOSS_MESHES = ((1, 8, 1), (1, 1, 8), (2, 2, 2))
+
+
+@CHECKS.add
+def the_fused_loss_and_its_gradients_are_those_of_one_device():
+  _, expected = fused_loss_on(one_device())
+  for sizes in LOSS_MESHES:
+    _, actual = fused_loss_on(make_mesh(*sizes))
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, atol=2e-6, rtol=1e-5), actual, expected
+    )
+
+
+@CHECKS.add
+def where_only_rows_are_split_the_fused_loss_sums_their_shards_once_after_the_loop():
+  program, _ = fused_loss_on(make_mesh(1, 8, 1))
+  inside, outside = collectives(program)
+  assert not inside, inside
+  assert any('f32[8,16]' in shapes for shapes in outside), outside  # the sum over rows
+  # Rows never leave their device, and neither do windows of them.
+  assert not any('f32[8,8,8]' in shapes or 'f32[8,9,8]' in shapes for shapes in outside), outside
+
+
+@CHECKS.add
+def on_no_mesh_the_loop_of_the_fused_loss_moves_the_gradient_of_the_unembedding():
+  for sizes in LOSS_MESHES:
+    inside, _ = collectives(fused_loss_on(make_mesh(*sizes))[0])
+    # D is 8; V is 16, or a device's share of it.
+    assert not any(re.search(r'f32[[](1,)?8,(16|8|2)[]]', shapes) for shapes in inside), inside
+
+
+@functools.cache
+def fused_loss_on(mesh):
+  """The compiled gradient of the fused loss with all its options, and what it gives."""
+  temperature = test_logprobs.TEMPERATURE
+  config, arguments, *_ = fused_example('all', temperature, width=8, vocabulary=16)
+  token_loss = functools.partial(objective.token_loss, config=config, clip=True, is_first=False)
+
+  def total(states, unembedding, target, tokens):
+    # States start one position before the window, as the model's do.
+    hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
+    return logprobs.fused_loss(
+      hidden, unembedding, target, tokens, token_loss, temperature=temperature, chunk=24
+    )
+
+  hidden, unembedding, *rest = arguments
+  inputs = (
+    jax.device_put(hidden, sharding.batch(mesh, 8)),
+    jax.device_put(unembedding, sharding.named(mesh, ('embed', 'vocab'), (8, 16))),
+    *jax.device_put(rest, sharding.batch(mesh, 8)),
+  )
+  with jax.set_mesh(mesh):
+    gradient = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
+    program = gradient.lower(*inputs).compile()
+    return program, program(*inputs)
+
+
+def collectives(program):
+  """The result shapes of a program's collectives: of those in the bodies of loops, and others."""
+  text = program.as_text()
+  bodies = set(re.findall(r'body=%?([^,]+)', text))
+  assert bodies, text
+  inside, outside, name = [], [], ''
+  for line in text.splitlines():
+    if line.endswith('{'):
+      name = re.match(r'(?:ENTRY )?%?([^ ]*)', line)[1]
+    if match := COLLECTIVE.search(line):
+      (inside if name in bodies else outside).append(match[1])
+  return inside, outside

@@ -1,0 +1,96 @@
+"""What must hold of rollout, learner and weights on eight devices; eight_devices.py runs it."""
+
+import jax
+import numpy as np
+
+from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import scheduler
+from tests.helpers.checks import Checks
+from tests.helpers.meshes import make_mesh, one_device, shard_shape
+from tests.helpers.paths import CHECKPOINTS
+from tests.huggingface import stored_checkpoints
+from tests.learner import test_gradients
+from tests.rollout import test_scheduler
+
+CHECKS = Checks()
+
+
+# ---- Rollout ----
+
+
+@CHECKS.add
+def sampled_tokens_are_those_of_one_device():
+  """Rows over four devices, heads over two."""
+  assert sample_on(make_mesh(2, 2, 2)) == sample_on(one_device())
+
+
+def sample_on(mesh):
+  config = test_scheduler.CONFIG
+  params = test_scheduler.make_params(config, mesh)
+  responses = scheduler.generate(
+    config,
+    model.decode_layout(config, params, mesh),
+    test_scheduler.PROMPTS,
+    test_scheduler.ROWS,
+    test_scheduler.SAMPLES,
+    test_scheduler.KEY,
+    test_scheduler.SPEC,
+    mesh,
+  )
+  return [response.tokens.tolist() for response in responses]
+
+
+# ---- Learner ----
+
+
+@CHECKS.add
+def gradients_are_those_of_one_device():
+  expected = gradient_on(one_device())
+  for sizes in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
+    test_gradients.assert_same(gradient_on(make_mesh(*sizes)), expected)
+
+
+def gradient_on(mesh):
+  with jax.set_mesh(mesh):
+    params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh)
+    return jax.device_get(
+      gradients.minibatch_gradient(spec, params, test_gradients.BATCH, True, False)
+    )
+
+
+@CHECKS.add
+def each_device_holds_an_eighth_of_every_parameter_and_moment():
+  mesh = make_mesh(1, 8, 1)
+  with jax.set_mesh(mesh):
+    params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh)
+    state = optimizer.init(test_gradients.OPTIMIZER, 10, params)
+    for _ in range(2):
+      for leaf in jax.tree.leaves(state):
+        assert leaf.ndim == 0 or np.prod(shard_shape(leaf)) * 8 == leaf.size, leaf.shape
+      state, sums = test_gradients.update(spec, state, test_gradients.BATCH, True, False)
+      assert sums['skipped'] == 0
+
+
+# ---- Weights ----
+
+
+@CHECKS.add
+def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices():
+  for name in (stored_checkpoints.SHARDED, stored_checkpoints.SINGLE):
+    folder = CHECKPOINTS / name
+    config, first_params = stored_checkpoints.read_config(folder), None
+    for sizes in ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)):
+      with stored_checkpoints.recorded_reads() as reads:
+        params = weights.load(folder, config, make_mesh(*sizes))
+      shard_sizes = {}
+      for (path, layer), tensor in architecture.tensors(config).items():
+        shard = weights._get(params, path).addressable_shards[0].data
+        shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
+      assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
+      assert all(size == shard_sizes[tensor] for tensor, size in reads), reads
+      first_params = first_params or params
+      jax.tree.map(np.testing.assert_array_equal, params, first_params)
+    gate = params['layers']['mlp']['gate_DF']
+    assert shard_shape(gate)[2] == 48 // 8, gate.sharding
