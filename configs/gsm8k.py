@@ -1,7 +1,7 @@
-"""Real questions: a small model of Qwen2.5's shape, from scratch, on GSM8K.
+r"""Real questions: a small model of Qwen2.5's shape, from scratch, on GSM8K.
 
-python -m exgrpo_jax.train --config=gsm8k --workdir=/tmp/gsm8k \\
-    --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \\
+python -m exgrpo_jax.train --config=gsm8k --workdir=/tmp/gsm8k \
+    --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \
     --config.data.evaluation='("gsm8k_test.jsonl",)'
 The files are those of github.com/openai/grade-school-math. A model of 1.5 million
 parameters that is trained on nothing else writes English sentences with sums in them and solves

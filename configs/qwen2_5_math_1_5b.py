@@ -1,8 +1,8 @@
-"""The paper's smallest backbone, and what all five share.
+r"""The paper's smallest backbone, and what all five share.
 
 hf download Qwen/Qwen2.5-Math-1.5B --local-dir Qwen2.5-Math-1.5B
-python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run \\
-    --config.model.path=Qwen2.5-Math-1.5B --config.data.train=openr1_math_46k.parquet \\
+python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run \
+    --config.model.path=Qwen2.5-Math-1.5B --config.data.train=openr1_math_46k.parquet \
     --config.data.evaluation='("math_benchmarks.parquet",)'
 The data: OpenR1-Math-46k and the benchmarks, in verl's columns, as the paper's authors publish
 them. The paper's figures (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2;

@@ -1,10 +1,10 @@
 """What tests of several rooms share: a mesh, some questions, and one real run."""
 
-import contextlib
 import copy
 import fcntl
 import json
 import os
+import shutil
 import types
 
 import jax
@@ -20,7 +20,7 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_opti
 
 @pytest.fixture(scope='session', autouse=True)
 def one_device():
-  """Model code needs a mesh in context; tests that bring no other run on this one."""
+  """Model code needs a mesh in context; tests that enter no other mesh run on this one."""
   mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   with jax.set_mesh(mesh):
     yield mesh
@@ -28,13 +28,13 @@ def one_device():
 
 @pytest.fixture
 def place(tmp_path):
-  """Where stand-ins take the place of gcloud and xpk."""
+  """A folder of stand-ins that replace gcloud and xpk."""
   yield from stand_ins.folder(tmp_path)
 
 
 @pytest.fixture
 def jsonl(tmp_path):
-  """Writes lines, objects or text, to a file of the test's own; gives its path."""
+  """Writes lines, objects or text, to a file in the test's folder; returns its path."""
 
   def write(*lines, name='train.jsonl'):
     path = tmp_path / name
@@ -46,36 +46,75 @@ def jsonl(tmp_path):
   return write
 
 
-@pytest.fixture(scope='session')
-def shared(tmp_path_factory):
-  """A folder that all workers of this session share, and a lock on it."""
-  base = tmp_path_factory.getbasetemp()
-  folder = (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base) / 'shared'
-  folder.mkdir(exist_ok=True)
+@pytest.fixture
+def write_sweep(tmp_path):
+  """Writes a sweep file whose get_sweep returns an expression; returns its path."""
 
-  @contextlib.contextmanager
-  def locked():
-    with open(folder / 'lock', 'w') as file:
-      fcntl.flock(file, fcntl.LOCK_EX)
-      yield
-
-  return types.SimpleNamespace(folder=folder, locked=locked)
-
-
-@pytest.fixture(scope='session')
-def data(shared):
-  """Data specs of the recorded run, and where they are prepared."""
-  with shared.locked():
-    return types.SimpleNamespace(
-      train=tiny.write_questions(shared.folder / 'train.jsonl'),
-      evaluation=tiny.write_questions(shared.folder / 'evaluation.jsonl', 4),
-      cache=str(shared.folder / 'cache'),
+  def write(expression):
+    path = tmp_path / 'sweep.py'
+    path.write_text(
+      f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n'
     )
+    return str(path)
+
+  return write
+
+
+@pytest.fixture(scope='session')
+def session_folder(tmp_path_factory):
+  """A folder that all workers of the session share."""
+  base = tmp_path_factory.getbasetemp()
+  folder = (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base) / 'session'
+  folder.mkdir(exist_ok=True)
+  return folder
+
+
+@pytest.fixture(scope='session')
+def make_once(session_folder):
+  """A function of (name, make): a folder that make(folder) fills in one worker, for all of them.
+
+  The others wait for it. Where it fails, or its worker dies, the next one starts from nothing.
+  """
+
+  def make_in_one_worker(name, make):
+    folder, complete = session_folder / name, session_folder / f'{name}.complete'
+    with open(session_folder / f'{name}.lock', 'w') as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      if not complete.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        make(folder)
+        complete.touch()
+    return folder
+
+  return make_in_one_worker
+
+
+@pytest.fixture(scope='session')
+def compiled(session_folder):
+  """A compilation cache of JAX: runs of one shape compile in the first alone."""
+  return session_folder / 'compiled'
+
+
+@pytest.fixture(scope='session')
+def data(make_once):
+  """Data specs of the recorded run, and where they are prepared."""
+
+  def write(folder):
+    tiny.write_questions(folder / 'train.jsonl')
+    tiny.write_questions(folder / 'evaluation.jsonl', 4)
+
+  folder = make_once('data', write)
+  return types.SimpleNamespace(
+    train=str(folder / 'train.jsonl'),
+    evaluation=str(folder / 'evaluation.jsonl'),
+    cache=str(folder / 'cache'),
+  )
 
 
 @pytest.fixture(scope='session')
 def values(data):
-  """The ConfigDict of the recorded run; copy before changing it."""
+  """The ConfigDict of the recorded run; copy it before changing it."""
   config = tiny.values(data.train, data.evaluation)
   config.data.cache_dir = data.cache
   return config
@@ -83,14 +122,12 @@ def values(data):
 
 @pytest.fixture
 def config(values):
-  """The same, to spoil."""
+  """A copy of it, which the test may change."""
   return copy.deepcopy(values)
 
 
 @pytest.fixture(scope='session')
-def recorded(values, shared):
-  """A recording.Recording of a whole run, which one of the workers makes for all."""
-  with shared.locked():
-    if not (shared.folder / 'steps.pickle').exists():
-      recording.record(values, shared.folder)
-  return recording.load(values, shared.folder)
+def recorded(values, make_once, compiled):
+  """The recording.Recording of a whole run."""
+  folder = make_once('recording', lambda folder: recording.record(values, folder, compiled))
+  return recording.load(values, folder, compiled)

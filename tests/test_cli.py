@@ -16,7 +16,8 @@ from tests.helpers.paths import REPOSITORY
 COMMANDS = ('benchmark', 'capacity', 'evaluate', 'export', 'sweep', 'train')
 
 
-def command(*arguments):
+def train(*arguments):
+  """The finished process of the command."""
   return subprocess.run(
     [sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
     cwd=REPOSITORY,
@@ -26,41 +27,43 @@ def command(*arguments):
   )
 
 
-def assert_refused(done, message):
+def assert_refused(process, message):
   """One line on stderr that begins with 'error:', exit status 2, no traceback."""
-  assert done.returncode == 2, done.stderr
-  assert 'Traceback' not in done.stderr and done.stdout == ''
-  (line,) = [line for line in done.stderr.splitlines() if line.startswith('error:')]
+  assert process.returncode == 2, process.stderr
+  assert 'Traceback' not in process.stderr and process.stdout == ''
+  (line,) = [line for line in process.stderr.splitlines() if line.startswith('error:')]
   assert message in line
 
 
 def test_an_override_of_no_field_is_answered_with_the_nearest(tmp_path):
-  done = command('--config=configs/smoke.py', f'--workdir={tmp_path}', '--config.replay.ratoi=0.25')
-  assert_refused(done, "error: config.replay has no 'ratoi'; did you mean 'ratio'?")
-
-
-def test_the_config_may_be_a_word_of_its_own(tmp_path):
-  """'--config x.py' is as good as '--config=x.py' to absl, and so to us."""
-  done = command('--config', 'configs/smoke.py', '--workdir', tmp_path, '--config.repaly.ratio=0')
-  assert_refused(done, "error: config has no 'repaly'; did you mean 'replay'?")
-
-
-def test_a_missing_workdir_is_told_with_an_example():
-  done = command('--config=configs/smoke.py')
   assert_refused(
-    done,
+    train('--config=configs/smoke.py', f'--workdir={tmp_path}', '--config.replay.ratoi=0.25'),
+    "error: config.replay has no 'ratoi'; did you mean 'ratio'?",
+  )
+
+
+def test_the_config_may_be_an_argument_of_its_own(tmp_path):
+  """Absl takes '--config x.py' as well as '--config=x.py'."""
+  assert_refused(
+    train('--config', 'configs/smoke.py', '--workdir', tmp_path, '--config.repaly.ratio=0'),
+    "error: config has no 'repaly'; did you mean 'replay'?",
+  )
+
+
+def test_a_missing_workdir_is_reported_with_an_example():
+  assert_refused(
+    train('--config=configs/smoke.py'),
     '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.',
   )
 
 
 def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(tmp_path):
-  done = command(
-    '--config=configs/smoke.py',
-    f'--workdir={tmp_path}',
-    '--config.grading.reward=nowhere_at_all:reward',
-  )
   assert_refused(
-    done,
+    train(
+      '--config=configs/smoke.py',
+      f'--workdir={tmp_path}',
+      '--config.grading.reward=nowhere_at_all:reward',
+    ),
     "config.grading.reward='nowhere_at_all:reward' cannot be used "
     "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ",
   )
@@ -68,20 +71,20 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(
 
 
 def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
-  """The first mistake must not make the second, right attempt 'another config'."""
-  wrong = command(
+  """Otherwise the corrected command would be refused as another config."""
+  refused = train(
     '--config=configs/smoke.py',
     f'--workdir={tmp_path}/run',
     '--config.data.train=nowhere.jsonl',
     '--config.warm_start.data=nowhere.jsonl',
   )
-  assert_refused(wrong, 'nowhere.jsonl: there is no such file')
+  assert_refused(refused, 'nowhere.jsonl: there is no such file')
   claim_workdir(
     importlib.import_module('exgrpo_jax.configs.smoke').get_config(), str(tmp_path / 'run')
   )
 
 
-# Configs by name.
+# ---- Configs by name ----
 
 
 def test_a_config_is_found_by_name_from_anywhere(tmp_path, monkeypatch):
@@ -100,7 +103,9 @@ def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
 
 
 def test_a_name_that_no_config_has_is_refused_with_those_there_are():
-  with pytest.raises(InputError, match='--config=smok: there is no config of that name; .*, smoke'):
+  with pytest.raises(
+    InputError, match=r'--config=smok: there is no config of that name; .*, smoke'
+  ):
     cli.resolve_config(['x', '--config=smok'])
 
 
@@ -110,7 +115,7 @@ def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
   assert cli.portable_config('configs/smoke.py') == 'configs/smoke.py'
 
 
-# Flags.
+# ---- Flags ----
 
 
 def test_all_commands_can_be_imported_together_for_none_defines_a_flag_at_import():
@@ -122,12 +127,12 @@ before = set(flags.FLAGS)
 import importlib
 for name in {names!r}:
   importlib.import_module(f'exgrpo_jax.{{name}}')
-# ml_collections and JAX define flags of their own; ours have no module of this package.
+# ml_collections and JAX define flags of their own.
 ours = [module for module in flags.FLAGS.flags_by_module_dict() if module.startswith('exgrpo_jax')]
 assert not ours, ours
 """
-  done = subprocess.run([sys.executable, '-c', script], text=True, capture_output=True)
-  assert done.returncode == 0, done.stderr
+  process = subprocess.run([sys.executable, '-c', script], text=True, capture_output=True)
+  assert process.returncode == 0, process.stderr
 
 
 def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
@@ -140,16 +145,16 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
     'train': {'config', 'workdir', 'num_processes'},
   }
   assert set(flags) == set(COMMANDS)
-  shown = {
+  processes = {
     name: subprocess.Popen(
       [sys.executable, '-m', f'exgrpo_jax.{name}', '--help'], text=True, stdout=subprocess.PIPE
     )
     for name in COMMANDS
   }
-  for name, process in shown.items():
+  for name, process in processes.items():
     text = process.communicate()[0]
     assert f'python -m exgrpo_jax.{name}' in text, name
     for flag in flags[name]:
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
     if 'config' in flags[name]:
-      assert 'docs/configuration.md' in text
+      assert 'docs/configuration.md' in text, name

@@ -1,4 +1,4 @@
-"""The architecture as a test: the code is held to the table of rooms in docs/architecture.md."""
+"""The architecture: the code is held to the table of rooms in docs/architecture.md."""
 
 import ast
 import sys
@@ -10,48 +10,50 @@ ARCHITECTURE = REPOSITORY / 'docs' / 'architecture.md'
 MAX_FILE, MAX_FUNCTION = 350, 60  # lines
 
 
-def listed():
+def room_table():
+  """The rooms of docs/architecture.md, from the top."""
   table = rooms.table(ARCHITECTURE)
   assert len(table) > 10
   return table
 
 
 def functions(path):
+  """(name, lines) of every function in a file, nested ones and methods included."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
       yield node.name, node.end_lineno - node.lineno + 1
 
 
 def test_every_room_and_every_file_is_in_the_table():
-  files = {room: set() for room in listed()}
+  files = {room: set() for room in room_table()}
   for name in rooms.modules():
     room = rooms.room_of(name)
-    inside = name.removeprefix(f'{room}.')
-    if '.' not in inside:  # of packages within a room the table names the package
-      files[room].add(f'{inside}.py')
-  assert files == {room: set(names) for room, (_, names) in listed().items()}
+    stem = name.removeprefix(f'{room}.')
+    if '.' not in stem:  # the table does not list the files of a package within a room
+      files[room].add(f'{stem}.py')
+  assert files == {room: set(names) for room, (_, names) in room_table().items()}
 
 
 def test_no_room_imports_one_above_it():
-  order = {room: place for place, room in enumerate(listed())}
+  level = {room: index for index, room in enumerate(room_table())}
   upward = [
-    f'{name} imports {other}'
-    for name, others in rooms.file_edges().items()
-    for other in others
-    if order[rooms.room_of(other)] < order[rooms.room_of(name)]
+    f'{name} imports {imported}'
+    for name, imports in rooms.file_edges().items()
+    for imported in imports
+    if level[rooms.room_of(imported)] < level[rooms.room_of(name)]
   ]
   assert upward == []
 
 
-def test_no_file_imports_itself_through_others():
+def test_there_is_no_cycle_of_imports():
   edges, done, path = rooms.file_edges(), set(), []
 
   def visit(name):
     assert name not in path, ' -> '.join([*path[path.index(name) :], name])
     if name not in done:
       path.append(name)
-      for other in sorted(edges[name]):
-        visit(other)
+      for imported in sorted(edges[name]):
+        visit(imported)
       done.add(path.pop())
 
   for name in edges:
@@ -66,17 +68,17 @@ def test_the_diagram_of_rooms_is_that_of_the_code():
 def test_the_readme_has_the_same_rooms_and_purposes():
   in_readme = rooms.table(REPOSITORY / 'README.md')
   assert [(room, purpose) for room, (purpose, _) in in_readme.items()] == [
-    (room, purpose) for room, (purpose, _) in listed().items()
+    (room, purpose) for room, (purpose, _) in room_table().items()
   ]
 
 
 def test_tests_mirror_the_rooms():
   folders = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
-  others = {'checkpoints', 'docs', 'helpers', 'processes', 'tpu_scripts', '__pycache__'}
-  assert folders - others == set(listed()) - {'commands', 'foundation'}
+  no_room = {'checkpoints', 'docs', 'helpers', 'processes', 'tpu_scripts', '__pycache__'}
+  assert folders - no_room == set(room_table()) - {'commands', 'foundation'}
 
 
-def test_a_file_and_a_function_fit_into_a_head():
+def test_files_and_functions_are_short_enough_to_keep_in_mind():
   long_files = [
     f'{name}: {lines} lines'
     for name, path in rooms.modules().items()
@@ -92,42 +94,41 @@ def test_a_file_and_a_function_fit_into_a_head():
 
 
 def test_no_module_has_the_name_of_a_function_in_it_or_of_the_standard_library():
-  wrong = [
+  ambiguous = [
     name
     for name, path in rooms.modules().items()
-    if (leaf := name.rpartition('.')[2]) in sys.stdlib_module_names
-    or leaf in {function for function, _ in functions(path)}
+    if (stem := name.rpartition('.')[2]) in sys.stdlib_module_names
+    or stem in {function for function, _ in functions(path)}
   ]
-  assert wrong == []
+  assert ambiguous == []
+
+
+def imported_packages(names):
+  """The top-level packages that modules of ours import."""
+  paths = rooms.modules()
+  return {
+    imported.split('.')[0] for name in names for imported in rooms.imported_names(paths[name])
+  }
 
 
 def test_grading_and_what_it_imports_need_no_jax():
   """Its workers start in an instant, and leave the accelerator alone."""
-  edges, reached = rooms.file_edges(), set()
-  waiting = ['grading.worker', 'grading.rewards', 'verify']
-  while waiting:
-    name = waiting.pop()
-    reached.add(name)
-    waiting += edges[name] - reached
+  starts, edges = {'grading.worker', 'grading.rewards', 'verify'}, rooms.file_edges()
+  reached = starts.union(*(rooms.reachable(edges, start) for start in starts))
   assert 'grading.verifier' in reached
-  outside = {
-    library.split('.')[0] for name in reached for library in rooms.imported(rooms.modules()[name])
-  }
-  assert not outside & {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}, reached
+  jax_packages = {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}
+  assert not imported_packages(reached) & jax_packages, reached
 
 
 def test_tensorflow_torch_and_transformers_are_never_imported():
-  outside = {
-    library.split('.')[0] for path in rooms.modules().values() for library in rooms.imported(path)
-  }
-  assert not outside & {'tensorflow', 'torch', 'transformers'}
+  assert not imported_packages(rooms.modules()) & {'tensorflow', 'torch', 'transformers'}
 
 
 def test_only_sharding_names_mesh_axes():
-  naming = [
+  naming = {
     name
     for name, path in rooms.modules().items()
     for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Constant) and node.value in ('fsdp', 'tensor')  # 'data' is also a word
-  ]
-  assert set(naming) == {'policy.sharding'}
+    if isinstance(node, ast.Constant) and node.value in ('fsdp', 'tensor')  # 'data' has other uses
+  }
+  assert naming == {'policy.sharding'}

@@ -1,4 +1,4 @@
-"""Many runs: checked before the first starts, run, interrupted, resumed, compared."""
+"""The sweep command: trials are checked before the first starts, run, resumed and compared."""
 
 import copy
 import importlib
@@ -16,9 +16,8 @@ import pytest
 from exgrpo_jax import cli, sweep
 from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import comparison, metrics, plots
+from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
-from exgrpo_jax.sweeps import trials
 from tests.helpers.paths import REPOSITORY
 
 SWEEPS = cli.shipped_names('exgrpo_jax.configs.sweeps')
@@ -34,53 +33,42 @@ def fake_trainer(monkeypatch):
 
 
 @pytest.fixture
-def write_sweep(tmp_path):
-  """Writes a sweep file whose get_sweep returns the expression; gives its path."""
-
-  def write(expression):
-    path = tmp_path / 'sweep.py'
-    path.write_text(
-      f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n'
-    )
-    return str(path)
-
-  return write
-
-
-@pytest.fixture
 def plan(write_sweep, tmp_path):
-  """The trials of an expression over smoke.py of 2 steps, in tmp_path/runs."""
+  """A function: the trials of an expression over smoke.py of 2 steps, in tmp_path/runs."""
 
-  def planned(expression, given=None):
+  def plan_expression(expression, given=None):
     given = {'num_steps': 2} | (given or {})
     values = sweep.overridden(smoke.get_config(), given)
     return sweep.plan_trials(write_sweep(expression), values, SMOKE, given, str(tmp_path / 'runs'))
 
-  return planned
+  return plan_expression
 
 
-def run(found, tmp_path, parallel=1):
-  """sweep.run of all trials of `found` that are not finished."""
-  left = [trial for trial in found if not sweep.is_finished(trial)]
-  return sweep.run(found, left, str(tmp_path / 'runs'), parallel)
+def run(planned, tmp_path, parallel=1):
+  """sweep.run of all planned trials that are not finished; returns the exit status."""
+  left = [trial for trial in planned if not sweep.is_finished(trial)]
+  return sweep.run(planned, left, str(tmp_path / 'runs'), parallel)
 
 
 def starts(tmp_path):
+  """How often each trial was started."""
   return {
     path.parent.name: len(path.read_text().splitlines())
     for path in (tmp_path / 'runs').glob('*/starts')
   }
 
 
-# The sweep files.
+# ---- The sweep files ----
 
 
 @pytest.mark.parametrize('name', SWEEPS)
 def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   path = str(REPOSITORY / 'configs' / 'sweeps' / f'{name}.py')
-  found = sweep.plan_trials(path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs'))
-  seeds = {len(members) for members in sweep.by_setting(found).values()}
-  assert seeds == {3} and len(sweep.by_setting(found)) >= 2
+  planned = sweep.plan_trials(
+    path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
+  )
+  seeds = {len(members) for members in sweep.by_setting(planned).values()}
+  assert seeds == {3} and len(sweep.by_setting(planned)) >= 2
   assert f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
 
 
@@ -104,91 +92,61 @@ def test_every_ablation_of_the_paper_has_its_file(key, values):
   sweeps = [
     importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep() for name in SWEEPS
   ]
-  (own,) = [
-    found for found in sweeps if all(set(trial) == {key, 'seed'} for trial in found.values())
+  (trials,) = [
+    trials for trials in sweeps if all(set(trial) == {key, 'seed'} for trial in trials.values())
   ]
-  tried = {trial[key] for trial in own.values()}
+  tried = {trial[key] for trial in trials.values()}
   assert tried == values if values else {0.1, 0.35} & tried and len(tried) > 2
 
 
-# Grids and lists.
-
-
-def test_a_grid_is_every_combination_named_by_its_values():
-  assert trials.grid({'replay.ratio': [0.0, 0.25], 'seed': range(2)}) == {
-    'ratio=0,seed=0': {'replay.ratio': 0.0, 'seed': 0},
-    'ratio=0,seed=1': {'replay.ratio': 0.0, 'seed': 1},
-    'ratio=0.25,seed=0': {'replay.ratio': 0.25, 'seed': 0},
-    'ratio=0.25,seed=1': {'replay.ratio': 0.25, 'seed': 1},
-  }
-
-
-def test_a_list_has_names_of_its_own():
-  assert trials.listed({'whole': {}, 'plain': {'replay.ratio': 0.0}}, {'seed': [3]}) == {
-    'whole,seed=3': {'seed': 3},
-    'plain,seed=3': {'replay.ratio': 0.0, 'seed': 3},
-  }
-
-
-def test_a_list_without_axes_is_as_it_stands():
-  assert trials.listed({'plain': {'replay.ratio': 0.0}}, {}) == {'plain': {'replay.ratio': 0.0}}
-
-
-# What is refused before anything starts.
+# ---- What is refused before anything starts ----
 
 
 @pytest.mark.parametrize(
   ('expression', 'message'),
   [
-    (
+    pytest.param(
       "{'a': {'replay.ratoi': 0.}}",
       "trial 'a': config.replay has no 'ratoi'; did you mean 'ratio'?",
+      id='unknown_key',
     ),
-    (
+    pytest.param(
       "{'a': {'seed': 0}, 'b': {'replay.ratio': 1.5}}",
       "trial 'b': config.replay.ratio=1.5 must lie in [0, 1): ",
+      id='value_out_of_range',
     ),
-    (
+    pytest.param(
       "{'a': {'objective.shaping': 'off'}}",
       "trial 'a': config.objective.shaping='off' must be of type bool",
+      id='value_of_another_type',
     ),
-    (
+    pytest.param(
       "{'a': {'replay': 0.}}",
       "trial 'a': config.replay is a section; an override sets one value, "
       "such as 'replay.bucket_by'.",
+      id='a_section',
     ),
-    ("{'a': {'seed.x': 0}}", "trial 'a': config.seed is one value and has no 'x'."),
-    (
+    pytest.param(
+      "{'a': {'seed.x': 0}}", "trial 'a': config.seed is one value and has no 'x'.", id='no_section'
+    ),
+    pytest.param(
       "{'a': {'num_steps': 3}}",
-      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3; only one of them can be.",
+      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3; only one of them can "
+      'be.',
+      id='given_on_the_command_line_too',
     ),
-    (
+    pytest.param(
       "{'a': {'seed': 0}, 'b': {}}",
       "trials 'a' and 'b' are the same run; to repeat a setting, vary its 'seed'.",
+      id='the_same_run_twice',
     ),
-    ("{'a': {'seed': 1}, 'A': {'seed': 2}}", "trials 'a' and 'A' differ only in case"),
-    ("trials.grid({'seed': [1, 1]})", "two trials are named 'seed=1'"),
-    ("trials.grid({'replay.ratio': [.1, .10000001]})", "two trials are named 'ratio=0.1'"),
-    ("{'../a': {}}", "a trial cannot be named '../a', because its folder gets the same name"),
-    ("{'..': {}}", "a trial cannot be named '..'"),
-    ("trials.grid({'data.train': ['x.jsonl[:5]']})", "cannot be named 'train=x.jsonl[:5]'"),
-    ("{'a': 1}", "trial 'a' must be {dotted config key: value}, not 1."),
-    ('[]', 'get_sweep() must return trial name -> {config key: value}, at least one, not [].'),
-    ('1 / 0', 'ZeroDivisionError: division by zero'),
+    pytest.param("{'..': {}}", "a trial cannot be named '..'", id='bad_sweep_file'),
   ],
 )
-def test_a_trial_that_cannot_be_is_named(expression, message, plan, tmp_path):
+def test_an_impossible_trial_is_refused_by_name(expression, message, plan, tmp_path):
   with pytest.raises(InputError, match=re.escape(message)):
     plan(expression)
   assert not (tmp_path / 'runs').exists()
-
-
-def test_a_missing_sweep_file_and_one_without_get_sweep_are_refused(tmp_path):
-  with pytest.raises(InputError, match=r'nowhere\.py: there is no such file; configs/sweeps/ has'):
-    trials.load('nowhere.py')
-  (tmp_path / 'empty.py').write_text('')
-  with pytest.raises(InputError, match=r'empty\.py: it has no get_sweep\(\)'):
-    trials.load(str(tmp_path / 'empty.py'))
 
 
 def test_a_workdir_of_another_sweep_or_of_other_overrides_is_refused(plan, tmp_path):
@@ -199,9 +157,11 @@ def test_a_workdir_of_another_sweep_or_of_other_overrides_is_refused(plan, tmp_p
     'another --workdir for another sweep, or move that folder away',
   ):
     plan("{'b': {'seed': 1}}")
-  with pytest.raises(InputError, match='a belongs to another config: config.seed was 1, is 2'):
+  with pytest.raises(InputError, match=r'a belongs to another config: config\.seed was 1, is 2'):
     plan("{'a': {'seed': 2}}")
-  with pytest.raises(InputError, match='a belongs to another config: config.replay.sigma was 1.0'):
+  with pytest.raises(
+    InputError, match=r'a belongs to another config: config\.replay\.sigma was 1\.0'
+  ):
     plan("{'a': {'seed': 1}}", {'replay.sigma': 2.0})
   assert len(plan("{'a': {'seed': 1}, 'b': {'seed': 2}}")) == 2  # a sweep may grow
 
@@ -213,25 +173,25 @@ def test_a_workdir_of_a_single_run_is_refused(plan, tmp_path):
     plan("{'a': {}}")
 
 
-# What is run.
+# ---- What is run ----
 
 
 def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
-  """Every type of value; the trainer reads the same config as was checked here."""
-  found = plan(
+  """Values of every type: the trainer reads the same config that was checked here."""
+  planned = plan(
     "{'a': {'replay.ratio': 0, 'objective.dual_clip': float('inf'), "
     "'optimizer.epsilon': 1.6e-10, 'objective.shaping': False, 'seed': 7, "
     "'data.train': 'arithmetic:train[:64]', "
     "'data.evaluation': ['arithmetic:test[:8]', 'it\\'s \"x\".jsonl']}}"
   )
-  assert run(found, tmp_path) == 0
+  assert run(planned, tmp_path) == 0
   written = json.loads((tmp_path / 'runs' / 'a' / 'config.json').read_text())
-  assert written == json.loads(json.dumps(found[0].values.to_dict()))
+  assert written == json.loads(json.dumps(planned[0].values.to_dict()))
   assert written['replay']['ratio'] == 0 and written['seed'] == 7 and written['num_steps'] == 2
   assert written['data']['evaluation'] == ['arithmetic:test[:8]', 'it\'s "x".jsonl']
 
 
-def test_the_table_is_of_mean_and_deviation_over_the_seeds(plan, tmp_path, capsys):
+def test_the_table_has_mean_and_deviation_over_the_seeds(plan, tmp_path, capsys):
   # Seeds 0 and 1 differ by .1: mean ratio + .05 + .02, deviation .1 / sqrt(2) = .0707.
   assert run(plan(THREE_BY_TWO), tmp_path) == 0
   table = (
@@ -269,7 +229,7 @@ def test_a_failing_trial_is_named_and_the_others_go_on(plan, tmp_path, capsys, m
   assert starts(tmp_path).pop('ratio=0,seed=1') == 2 and sum(starts(tmp_path).values()) == 7
 
 
-def test_where_all_fail_there_is_no_table(plan, tmp_path, monkeypatch, capsys):
+def test_where_all_trials_fail_there_is_no_table(plan, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(sweep, 'TRAINER', 'no_such_trainer')
   assert run(plan("{'a': {}}"), tmp_path) == 1
   out = capsys.readouterr().out
@@ -277,14 +237,14 @@ def test_where_all_fail_there_is_no_table(plan, tmp_path, monkeypatch, capsys):
   assert 'a: exit status 1: ' in out and 'No module named no_such_trainer' in out
 
 
-def test_an_end_before_the_last_step_is_a_failure(plan, tmp_path, capsys):
-  found = plan("{'a': {}}")
-  longer = [found[0]._replace(values=sweep.overridden(found[0].values, {'num_steps': 3}))]
-  assert run(longer, tmp_path) == 1
+def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
+  (trial,) = plan("{'a': {}}")
+  longer = trial._replace(values=sweep.overridden(trial.values, {'num_steps': 3}))
+  assert run([longer], tmp_path) == 1
   assert 'a: it exited with status 0, but before its last step' in capsys.readouterr().out
 
 
-def test_a_real_run_is_known_to_be_finished_by_what_it_leaves(recorded, values):
+def test_a_real_run_is_recognised_as_finished(recorded, values):
   trial = sweep.Trial(
     name='a', workdir=str(recorded.workdir), values=copy.deepcopy(values), arguments=[]
   )
@@ -293,9 +253,8 @@ def test_a_real_run_is_known_to_be_finished_by_what_it_leaves(recorded, values):
   assert not sweep.is_finished(trial)
 
 
-def test_records_of_all_steps_are_no_finish_without_the_curves_or_the_last_checkpoint(
-  plan, tmp_path
-):
+def test_without_curves_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp_path):
+  """Though it has records of all steps."""
   (trial,) = plan("{'a': {}}")
   run([trial], tmp_path)
   workdir = tmp_path / 'runs' / 'a'
@@ -307,58 +266,18 @@ def test_records_of_all_steps_are_no_finish_without_the_curves_or_the_last_check
   assert not sweep.is_finished(trial)
 
 
-# The comparison.
+# ---- The comparison ----
 
 
-def test_a_setting_is_all_that_differs_in_seed_alone(plan):
-  found = plan("{'x': {'seed': 3}, 'y': {'replay.ratio': .25}, 'z': {'seed': 4}}")
+def test_trials_that_differ_in_seed_alone_are_one_setting(plan):
+  planned = plan("{'x': {'seed': 3}, 'y': {'replay.ratio': .25}, 'z': {'seed': 4}}")
   assert {
-    label: [trial.name for trial in members] for label, members in sweep.by_setting(found).items()
+    label: [trial.name for trial in members] for label, members in sweep.by_setting(planned).items()
   } == {'x': ['x', 'z'], 'y': ['y']}
   assert list(sweep.by_setting(plan("trials.grid({'seed': range(2)})"))) == ['as configured']
 
 
-def test_best_is_each_runs_highest_and_final_its_last():
-  runs = [
-    [
-      {'step': 0, 'eval/a/pass@1': 0.5},
-      {'step': 1, 'reward': 1.0},
-      {'step': 2, 'eval/a/pass@1': 0.25},
-      {'step': 3, 'reward': 1.0},
-    ],
-    [
-      {'step': 0, 'eval/a/pass@1': 0.25, 'eval/a/pass@1_high': 0.9},
-      {'step': 2, 'eval/a/pass@1': 0.75, 'eval/a/questions': 8.0},
-    ],
-  ]
-  # Final .25 and .75: mean .5, deviation .5 / sqrt(2). Best .5 and .75.
-  line = comparison.table({'x': runs}, {'x': 3, 'y': 1}).splitlines()[2:]
-  assert [[cell.strip() for cell in row.split('|')[1:-1]] for row in line] == [
-    ['a/pass@1', 'x', '2 of 3', '0.5000 ± 0.3536', '0.6250 ± 0.1768'],
-    ['a/pass@1', 'y', '0 of 1', '-', '-'],
-  ]
-
-
-def test_the_picture_has_a_line_a_setting_with_a_band_over_its_seeds(tmp_path, monkeypatch):
-  figures = []
-  monkeypatch.setattr(plots.Figure, 'savefig', lambda figure, *_, **__: figures.append(figure))
-  first = [{'step': 0, 'reward': 0.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': 5.0}]
-  second = [{'step': 0, 'reward': 2.0}, {'step': 1, 'reward': 1.0}]  # has no step 2
-  comparison.picture({'a': [first, second], 'b': [second]}, tmp_path / 'x.png')
-  (ax,) = figures[0].axes
-  a, b = ax.lines
-  assert a.get_xydata().tolist() == [[0, 1], [1, 1]] and a.get_label() == 'a'
-  assert b.get_xydata().tolist() == [[0, 2], [1, 1]] and a.get_color() != b.get_color()
-  heights = ax.collections[0].get_paths()[0].vertices[:, 1]
-  assert heights.max() == pytest.approx(1 + 2**0.5) and heights.min() == pytest.approx(1 - 2**0.5)
-
-
-def test_no_metric_to_draw_is_refused(tmp_path):
-  with pytest.raises(InputError, match='nothing to draw: no run has any of reward'):
-    comparison.picture({'a': [[{'step': 0}]]}, tmp_path / 'x.png')
-
-
-# The command line.
+# ---- The command line ----
 
 COMMAND = [
   sys.executable,
@@ -370,7 +289,7 @@ COMMAND = [
 
 def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp_path):
   workdir = tmp_path / 'two words'
-  done = subprocess.run(
+  process = subprocess.run(
     [
       sys.executable,
       '-m',
@@ -385,8 +304,8 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
     text=True,
     capture_output=True,
   )
-  assert done.returncode == 0, done.stderr
-  first, *rest = done.stdout.splitlines()
+  assert process.returncode == 0, process.stderr
+  first, *rest = process.stdout.splitlines()
   assert len(rest) == 5 and not workdir.exists()
   assert shlex.split(first) == [
     'python',
@@ -398,11 +317,11 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
     '--config.replay.ratio=0.0',
     '--config.seed=0',
   ]
-  assert '6 of 6 trials are left to run' in done.stderr
+  assert '6 of 6 trials are left to run' in process.stderr
 
 
-def test_what_cannot_be_is_one_line_and_exit_status_2(write_sweep, tmp_path):
-  done = subprocess.run(
+def test_a_refusal_is_one_line_and_exit_status_2(write_sweep, tmp_path):
+  process = subprocess.run(
     [
       *COMMAND,
       f'--sweep={write_sweep(THREE_BY_TWO)}',
@@ -414,12 +333,14 @@ def test_what_cannot_be_is_one_line_and_exit_status_2(write_sweep, tmp_path):
     text=True,
     capture_output=True,
   )
-  assert (done.returncode, done.stdout) == (2, '')
-  assert done.stderr.splitlines()[-1] == 'error: --parallel=0 must be at least 1.'
+  assert (process.returncode, process.stdout) == (2, '')
+  assert process.stderr.splitlines()[-1] == 'error: --parallel=0 must be at least 1.'
 
 
-def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_sweep, tmp_path):
-  """And a sweep that was killed leaves its trial running, which no second one may join."""
+def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
+  write_sweep, tmp_path
+):
+  """A sweep that is killed leaves a trial running; until that ends, another sweep is refused."""
   command = [
     *COMMAND,
     f'--sweep={write_sweep(THREE_BY_TWO)}',
@@ -428,46 +349,47 @@ def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_s
     f'--workdir={tmp_path}/runs',
     '--parallel=2',
   ]
-  broken = os.environ | {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
-  mark = tmp_path / 'runs' / 'ratio=0.25,seed=0' / 'hangs'
-  next_one = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # begun once the one that fails has failed
+  env = os.environ | {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
+  pid_file = tmp_path / 'runs' / 'ratio=0.25,seed=0' / 'hangs'
+  after_failure = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # starts once one trial has failed
 
-  def interrupted(number):
+  def run_until_it_hangs(signal_number):
+    """(exit status, output, process id of the trial that hangs) of a sweep that gets a signal."""
     process = subprocess.Popen(
       command,
-      env=broken,
+      env=env,
       cwd=REPOSITORY,
       text=True,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
     )
-    while not (mark.exists() and next_one.exists()):
+    while not (pid_file.exists() and after_failure.exists()):
       assert process.poll() is None, process.communicate()[0]
       time.sleep(0.05)
-    trial = int(mark.read_text())
-    process.send_signal(number)
+    pid = int(pid_file.read_text())
+    process.send_signal(signal_number)
     out, _ = process.communicate(timeout=60)
-    mark.unlink()
-    return process.returncode, out, trial
+    pid_file.unlink()
+    return process.returncode, out, pid
 
-  status, out, trial = interrupted(signal.SIGTERM)  # in the background of a shell SIGINT is ignored
+  status, out, pid = run_until_it_hangs(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
   assert status == 130, out
   assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in out
   assert 'the same command resumes them:\npython -m exgrpo_jax.sweep --sweep=' in out
   with pytest.raises(ProcessLookupError):
-    os.kill(trial, 0)
+    os.kill(pid, 0)
 
-  status, _, trial = interrupted(signal.SIGKILL)
+  status, _, pid = run_until_it_hangs(signal.SIGKILL)
   assert status == -signal.SIGKILL
   refused = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
   assert refused.returncode == 2 and 'or trials that a killed sweep left running' in refused.stderr
-  os.kill(trial, signal.SIGKILL)
+  os.kill(pid, signal.SIGKILL)
 
-  done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
-  assert done.returncode == 0, done.stdout + done.stderr
+  completed = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
+  assert completed.returncode == 0, completed.stdout + completed.stderr
   finals = {
     row[1].strip(): row[3].strip()
-    for line in done.stdout.splitlines()
+    for line in completed.stdout.splitlines()
     if (row := line.split('|')[1:-1]) and 'pass@1' in line
   }
   assert finals == {
@@ -478,18 +400,15 @@ def test_interrupted_with_a_failure_and_started_again_the_table_is_right(write_s
   assert starts(tmp_path)['ratio=0,seed=0'] == 1
 
 
-def test_a_real_trainer_that_refuses_its_data_is_named_with_what_it_said(
-  write_sweep, tmp_path, monkeypatch
+def test_a_trial_that_the_real_trainer_refuses_has_the_reason_in_its_log(
+  plan, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(sweep, 'TRAINER', 'exgrpo_jax.train')
-  values = sweep.overridden(smoke.get_config(), {'data.train': 'nowhere.jsonl'})
-  found = sweep.plan_trials(
-    write_sweep("{'a': {}}"), values, SMOKE, {'data.train': 'nowhere.jsonl'}, str(tmp_path / 'runs')
-  )
-  assert run(found, tmp_path) == 1
+  (trial,) = plan("{'a': {}}", {'data.train': 'nowhere.jsonl'})
+  assert run([trial], tmp_path) == 1
   assert (
     'error: nowhere.jsonl: there is no such file'
     in (tmp_path / 'runs' / 'a' / 'log.txt').read_text()
   )
   assert metrics.read(tmp_path / 'runs' / 'a') == []
-  check_workdir(values, str(tmp_path / 'runs' / 'a'))
+  check_workdir(trial.values, str(tmp_path / 'runs' / 'a'))

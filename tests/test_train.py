@@ -1,7 +1,7 @@
-"""The training loop itself: one recorded run (conftest.py) held to DESIGN's sections 2.1 to 2.3.
+"""The training loop itself: one recorded run (conftest.py) held to docs/algorithm.md.
 
-Nothing here calls the code under test for an expected value: each sentence is
-worked out again from what the stages of the run read and wrote.
+No expected value comes from the code under test: each is computed again from what the stages
+of the run read and returned.
 """
 
 import copy
@@ -48,11 +48,11 @@ def groups(step):
   )
 
 
-def successes(judged, is_replay):
-  return sum(verdict.correct for verdict in judged) + is_replay
+def successes(verdicts, is_replay):
+  return sum(verdict.correct for verdict in verdicts) + is_replay
 
 
-def of_stream(epoch):
+def stream_generator(epoch):
   """The generator of the question stream: seed 0, purpose 7, then the epoch."""
   return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(7, epoch)))
 
@@ -61,29 +61,32 @@ def epoch_of(step):
   return step.cursor.epoch
 
 
-def test_the_run_exercises_what_the_others_check(recorded):
+def test_the_run_exercises_what_the_other_tests_check(recorded):
   steps = list(recorded.steps.values())
   assert [step.plan.step for step in steps] == list(range(1, tiny.NUM_STEPS + 1))
   assert epoch_of(steps[-1]) >= 3
-  ages = [step.plan.step - old.step for step in steps for old in step.replays if old]
+  ages = [
+    step.plan.step - trajectory.step for step in steps for trajectory in step.replays if trajectory
+  ]
   assert max(ages) > 3
-  retired_by = {
+  retired_as = {
     (is_replay, row in step.buffer.entries)
     for step in steps
-    for row, is_replay, _, judged, _ in groups(step)
-    if successes(judged, is_replay) == K and row not in step.buffer.retired_epoch
+    for row, is_replay, _, verdicts, _ in groups(step)
+    if successes(verdicts, is_replay) == K and row not in step.buffer.retired_epoch
   }
-  assert {(True, True), (False, False)} <= retired_by  # with a replay's help, and without
-  returned = {
+  # Stored questions that were replayed, and fresh ones that were never stored.
+  assert {(True, True), (False, False)} <= retired_as
+  retired_before = {
     row in step.buffer.retired_epoch and epoch_of(step) > step.buffer.retired_epoch[row]
     for step in steps
     for row, *_ in groups(step)
   }
-  assert returned == {True, False}
+  assert retired_before == {True, False}  # the stream also came back to retired questions
   assert any(
-    row in step.buffer.entries and successes(judged, is_replay) == 0
+    row in step.buffer.entries and successes(verdicts, is_replay) == 0
     for step in steps
-    for row, is_replay, _, judged, _ in groups(step)
+    for row, is_replay, _, verdicts, _ in groups(step)
   )
   assert any(len(stored) > 1 for step in steps for stored in step.plan.candidates)
   assert any(
@@ -98,12 +101,12 @@ def test_the_run_exercises_what_the_others_check(recorded):
   assert any(
     response.truncated and verdict.correct
     for step in steps
-    for _, _, group, judged, _ in groups(step)
-    for response, verdict in zip(group, judged)
+    for _, _, responses, verdicts, _ in groups(step)
+    for response, verdict in zip(responses, verdicts)
   )
 
 
-# What a step works on.
+# ---- What a step works on ----
 
 
 def test_no_question_comes_twice_in_a_step(recorded):
@@ -126,7 +129,7 @@ def test_replayed_questions_come_from_the_buffer_with_all_they_have_stored(recor
 
 
 def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retired_ones(recorded):
-  """Read again position by position, with DESIGN's rule for each."""
+  """Read again position by position, by the rules of docs/algorithm.md."""
   epoch, position = 0, 0
   for step in recorded.steps.values():
     retired, fresh = step.buffer.retired_epoch, []
@@ -136,7 +139,7 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
       if position == tiny.POOL:
         epoch, position = epoch + 1, 0
       left = [row for row in range(tiny.POOL) if retired.get(row, epoch) >= epoch]
-      row = int(of_stream(epoch).permutation(tiny.POOL)[position])
+      row = int(stream_generator(epoch).permutation(tiny.POOL)[position])
       position += 1
       if row not in replayed and row not in fresh and (row in left or len(left) < Q):
         fresh.append(row)
@@ -145,55 +148,55 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
 
 
 def test_groups_are_shuffled(recorded):
-  """Else every replayed question would stand first, and all in the first minibatch."""
+  """Otherwise all replayed questions would come first, and land in the first minibatch."""
   orders = {tuple(step.plan.is_replay_Q.tolist()) for step in recorded.steps.values()}
   assert len(orders) > 5
 
 
-# What a step leaves in the buffer.
+# ---- What a step leaves in the buffer ----
 
 
 def test_recording_is_the_rules_applied_group_by_group(recorded):
-  """The whole of section 2.2, from an empty buffer to the last step, in plain Python."""
+  """All rules of docs/algorithm.md, from the empty buffer to the last step, in plain Python."""
   entries, retired, started = {}, {}, False
   for number, step in recorded.steps.items():
-    for row, is_replay, group, judged, _ in groups(step):
-      k = successes(judged, is_replay)
+    for row, is_replay, responses, verdicts, _ in groups(step):
+      k = successes(verdicts, is_replay)
       if k == K:
         retired.setdefault(row, epoch_of(step))
         entries.pop(row, None)
       elif started and row not in retired:
         stored = list(entries[row][1]) if row in entries else []
-        for response, verdict in zip(group, judged):
+        for response, verdict in zip(responses, verdicts):
           if verdict.correct and response.tokens.tolist() not in [tokens for tokens, *_ in stored]:
             stored.append((response.tokens.tolist(), response.logp.tolist(), 1.0, number))
         if stored:
           entries[row] = (k / K, stored[-tiny.STORED :])
-    rate = np.mean([verdict.correct for judged in step.verdicts for verdict in judged])
+    rate = np.mean([verdict.correct for verdicts in step.verdicts for verdict in verdicts])
     started = started or rate > 0
-    found = {
+    recorded_entries = {
       row: (
         entry.correctness,
         [(t.tokens.tolist(), t.logp.tolist(), t.reward, t.step) for t in entry.trajectories],
       )
       for row, entry in step.after.entries.items()
     }
-    assert found == entries
+    assert recorded_entries == entries
     assert step.after.retired_epoch == retired
     assert step.after.started == started
 
 
-def test_nothing_is_stored_or_replayed_before_the_step_behind_the_one_that_crosses(recorded):
+def test_nothing_is_stored_or_replayed_until_the_step_after_the_one_that_crosses(recorded):
   first, second = recorded.steps[1], recorded.steps[2]
-  assert any(verdict.correct for judged in first.verdicts for verdict in judged)
+  assert any(verdict.correct for verdicts in first.verdicts for verdict in verdicts)
   assert not first.buffer.started and first.after.started and not first.after.entries
   assert not any(second.plan.is_replay_Q) and second.after.entries
 
 
 def test_a_question_solved_by_the_whole_group_is_gone_at_once(recorded):
   for step in recorded.steps.values():
-    for row, is_replay, _, judged, _ in groups(step):
-      if successes(judged, is_replay) == K:
+    for row, is_replay, _, verdicts, _ in groups(step):
+      if successes(verdicts, is_replay) == K:
         assert row in step.after.retired_epoch and row not in step.after.entries
 
 
@@ -210,8 +213,8 @@ def test_everything_stored_is_a_success_that_its_step_wrote(recorded):
   written = {
     (number, row, response.tokens.tobytes(), response.logp.tobytes())
     for number, step in recorded.steps.items()
-    for row, _, group, judged, _ in groups(step)
-    for response, verdict in zip(group, judged)
+    for row, _, responses, verdicts, _ in groups(step)
+    for response, verdict in zip(responses, verdicts)
     if verdict.correct
   }
   for step in recorded.steps.values():
@@ -222,7 +225,7 @@ def test_everything_stored_is_a_success_that_its_step_wrote(recorded):
 
 
 def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(recorded):
-  """In float64 from all logits, under the parameters of the writing step."""
+  """Computed in float64 from all logits, under the parameters of the step that wrote them."""
   last = recorded.steps[tiny.NUM_STEPS].after
   prompts = recorded.data.prompts
   for row, entry in last.entries.items():
@@ -233,10 +236,9 @@ def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(record
 
 def values_of(recorded, params, prompt, tokens):
   """(log-probability, entropy) of each token of a response, float64."""
-  whole_T = np.concatenate([prompt, tokens])
-  logp_TV = tiny.full_log_probabilities(params, recorded.experiment.model, whole_T)[
-    len(prompt) - 1 :
-  ]
+  sequence_T = np.concatenate([prompt, tokens])
+  logp_TV = tiny.full_log_probabilities(params, recorded.experiment.model, sequence_T)
+  logp_TV = logp_TV[len(prompt) - 1 :]
   return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
 
 
@@ -249,20 +251,20 @@ def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy
     if len(group[1]) > 1
   ]
   for step, prompt, candidates, chosen in several[::3]:
-    cost = [values_of(recorded, step.params, prompt, t.tokens)[1].mean() for t in candidates]
-    place = [t is chosen for t in candidates].index(True)
-    assert cost[place] <= min(cost) + 1e-5
-    not_first += place > 0
-  assert not_first > 2  # the oldest is not always it
+    entropies = [values_of(recorded, step.params, prompt, t.tokens)[1].mean() for t in candidates]
+    index = [t is chosen for t in candidates].index(True)
+    assert entropies[index] <= min(entropies) + 1e-5
+    not_first += index > 0
+  assert not_first > 2  # so it is not simply the oldest
 
 
-# What a step learns from.
+# ---- What a step learns from ----
 
 
 def test_every_fresh_question_has_k_responses_and_every_replayed_one_k_minus_1(recorded):
   for step in recorded.steps.values():
-    for _, is_replay, group, judged, replayed in groups(step):
-      assert len(group) == len(judged) == (K - 1 if is_replay else K)
+    for _, is_replay, responses, verdicts, replayed in groups(step):
+      assert len(responses) == len(verdicts) == (K - 1 if is_replay else K)
       assert (replayed is not None) == is_replay
 
 
@@ -270,17 +272,17 @@ def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(recorded):
   for number, step in recorded.steps.items():
     batch, b = step.batch, 0
     assert len(batch.tokens_BT) == len(batch.advantage_B) == Q * K
-    for index, (_, is_replay, group, _, replayed) in enumerate(groups(step)):
+    for index, (_, is_replay, responses, _, replayed) in enumerate(groups(step)):
       prompt = step.plan.prompts[index]
-      for k, member in enumerate([*group, replayed] if is_replay else group):
+      for k, member in enumerate([*responses, replayed] if is_replay else responses):
         stop = len(prompt) + len(member.tokens)
-        expected_T = np.arange(batch.tokens_BT.shape[1])
-        inside_T = (expected_T >= len(prompt)) & (expected_T < stop)
+        position_T = np.arange(batch.tokens_BT.shape[1])
+        is_response_T = (position_T >= len(prompt)) & (position_T < stop)
         np.testing.assert_array_equal(batch.tokens_BT[b, : len(prompt)], prompt)
-        np.testing.assert_array_equal(batch.tokens_BT[b, inside_T], member.tokens)
-        np.testing.assert_array_equal(batch.response_mask_BT[b], inside_T)
-        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, inside_T], member.logp)
-        assert (batch.behaviour_logp_BT[b, ~inside_T] == 0).all()
+        np.testing.assert_array_equal(batch.tokens_BT[b, is_response_T], member.tokens)
+        np.testing.assert_array_equal(batch.response_mask_BT[b], is_response_T)
+        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], member.logp)
+        assert (batch.behaviour_logp_BT[b, ~is_response_T] == 0).all()
         assert batch.is_replay_B[b] == (is_replay and k == K - 1)
         assert batch.policy_step_B[b] == (replayed.step if batch.is_replay_B[b] else number)
         b += 1
@@ -290,19 +292,19 @@ def test_advantages_are_rewards_less_the_mean_of_the_group(recorded):
   for step in recorded.steps.values():
     reward_QK = np.array(
       [
-        [verdict.reward for verdict in judged] + [1.0] * is_replay
-        for _, is_replay, _, judged, _ in groups(step)
+        [verdict.reward for verdict in verdicts] + [1.0] * is_replay
+        for _, is_replay, _, verdicts, _ in groups(step)
       ]
     )
     expected_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(step.batch.advantage_B, expected_QK.ravel(), atol=1e-6)
 
 
-# The update.
+# ---- The update ----
 
 
 @pytest.fixture(scope='module')
-def lesson(recorded):
+def update_inputs(recorded):
   """(params, batch) of a step whose replayed rows have an advantage."""
   step = next(
     step
@@ -316,9 +318,10 @@ SCALE, EPSILON = 0.02, 1e4
 
 
 def linear(recorded, minibatches):
-  """The experiment with an optimiser that is all but linear: parameters move by -SCALE gradient.
+  """The experiment with a nearly linear optimiser: parameters move by -SCALE times the gradient.
 
-  AdamW's first update is rate * g / (|g| + epsilon), for epsilon >> |g| rate / epsilon * g.
+  AdamW's first update is rate * g / (|g| + epsilon), which for epsilon >> |g| is
+  rate / epsilon * g.
   """
   config = recorded.experiment.config
   return dataclasses.replace(
@@ -340,17 +343,17 @@ def linear(recorded, minibatches):
 
 
 @pytest.fixture(scope='module')
-def whole(recorded):
+def one_minibatch(recorded):
   return linear(recorded, minibatches=1)
 
 
-def updated(owner, params, batch):
-  """(change of the parameters / SCALE, sums as floats) of train.learn from a fresh state."""
-  placed = jax.device_put(params, model.shardings(owner.model, owner.mesh))
-  state = optimizer.init(owner.config.optimizer, owner.config.num_updates, placed)
+def learn(opened, params, batch):
+  """(change of the parameters / SCALE, sums as floats) of train.learn from a new state."""
+  on_mesh = jax.device_put(params, model.shardings(opened.model, opened.mesh))
+  state = optimizer.init(opened.config.optimizer, opened.config.num_updates, on_mesh)
   run = types.SimpleNamespace(
-    experiment=owner,
-    update=experiment.update_spec(owner.config, owner.model, owner.mesh),
+    experiment=opened,
+    update=experiment.update_spec(opened.config, opened.model, opened.mesh),
     reference=None,
     clock=Clock(),
   )
@@ -365,7 +368,7 @@ def updated(owner, params, batch):
 @functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.grad, argnums=1)
 def expected_gradient(config, params, batch):
-  """Section 2.3 on all logits at once: fresh rows at ratio 1, replayed ones through f(w)."""
+  """The objective (docs/algorithm.md) on all logits at once: fresh rows at r = 1, replayed f(w)."""
   mask_BT = batch.response_mask_BT[:, 1:]
   logits_BTV = model.hidden_states(config, params, batch.tokens_BT) @ model.unembedding(
     config, params
@@ -391,56 +394,60 @@ def distance(left, right):
 
 
 @pytest.fixture(scope='module')
-def gradient(recorded, lesson):
-  return expected_gradient(recorded.experiment.model, *lesson)
+def gradient(recorded, update_inputs):
+  return expected_gradient(recorded.experiment.model, *update_inputs)
 
 
-def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(whole, lesson, gradient):
-  change, sums = updated(whole, *lesson)
+def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
+  one_minibatch, update_inputs, gradient
+):
+  change, sums = learn(one_minibatch, *update_inputs)
   assert distance(change, jax.tree.map(lambda x: -np.asarray(x), gradient)) < 1e-3 * norm(gradient)
   assert sums['gradient_norm'] == pytest.approx(norm(gradient), rel=1e-4)
-  assert sums['tokens'] == lesson[1].response_mask_BT.sum() and sums['updates'] == 1
+  assert sums['tokens'] == update_inputs[1].response_mask_BT.sum() and sums['updates'] == 1
 
 
-def test_replayed_rows_pull(whole, lesson):
-  """TRL's replay buffer once did nothing at all, and nobody saw it."""
-  params, batch = lesson
+def test_replayed_rows_change_the_update(one_minibatch, update_inputs):
+  """TRL's replay buffer once had no effect at all, unnoticed."""
+  params, batch = update_inputs
   silent = dataclasses.replace(
     batch, advantage_B=np.where(batch.is_replay_B, 0, batch.advantage_B).astype(np.float32)
   )
   as_fresh = dataclasses.replace(batch, is_replay_B=np.zeros_like(batch.is_replay_B))
-  change, _ = updated(whole, params, batch)
-  assert distance(change, updated(whole, params, silent)[0]) > 0.001 * norm(change)
-  assert distance(change, updated(whole, params, as_fresh)[0]) > 0.01 * norm(change)
+  change, _ = learn(one_minibatch, params, batch)
+  assert distance(change, learn(one_minibatch, params, silent)[0]) > 0.001 * norm(change)
+  assert distance(change, learn(one_minibatch, params, as_fresh)[0]) > 0.01 * norm(change)
 
 
-def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(whole, lesson):
+def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatch, update_inputs):
   """The ratio of fresh rows is 1 by construction; that of replayed rows is not."""
-  params, batch = lesson
+  params, batch = update_inputs
 
-  def shifted(rows_B):
+  def learn_with_shifted_logp(rows_B):
     logp_BT = batch.behaviour_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
-    return updated(
-      whole, params, dataclasses.replace(batch, behaviour_logp_BT=logp_BT.astype(np.float32))
+    return learn(
+      one_minibatch,
+      params,
+      dataclasses.replace(batch, behaviour_logp_BT=logp_BT.astype(np.float32)),
     )
 
-  change, sums = updated(whole, params, batch)
+  change, sums = learn(one_minibatch, params, batch)
   assert sums['clipped'] == 0
-  same, sums = shifted(~batch.is_replay_B)
+  same, sums = learn_with_shifted_logp(~batch.is_replay_B)
   assert distance(change, same) == 0 and sums['clipped'] == 0
-  assert distance(change, shifted(batch.is_replay_B)[0]) > 0
+  assert distance(change, learn_with_shifted_logp(batch.is_replay_B)[0]) > 0
 
 
-def test_two_minibatches_cover_every_row_once(recorded, lesson):
-  """Consecutive halves of whole groups, the second at the parameters the first one left.
+def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
+  """Consecutive halves of whole groups, the second at the parameters after the first.
 
-  The steps are small, so fresh ratios are 1 there too. AdamW's second momentum with bias
-  correction is (.9 g1 + g2) / 1.9.
+  The steps are small, so fresh ratios are 1 there too. After the second gradient AdamW's
+  bias-corrected first moment is (.9 g1 + g2) / 1.9.
   """
-  params, batch = lesson
-  change, sums = updated(linear(recorded, minibatches=2), params, batch)
+  params, batch = update_inputs
+  change, sums = learn(linear(recorded, minibatches=2), params, batch)
   half = Q * K // 2
-  first, second = (  # twice the same rows have the gradient of the rows, and no new shape
+  first, second = (  # each half twice: the same gradient as once, and no new shape to compile
     expected_gradient(
       recorded.experiment.model,
       params,
@@ -451,13 +458,13 @@ def test_two_minibatches_cover_every_row_once(recorded, lesson):
   expected = jax.tree.map(
     lambda a, b: -np.asarray(a) - np.asarray(0.9 * a + b) / 1.9, first, second
   )
-  assert norm(second) > 0.2 * norm(first)  # it has a say
+  assert norm(second) > 0.2 * norm(first)  # so leaving it out would be noticed
   assert distance(change, expected) < 0.05 * norm(expected)
   assert sums['tokens'] == batch.response_mask_BT.sum() and sums['updates'] == 2
   assert sums['replay_tokens'] == batch.response_mask_BT[batch.is_replay_B].sum()
 
 
-# What a run leaves behind.
+# ---- What a run writes ----
 
 
 def test_a_run_writes_every_metric(recorded):
@@ -502,7 +509,7 @@ def test_a_run_writes_every_metric(recorded):
     'speed/compilations',
     'time/compile_total',
   }
-  of_replay = {
+  with_replay = {
     'pass_rate/replay',
     'replay/ratio_mean',
     'replay/ratio_max',
@@ -510,32 +517,35 @@ def test_a_run_writes_every_metric(recorded):
     'replay/effective_sample_size',
   }
   for number, step in recorded.steps.items():
-    found = records[number]
-    assert always <= set(found)
-    assert (of_replay <= set(found)) if any(step.replays) else not of_replay & set(found)
-    assert ({'parity/mean', 'parity/max'} <= set(found)) == (number in (1, 1 + tiny.COMPARED_EVERY))
-    assert all(math.isfinite(value) for value in found.values())
+    record = records[number]
+    assert always <= set(record)
+    assert (with_replay <= set(record)) if any(step.replays) else not with_replay & set(record)
+    assert ({'parity/mean', 'parity/max'} <= set(record)) == (
+      number in (1, 1 + tiny.COMPARED_EVERY)
+    )
+    assert all(math.isfinite(value) for value in record.values())
 
 
-def test_metrics_say_what_happened(recorded):
+def test_metrics_are_those_of_what_the_step_collected_and_recorded(recorded):
   for record in metrics.read(recorded.workdir)[1:]:
     step = recorded.steps[int(record['step'])]
     rewards = [
-      [v.reward for v in judged] + [1.0] * is_replay for _, is_replay, _, judged, _ in groups(step)
+      [v.reward for v in verdicts] + [1.0] * is_replay
+      for _, is_replay, _, verdicts, _ in groups(step)
     ]
     assert record['reward'] == pytest.approx(
-      np.mean([v.reward for judged in step.verdicts for v in judged])
+      np.mean([v.reward for verdicts in step.verdicts for v in verdicts])
     )
     assert record['grading/correct'] == record['pass_rate/all']
     assert record['zero_variance'] == np.mean([len(set(group)) == 1 for group in rewards])
     assert record['buffer/retired'] == len(step.after.retired_epoch)
     assert sum(record[f'buffer/bucket_{k}'] for k in range(K)) == len(step.after.entries)
     assert record['length/total'] == sum(len(r.tokens) for g in step.responses for r in g)
-    if ages := [step.plan.step - old.step for old in step.replays if old]:
+    if ages := [step.plan.step - trajectory.step for trajectory in step.replays if trajectory]:
       assert record['replay/age_mean'] == np.mean(ages)
 
 
-def test_evaluation_comes_first_every_so_often_and_last(recorded):
+def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
   evaluated = [
     record['step']
     for record in metrics.read(recorded.workdir)
@@ -549,7 +559,7 @@ def test_evaluation_comes_first_every_so_often_and_last(recorded):
     assert all(row['correct'] == [is_correct(row['responses'][0], row['answer'])] for row in rows)
 
 
-def test_a_run_leaves_pictures_samples_and_tensorboard_files(recorded):
+def test_a_run_writes_curves_samples_and_tensorboard_files(recorded):
   assert (recorded.workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert any((recorded.workdir / 'tensorboard').iterdir())
   samples = sorted((recorded.workdir / 'samples').iterdir())
@@ -561,7 +571,7 @@ def test_a_run_leaves_pictures_samples_and_tensorboard_files(recorded):
   assert any(row['replayed'] and row['written_in_step'] < tiny.NUM_STEPS for row in rows)
 
 
-def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, monkeypatch):
+def test_at_ratio_0_a_run_is_plain_grpo(recorded, values, tmp_path, monkeypatch):
   monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0.0, 3, 0
@@ -569,7 +579,7 @@ def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, 
   with recorded.compiling():
     recording.run_training(opened)
   for record in metrics.read(tmp_path)[1:]:
-    assert record['reward'] > 0 and record['buffer/started'] == 0  # successes, but none kept
+    assert record['reward'] > 0 and record['buffer/started'] == 0  # successes, but none stored
     assert record['buffer/questions'] == record['buffer/trajectories'] == record['replay/rows'] == 0
     assert not {'pass_rate/replay', 'replay/ratio_mean', 'replay/age_mean'} & set(record)
   rows = [
@@ -579,7 +589,7 @@ def test_without_a_share_of_replay_it_is_plain_grpo(recorded, values, tmp_path, 
   assert len(rows) == Q and not any(row['replayed'] for row in rows)
 
 
-# Killed and resumed.
+# ---- Killed and resumed ----
 
 
 def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
@@ -598,7 +608,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     f'--config.data.cache_dir={data.cache}',
   ]
   env = os.environ | {
-    'JAX_COMPILATION_CACHE_DIR': str(recorded.cache),
+    'JAX_COMPILATION_CACHE_DIR': str(recorded.compiled),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
   }
@@ -611,7 +621,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     assert process.wait() == -signal.SIGKILL
   assert not (workdir / 'checkpoints' / str(tiny.NUM_STEPS)).exists()
   last = max(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit())
-  with open(workdir / 'metrics.jsonl', 'a') as file:  # as if it had been killed a step later
+  with open(workdir / 'metrics.jsonl', 'a') as file:  # as if killed one step later
     file.write(json.dumps({'step': last + 1, 'reward': -1.0}) + '\n')
   done = subprocess.run(command, cwd=REPOSITORY, env=env, text=True, capture_output=True)
   assert done.returncode == 0, done.stderr
@@ -625,7 +635,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     buffer_arrays.flatten(right.buffer),
   )
   assert left.cursor == right.cursor and left.step == right.step == tiny.NUM_STEPS
-  assert tiny.lasting(recorded.workdir) == tiny.lasting(workdir)
+  assert tiny.untimed_records(recorded.workdir) == tiny.untimed_records(workdir)
   samples = [
     {path.name: path.read_text() for path in (folder / 'samples').iterdir()}
     for folder in (recorded.workdir, workdir)
@@ -634,24 +644,24 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
 
 
 @pytest.fixture
-def kill_once(monkeypatch):
-  """Sends this process SIGTERM when a run enters a phase for the so manieth time."""
-  waiting = []  # the phase, as often as it will be entered
+def terminate_in(monkeypatch):
+  """(phase, n): sends this process SIGTERM when a run enters the phase for the nth time."""
+  entries_left = []  # the phase, once for each entry up to the signal
   enter = Clock.__call__
 
-  def entering(clock, phase, *args, **kwargs):
-    if phase in waiting:
-      waiting.pop()
-      if not waiting:
+  def enter_and_count(clock, phase, *args, **kwargs):
+    if phase in entries_left:
+      entries_left.pop()
+      if not entries_left:
         os.kill(os.getpid(), signal.SIGTERM)
     return enter(clock, phase, *args, **kwargs)
 
-  monkeypatch.setattr(Clock, '__call__', entering)
-  return lambda phase, entry: waiting.extend([phase] * entry)
+  monkeypatch.setattr(Clock, '__call__', enter_and_count)
+  return lambda phase, n: entries_left.extend([phase] * n)
 
 
-def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
-  recorded, values, tmp_path, monkeypatch, kill_once, capsys
+def test_a_run_that_gets_sigterm_finishes_and_saves_its_step_and_can_be_resumed(
+  recorded, values, tmp_path, monkeypatch, terminate_in, capsys
 ):
   monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
@@ -664,13 +674,13 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
       recording.run_training(opened, params)
 
   assert tiny.SAVED_EVERY == 4
-  for phase, entry, step in (
+  for phase, n, step in (
     ('generate', 2, 2),
     ('grade', 2, 4),
     ('await_update', 2, 6),
     ('save', 1, 8),
   ):
-    kill_once(phase, entry)
+    terminate_in(phase, n)
     with pytest.raises(SystemExit) as stopped:
       run()
     assert stopped.value.code == preemption.EXIT_CODE
@@ -687,8 +697,8 @@ def test_a_run_that_is_told_to_stop_finishes_its_step_saves_it_and_goes_on(
 
 
 def last_snapshot(recorded, workdir):
-  owner = recorded.experiment
-  params = jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
-  state = optimizer.init(owner.config.optimizer, owner.config.num_updates, params)
+  opened = recorded.experiment
+  params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+  state = optimizer.init(opened.config.optimizer, opened.config.num_updates, params)
   with checkpoint.open_manager(str(workdir)) as manager:
     return checkpoint.restore(manager, manager.latest_step(), checkpoint.abstract(state))

@@ -1,6 +1,6 @@
-"""The constant of policy shaping: the smaller, the more a rare replayed token is lifted.
+r"""The constant of policy shaping: the smaller, the more a rare replayed token is lifted.
 
-python -m exgrpo_jax.sweep --sweep=beta \\
+python -m exgrpo_jax.sweep --sweep=beta \
     --config=arithmetic --workdir=/tmp/beta
 The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 runs of up to ten
 minutes on two cores; not yet run as a whole.

@@ -1,6 +1,6 @@
-"""The method whole, and with one part at a time taken out.
+r"""The method whole, and with one part at a time taken out.
 
-python -m exgrpo_jax.sweep --sweep=components \\
+python -m exgrpo_jax.sweep --sweep=components \
     --config=arithmetic --workdir=/tmp/components
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """

@@ -1,6 +1,6 @@
-"""Training on easy, medium or hard questions alone, by their latest correctness.
+r"""Training on easy, medium or hard questions alone, by their latest correctness.
 
-python -m exgrpo_jax.sweep --sweep=difficulty \\
+python -m exgrpo_jax.sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty
 12 runs of up to ten minutes on two cores; not yet run as a whole.
 """

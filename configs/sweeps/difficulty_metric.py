@@ -1,6 +1,6 @@
-"""What makes a question hard: few successes, a long text, or long responses.
+r"""What makes a question hard: few successes, a long text, or long responses.
 
-python -m exgrpo_jax.sweep --sweep=difficulty_metric \\
+python -m exgrpo_jax.sweep --sweep=difficulty_metric \
     --config=arithmetic --workdir=/tmp/difficulty_metric
 9 runs of up to ten minutes on two cores; not yet run as a whole.
 """

@@ -1,8 +1,8 @@
-"""How much of a step is replayed; 0 is plain GRPO.
+r"""How much of a step is replayed; 0 is plain GRPO.
 
-python -m exgrpo_jax.sweep --sweep=ratio \\
+python -m exgrpo_jax.sweep --sweep=ratio \
     --config=arithmetic --workdir=/tmp/ratio
-12 runs of up to ten minutes on two cores. README.md has the two ends, 0 and 0.5, from runs of
+12 runs of up to ten minutes on two cores. docs/results.md has the two ends, 0 and 0.5, from runs of
 their own; this sweep has not been run as a whole.
 """
 

@@ -1,6 +1,6 @@
-"""Replayed rows weigh f(w) = w / (w + beta), or their importance ratio w as it is.
+r"""Replayed rows weigh f(w) = w / (w + beta), or their importance ratio w as it is.
 
-python -m exgrpo_jax.sweep --sweep=shaping \\
+python -m exgrpo_jax.sweep --sweep=shaping \
     --config=arithmetic --workdir=/tmp/shaping
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """

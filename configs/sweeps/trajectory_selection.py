@@ -1,6 +1,6 @@
-"""Which stored success of a question is replayed.
+r"""Which stored success of a question is replayed.
 
-python -m exgrpo_jax.sweep --sweep=trajectory_selection \\
+python -m exgrpo_jax.sweep --sweep=trajectory_selection \
     --config=arithmetic --workdir=/tmp/trajectory_selection
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """

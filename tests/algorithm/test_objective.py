@@ -1,5 +1,6 @@
-"""The objective against numbers worked by hand, an independent formula, and enumeration."""
+"""The objective against hand-computed numbers, an independent formula, and enumeration."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -12,15 +13,15 @@ from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import objective, terms
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
-from tests.helpers.losses import LIMIT, PAPER, VARIANTS, changed, formula, random_batch, tokens_of
+from tests.helpers.losses import LIMIT, PAPER, VARIANTS, changed, formula, inputs_of, random_batch
 
-WHEN = list(itertools.product((True, False), (True, False)))  # clip, first
+CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
-def loss(logp, entropy, batch, config, *, clip, first, reference=None):
-  """Of a whole minibatch."""
-  tokens = tokens_of(batch, config, logp, reference)
-  return jitted(config)(logp, entropy, tokens, clip=clip, is_first=first)
+def loss(logp, entropy, batch, config, *, clip, first, reference_logp=None):
+  """(loss, sums) of a whole minibatch."""
+  inputs = inputs_of(batch, config, logp, reference_logp)
+  return jitted(config)(logp, entropy, inputs, clip=clip, is_first=first)
 
 
 @functools.cache
@@ -28,45 +29,40 @@ def jitted(config):
   return jax.jit(functools.partial(objective.token_loss, config=config))
 
 
-@pytest.mark.parametrize(
-  ('reward', 'expected'),
-  [
-    pytest.param([[1.0, 1.0, 0.0, 0.0]], [[0.5, 0.5, -0.5, -0.5]], id='half_solved'),
-    pytest.param([[1.0, 0.0, 0.0, 0.0]], [[0.75, -0.25, -0.25, -0.25]], id='one_of_four'),
-    pytest.param([[1.0, 1.0]], [[0.0, 0.0]], id='all_solved_teaches_nothing'),
-    pytest.param([[3.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]], id='groups_stand_alone'),
-  ],
-)
-@pytest.mark.parametrize('wrap', [lambda f: f, jax.jit], ids=['plain', 'jit'])
-def test_an_advantage_is_the_distance_to_the_groups_mean(reward, expected, wrap):
-  found = wrap(objective.group_advantages)(jnp.array(reward))
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+def test_an_advantage_is_the_distance_to_the_groups_mean():
+  cases = {
+    'half solved': ([[1.0, 1.0, 0.0, 0.0]], [[0.5, 0.5, -0.5, -0.5]]),
+    'one of four': ([[1.0, 0.0, 0.0, 0.0]], [[0.75, -0.25, -0.25, -0.25]]),
+    'all solved, so no gradient': ([[1.0, 1.0]], [[0.0, 0.0]]),
+    'groups are independent': ([[3.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]]),
+  }
+  for name, (reward, expected) in cases.items():
+    for wrap in (lambda f: f, jax.jit):
+      advantage = wrap(objective.group_advantages)(jnp.array(reward))
+      np.testing.assert_allclose(advantage, expected, atol=1e-6, err_msg=f'{name}, {wrap}')
 
 
 def test_normalised_advantages_have_unit_spread():
-  found = objective.group_advantages(np.array([[1.0, 0.0, 0.0, 0.0]]), normalize_std=True)
+  advantage = objective.group_advantages(np.array([[1.0, 0.0, 0.0, 0.0]]), normalize_std=True)
   expected = np.array([[0.75, -0.25, -0.25, -0.25]]) / np.sqrt(3 / 16)
-  np.testing.assert_allclose(found, expected, rtol=1e-4)
+  np.testing.assert_allclose(advantage, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ('w', 'f', 'slope'),
-  [
-    # f(w) = w / (w + 0.1); df/dlog w = 0.1 w / (w + 0.1)^2
-    (1.0, 1 / 1.1, 0.1 / 1.21),  # 0.083: a replayed token at w = 1 against a fresh one's 1
+def test_shaping_and_its_gradient_are_the_hand_computed_ones():
+  """f(w) = w / (w + 0.1), and df/dlog w = 0.1 w / (w + 0.1)^2."""
+  for w, f, slope in (
+    (1.0, 1 / 1.1, 0.1 / 1.21),  # 0.083, where a fresh token at ratio 1 has 1
     (0.1, 0.5, 0.01 / 0.04),
     (0.9, 0.9, 0.09),
     (0.01, 0.01 / 0.11, 0.001 / 0.0121),
-  ],
-)
-def test_shaping_and_its_gradient_are_the_hand_worked_ones(w, f, slope):
-  value, gradient = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
-  np.testing.assert_allclose([value, gradient], [f, slope], rtol=1e-5)
+  ):
+    value, gradient = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
+    np.testing.assert_allclose([value, gradient], [f, slope], rtol=1e-5, err_msg=f'w = {w}')
 
 
 def test_shaping_lifts_rare_tokens_and_damps_the_rest():
-  turn = np.sqrt(0.1) - 0.1  # 0.216
-  for w, lifts in [(turn * 0.99, True), (turn * 1.01, False)]:
+  threshold = np.sqrt(0.1) - 0.1  # 0.216
+  for w, lifts in [(threshold * 0.99, True), (threshold * 1.01, False)]:
     slope = jax.grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
     assert (slope > w) == lifts
 
@@ -76,89 +72,70 @@ def test_shaping_of_a_ratio_beyond_float32_stays_finite():
   assert value == 1 and slope == 0
 
 
-@pytest.mark.parametrize(('clip', 'first'), WHEN)
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_loss_is_the_formula(name, clip, first):
+def test_the_loss_is_the_formula(name):
   config = changed(**VARIANTS[name])
-  logp, entropy, batch, reference = random_batch()
-  found, _ = loss(logp, entropy, batch, config, clip=clip, first=first, reference=reference)
-  expected = formula(logp, entropy, batch, reference, config, clip=clip, first=first, constant=logp)
-  np.testing.assert_allclose(found, expected, rtol=2e-5)
+  logp, entropy, batch, reference_logp = random_batch()
+  for clip, first in CLIP_AND_FIRST:
+    value, _ = loss(
+      logp, entropy, batch, config, clip=clip, first=first, reference_logp=reference_logp
+    )
+    expected = formula(
+      logp, entropy, batch, reference_logp, config, clip=clip, first=first, constant=logp
+    )
+    np.testing.assert_allclose(value, expected, rtol=2e-5, err_msg=f'clip={clip}, first={first}')
 
 
 def one_token(ratio, advantage, config, clip=True):
-  """(value, gradient by logp, is clipped) of the term of one fresh token."""
-  tokens = objective.LossInputs(
-    *[np.ones((1, 1), np.float32)] * 4,
-    np.zeros((1, 1), np.float32),
-    np.ones((1, 1), np.float32),
-    np.full((1, 1), advantage, np.float32),
-    np.zeros((1, 1), bool),
+  """[value, gradient by logp, is clipped] of the term of one fresh token."""
+  one = np.ones((1, 1), np.float32)
+  inputs = objective.LossInputs(
+    mask_BT=one,
+    weight_BT=one,
+    entropy_weight_BT=one,
+    kl_weight_BT=one,
+    old_logp_BT=0 * one,
+    tis_weight_BT=one,
+    advantage_B1=advantage * one,
+    is_replay_B1=one == 0,
   )
   (value, sums), slope = jax.value_and_grad(
     lambda logp: jitted(config)(
-      logp[None, None], jnp.zeros((1, 1)), tokens, clip=clip, is_first=False
+      logp[None, None], jnp.zeros((1, 1)), inputs, clip=clip, is_first=False
     ),
     has_aux=True,
   )(jnp.log(jnp.float32(ratio)))
   return [-float(value), -float(slope), float(sums['clipped'])]
 
 
-@pytest.mark.parametrize(
-  ('values', 'ratio', 'advantage', 'clip', 'expected'),
-  [
-    pytest.param({}, 1.3, 2.0, True, [2.4, 0.0, 1.0], id='ppo_stops_at_1_2'),
-    pytest.param({}, 1.3, 2.0, False, [2.6, 2.6, 0.0], id='ppo_without_clipping'),
-    pytest.param(
-      dict(clip_epsilon_high=0.28),
-      1.25,
-      2.0,
-      True,
-      [2.5, 2.5, 0.0],
-      id='clip_higher_lets_more_rise',
-    ),
-    pytest.param(
-      dict(clip_epsilon_high=0.28), 1.3, 2.0, True, [2.56, 0.0, 1.0], id='clip_higher_stops_too'
-    ),
-    pytest.param(
-      dict(clip_epsilon_high=0.28), 0.7, -2.0, True, [-1.6, 0.0, 1.0], id='the_lower_bound_stays'
-    ),
-    pytest.param(
-      dict(dual_clip=3.0), 4.0, -2.0, True, [-6.0, 0.0, 1.0], id='dual_clip_bounds_the_loss'
-    ),
-    pytest.param(
-      dict(dual_clip=3.0), 2.0, -2.0, True, [-4.0, -4.0, 0.0], id='dual_clip_not_reached'
-    ),
-    pytest.param(
-      dict(dual_clip=3.0), 4.0, -2.0, False, [-8.0, -8.0, 0.0], id='dual_clip_only_while_clipping'
-    ),
-    pytest.param(
-      dict(dual_clip=3.0), 4.0, 2.0, True, [2.4, 0.0, 1.0], id='dual_clip_leaves_successes'
-    ),
-    pytest.param({}, 4.0, -2.0, True, [-8.0, -8.0, 0.0], id='no_dual_clip'),
-    # log 4 = 1.386; cispo keeps a clipped token's gradient.
-    pytest.param(dict(surrogate='cispo'), 4.0, 2.0, True, [2.4 * np.log(4), 2.4, 1.0], id='cispo'),
-    pytest.param(
-      dict(surrogate='cispo'), 0.5, -2.0, True, [1.6 * np.log(2), -1.6, 1.0], id='cispo_below'
-    ),
-    pytest.param(
-      dict(surrogate='cispo'),
-      4.0,
-      2.0,
-      False,
-      [8 * np.log(4), 8.0, 0.0],
-      id='cispo_without_clipping',
-    ),
-  ],
-)
-def test_a_fresh_token_adds_the_hand_worked_term(values, ratio, advantage, clip, expected):
-  np.testing.assert_allclose(
-    one_token(ratio, advantage, changed(**values), clip), expected, rtol=1e-5, atol=1e-6
-  )
+# Name -> config values, ratio, advantage, clip, and the expected value, gradient and is clipped.
+HIGHER, DUAL, CISPO = dict(clip_epsilon_high=0.28), dict(dual_clip=3.0), dict(surrogate='cispo')
+FRESH_TERMS = {
+  'ppo stops at 1.2': ({}, 1.3, 2.0, True, [2.4, 0.0, 1.0]),
+  'ppo without clipping': ({}, 1.3, 2.0, False, [2.6, 2.6, 0.0]),
+  'clip-higher lets a ratio rise further': (HIGHER, 1.25, 2.0, True, [2.5, 2.5, 0.0]),
+  'clip-higher stops too': (HIGHER, 1.3, 2.0, True, [2.56, 0.0, 1.0]),
+  'clip-higher keeps the lower bound': (HIGHER, 0.7, -2.0, True, [-1.6, 0.0, 1.0]),
+  'dual clip bounds the loss': (DUAL, 4.0, -2.0, True, [-6.0, 0.0, 1.0]),
+  'dual clip not reached': (DUAL, 2.0, -2.0, True, [-4.0, -4.0, 0.0]),
+  'dual clip only while clipping': (DUAL, 4.0, -2.0, False, [-8.0, -8.0, 0.0]),
+  'dual clip leaves successes alone': (DUAL, 4.0, 2.0, True, [2.4, 0.0, 1.0]),
+  'no dual clip': ({}, 4.0, -2.0, True, [-8.0, -8.0, 0.0]),
+  # CISPO keeps a clipped token's gradient.
+  'cispo': (CISPO, 4.0, 2.0, True, [2.4 * np.log(4), 2.4, 1.0]),
+  'cispo, lower bound': (CISPO, 0.5, -2.0, True, [1.6 * np.log(2), -1.6, 1.0]),
+  'cispo without clipping': (CISPO, 4.0, 2.0, False, [8 * np.log(4), 8.0, 0.0]),
+}
+
+
+def test_a_fresh_token_adds_the_hand_computed_term():
+  for name, (values, ratio, advantage, clip, expected) in FRESH_TERMS.items():
+    term = one_token(ratio, advantage, changed(**values), clip)
+    np.testing.assert_allclose(term, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_gspo_moves_a_row_by_its_mean_log_ratio():
-  """S A / |o| times the sum of the gradients: the derivative of the sequence's own objective."""
+  """By s A / |o| times the sum of its tokens' gradients: the derivative of GSPO's objective."""
   config = changed(
     ratio='sequence', aggregation='sequence_mean', clip_epsilon=0.5, clip_epsilon_high=0.6
   )
@@ -169,12 +146,12 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
   def sequence_objective(logp):
     mean = (mask * (logp - batch.behaviour_logp_BT)).sum(1) / jnp.maximum(mask.sum(1), 1)
     s, a = jnp.exp(mean), batch.advantage_B
-    weighed = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
-    return -(weighed * fresh).sum() / len(a)
+    term = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
+    return -(term * fresh).sum() / len(a)
 
-  batch = Batch(**{**batch.__dict__, 'tis_weight_BT': np.ones_like(mask)})
-  tokens = tokens_of(batch, config, logp, None)
-  gradient = jax.grad(lambda x: jitted(config)(x, entropy, tokens, clip=True, is_first=False)[0])(
+  batch = dataclasses.replace(batch, tis_weight_BT=np.ones_like(mask))
+  inputs = inputs_of(batch, config, logp, None)
+  gradient = jax.grad(lambda x: jitted(config)(x, entropy, inputs, clip=True, is_first=False)[0])(
     jnp.array(logp)
   )
   expected = jax.jit(jax.grad(sequence_objective))(logp)
@@ -184,19 +161,18 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
 
 def test_a_row_without_tokens_has_log_ratio_0():
   logp, _, batch, _ = random_batch()
-  found_B1 = objective.row_log_ratio(logp, objective.loss_inputs(batch, PAPER, LIMIT))
-  gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # that row's response
-  assert found_B1.shape == (8, 1) and found_B1[6, 0] == 0
-  np.testing.assert_allclose(found_B1[1, 0], gap.mean(), rtol=1e-5)
+  log_ratio_B1 = objective.row_log_ratio(logp, objective.loss_inputs(batch, PAPER, LIMIT))
+  gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # of row 1's response
+  assert log_ratio_B1.shape == (8, 1) and log_ratio_B1[6, 0] == 0
+  np.testing.assert_allclose(log_ratio_B1[1, 0], gap.mean(), rtol=1e-5)
 
 
-def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
+def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit():
   trainer = np.log(np.array([0.5, 0.2, 0.9, 1.0], np.float32))
-  sampler = np.log(np.array([0.25, 0.4, 0.1, np.exp(-200)]).astype(np.float64)).astype(np.float32)
-  sampler[3] = -200.0  # beyond float32's exp
-  found = terms.tis_weight(trainer, sampler, 3.0)
-  assert found.dtype == np.float32
-  np.testing.assert_allclose(found, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
+  sampler = np.append(np.log([0.25, 0.4, 0.1]), -200.0).astype(np.float32)  # exp(200) overflows
+  weight = terms.tis_weight(trainer, sampler, 3.0)
+  assert weight.dtype == np.float32
+  np.testing.assert_allclose(weight, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -214,46 +190,48 @@ def test_a_correction_is_the_ratio_of_trainer_to_sampler_cut_at_the_limit():
     (dict(ratio='row'), 'must be one of token, sequence'),
   ],
 )
-def test_what_cannot_be_is_refused(values, message):
+def test_a_config_of_impossible_values_is_refused(values, message):
   with pytest.raises(InputError, match=message):
     config_lib.build(objective.Config, PAPER.__dict__ | values, 'config.objective')
 
 
 @pytest.mark.parametrize('name', VARIANTS)
 def test_any_split_of_a_minibatch_gives_the_same(name):
-  """By rows in another order and by positions."""
+  """Split by rows, in another order, and by positions."""
   config = changed(**VARIANTS[name])
-  logp, entropy, batch, reference = random_batch()
-  tokens = tokens_of(batch, config, logp, reference)
+  logp, entropy, batch, reference_logp = random_batch()
+  inputs = inputs_of(batch, config, logp, reference_logp)
   step = jax.jit(
     jax.value_and_grad(
-      lambda logp, entropy, tokens, clip, first: objective.token_loss(
-        logp, entropy, tokens, config, clip=clip, is_first=first
+      lambda logp, entropy, inputs, clip, first: objective.token_loss(
+        logp, entropy, inputs, config, clip=clip, is_first=first
       ),
       has_aux=True,
     )
   )
-  for clip, first in WHEN:
-    (whole, sums), gradient = step(logp, entropy, tokens, clip, first)
-    rest, slices, found = np.zeros_like(logp), [], 0.0
-    # Slices of one shape: one program.
+  for clip, first in CLIP_AND_FIRST:
+    (value, sums), gradient = step(logp, entropy, inputs, clip, first)
+    sum_of_values, gradients, slices = 0.0, np.zeros_like(logp), []
+    # All slices have one shape, so they share a program.
     for rows in ([7, 0, 3, 6], [5, 4, 2, 1]):
-      for places in (slice(0, 3), slice(3, 6), slice(6, 9)):
+      for positions in (slice(0, 3), slice(3, 6), slice(6, 9)):
 
-        def cut(x, rows=rows, places=places):
-          return x[rows] if x.shape[1] == 1 else x[rows, places]
+        def cut(x, rows=rows, positions=positions):
+          return x[rows] if x.shape[1] == 1 else x[rows, positions]
 
-        (part, more), slope = step(*jax.tree.map(cut, (logp, entropy, tokens)), clip, first)
-        rest[rows, places] = slope
-        found += part
-        slices.append(more)
-    np.testing.assert_allclose(found, whole, atol=1e-6)
-    np.testing.assert_allclose(rest, gradient, atol=1e-7)
-    for key, value in objective.merge_sums(slices).items():
-      np.testing.assert_allclose(value, sums[key], rtol=1e-5, atol=1e-6, err_msg=key)
+        (slice_value, slice_sums), slice_gradient = step(
+          *jax.tree.map(cut, (logp, entropy, inputs)), clip, first
+        )
+        sum_of_values += slice_value
+        gradients[rows, positions] = slice_gradient
+        slices.append(slice_sums)
+    np.testing.assert_allclose(sum_of_values, value, atol=1e-6)
+    np.testing.assert_allclose(gradients, gradient, atol=1e-7)
+    for key, merged in objective.merge_sums(slices).items():
+      np.testing.assert_allclose(merged, sums[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-def test_tokens_are_numpy_on_the_host():
+def test_loss_inputs_are_numpy_on_the_host():
   *_, batch, _ = random_batch()
   for x in jax.tree.leaves(objective.loss_inputs(batch, changed(aggregation='token_mean'), LIMIT)):
     assert isinstance(x, np.ndarray) and x.dtype in (np.float32, bool) and x.shape[0] == 8
@@ -261,9 +239,9 @@ def test_tokens_are_numpy_on_the_host():
 
 def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
   logp, entropy, batch, _ = random_batch()
-  batch = Batch(**{**batch.__dict__, 'tis_weight_BT': np.ones_like(batch.tis_weight_BT)})
-  tokens = objective.loss_inputs(batch, PAPER, LIMIT)
-  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=True)[0])(
+  batch = dataclasses.replace(batch, tis_weight_BT=np.ones_like(batch.tis_weight_BT))
+  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
+  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, inputs, clip=True, is_first=True)[0])(
     logp
   )
   expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
@@ -274,37 +252,37 @@ def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
 @pytest.mark.parametrize('name', VARIANTS)
 def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   config = changed(**VARIANTS[name])
-  logp, entropy, batch, reference = random_batch()
+  logp, entropy, batch, reference_logp = random_batch()
   outside = batch.response_mask_BT == 0
-  tokens = tokens_of(batch, config, logp, np.where(outside, np.nan, reference))
-  # As a row has it whose mask was emptied by the choice of difficulty.
-  past = np.where(outside, -300.0, batch.behaviour_logp_BT).astype(np.float32)
+  inputs = inputs_of(batch, config, logp, np.where(outside, np.nan, reference_logp))
+  # A row whose mask replay.difficulty has emptied keeps its log-probabilities.
+  behaviour_logp = np.where(outside, -300.0, batch.behaviour_logp_BT).astype(np.float32)
   masked = objective.loss_inputs(
-    Batch(**{**batch.__dict__, 'behaviour_logp_BT': past}), config, LIMIT
+    dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp), config, LIMIT
   )
   np.testing.assert_array_equal(masked.old_logp_BT, batch.behaviour_logp_BT)
-  wild = np.where(outside, 300.0, logp).astype(np.float32)
+  logp = np.where(outside, 300.0, logp).astype(np.float32)
   entropy = np.where(outside, np.nan, entropy)
   step = jax.jit(
     jax.value_and_grad(
       lambda x, clip, first: objective.token_loss(
-        x, entropy, tokens, config, clip=clip, is_first=first
+        x, entropy, inputs, config, clip=clip, is_first=first
       )[0]
     )
   )
-  for clip, first in WHEN:
-    value, gradient = step(wild, clip, first)
-    assert np.isfinite(value) and np.isfinite(gradient).all()
-    assert (np.asarray(gradient)[outside] == 0).all()
+  for clip, first in CLIP_AND_FIRST:
+    value, gradient = step(logp, clip, first)
+    assert np.isfinite(value) and np.isfinite(gradient).all(), (clip, first)
+    assert (np.asarray(gradient)[outside] == 0).all(), (clip, first)
 
 
 def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
   logp, entropy, batch, _ = random_batch()
-  past = batch.behaviour_logp_BT.copy()
-  past[2, 1:9] = -500.0  # the ratio is beyond float32, its shaped weight is 1
-  batch = Batch(**{**batch.__dict__, 'behaviour_logp_BT': past})
-  tokens = objective.loss_inputs(batch, PAPER, LIMIT)
-  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, tokens, clip=True, is_first=False)[0])(
+  behaviour_logp = batch.behaviour_logp_BT.copy()
+  behaviour_logp[2, 1:9] = -500.0  # the ratio overflows float32, its shaped weight is 1
+  batch = dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp)
+  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
+  gradient = jax.grad(lambda x: jitted(PAPER)(x, entropy, inputs, clip=True, is_first=False)[0])(
     logp
   )
   assert np.isfinite(gradient).all() and (np.asarray(gradient)[2] == 0).all()
@@ -313,28 +291,28 @@ def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
 def test_metrics_are_means_over_the_steps_tokens():
   logp, entropy, batch, _ = random_batch()
   _, sums = loss(logp, entropy, batch, PAPER, clip=True, first=False)
-  found = objective.metrics({name: float(value) for name, value in sums.items()})
+  metrics = objective.metrics({name: float(value) for name, value in sums.items()})
   mask = batch.response_mask_BT > 0
   replayed = mask & batch.is_replay_B[:, None]
   fresh = mask & ~batch.is_replay_B[:, None]
   w = np.exp(logp - batch.behaviour_logp_BT)
   sign = np.sign(batch.advantage_B)[:, None]
-  np.testing.assert_allclose(found['entropy'], entropy[mask].mean(), rtol=1e-5)
-  np.testing.assert_allclose(found['replay/ratio_mean'], w[replayed].mean(), rtol=1e-5)
-  np.testing.assert_allclose(found['replay/ratio_max'], w[replayed].max(), rtol=1e-5)
+  np.testing.assert_allclose(metrics['entropy'], entropy[mask].mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics['replay/ratio_mean'], w[replayed].mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics['replay/ratio_max'], w[replayed].max(), rtol=1e-5)
   np.testing.assert_allclose(
-    found['replay/effective_sample_size'],
+    metrics['replay/effective_sample_size'],
     w[replayed].sum() ** 2 / (replayed.sum() * (w[replayed] ** 2).sum()),
     rtol=1e-5,
   )
   outside = ((w > 1.2) & (sign > 0)) | ((w < 0.8) & (sign < 0))
-  np.testing.assert_allclose(found['clip_share'], outside[fresh].mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics['clip_share'], outside[fresh].mean(), rtol=1e-5)
 
 
 class TestTheoremsByEnumeration:
-  """One-token responses from a softmax over V tokens; o* comes from an older policy.
+  """One-token responses from a softmax over 4 tokens; o* was written by an older policy.
 
-  Sums over every outcome of a group of K, nothing is sampled.
+  Expectations are sums over every possible group of K responses: nothing is sampled.
   """
 
   K = 3
@@ -350,19 +328,19 @@ class TestTheoremsByEnumeration:
     reward = self.REWARD[[[*fresh, last]]].astype(np.float64)
     return np.asarray(objective.group_advantages(reward))[0, -1]
 
-  def expectation(self, source, weigh):
-    """E[weigh(o*) A(group) grad log pi(o*)] with the K - 1 others fresh and o* from `source`."""
+  def expectation(self, source, weight):
+    """E[weight(o*) A(group) grad log pi(o*)] with the K - 1 others fresh and o* from `source`."""
     total = np.zeros(4)
     for fresh in itertools.product(range(4), repeat=self.K - 1):
       for last in range(4):
-        chance = np.prod(self.pi[list(fresh)]) * source[last]
-        total += chance * weigh(last) * self.advantage(fresh, last) * self.score[last]
+        probability = np.prod(self.pi[list(fresh)]) * source[last]
+        total += probability * weight(last) * self.advantage(fresh, last) * self.score[last]
     return total
 
   def test_exact_weights_make_the_replayed_row_unbiased(self):
     on_policy = self.expectation(self.pi, lambda _: 1.0)
     replayed = self.expectation(self.past, lambda o: self.pi[o] / self.past[o])
-    assert np.abs(on_policy).max() > 0.01  # it says something
+    assert np.abs(on_policy).max() > 0.01  # so 0 would be noticed
     np.testing.assert_allclose(replayed, on_policy, atol=1e-12)
     assert np.abs(self.expectation(self.past, lambda _: 1.0) - on_policy).max() > 0.01
 
@@ -371,12 +349,12 @@ class TestTheoremsByEnumeration:
     config = changed(shaping=False)
 
     @jax.jit
-    def slope(theta, outcome, tokens):
+    def slope(theta, outcome, inputs):
       return jax.grad(
         lambda theta: objective.token_loss(
           jax.nn.log_softmax(theta)[outcome][:, None],
           jnp.zeros((self.K, 1)),
-          tokens,
+          inputs,
           config,
           clip=False,
           is_first=True,
@@ -388,13 +366,13 @@ class TestTheoremsByEnumeration:
       advantage = np.asarray(objective.group_advantages(self.REWARD[None, tokens]))[0]
       past = np.log(np.where(np.arange(self.K) == self.K - 1, self.past[tokens], self.pi[tokens]))
       batch = Batch(
-        tokens[:, None],
-        np.ones((self.K, 1), np.float32),
-        past[:, None].astype(np.float32),
-        advantage.astype(np.float32),
-        np.arange(self.K) == (self.K - 1 if is_replay else -1),
-        tokens,
-        np.ones((self.K, 1), np.float32),
+        tokens_BT=tokens[:, None],
+        response_mask_BT=np.ones((self.K, 1), np.float32),
+        behaviour_logp_BT=past[:, None].astype(np.float32),
+        advantage_B=advantage.astype(np.float32),
+        is_replay_B=np.arange(self.K) == (self.K - 1 if is_replay else -1),
+        policy_step_B=np.zeros(self.K, np.int32),
+        tis_weight_BT=np.ones((self.K, 1), np.float32),
       )
       return slope(
         jnp.array(self.THETA, jnp.float32),
@@ -406,20 +384,20 @@ class TestTheoremsByEnumeration:
     for fresh in itertools.product(range(4), repeat=self.K - 1):
       for last in range(4):
         for is_replay, source in ((True, self.past), (False, self.pi)):
-          chance = np.prod(self.pi[list(fresh)]) * source[last]
-          sums[is_replay] += chance * np.asarray(gradient(fresh, last, is_replay))
+          probability = np.prod(self.pi[list(fresh)]) * source[last]
+          sums[is_replay] += probability * np.asarray(gradient(fresh, last, is_replay))
     np.testing.assert_allclose(sums[True], sums[False], atol=1e-6)
     assert np.abs(sums[False]).max() > 0.01
 
   def test_variance_of_the_weighted_term_is_bounded_by_the_largest_weight(self):
     w = self.pi / self.past
-    left = middle = plain = 0.0
+    under_past = under_current = unweighted = 0.0
     for fresh in itertools.product(range(4), repeat=self.K - 1):
       for last in range(4):
-        chance = np.prod(self.pi[list(fresh)])
+        probability = np.prod(self.pi[list(fresh)])
         square = self.advantage(fresh, last) ** 2 * (self.score[last] ** 2).sum()
-        left += chance * self.past[last] * w[last] ** 2 * square
-        middle += chance * self.pi[last] * w[last] * square
-        plain += chance * self.pi[last] * square
-    np.testing.assert_allclose(left, middle, rtol=1e-12)
-    assert left <= w.max() * plain
+        under_past += probability * self.past[last] * w[last] ** 2 * square
+        under_current += probability * self.pi[last] * w[last] * square
+        unweighted += probability * self.pi[last] * square
+    np.testing.assert_allclose(under_past, under_current, rtol=1e-12)
+    assert under_past <= w.max() * unweighted

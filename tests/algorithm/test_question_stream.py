@@ -1,4 +1,4 @@
-"""The stream: in which order questions are read, and which are passed over."""
+"""The stream: in which order questions are read, and which are skipped."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ def take(cursor, count, retired=(), taken=(), size=10, questions_per_step=4):
 
 
 def test_an_epoch_is_the_permutation_that_seed_and_epoch_give():
-  assert order(3) == np.random.default_rng(np.random.SeedSequence(7, spawn_key=(7, 3))).permutation(10).tolist()
+  generator = np.random.default_rng(np.random.SeedSequence(7, spawn_key=(7, 3)))
+  assert order(3) == generator.permutation(10).tolist()
   assert sorted(order(3)) == list(range(10))
   assert order(3) != order(4)
 
@@ -45,7 +46,7 @@ def test_a_step_crosses_into_the_next_epoch_and_never_repeats_a_question():
     assert cursor == Cursor(1, order(1, seed=seed).index(fresh[-1]) + 1)
 
 
-def test_replayed_questions_are_passed_over():
+def test_replayed_questions_are_skipped():
   first = order(0)
   rows, cursor = take((0, 0), 2, taken=[first[0], first[2]])
   assert (rows, cursor) == ([first[1], first[3]], Cursor(0, 4))
@@ -54,9 +55,9 @@ def test_replayed_questions_are_passed_over():
 def test_a_retired_question_stays_in_its_own_epoch_and_is_out_of_the_next():
   row = order(0)[0]
   assert take((0, 0), 1, retired={row: 0})[0] == [row]
-  place = order(1).index(row)
-  rows, cursor = take((1, place), 1, retired={row: 0})
-  assert (rows, cursor) == ([order(1)[place + 1]], Cursor(1, place + 2))
+  position = order(1).index(row)
+  rows, cursor = take((1, position), 1, retired={row: 0})
+  assert (rows, cursor) == ([order(1)[position + 1]], Cursor(1, position + 2))
 
 
 def test_a_question_retired_in_this_epoch_is_out_once_the_step_has_crossed():
@@ -66,26 +67,25 @@ def test_a_question_retired_in_this_epoch_is_out_once_the_step_has_crossed():
 
 
 def test_retired_questions_return_when_too_few_others_are_left():
+  def reads_retired(epoch):
+    return question_stream.reads_retired(epoch, 10, retired, questions_per_step=4)
+
   retired = dict.fromkeys(range(6), 0)
-  assert not question_stream.reads_retired(
-    1, 10, retired, questions_per_step=4
-  )  # 4 are left, 4 are needed
+  assert not reads_retired(1)  # 4 are left, and 4 are needed
   assert sorted(take((1, 0), 4, retired)[0]) == [6, 7, 8, 9]
   retired[6] = 0
-  assert question_stream.reads_retired(1, 10, retired, questions_per_step=4)
+  assert reads_retired(1)
   assert take((1, 0), 4, retired) == (order(1)[:4], Cursor(1, 4))
-  assert not question_stream.reads_retired(
-    0, 10, retired, questions_per_step=4
-  )  # they are in it still
+  assert not reads_retired(0)  # in the epoch in which they retired they are still read
 
 
-def test_all_retired_and_all_replayed_still_deliver():
-  everything = dict.fromkeys(range(4), 0)
-  rows, _ = take((1, 0), 2, everything, taken=[0, 1], size=4)
+def test_where_all_have_retired_those_not_replayed_are_read():
+  all_retired = dict.fromkeys(range(4), 0)
+  rows, _ = take((1, 0), 2, all_retired, taken=[0, 1], size=4)
   assert sorted(rows) == [2, 3]
 
 
-def test_nothing_taken_leaves_the_cursor():
+def test_taking_none_leaves_the_cursor():
   assert take((2, 10), 0, taken=[0, 1, 2, 3]) == ([], Cursor(2, 10))
 
 

@@ -1,4 +1,4 @@
-"""Experience management: each sentence of the paper's section 3 as we read it, a test."""
+"""Experience management: a test for each sentence of the paper's section 3, as we read it."""
 
 import dataclasses
 
@@ -21,115 +21,138 @@ PAPER = replay.Config(
   max_trajectories=8,
 )
 
+STARTED = replay.Buffer(started=True)
+
 
 def changed(**values):
   return dataclasses.replace(PAPER, **values)
 
 
 def trajectory(*tokens, step=0):
-  return Trajectory(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), 1.0, step)
+  return Trajectory(
+    tokens=np.array(tokens, np.int32),
+    logp=np.zeros(len(tokens), np.float32),
+    reward=1.0,
+    step=step,
+  )
 
 
 def response(*tokens, truncated=False):
   values = np.arange(len(tokens), dtype=np.float32)
-  return Response(np.array(tokens, np.int32), -values, values, truncated)
+  return Response(
+    tokens=np.array(tokens, np.int32), logp=-values, entropy=values, truncated=truncated
+  )
 
 
-def buffer_of(correctness, started=True, **retired):
-  entries = {row: replay.Entry(value, 3, (trajectory(row),)) for row, value in correctness.items()}
-  return replay.Buffer(entries, retired.get('retired', {}), started)
+def question(row):
+  return Question(row=row, messages=(), answer='', kind='math', solution='', source='s')
 
 
-def recorded(buffer, groups, config=PAPER, step=5, epoch=2):
-  """Records groups given as {row: (is_replay, [(tokens, correct), ...])}."""
+def buffer_of(correctness, started=True):
+  """A trajectory for each row of row -> correctness, with the row as its token."""
+  entries = {
+    row: replay.Entry(correctness=value, prompt_length=3, trajectories=(trajectory(row),))
+    for row, value in correctness.items()
+  }
+  return replay.Buffer(entries=entries, started=started)
+
+
+def record(buffer, groups, config=PAPER, step=5, epoch=2):
+  """The buffer after groups given as {row: (is_replay, [(tokens, correct), ...])}."""
   plan = Plan(
-    step,
-    epoch,
-    buffer.started,
-    tuple(Question(row, (), '', 'math', '', 's') for row in groups),
-    (np.zeros(3, np.int32),) * len(groups),
-    tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()),
+    step=step,
+    epoch=epoch,
+    replay_started=buffer.started,
+    questions=tuple(map(question, groups)),
+    prompts=(np.zeros(3, np.int32),) * len(groups),
+    candidates=tuple((trajectory(99),) if is_replay else () for is_replay, _ in groups.values()),
   )
   responses = [[response(*tokens) for tokens, _ in group] for _, group in groups.values()]
   verdicts = [
-    [Verdict(float(c), 'correct' if c else 'wrong') for _, c in group]
+    [Verdict(float(correct), 'correct' if correct else 'wrong') for _, correct in group]
     for _, group in groups.values()
   ]
   return replay.record_step(config, buffer, plan, responses, verdicts)
 
 
 def group(*correct, start=10):
+  """(tokens, correct) of each response; all tokens differ."""
   return [((start + i, 1), bool(c)) for i, c in enumerate(correct)]
 
 
-STARTED = replay.Buffer(started=True)
+def record_row_7(responses, verdicts):
+  """The started, empty buffer after one fresh group of question 7."""
+  plan = Plan(
+    step=1,
+    epoch=0,
+    replay_started=True,
+    questions=(question(7),),
+    prompts=(np.zeros(2, np.int32),),
+    candidates=((),),
+  )
+  return replay.record_step(PAPER, STARTED, plan, [responses], [verdicts])
 
 
-# Recording a group.
+# ---- Recording a group ----
 
 
 def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():
-  buffer = recorded(buffer_of({7: 0.5}), {7: (False, group(1, 1, 1, 1))})
+  buffer = record(buffer_of({7: 0.5}), {7: (False, group(1, 1, 1, 1))})
   assert 7 not in buffer.entries and buffer.retired_epoch == {7: 2}
 
 
-def test_a_replayed_row_counts_among_the_group():
+def test_a_replayed_row_counts_as_one_of_the_group():
   solved = {7: (True, group(1, 1, 1))}
-  assert recorded(buffer_of({7: 0.5}), solved).retired_epoch == {7: 2}
-  half = recorded(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))})
+  assert record(buffer_of({7: 0.5}), solved).retired_epoch == {7: 2}
+  half = record(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))})
   assert half.entries[7].correctness == 2 / 4
 
 
 def test_without_count_replayed_only_fresh_rows_count():
   config = changed(count_replayed=False)
-  buffer = recorded(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))}, config)
+  buffer = record(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))}, config)
   assert buffer.entries[7].correctness == 1 / 3
-  failed = recorded(buffer_of({7: 0.5}), {7: (True, group(0, 0, 0))}, config)
+  failed = record(buffer_of({7: 0.5}), {7: (True, group(0, 0, 0))}, config)
   assert replay.buckets(config, failed, K) == {7: 0}
 
 
 def test_a_retired_question_is_never_stored_again_and_keeps_its_epoch():
-  before = replay.Buffer({}, {7: 0}, True)
-  assert recorded(before, {7: (False, group(1, 0, 0, 0))}) == before
-  assert recorded(before, {7: (False, group(1, 1, 1, 1))}).retired_epoch == {7: 0}
+  before = replay.Buffer(retired_epoch={7: 0}, started=True)
+  assert record(before, {7: (False, group(1, 0, 0, 0))}) == before
+  assert record(before, {7: (False, group(1, 1, 1, 1))}).retired_epoch == {7: 0}
 
 
 def test_retirement_counts_before_replay_has_started():
-  buffer = recorded(replay.Buffer(), {7: (False, group(1, 1, 1, 1)), 8: (False, group(1, 0, 0, 0))})
+  buffer = record(replay.Buffer(), {7: (False, group(1, 1, 1, 1)), 8: (False, group(1, 0, 0, 0))})
   assert buffer.retired_epoch == {7: 2} and not buffer.entries
 
 
 def test_every_fresh_success_is_added_once_compared_by_tokens():
   twice = [((1, 2), True), ((1, 2), True), ((1, 3), True), ((1, 4), False)]
-  buffer = recorded(buffer_of({7: 0.5}), {7: (False, twice)})
+  buffer = record(buffer_of({7: 0.5}), {7: (False, twice)})
   assert [t.tokens.tolist() for t in buffer.entries[7].trajectories] == [[7], [1, 2], [1, 3]]
-  again = recorded(buffer, {7: (False, twice)}, step=6)
+  again = record(buffer, {7: (False, twice)}, step=6)
   assert again.entries[7].trajectories == buffer.entries[7].trajectories
 
 
 def test_a_stored_success_keeps_its_log_probabilities_step_and_reward():
-  buffer = recorded(STARTED, {7: (False, [((4, 5, 6), True), *group(0, 0, 0)])}, step=9)
+  buffer = record(STARTED, {7: (False, [((4, 5, 6), True), *group(0, 0, 0)])}, step=9)
   (stored,) = buffer.entries[7].trajectories
   np.testing.assert_array_equal(stored.logp, [0.0, -1.0, -2.0])
   assert stored.step == 9 and stored.reward == 1.0 and buffer.entries[7].prompt_length == 3
 
 
 def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_nothing():
-  nothing = (False, group(0, 0, 0, 0))
-  buffer = recorded(buffer_of({7: 0.75}), {7: nothing, 8: nothing})
+  failed = (False, group(0, 0, 0, 0))
+  buffer = record(buffer_of({7: 0.75}), {7: failed, 8: failed})
   assert replay.buckets(PAPER, buffer, K) == {7: 0}
   assert [t.tokens.tolist() for t in buffer.entries[7].trajectories] == [[7]]
 
 
-def test_a_correct_response_that_was_cut_is_stored_as_it_is():
-  plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
-  cut = response(5, 6, truncated=True)
-  buffer = replay.record_step(
-    PAPER,
-    STARTED,
-    plan,
-    [[cut] + [response(1)] * 3],
-    [[Verdict(1.0, 'correct')] + [Verdict(0.0, 'wrong')] * 3],
+def test_a_correct_response_that_was_truncated_is_stored_as_it_is():
+  buffer = record_row_7(
+    [response(5, 6, truncated=True), *[response(1)] * 3],
+    [Verdict(1.0, 'correct'), *[Verdict(0.0, 'wrong')] * 3],
   )
   np.testing.assert_array_equal(buffer.entries[7].trajectories[0].tokens, [5, 6])
 
@@ -137,7 +160,7 @@ def test_a_correct_response_that_was_cut_is_stored_as_it_is():
 def test_the_newest_trajectories_are_kept():
   buffer = STARTED
   for step in range(5):
-    buffer = recorded(
+    buffer = record(
       buffer,
       {7: (False, group(1, 0, 0, 0, start=10 + step))},
       changed(max_trajectories=2),
@@ -146,45 +169,47 @@ def test_the_newest_trajectories_are_kept():
   assert [t.step for t in buffer.entries[7].trajectories] == [3, 4]
 
 
-def test_a_reward_that_is_no_0_or_1_changes_nothing_in_the_bookkeeping():
-  plan = Plan(1, 0, True, (Question(7, (), '', 'math', '', 's'),), (np.zeros(2, np.int32),), ((),))
-  verdicts = [[Verdict(-3.0, 'correct'), *(Verdict(reward, 'wrong') for reward in (9.0, 0.1, 0.0))]]
-  buffer = replay.record_step(PAPER, STARTED, plan, [[response(i) for i in range(4)]], verdicts)
+def test_a_reward_other_than_0_or_1_changes_nothing_in_the_bookkeeping():
+  buffer = record_row_7(
+    [response(i) for i in range(4)],
+    [Verdict(-3.0, 'correct'), *(Verdict(reward, 'wrong') for reward in (9.0, 0.1, 0.0))],
+  )
   assert buffer.entries[7].correctness == 0.25
   assert buffer.entries[7].trajectories[0].reward == -3.0
 
 
-# Buckets.
+# ---- Buckets ----
 
 
-@pytest.mark.parametrize(
-  ('successes', 'rows', 'expected'),
-  [
-    (0, 8, 0),
-    (1, 8, 1),
-    (4, 8, 4),
-    (7, 8, 7),
-    (1, 7, 1),
-    (3, 7, 3),
-    (6, 7, 7),
-    (1, 100, 1),
-    (99, 100, 7),
-  ],
-)
-def test_a_bucket_is_the_rounded_correctness_within_1_and_k_minus_1(successes, rows, expected):
-  assert replay.bucket(successes / rows, 8) == expected
+def test_a_bucket_is_the_rounded_correctness_within_1_and_k_minus_1():
+  expected = {
+    (0, 8): 0,
+    (1, 8): 1,
+    (4, 8): 4,
+    (7, 8): 7,
+    (1, 7): 1,
+    (3, 7): 3,
+    (6, 7): 7,
+    (1, 100): 1,
+    (99, 100): 7,
+  }
+  assert {
+    (successes, rows): replay.bucket(successes / rows, 8) for successes, rows in expected
+  } == expected
 
 
 def test_bucket_probabilities_are_the_papers_gaussian():
   weight = np.exp(-np.array([4.0, 1.0, 0.0, 1.0]) / 2)  # (k - 2)^2 / 2 for K = 4, sigma = 1
-  found = replay.bucket_probabilities(np.ones(4, bool), 1.0)
-  np.testing.assert_allclose(found, weight / weight.sum())
+  probability = replay.bucket_probabilities(np.ones(4, bool), 1.0)
+  np.testing.assert_allclose(probability, weight / weight.sum())
 
 
 def test_empty_buckets_have_no_probability():
-  found = replay.bucket_probabilities(np.array([True, False, False, True]), 1.0)
+  probability = replay.bucket_probabilities(np.array([True, False, False, True]), 1.0)
   weight = np.exp([-2.0, -0.5])
-  np.testing.assert_allclose(found, [weight[0] / weight.sum(), 0, 0, weight[1] / weight.sum()])
+  np.testing.assert_allclose(
+    probability, [weight[0] / weight.sum(), 0, 0, weight[1] / weight.sum()]
+  )
 
 
 def test_bucket_probabilities_survive_many_rollouts():
@@ -197,25 +222,25 @@ def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
   lengths = {3: 50, 1: 10, 9: 30, 4: 20, 7: 40, 5: 60, 2: 80, 8: 70}
   entries = {
     row: replay.Entry(
-      0.5,
-      length if kind == 'question_length' else 1,
-      (trajectory(*range(length)),) if kind == 'response_length' else (trajectory(1),),
+      correctness=0.5,
+      prompt_length=length if kind == 'question_length' else 1,
+      trajectories=(trajectory(*range(length if kind == 'response_length' else 1)),),
     )
     for row, length in lengths.items()
   }
-  found = replay.buckets(changed(bucket_by=kind), replay.Buffer(entries, {}, True), K)
-  assert found == {1: 0, 4: 0, 9: 1, 7: 1, 3: 2, 5: 2, 8: 3, 2: 3}
+  buckets = replay.buckets(changed(bucket_by=kind), replay.Buffer(entries=entries, started=True), K)
+  assert buckets == {1: 0, 4: 0, 9: 1, 7: 1, 3: 2, 5: 2, 8: 3, 2: 3}
 
 
-# Drawing.
+# ---- Drawing ----
 
 
-def drawn(buffer, config=PAPER, questions=8, seed=0):
+def draw(buffer, config=PAPER, questions=8, seed=0):
   return replay.draw_questions(config, buffer, questions, K, np.random.default_rng(seed))
 
 
 def test_nothing_is_drawn_before_the_start():
-  assert drawn(buffer_of({1: 0.5, 2: 0.5}, started=False)) == []
+  assert draw(buffer_of({1: 0.5, 2: 0.5}, started=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -224,13 +249,13 @@ def test_nothing_is_drawn_before_the_start():
 def test_the_number_drawn_is_the_smaller_of_eligible_and_the_floor_of_the_share(
   eligible, ratio, expected
 ):
-  rows = drawn(buffer_of(dict.fromkeys(range(eligible), 0.5)), changed(ratio=ratio))
+  rows = draw(buffer_of(dict.fromkeys(range(eligible), 0.5)), changed(ratio=ratio))
   assert len(rows) == len(set(rows)) == expected
 
 
 def test_counts_per_bucket_follow_the_gaussian():
   correctness = {row: (row % 4) / 4 for row in range(4000)}  # 1000 questions in each bucket
-  rows = drawn(buffer_of(correctness), questions=1600)
+  rows = draw(buffer_of(correctness), questions=1600)
   count_K = np.bincount([row % 4 for row in rows], minlength=4)
   expected_K = 800 * replay.bucket_probabilities(np.ones(4, bool), 1.0)
   assert ((count_K - expected_K) ** 2 / expected_K).sum() < 16.3  # chi-square, 3 degrees, p = .001
@@ -239,15 +264,15 @@ def test_counts_per_bucket_follow_the_gaussian():
 def test_what_exceeds_a_bucket_goes_to_the_others_by_the_same_weights():
   correctness = {0: 0.5, 1: 0.5}
   correctness |= dict.fromkeys(range(10, 510), 0.25) | dict.fromkeys(range(1000, 1500), 0.75)
-  rows = drawn(buffer_of(correctness), questions=800)
+  rows = draw(buffer_of(correctness), questions=800)
   assert len(rows) == 400 and {0, 1} <= set(rows)  # all of the small, likeliest bucket
-  near = sum(10 <= row < 1000 for row in rows)  # k = 1 and k = 3 weigh the same
-  assert abs(near - 199) < 3.3 * np.sqrt(398 / 4)
+  in_bucket_1 = sum(10 <= row < 1000 for row in rows)  # buckets 1 and 3 have the same weight
+  assert abs(in_bucket_1 - 199) < 3.3 * np.sqrt(398 / 4)
 
 
-def test_within_a_bucket_every_question_is_as_likely():
+def test_within_a_bucket_all_questions_are_equally_likely():
   buffer = buffer_of(dict.fromkeys(range(10), 0.5))
-  rows = [row for seed in range(2000) for row in drawn(buffer, questions=6, seed=seed)]
+  rows = [row for seed in range(2000) for row in draw(buffer, questions=6, seed=seed)]
   count = np.bincount(rows, minlength=10)
   assert ((count - 600) ** 2 / 600).sum() < 27.9  # chi-square, 9 degrees, p = .001
 
@@ -257,7 +282,7 @@ def test_uniform_selection_ignores_buckets():
   count = sum(
     row < 300
     for seed in range(50)
-    for row in drawn(buffer, changed(question_selection='uniform'), 80, seed)
+    for row in draw(buffer, changed(question_selection='uniform'), 80, seed)
   )
   assert abs(count - 1500) < 3.3 * np.sqrt(2000 * 0.75 * 0.25)
 
@@ -268,37 +293,37 @@ def test_uniform_selection_ignores_buckets():
 )
 def test_training_on_one_difficulty_draws_only_that(difficulty, expected):
   buffer = buffer_of({0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75})
-  assert set(drawn(buffer, changed(difficulty=difficulty))) == expected
+  assert set(draw(buffer, changed(difficulty=difficulty))) == expected
 
 
 def test_the_same_generator_draws_the_same():
   buffer = buffer_of({row: (row % 4) / 4 for row in range(50)})
-  shuffled = replay.Buffer(dict(reversed(buffer.entries.items())), {}, True)
-  assert drawn(buffer, seed=3) == drawn(shuffled, seed=3) != drawn(buffer, seed=4)
+  shuffled = replay.Buffer(entries=dict(reversed(buffer.entries.items())), started=True)
+  assert draw(buffer, seed=3) == draw(shuffled, seed=3) != draw(buffer, seed=4)
 
 
-# Delayed start.
+# ---- Delayed start ----
 
 
 def test_replay_starts_when_the_pass_rate_first_exceeds_the_threshold():
-  at = recorded(replay.Buffer(), {1: (False, group(1, 0, 0, 0))}, changed(start_pass_rate=0.25))
-  above = recorded(replay.Buffer(), {1: (False, group(1, 1, 0, 0))}, changed(start_pass_rate=0.25))
+  at = record(replay.Buffer(), {1: (False, group(1, 0, 0, 0))}, changed(start_pass_rate=0.25))
+  above = record(replay.Buffer(), {1: (False, group(1, 1, 0, 0))}, changed(start_pass_rate=0.25))
   assert not at.started and above.started
 
 
 def test_the_step_that_crosses_is_not_stored_and_the_next_one_is():
-  crossing = recorded(replay.Buffer(), {1: (False, group(1, 1, 1, 0))})
+  crossing = record(replay.Buffer(), {1: (False, group(1, 1, 1, 0))})
   assert crossing.started and not crossing.entries
-  after = recorded(crossing, {2: (False, group(1, 0, 0, 0))})
-  assert after.started and set(after.entries) == {2}  # and the switch latches below the threshold
+  after = record(crossing, {2: (False, group(1, 0, 0, 0))})
+  assert after.started and set(after.entries) == {2}  # below the threshold the switch stays on
 
 
 def test_without_replay_it_never_starts_and_stores_nothing():
-  buffer = recorded(replay.Buffer(), {1: (False, group(1, 1, 1, 0))}, changed(ratio=0.0))
+  buffer = record(replay.Buffer(), {1: (False, group(1, 1, 1, 0))}, changed(ratio=0.0))
   assert buffer == replay.Buffer()
 
 
 def test_recording_leaves_the_buffer_it_was_given_as_it_was():
   before = buffer_of({7: 0.5})
-  recorded(before, {7: (False, group(1, 1, 1, 1)), 8: (False, group(1, 0, 0, 0))})
+  record(before, {7: (False, group(1, 1, 1, 1)), 8: (False, group(1, 0, 0, 0))})
   assert set(before.entries) == {7} and not before.retired_epoch

@@ -19,6 +19,16 @@ class Checks(list):
     return check
 
 
+@contextlib.contextmanager
+def case(name):
+  """A case of a check; what it raises says in which."""
+  try:
+    yield
+  except Exception as error:
+    error.add_note(f'This was the case of {name}.')
+    raise
+
+
 def run(checks):
   """Runs every check, whatever came of those before it.
 

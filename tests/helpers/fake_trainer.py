@@ -1,18 +1,19 @@
-"""In place of exgrpo_jax.train for tests of what starts it: same flags, same files, no training.
+"""A stand-in for exgrpo_jax.train in tests of what starts it: its flags and files, no training.
 
-Step s of a run evaluates to replay.ratio + seed / 10 + s / 100. FAKE_FAILS and FAKE_HANGS
-name trials that break down, or wait ten minutes, after their first step.
+Step s of a run evaluates to replay.ratio + seed / 10 + s / 100. The trials named in FAKE_FAILS
+fail after step 0, those in FAKE_HANGS then hang for ten minutes.
 """
 
 import json
 import os
 import pathlib
+import re
 import time
 
 from absl import app, flags
 from ml_collections import config_flags
 
-from exgrpo_jax import cli
+from tests.helpers.paths import REPOSITORY
 
 CONFIG = config_flags.DEFINE_config_file('config')
 WORKDIR = flags.DEFINE_string('workdir', None, '')
@@ -20,10 +21,10 @@ WORKDIR = flags.DEFINE_string('workdir', None, '')
 
 def main(_):
   config, workdir = CONFIG.value, pathlib.Path(WORKDIR.value)
-  claim = workdir / 'config.json'
+  config_file = workdir / 'config.json'
   values = json.loads(json.dumps(config.to_dict()))
-  assert not claim.exists() or json.loads(claim.read_text()) == values
-  claim.write_text(json.dumps(values))
+  assert not config_file.exists() or json.loads(config_file.read_text()) == values
+  config_file.write_text(json.dumps(values))
   with open(workdir / 'starts', 'a') as file:
     file.write('started\n')
   for step in range(config.num_steps + 1):
@@ -51,5 +52,11 @@ def main(_):
   (workdir / 'curves.png').write_bytes(b'')
 
 
+def parse_flags(argv):
+  """Takes a config by name too. `cli` would do it, but imports JAX, which takes seconds."""
+  configs = rf'--config={REPOSITORY}/configs/\1.py'
+  return app.parse_flags_with_usage([re.sub(r'^--config=(\w+)$', configs, arg) for arg in argv])
+
+
 if __name__ == '__main__':
-  app.run(main, flags_parser=lambda argv: app.parse_flags_with_usage(cli.resolve_config(argv)))
+  app.run(main, flags_parser=parse_flags)

@@ -1,29 +1,34 @@
-"""Training as its users start it, on several hosts that are processes of this machine."""
+"""Training as users start it, on several hosts that are processes of this machine."""
 
-import os
 import pathlib
 import subprocess
 import sys
 import time
 
-from tests.helpers.devices import free_port
+from tests.helpers.devices import environment, free_port
 from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
-LONG = 300  # seconds until a run that hangs is given up
+TIMEOUT = 300  # seconds until a run is taken to hang
 
 
 class Pod:
-  """The processes of one run; they are killed where the block ends before them."""
+  """The processes of one run, all of which are dead at the end of its block."""
 
-  def __init__(self, workdir, shape, data, cache, *flags):
-    """`shape` is (processes, devices of each), `flags` of train; `cache` keeps what is compiled."""
+  def __init__(self, workdir, shape, data, compiled, *flags):
+    """Starts train with `flags`.
+
+    Args:
+      workdir: its --workdir; each process logs to a file beside it.
+      shape: (number of processes, devices of each).
+      data: the fixture.
+      compiled: the folder of JAX's compilation cache.
+      *flags: further flags.
+    """
     count, devices = shape
     self._logs = [pathlib.Path(f'{workdir}.log.{number}') for number in range(count)]
-    env = os.environ | {
-      'JAX_COMPILATION_CACHE_DIR': str(cache),
+    env = environment(devices) | {
+      'JAX_COMPILATION_CACHE_DIR': str(compiled),
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': os.environ['XLA_FLAGS'] + f' --xla_force_host_platform_device_count={devices}',
     }
     command = [
       sys.executable,
@@ -60,18 +65,18 @@ class Pod:
   def log(self, number=0):
     return self._logs[number].read_text()
 
-  def codes(self):
-    """Exit statuses, once all have ended."""
-    return [process.wait(timeout=LONG) for process in self.processes]
+  def exit_statuses(self):
+    """Of all processes, once they have ended."""
+    return [process.wait(timeout=TIMEOUT) for process in self.processes]
 
-  def ended(self):
-    """Asserts that all ended well."""
-    assert set(self.codes()) == {0}, '\n'.join(map(self.log, range(len(self.processes))))
+  def finish(self):
+    """Waits for all processes; asserts that none failed."""
+    assert set(self.exit_statuses()) == {0}, '\n'.join(map(self.log, range(len(self.processes))))
 
-  def until(self, is_so):
-    """Waits; nobody may have ended before."""
-    limit = time.monotonic() + LONG
-    while not is_so():
+  def wait_until(self, condition):
+    """Waits for condition(); asserts that no process ends before."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
       assert all(process.poll() is None for process in self.processes), self.log()
-      assert time.monotonic() < limit, self.log()
+      assert time.monotonic() < deadline, self.log()
       time.sleep(0.01)

@@ -1,7 +1,8 @@
-"""One real run, written down stage by stage, for the tests of what it is made of."""
+"""One real run, recorded stage by stage, for the tests of the loop and of its stages."""
 
 import contextlib
 import dataclasses
+import pathlib
 import pickle
 from typing import Any
 
@@ -21,27 +22,27 @@ from tests.helpers import tiny
 
 @dataclasses.dataclass
 class Step:
-  """What one turn of the loop read and wrote."""
+  """What the stages of one step read and returned."""
 
   plan: Any = None
   cursor: Any = None  # after the plan's fresh questions
-  buffer: Any = None  # that the plan was drawn from
-  params: Any = None  # NumPy, of the policy that acted
+  buffer: Any = None  # from which the plan was drawn
+  params: Any = None  # NumPy, of the policy that generated
   replays: Any = None
   responses: Any = None
   verdicts: Any = None
   batch: Any = None
-  after: Any = None  # the buffer that was recorded
+  after: Any = None  # the buffer after the step
 
 
 @dataclasses.dataclass
 class Recording:
-  """A whole run through train.start_or_resume, and what it was made with."""
+  """A whole run through train.start_or_resume, and its experiment, data and rollout."""
 
-  workdir: Any
-  cache: Any  # where others find what it compiled, in this process within .compiling()
-  values: Any
-  steps: dict  # number -> Step
+  workdir: pathlib.Path
+  compiled: pathlib.Path  # JAX's compilation cache, which this process uses within .compiling()
+  values: Any  # the ConfigDict
+  steps: dict[int, Step]
 
   def __post_init__(self):
     self.experiment = experiment.open_experiment(self.values, str(self.workdir))
@@ -54,23 +55,31 @@ class Recording:
 
   @contextlib.contextmanager
   def compiling(self):
-    """Looks in the cache before compiling, and keeps there what it compiles."""
-    kept = {
-      'jax_compilation_cache_dir': str(self.cache),
+    """Uses the compilation cache in the block, for programs of any size."""
+    settings = {
+      'jax_compilation_cache_dir': str(self.compiled),
       'jax_persistent_cache_min_compile_time_secs': 0.0,
     }
-    before = {name: getattr(jax.config, name) for name in kept}
-    for name, value in kept.items():
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
       jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-      jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    try:
+      yield
+    finally:
+      for name, value in before.items():
+        jax.config.update(name, value)
+      compilation_cache.reset_cache()
 
 
-def record(values, folder):
-  """Makes the run in `folder` and writes it down there."""
-  run = Recording(folder / 'run' / 'recorded', folder / 'compiled', values, {})
+def record(values, folder, compiled):
+  """Trains in folder/recorded, and writes the steps beside it.
+
+  Args:
+    values: the run's ConfigDict.
+    folder: an empty one.
+    compiled: the folder of JAX's compilation cache.
+  """
+  run = Recording(folder / 'recorded', compiled, values, steps={})
   with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(pool, 'COMMAND', tiny.WORKER)
     _listen(patch, run.steps)
@@ -79,14 +88,17 @@ def record(values, folder):
   (folder / 'steps.pickle').write_bytes(pickle.dumps(run.steps))
 
 
-def load(values, folder):
+def load(values, folder, compiled):
   """The run that `record` made in `folder`."""
   steps = pickle.loads((folder / 'steps.pickle').read_bytes())
-  return Recording(folder / 'run' / 'recorded', folder / 'compiled', values, steps)
+  return Recording(folder / 'recorded', compiled, values, steps)
 
 
 def run_training(opened, params=None, values=None):
-  """train.main without its checks: a run of the experiment in its workdir, in this process."""
+  """train.main without its checks: trains the opened experiment in its workdir, in this process.
+
+  Starts from `params`, or from the initial ones, and claims the workdir for `values` if given.
+  """
   config = opened.config
   data = experiment.load_questions(opened, config.data.train)
   evaluations = tuple(experiment.load_questions(opened, spec) for spec in config.data.evaluation)
@@ -99,12 +111,12 @@ def run_training(opened, params=None, values=None):
 
 
 def _listen(patch, steps):
-  """Makes the stages of a step write what they read and return into `steps`."""
+  """Makes the stages note in `steps` what they read and returned."""
 
-  def at(plan):
+  def step_of(plan):
     return steps.setdefault(plan.step, Step())
 
-  def hear(owner, name, note):
+  def wrap(owner, name, note):
     original = getattr(owner, name)
 
     def wrapped(*args, **kwargs):
@@ -114,18 +126,18 @@ def _listen(patch, steps):
 
     patch.setattr(owner, name, wrapped)
 
-  def planned(args, result):
-    step = at(result[0])
+  def note_plan(args, result):
+    step = step_of(result[0])
     step.buffer, (step.plan, step.cursor) = args[1], result
 
-  def picked(args, result):
-    step = at(args[2])
+  def note_replays(args, result):
+    step = step_of(args[2])
     step.replays = result
     step.params = jax.tree.map(np.array, args[1])
 
-  hear(stages.Rollout, 'plan', planned)
-  hear(stages.Rollout, 'pick_replays', picked)
-  hear(stages.Rollout, 'generate', lambda a, result: setattr(at(a[2]), 'responses', result))
-  hear(stages.Rollout, 'grade', lambda a, result: setattr(at(a[1]), 'verdicts', result))
-  hear(stages.Rollout, 'assemble', lambda a, result: setattr(at(a[1]), 'batch', result))
-  hear(replay, 'record_step', lambda a, result: setattr(at(a[2]), 'after', result))
+  wrap(stages.Rollout, 'plan', note_plan)
+  wrap(stages.Rollout, 'pick_replays', note_replays)
+  wrap(stages.Rollout, 'generate', lambda args, out: setattr(step_of(args[2]), 'responses', out))
+  wrap(stages.Rollout, 'grade', lambda args, out: setattr(step_of(args[1]), 'verdicts', out))
+  wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1]), 'batch', out))
+  wrap(replay, 'record_step', lambda args, out: setattr(step_of(args[2]), 'after', out))

@@ -1,4 +1,4 @@
-"""The package as a graph: rooms, their files, and who imports whom.
+"""The package as a graph: rooms, their files, and which imports which.
 
 python -m tests.helpers.rooms prints the diagram that docs/architecture.md shows.
 """
@@ -14,11 +14,9 @@ _ROW = re.compile(r'\| \[`([\w/*.]+?)/?`\]\([^)]*\) \| (.+?) \|(?: (.+?) \|)?')
 
 
 def table(path):
-  """Room -> (purpose, names of its files) of the table of rooms in a document, top room first."""
-  rows = [_ROW.fullmatch(line) for line in path.read_text().splitlines()]
-  return {
-    row[1]: (row[2], re.findall(r'`([\w/]+\.py)`', row[3] or '')) for row in rows if row is not None
-  }
+  """Room -> (purpose, names of its files), as a document's table of rooms has them, top first."""
+  rows = filter(None, map(_ROW.fullmatch, path.read_text().splitlines()))
+  return {row[1]: (row[2], re.findall(r'`([\w/]+\.py)`', row[3] or '')) for row in rows}
 
 
 def room_of(module):
@@ -30,7 +28,7 @@ def room_of(module):
 
 
 def modules():
-  """Every module by its dotted name below the package, with its file."""
+  """Dotted name below the package -> file, of every module."""
   return {
     '.'.join(path.relative_to(PACKAGE).with_suffix('').parts): path
     for path in sorted(PACKAGE.rglob('*.py'))
@@ -38,72 +36,71 @@ def modules():
   }
 
 
-def imported(path):
-  """Dotted names of all that a file imports, wherever in it, those of this package in full."""
+def imported_names(path):
+  """Dotted names of all that a file imports, also within functions."""
   names = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       names |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
-      assert node.level == 0, f'{path} imports relatively, which this does not read'
+      assert node.level == 0, f'{path}: relative imports cannot be resolved here'
       names |= {f'{node.module}.{alias.name}' for alias in node.names}
   return names
 
 
-def internal(names, known):
-  """Modules of this package among imported names, which may be attributes of theirs."""
-  found = set()
-  for name in names:
-    if not name.startswith('exgrpo_jax.'):
-      continue
-    name = name.removeprefix('exgrpo_jax.')
-    while name and name not in known:
-      name = name.rpartition('.')[0]
-    if name:
-      found.add(name)
-  return found
+def imported_modules(path, known):
+  """The `known` modules of this package that a file imports, or imports attributes of."""
+  imports = set()
+  for name in imported_names(path):
+    package, _, module = name.partition('.')
+    while package == 'exgrpo_jax' and module and module not in known:
+      module = module.rpartition('.')[0]
+    if package == 'exgrpo_jax' and module:
+      imports.add(module)
+  return imports
 
 
 def file_edges():
   """Module -> modules that it imports."""
   known = modules()
-  return {name: internal(imported(path), known) for name, path in known.items()}
+  return {name: imported_modules(path, known) for name, path in known.items()}
 
 
 def room_edges():
-  """Room -> rooms that it imports, itself left out."""
+  """Room -> other rooms that it imports."""
   edges = {}
-  for name, others in file_edges().items():
-    edges.setdefault(room_of(name), set()).update(room_of(other) for other in others)
-  return {room: others - {room} for room, others in edges.items()}
+  for name, imports in file_edges().items():
+    edges.setdefault(room_of(name), set()).update(map(room_of, imports))
+  return {room: imports - {room} for room, imports in edges.items()}
 
 
-def reduced(edges):
-  """The edges that no longer path replaces: what a diagram needs to show."""
+def reachable(edges, start):
+  """All nodes that can be reached from `start`."""
+  reached, waiting = set(), [start]
+  while waiting:
+    new = edges[waiting.pop()] - reached
+    reached |= new
+    waiting += new
+  return reached
 
-  def reachable(room):
-    seen, waiting = set(), [room]
-    while waiting:
-      for other in edges[waiting.pop()] - seen:
-        seen.add(other)
-        waiting.append(other)
-    return seen
 
+def reduce(edges):
+  """The edges that no longer path implies: the transitive reduction."""
   return {
-    room: {
-      other
-      for other in others
-      if not any(other in reachable(between) for between in others - {other})
+    node: {
+      target
+      for target in targets
+      if not any(target in reachable(edges, via) for via in targets - {target})
     }
-    for room, others in edges.items()
+    for node, targets in edges.items()
   }
 
 
 def mermaid():
   """The reduced graph of rooms as a Mermaid diagram."""
   lines = ['```mermaid', 'graph TD']
-  for room, others in sorted(reduced(room_edges()).items()):
-    lines += [f'  {room} --> {other}' for other in sorted(others)]
+  for room, imports in sorted(reduce(room_edges()).items()):
+    lines += [f'  {room} --> {imported}' for imported in sorted(imports)]
   return '\n'.join([*lines, '```'])
 
 

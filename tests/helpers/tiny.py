@@ -1,9 +1,9 @@
-"""A run small enough for tests, in which replay takes part: what conftest.py records.
+"""A run small enough for tests, with replay: the one that conftest.py records.
 
-A model of one narrow layer solves nothing, so the verifier is replaced by chance that
-is decided by the text: QUARTERS of all responses solve a question (chance.py). Some
-are never solved, some always, and groups are mixed in between. In time more are retired
-than leave enough for a step, whatever the model does.
+A model of one narrow layer solves nothing, so the verifier is replaced by a pseudo-random one: a
+hash of the response decides, and the number of correct ones depends on the question (QUARTERS in
+chance.py). Some questions are never solved, some always, and the others have mixed groups. So
+many retire in the end that too few are left for a step, whatever the model does.
 """
 
 import json
@@ -22,16 +22,15 @@ from tests.helpers.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
-POOL = len(QUARTERS)
-PROMPT, RESPONSE = 8, 12  # limits
+POOL = len(QUARTERS)  # questions to train on
+PROMPT, RESPONSE = 8, 12  # limits, in tokens
 LENGTH = PROMPT + RESPONSE
-# In place of pool.COMMAND.
-WORKER = (sys.executable, '-P', str(pathlib.Path(__file__).with_name('chance.py')))
+WORKER = (sys.executable, '-P', str(pathlib.Path(__file__).with_name('chance.py')))  # pool.COMMAND
 NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 
 def get_config():
-  """For the command line, whose process gets the replaced workers; data.* must be given."""
+  """For the command line, whose process gets the replaced workers too; data.* must be set."""
   pool.COMMAND = WORKER
   return values('', '')
 
@@ -40,7 +39,7 @@ def values(train, evaluation):
   """The configuration; `train` and `evaluation` are data specs."""
   config = smoke.get_config()
   config.num_steps = NUM_STEPS
-  config.compilation_cache = ''  # conftest and the environment say where
+  config.compilation_cache = ''  # set by Recording.compiling and by the environment
   config.rollout.update(
     dict(
       questions=QUESTIONS,
@@ -68,14 +67,13 @@ def values(train, evaluation):
 
 
 def write_questions(path, count=POOL):
-  """A jsonl file of `count` questions in GSM8K's fields; the answers are 0, 1, 2, ..."""
+  """A jsonl file of `count` questions in GSM8K's format; the answers are 0, 1, 2, ..."""
   rows = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(count)]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  return str(path)
 
 
-def lasting(workdir):
-  """A run's records without times, which never repeat."""
+def untimed_records(workdir):
+  """A run's metrics without times, which never repeat."""
   return [
     {name: value for name, value in record.items() if not name.startswith(('time', 'speed'))}
     for record in metrics.read(workdir)
@@ -85,9 +83,9 @@ def lasting(workdir):
 def full_log_probabilities(params, config, tokens_T, temperature=1.0):
   """float64 [T - 1, V]: row t is the distribution of token t + 1, from all logits at once.
 
-  `config` is a model.Config; the hidden states are the model's, all else is NumPy.
+  `config` is a model.Config. The hidden states are the model's; the rest is NumPy.
   """
-  padded_T = np.pad(tokens_T, (0, LENGTH - len(tokens_T)))  # the past does not see it
+  padded_T = np.pad(tokens_T, (0, LENGTH - len(tokens_T)))  # attention is causal
   hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, : len(tokens_T) - 1]
   logits = (
     hidden_TD.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What is saved comes back, whole or not at all."""
+"""What is saved is restored to the bit, or reported as damaged."""
 
 import errno
 import json
@@ -24,53 +24,63 @@ CONFIG = checkpoint.Config(every=1, keep=2)
 
 def trajectory(*tokens, step=0, reward=1.0):
   return Trajectory(
-    np.array(tokens, np.int32), -np.arange(len(tokens), dtype=np.float32) / 3, reward, step
+    tokens=np.array(tokens, np.int32),
+    logp=-np.arange(len(tokens), dtype=np.float32) / 3,
+    reward=reward,
+    step=step,
+  )
+
+
+def entry(correctness, prompt_length, *trajectories):
+  return Entry(
+    correctness=correctness, prompt_length=prompt_length, trajectories=tuple(trajectories)
   )
 
 
 BUFFERS = {
   'empty': Buffer(),
-  'started_and_still_empty': Buffer({}, {}, True),
-  'a_third': Buffer({7: Entry(1 / 3, 5, (trajectory(1, 2, 3, step=4),))}, {}, True),
+  'started_and_still_empty': Buffer(started=True),
+  'a_third': Buffer(entries={7: entry(1 / 3, 5, trajectory(1, 2, 3, step=4))}, started=True),
   'many': Buffer(
-    {
-      row: Entry(
+    entries={
+      row: entry(
         row / 7,
         row,
-        tuple(trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1) for n in range(row + 1)),
+        *(trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1) for n in range(row + 1)),
       )
       for row in (5, 0, 3)
     },
-    {9: 0, 2: 3},
-    True,
+    retired_epoch={9: 0, 2: 3},
+    started=True,
   ),
-  'retired_alone': Buffer({}, {2**40: 1, 4: 0}, False),
-  'one_token': Buffer({1: Entry(0.0, 1, (trajectory(0),))}, {0: 2}, True),
+  'retired_alone': Buffer(retired_epoch={2**40: 1, 4: 0}),
+  'one_token': Buffer(
+    entries={1: entry(0.0, 1, trajectory(0))}, retired_epoch={0: 2}, started=True
+  ),
 }
 
 
-def assert_same(left, right):
-  assert left.started is right.started and left.retired_epoch == right.retired_epoch
-  assert set(left.entries) == set(right.entries)
-  for row, entry in left.entries.items():
-    other = right.entries[row]
-    assert (entry.correctness, entry.prompt_length) == (other.correctness, other.prompt_length)
-    assert len(entry.trajectories) == len(other.trajectories)
-    for mine, theirs in zip(entry.trajectories, other.trajectories):
-      assert (mine.step, mine.reward) == (theirs.step, theirs.reward)
+def assert_same(buffer, expected):
+  assert buffer.started is expected.started and buffer.retired_epoch == expected.retired_epoch
+  assert set(buffer.entries) == set(expected.entries)
+  for row, wanted in expected.entries.items():
+    stored = buffer.entries[row]
+    assert (stored.correctness, stored.prompt_length) == (wanted.correctness, wanted.prompt_length)
+    for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
+      assert (left.step, left.reward) == (right.step, right.reward)
       for name in ('tokens', 'logp'):
-        np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
-        assert getattr(mine, name).dtype == getattr(theirs, name).dtype
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        assert getattr(left, name).dtype == getattr(right, name).dtype
 
 
 @pytest.mark.parametrize('buffer', BUFFERS.values(), ids=BUFFERS)
-def test_a_buffer_comes_back_exactly_from_flat_arrays(buffer):
-  flat = buffer_arrays.flatten(buffer)
-  assert all(isinstance(x, np.ndarray) and x.size for x in flat.values())
-  assert_same(buffer_arrays.unflatten(flat), buffer)
+def test_a_buffer_is_restored_exactly_from_flat_arrays(buffer):
+  arrays = buffer_arrays.flatten(buffer)
+  assert all(isinstance(x, np.ndarray) and x.size for x in arrays.values())
+  assert_same(buffer_arrays.unflatten(arrays), buffer)
 
 
-def test_a_recorded_buffer_comes_back_exactly(recorded):
+def test_a_recorded_buffer_is_restored_exactly_from_flat_arrays(recorded):
   for step in recorded.steps.values():
     assert_same(buffer_arrays.unflatten(buffer_arrays.flatten(step.after)), step.after)
 
@@ -80,8 +90,8 @@ def mesh():
   return sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
 
 
-def state_of(mesh, value):
-  """A train state after one update, every array of it telling `value`."""
+def make_state(mesh, value):
+  """A train state after one update; every array of it depends on `value`."""
   config = optimizer.Config(
     minibatches=1,
     learning_rate=0.1,
@@ -103,16 +113,24 @@ def state_of(mesh, value):
 
 
 def snapshot(mesh, step, buffer='many'):
-  return checkpoint.Snapshot(step, state_of(mesh, step + 1 / 3), BUFFERS[buffer], Cursor(step, 17))
+  return checkpoint.Snapshot(
+    step=step,
+    state=make_state(mesh, step + 1 / 3),
+    buffer=BUFFERS[buffer],
+    cursor=Cursor(epoch=step, position=17),
+  )
 
 
-def restored(workdir, mesh, step=None):
+@pytest.fixture(scope='module')
+def like(mesh):
+  """What states are restored like: their shapes and layout."""
+  return checkpoint.abstract(make_state(mesh, 1.0))
+
+
+def restore(workdir, like, step=None):
+  """The snapshot of a step, or the newest."""
   with checkpoint.open_manager(workdir) as manager:
-    return checkpoint.restore(
-      manager,
-      manager.latest_step() if step is None else step,
-      checkpoint.abstract(state_of(mesh, 1.0)),
-    )
+    return checkpoint.restore(manager, manager.latest_step() if step is None else step, like)
 
 
 @pytest.fixture(scope='module')
@@ -127,45 +145,45 @@ def workdir(mesh, tmp_path_factory):
 
 
 @pytest.mark.parametrize(('step', 'buffer'), [(2, 'empty'), (5, 'many')])
-def test_a_snapshot_comes_back_bit_for_bit(step, buffer, workdir, mesh):
-  found, expected = restored(workdir, mesh, step), snapshot(mesh, step, buffer)
-  assert found.step == step and found.cursor == expected.cursor
-  assert_same(found.buffer, expected.buffer)
-  jax.tree.map(np.testing.assert_array_equal, found.state, expected.state)
-  assert jax.tree.map(lambda x: (x.dtype, x.sharding), found.state) == jax.tree.map(
+def test_a_snapshot_is_restored_bit_for_bit(step, buffer, workdir, mesh, like):
+  restored, expected = restore(workdir, like, step), snapshot(mesh, step, buffer)
+  assert restored.step == step and restored.cursor == expected.cursor
+  assert_same(restored.buffer, expected.buffer)
+  jax.tree.map(np.testing.assert_array_equal, restored.state, expected.state)
+  assert jax.tree.map(lambda x: (x.dtype, x.sharding), restored.state) == jax.tree.map(
     lambda x: (x.dtype, x.sharding), expected.state
   )
-  assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(found.state.opt_state))
+  assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(restored.state.opt_state))
 
 
-def test_the_newest_are_kept(workdir):
+def test_the_newest_checkpoints_are_kept(workdir):
   with checkpoint.open_manager(workdir) as manager:
     assert sorted(manager.all_steps()) == [2, 5]
 
 
-def test_what_a_kill_left_unfinished_is_passed_over(workdir, mesh, tmp_path):
+def test_what_a_kill_left_unfinished_is_ignored(workdir, mesh, like, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
   folder = tmp_path / 'run' / 'checkpoints'
   for name in ('9.orbax-checkpoint-tmp', '8.orbax-checkpoint-tmp-1700000000'):
     shutil.copytree(folder / '5', folder / name)
     shutil.rmtree(folder / name / 'buffer')
-  assert restored(str(tmp_path / 'run'), mesh).step == 5
+  assert restore(str(tmp_path / 'run'), like).step == 5
   with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
     assert manager.latest_step() == 5
     checkpoint.save(manager, snapshot(mesh, 9))
-  assert restored(str(tmp_path / 'run'), mesh).step == 9
+  assert restore(str(tmp_path / 'run'), like).step == 9
 
 
-def test_a_state_may_be_given_away_while_it_is_written(mesh, tmp_path):
+def test_a_state_may_be_donated_while_it_is_written(mesh, like, tmp_path):
   expected = jax.tree.map(np.array, snapshot(mesh, 1).state)
-  grow = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+  increment = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
-    now = snapshot(mesh, 1)
-    checkpoint.save(manager, now)
-    state = now.state
+    saved = snapshot(mesh, 1)
+    checkpoint.save(manager, saved)
+    state = saved.state
     for _ in range(9):
-      state = grow(state)
-  jax.tree.map(np.testing.assert_array_equal, restored(str(tmp_path), mesh).state, expected)
+      state = increment(state)
+  jax.tree.map(np.testing.assert_array_equal, restore(str(tmp_path), like).state, expected)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +193,9 @@ def test_a_state_may_be_given_away_while_it_is_written(mesh, tmp_path):
     ValueError('RESOURCE_EXHAUSTED: Error writing local file\nNo space left on device [28]'),
     OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
   ],
+  ids=['errno', 'tensorstore', 'quota'],
 )
-def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
+def test_a_full_disk_is_reported_with_the_complete_checkpoints(workdir, error):
   with (
     pytest.raises(
       InputError,
@@ -189,12 +208,14 @@ def test_a_full_disk_is_told_with_what_is_whole(workdir, error):
 
 
 def test_other_errors_are_not_taken_for_a_full_disk(workdir):
-  with pytest.raises(ValueError, match='own trouble'), checkpoint.explain_full_disk(workdir):
-    raise ValueError('own trouble')
+  with pytest.raises(ValueError, match='another error'), checkpoint.explain_full_disk(workdir):
+    raise ValueError('another error')
 
 
-def test_room_for_a_checkpoint_is_told_and_too_little_refused(mesh, tmp_path, monkeypatch, capsys):
-  state = state_of(mesh, 1.0)
+def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(
+  mesh, tmp_path, monkeypatch, capsys
+):
+  state = make_state(mesh, 1.0)
   checkpoint.check_disk_space(str(tmp_path), state)
   assert re.match(r'a checkpoint takes 0.00 GiB; .* has .* left\n', capsys.readouterr().out)
   needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -202,27 +223,27 @@ def test_room_for_a_checkpoint_is_told_and_too_little_refused(mesh, tmp_path, mo
     monkeypatch.setattr(shutil, 'disk_usage', lambda _, free=free: types.SimpleNamespace(free=free))
     if free == needed:
       checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
-  with pytest.raises(InputError, match='has 0.00 GiB left, and a checkpoint takes 0.00: free'):
+  with pytest.raises(InputError, match=r'has 0\.00 GiB left, and a checkpoint takes 0\.00: free'):
     checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
 
 
-def largest(folder):
+def largest_file(folder):
   return max(
     (path for path in folder.rglob('*') if path.is_file()), key=lambda path: path.stat().st_size
   )
 
 
-def cut(folder):
-  path = largest(folder / 'state')
+def truncate_a_file(folder):
+  path = largest_file(folder / 'state')
   os.truncate(path, path.stat().st_size // 2)
 
 
-def lose_a_file(folder):
+def remove_a_file(folder):
   (folder / 'buffer' / '_METADATA').unlink()
 
 
-def change_a_sum(folder):
-  """As if an array's bits had changed, which orbax does not notice."""
+def change_a_checksum(folder):
+  """As if a bit of an array had flipped, which orbax does not notice."""
   path = folder / 'sums' / 'metadata'
   sums = json.loads(path.read_text())
   sums[".params['a']"] += 1
@@ -231,14 +252,17 @@ def change_a_sum(folder):
 
 @pytest.mark.parametrize(
   ('damage', 'reason'),
-  [(cut, ''), (lose_a_file, '_METADATA'), (change_a_sum, "'a'.*: not the bits that were saved")],
+  [
+    (truncate_a_file, ''),
+    (remove_a_file, '_METADATA'),
+    (change_a_checksum, "'a'.*: not the bits that were saved"),
+  ],
 )
-def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
-  damage, reason, workdir, mesh, tmp_path, capsys
+def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
+  damage, reason, workdir, mesh, like, tmp_path, capsys
 ):
   shutil.copytree(workdir, tmp_path / 'run')
   damage(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.abstract(state_of(mesh, 1.0))
   with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
     assert re.search(
@@ -246,44 +270,42 @@ def test_a_damaged_newest_one_is_told_and_the_one_before_taken(
       capsys.readouterr().err,
     )
     (moved,) = (tmp_path / 'run' / 'damaged').iterdir()
-    assert largest(moved)
+    assert largest_file(moved)
     checkpoint.save(manager, snapshot(mesh, 5))
     assert checkpoint.restore_newest(manager, like).step == 5
   assert capsys.readouterr().err == ''
 
 
-def test_where_none_is_whole_it_is_an_error_and_nothing_moves(workdir, mesh, tmp_path):
+def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
   for step in ('2', '5'):
-    lose_a_file(tmp_path / 'run' / 'checkpoints' / step)
+    remove_a_file(tmp_path / 'run' / 'checkpoints' / step)
   with (
     checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
-    pytest.raises(InputError, match='none of its checkpoints can be read. Step 5: .* Step 2: '),
+    pytest.raises(InputError, match=r'none of its checkpoints can be read\. Step 5: .* Step 2: '),
   ):
-    checkpoint.restore_newest(manager, checkpoint.abstract(state_of(mesh, 1.0)))
+    checkpoint.restore_newest(manager, like)
   assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
 
 
-def test_where_nothing_was_saved_nothing_comes_back(mesh, tmp_path):
+def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
-    assert checkpoint.restore_newest(manager, checkpoint.abstract(state_of(mesh, 1.0))) is None
+    assert checkpoint.restore_newest(manager, like) is None
 
 
-def test_parameters_alone_come_back_from_a_step_or_the_newest(workdir, mesh):
-  like = checkpoint.abstract(state_of(mesh, 1.0).params)
+def test_parameters_alone_are_restored_from_a_step_or_the_newest(workdir, mesh, like):
   for step, expected in ((2, 2), (5, 5), (None, 5)):
-    params, found = checkpoint.restore_params(workdir, step, like)
-    assert found == expected
+    params, restored_step = checkpoint.restore_params(workdir, step, like.params)
+    assert restored_step == expected
     jax.tree.map(np.testing.assert_array_equal, params, snapshot(mesh, expected).state.params)
 
 
-def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
+def test_parameters_with_another_checksum_are_refused(workdir, like, tmp_path):
   shutil.copytree(workdir, tmp_path / 'run')
-  change_a_sum(tmp_path / 'run' / 'checkpoints' / '5')
-  like = checkpoint.abstract(state_of(mesh, 1.0).params)
+  change_a_checksum(tmp_path / 'run' / 'checkpoints' / '5')
   with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; choose"):
-    checkpoint.restore_params(str(tmp_path / 'run'), None, like)
-  assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like)[1] == 2
+    checkpoint.restore_params(str(tmp_path / 'run'), None, like.params)
+  assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like.params)[1] == 2
 
 
 @pytest.mark.parametrize(
@@ -293,25 +315,21 @@ def test_parameters_of_other_bits_are_refused(workdir, mesh, tmp_path):
     ('/nowhere', None, r'/nowhere/checkpoints has no step None; it has: none\.'),
   ],
 )
-def test_a_step_that_is_not_there_is_named_with_those_that_are(where, step, message, workdir, mesh):
+def test_a_missing_step_is_refused_with_those_that_exist(where, step, message, workdir, like):
   with pytest.raises(InputError, match=message):
-    checkpoint.restore_params(
-      workdir + where, step, checkpoint.abstract(state_of(mesh, 1.0).params)
-    )
+    checkpoint.restore_params(workdir + where, step, like.params)
 
 
-def test_a_checkpoint_of_a_run_holds_the_policy_of_its_step(recorded):
-  owner = recorded.experiment
-  like = checkpoint.abstract(
-    jax.device_put(recorded.steps[1].params, model.shardings(owner.model, owner.mesh))
-  )
-  params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, like)
-  # The next step acts with what this one left.
+def test_a_checkpoint_of_a_run_holds_the_policy_after_its_step(recorded):
+  opened = recorded.experiment
+  shapes = model.shapes(opened.model, opened.mesh)
+  params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, shapes)
+  # The next step generates with what this one has learnt.
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[step + 1].params)
 
 
-def test_saved_parameters_come_back(mesh, tmp_path):
-  params = state_of(mesh, 2.0).params
+def test_saved_parameters_are_loaded_bit_for_bit(mesh, tmp_path):
+  params = make_state(mesh, 2.0).params
   checkpoint.save_params(str(tmp_path / 'params'), params)
-  found = checkpoint.load_params(str(tmp_path / 'params'), checkpoint.abstract(params))
-  jax.tree.map(np.testing.assert_array_equal, found, params)
+  loaded = checkpoint.load_params(str(tmp_path / 'params'), checkpoint.abstract(params))
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)

@@ -1,4 +1,4 @@
-"""The optimiser against numbers worked by hand."""
+"""The optimiser against hand-computed numbers."""
 
 import dataclasses
 import math
@@ -26,8 +26,10 @@ PLAIN = optimizer.Config(
   skip_norm=math.inf,
 )
 PARAMS = {'a': np.array([1.0, -2.0], np.float32), 'b': {'c': np.array([[0.5]], np.float32)}}
-# Of norm 5.
-GRADIENT = {'a': np.array([3.0, 0.0], np.float32), 'b': {'c': np.array([[-4.0]], np.float32)}}
+GRADIENT = {  # of norm 5
+  'a': np.array([3.0, 0.0], np.float32),
+  'b': {'c': np.array([[-4.0]], np.float32)},
+}
 
 
 def changed(**values):
@@ -41,17 +43,17 @@ def mesh():
 
 @pytest.fixture
 def apply(mesh):
-  """(config, gradients) -> (state, found) after an update with each, 100 being planned."""
+  """(config, *gradients) -> (state, metrics) after an update with each, of 100 planned."""
 
-  def applied(config, *gradients, params=PARAMS):
+  def apply_all(config, *gradients, params=PARAMS):
     state = optimizer.init(config, 100, jax.device_put(params, sharding.replicated(mesh)))
     for gradient in gradients:
-      state, found = optimizer.apply_gradient(
+      state, metrics = optimizer.apply_gradient(
         config, 100, state, jax.tree.map(jnp.asarray, gradient)
       )
-    return state, found
+    return state, metrics
 
-  return applied
+  return apply_all
 
 
 def scaled(factor):
@@ -75,12 +77,12 @@ def adamw(config, rates, gradients, x):
 )
 def test_updates_are_adamws(apply, config):
   state, _ = apply(config, scaled(1), scaled(-0.5), scaled(2))
-  for found, start, g in (
+  for value, start, g in (
     (state.params['a'][0], 1.0, 3.0),
     (state.params['a'][1], -2.0, 0.0),
     (state.params['b']['c'][0, 0], 0.5, -4.0),
   ):
-    assert found == pytest.approx(adamw(config, [0.1] * 3, [g, -0.5 * g, 2 * g], start), rel=1e-4)
+    assert value == pytest.approx(adamw(config, [0.1] * 3, [g, -0.5 * g, 2 * g], start), rel=1e-4)
 
 
 def test_epsilon_is_in_the_gradients_units(apply):
@@ -93,9 +95,9 @@ def test_epsilon_is_in_the_gradients_units(apply):
 def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor):
   # With a large epsilon an update is rate / epsilon times the gradient.
   config = changed(clip_norm=clip_norm, epsilon=1e6, learning_rate=1e4)
-  state, found = apply(config, GRADIENT)
+  state, metrics = apply(config, GRADIENT)
   np.testing.assert_allclose(state.params['a'], [1.0 - 0.03 * factor, -2.0], rtol=1e-5)
-  assert found['gradient_norm'] == 5.0 and found['skipped'] == 0  # the norm before clipping
+  assert metrics['gradient_norm'] == 5.0 and metrics['skipped'] == 0  # the norm before clipping
 
 
 @pytest.mark.parametrize(
@@ -108,12 +110,12 @@ def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor
   ],
   ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'],
 )
-def test_a_harmful_update_is_skipped_and_counted_and_leaves_all_as_it_was(apply, bad):
+def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, bad):
   config = changed(skip_norm=9.9, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
-  before, found = apply(config, GRADIENT)
-  assert found['skipped'] == 0
-  after, found = apply(config, GRADIENT, bad)
-  assert found['skipped'] == 1
+  before, metrics = apply(config, GRADIENT)
+  assert metrics['skipped'] == 0
+  after, metrics = apply(config, GRADIENT, bad)
+  assert metrics['skipped'] == 1
   jax.tree.map(np.testing.assert_array_equal, after, before)
   counts = [leaf for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim == 0]
   assert counts and all(count == 1 for count in counts)
@@ -125,15 +127,18 @@ def test_a_harmful_update_is_skipped_and_counted_and_leaves_all_as_it_was(apply,
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_skipped_even_without_a_limit(apply, value):
+def test_a_gradient_that_is_not_finite_is_skipped_even_without_a_limit(apply, value):
   bad = {**GRADIENT, 'a': np.array([value, 0.0], np.float32)}
-  after, found = apply(changed(skip_norm=math.inf), bad)
-  assert found['skipped'] == 1
+  after, metrics = apply(changed(skip_norm=math.inf), bad)
+  assert metrics['skipped'] == 1
   np.testing.assert_array_equal(after.params['a'], PARAMS['a'])
 
 
-def test_an_update_of_just_the_skip_norm_is_taken(apply):
+def test_a_gradient_of_exactly_the_skip_norm_is_applied(apply):
   assert apply(changed(skip_norm=5.0), GRADIENT)[1]['skipped'] == 0
+
+
+# ---- Learning rates ----
 
 
 def rates(config, steps, num_updates=10):
@@ -145,8 +150,8 @@ def test_a_constant_rate():
   assert rates(PLAIN, [0, 5, 100]) == pytest.approx([0.1, 0.1, 0.1])
 
 
-def test_warm_up_rises_to_the_peak_and_loses_no_update():
-  # Four updates of warm-up: 1/5, 2/5, 3/5 and 4/5 of the peak, which the fifth has.
+def test_warm_up_rises_to_the_peak_and_wastes_no_update():
+  # Four updates of warm-up at 1/5, 2/5, 3/5 and 4/5 of the peak, which is the fifth's rate.
   assert rates(changed(warmup_updates=4), range(6)) == pytest.approx(
     [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]
   )
@@ -166,7 +171,7 @@ def test_linear_and_cosine_differ_in_between():
   )
 
 
-def test_the_schedule_is_that_of_the_updates_taken(apply):
+def test_the_schedule_follows_the_updates_applied(apply):
   config = changed(schedule='linear')
   state, _ = apply(config, GRADIENT, GRADIENT)
   assert state.params['a'][0] == pytest.approx(
@@ -175,25 +180,25 @@ def test_the_schedule_is_that_of_the_updates_taken(apply):
 
 
 def test_an_update_is_traced_once(mesh):
-  """A state that comes out otherwise than it went in compiles again, for minutes at scale."""
-  traced = []
+  """If types or shardings of the state changed, it would compile again: minutes at scale."""
+  traces = []
 
   @jax.jit
   def update(state, gradient):
-    traced.append(1)
+    traces.append(1)
     return optimizer.apply_gradient(PLAIN, 100, state, gradient)[0]
 
   state = optimizer.init(PLAIN, 100, jax.device_put(PARAMS, sharding.replicated(mesh)))
   gradient = jax.device_put(GRADIENT, sharding.replicated(mesh))
   update(update(state, gradient), gradient)
-  assert len(traced) == 1
+  assert len(traces) == 1
 
 
 # ---- Moments in bfloat16 ----
 
 
 def second_moments(b2, *squares, size=4000):
-  """Of `size` equal parameters, after a gradient of each of these squares, one bfloat16 each."""
+  """The second moments of `size` equal parameters, after gradients of these squares."""
   config = changed(b2=b2, moments='bfloat16')
   transform = optimizer.make(config, 100)
   params = {'a': jnp.ones(size)}
@@ -201,25 +206,25 @@ def second_moments(b2, *squares, size=4000):
   update = jax.jit(transform.update)
   for square in squares:
     _, state = update({'a': jnp.full(size, math.sqrt(square))}, state, params)
-  (found,) = (leaf for leaf in jax.tree.leaves(optax.tree.get(state, 'nu')))
-  assert found.dtype == optax.tree.get(state, 'mu')['a'].dtype == jnp.bfloat16
-  return np.asarray(found, np.float64)
+  (moments,) = jax.tree.leaves(optax.tree.get(state, 'nu'))
+  assert moments.dtype == optax.tree.get(state, 'mu')['a'].dtype == jnp.bfloat16
+  return np.asarray(moments, np.float64)
 
 
-def test_second_moments_in_bfloat16_are_right_on_average_and_fall():
-  """One gradient of 1, then ninety-nine of 0: .001 * .999^99, which nearest rounding keeps .001."""
-  found = second_moments(0.999, 1.0, *[0.0] * 99)
+def test_second_moments_in_bfloat16_are_right_on_average_and_decay():
+  """A gradient of 1, then 99 of 0: .001 * .999^99, where rounding to nearest would keep .001."""
+  moments = second_moments(0.999, 1.0, *[0.0] * 99)
   expected = 0.001 * 0.999**99
-  assert found.mean() == pytest.approx(expected, rel=2e-3)
-  assert 0.01 < found.std() / expected < 0.05
-  assert np.abs(found / second_moments(0.999, 1.0) - 1).min() > 0
+  assert moments.mean() == pytest.approx(expected, rel=2e-3)
+  assert 0.01 < moments.std() / expected < 0.05
+  assert np.abs(moments / second_moments(0.999, 1.0) - 1).min() > 0
 
 
-def test_a_second_moment_is_one_of_its_two_neighbours():
-  """3 + 1/4 of the way from bfloat16's 3 to 3 + 2^-6, which a quarter of all become."""
-  found = second_moments(0.0, 3 + 2**-8)
-  assert set(found) == {3.0, 3 + 2**-6}
-  assert np.mean(found > 3) == pytest.approx(0.25, abs=0.03)
+def test_a_second_moment_is_rounded_to_one_of_its_two_neighbours():
+  """3 + 2^-8 is 1/4 of the way from 3 to the next bfloat16, 3 + 2^-6, so 1/4 are rounded up."""
+  moments = second_moments(0.0, 3 + 2**-8)
+  assert set(moments) == {3.0, 3 + 2**-6}
+  assert np.mean(moments > 3) == pytest.approx(0.25, abs=0.03)
 
 
 def test_updates_with_moments_in_bfloat16_are_nearly_adamws(apply):

@@ -359,6 +359,7 @@ def test_the_fused_loss_needs_a_tenth_of_the_memory():
   assert fused < plain / 10, (fused / 2**30, plain / 2**30)  # 3.3 and 47.2 GiB
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10, 2), reason='its XLA counts other FLOPs')
 def test_the_fused_loss_saves_a_quarter_of_the_products_of_rematerialisation():
   one_chunk = shapes(4, 64, 256, 1024, jnp.float32)  # the analysis counts a loop's body once
   fused, recomputed = (

@@ -14,7 +14,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.policy import attention, logprobs, model, sharding
-from tests.helpers.checks import Checks
+from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
 from tests.helpers.meshes import make_mesh, one_device, shard_shape
 from tests.policy import test_attention, test_logprobs, test_model
@@ -167,7 +167,7 @@ def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
 # ---- The fused loss ----
 
 COLLECTIVE = re.compile(
-  r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?[(]'
+  r'= (.*) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\('
 )
 LOSS_MESHES = ((1, 8, 1), (1, 1, 8), (2, 2, 2))
 
@@ -177,9 +177,10 @@ def the_fused_loss_and_its_gradients_are_those_of_one_device():
   _, expected = fused_loss_on(one_device())
   for sizes in LOSS_MESHES:
     _, actual = fused_loss_on(make_mesh(*sizes))
-    jax.tree.map(
-      functools.partial(np.testing.assert_allclose, atol=2e-6, rtol=1e-5), actual, expected
-    )
+    with case(sizes):
+      jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=2e-6, rtol=1e-5), actual, expected
+      )
 
 
 @CHECKS.add
@@ -197,7 +198,10 @@ def on_no_mesh_the_loop_of_the_fused_loss_moves_the_gradient_of_the_unembedding(
   for sizes in LOSS_MESHES:
     inside, _ = collectives(fused_loss_on(make_mesh(*sizes))[0])
     # D is 8; V is 16, or a device's share of it.
-    assert not any(re.search(r'f32[[](1,)?8,(16|8|2)[]]', shapes) for shapes in inside), inside
+    assert not any(re.search(r'f32\[(1,)?8,(16|8|2)\]', shapes) for shapes in inside), (
+      sizes,
+      inside,
+    )
 
 
 @functools.cache

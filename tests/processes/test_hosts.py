@@ -44,7 +44,7 @@ def run(tmp_path_factory, data, cache):
     with Pod(
       workdir, (count, 4 // count), data, cache, *MESH, f'--config.num_steps={STEPS}'
     ) as pod:
-      pod.ended()
+      pod.finish()
     return workdir
 
   return made
@@ -52,7 +52,7 @@ def run(tmp_path_factory, data, cache):
 
 def lasting(workdir):
   """Step -> its metrics but times."""
-  return {int(record['step']): record for record in tiny.lasting(workdir)}
+  return {int(record['step']): record for record in tiny.untimed_records(workdir)}
 
 
 def assert_close(found, expected, steps):
@@ -116,7 +116,7 @@ def test_a_run_goes_on_on_twice_the_devices(run, data, cache, workdir):
     '--config.mesh.fsdp=2',
     f'--config.num_steps={RESUMED + 4}',
   ) as pod:
-    pod.ended()
+    pod.finish()
     assert 'config.mesh.data was 2, is 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
   assert_close(lasting(workdir), lasting(run(1)), range(RESUMED + 5))
@@ -126,10 +126,10 @@ def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(
   run, data, cache, workdir
 ):
   with Pod(workdir, (2, 2), data, cache, *OWN_PARTS, ENDLESS) as pod:
-    pod.until(lambda: f'step   {RESUMED + 2}/' in pod.log())
+    pod.wait_until(lambda: f'step   {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGTERM)  # the other must hear of it
-    assert pod.codes() == [preemption.EXIT_CODE] * 2, pod.log()
+    assert pod.exit_statuses() == [preemption.EXIT_CODE] * 2, pod.log()
     last = max(lasting(workdir))
     assert f'saved after step {last} of' in pod.log()
   assert_close(lasting(workdir), lasting(run(1)), range(min(last, STEPS) + 1))
@@ -139,7 +139,7 @@ def test_two_hosts_go_on_are_told_to_stop_fall_back_and_end_when_one_dies(
   part = max(folder.glob('state/ocdbt.process_1/d/*'), key=lambda path: path.stat().st_size)
   part.write_bytes(part.read_bytes()[:100])  # of what the second host wrote, and alone reads
   with Pod(workdir, (2, 2), data, cache, *OWN_PARTS, ENDLESS) as pod:
-    pod.until(lambda: '| reward' in pod.log())
+    pod.wait_until(lambda: '| reward' in pod.log())
     assert f'the checkpoint of step {last} is damaged' in pod.log()
     assert f'resumed after step {before} ' in pod.log()
     pod.processes[1].kill()

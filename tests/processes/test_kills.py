@@ -34,7 +34,7 @@ def is_writing(workdir):
 
 
 def reached(workdir):
-  return tiny.lasting(workdir)[-1]['step']
+  return tiny.untimed_records(workdir)[-1]['step']
 
 
 def wait_for_a_write(workdir, seconds):
@@ -59,18 +59,18 @@ def what_is_left(workdir):
     for folder in ('samples', 'evaluation')
     for path in (workdir / folder).iterdir()
   }
-  return dict(last), tiny.lasting(workdir), texts
+  return dict(last), tiny.untimed_records(workdir), texts
 
 
 @pytest.mark.slow
 def test_twenty_kills_at_random_moments_change_nothing(data, tmp_path):
   whole, killed, cache = (tmp_path / name for name in ('whole', 'killed', 'cache'))
   with Pod(whole, (1, 1), data, cache, *FLAGS) as pod:
-    pod.ended()
+    pod.finish()
   rng, during_a_write = random.Random(0), 0
   for _ in range(KILLS):
     with Pod(killed, (1, 1), data, cache, *FLAGS) as pod:
-      pod.until(lambda pod=pod: '| reward' in pod.log())
+      pod.wait_until(lambda pod=pod: '| reward' in pod.log())
       time.sleep(0.5 * rng.random())
       if rng.random() < 0.5:
         wait_for_a_write(killed, 5)
@@ -79,7 +79,7 @@ def test_twenty_kills_at_random_moments_change_nothing(data, tmp_path):
     # A checkpoint is begun when the one before it is whole.
     assert reached(killed) - saved(killed) <= 2 * EVERY
   with Pod(killed, (1, 1), data, cache, *FLAGS) as pod:
-    pod.ended()
+    pod.finish()
   assert during_a_write > KILLS / 4
   expected, found = what_is_left(whole), what_is_left(killed)
   jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])

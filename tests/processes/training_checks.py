@@ -7,7 +7,7 @@ from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scheduler
-from tests.helpers.checks import Checks
+from tests.helpers.checks import Checks, case
 from tests.helpers.meshes import make_mesh, one_device, shard_shape
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface import stored_checkpoints
@@ -23,7 +23,8 @@ CHECKS = Checks()
 @CHECKS.add
 def sampled_tokens_are_those_of_one_device():
   """Rows over four devices, heads over two."""
-  assert sample_on(make_mesh(2, 2, 2)) == sample_on(one_device())
+  actual, expected = sample_on(make_mesh(2, 2, 2)), sample_on(one_device())
+  assert actual == expected, (actual, expected)
 
 
 def sample_on(mesh):
@@ -49,7 +50,8 @@ def sample_on(mesh):
 def gradients_are_those_of_one_device():
   expected = gradient_on(one_device())
   for sizes in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
-    test_gradients.assert_same(gradient_on(make_mesh(*sizes)), expected)
+    with case(sizes):
+      test_gradients.assert_same(gradient_on(make_mesh(*sizes)), expected)
 
 
 def gradient_on(mesh):
@@ -82,15 +84,16 @@ def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices()
     folder = CHECKPOINTS / name
     config, first_params = stored_checkpoints.read_config(folder), None
     for sizes in ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)):
-      with stored_checkpoints.recorded_reads() as reads:
-        params = weights.load(folder, config, make_mesh(*sizes))
-      shard_sizes = {}
-      for (path, layer), tensor in architecture.tensors(config).items():
-        shard = weights._get(params, path).addressable_shards[0].data
-        shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
-      assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
-      assert all(size == shard_sizes[tensor] for tensor, size in reads), reads
-      first_params = first_params or params
-      jax.tree.map(np.testing.assert_array_equal, params, first_params)
+      with case((name, sizes)):
+        with stored_checkpoints.recorded_reads() as reads:
+          params = weights.load(folder, config, make_mesh(*sizes))
+        shard_sizes = {}
+        for (path, layer), tensor in architecture.tensors(config).items():
+          shard = weights._get(params, path).addressable_shards[0].data
+          shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
+        assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
+        assert all(size == shard_sizes[tensor] for tensor, size in reads), reads
+        first_params = first_params or params
+        jax.tree.map(np.testing.assert_array_equal, params, first_params)
     gate = params['layers']['mlp']['gate_DF']
     assert shard_shape(gate)[2] == 48 // 8, gate.sharding

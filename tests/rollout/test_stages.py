@@ -1,16 +1,16 @@
 """The stages of a step, on plans of the recorded run (conftest.py)."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Cursor, Experience, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import samples
 from exgrpo_jax.rollout import scoring, stages
 from tests.helpers import tiny
 
@@ -21,13 +21,13 @@ def rows_of(plan):
   return [question.row for question in plan.questions]
 
 
-def changed(owner, **parts):
-  """The Rollout with some values of its Configs, or of its own, replaced."""
+def changed(rollout, **configs):
+  """The Rollout with other values in some of its Configs, as in replay={'ratio': 0.25}."""
   return dataclasses.replace(
-    owner,
+    rollout,
     **{
-      name: dataclasses.replace(getattr(owner, name), **value) if isinstance(value, dict) else value
-      for name, value in parts.items()
+      name: dataclasses.replace(getattr(rollout, name), **values)
+      for name, values in configs.items()
     },
   )
 
@@ -43,19 +43,19 @@ def chosen(recorded):
 
 
 @pytest.fixture(scope='module')
-def params(recorded, chosen):
+def params(chosen):
   return jax.device_put(chosen.params, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
 
-# Plan.
+# ---- Plan ----
 
 
 def test_with_fewer_than_a_steps_questions_left_the_stream_reads_retired_ones(recorded):
   size = len(recorded.data.questions)
-  for retired, reads in ((size - Q, False), (size - Q + 1, True)):
-    buffer = replay.Buffer({}, dict.fromkeys(range(retired), 0), True)
+  for num_retired, reads in ((size - Q, False), (size - Q + 1, True)):
+    buffer = replay.Buffer(retired_epoch=dict.fromkeys(range(num_retired), 0), started=True)
     assert recorded.rollout.reads_retired(buffer, epoch=1) == reads
-    assert not recorded.rollout.reads_retired(buffer, epoch=0)  # they retired in it
+    assert not recorded.rollout.reads_retired(buffer, epoch=0)  # the epoch in which they retired
 
 
 def test_a_plan_is_a_function_of_buffer_cursor_and_step(recorded):
@@ -79,6 +79,7 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   first, _ = recorded.rollout.plan(buffer, Cursor(), 1)
   later, _ = recorded.rollout.plan(buffer, Cursor(), 2)
   assert set(rows_of(first)) == set(rows_of(later)) and rows_of(first) != rows_of(later)
+
   def generator(purpose, place):
     return np.random.default_rng(np.random.SeedSequence(0, spawn_key=(purpose, place)))
 
@@ -87,66 +88,66 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
   assert rows_of(first) == read[order].tolist()
 
 
-# Choose among stored trajectories.
+# ---- Pick among stored trajectories ----
 
 
 def costs(recorded, step, kind):
-  """By group: the cost of each stored trajectory, in float64 from all logits."""
+  """For each group, the cost of each stored trajectory, in float64 from all logits."""
   for prompt, stored in zip(step.plan.prompts, step.plan.candidates):
-    found = []
+    group_costs = []
     for t in stored:
       logp_TV = tiny.full_log_probabilities(
         step.params, recorded.experiment.model, np.concatenate([prompt, t.tokens])
       )[len(prompt) - 1 :]
       entropy = -(np.exp(logp_TV) * logp_TV).sum(-1).mean()
       perplexity = np.exp(-logp_TV[np.arange(len(t.tokens)), t.tokens].mean())
-      found.append(
+      group_costs.append(
         {
           'lowest_entropy': entropy,
           'highest_entropy': -entropy,
           'lowest_perplexity': perplexity,
-          'newest': -len(found),
+          'newest': -len(group_costs),
         }[kind]
       )
-    yield found
+    yield group_costs
 
 
 @pytest.mark.parametrize(
   'kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest']
 )
-def test_the_stored_trajectory_is_chosen_by(kind, recorded, chosen, params):
-  owner = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  picked = owner.pick_replays(params, chosen.plan)
-  for own, stored, cost in zip(picked, chosen.plan.candidates, costs(recorded, chosen, kind)):
+def test_the_stored_trajectory_is_picked_by(kind, recorded, chosen, params):
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
+  replays = rollout.pick_replays(params, chosen.plan)
+  for picked, stored, cost in zip(replays, chosen.plan.candidates, costs(recorded, chosen, kind)):
     if stored:
-      assert [t is own for t in stored].index(True) == int(np.argmin(cost))
+      assert [t is picked for t in stored].index(True) == int(np.argmin(cost))
     else:
-      assert own is None
+      assert picked is None
 
 
-def test_random_choice_is_uniform_and_repeats_with_seed_and_step(recorded, chosen, params):
-  owner = changed(recorded.rollout, replay={'trajectory_selection': 'random'})
-  index = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) == 3)
+def test_a_random_pick_is_uniform_and_repeats_with_seed_and_step(recorded, chosen, params):
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'random'})
+  group = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) == 3)
 
-  def place(step):
+  def pick(step):
     plan = dataclasses.replace(chosen.plan, step=step)
-    picked = owner.pick_replays(params, plan)[index]
-    return [t is picked for t in plan.candidates[index]].index(True)
+    picked = rollout.pick_replays(params, plan)[group]
+    return [t is picked for t in plan.candidates[group]].index(True)
 
-  found = [place(step) for step in range(600)]
-  assert found[:50] == [place(step) for step in range(50)]
-  assert ((np.bincount(found, minlength=3) - 200) ** 2 / 200).sum() < 13.8  # chi-square, p = .001
+  picks = [pick(step) for step in range(600)]
+  assert picks[:50] == [pick(step) for step in range(50)]
+  assert ((np.bincount(picks, minlength=3) - 200) ** 2 / 200).sum() < 13.8  # chi-square, p = .001
 
 
 @pytest.mark.parametrize('kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity'])
 def test_a_tie_goes_to_the_oldest(kind, recorded, chosen, params):
-  index = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) > 1)
-  stored = chosen.plan.candidates[index][0]
-  twins = tuple(dataclasses.replace(stored, step=step) for step in (3, 5, 9))
-  candidates = tuple(twins if i == index else () for i in range(Q))
-  owner = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  picked = owner.pick_replays(params, dataclasses.replace(chosen.plan, candidates=candidates))
-  assert picked[index].step == 3
+  group = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) > 1)
+  stored = chosen.plan.candidates[group][0]
+  copies = tuple(dataclasses.replace(stored, step=step) for step in (3, 5, 9))
+  candidates = tuple(copies if i == group else () for i in range(Q))
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
+  picked = rollout.pick_replays(params, dataclasses.replace(chosen.plan, candidates=candidates))
+  assert picked[group].step == 3
 
 
 def test_one_trajectory_needs_no_scoring(recorded, chosen, params, monkeypatch):
@@ -164,80 +165,87 @@ def test_scoring_in_several_forward_passes_is_scoring_in_one(recorded, chosen, p
     for prompt, group in zip(chosen.plan.prompts, chosen.responses)
     for response in group
   ]
-  whole = recorded.rollout.score(params, rows)
+  in_one = recorded.rollout.score(params, rows)
   monkeypatch.setattr(scoring, 'MAX_ROWS', 4)
-  for left, right in zip(whole, recorded.rollout.score(params, rows)):
-    assert [len(x) for x in right] == [len(tokens) for _, tokens in rows]
-    np.testing.assert_allclose(np.concatenate(left), np.concatenate(right), atol=1e-5)
+  for expected, values in zip(in_one, recorded.rollout.score(params, rows)):
+    assert [len(x) for x in values] == [len(tokens) for _, tokens in rows]
+    np.testing.assert_allclose(np.concatenate(values), np.concatenate(expected), atol=1e-5)
 
 
-# Generate.
+# ---- Generate ----
 
 
 @pytest.fixture(scope='module')
-def generated(recorded, chosen, params):
-  finished = {}
-  own = recorded.rollout
-  responses = own.generate(
-    model.decode_layout(own.model, params, own.mesh),
+def generation(recorded, chosen, params):
+  """(responses, what the grader was given by (group, sample))."""
+  submitted, rollout = {}, recorded.rollout
+  responses = rollout.generate(
+    model.decode_layout(rollout.model, params, rollout.mesh),
     chosen.plan,
     jax.random.key(7),
-    lambda key, text, answer, kind: finished.setdefault(key, (text(), answer, kind)),
+    lambda key, text, answer, kind: submitted.setdefault(key, (text(), answer, kind)),
   )
-  return responses, finished
+  return responses, submitted
 
 
-def test_a_replayed_question_gets_one_response_fewer(chosen, generated):
-  assert [len(group) for group in generated[0]] == [
+@pytest.fixture(scope='module')
+def responses(generation):
+  """Generated responses, by group."""
+  return generation[0]
+
+
+def test_a_replayed_question_gets_one_response_fewer(chosen, responses):
+  assert [len(group) for group in responses] == [
     K - 1 if stored else K for stored in chosen.plan.candidates
   ]
-  assert {K - 1, K} == {len(group) for group in generated[0]}
+  assert {K - 1, K} == {len(group) for group in responses}
 
 
-def test_each_response_is_handed_to_the_grader_with_its_questions_answer(
-  recorded, chosen, generated
+def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
+  recorded, chosen, generation
 ):
-  responses, finished = generated
+  responses, submitted = generation
   decode = recorded.experiment.tokenizer.decode
-  assert finished == {
+  assert submitted == {
     (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
     for g, group in enumerate(responses)
     for k, response in enumerate(group)
   }
 
 
-# Old log-probabilities.
+# ---- Old log-probabilities ----
 
 
-def flat(groups):
+def flatten(groups):
   return [response for group in groups for response in group]
 
 
 def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
-  recorded, chosen, params, generated
+  recorded, chosen, params, responses
 ):
-  owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-  again, parity = owner.old_logprobs(params, chosen.plan, generated[0])
-  off = []
-  for left, right in zip(flat(generated[0]), flat(again), strict=True):
-    np.testing.assert_array_equal(left.tokens, right.tokens)
-    off.append(np.abs(left.logp - right.logp))
+  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
+  recomputed, parity = rollout.old_logprobs(params, chosen.plan, responses)
+  differences = []
+  for sampled, scored in zip(flatten(responses), flatten(recomputed), strict=True):
+    np.testing.assert_array_equal(sampled.tokens, scored.tokens)
+    differences.append(np.abs(sampled.logp - scored.logp))
   assert 0 < parity['parity/mean'] < parity['parity/max'] < 1e-4
-  assert parity['parity/max'] == np.concatenate(off).max()
-  assert parity['parity/mean'] == pytest.approx(np.concatenate(off).mean())
+  assert parity['parity/max'] == np.concatenate(differences).max()
+  assert parity['parity/mean'] == pytest.approx(np.concatenate(differences).mean())
 
 
 def test_recomputed_log_probabilities_are_the_scorers(
-  recorded, chosen, params, generated, monkeypatch
+  recorded, chosen, params, responses, monkeypatch
 ):
-  owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
+  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
 
   def score(_, params, rows):
+    del params
     return [np.full(len(tokens), -float(prompt[0]) - len(tokens)) for prompt, tokens in rows], None
 
   monkeypatch.setattr(stages.Rollout, 'score', score)
-  responses, _ = owner.old_logprobs(params, chosen.plan, generated[0])
-  for prompt, group in zip(chosen.plan.prompts, responses):
+  recomputed, _ = rollout.old_logprobs(params, chosen.plan, responses)
+  for prompt, group in zip(chosen.plan.prompts, recomputed):
     for response in group:
       assert set(response.logp) == {-float(prompt[0]) - len(response.tokens)}
 
@@ -246,101 +254,105 @@ def at_step(plan, step):
   return dataclasses.replace(plan, step=step)
 
 
-def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, generated):
+def test_a_sampler_that_is_off_stops_the_run(recorded, chosen, params, responses):
   wrong = [
     [dataclasses.replace(response, logp=response.logp - 0.25) for response in group]
-    for group in generated[0]
+    for group in responses
   ]
-  owner = changed(recorded.rollout, parity={'max': 0.2, 'every': 10})
+  rollout = changed(recorded.rollout, parity={'max': 0.2, 'every': 10})
   for step in (1, 11, 21):
     with pytest.raises(
       InputError,
-      match=(
-        rf"step {step}: the sampler's log-probabilities differ from the trainer's by up to 0.25 "
-        r'nats \(mean 0.25\), more than config.parity.max=0.2, so importance weights would be wrong'
+      match=re.escape(
+        f"step {step}: the sampler's log-probabilities differ from the trainer's by up to 0.25 "
+        'nats (mean 0.25), more than config.parity.max=0.2, so importance weights would be wrong'
       ),
     ):
-      owner.old_logprobs(params, at_step(chosen.plan, step), wrong)
-  assert owner.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
-  _, parity = changed(owner, parity={'max': 0.3}).old_logprobs(
+      rollout.old_logprobs(params, at_step(chosen.plan, step), wrong)
+  assert rollout.old_logprobs(params, at_step(chosen.plan, 2), wrong) == (wrong, {})  # not compared
+  _, parity = changed(rollout, parity={'max': 0.3}).old_logprobs(
     params, at_step(chosen.plan, 1), wrong
   )
   assert parity['parity/max'] == pytest.approx(0.25, abs=1e-3)
 
 
-def test_a_log_probability_that_is_no_number_stops_the_run(recorded, chosen, params, generated):
-  first = generated[0][0][0]
-  broken = [
-    [dataclasses.replace(first, logp=first.logp * np.nan), *generated[0][0][1:]],
-    *generated[0][1:],
-  ]
+def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, params, responses):
+  (first, *others), *other_groups = responses
+  broken = [[dataclasses.replace(first, logp=first.logp * np.nan), *others], *other_groups]
   with pytest.raises(InputError, match='by up to nan nats'):
     recorded.rollout.old_logprobs(params, at_step(chosen.plan, 1), broken)
 
 
-# Grade.
+# ---- Grade ----
 
 
-def test_verdicts_return_to_their_places(recorded, chosen, generated):
-  class Shuffled:
+def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
+  recorded, chosen, responses
+):
+  class GraderInReverse:
     def collect(self):
       return dict(
         reversed(
           [
             ((g, k), Verdict(10.0 * g + k, 'wrong'))
-            for g, group in enumerate(generated[0])
+            for g, group in enumerate(responses)
             for k in range(len(group))
           ]
         )
       )
 
-  verdicts = recorded.rollout.grade(chosen.plan, generated[0], Shuffled())
+  verdicts = recorded.rollout.grade(chosen.plan, responses, GraderInReverse())
   assert [[v.reward for v in group] for group in verdicts] == [
-    [10.0 * g + k for k in range(len(group))] for g, group in enumerate(generated[0])
+    [10.0 * g + k for k in range(len(group))] for g, group in enumerate(responses)
   ]
 
 
-# Assemble.
+# ---- Assemble ----
 
 
-def assembled(owner, step):
-  return owner.assemble(step.plan, step.responses, step.replays, step.verdicts)
+def assemble(rollout, step):
+  return rollout.assemble(step.plan, step.responses, step.replays, step.verdicts)
 
 
 @pytest.mark.parametrize(
-  ('difficulty', 'shares'),
+  ('difficulty', 'successes'),
   [('easy', {3, 4}), ('medium', {2}), ('hard', {0, 1}), ('all', {0, 1, 2, 3, 4})],
 )
-def test_training_on_one_difficulty_silences_the_other_groups(difficulty, shares, recorded):
-  owner = changed(recorded.rollout, replay={'difficulty': difficulty})
+def test_training_on_one_difficulty_masks_the_other_groups(difficulty, successes, recorded):
+  rollout = changed(recorded.rollout, replay={'difficulty': difficulty})
   seen = set()
   for step in recorded.steps.values():
-    whole, found = step.batch, assembled(owner, step)
+    batch = assemble(rollout, step)
     solved_Q = np.array(
       [
-        sum(v.correct for v in judged) + (replayed is not None)
-        for judged, replayed in zip(step.verdicts, step.replays)
+        sum(v.correct for v in verdicts) + (replayed is not None)
+        for verdicts, replayed in zip(step.verdicts, step.replays)
       ]
     )
-    trains_B = np.repeat(np.isin(solved_Q, list(shares)), K)
+    trains_B = np.repeat(np.isin(solved_Q, list(successes)), K)
     np.testing.assert_array_equal(
-      found.response_mask_BT, whole.response_mask_BT * trains_B[:, None]
+      batch.response_mask_BT, step.batch.response_mask_BT * trains_B[:, None]
     )
     for name in ('tokens_BT', 'behaviour_logp_BT', 'advantage_B', 'is_replay_B', 'policy_step_B'):
-      np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+      np.testing.assert_array_equal(getattr(batch, name), getattr(step.batch, name), err_msg=name)
     seen |= set(solved_Q)
   assert seen == {0, 1, 2, 3, 4}
 
 
-def test_rewards_other_than_0_and_1_and_the_replayed_ones_make_the_advantage(recorded, chosen):
+def test_rewards_other_than_0_and_1_and_the_replayed_one_make_the_advantage(recorded, chosen):
   verdicts = [
     [Verdict(float(g + 2 * k), 'wrong') for k in range(len(group))]
     for g, group in enumerate(chosen.responses)
   ]
-  replays = [old and dataclasses.replace(old, reward=-5.0) for old in chosen.replays]
+  replays = [
+    trajectory and dataclasses.replace(trajectory, reward=-5.0) for trajectory in chosen.replays
+  ]
   batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, verdicts)
   reward_QK = np.array(
-    [[v.reward for v in judged] + ([-5.0] if old else []) for judged, old in zip(verdicts, replays)]
+    [
+      [v.reward for v in group] + ([-5.0] if trajectory else [])
+      for group, trajectory in zip(verdicts, replays)
+    ]
   )
   np.testing.assert_allclose(
     batch.advantage_B, (reward_QK - reward_QK.mean(axis=1, keepdims=True)).ravel(), atol=1e-5
@@ -348,24 +360,21 @@ def test_rewards_other_than_0_and_1_and_the_replayed_ones_make_the_advantage(rec
 
 
 def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, chosen):
-  owner = changed(recorded.rollout, config={'max_response': 1000})
-  batch = assembled(owner, chosen)
+  rollout = changed(recorded.rollout, config={'max_response': 1000})
+  batch = assemble(rollout, chosen)
   assert batch.tokens_BT.shape == batch.response_mask_BT.shape == (Q * K, 32)
-  members = [
-    [*group, old] if old else group for group, old in zip(chosen.responses, chosen.replays)
-  ]
   lengths = [
-    len(prompt) + len(m.tokens)
-    for prompt, group in zip(chosen.plan.prompts, members)
-    for m in group
+    len(prompt) + len(member.tokens)
+    for prompt, group, replayed in zip(chosen.plan.prompts, chosen.responses, chosen.replays)
+    for member in (*group, *filter(None, [replayed]))
   ]
-  beyond_BT = np.arange(32) >= np.array(lengths)[:, None]
-  assert (batch.tokens_BT[beyond_BT] == owner.tokenizer.pad_id).all()
-  assert (batch.response_mask_BT[beyond_BT] == 0).all()
-  assert assembled(recorded.rollout, chosen).tokens_BT.shape == (Q * K, tiny.LENGTH)  # the limit
+  is_padding_BT = np.arange(32) >= np.array(lengths)[:, None]
+  assert (batch.tokens_BT[is_padding_BT] == rollout.tokenizer.pad_id).all()
+  assert (batch.response_mask_BT[is_padding_BT] == 0).all()
+  assert assemble(recorded.rollout, chosen).tokens_BT.shape == (Q * K, tiny.LENGTH)  # the limit
 
 
-def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
+def test_the_arrays_of_the_batch_have_the_types_that_the_loss_expects(chosen):
   assert {name: str(getattr(chosen.batch, name).dtype) for name in vars(chosen.batch)} == {
     'tokens_BT': 'int32',
     'response_mask_BT': 'float32',
@@ -377,47 +386,31 @@ def test_an_array_of_the_batch_has_the_type_the_loss_expects(chosen):
   }
 
 
-def test_a_tis_weight_reaches_the_fresh_rows_of_the_batch_alone(recorded, chosen, monkeypatch):
-  """The trainer's probability is 1.2 and 2 times the sampler's, row by row; the limit is 1.5."""
-  owner = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
+def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeypatch):
+  """The trainer's probabilities are 1.2 or 2 times the sampler's, by turns; the limit is 1.5."""
+  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
   logps = [
     response.logp + np.float32(np.log((1.2, 2.0)[i % 2]))
-    for i, response in enumerate(flat(chosen.responses))
+    for i, response in enumerate(flatten(chosen.responses))
   ]
   monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
-  responses, _ = owner.old_logprobs(None, chosen.plan, chosen.responses)
-  batch = owner.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
+  responses, _ = rollout.old_logprobs(None, chosen.plan, chosen.responses)
+  batch = rollout.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
-    own = batch.response_mask_BT[b] > 0
-    np.testing.assert_array_equal(batch.behaviour_logp_BT[b, own], logps[i])
-    np.testing.assert_allclose(batch.tis_weight_BT[b, own], (1.2, 1.5)[i % 2], rtol=1e-5)
-    assert (batch.tis_weight_BT[b, ~own] == 1).all()
+    is_response_T = batch.response_mask_BT[b] > 0
+    np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], logps[i])
+    np.testing.assert_allclose(batch.tis_weight_BT[b, is_response_T], (1.2, 1.5)[i % 2], rtol=1e-5)
+    assert (batch.tis_weight_BT[b, ~is_response_T] == 1).all()
   assert batch.is_replay_B.any() and (batch.tis_weight_BT[~is_fresh_B] == 1).all()
   assert (chosen.batch.tis_weight_BT == 1).all()  # without a limit
 
 
-def test_samples_show_a_response_of_each_group_and_what_it_replays(recorded, chosen):
-  tokenizer = recorded.experiment.tokenizer
-  experience = Experience(
-    plan=chosen.plan,
-    replays=chosen.replays,
-    responses=chosen.responses,
-    verdicts=chosen.verdicts,
-    batch=chosen.batch,
-    parity={},
-  )
-  rows = samples.sample_rows(tokenizer, experience, 100)
-  assert [row['row'] for row in rows if not row['replayed']] == rows_of(chosen.plan)
-  assert [(row['response'], row['written_in_step']) for row in rows if row['replayed']] == [
-    (tokenizer.decode(old.tokens), old.step) for old in chosen.replays if old
-  ]
-  assert len(samples.sample_rows(tokenizer, experience, 3)) == 3
-
-
 def test_a_trajectory_of_an_earlier_step_keeps_that_step(recorded, chosen):
-  old = Trajectory(np.array([5], np.int32), np.array([-1.5], np.float32), 1.0, 2)
-  replays = [old if r else None for r in chosen.replays]
+  trajectory = Trajectory(
+    tokens=np.array([5], np.int32), logp=np.array([-1.5], np.float32), reward=1.0, step=2
+  )
+  replays = [trajectory if replayed else None for replayed in chosen.replays]
   batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, chosen.verdicts)
   assert set(batch.policy_step_B[batch.is_replay_B]) == {2}
   assert set(batch.policy_step_B[~batch.is_replay_B]) == {chosen.plan.step}

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that was asked for, and tell its figures."""
+"""Draws follow the configured distribution, with the log-probability and entropy of it."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
-WHOLE = token_sampling.Distribution()
 _draw = jax.jit(token_sampling.sample_token, static_argnums=0)
 
 
@@ -22,32 +21,34 @@ def expected(config, logits_V):
   kept = list(order[: config.top_k or None])
   total = sum(p_V[kept])
   below = 0.0
-  for place, token in enumerate(kept):
-    if place and below >= config.top_p * total:
-      kept = kept[:place]
+  for rank, token in enumerate(kept):
+    if rank and below >= config.top_p * total:
+      kept = kept[:rank]
       break
     below += p_V[token]
   kept = [token for token in kept if p_V[token] >= config.min_p * p_V[kept[0]]]
-  cut_V = np.zeros_like(p_V)
-  cut_V[kept] = p_V[kept]
-  return cut_V / cut_V.sum()
+  truncated_V = np.zeros_like(p_V)
+  truncated_V[kept] = p_V[kept]
+  return truncated_V / truncated_V.sum()
 
 
 @pytest.mark.parametrize(
   'config',
   [
-    pytest.param(WHOLE, id='softmax'),
+    pytest.param(token_sampling.Distribution(), id='softmax'),
     pytest.param(token_sampling.Distribution(temperature=0.8), id='temperature'),
     pytest.param(token_sampling.Distribution(top_k=2), id='top_k'),
-    pytest.param(token_sampling.Distribution(top_k=100), id='top_k_of_more_than_there_are'),
+    pytest.param(token_sampling.Distribution(top_k=100), id='top_k_above_the_vocabulary'),
     pytest.param(token_sampling.Distribution(top_p=0.8), id='top_p'),
     pytest.param(token_sampling.Distribution(min_p=0.2), id='min_p'),
-    pytest.param(token_sampling.Distribution(0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'),
+    pytest.param(
+      token_sampling.Distribution(temperature=0.7, top_k=6, top_p=0.9, min_p=0.1), id='all'
+    ),
   ],
 )
 @pytest.mark.parametrize('size', [9, 700])
 def test_draws_follow_the_distribution(config, size):
-  """Chi-square over thousands of draws; 700 tokens are several blocks."""
+  """Chi-square test on thousands of draws; 700 tokens are several blocks."""
   logits_V = LOGITS if size == 9 else np.random.default_rng(3).normal(size=size) * 2
   logits_V = logits_V - 1e-3 * np.arange(size)  # no ties
   count = 50_000 if size == 9 else 16_000
@@ -56,41 +57,23 @@ def test_draws_follow_the_distribution(config, size):
   logits_BV = jnp.tile(jnp.float32(logits_V), (count, 1))
   token_B, logp_B, entropy_B = _draw(config, logits_BV, uniform_B2)
   p_V = expected(config, logits_V)
-  found_V = np.bincount(token_B, minlength=size)
-  assert found_V[p_V == 0].sum() == 0
-  # Rare tokens together, for the statistic wants five expected in each class.
+  count_V = np.bincount(token_B, minlength=size)
+  assert count_V[p_V == 0].sum() == 0
+  # Rare tokens are one class, for the statistic needs an expected count of five in each.
   rare_V = (count * p_V < 5) & (p_V > 0)
   common_V = (p_V > 0) & ~rare_V
-  classes = [np.append(x[common_V], x[rare_V].sum()) for x in (found_V, count * p_V)]
+  classes = [np.append(x[common_V], x[rare_V].sum()) for x in (count_V, count * p_V)]
   classes = [x[: len(x) if rare_V.any() else -1] for x in classes]
   assert scipy.stats.chisquare(*classes).pvalue > 1e-3
   np.testing.assert_allclose(logp_B, np.log(p_V[token_B]), atol=2e-5)
   np.testing.assert_allclose(entropy_B, scipy.stats.entropy(p_V), atol=2e-5)
 
 
-def test_uniforms_are_of_the_question_the_sample_and_the_position():
-  def uniforms(question, sample, position, key=5):
-    key_B = randomness.row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
-    return tuple(np.asarray(randomness.uniforms(key_B, np.array([position])))[0])
-
-  base = uniforms(1, 2, 3)
-  assert base == uniforms(1, 2, 3)
-  others = {
-    uniforms(2, 2, 3),
-    uniforms(1, 3, 3),
-    uniforms(1, 2, 4),
-    uniforms(1, 2, 3, key=6),
-    uniforms(2, 1, 3),
-    base,
-  }
-  assert len(others) == 6 and len({u for pair in others for u in pair}) == 12
-
-
 @pytest.mark.parametrize('size', [9, 700])
-def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
+def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size):
   logits_BV = np.random.default_rng(0).normal(size=(50, size)).astype(np.float32)
   token_B, logp_B, entropy_B = _draw(
-    token_sampling.Distribution(0.0), logits_BV, jnp.full((50, 2), 0.99)
+    token_sampling.Distribution(temperature=0.0), logits_BV, jnp.full((50, 2), 0.99)
   )
   p_BV = scipy.special.softmax(logits_BV, axis=-1)
   np.testing.assert_array_equal(token_B, logits_BV.argmax(-1))
@@ -98,8 +81,8 @@ def test_greedy_is_argmax_with_the_figures_of_temperature_1(size):
   np.testing.assert_allclose(entropy_B, scipy.stats.entropy(p_BV, axis=-1), atol=1e-5)
 
 
-def test_ties_stay_together():
-  """Two tokens of equal logits are both kept where one of them is."""
+def test_ties_are_kept_together():
+  """Where one of two tokens with equal logits is kept, so is the other."""
   tied_V = jnp.array([[1.0, 3.0, 2.0, 2.0, 0.0]])
   for config in (token_sampling.Distribution(top_k=2), token_sampling.Distribution(top_p=0.7)):
     assert np.isfinite(token_sampling.truncate(config, tied_V))[0].tolist() == [
@@ -127,21 +110,22 @@ def test_a_draw_on_a_boundary_takes_the_next_token():
   assert token_sampling.inverse_cdf(weight_BN, jnp.array([0.0, 0.25, 0.5])).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-  'uniform, place', [(0.0, 1), (0.24, 1), (0.26, 3), (0.49, 3), (0.51, 4), (0.9999999, 4), (1.0, 4)]
-)
-def test_the_draw_inverts_the_cumulative_sum(uniform, place):
-  """Weights 0, 1, 0, 1, 2, 0, 0: a place of no weight is never drawn, even at 1."""
+def test_the_draw_inverts_the_cumulative_sum():
+  """A token of weight 0 is never drawn, not even at 1."""
+  expected = {0.0: 1, 0.24: 1, 0.26: 3, 0.49: 3, 0.51: 4, 0.9999999: 4, 1.0: 4}
   weight_BN = jnp.array([[0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0]])
-  assert token_sampling.inverse_cdf(weight_BN, jnp.array([uniform]))[0] == place
+  assert {
+    uniform: int(token_sampling.inverse_cdf(weight_BN, jnp.array([uniform]))[0])
+    for uniform in expected
+  } == expected
 
 
 def test_rounding_never_draws_an_impossible_token():
-  """A parallel cumulative sum in float32 may grow at a weight of 0: aim there."""
+  """A parallel cumulative sum in float32 may grow at a weight of 0: draw exactly there."""
   rng = np.random.default_rng(0)
   weight_BN = np.float32(rng.exponential(size=(500, 5000)) * (rng.random((500, 5000)) < 0.5))
   cumulative_BN = np.array(jnp.cumsum(weight_BN, axis=-1))
   grows_BN = (np.diff(cumulative_BN) > 0) & (weight_BN[:, 1:] == 0)
   before_B = np.take_along_axis(cumulative_BN, grows_BN.argmax(-1)[:, None], -1)[:, 0]
-  place_B = token_sampling.inverse_cdf(weight_BN, before_B / cumulative_BN[:, -1])
-  assert (weight_BN[np.arange(500), place_B] > 0).all()
+  token_B = token_sampling.inverse_cdf(weight_BN, before_B / cumulative_BN[:, -1])
+  assert (weight_BN[np.arange(500), token_B] > 0).all()

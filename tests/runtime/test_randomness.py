@@ -1,4 +1,4 @@
-"""No two uses of randomness share a stream, and each can be had again."""
+"""No two uses of randomness share a stream, and each stream can be reproduced."""
 
 import itertools
 
@@ -27,25 +27,25 @@ def test_purposes_keep_their_numbers():
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_stream_on_the_host():
-  """Also where step and epoch, or seed and step, are the same number."""
-  seen = {
+  """Not even where step and epoch, or seed and step, are the same number."""
+  streams = {
     (seed, purpose, place): tuple(
       randomness.generator(seed, purpose, place).integers(2**62, size=2)
     )
     for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
   }
-  assert len(set(seen.values())) == len(seen) == 3 * 9 * 6
+  assert len(set(streams.values())) == len(streams) == 3 * 9 * 6
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_key():
-  seen = {
+  keys = {
     tuple(np.asarray(jax.random.key_data(randomness.key(seed, purpose, place))).tolist())
     for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
   }
-  assert len(seen) == 3 * 9 * 6
+  assert len(keys) == 3 * 9 * 6
 
 
-def test_a_stream_is_the_same_wherever_it_is_asked_for():
+def test_a_stream_can_be_reproduced():
   first, second = (randomness.generator(3, Purpose.PLAN, 9).random(4) for _ in range(2))
   np.testing.assert_array_equal(first, second)
   assert randomness.key(3, Purpose.INIT) == randomness.key(3, Purpose.INIT)
@@ -57,14 +57,32 @@ def test_a_place_may_be_traced():
 
 
 def test_a_responses_numbers_depend_on_question_sample_and_position_alone():
-  """Not on the rows beside it, nor on its place among them."""
+  """Not on the other rows of its batch."""
   key = randomness.key(0, Purpose.ROLLOUT, 1)
   questions, samples, positions = np.array([4, 9, 4]), np.array([0, 0, 1]), np.array([5, 2, 5])
   together = randomness.uniforms(randomness.row_keys(key, questions, samples), positions)
   for row in range(3):
-    own = slice(row, row + 1)
+    only = slice(row, row + 1)
     alone = randomness.uniforms(
-      randomness.row_keys(key, questions[own], samples[own]), positions[own]
+      randomness.row_keys(key, questions[only], samples[only]), positions[only]
     )
     np.testing.assert_array_equal(alone[0], together[row])
   assert len(set(map(float, np.ravel(together)))) == 6
+
+
+def test_uniforms_depend_on_key_question_sample_and_position():
+  def uniforms(question, sample, position, key=5):
+    key_B = randomness.row_keys(jax.random.key(key), np.array([question]), np.array([sample]))
+    return tuple(np.asarray(randomness.uniforms(key_B, np.array([position])))[0])
+
+  base = uniforms(1, 2, 3)
+  assert base == uniforms(1, 2, 3)
+  pairs = {
+    uniforms(2, 2, 3),
+    uniforms(1, 3, 3),
+    uniforms(1, 2, 4),
+    uniforms(1, 2, 3, key=6),
+    uniforms(2, 1, 3),
+    base,
+  }
+  assert len(pairs) == 6 and len({uniform for pair in pairs for uniform in pair}) == 12

@@ -1,4 +1,4 @@
-"""A workdir belongs to one config; what a run may change when it goes on, and what not."""
+"""A workdir belongs to one config, of which a resumed run may change some settings."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
   [{'num_steps': 99}, {'evaluation.every': 1}, {'checkpoint.keep': 1}, {'metrics.sampled_rows': 0}],
   ids=str,
 )
-def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path):
+def test_a_run_may_be_prolonged_and_observed_differently(changes, config, tmp_path):
   claim_workdir(config, str(tmp_path))
   changed(config, changes)
   check_workdir(config, str(tmp_path))
@@ -53,20 +53,20 @@ def test_a_run_may_be_prolonged_and_watched_otherwise(changes, config, tmp_path)
 
 def test_a_decaying_rate_forbids_prolonging(config, tmp_path):
   claim_workdir(changed(config, {'optimizer.schedule': 'cosine'}), str(tmp_path))
-  with pytest.raises(InputError, match='config.num_steps was 32, is 99'):
+  with pytest.raises(InputError, match=r'config\.num_steps was 32, is 99'):
     check_workdir(changed(config, {'num_steps': 99}), str(tmp_path))
 
 
-def test_only_the_sections_asked_for_are_compared(config, tmp_path):
+def test_only_the_given_sections_are_compared(config, tmp_path):
   claim_workdir(config, str(tmp_path))
   check_workdir(changed(config, {'seed': 3}), str(tmp_path), ('model',))
-  with pytest.raises(InputError, match=r'config: config.model.width was \d+, is 64. Choose'):
+  with pytest.raises(InputError, match=r'config: config\.model\.width was \d+, is 64\. Choose'):
     check_workdir(changed(config, {'model.width': 64}), str(tmp_path), ('model',))
 
 
 def test_a_workdir_that_cannot_be_written_into_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
-  with pytest.raises(InputError, match='file/run cannot be written into .*Not a directory'):
+  with pytest.raises(InputError, match=r'file/run cannot be written into .*Not a directory'):
     check_writable(str(tmp_path / 'file' / 'run'))
 
 
