@@ -15,13 +15,13 @@ from exgrpo_jax.runtime import hosts
 from exgrpo_jax.errors import InputError
 
 me = jax.process_index()
-assert hosts.all_gather({{'host': me, 'long': 'x' * 99 * me}}) == [
-    {{'host': 0, 'long': ''}}, {{'host': 1, 'long': 'x' * 99}}]
+assert hosts.all_gather({{'host': me, 'text': 'x' * 99 * me}}) == [
+    {{'host': 0, 'text': ''}}, {{'host': 1, 'text': 'x' * 99}}]
 assert hosts.broadcast_from_first(.1 + me) == .1
 assert hosts.is_first() == (me == 0)
-pieces = [n for n in range(5) if hosts.is_own_share(n)]
-assert pieces == [[0, 2, 4], [1, 3]][me]
-assert hosts.merge_shares([f'piece {{n}}' for n in pieces]) == [f'piece {{n}}' for n in range(5)]
+share = [n for n in range(5) if hosts.is_own_share(n)]
+assert share == [[0, 2, 4], [1, 3]][me]
+assert hosts.merge_shares([f'piece {{n}}' for n in share]) == [f'piece {{n}}' for n in range(5)]
 with hosts.first_host_first('x'):
   if me == 0:
     time.sleep(.3)
@@ -29,10 +29,10 @@ with hosts.first_host_first('x'):
   assert os.path.exists({str(tmp_path / 'made')!r})
 hosts.check_shared({str(tmp_path)!r})
 hosts.barrier('z')
-os.makedirs(own := {str(tmp_path)!r} + f'/{{me}}')
+os.makedirs(own_folder := {str(tmp_path)!r} + f'/{{me}}')
 try:
-  hosts.check_shared(own)
-  raise AssertionError('each has its own')
+  hosts.check_shared(own_folder)
+  raise AssertionError('the folder is not shared')
 except InputError as error:
   assert 'do not see what host 0 writes into it: 1.' in str(error)
 hosts.check_same('x.jsonl', 'the questions', lambda: b'same')
@@ -46,26 +46,26 @@ except InputError as error:
 
 @pytest.fixture
 def metadata():
-  """A Cloud TPU VM's metadata server, as one for each of two workers; gives their addresses."""
+  """The addresses of two Cloud TPU metadata servers, one for each of two workers."""
 
-  def of_worker(number):
-    class Answer(http.server.BaseHTTPRequestHandler):
+  def server_of(number):
+    class Handler(http.server.BaseHTTPRequestHandler):
       def do_GET(self):
-        known = {
+        values = {
           'agent-worker-number': number,
           'tpu-env': "ACCELERATOR_TYPE: 'v5litepod-8'",
           'worker-network-endpoints': 'a:1:localhost,b:2:localhost',
         }
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(known[self.path.rpartition('/')[2]].encode())
+        self.wfile.write(values[self.path.rpartition('/')[2]].encode())
 
       def log_message(self, *_):
         pass
 
-    return http.server.ThreadingHTTPServer(('localhost', 0), Answer)
+    return http.server.ThreadingHTTPServer(('localhost', 0), Handler)
 
-  servers = [of_worker(number) for number in '01']
+  servers = [server_of(number) for number in '01']
   for server in servers:
     threading.Thread(target=server.serve_forever, daemon=True).start()
   yield [f'localhost:{server.server_port}' for server in servers]
@@ -75,7 +75,7 @@ def metadata():
 
 
 @pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
-def test_hosts_are_found_by_what_the_cluster_says(cluster, metadata):
+def test_hosts_find_each_other_by_the_clusters_environment(cluster, metadata):
   environment = {
     'Slurm': {
       'SLURM_JOB_ID': '7',
@@ -93,7 +93,7 @@ def test_hosts_are_found_by_what_the_cluster_says(cluster, metadata):
     'Cloud TPU': {'JAX_FORCE_TPU_INIT': '1'},
   }[cluster]
   environment['JAX_COORDINATOR_PORT'] = str(free_port())
-  own = [
+  by_host = [
     {
       'NUMBER': str(number),
       'SLURM_PROCID': str(number),
@@ -115,5 +115,5 @@ number = int(os.environ['NUMBER'])
 with hosts.joined(hosts.Meeting()):
   assert hosts.all_gather(number) == [0, 1]
 """,
-    [environment | one for one in own],
+    [environment | one for one in by_host],
   )
