@@ -146,8 +146,8 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     max_response: the configured response limit in tokens.
 
   Returns:
-    Inputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where
-    their mask is empty, dropped, and positions cut.
+    Inputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where their
+    mask is empty, dropped, and positions cut.
   """
   mask_BT, is_replay_B1 = np.asarray(batch.response_mask_BT), np.asarray(batch.is_replay_B)[:, None]
   return LossInputs(
@@ -205,8 +205,7 @@ def policy_terms(
 
   The one place where fresh and replayed rows part.
 
-  Returns:
-    (term_BT, is_clipped_BT): the second is true where clipping chose the term.
+  Returns (term_BT, is_clipped_BT): the second is true where clipping chose the term.
   """
   is_replay_B1 = inputs.is_replay_B1
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
