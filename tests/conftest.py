@@ -92,7 +92,7 @@ def make_once(session_folder):
 
 @pytest.fixture(scope='session')
 def compiled(session_folder):
-  """A compilation cache of JAX: runs of one shape compile in the first alone."""
+  """The folder of a compilation cache: what one run compiles, later ones read."""
   return session_folder / 'compiled'
 
 
@@ -128,6 +128,6 @@ def config(values):
 
 @pytest.fixture(scope='session')
 def recorded(values, make_once, compiled):
-  """The recording.Recording of a whole run."""
+  """The recording.Recording of a run from its first step to its last."""
   folder = make_once('recording', lambda folder: recording.record(values, folder, compiled))
   return recording.load(values, folder, compiled)

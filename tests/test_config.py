@@ -13,7 +13,7 @@ from exgrpo_jax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
-  path: str = setting(None, 'where it lies')
+  path: str = setting(None, 'where it is')
 
 
 @dataclasses.dataclass(frozen=True)

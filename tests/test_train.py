@@ -138,10 +138,11 @@ def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retir
     while len(fresh) < wanted:
       if position == tiny.POOL:
         epoch, position = epoch + 1, 0
-      left = [row for row in range(tiny.POOL) if retired.get(row, epoch) >= epoch]
+      unretired = [row for row in range(tiny.POOL) if retired.get(row, epoch) >= epoch]
       row = int(stream_generator(epoch).permutation(tiny.POOL)[position])
       position += 1
-      if row not in replayed and row not in fresh and (row in left or len(left) < Q):
+      is_read = row in unretired or len(unretired) < Q
+      if row not in replayed and row not in fresh and is_read:
         fresh.append(row)
     assert {row for row, is_replay, *_ in groups(step) if not is_replay} == set(fresh)
     assert (step.cursor.epoch, step.cursor.position) == (epoch, position)
@@ -389,8 +390,8 @@ def norm(tree):
   )
 
 
-def distance(left, right):
-  return norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, left, right))
+def distance(tree, other_tree):
+  return norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, tree, other_tree))
 
 
 @pytest.fixture(scope='module')
@@ -623,24 +624,24 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   last = max(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit())
   with open(workdir / 'metrics.jsonl', 'a') as file:  # as if killed one step later
     file.write(json.dumps({'step': last + 1, 'reward': -1.0}) + '\n')
-  done = subprocess.run(command, cwd=REPOSITORY, env=env, text=True, capture_output=True)
-  assert done.returncode == 0, done.stderr
-  assert 'resumed after step' in done.stdout and 'warm start' not in done.stdout
+  process = subprocess.run(command, cwd=REPOSITORY, env=env, text=True, capture_output=True)
+  assert process.returncode == 0, process.stderr
+  assert 'resumed after step' in process.stdout and 'warm start' not in process.stdout
 
-  left, right = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
-  jax.tree.map(np.testing.assert_array_equal, left.state, right.state)
+  expected, resumed = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
+  jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   jax.tree.map(
     np.testing.assert_array_equal,
-    buffer_arrays.flatten(left.buffer),
-    buffer_arrays.flatten(right.buffer),
+    buffer_arrays.flatten(resumed.buffer),
+    buffer_arrays.flatten(expected.buffer),
   )
-  assert left.cursor == right.cursor and left.step == right.step == tiny.NUM_STEPS
-  assert tiny.untimed_records(recorded.workdir) == tiny.untimed_records(workdir)
-  samples = [
+  assert resumed.cursor == expected.cursor and resumed.step == expected.step == tiny.NUM_STEPS
+  assert tiny.untimed_records(workdir) == tiny.untimed_records(recorded.workdir)
+  expected_samples, samples = (
     {path.name: path.read_text() for path in (folder / 'samples').iterdir()}
     for folder in (recorded.workdir, workdir)
-  ]
-  assert samples[0] == samples[1]
+  )
+  assert samples == expected_samples
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
 def loss(logp, entropy, batch, config, *, clip, first, reference_logp=None):
-  """(loss, sums) of a whole minibatch."""
+  """(loss, sums) of a minibatch."""
   inputs = inputs_of(batch, config, logp, reference_logp)
   return jitted(config)(logp, entropy, inputs, clip=clip, is_first=first)
 
@@ -345,7 +345,7 @@ class TestTheoremsByEnumeration:
     assert np.abs(self.expectation(self.past, lambda _: 1.0) - on_policy).max() > 0.01
 
   def test_the_loss_itself_is_unbiased_without_shaping(self):
-    """The same through the loss and autodiff, for the whole mixed group."""
+    """The same through the loss and autodiff, for a mixed group."""
     config = changed(shaping=False)
 
     @jax.jit

@@ -61,7 +61,7 @@ def scaled(factor):
 
 
 def adamw(config, rates, gradients, x):
-  """Loshchilov and Hutter's AdamW for one number, in float64."""
+  """Loshchilov and Hutter's AdamW for a single number, in float64."""
   m = v = 0.0
   for t, (rate, g) in enumerate(zip(rates, gradients), start=1):
     m, v = config.b1 * m + (1 - config.b1) * g, config.b2 * v + (1 - config.b2) * g**2

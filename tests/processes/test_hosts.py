@@ -1,4 +1,4 @@
-"""What hosts of one run tell each other, and how they find each other."""
+"""What the hosts of a run exchange, and how they find each other."""
 
 import http.server
 import threading
@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.devices import free_port, in_two_processes, on_two_hosts
 
 
-def test_what_hosts_tell_each_other(tmp_path):
+def test_hosts_exchange_values_and_check_that_they_agree(tmp_path):
   on_two_hosts(f"""
 import os, sys, time
 from exgrpo_jax.runtime import hosts
@@ -115,5 +115,5 @@ number = int(os.environ['NUMBER'])
 with hosts.joined(hosts.Meeting()):
   assert hosts.all_gather(number) == [0, 1]
 """,
-    [environment | one for one in by_host],
+    [environment | of_host for of_host in by_host],
   )

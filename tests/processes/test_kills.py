@@ -1,4 +1,4 @@
-"""A run that is killed again and again, while it writes too, ends as if it had not been."""
+"""A run that is killed again and again, also while it saves, ends as if it had not been."""
 
 import random
 import time
@@ -21,30 +21,28 @@ FLAGS = (
 )
 
 
-def saved(workdir):
-  """The step of the newest checkpoint that is whole, or 0."""
-  return max(
-    (int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit()),
-    default=0,
-  )
+def last_saved(workdir):
+  """The step of the newest complete checkpoint, or 0."""
+  return max(checkpoint.steps(str(workdir)), default=0)
 
 
-def is_writing(workdir):
-  return any('tmp' in path.name for path in (workdir / 'checkpoints').iterdir())
-
-
-def reached(workdir):
+def last_recorded(workdir):
+  """The step of the newest metrics."""
   return tiny.untimed_records(workdir)[-1]['step']
 
 
-def wait_for_a_write(workdir, seconds):
-  limit = time.monotonic() + seconds
-  while not is_writing(workdir) and time.monotonic() < limit:
+def has_unfinished_checkpoint(workdir):
+  return any('tmp' in path.name for path in (workdir / 'checkpoints').iterdir())
+
+
+def wait_until_it_saves(workdir, seconds):
+  deadline = time.monotonic() + seconds
+  while not has_unfinished_checkpoint(workdir) and time.monotonic() < deadline:
     time.sleep(0.0005)
 
 
-def what_is_left(workdir):
-  """State, buffer and cursor of the last step; all metrics but times; samples and evaluations."""
+def results(workdir):
+  """(state, buffer and cursor of the last step; metrics without times; samples and evaluations)."""
   with checkpoint.open_manager(str(workdir)) as manager:
     last = manager.restore(
       STEPS,
@@ -63,25 +61,25 @@ def what_is_left(workdir):
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(data, tmp_path):
-  whole, killed, cache = (tmp_path / name for name in ('whole', 'killed', 'cache'))
-  with Pod(whole, (1, 1), data, cache, *FLAGS) as pod:
+def test_twenty_kills_at_random_moments_change_nothing(data, compiled, tmp_path):
+  undisturbed, killed = tmp_path / 'undisturbed', tmp_path / 'killed'
+  with Pod(undisturbed, (1, 1), data, compiled, *FLAGS) as pod:
     pod.finish()
-  rng, during_a_write = random.Random(0), 0
+  rng, kills_while_saving = random.Random(0), 0
   for _ in range(KILLS):
-    with Pod(killed, (1, 1), data, cache, *FLAGS) as pod:
+    with Pod(killed, (1, 1), data, compiled, *FLAGS) as pod:
       pod.wait_until(lambda pod=pod: '| reward' in pod.log())
       time.sleep(0.5 * rng.random())
       if rng.random() < 0.5:
-        wait_for_a_write(killed, 5)
+        wait_until_it_saves(killed, 5)
         time.sleep(0.02 * rng.random())
-    during_a_write += is_writing(killed)
-    # A checkpoint is begun when the one before it is whole.
-    assert reached(killed) - saved(killed) <= 2 * EVERY
-  with Pod(killed, (1, 1), data, cache, *FLAGS) as pod:
+    kills_while_saving += has_unfinished_checkpoint(killed)
+    # A checkpoint is begun only when the one before it is complete.
+    assert last_recorded(killed) - last_saved(killed) <= 2 * EVERY
+  with Pod(killed, (1, 1), data, compiled, *FLAGS) as pod:
     pod.finish()
-  assert during_a_write > KILLS / 4
-  expected, found = what_is_left(whole), what_is_left(killed)
-  jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
-  assert found[1:] == expected[1:]
-  assert not is_writing(killed)  # what was left unfinished is gone
+  assert kills_while_saving > KILLS / 4
+  expected, of_killed = results(undisturbed), results(killed)
+  jax.tree.map(np.testing.assert_array_equal, of_killed[0], expected[0])
+  assert of_killed[1:] == expected[1:]
+  assert not has_unfinished_checkpoint(killed)  # those left by kills were removed

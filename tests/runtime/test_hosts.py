@@ -1,4 +1,4 @@
-"""Hosts: where they meet, and what a single one does; for several see tests/processes/."""
+"""A single host, and where several meet; what several do is tested in tests/processes/."""
 
 import re
 
