@@ -44,6 +44,8 @@ def get_config():
       count_replayed=True,
       # 46,000 questions x 8 x 2,000 tokens x 8 bytes: about 6 GB of host memory.
       max_trajectories=8,
+      retire='with_replay',
+      failed='stay',
     )
   )
 

@@ -166,7 +166,7 @@ def test_recording_is_the_rules_applied_group_by_group(recorded):
       if k == K:
         retired.setdefault(row, epoch_of(step))
         entries.pop(row, None)
-      elif started and row not in retired:
+      elif k > 0 and started and row not in retired:
         stored = list(entries[row][1]) if row in entries else []
         for response, verdict in zip(responses, verdicts):
           if verdict.correct and response.tokens.tolist() not in [tokens for tokens, *_ in stored]:

@@ -5,10 +5,9 @@ past successes and its latest correctness; its bucket is derived from that. A
 question solved in full is retired: it leaves the buffer for good.
 
 Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
-  3. A question of the buffer that fails entirely moves to bucket 0; theirs stays put.
-  4. Replayed questions are drawn first and the stream fills the rest; theirs draws a
+  3. Replayed questions are drawn first and the stream fills the rest; theirs draws a
      whole batch of fresh questions and throws part of it away.
-  5. Each question keeps at most `max_trajectories` successes; theirs keeps all.
+  4. Each question keeps at most `max_trajectories` successes; theirs keeps all.
 """
 
 import dataclasses
@@ -49,13 +48,23 @@ class Config:
   )
   count_replayed: bool = setting(None, "whether the replayed row counts in its group's correctness")
   max_trajectories: int = setting('[1, inf)', 'successes kept for a question, the newest')
+  retire: str = setting(
+    ('with_replay', 'always', 'never'),
+    'whether a question solved in full leaves buffer and stream: with_replay is only where '
+    'ratio > 0, so that plain GRPO reads on',
+  )
+  failed: str = setting(
+    ('stay', 'bucket_0'),
+    "where a question of the buffer goes when all of a group fails: stay, as in the authors' "
+    'code, or bucket 0, which is next to never drawn',
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
   """What the buffer knows of one question."""
 
-  correctness: float  # latest share of successes in a group, in [0, 1)
+  correctness: float  # latest share of successes in a group; 1 only where nothing retires
   prompt_length: int  # tokens
   trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two of equal tokens
 
@@ -87,6 +96,11 @@ def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]
     return {row: bucket(buffer.entries[row].correctness, num_rollouts) for row in rows}
   ranked = sorted(rows, key=lambda row: (_length(buffer.entries[row], config.bucket_by), row))
   return {row: rank * num_rollouts // len(rows) for rank, row in enumerate(ranked)}
+
+
+def retires(config: Config) -> bool:
+  """Whether questions that are solved in full retire (`config.retire`)."""
+  return config.retire == 'always' or (config.retire == 'with_replay' and config.ratio > 0)
 
 
 def trains(config: Config, correctness: float) -> bool:
@@ -161,9 +175,11 @@ def record_step(
   for question, prompt, is_replay, group, judged in groups:
     row = question.row
     correctness = group_correctness(config, judged, is_replay)
-    if correctness == 1:
+    if correctness == 1 and retires(config):
       entries.pop(row, None)
       retired.setdefault(row, plan.epoch)
+    elif correctness == 0 and config.failed == 'stay':
+      continue
     elif buffer.started and row not in retired:
       stored = entries[row].trajectories if row in entries else ()
       trajectories = _with_successes(stored, group, judged, plan.step, config.max_trajectories)

@@ -19,6 +19,8 @@ PAPER = replay.Config(
   difficulty='all',
   count_replayed=True,
   max_trajectories=8,
+  retire='with_replay',
+  failed='stay',
 )
 
 STARTED = replay.Buffer(started=True)
@@ -109,7 +111,7 @@ def test_a_replayed_row_counts_as_one_of_the_group():
 
 
 def test_without_count_replayed_only_fresh_rows_count():
-  config = changed(count_replayed=False)
+  config = changed(count_replayed=False, failed='bucket_0')
   buffer = record(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))}, config)
   assert buffer.entries[7].correctness == 1 / 3
   failed = record(buffer_of({7: 0.5}), {7: (True, group(0, 0, 0))}, config)
@@ -142,11 +144,36 @@ def test_a_stored_success_keeps_its_log_probabilities_step_and_reward():
   assert stored.step == 9 and stored.reward == 1.0 and buffer.entries[7].prompt_length == 3
 
 
-def test_a_group_without_success_moves_a_stored_question_to_bucket_0_and_adds_nothing():
-  failed = (False, group(0, 0, 0, 0))
-  buffer = record(buffer_of({7: 0.75}), {7: failed, 8: failed})
-  assert replay.buckets(PAPER, buffer, K) == {7: 0}
+@pytest.mark.parametrize(('failed', 'bucket'), [('stay', 3), ('bucket_0', 0)])
+def test_a_group_without_success_adds_nothing_and_stays_or_moves_to_bucket_0(failed, bucket):
+  config = changed(failed=failed)
+  groups = {7: (False, group(0, 0, 0, 0)), 8: (False, group(0, 0, 0, 0))}
+  buffer = record(buffer_of({7: 0.75}), groups, config)
+  assert replay.buckets(config, buffer, K) == {7: bucket}
   assert [t.tokens.tolist() for t in buffer.entries[7].trajectories] == [[7]]
+
+
+@pytest.mark.parametrize(
+  ('retire', 'ratio', 'retires'),
+  [
+    ('with_replay', 0.5, True),
+    ('with_replay', 0.0, False),
+    ('always', 0.0, True),
+    ('never', 0.5, False),
+  ],
+)
+def test_solved_questions_retire_with_replay_always_or_never(retire, ratio, retires):
+  buffer = record(
+    replay.Buffer(), {7: (False, group(1, 1, 1, 1))}, changed(retire=retire, ratio=ratio)
+  )
+  assert set(buffer.retired_epoch) == ({7} if retires else set())
+
+
+def test_a_solved_question_that_does_not_retire_is_stored_in_the_last_bucket():
+  config = changed(retire='never')
+  buffer = record(buffer_of({7: 0.5}), {7: (False, group(1, 1, 1, 1))}, config)
+  assert replay.buckets(config, buffer, K) == {7: K - 1}
+  assert len(buffer.entries[7].trajectories) == 5 and not buffer.retired_epoch
 
 
 def test_a_correct_response_that_was_truncated_is_stored_as_it_is():
