@@ -50,6 +50,6 @@ def get_config():
   config.tokenizer.vocab_size = 300
 
   config.parity.max = 1e-3
-  config.evaluation.update(dict(every=100, temperature=1.0))
+  config.evaluation.update(dict(every=50, temperature=1.0))
   config.checkpoint.every = 50
   return config
