@@ -30,8 +30,8 @@ def get_config():
     )
   )
 
-  # The paper stops clipping fresh rows once replay starts, which its learning rate of 1e-6 forgives.
-  # This one is 300 times larger, and unclipped the policy stops learning after some 50 steps.
+  # The paper stops clipping fresh rows once replay starts, which its learning rate of 1e-6
+  # forgives. This one is 300 times larger: unclipped, the policy stops learning after 50 steps.
   config.objective.clip = 'always'
   config.gradient.update(dict(tokens_per_microbatch=32768, remat='all_but_products'))
   config.optimizer.update(dict(learning_rate=3e-4, warmup_updates=20))

@@ -2,9 +2,14 @@ r"""How often a policy is right: pass@1, avg@k and pass@k per data source.
 
 python -m exgrpo_jax.evaluate --config=arithmetic --checkpoint=/tmp/arithmetic \
     --data=arithmetic:test --samples=4 --temperature=1
+
+Every evaluation by hand gets files of its own, and a line in evaluations.jsonl beside them that
+holds its scores and says how it was made; those that the run itself wrote stay as they are.
 """
 
 import dataclasses
+import datetime
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +19,11 @@ import numpy as np
 from absl import flags
 
 from exgrpo_jax import cli
-from exgrpo_jax.data import tasks
+from exgrpo_jax.data import spec_names, tasks
 from exgrpo_jax.datatypes import QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment
+from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
@@ -52,36 +58,41 @@ def main(args: cli.Args) -> None:
     values.evaluation.samples = args.samples or values.evaluation.samples
     if args.temperature is not None:
       values.evaluation.temperature = args.temperature
+  specs = args.data or values.data.evaluation
+  spec_names.check_distinct(specs, '--data' if args.data else 'config.data.evaluation')
   experiment = open_experiment(values, args.checkpoint)
-  config = experiment.config
   out = args.out or os.path.join(args.checkpoint, 'evaluation')
   with jax.set_mesh(experiment.mesh):
     like = model.shapes(experiment.model, experiment.mesh)
     params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
-    for spec in args.data or config.data.evaluation:
+    for spec in specs:
       data = load_questions(experiment, spec)
-      scores = score_policy(experiment, params, data, step, out)
-      print(f'{spec} at step {step}, temperature {config.evaluation.temperature}')
-      print(table(scores))
+      scores, records = score_policy(experiment, params, data, step)
+      path = _write_by_hand(out, args.checkpoint, step, spec, scores, records)
+      print(f'{spec} at step {step}, temperature {experiment.config.evaluation.temperature}')
+      print(f'{table(scores)}\nresponses: {path}')
+
+
+def records_path(out: str, step: int, spec: str, suffix: str = '') -> str:
+  """Where in the folder `out` the records of an evaluation are kept."""
+  return os.path.join(out, f'step_{step:06d}_{spec_names.spec_name(spec)}{suffix}.jsonl')
 
 
 def score_policy(
-  experiment: Experiment,
-  params: model.Params,
-  data: QuestionSet,
-  step: int,
-  out: str,
-) -> dict[str, float]:
-  """Scores `params` on some questions and writes a record of each into the folder `out`.
+  experiment: Experiment, params: model.Params, data: QuestionSet, step: int
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+  """The scores of `params` on some questions, and a record of each question.
 
   Evaluation judges the answer alone: the last box, with or without a think section. Sampling
   depends on the seed, the step and the questions, so an evaluation by hand repeats the run's.
 
   Returns:
-    Metrics by name, for each source of the data: 'eval/{source}/pass@1' (the first sample), its
-    95% interval as '…_low' and '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of
-    all) and 'pass@{k}' (any), 'truncated' and, where the task can check it, 'valid_steps':
-    shares of all responses.
+    Metrics by name: 'eval/{name}/pass@1' (the first sample), its 95% interval as '…_low' and
+    '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any),
+    'truncated' and, where the task can check it, 'valid_steps': shares of all responses. The name
+    is the data spec's (`spec_names.spec_name`); data of several sources have metrics of each
+    instead, 'eval/{name}/{source}/…'.
+    Records: what was asked, answered and judged, and how it was sampled.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
@@ -107,38 +118,69 @@ def score_policy(
   if warning:
     hosts.warn(f'{data.spec}: {warning}')
   records = _records(experiment, data, responses, texts, verdicts)
-  name = ''.join(c if c.isalnum() else '_' for c in os.path.basename(data.spec))
-  metrics.write_rows(os.path.join(out, f'step_{step:06d}_{name}.jsonl'), records)
-  sources = dict.fromkeys(record['source'] for record in records)
-  return {
-    name: value
-    for source in sources
-    for name, value in _summarize(source, [r for r in records if r['source'] == source]).items()
-  }
+  sampling = dataclasses.asdict(distribution) | {'seed': config.seed, 'step': step}
+  records = [record | {'sampling': sampling} for record in records]
+  name = spec_names.spec_name(data.spec)
+  sources = list(dict.fromkeys(record['source'] for record in records))
+  scores = {}
+  for source in sources:
+    group = name if len(sources) == 1 else f'{name}/{source}'
+    scores |= _summarize(group, [record for record in records if record['source'] == source])
+  return scores, records
 
 
 def mean_score(scores: Mapping[str, float]) -> float:
-  """One number for an evaluation: the mean over sources of avg@k, or of pass@1 where k is 1."""
+  """One number: the mean over data sets and sources of avg@k, or of pass@1 where k is 1."""
   averages = [value for name, value in scores.items() if 'avg@' in name and name[-1].isdigit()]
   firsts = [value for name, value in scores.items() if name.endswith('/pass@1')]
   return float(np.mean(averages or firsts))
 
 
 def table(scores: Mapping[str, float]) -> str:
-  """Evaluation metrics as text: a line for each source and measure, with its 95% interval."""
+  """Evaluation metrics as text: a line for each data set and measure, with its 95% interval."""
   lines = []
+  width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
   for name, value in scores.items():
-    _, source, measure = name.split('/', 2)
+    group, _, measure = name.removeprefix('eval/').rpartition('/')
     if measure.endswith(('_low', '_high')) or measure == 'questions':
       continue
-    line = f'  {source:<16} {measure:<12} {value:.4f}'
+    line = f'  {group:<{width}} {measure:<12} {value:.4f}'
     if f'{name}_low' in scores:
       line += (
         f'  (95%: {scores[name + "_low"]:.4f} to {scores[name + "_high"]:.4f}, '
-        f'{scores[f"eval/{source}/questions"]:.0f} questions)'
+        f'{scores[f"eval/{group}/questions"]:.0f} questions)'
       )
     lines.append(line)
   return '\n'.join(lines)
+
+
+def _write_by_hand(
+  out: str,
+  run: str,
+  step: int,
+  spec: str,
+  scores: Mapping[str, float],
+  records: Sequence[Mapping[str, Any]],
+) -> str:
+  """Writes records that overwrite none, and a line in evaluations.jsonl; returns their path."""
+  now = datetime.datetime.now().astimezone()
+  sampling, samples = records[0]['sampling'], len(records[0]['responses'])
+  made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
+  path = records_path(out, step, spec, made)
+  metrics.write_rows(path, records)
+  line = {
+    'time': now.isoformat(timespec='seconds'),
+    'run': os.path.abspath(run),
+    'data': spec,
+    'samples': samples,
+    **sampling,
+    'file': os.path.basename(path),
+    'scores': scores,
+  }
+  if hosts.is_first():
+    with open(os.path.join(out, 'evaluations.jsonl'), 'a', encoding='utf-8') as file:
+      file.write(json.dumps(line) + '\n')
+  return path
 
 
 def _grade(experiment: Experiment, data: QuestionSet, texts: Sequence[str]) -> list[Verdict]:
@@ -149,9 +191,11 @@ def _grade(experiment: Experiment, data: QuestionSet, texts: Sequence[str]) -> l
   grading = dataclasses.replace(config.grading, reward='')
   verifier = dataclasses.replace(config.verifier, require_think=False)
   with Grader(grading, verifier) as grader:
-    return grader.grade(
+    verdicts = grader.grade(
       texts, [question.answer for question in asked], [question.kind for question in asked]
     )
+  pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
+  return verdicts
 
 
 def _records(
@@ -186,7 +230,7 @@ def _records(
   return records
 
 
-def _summarize(source: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _summarize(group: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
   # Rows with the same prompt (AIME's 32 copies) are one cluster: they are no new questions.
   _, cluster_Q = np.unique([record['question'] for record in records], return_inverse=True)
@@ -197,17 +241,17 @@ def _summarize(source: str, records: Sequence[Mapping[str, Any]]) -> dict[str, f
       f'avg@{samples}': correct_QK,
       f'pass@{samples}': correct_QK.max(axis=1, keepdims=True),
     }
-  scores = {f'eval/{source}/questions': float(len(records))}
+  scores = {f'eval/{group}/questions': float(len(records))}
   for name, values_QK in measures.items():
     mean, low, high = metrics.interval_95(values_QK, cluster_Q)
     scores |= {
-      f'eval/{source}/{name}': mean,
-      f'eval/{source}/{name}_low': low,
-      f'eval/{source}/{name}_high': high,
+      f'eval/{group}/{name}': mean,
+      f'eval/{group}/{name}_low': low,
+      f'eval/{group}/{name}_high': high,
     }
-  scores[f'eval/{source}/truncated'] = float(np.mean([r['truncated'] for r in records]))
+  scores[f'eval/{group}/truncated'] = float(np.mean([r['truncated'] for r in records]))
   if 'valid_steps' in records[0]:
-    scores[f'eval/{source}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
+    scores[f'eval/{group}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
   return scores
 
 

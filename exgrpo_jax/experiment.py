@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import prompt, questions, tokenizer
+from exgrpo_jax.data import prompt, questions, spec_names, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
@@ -87,7 +87,7 @@ class ExportConfig:
   best: bool = setting(
     None,
     'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
-    'mean over data sources',
+    'mean over data sets',
   )
   last: bool = setting(None, 'workdir/export/last: the policy after the last step')
 
@@ -152,6 +152,7 @@ def parse_config(values: ConfigDict) -> Config:
       'config.export.best=True needs config.data.evaluation: the best policy is the one that '
       'evaluates best.'
     )
+  spec_names.check_distinct(parsed.data.evaluation, 'config.data.evaluation')
   if parsed.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient'):
       value = getattr(parsed.objective, name)

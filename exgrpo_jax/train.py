@@ -87,6 +87,14 @@ def main(args: cli.Args) -> None:
   check_workdir(args.config, args.workdir)
   check_writable(args.workdir)
   check_hosts(args.config, args.workdir)
+  done = max(checkpoint.steps(args.workdir), default=0)
+  if done > args.config.num_steps:
+    print(
+      f'{args.workdir}: the run is finished, at step {done} of {args.config.num_steps}; nothing '
+      'was changed. With a larger --config.num_steps it goes on.',
+      flush=True,
+    )
+    return
   experiment = open_experiment(args.config, args.workdir)
   config = experiment.config
   pool.check(config.grading, config.verifier)
@@ -328,7 +336,9 @@ def evaluated(
   scores = {}
   out = os.path.join(experiment.workdir, 'evaluation')
   for data in evaluations:
-    scores |= evaluate.score_policy(experiment, params, data, step, out)
+    of_data, records = evaluate.score_policy(experiment, params, data, step)
+    metrics.write_rows(evaluate.records_path(out, step, data.spec), records)
+    scores |= of_data
   print(f'evaluation after step {step}\n{evaluate.table(scores)}', flush=True)
   return scores
 

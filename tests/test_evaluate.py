@@ -7,14 +7,20 @@ import types
 import pytest
 
 from exgrpo_jax import evaluate
+from exgrpo_jax.data import spec_names
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import metrics
 from tests.helpers import tiny
 
 
+def metric_group(recorded):
+  """What the metrics of the recorded run's evaluation begin with."""
+  return f'eval/{spec_names.spec_name(recorded.evaluations[0].spec)}'
+
+
 @pytest.fixture
 def by_hand(recorded, values, tmp_path, monkeypatch):
-  """Runs the command on a step of the recorded run; gives (its records, what it prints)."""
+  """Evaluates a step of the recorded run; gives (the newest file's text, what is printed)."""
   monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
 
   def run(step, capsys, **changes):
@@ -31,8 +37,8 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
     capsys.readouterr()
     with recorded.compiling():
       evaluate.main(args)
-    (file,) = (tmp_path / 'out').iterdir()
-    return file.read_text(), capsys.readouterr().out
+    newest = max((tmp_path / 'out').glob('step_*.jsonl'), key=lambda file: file.stat().st_mtime_ns)
+    return newest.read_text(), capsys.readouterr().out
 
   return run
 
@@ -46,9 +52,45 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
   assert written == own.read_text()
   (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
   scores = {name: value for name, value in record.items() if name.startswith('eval/')}
-  assert printed == f'{recorded.evaluations[0].spec} at step {step}, temperature 1.0\n' + (
-    evaluate.table(scores) + '\n'
-  )
+  spec = recorded.evaluations[0].spec
+  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{evaluate.table(scores)}\n')
+
+
+def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
+  recorded, by_hand, capsys, tmp_path
+):
+  own = {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
+  by_hand(tiny.NUM_STEPS, capsys, temperature=0.5)
+  by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [(line['temperature'], line['samples'], line['step']) for line in made] == [
+    (0.5, 1, tiny.NUM_STEPS),
+    (1.0, 2, tiny.NUM_STEPS),
+  ]
+  for line in made:
+    record = json.loads((tmp_path / 'out' / line['file']).read_text().splitlines()[0])
+    assert record['sampling']['temperature'] == line['temperature']
+    assert len(record['responses']) == line['samples']
+    assert 0 <= line['scores'][f'{metric_group(recorded)}/pass@1'] <= 1
+  assert own == {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
+
+
+def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
+  recorded, by_hand, capsys, tmp_path
+):
+  spec, group = recorded.evaluations[0].spec, metric_group(recorded)
+  by_hand(tiny.NUM_STEPS, capsys, data=[f'{spec}[:1]', f'{spec}[1:4]'])
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [
+    line['scores'][f'{group}{slicing}/questions']
+    for line, slicing in zip(made, ('_to_1', '_1_to_4'))
+  ] == [1, 3]
+  assert [len((tmp_path / 'out' / line['file']).read_text().splitlines()) for line in made] == [
+    1,
+    3,
+  ]
 
 
 def test_more_samples_are_asked_for_on_the_command_line(by_hand, capsys):

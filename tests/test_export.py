@@ -161,9 +161,9 @@ def test_the_best_policy_is_that_of_the_best_evaluation(run):
   """Ties go to the earliest; the evaluation before the first step does not count."""
   records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
   scores = {
-    record['step']: record['eval/evaluation/pass@1']
+    record['step']: record['eval/data_evaluation/pass@1']
     for record in records
-    if 'eval/evaluation/pass@1' in record and record['step'] > 0
+    if 'eval/data_evaluation/pass@1' in record and record['step'] > 0
   }
   assert sorted(scores) == [1, 2, 3]
   best = json.loads((run / 'export' / 'best' / 'evaluation.json').read_text())

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import experiment, train
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import buffer_arrays, checkpoint, optimizer
 from exgrpo_jax.policy import model
@@ -550,7 +551,7 @@ def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
   evaluated = [
     record['step']
     for record in metrics.read(recorded.workdir)
-    if 'eval/evaluation/pass@1' in record
+    if 'eval/data_evaluation/pass@1' in record
   ]
   assert evaluated == [0, tiny.NUM_STEPS // 2, tiny.NUM_STEPS]
   for step in evaluated:
@@ -567,7 +568,7 @@ def test_a_run_writes_curves_samples_and_tensorboard_files(recorded):
   assert [path.name for path in samples] == [
     f'step_{step:06d}.jsonl' for step in range(1, tiny.NUM_STEPS + 1)
   ]
-  rows = [json.loads(line) for line in samples[-1].read_text().splitlines()]
+  rows = [json.loads(line) for path in samples for line in path.read_text().splitlines()]
   assert {row['replayed'] for row in rows} == {True, False}
   assert any(row['replayed'] and row['written_in_step'] < tiny.NUM_STEPS for row in rows)
 
@@ -588,6 +589,31 @@ def test_at_ratio_0_a_run_is_plain_grpo(recorded, values, tmp_path, monkeypatch)
     for line in (tmp_path / 'samples' / 'step_000003.jsonl').read_text().splitlines()
   ]
   assert len(rows) == Q and not any(row['replayed'] for row in rows)
+
+
+def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, values, tmp_path):
+  config = copy.deepcopy(values)
+  config.grading.update(dict(reward='tests.helpers.misbehaving:always_fails', workers=1))
+  config.warm_start.num_updates = 0
+  opened = experiment.open_experiment(config, str(tmp_path))
+  rows = Q * K
+  with (
+    recorded.compiling(),
+    pytest.raises(InputError, match=rf'^step 1: grading failed for all {rows} .*OSError: the serv'),
+  ):
+    recording.run_training(opened)
+
+
+def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
+  recorded, values, capsys
+):
+  config = copy.deepcopy(values)
+  config.num_steps = 5
+  before = {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
+  train.main(types.SimpleNamespace(config=config, workdir=str(recorded.workdir)))
+  out = capsys.readouterr().out
+  assert f'the run is finished, at step {tiny.NUM_STEPS} of 5; nothing was changed' in out
+  assert before == {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
 
 
 # ---- Killed and resumed ----

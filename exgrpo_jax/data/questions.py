@@ -15,7 +15,6 @@ import functools
 import hashlib
 import io
 import operator
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,13 +23,12 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import records
+from exgrpo_jax.data import records, spec_names
 from exgrpo_jax.data.tasks import TASKS, record_features
 from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
 
-_SPEC = re.compile(r'(?P<base>.+?)(?P<slicing>\[[^\[\]]*\])?')
 _FILE_SPLIT = 'rows'
 
 
@@ -98,15 +96,14 @@ def load(config: Config, spec: str) -> Dataset:
   Raises:
     InputError: there is no such data, or one of its rows cannot be used.
   """
-  match = _SPEC.fullmatch(spec)
-  base, slicing = (match['base'], match['slicing'] or '') if match else ('', '')
+  base, slicing = spec_names.split(spec)
   fields = records.Fields(
     question=config.question_field or 'question',
     answer=config.answer_field or 'answer',
     solution=config.solution_field,
     default_kind=config.default_kind,
   )
-  if base.endswith(('.jsonl', '.parquet')):
+  if base.endswith(spec_names.FILE_ENDINGS):
     builder = _file_builder(config, fields, base)
     return Dataset(spec, _data_source(spec, builder, _FILE_SPLIT, slicing), _question_from_record)
   name, _, split = base.rpartition(':')

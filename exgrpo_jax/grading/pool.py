@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Self
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.datatypes import Verdict
+from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
@@ -155,6 +155,19 @@ def check(config: Config, verifier_config: verifier.Config) -> None:
     slot.start()
 
 
+def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
+  """Raises InputError if no response at all could be graded, with the first reason.
+
+  Such rewards teach nothing. A few failures may be the responses' own doing, and are a warning.
+  """
+  if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
+    raise InputError(
+      f'{where}: grading failed for all {len(verdicts)} responses, so the run stops. The first '
+      f'reason: {verdicts[0].reason}. See config.grading (reward, time_limit, memory_limit); the '
+      'same command resumes from the newest checkpoint.'
+    )
+
+
 def _gather(futures: Iterable[concurrent.futures.Future[Verdict] | None]) -> list[Verdict]:
   """Waits for this host's verdicts; returns those of all hosts."""
   verdicts = [future.result() for future in futures if future is not None]
@@ -212,7 +225,8 @@ class _Slot:
         raise InputError(
           f'config.grading.reward={self._config.reward!r} cannot be used ({refusal}): it must '
           "be 'package.module:function', importable where the run is started, of (response, "
-          'answer, outcome), such as exgrpo_jax.grading.rewards:think_format.'
+          'answer, outcome), and return a finite number for any response, such as '
+          'exgrpo_jax.grading.rewards:think_format.'
         )
       return worker
     raise RuntimeError(f'{_MAX_STARTS} grading workers in a row did not start: {reason}')

@@ -18,6 +18,7 @@ import inspect
 import io
 import json
 import math
+import numbers
 import os
 import resource
 import signal
@@ -29,6 +30,13 @@ from exgrpo_jax.grading import verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _MAX_REASON = 300  # characters of an error's text
+
+# A right, a wrong and an empty response, on which a reward is tried: (response, answer, outcome).
+_TRIALS = (
+  (r'So it is \boxed{1}.', '1', 'correct'),
+  (r'So it is \boxed{2}.', '1', 'wrong'),
+  ('', '1', 'no answer'),
+)
 
 Reward = Callable[[str, str, str], float]  # of response, answer and outcome
 
@@ -100,7 +108,7 @@ def _grade(
 
 
 def _load_reward(name: str) -> Reward | None:
-  """The function 'package.module:function'; raises if it cannot be called as a reward."""
+  """The function 'package.module:function'; raises if it gives no reward for `_TRIALS`."""
   if not name:
     return None
   module, colon, attribute = name.partition(':')
@@ -108,12 +116,20 @@ def _load_reward(name: str) -> Reward | None:
     raise ValueError("it does not have the form 'package.module:function'")
   function = getattr(importlib.import_module(module), attribute)
   inspect.signature(function).bind('response', 'answer', 'outcome')
+  for trial in _TRIALS:
+    try:
+      _check_reward(function(*trial), name)
+    except Exception as error:
+      raise ValueError(f'tried on {trial}: {_summarize(error)}') from error
   return function
 
 
 def _check_reward(value: Any, name: str) -> float:
   """A reward as a Python float; raises ValueError if it is not a finite number."""
-  number = float(value) if not isinstance(value, str) else math.nan
+  # NumPy's bool is the one scalar that does not count as a real number.
+  if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
+    raise ValueError(f'{name} returned {value!r}, not a number')
+  number = float(value)
   if not math.isfinite(number):
     raise ValueError(f'{name} returned {value!r}, not a finite number')
   return number

@@ -23,6 +23,7 @@ from exgrpo_jax.datatypes import (
   Trajectory,
   Verdict,
 )
+from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import model
@@ -216,8 +217,12 @@ class Rollout:
     return responses, measured
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> list[list[Verdict]]:
-    """Verdicts by group, for responses that were submitted to `grader` by (group, sample)."""
+    """Verdicts by group, for responses that were submitted to `grader` by (group, sample).
+
+    Raises InputError if grading failed for all of them.
+    """
     verdicts = grader.collect()
+    pool.refuse_all_failed(f'step {plan.step}', list(verdicts.values()))
     return [
       [verdicts[group, sample] for sample in range(len(responses[group]))]
       for group in range(len(plan.questions))

@@ -22,6 +22,8 @@ FREE = (
   'mesh.',
   'compilation_cache',
   'data.cache_dir',
+  'data.evaluation',
+  'parity.max',
   'grading.workers',
   'grading.max_failures',
   'rollout.slots',

@@ -296,8 +296,16 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
     ),
     ('tests.helpers.misbehaving:two_arguments', 'TypeError: too many positional arguments'),
     ('tests.helpers.misbehaving:time', 'TypeError: .* is not a callable object'),
+    (
+      'tests.helpers.misbehaving:as_list',
+      r"ValueError: tried on \(.*, '1', 'correct'\): .*as_list returned \[19\.0\], not a number",
+    ),
+    (
+      'tests.helpers.misbehaving:of_last_word',
+      r"ValueError: tried on \('', '1', 'no answer'\): IndexError: list index out of range",
+    ),
   ],
-  ids=['form', 'module', 'function', 'arguments', 'callable'],
+  ids=['form', 'module', 'function', 'arguments', 'callable', 'type', 'empty_response'],
 )
 def test_a_reward_that_cannot_be_used_is_refused_by_name(name, why):
   with pytest.raises(

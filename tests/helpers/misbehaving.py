@@ -29,7 +29,7 @@ def reward(response, answer, outcome):
 
 
 def worth(response, answer, outcome):
-  """The value that the response names."""
+  """The value that the response names, else 0."""
   del answer, outcome
   return {
     'nan': float('nan'),
@@ -38,7 +38,27 @@ def worth(response, answer, outcome):
     'text': '1',
     'true': True,
     'half': 0.5,
-  }[response]
+  }.get(response, 0.0)
+
+
+def as_list(response, answer, outcome):
+  """No number, which any response shows."""
+  del answer, outcome
+  return [float(len(response))]
+
+
+def of_last_word(response, answer, outcome):
+  """Fails where there is no word."""
+  del answer, outcome
+  return float(len(response.split()[-1]))
+
+
+def always_fails(response, answer, outcome):
+  """Passes the check at the start, and no other response."""
+  del answer, outcome
+  if 'So it is' not in response and response:
+    raise OSError('the service that this asks is down')
+  return 0.0
 
 
 def outcome_of(response, answer, outcome):

@@ -26,7 +26,7 @@ POOL = len(QUARTERS)  # questions to train on
 PROMPT, RESPONSE = 8, 12  # limits, in tokens
 LENGTH = PROMPT + RESPONSE
 WORKER = (sys.executable, '-P', str(pathlib.Path(__file__).with_name('chance.py')))  # pool.COMMAND
-SEED = 2  # with it the run exercises what the tests check: see test_train.py
+SEED = 5  # with it the run exercises what the tests check: see test_train.py
 NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 

@@ -29,7 +29,7 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
     InputError,
     match=re.escape(
       f'{tmp_path} belongs to another config: config.replay.ratio was 0.5, is 0.25; config.seed '
-      'was 2, is 3. Choose another --workdir, or restore the config.'
+      'was 5, is 3. Choose another --workdir, or restore the config.'
     ),
   ):
     check_workdir(changed(config, {'seed': 3, 'replay.ratio': 0.25}), str(tmp_path))
@@ -38,7 +38,14 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
 
 @pytest.mark.parametrize(
   'changes',
-  [{'num_steps': 99}, {'evaluation.every': 1}, {'checkpoint.keep': 1}, {'metrics.sampled_rows': 0}],
+  [
+    {'num_steps': 99},
+    {'evaluation.every': 1},
+    {'checkpoint.keep': 1},
+    {'metrics.sampled_rows': 0},
+    {'data.evaluation': ('arithmetic:test',)},
+    {'parity.max': 2.0},
+  ],
   ids=str,
 )
 def test_a_run_may_be_prolonged_and_observed_differently(changes, config, tmp_path):
