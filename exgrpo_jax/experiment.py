@@ -216,7 +216,7 @@ def model_config(parsed: Config) -> model.Config:
       "config.model.repository='' to train another."
     )
   values = architecture.extended(values, own.extension)
-  longest = parsed.rollout.max_prompt + parsed.rollout.max_response
+  longest = parsed.rollout.longest_row
   limit = values.get('max_position_embeddings', longest)
   if longest > limit:
     raise InputError(
@@ -275,6 +275,7 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
     model=experiment.model,
     tokenizer=experiment.tokenizer,
     mesh=experiment.mesh,
+    tokens_per_pass=parsed.gradient.tokens_per_microbatch,
     seed=parsed.seed,
     data=data,
   )

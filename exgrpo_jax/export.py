@@ -73,8 +73,7 @@ def write(
       architecture.read_json(config.model.path), config.model.extension
     )
   else:
-    longest = config.rollout.max_prompt + config.rollout.max_response
-    values = architecture.to_json(experiment.model, longest)
+    values = architecture.to_json(experiment.model, config.rollout.longest_row)
   if hosts.is_first():
     tokenizer.save(out)
     if 'generation_config.json' not in tokenizer.files:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exgrpo_jax.padding import length_bucket, right_padded
+from exgrpo_jax.padding import length_bucket, length_buckets, right_padded, rows_within
 
 
 def test_lengths_are_rounded_up_to_powers_of_two_and_their_middles():
@@ -20,6 +20,15 @@ def test_lengths_are_rounded_up_to_powers_of_two_and_their_middles():
     (385, None): 512,
   }
   assert {(length, limit): length_bucket(length, limit) for length, limit in expected} == expected
+
+
+def test_all_buckets_up_to_a_limit():
+  assert length_buckets(200) == [32, 48, 64, 96, 128, 192, 200]
+  assert length_buckets(20) == [20]
+
+
+def test_a_budget_has_room_for_at_least_one_row():
+  assert [rows_within(9216, length) for length in (1024, 6144, 9216, 20_000)] == [9, 1, 1, 1]
 
 
 def test_rows_are_padded_on_the_right_and_the_mask_is_1_on_responses():

@@ -34,8 +34,8 @@ class Config:
 
   tokens_per_microbatch: int = setting(
     '[1, inf)',
-    'tokens of one forward and backward pass on each part of the rows, padding included; at least '
-    'one row in any case',
+    'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
+    'on each part of the rows, padding included; at least one row in any case',
   )
   remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
   drop_zero_advantage: bool = setting(

@@ -11,7 +11,6 @@ from exgrpo_jax.performance.memory import (
   StepArrays,
   bytes_per_chip,
   cache_bytes_per_chip,
-  longest_row,
   step_arrays,
 )
 from exgrpo_jax.performance.programs import Program
@@ -79,10 +78,12 @@ def _print_peaks(
   """Prints and returns the bytes in use while each program runs, by the program's name."""
   # Resident arrays that a program takes as arguments are already counted there.
   moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
+  params = arrays.state.params
   decode_params = arrays.decode_params
   return {
     name: _print_peak(name, beside, compile_program, chip)
     for name, beside, compile_program in (
+      ('score', moments + reference, lambda: programs.score(rollout, spec, params)),
       ('prefill', resident, lambda: programs.prefill(rollout, spec, decode_params)),
       ('decode', resident, lambda: programs.decode(rollout, spec, decode_params)),
       ('update', moments, lambda: programs.accumulate(rollout, spec, arrays)),
@@ -132,5 +133,5 @@ def _print_largest_cache(
   room = chip.memory - decode_peak + cache
   print(
     f'  KV cache {cache / GIB:.2f} GiB; the largest that fits is about '
-    f'{int(rollout.slots * room / cache):,} slots of {longest_row(rollout):,} tokens'
+    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens'
   )

@@ -39,16 +39,11 @@ def bytes_per_chip(tree: Any) -> int:
   )
 
 
-def longest_row(rollout: stages.Config) -> int:
-  """Tokens of the longest prompt with the longest response."""
-  return rollout.max_prompt + rollout.max_response
-
-
 def cache_bytes_per_chip(
   rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh
 ) -> int:
   """The size of one chip's shard of the KV cache of all slots, at the longest length."""
   axes = ('batch', 'kv_heads', None, None)
-  cache = (rollout.slots, shape.num_kv_heads, longest_row(rollout), shape.head_size)
+  cache = (rollout.slots, shape.num_kv_heads, rollout.longest_row, shape.head_size)
   shard = sharding.named(mesh, axes, cache).shard_shape(cache)
   return 2 * shape.num_layers * math.prod(shard) * jnp.dtype(shape.dtype).itemsize

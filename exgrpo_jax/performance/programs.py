@@ -5,6 +5,7 @@ The memory is the compiler's own count for one chip. Call these functions inside
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,10 @@ import jax.numpy as jnp
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.padding import length_bucket
-from exgrpo_jax.performance.memory import StepArrays, longest_row
+from exgrpo_jax.padding import length_bucket, length_buckets, rows_within
+from exgrpo_jax.performance.memory import StepArrays
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, stages, token_sampling
+from exgrpo_jax.rollout import decode_loop, scheduler, scoring, stages, token_sampling
 
 
 class Program(NamedTuple):
@@ -31,13 +32,25 @@ class Program(NamedTuple):
     return self.arguments + self.results + self.temporary
 
 
+def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+  """Scores as many tokens of written responses as one forward pass takes."""
+  num_rows, length = _largest_pass(rollout, spec)
+  tokens_BT = jax.ShapeDtypeStruct(
+    (num_rows, length), jnp.int32, sharding=sharding.batch(spec.mesh, num_rows)
+  )
+  return _measure(
+    scoring.score_tokens.lower(
+      spec.model, params, tokens_BT, rollout.temperature, rollout.logit_chunk
+    )
+  )
+
+
 def prefill(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
-  """Prefills as many of the longest prompts as are prefilled together.
+  """Prefills as many tokens of prompts as are prefilled together.
 
   `params` are in the decode layout.
   """
-  length = length_bucket(rollout.max_prompt)
-  num_prompts = max(1, scheduler.PREFILL_TOKENS // length)
+  num_prompts, length = _largest(rollout.max_prompt, scheduler.prefilled_together)
   tokens_PT = jax.ShapeDtypeStruct(
     (num_prompts, length), jnp.int32, sharding=sharding.batch(spec.mesh, num_prompts)
   )
@@ -55,11 +68,12 @@ def decode(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Par
   decode_spec = decode_loop.DecodeSpec(
     distribution=token_sampling.Distribution(rollout.temperature),
     slots=rollout.slots,
+    max_prompt=rollout.max_prompt,
     max_response=rollout.max_response,
     eos_ids=(0,),
     pad_id=0,
   )
-  empty_args = spec.model, decode_spec, longest_row(rollout)
+  empty_args = spec.model, decode_spec, decode_spec.longest_row
   empty = decode_loop.empty.lower(*empty_args).compile()
   state = jax.tree.map(
     lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
@@ -71,11 +85,9 @@ def decode(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Par
 
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
-  """Forward and backward passes over a minibatch of the longest rows."""
-  longest = longest_row(rollout)
-  window = length_bucket(rollout.max_response, longest)
-  _, num_shards = sharding.split(spec.mesh, 'batch')
-  num_rows = max(1, spec.gradient.tokens_per_microbatch // longest) * num_shards
+  """Forward and backward passes over a minibatch, each of as many tokens as one pass takes."""
+  num_rows, length = _largest_pass(rollout, spec)
+  window = length_bucket(rollout.max_response, length)
   rows_of_minibatch = rollout.questions * rollout.samples // spec.optimizer.minibatches
   num_microbatches = -(-rows_of_minibatch // num_rows)
   layout = sharding.named(spec.mesh, (None, 'batch'), (1, num_rows))
@@ -85,7 +97,7 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
 
   of_tokens, of_rows = stack(jnp.float32, window), stack(jnp.float32, 1)
   microbatches = gradients.Microbatch(
-    tokens_BT=stack(jnp.int32, longest),
+    tokens_BT=stack(jnp.int32, length),
     first_B=stack(jnp.int32),
     target_BW=stack(jnp.int32, window),
     inputs=objective.LossInputs(
@@ -112,6 +124,23 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
 def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """The optimiser's step."""
   return _measure(gradients.apply_gradient.lower(spec, arrays.state, arrays.gradient))
+
+
+def _largest_pass(rollout: stages.Config, spec: gradients.UpdateSpec) -> tuple[int, int]:
+  """(rows, their length) of the largest pass over whole rows, in scoring and in the update."""
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  budget = spec.gradient.tokens_per_microbatch
+  return _largest(rollout.longest_row, lambda length: num_shards * rows_within(budget, length))
+
+
+def _largest(limit: int, count_of: Callable[[int], int]) -> tuple[int, int]:
+  """(rows, their length) with the most tokens, among the lengths up to `limit`.
+
+  Not always the longest: a budget of two rows less one token has room for one. Of equal numbers of
+  tokens the longest rows, which attend to most.
+  """
+  length = max(length_buckets(limit), key=lambda length: (count_of(length) * length, length))
+  return count_of(length), length
 
 
 def _measure(lowered: jax.stages.Lowered) -> Program:

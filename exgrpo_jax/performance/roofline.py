@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance.chips import Chip
-from exgrpo_jax.performance.memory import bytes_per_chip, cache_bytes_per_chip, longest_row
+from exgrpo_jax.performance.memory import bytes_per_chip, cache_bytes_per_chip
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import stages
 
@@ -56,7 +56,7 @@ def step_roofline(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Chip
   Prefill and update are bound by FLOPs, decoding by the bandwidth of the memory.
   """
   shape, mesh = spec.model, spec.mesh
-  rows, longest = rollout.questions * rollout.samples, longest_row(rollout)
+  rows, longest = rollout.questions * rollout.samples, rollout.longest_row
   # Forward passes over whole rows that precede the update's own.
   passes_before = (spec.objective.kl_coefficient > 0) + (spec.objective.ratio == 'sequence')
   passes = _TRAINING_PASSES[spec.gradient.remat] + passes_before

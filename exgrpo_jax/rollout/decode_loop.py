@@ -26,9 +26,15 @@ class DecodeSpec:
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
+  max_prompt: int  # tokens
   max_response: int  # tokens, the end token included
   eos_ids: tuple[int, ...]  # any of these ends a response
   pad_id: int  # any valid token: padding is never seen
+
+  @property
+  def longest_row(self) -> int:
+    """Tokens of the longest prompt with the longest response, and so of the longest cache."""
+    return self.max_prompt + self.max_response
 
 
 class State(NamedTuple):

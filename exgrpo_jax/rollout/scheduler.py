@@ -7,7 +7,7 @@ rows beside it. So slots, order and refills change nothing up to the rounding of
 The device runs `decode_loop.decode` until some rows have finished. The host then takes their
 responses, prefills the next prompts, each once for all its samples, and inserts them into the
 free slots. It decides from small arrays that are the same on every host. The cache is as long
-as the rows now in it need, not as the limit.
+as the rows now in it need, rounded up to one of few lengths, and never longer than the limit.
 
 Shape letters as in decode_loop.py.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array, Response
-from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.padding import length_bucket, rows_within
 from exgrpo_jax.policy import kv_cache, model
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, State
@@ -54,8 +54,8 @@ def generate(
   Args:
     config: of the model.
     params: of the model, on `mesh`; in `model.decode_layout`.
-    prompts: int32 [T], at least one token each. Equal prompts of one question are prefilled
-      once if they follow one another.
+    prompts: int32 [T], from one token to spec.max_prompt. Equal prompts of one question are
+      prefilled once if they follow one another.
     question_rows: each prompt's question; with the sample index it seeds the row.
     sample_indices: which of its question's samples each row is.
     key: of this step.
@@ -64,8 +64,9 @@ def generate(
     on_finish: called with (index, response) as responses finish, while others still decode.
     limits: of each response, in tokens, from 1 to spec.max_response, the default.
   """
-  assert all(len(prompt) for prompt in prompts), 'a prompt has at least one token'
   limits = [spec.max_response] * len(prompts) if limits is None else limits
+  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
+  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
   waiting = collections.deque(
     _Row(index, prompt, question_row, sample_index, limit)
     for index, (prompt, question_row, sample_index, limit) in enumerate(
@@ -94,6 +95,11 @@ def generate(
         if on_finish is not None:
           on_finish(index, response)
   return [responses[index] for index in range(len(prompts))]
+
+
+def prefilled_together(length: int) -> int:
+  """The most prompts of `length` tokens in one prefill: a power of two, for few shapes."""
+  return 1 << rows_within(PREFILL_TOKENS, length).bit_length() - 1
 
 
 # ---- The host's side ----
@@ -144,7 +150,9 @@ def _fit_cache(config: model.Config, spec: DecodeSpec, state: State | None, slot
   rows = [row for row in slots if row is not None]
   longest = max(row.position for row in rows)
   furthest = max(len(row.prompt) + row.limit for row in rows)
-  length = length_bucket(min(longest + decode_loop.TOKENS_PER_SYNC, furthest))
+  # At the limit the bucket is the limit itself: the next power of two may take a third more memory.
+  needed = min(longest + decode_loop.TOKENS_PER_SYNC, furthest)
+  length = length_bucket(needed, spec.longest_row)
   if state is None:
     return decode_loop.empty(config, spec, length)
   present = kv_cache.length(state.cache)
@@ -172,9 +180,9 @@ def _fill(
   absent = {row.origin: row.prompt for row in new.values() if row.origin not in prefilled}
   by_bucket = collections.defaultdict(list)
   for origin, prompt in absent.items():
-    by_bucket[length_bucket(len(prompt))].append((origin, prompt))
+    by_bucket[length_bucket(len(prompt), spec.max_prompt)].append((origin, prompt))
   for length, group in sorted(by_bucket.items()):
-    together = max(1, PREFILL_TOKENS // length)
+    together = prefilled_together(length)
     for start in range(0, len(group), together):
       prefilled |= _prefill(config, spec, params, group[start : start + together], length)
   batches = {}

@@ -61,6 +61,11 @@ class Config:
   slots: int = setting('[1, inf)', 'responses that are decoded together')
   logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
 
+  @property
+  def longest_row(self) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return self.max_prompt + self.max_response
+
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
@@ -68,6 +73,7 @@ class Config:
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,
+      max_prompt=self.max_prompt,
       max_response=self.max_response,
       eos_ids=tokenizer.eos_ids,
       pad_id=tokenizer.pad_id,
@@ -85,6 +91,7 @@ class Rollout:
   model: model.Config
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
+  tokens_per_pass: int  # of scoring, on each part of the rows
   seed: int
   data: QuestionSet  # to train on
 
@@ -254,7 +261,7 @@ class Rollout:
       [r is not None and k == samples - 1 for r in replays for k in range(samples)]
     )
     past_step_B = np.repeat([r.step if r else plan.step for r in replays], samples)
-    tokens_BT, mask_BT = right_padded(rows, self._longest_row, self.tokenizer.pad_id)
+    tokens_BT, mask_BT = right_padded(rows, self.config.longest_row, self.tokenizer.pad_id)
     logp_BT = np.zeros_like(mask_BT)
     logp_BT[mask_BT > 0] = np.concatenate(logps)  # row after row, in the mask's order
     tis_weight_BT = np.ones_like(mask_BT)
@@ -280,15 +287,12 @@ class Rollout:
       params,
       self.mesh,
       rows,
-      limit=self._longest_row,
+      limit=self.config.longest_row,
+      tokens_per_pass=self.tokens_per_pass,
       pad_id=self.tokenizer.pad_id,
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
     )
-
-  @property
-  def _longest_row(self) -> int:
-    return self.config.max_prompt + self.config.max_response
 
   def _selection_costs(
     self, params: Params, plan: Plan, candidates: Sequence[tuple[int, Trajectory]]

@@ -30,7 +30,12 @@ CONFIG = model.Config(
 NEVER = CONFIG.vocab_size  # an end token that no row can draw
 SCALE = 0.2 * CONFIG.width**0.5  # initial weights have standard deviation 1 / sqrt(width)
 SPEC = decode_loop.DecodeSpec(
-  distribution=token_sampling.Distribution(), slots=4, max_response=12, eos_ids=(3, 7), pad_id=0
+  distribution=token_sampling.Distribution(),
+  slots=4,
+  max_prompt=64,
+  max_response=12,
+  eos_ids=(3, 7),
+  pad_id=0,
 )
 KEY = jax.random.key(5)
 PROMPTS = [
@@ -329,7 +334,7 @@ def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
   monkeypatch.setattr(scheduler, 'PREFILL_TOKENS', 32 * 3)
   samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
   prefills, _ = watched
-  assert [shape for shape, _ in prefills] == [(4, 32), (4, 32), (1, 32)]  # 3, 3 and 1 prompts
+  assert [shape for shape, _ in prefills] == [(2, 32), (2, 32), (2, 32), (1, 32)]
 
 
 def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
@@ -348,6 +353,16 @@ def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, me
   _, caches = watched
   assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
   assert sorted(set(caches)) == [32, 96, 192, 256, 384]
+
+
+def test_the_cache_never_outgrows_the_limit(decoding, mesh, watched):
+  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 32 long."""
+  limits = {'max_prompt': 20, 'max_response': 90, 'eos_ids': (NEVER,)}
+  found = samples_of(decoding, mesh, (1,), [PROMPTS[6]], 1, **limits)
+  prefills, caches = watched
+  assert [shape for shape, _ in prefills] == [(1, 20)]
+  assert max(caches) == caches[-1] == 110
+  assert [len(response.tokens) for response in found] == [90]
 
 
 def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):

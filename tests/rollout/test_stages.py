@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
@@ -159,17 +160,22 @@ def test_one_trajectory_needs_no_scoring(recorded, chosen, params, monkeypatch):
   assert picked == [stored[0] if stored else None for stored in candidates]
 
 
-def test_scoring_in_several_forward_passes_is_scoring_in_one(recorded, chosen, params, monkeypatch):
-  rows = [
-    (prompt, response.tokens)
-    for prompt, group in zip(chosen.plan.prompts, chosen.responses)
-    for response in group
-  ]
-  in_one = recorded.rollout.score(params, rows)
-  monkeypatch.setattr(scoring, 'MAX_ROWS', 4)
-  for expected, values in zip(in_one, recorded.rollout.score(params, rows)):
-    assert [len(x) for x in values] == [len(tokens) for _, tokens in rows]
-    np.testing.assert_allclose(np.concatenate(values), np.concatenate(expected), atol=1e-5)
+def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
+  config = recorded.experiment.config
+  gradient = dataclasses.replace(config.gradient, tokens_per_microbatch=4 * tiny.LENGTH + 1)
+  opened = dataclasses.replace(
+    recorded.experiment, config=dataclasses.replace(config, gradient=gradient)
+  )
+  seen = []
+
+  def stub(_config, _params, tokens_BT, *_):
+    seen.append(tokens_BT.shape)
+    return np.zeros(tokens_BT.shape), np.zeros(tokens_BT.shape)
+
+  monkeypatch.setattr(scoring, 'score_tokens', stub)
+  row = np.zeros(tiny.PROMPT, np.int32), np.zeros(tiny.RESPONSE, np.int32)
+  experiment.make_rollout(opened, recorded.data).score({}, [row] * 6)
+  assert seen == [(4, tiny.LENGTH), (2, tiny.LENGTH)]
 
 
 # ---- Generate ----
