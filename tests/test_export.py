@@ -186,16 +186,34 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
   assert sorted(path.name for path in (tmp_path / 'export').iterdir()) == ['best']
 
 
-def test_a_model_from_scratch_is_exported_too(recorded, tmp_path):
-  out = tmp_path / 'policy'
+@pytest.fixture(scope='module')
+def from_scratch(recorded, tmp_path_factory):
+  """The folder that the export command wrote from the recorded run."""
+  out = tmp_path_factory.mktemp('from_scratch') / 'policy'
   run_command('export', f'--checkpoint={recorded.workdir}', f'--out={out}', '--dtype=bfloat16')
+  return out
+
+
+def test_a_model_from_scratch_is_exported_too(recorded, from_scratch, tmp_path):
+  out = from_scratch
   values = tiny.values('', '')
   values.model.path = str(out)
   opened = experiment.open_experiment(values, str(tmp_path))
   assert opened.model == recorded.experiment.model
-  assert opened.tokenizer.encode('1+2=3') and opened.tokenizer.eos_ids == (1,)
+  ours, text = recorded.experiment.tokenizer, '1+2=3\n  4\u2581</s> so 5'
+  assert opened.tokenizer.encode(text) == ours.encode(text)
+  assert (opened.tokenizer.eos_ids, opened.tokenizer.pad_id) == (ours.eos_ids, ours.pad_id)
   assert json.loads((out / 'generation_config.json').read_text()) == {'eos_token_id': [1]}
   assert json.loads((out / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
+
+
+def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from_scratch):
+  transformers = pytest.importorskip('transformers')
+  ours = recorded.experiment.tokenizer
+  theirs = transformers.AutoTokenizer.from_pretrained(from_scratch)
+  text = '1+2=3\n  4\u2581</s> so 5'
+  assert theirs.encode(text) == ours.encode(text)
+  assert theirs.decode([*ours.encode(text), *ours.eos_ids], skip_special_tokens=True) == text
 
 
 def test_a_folder_that_is_not_empty_is_not_written_to(run, tmp_path):

@@ -18,11 +18,11 @@ import tokenizers
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import prompt
+from exgrpo_jax.data import conversion, prompt
+from exgrpo_jax.data.conversion import SPACE
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
-_SPACE = '\u2581'  # SentencePiece's symbol for a space; in text, it is read as a space
 _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
 # End-of-sequence tokens of common model families, for a tokenizer.json with nothing beside it.
@@ -82,7 +82,7 @@ class Tokenizer(abc.ABC):
     return prompt.render(messages, template, self.chat)
 
   def save(self, directory: epath.PathLike) -> None:
-    """Writes the files it was read from, so that `load` returns the same tokenizer."""
+    """Writes its files, from which `load` and transformers make the same tokenizer."""
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in self.files.items():
@@ -92,6 +92,7 @@ class Tokenizer(abc.ABC):
 class SentencePieceTokenizer(Tokenizer):
   """A SentencePiece model, from `train` or from a checkpoint.
 
+  `save` writes a tokenizer.json beside it where there can be one: see `conversion`.
   `content` is the model file's; `path` is for error messages.
   """
 
@@ -112,15 +113,15 @@ class SentencePieceTokenizer(Tokenizer):
     self.eos_ids = (self._model.eos_id(),)
     self.pad_id = max(self._model.pad_id(), 0)
     self.vocab_size = self._model.vocab_size()
-    self._space_ids = [self._model.piece_to_id(f'<0x{byte:02X}>') for byte in _SPACE.encode()]
+    self._space_ids = [self._model.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
     self._has_bytes = self._model.unk_id() not in self._space_ids
 
   def encode(self, text: str) -> list[int]:
     """See Tokenizer.encode."""
     if not self._has_bytes:
       return self._model.encode(text)
-    # U+2581 would be decoded as a space, so it is encoded as its three UTF-8 bytes instead.
-    first, *rest = [self._model.encode(piece) for piece in text.split(_SPACE)]
+    # In text U+2581 would be read as a space, so it is encoded as its three UTF-8 bytes instead.
+    first, *rest = [self._model.encode(piece) for piece in text.split(SPACE)]
     return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -129,6 +130,12 @@ class SentencePieceTokenizer(Tokenizer):
     return self._model.decode(
       [i for i in known if not self._model.is_control(i) and not self._model.is_unknown(i)]
     )
+
+  def save(self, directory: epath.PathLike) -> None:
+    """See Tokenizer.save."""
+    super().save(directory)
+    for name, content in conversion.hugging_face_files(self.files['tokenizer.model']).items():
+      (epath.Path(directory) / name).write_bytes(content)
 
 
 class JsonTokenizer(Tokenizer):
@@ -154,6 +161,8 @@ class JsonTokenizer(Tokenizer):
     settings = {
       name: _parse_json(files[name], f'{path}: {name}') for name in _SETTINGS if name in files
     }
+    splits = settings.get('tokenizer_config.json', {}).get('split_special_tokens', False)
+    self._model.encode_special_tokens = bool(splits)  # whether '</s>' in a text is text
     self.eos_ids = _eos_ids(settings, vocabulary, path)
     pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
     self.pad_id = 0 if pad is None else vocabulary.get(pad, 0)
@@ -228,7 +237,7 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     InputError: there is no text, or `vocab_size` is too small for its characters.
   """
   texts = [text for text in texts if text]
-  characters = {_SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
+  characters = {SPACE if c == ' ' else c for c in itertools.chain.from_iterable(texts)} - {'\n'}
   least = _RESERVED + _BYTES + len(characters)
   if not characters:
     raise InputError(
