@@ -13,10 +13,19 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 
 SPACE = '\u2581'  # SentencePiece's symbol for a space
+# AutoTokenizer of transformers 5 takes Qwen2's own tokenizer for every Qwen2 model, whatever the
+# folder says, and so other ids, unless `auto_map` names a class. This one is imported only where the
+# user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
+_CODE = """from transformers import PreTrainedTokenizerFast
+
+
+class FromTokenizerJson(PreTrainedTokenizerFast):
+  pass
+"""
 
 
 def hugging_face_files(content: bytes) -> dict[str, bytes]:
-  """tokenizer.json and tokenizer_config.json of a SentencePiece model, by name.
+  """tokenizer.json, tokenizer_config.json and tokenization.py of a SentencePiece model, by name.
 
   Empty where a tokenizer.json could not have the same ids for every text: the model is not a BPE
   with byte fallback, or it changes the text before it encodes it, as with a dummy prefix.
@@ -47,6 +56,7 @@ def hugging_face_files(content: bytes) -> dict[str, bytes]:
   return {
     'tokenizer.json': model.to_str(pretty=True).encode(),
     'tokenizer_config.json': json.dumps(_settings(proto), indent=2).encode(),
+    'tokenization.py': _CODE.encode(),
   }
 
 
@@ -103,6 +113,7 @@ def _settings(proto: Any) -> dict[str, Any]:
   }
   return tokens | {
     'tokenizer_class': 'PreTrainedTokenizerFast',
+    'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
     'clean_up_tokenization_spaces': False,
     'split_special_tokens': True,  # '</s>' in a text is text
   }

@@ -29,10 +29,11 @@ _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
 _KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
 # The files beside tokenizer.json that are parsed; the others are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
-# Files beside tokenizer.json: end and padding tokens, the chat template, and formats that
-# older readers need.
+# Files beside tokenizer.json: end and padding tokens, the chat template, what transformers needs to
+# read it, and formats that older readers need.
 _COMPANIONS = (
   'tokenizer_config.json',
+  'tokenization.py',
   'generation_config.json',
   'special_tokens_map.json',
   'chat_template.jinja',

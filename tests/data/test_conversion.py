@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import sentencepiece
@@ -80,9 +81,14 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
   assert converted.decode([*valid, bad]) == '\ufffd' * 5
 
 
-def test_transformers_reads_it(folder, original):
+@pytest.mark.parametrize('trust', [None, True])
+@pytest.mark.parametrize('model_type', ['qwen2', 'qwen3', 'llama'])
+def test_transformers_reads_it_beside_any_model(folder, original, tmp_path, model_type, trust):
+  """AutoTokenizer, whose choice of a tokenizer depends on the model in config.json."""
   transformers = pytest.importorskip('transformers')
-  theirs = transformers.AutoTokenizer.from_pretrained(folder)
+  policy = shutil.copytree(folder, tmp_path / 'policy')
+  (policy / 'config.json').write_text(json.dumps({'model_type': model_type}))
+  theirs = transformers.AutoTokenizer.from_pretrained(policy, trust_remote_code=trust)
   assert (theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id) == (1, 0, 2)
   for text in random_texts(original, 200):
     ids = original.encode(text)
@@ -120,6 +126,13 @@ def test_a_model_whose_ids_would_differ_is_saved_as_it_is(tmp_path, changes):
   assert conversion.hugging_face_files((tmp_path / 'plain.model').read_bytes())
   tokenizer.load(tmp_path / 'changed.model').save(tmp_path / 'saved')
   assert [path.name for path in (tmp_path / 'saved').iterdir()] == ['tokenizer.model']
+
+
+def test_what_was_converted_is_exported_again_with_all_its_files(folder, converted, tmp_path):
+  converted.save(tmp_path)
+  written = {path.name: path.read_bytes() for path in folder.iterdir()}
+  del written['tokenizer.model']  # the tokenizer.json is what was read
+  assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == written
 
 
 def test_special_tokens_in_a_text_are_text(folder, converted):
