@@ -14,8 +14,8 @@ from sentencepiece import sentencepiece_model_pb2
 
 SPACE = '\u2581'  # SentencePiece's symbol for a space
 # AutoTokenizer of transformers 5 takes Qwen2's own tokenizer for every Qwen2 model, whatever the
-# folder says, and so other ids, unless `auto_map` names a class. This one is imported only where the
-# user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
+# folder says, and so other ids, unless `auto_map` names a class. This one is only imported where
+# the user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
 _CODE = """from transformers import PreTrainedTokenizerFast
 
 
@@ -114,6 +114,7 @@ def _settings(proto: Any) -> dict[str, Any]:
   return tokens | {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
+    'model_input_names': ['input_ids', 'attention_mask'],  # and no token_type_ids
     'clean_up_tokenization_spaces': False,
     'split_special_tokens': True,  # '</s>' in a text is text
   }

@@ -90,6 +90,7 @@ def test_transformers_reads_it_beside_any_model(folder, original, tmp_path, mode
   (policy / 'config.json').write_text(json.dumps({'model_type': model_type}))
   theirs = transformers.AutoTokenizer.from_pretrained(policy, trust_remote_code=trust)
   assert (theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id) == (1, 0, 2)
+  assert [*theirs('1')] == ['input_ids', 'attention_mask']  # what generate() takes
   for text in random_texts(original, 200):
     ids = original.encode(text)
     assert theirs.encode(text) == ids and theirs.decode(ids) == text
