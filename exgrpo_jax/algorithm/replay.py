@@ -91,11 +91,30 @@ def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]
   By a length instead of correctness: its rank among the buffer's questions, cut into K
   equal buckets; ties go by row.
   """
-  rows = sorted(buffer.entries)
+  row_N, bucket_N, _ = _bucketed(config, buffer, num_rollouts)
+  return dict(zip(row_N.tolist(), bucket_N.tolist()))
+
+
+def _bucketed(
+  config: Config, buffer: Buffer, num_rollouts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Rows of the buffer's N questions in ascending order, their buckets, and which of them train."""
+  entries, size = buffer.entries, len(buffer.entries)
+  row_N = np.fromiter(entries, np.int64, size)
+  order_N = np.argsort(row_N)
+  row_N = row_N[order_N]
+  # A buffer has tens of thousands of questions, and few different correctnesses.
+  correctness_N = np.fromiter((entry.correctness for entry in entries.values()), float, size)
+  correctness_C, index_N = np.unique(correctness_N[order_N], return_inverse=True)
+  trains_N = np.array([trains(config, c) for c in correctness_C.tolist()], bool)[index_N]
   if config.bucket_by == 'correctness':
-    return {row: bucket(buffer.entries[row].correctness, num_rollouts) for row in rows}
-  ranked = sorted(rows, key=lambda row: (_length(buffer.entries[row], config.bucket_by), row))
-  return {row: rank * num_rollouts // len(rows) for rank, row in enumerate(ranked)}
+    bucket_C = [bucket(c, num_rollouts) for c in correctness_C.tolist()]
+    return row_N, np.array(bucket_C, np.int64)[index_N], trains_N
+  lengths = (_length(entry, config.bucket_by) for entry in entries.values())
+  length_N = np.fromiter(lengths, float, size)[order_N]
+  bucket_N = np.empty(size, np.int64)
+  bucket_N[np.lexsort((row_N, length_N))] = np.arange(size) * num_rollouts // max(1, size)
+  return row_N, bucket_N, trains_N
 
 
 def retires(config: Config) -> bool:
@@ -133,22 +152,19 @@ def draw_questions(
   """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start."""
   if not buffer.started:
     return []
-  bucket_of = {
-    row: k
-    for row, k in buckets(config, buffer, num_rollouts).items()
-    if trains(config, buffer.entries[row].correctness)
-  }
+  row_N, bucket_N, trains_N = _bucketed(config, buffer, num_rollouts)
+  row_N, bucket_N = row_N[trains_N], bucket_N[trains_N]
   # 0.29 * 100 is 28.999…: rounding must not cost a question.
-  total = min(len(bucket_of), math.floor(config.ratio * num_questions + 1e-9))
+  total = min(len(row_N), math.floor(config.ratio * num_questions + 1e-9))
   if config.question_selection == 'uniform':
-    return [int(row) for row in rng.choice(sorted(bucket_of), total, replace=False)]
-  members = [[row for row, k in bucket_of.items() if k == wanted] for wanted in range(num_rollouts)]
+    return rng.choice(row_N, total, replace=False).tolist()
+  members = [row_N[bucket_N == k] for k in range(num_rollouts)]
   count_K = _bucket_counts(np.array([len(m) for m in members]), total, config.sigma, rng)
   return [
-    int(row)
+    row
     for rows, count in zip(members, count_K)
     if count
-    for row in rng.choice(rows, count, replace=False)
+    for row in rng.choice(rows, count, replace=False).tolist()
   ]
 
 
@@ -231,4 +247,4 @@ def _bucket_counts(
 def _length(entry: Entry, bucket_by: str) -> float:
   if bucket_by == 'question_length':
     return entry.prompt_length
-  return float(np.mean([len(trajectory.tokens) for trajectory in entry.trajectories]))
+  return sum(len(stored.tokens) for stored in entry.trajectories) / len(entry.trajectories)
