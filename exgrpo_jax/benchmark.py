@@ -4,6 +4,7 @@ python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
 python -m exgrpo_jax.benchmark update --questions=8 --samples=8
 python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
 python -m exgrpo_jax.benchmark grading --workers=2
+python -m exgrpo_jax.benchmark host --percent=10
 """
 
 import jax
@@ -12,6 +13,7 @@ from absl import flags
 from exgrpo_jax import cli
 from exgrpo_jax.performance import (
   grading_benchmark,
+  host_benchmark,
   loss_benchmark,
   rollout_benchmark,
   update_benchmark,
@@ -20,7 +22,8 @@ from exgrpo_jax.performance.shapes import SHAPES
 from exgrpo_jax.performance.workload import LENGTHS, Workload
 from exgrpo_jax.policy import model, sharding
 
-BENCHMARKS = ('rollout', 'update', 'loss', 'grading')
+BENCHMARKS = ('rollout', 'update', 'loss', 'grading', 'host')
+PERCENTS = (1, 10, 100)  # of the paper's scale, in host
 
 
 def define_flags() -> None:
@@ -51,10 +54,19 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer('workers', 0, 'Grading processes; 0 is one per core.', lower_bound=0)
   flags.DEFINE_integer('chunk', 512, 'Tokens whose logits exist at once.', lower_bound=1)
+  flags.DEFINE_integer(
+    'percent',
+    100,
+    "Up to which share of the paper's scale host measures: 1, 10 and 100 per cent.",
+    lower_bound=1,
+  )
 
 
 def main(args: cli.Args, benchmark: str) -> None:
-  """Runs one of BENCHMARKS; all but grading on a mesh of all devices."""
+  """Runs one of BENCHMARKS; all but grading and host on a mesh of all devices."""
+  if benchmark == 'host':
+    host_benchmark.run(tuple(percent for percent in PERCENTS if percent <= args.percent))
+    return
   if benchmark == 'grading':
     grading_benchmark.run(args.workers, args.repeats)
     return

@@ -24,13 +24,13 @@ import pytest
 from exgrpo_jax import experiment, train
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import buffer_arrays, checkpoint, optimizer
+from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
-from tests.helpers import recording, tiny
+from tests.helpers import buffers, recording, tiny
 from tests.helpers.chance import is_correct
 from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
@@ -656,11 +656,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
 
   expected, resumed = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    buffer_arrays.flatten(resumed.buffer),
-    buffer_arrays.flatten(expected.buffer),
-  )
+  buffers.assert_same(resumed.buffer, expected.buffer)
   assert resumed.cursor == expected.cursor and resumed.step == expected.step == tiny.NUM_STEPS
   assert tiny.untimed_records(workdir) == tiny.untimed_records(recorded.workdir)
   expected_samples, samples = (
@@ -716,11 +712,7 @@ def test_a_run_that_gets_sigterm_finishes_and_saves_its_step_and_can_be_resumed(
   snapshot = last_snapshot(recorded, tmp_path)
   assert snapshot.step == 10
   jax.tree.map(np.testing.assert_array_equal, snapshot.state.params, recorded.steps[11].params)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    buffer_arrays.flatten(snapshot.buffer),
-    buffer_arrays.flatten(recorded.steps[10].after),
-  )
+  buffers.assert_same(snapshot.buffer, recorded.steps[10].after)
 
 
 def last_snapshot(recorded, workdir):

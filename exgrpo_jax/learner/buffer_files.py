@@ -1,66 +1,254 @@
-"""The replay buffer as flat NumPy arrays, for a checkpoint."""
+"""The replay buffer in a checkpoint: segments of trajectories, and an index to them.
 
-from collections.abc import Mapping
+A segment is the content of some trajectories, one after the other: int32 tokens, then their float32
+log-probabilities. It is written once. Later checkpoints link it (one file, several names) while at
+least half of it is still in the buffer, so a save writes what is new, and every checkpoint
+is whole: it may be copied, moved or deleted without regard to the others. Where a file system
+has no hard links, each checkpoint writes all.
+
+The index says of each question what the buffer knows of it, and of each trajectory where it lies,
+with a checksum.
+"""
+
+import dataclasses
+import io
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import future
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.runtime import hosts
+
+MAX_SEGMENTS = 64  # of a checkpoint; with more, the smaller half becomes part of the new one
+_INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
+_TOKEN_BYTES = 8  # with its log-probability
+_NOWHERE = (-1, -1)
+
+Columns = Mapping[str, np.ndarray]  # of the index, by name
 
 
-def flatten(buffer: Buffer) -> dict[str, np.ndarray]:
-  """The buffer as flat arrays; `unflatten` gives it back exactly.
+def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
+  """Writes the buffer after `step` into an existing, empty folder.
 
-  Every array begins with a dummy element, since the array store refuses empty ones.
+  `previous` is the buffer's folder in the checkpoint before, from which segments are linked; None
+  where there is none.
   """
   rows = sorted(buffer.entries)
-  entries = [buffer.entries[row] for row in rows]
-  stored = [trajectory for entry in entries for trajectory in entry.trajectories]
-  retired = sorted(buffer.retired_epoch.items())
-  columns = {
-    'row': (rows, np.int64),
-    'correctness': ([e.correctness for e in entries], np.float64),
-    'prompt_length': ([e.prompt_length for e in entries], np.int64),
-    'num_trajectories': ([len(e.trajectories) for e in entries], np.int64),
-    'length': ([len(t.tokens) for t in stored], np.int64),
-    'reward': ([t.reward for t in stored], np.float64),
-    'step': ([t.step for t in stored], np.int64),
-    'tokens': (np.concatenate([t.tokens for t in stored]) if stored else [], np.int32),
-    'logp': (np.concatenate([t.logp for t in stored]) if stored else [], np.float32),
-    'retired_row': ([row for row, _ in retired], np.int64),
-    'retired_epoch': ([epoch for _, epoch in retired], np.int64),
-  }
-  arrays = {
-    name: np.concatenate([np.zeros(1, kind), np.asarray(values, kind)])
-    for name, (values, kind) in columns.items()
-  }
-  return arrays | {'started': np.array([buffer.started], np.int32)}
-
-
-def unflatten(arrays: Mapping[str, np.ndarray]) -> Buffer:
-  """The inverse of `flatten`."""
-  column = {name: np.asarray(values)[1:] for name, values in arrays.items() if name != 'started'}
-  ends = np.cumsum(column['length'])[:-1]
-  stored = [
-    Trajectory(tokens=tokens, logp=logp, reward=float(reward), step=int(step))
-    for tokens, logp, reward, step in zip(
-      np.split(column['tokens'], ends),
-      np.split(column['logp'], ends),
-      column['reward'],
-      column['step'],
-    )
-  ]
-  entries, start = {}, 0
-  for row, correctness, prompt_length, count in zip(
-    column['row'], column['correctness'], column['prompt_length'], column['num_trajectories']
-  ):
-    entries[int(row)] = Entry(
-      correctness=float(correctness),
-      prompt_length=int(prompt_length),
-      trajectories=tuple(stored[start : start + count]),
-    )
-    start += count
-  retired = {int(r): int(e) for r, e in zip(column['retired_row'], column['retired_epoch'])}
-  return Buffer(
-    entries=entries, retired_epoch=retired, started=bool(np.asarray(arrays['started'])[0])
+  stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
+  columns = _describe(buffer, rows, stored)
+  places = _places(previous) if previous else {}
+  found = [places.get(identity, _NOWHERE) for identity in _identities(columns)]
+  segment, offset = np.array(found, np.int64).reshape(-1, 2).T
+  linked = _link_segments(previous, folder, segment, columns['length']) if previous else []
+  is_new = ~np.isin(segment, linked)
+  segment[is_new] = step
+  offset[is_new] = _write_segment(
+    folder / _name(step), [trajectory for trajectory, new in zip(stored, is_new) if new]
   )
+  content = io.BytesIO()
+  np.savez(content, **columns, segment=segment, offset=offset)  # pyright: ignore[reportArgumentType]
+  (folder / _INDEX).write_bytes(content.getvalue())
+  (folder / _INDEX_SUM).write_text(str(zlib.crc32(content.getvalue())))
+
+
+def read(folder: epath.Path) -> Buffer:
+  """What `write` wrote, each trajectory in memory of its own.
+
+  Raises ValueError where bits have changed or are missing, and OSError.
+  """
+  columns = _read_index(folder)
+  trajectories = _read_trajectories(folder, columns)
+  ends = np.cumsum(columns['num_trajectories']).tolist()
+  numbers = (columns[name].tolist() for name in ('row', 'correctness', 'prompt_length'))
+  entries = {
+    row: Entry(
+      correctness=correctness,
+      prompt_length=prompt_length,
+      trajectories=tuple(trajectories[start:end]),
+    )
+    for row, correctness, prompt_length, start, end in zip(*numbers, [0, *ends], ends)
+  }
+  retired = zip(columns['retired_row'].tolist(), columns['retired_epoch'].tolist())
+  return Buffer(entries=entries, retired_epoch=dict(retired), started=bool(columns['started']))
+
+
+# ---- The index ----
+
+
+def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
+  """The index but for places: of each question in the order of `rows`, and of each trajectory."""
+  entries = [buffer.entries[row] for row in rows]
+  retired = sorted(buffer.retired_epoch.items())
+  num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
+  return {
+    'started': np.array(buffer.started),
+    'row': np.array(rows, np.int64),
+    'correctness': np.array([entry.correctness for entry in entries], np.float64),
+    'prompt_length': np.array([entry.prompt_length for entry in entries], np.int64),
+    'num_trajectories': num_trajectories,
+    'question': np.repeat(np.array(rows, np.int64), num_trajectories),
+    'step': np.array([trajectory.step for trajectory in stored], np.int64),
+    'reward': np.array([trajectory.reward for trajectory in stored], np.float64),
+    'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
+    'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
+    'retired_row': np.array([row for row, _ in retired], np.int64),
+    'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
+  }
+
+
+def _identities(columns: Columns) -> Iterator[tuple[int, ...]]:
+  """By what a trajectory is found in another checkpoint."""
+  return zip(*(columns[name].tolist() for name in ('question', 'step', 'length', 'sum')))
+
+
+def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
+  """Identity -> (segment, offset) of the trajectories in a checkpoint; none if it is unreadable."""
+  try:
+    columns = _read_index(folder)
+  except (OSError, ValueError):
+    return {}
+  where = zip(columns['segment'].tolist(), columns['offset'].tolist())
+  return dict(zip(_identities(columns), where))
+
+
+def _read_index(folder: epath.Path) -> Columns:
+  content = (folder / _INDEX).read_bytes()
+  if str(zlib.crc32(content)) != (folder / _INDEX_SUM).read_text():
+    raise ValueError(f'buffer/{_INDEX}: not the bits that were saved')
+  with np.load(io.BytesIO(content)) as columns:
+    return dict(columns)
+
+
+# ---- Segments ----
+
+
+def _name(segment: int) -> str:
+  """Its file, named after the step whose checkpoint wrote it."""
+  return f'segment_{segment:06d}'
+
+
+def _link_segments(
+  previous: epath.Path, folder: epath.Path, segment: np.ndarray, length: np.ndarray
+) -> list[int]:
+  """Links the segments of `previous` that are worth keeping into `folder`; returns them.
+
+  Args:
+    previous: the buffer's folder in the checkpoint before.
+    folder: the one that is being written.
+    segment: the segment of `previous` in which each trajectory lies; negative for a new one.
+    length: tokens of each trajectory.
+  """
+  used = {
+    int(number): int(length[segment == number].sum()) * _TOKEN_BYTES
+    for number in np.unique(segment[segment >= 0])
+  }
+  largest_first = sorted(used, key=lambda number: -used[number])
+  if len(largest_first) > MAX_SEGMENTS:
+    del largest_first[MAX_SEGMENTS // 2 :]
+  linked = []
+  for number in largest_first:
+    source = previous / _name(number)
+    try:
+      if used[number] >= source.stat().length / 2:
+        os.link(source, folder / source.name)
+        linked.append(number)
+    except OSError:  # no hard links here, or the file is gone: it is written again
+      pass
+  return linked
+
+
+def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
+  """Writes trajectories, if there are any; returns where in the file each of them begins."""
+  if not trajectories:
+    return []
+  offsets = []
+  with open(path, 'wb') as file:
+    for trajectory in trajectories:
+      offsets.append(file.tell())
+      for values in _content(trajectory):
+        file.write(values.data)
+    file.flush()
+    os.fsync(file.fileno())  # later checkpoints rely on it
+  return offsets
+
+
+def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]:
+  """All trajectories, in the order of the index."""
+  segment, offset, length, sums, reward, step = (
+    columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
+  )
+  trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
+  for number in sorted(set(segment)):
+    inside = np.flatnonzero(columns['segment'] == number)
+    with open(folder / _name(number), 'rb') as file:
+      for index in inside[np.argsort(columns['offset'][inside])].tolist():
+        tokens, logp = np.empty(length[index], np.int32), np.empty(length[index], np.float32)
+        file.seek(offset[index])
+        is_whole = (
+          file.readinto(tokens.data) + file.readinto(logp.data) == tokens.nbytes + logp.nbytes
+        )
+        trajectory = Trajectory(tokens=tokens, logp=logp, reward=reward[index], step=step[index])
+        if not is_whole or _sum(trajectory) != sums[index]:
+          raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')
+        trajectories[index] = trajectory
+  return trajectories
+
+
+def _content(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+  """What of a trajectory is in a segment."""
+  return (
+    np.ascontiguousarray(trajectory.tokens, np.int32),
+    np.ascontiguousarray(trajectory.logp, np.float32),
+  )
+
+
+def _sum(trajectory: Trajectory) -> int:
+  """A checksum of its tokens and log-probabilities."""
+  tokens, logp = _content(trajectory)
+  return zlib.crc32(logp.data, zlib.crc32(tokens.data))
+
+
+# ---- As an item of a checkpoint ----
+
+
+class Handler(ocp.AsyncCheckpointHandler):
+  """Writes a buffer in the background, on the first host alone, and reads it on all."""
+
+  async def async_save(self, directory: epath.Path, args: 'Save') -> list[future.Future]:
+    """Begins to write; the buffer is a value, so the run may go on with the next one."""
+    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
+
+  async def _write(self, directory: epath.Path, args: 'Save') -> None:
+    self.save(directory, args)
+
+  def save(self, directory: epath.Path, args: 'Save') -> None:
+    """Writes it at once."""
+    if hosts.is_first():
+      write(directory, args.step, args.buffer, args.previous)
+
+  def restore(self, directory: epath.Path, args: 'Restore') -> Buffer:
+    """See `read`."""
+    del args
+    return read(directory)
+
+
+@ocp.args.register_with_handler(Handler, for_save=True)
+@dataclasses.dataclass
+class Save(ocp.args.CheckpointArgs):
+  """See `write`."""
+
+  step: int
+  buffer: Buffer
+  previous: epath.Path | None
+
+
+@ocp.args.register_with_handler(Handler, for_restore=True)
+@dataclasses.dataclass
+class Restore(ocp.args.CheckpointArgs):
+  """See `read`."""

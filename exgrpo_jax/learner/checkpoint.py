@@ -1,9 +1,8 @@
 """Train state, buffer, cursor and step: saved together or not at all (orbax).
 
 Orbax writes into a temporary directory while training goes on, and renames it once complete,
-so a kill leaves the previous checkpoint. The buffer becomes a few flat arrays: all tokens
-concatenated, and lengths. Orbax notices files that are missing or truncated, but not a
-flipped bit in an array; for that each checkpoint holds checksums.
+so a kill leaves the previous checkpoint. Orbax notices files that are missing or truncated, but not
+every flipped bit in an array; for that each checkpoint holds checksums.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -24,10 +22,13 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_arrays
+from exgrpo_jax.learner import buffer_files, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
+
+FORMAT = 2  # of a checkpoint; 1 had no such number, and the buffer as a few arrays
+_NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Config:
 
   every: int = setting('[1, inf)', 'steps between checkpoints; the last step is always saved')
   keep: int = setting('[1, inf)', 'newest checkpoints kept')
+
+
+class DamagedError(Exception):
+  """What is stored is not what was saved: files are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -68,7 +73,9 @@ def steps(workdir: str) -> list[int]:
   Read off the folder, for a manager is slow to open and waits for the other hosts.
   """
   folder = _folder(workdir)
-  names = [path.name for path in folder.iterdir()] if folder.exists() else []
+  names = storage.patiently(
+    lambda: [path.name for path in folder.iterdir()] if folder.exists() else [], str(folder)
+  )
   return sorted(map(int, filter(str.isdigit, names)))
 
 
@@ -94,17 +101,19 @@ def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
   """Starts writing a snapshot, complete or not at all, once the previous one is written.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse.
+  CPU, holds a reference to its memory, which JAX then does not reuse. The buffer is a value, and
+  is read in the background.
   """
   manager.wait_until_finished()
-  buffer = buffer_arrays.flatten(snapshot.buffer)
+  step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
+  previous = None if newest is None else manager.directory / str(newest) / 'buffer'
   manager.save(
-    snapshot.step,
+    step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=ocp.args.StandardSave(buffer),
-      cursor=ocp.args.JsonSave(dataclasses.asdict(snapshot.cursor)),
-      sums=ocp.args.JsonSave(_checksums(snapshot.state, buffer)),
+      buffer=buffer_files.Save(step, snapshot.buffer, previous),
+      cursor=ocp.args.JsonSave(cursor),
+      sums=ocp.args.JsonSave({'format': FORMAT} | _checksums(snapshot.state, cursor)),
     ),
   )
 
@@ -131,55 +140,81 @@ def explain_full_disk(workdir: str) -> Iterator[None]:
 def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   """What `save` wrote at `step`; `like` gives the state's structure and layout.
 
-  Raises ValueError, on every host, where any of them cannot read its part or a checksum differs.
+  Raises on every host:
+    DamagedError: what is stored is not what was saved, in the part of any of them.
+    InputError: one of them cannot read its part for now, or another version wrote it.
   """
   manager.wait_until_finished()
-  restored: Any = None
-  problem = ''
+  path, sums, restored, error = manager.directory / str(step), {}, {}, None
   try:
+    sums = _read(path, sums=ocp.args.JsonRestore())['sums']
+    _check_format(path, sums)
     restored = _read(
-      manager.directory / str(step),
+      path,
       state=ocp.args.StandardRestore(like),
-      buffer=ocp.args.StandardRestore(),
+      buffer=buffer_files.Restore(),
       cursor=ocp.args.JsonRestore(),
-      sums=ocp.args.JsonRestore(),
     )
-  except Exception as error:  # orbax and its stores raise many types
-    problem = f'{type(error).__name__}: {error}'.splitlines()[0][:300]
-  _raise_on_all_hosts(problem)  # before the checksums, which need all hosts
-  changed = _changed(restored['sums'], _checksums(restored['state'], restored['buffer']))
-  _raise_on_all_hosts(f'{changed}: not the bits that were saved' if changed else '')
+  except (InputError, DamagedError) as caught:
+    error = caught
+  _raise_on_all_hosts(error)  # before the checksums, which need all hosts
+  changed = _changed(sums, _checksums(restored['state'], restored['cursor']))
+  _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
     step=step,
     state=restored['state'],
-    buffer=buffer_arrays.unflatten(restored['buffer']),
+    buffer=restored['buffer'],
     cursor=Cursor(**restored['cursor']),
   )
 
 
-def _read(path: epath.Path, **items: Any) -> Any:
-  """Reads by the handler alone: a manager would wait for all hosts, also those that failed."""
-  with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
-    return handler.restore(path, ocp.args.Composite(**items))
+def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
+  """Items of a checkpoint; raises InputError or DamagedError."""
+
+  def read() -> Mapping[str, Any]:
+    # By the handler alone: a manager would wait for all hosts, also those that failed.
+    with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
+      return handler.restore(path, ocp.args.Composite(**items))
+
+  try:
+    return storage.patiently(read, str(path))
+  except (InputError, MemoryError):
+    raise
+  except Exception as error:  # orbax and its stores raise many types
+    raise DamagedError(f'{type(error).__name__}: {error}'.splitlines()[0][:300]) from error
 
 
-def _raise_on_all_hosts(problem: str) -> None:
-  """ValueError on all hosts if any has a problem; else the others would wait for it forever."""
-  if problems := [problem for problem in hosts.all_gather(problem) if problem]:
-    raise ValueError(problems[0])
+def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
+  found = sums.get('format', 1)
+  if found != FORMAT:
+    raise InputError(
+      f'{path} was written by another version of exgrpo_jax, in format {found} of checkpoints; '
+      f'this version reads format {FORMAT}. Continue the run with the version that began it, or '
+      'start in another --workdir.'
+    )
+
+
+def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
+  """Raises on all hosts what any has to report; else the others would wait for it forever."""
+  reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
+  for kind in (InputError, DamagedError):  # what cannot be read cannot be called damaged
+    for name, message in filter(None, reported):
+      if name == kind.__name__:
+        raise kind(message)
 
 
 def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None:
   """The newest complete snapshot; None where nothing has been saved.
 
   Damaged ones after it are reported and moved into 'damaged' beside the checkpoints, since
-  their steps will be saved again. Where none is complete, raises InputError and moves nothing.
+  their steps will be saved again. Where none is complete, or one cannot be read for now, raises
+  InputError and moves nothing.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
     try:
       snapshot = restore(manager, step, like)
-    except ValueError as error:
+    except DamagedError as error:
       damaged[step] = str(error)
       continue
     for later, problem in damaged.items():
@@ -218,20 +253,21 @@ def restore_params(workdir: str, step: int | None, like: Params) -> tuple[Params
       f'{workdir}/checkpoints has no step {step}; it has: {", ".join(map(str, saved)) or "none"}.'
     )
   path, item = _folder(workdir) / str(step), {'params': like}
-  restored = _read(
-    path,
-    sums=ocp.args.JsonRestore(),
-    state=ocp.args.PyTreeRestore(
-      item=item,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-      partial_restore=True,
-    ),
-  )
+  try:
+    restored = _read(
+      path,
+      sums=ocp.args.JsonRestore(),
+      state=ocp.args.PyTreeRestore(
+        item=item,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+        partial_restore=True,
+      ),
+    )
+  except DamagedError as error:
+    raise InputError(f'{path} is damaged ({error}); choose another --step.') from error
   params = restored['state']['params']
   if changed := _changed(restored['sums'], _checksums(TrainState(params, ()), {})):
-    raise InputError(
-      f'{path}/state: {changed}: not the bits that were saved; choose another --step.'
-    )
+    raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}; choose another --step.')
   return params, step
 
 
@@ -256,15 +292,14 @@ def _changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 
-def _checksums(state: TrainState, buffer: Mapping[str, np.ndarray]) -> dict[str, int]:
-  """A sum of the bits of each array, by name: the same on every mesh, changed by any one bit."""
-  sums = {
+def _checksums(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
+  """A sum of the bits of each array, by name: the same on every mesh, changed by any one bit.
+
+  The cursor's numbers stand for themselves.
+  """
+  return {f'cursor.{name}': value for name, value in cursor.items()} | {
     jax.tree_util.keystr(path): int(value)
     for path, value in jax.tree_util.tree_leaves_with_path(jax.device_get(_bit_sums(state)))
-  }
-  return sums | {
-    f'buffer.{name}': int(np.asarray(values).view(np.uint8).sum(dtype=np.uint64))
-    for name, values in buffer.items()
   }
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 import types
 
 import jax
@@ -12,77 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm.replay import Buffer, Entry
-from exgrpo_jax.datatypes import Cursor, Trajectory
+from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_arrays, checkpoint, optimizer
+from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
 from exgrpo_jax.policy import model, sharding
 from tests.helpers import tiny
+from tests.helpers.buffers import BUFFERS, assert_same
 
 CONFIG = checkpoint.Config(every=1, keep=2)
-
-
-def trajectory(*tokens, step=0, reward=1.0):
-  return Trajectory(
-    tokens=np.array(tokens, np.int32),
-    logp=-np.arange(len(tokens), dtype=np.float32) / 3,
-    reward=reward,
-    step=step,
-  )
-
-
-def entry(correctness, prompt_length, *trajectories):
-  return Entry(
-    correctness=correctness, prompt_length=prompt_length, trajectories=tuple(trajectories)
-  )
-
-
-BUFFERS = {
-  'empty': Buffer(),
-  'started_and_still_empty': Buffer(started=True),
-  'a_third': Buffer(entries={7: entry(1 / 3, 5, trajectory(1, 2, 3, step=4))}, started=True),
-  'many': Buffer(
-    entries={
-      row: entry(
-        row / 7,
-        row,
-        *(trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1) for n in range(row + 1)),
-      )
-      for row in (5, 0, 3)
-    },
-    retired_epoch={9: 0, 2: 3},
-    started=True,
-  ),
-  'retired_alone': Buffer(retired_epoch={2**40: 1, 4: 0}),
-  'one_token': Buffer(
-    entries={1: entry(0.0, 1, trajectory(0))}, retired_epoch={0: 2}, started=True
-  ),
-}
-
-
-def assert_same(buffer, expected):
-  assert buffer.started is expected.started and buffer.retired_epoch == expected.retired_epoch
-  assert set(buffer.entries) == set(expected.entries)
-  for row, wanted in expected.entries.items():
-    stored = buffer.entries[row]
-    assert (stored.correctness, stored.prompt_length) == (wanted.correctness, wanted.prompt_length)
-    for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
-      assert (left.step, left.reward) == (right.step, right.reward)
-      for name in ('tokens', 'logp'):
-        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-        assert getattr(left, name).dtype == getattr(right, name).dtype
-
-
-@pytest.mark.parametrize('buffer', BUFFERS.values(), ids=BUFFERS)
-def test_a_buffer_is_restored_exactly_from_flat_arrays(buffer):
-  arrays = buffer_arrays.flatten(buffer)
-  assert all(isinstance(x, np.ndarray) and x.size for x in arrays.values())
-  assert_same(buffer_arrays.unflatten(arrays), buffer)
-
-
-def test_a_recorded_buffer_is_restored_exactly_from_flat_arrays(recorded):
-  for step in recorded.steps.values():
-    assert_same(buffer_arrays.unflatten(buffer_arrays.flatten(step.after)), step.after)
 
 
 @pytest.fixture(scope='module')
@@ -239,11 +178,39 @@ def truncate_a_file(folder):
 
 
 def remove_a_file(folder):
-  (folder / 'buffer' / '_METADATA').unlink()
+  (folder / 'cursor' / 'metadata').unlink()
+
+
+def flip_a_bit(path, place=None):
+  """In a file on the disk, by default in its middle."""
+  place = path.stat().st_size // 2 if place is None else place
+  with open(path, 'r+b') as file:
+    file.seek(place)
+    byte = file.read(1)[0]
+    file.seek(place)
+    file.write(bytes([byte ^ 4]))
+
+
+def flip_a_bit_of_the_state(folder):
+  flip_a_bit(largest_file(folder / 'state' / 'd'))
+
+
+def flip_a_bit_of_the_cursor(folder):
+  path = folder / 'cursor' / 'metadata'
+  flip_a_bit(path, path.read_text().index('17') + 1)
+  assert json.loads(path.read_text())['position'] == 13
+
+
+def flip_a_bit_of_the_buffer(folder):
+  flip_a_bit(folder / 'buffer' / 'segment_000005')
+
+
+def flip_a_bit_of_the_index(folder):
+  flip_a_bit(folder / 'buffer' / 'index.npz')
 
 
 def change_a_checksum(folder):
-  """As if a bit of an array had flipped, which orbax does not notice."""
+  """As if a bit of an array had flipped where orbax does not notice it."""
   path = folder / 'sums' / 'metadata'
   sums = json.loads(path.read_text())
   sums[".params['a']"] += 1
@@ -254,7 +221,11 @@ def change_a_checksum(folder):
   ('damage', 'reason'),
   [
     (truncate_a_file, ''),
-    (remove_a_file, '_METADATA'),
+    (remove_a_file, 'cursor/metadata not found'),
+    (flip_a_bit_of_the_state, ''),
+    (flip_a_bit_of_the_cursor, 'cursor.position: not the bits that were saved'),
+    (flip_a_bit_of_the_buffer, 'segment_000005: not the bits that were saved'),
+    (flip_a_bit_of_the_index, 'index.npz: not the bits that were saved'),
     (change_a_checksum, "'a'.*: not the bits that were saved"),
   ],
 )
@@ -288,6 +259,78 @@ def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like, t
   assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
 
 
+@pytest.fixture
+def unreadable(workdir, tmp_path):
+  """(A copy of the run, a function that mends it): reading a part of step 5 is an I/O error."""
+  shutil.copytree(workdir, tmp_path / 'run')
+  path = tmp_path / 'run' / 'checkpoints' / '5' / 'buffer' / 'segment_000005'
+  path.rename(tmp_path / 'kept')
+  path.symlink_to('/proc/self/mem')  # whose first bytes Linux answers with EIO
+  return tmp_path / 'run', lambda: (tmp_path / 'kept').replace(path)
+
+
+def test_where_a_store_fails_that_is_an_error_and_no_damage(unreadable, like, monkeypatch, capsys):
+  waits = []
+  monkeypatch.setattr(time, 'sleep', waits.append)
+  run, _ = unreadable
+  with (
+    checkpoint.open_manager(str(run), CONFIG) as manager,
+    pytest.raises(
+      InputError,
+      match=r'checkpoints/5 cannot be read \(\[Errno 5\] Input/output error\), not in 4 attempts '
+      r'over 15 s\..* nothing was moved',
+    ),
+  ):
+    checkpoint.restore_newest(manager, like)
+  assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
+  assert {'2', '5'} <= {path.name for path in (run / 'checkpoints').iterdir()}
+  assert not (run / 'damaged').exists()
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(unreadable, like, monkeypatch, capsys):
+  run, mend = unreadable
+  monkeypatch.setattr(time, 'sleep', lambda _: mend())
+  with checkpoint.open_manager(str(run), CONFIG) as manager:
+    assert checkpoint.restore_newest(manager, like).step == 5
+  assert capsys.readouterr().err.count('WARNING') == 1
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdir, like, tmp_path):
+  shutil.copytree(workdir, tmp_path / 'run')
+  path = tmp_path / 'run' / 'checkpoints' / '5' / 'sums' / 'metadata'
+  sums = json.loads(path.read_text())
+  del sums['format']
+  path.write_text(json.dumps(sums))
+  with (
+    checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
+    pytest.raises(InputError, match=r'checkpoints/5 was written by another version .* format 1'),
+  ):
+    checkpoint.restore_newest(manager, like)
+  assert not (tmp_path / 'run' / 'damaged').exists()
+
+
+def test_a_buffer_is_written_while_training_goes_on(mesh, like, tmp_path, monkeypatch):
+  write, goes_on = buffer_files.write, threading.Event()
+
+  def wait_and_write(*args):
+    assert goes_on.wait(60), 'the caller of save waits for the buffer'
+    write(*args)
+
+  monkeypatch.setattr(buffer_files, 'write', wait_and_write)
+  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
+    checkpoint.save(manager, snapshot(mesh, 1))
+    goes_on.set()
+  assert_same(restore(str(tmp_path), like).buffer, BUFFERS['many'])
+
+
+def test_a_checkpoint_shares_with_the_one_before_what_has_not_changed(mesh, tmp_path):
+  with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
+    for step in (1, 2):
+      checkpoint.save(manager, snapshot(mesh, step))
+  one, two = (tmp_path / 'checkpoints' / step / 'buffer' / 'segment_000001' for step in '12')
+  assert one.samefile(two) and not (two.parent / 'segment_000002').exists()
+
+
 def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like) is None
@@ -298,6 +341,13 @@ def test_parameters_alone_are_restored_from_a_step_or_the_newest(workdir, mesh, 
     params, restored_step = checkpoint.restore_params(workdir, step, like.params)
     assert restored_step == expected
     jax.tree.map(np.testing.assert_array_equal, params, snapshot(mesh, expected).state.params)
+
+
+def test_damaged_parameters_are_refused(workdir, like, tmp_path):
+  shutil.copytree(workdir, tmp_path / 'run')
+  truncate_a_file(tmp_path / 'run' / 'checkpoints' / '5')
+  with pytest.raises(InputError, match=r'checkpoints/5 is damaged \(.*\); choose another --step'):
+    checkpoint.restore_params(str(tmp_path / 'run'), None, like.params)
 
 
 def test_parameters_with_another_checksum_are_refused(workdir, like, tmp_path):

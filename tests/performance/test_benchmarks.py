@@ -7,7 +7,9 @@ import jax
 import pytest
 
 from exgrpo_jax.performance import (
+  buffer_benchmark,
   grading_benchmark,
+  host_benchmark,
   loss_benchmark,
   rollout_benchmark,
   update_benchmark,
@@ -70,6 +72,25 @@ def test_loss(printed, mesh):
 
 def test_grading(printed):
   assert printed(grading_benchmark.run, 1, 1, 8) == ['grading', 'single']
+
+
+def test_host(printed, monkeypatch):
+  monkeypatch.setattr(buffer_benchmark, '_in_own_process', lambda run, *args: run(*args))
+  assert printed(host_benchmark.run, (0.01, 0.02)) == [
+    "per cent of the paper's scale",
+    'questions',
+    'buffer, GB',
+    'draw, ms',
+    'record, ms',
+    'first save, s',
+    'first save, s that the loop waits',
+    'first save, GB held besides the buffer',
+    'second save, s',
+    'second save, s that the loop waits',
+    'second save, GB written',
+    'restore, s',
+    'restore, GB held besides the buffer',
+  ]
 
 
 def test_lognormal_lengths_have_the_median_and_spread_that_are_promised():

@@ -1,0 +1,76 @@
+"""Reading from a store that may fail for a while, as network file systems do.
+
+A store that fails says nothing about what is stored: a checkpoint that cannot be read for now is
+not a damaged one.
+"""
+
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from exgrpo_jax.errors import InputError
+
+WAITS = (1.0, 4.0, 10.0)  # seconds before each further attempt
+
+# What the store itself says when files are missing or not what they should be.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+# How tensorstore reports what the operating system or a remote store told it.
+_NUMBERED = re.compile(r"os_error_code='(\d+)'")
+_STATUS = re.compile(
+  'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
+)
+
+T = TypeVar('T')
+
+
+def patiently(read: Callable[[], T], place: str) -> T:
+  """What `read` returns, tried again after each of WAITS where the store of `place` fails.
+
+  Raises InputError where it goes on failing, and what `read` raises for any other reason.
+  """
+  for wait in (*WAITS, None):
+    try:
+      return read()
+    except Exception as error:  # orbax and its stores raise many types
+      reason = store_failure(error)
+      if not reason:
+        raise
+      if wait is None:
+        raise InputError(
+          f'{place} cannot be read ({reason}), not in {1 + len(WAITS)} attempts over '
+          f'{sum(WAITS):.0f} s. That is a failure of the disk or the network, or a missing '
+          'permission; nothing was moved or changed. Mend it, and start the same command again.'
+        ) from error
+      print(
+        f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
+        file=sys.stderr,
+        flush=True,
+      )
+      time.sleep(wait)
+  raise AssertionError('the last attempt returns or raises')
+
+
+def store_failure(error: BaseException) -> str:
+  """What the store said where `error` is due to its failure; '' where it is not."""
+  return next(filter(None, map(_failure, _with_causes(error))), '')
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+  while error:
+    yield error
+    error = error.__cause__ or error.__context__
+
+
+def _failure(error: BaseException) -> str:
+  if isinstance(error, TimeoutError | ConnectionError):
+    return str(error) or type(error).__name__
+  if isinstance(error, OSError):
+    return str(error) if error.errno not in (None, *_DAMAGE) else ''
+  first_line = str(error).partition('\n')[0]
+  if number := _NUMBERED.search(first_line):
+    return os.strerror(int(number[1])) if int(number[1]) not in _DAMAGE else ''
+  return first_line[:200] if _STATUS.match(first_line) else ''

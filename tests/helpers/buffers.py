@@ -1,0 +1,58 @@
+"""Replay buffers to save, and how two of them are compared."""
+
+import numpy as np
+
+from exgrpo_jax.algorithm.replay import Buffer, Entry
+from exgrpo_jax.datatypes import Trajectory
+
+
+def trajectory(*tokens, step=0, reward=1.0):
+  return Trajectory(
+    tokens=np.array(tokens, np.int32),
+    logp=-np.arange(len(tokens), dtype=np.float32) / 3,
+    reward=reward,
+    step=step,
+  )
+
+
+def entry(correctness, prompt_length, *trajectories):
+  return Entry(
+    correctness=correctness, prompt_length=prompt_length, trajectories=tuple(trajectories)
+  )
+
+
+BUFFERS = {
+  'empty': Buffer(),
+  'started_and_still_empty': Buffer(started=True),
+  'a_third': Buffer(entries={7: entry(1 / 3, 5, trajectory(1, 2, 3, step=4))}, started=True),
+  'many': Buffer(
+    entries={
+      row: entry(
+        row / 7,
+        row,
+        *(trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1) for n in range(row + 1)),
+      )
+      for row in (5, 0, 3)
+    },
+    retired_epoch={9: 0, 2: 3},
+    started=True,
+  ),
+  'retired_alone': Buffer(retired_epoch={2**40: 1, 4: 0}),
+  'one_token': Buffer(
+    entries={1: entry(0.0, 1, trajectory(0))}, retired_epoch={0: 2}, started=True
+  ),
+}
+
+
+def assert_same(buffer, expected, atol=0.0):
+  """To the bit, but for log-probabilities where `atol` allows a difference."""
+  assert buffer.started is expected.started and buffer.retired_epoch == expected.retired_epoch
+  assert set(buffer.entries) == set(expected.entries)
+  for row, wanted in expected.entries.items():
+    stored = buffer.entries[row]
+    assert (stored.correctness, stored.prompt_length) == (wanted.correctness, wanted.prompt_length)
+    for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
+      assert (left.step, left.reward) == (right.step, right.reward)
+      assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
+      np.testing.assert_array_equal(left.tokens, right.tokens)
+      np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)
