@@ -43,7 +43,8 @@ def patiently(read: Callable[[], T], place: str) -> T:
         raise InputError(
           f'{place} cannot be read ({reason}), not in {1 + len(WAITS)} attempts over '
           f'{sum(WAITS):.0f} s. That is a failure of the disk or the network, or a missing '
-          'permission; nothing was moved or changed. Mend it, and start the same command again.'
+          'permission; nothing was moved or changed. Mend it, and start the same command again. If '
+          'it is lost for good, move it away first.'
         ) from error
       print(
         f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
