@@ -20,6 +20,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
+from exgrpo_jax.grading.answers.extraction import final_answer
 
 _MAX_QUOTED = 200  # characters
 
@@ -36,7 +37,7 @@ def explain(
   lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
   if given is not None:
     lines.append(f'response   {_describe(given, kind)}')
-  lines.append(f'answer     {_describe(answer, kind)}')
+  lines.append(f'answer     {_describe(final_answer(answer), kind)}')
   lines.append(f'verdict    {outcome}')
   return '\n'.join(lines)
 

@@ -2,7 +2,7 @@
 
 From text to verdict:
 
-  extraction   a response to its answer, as written
+  extraction   a response to its answer, as written; boxes are in boxes
   spelling     one spelling for what has several
   tokens       text to tokens
   latex        tokens to an expression tree; its parts are cursor and atoms

@@ -61,7 +61,7 @@ def normalize_text(text: str) -> str:
 
   A space between two digits stays: '1 1/2' is not '11/2'.
   """
-  text = strip_wrappers(text).replace('$', '')
+  text = strip_wrappers(text).replace('$', ' ')
   text = _ARTICLE.sub('', text.strip(), count=1)
   if text.lower() in _SHORT_WORDS or (len(text) > 3 and _WORDS.fullmatch(text)):
     text = text.lower()
@@ -76,7 +76,7 @@ def strip_wrappers(text: str) -> str:
 
 def _read_numeral(text: str) -> Reading | None:
   match = _NUMERAL.fullmatch(strip_wrappers(text))
-  if not match:
+  if not match or any(text.count(a) != text.count(b) for a, b in ('()', '{}')):
     return None
   digits, subscript = match[1].upper(), match[2]
   is_short = subscript.isdecimal() and len(subscript) < 3

@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import answer, matching, quantity
+from exgrpo_jax.grading.answers.extraction import final_answer
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
@@ -29,10 +30,10 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
   Args:
     given: the model's answer.
-    truth: the ground truth.
+    truth: the ground truth, or a worked solution that ends in it.
     kind: 'math', 'choice' or 'text'.
   """
-  given, truth = strip_delimiters(given), strip_delimiters(truth)
+  given, truth = strip_delimiters(given), strip_delimiters(final_answer(truth))
   if not truth or not given:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:

@@ -1,16 +1,19 @@
 r"""The answer that a response gives, as written: after its thought, inside its last box.
 
-Every search is linear in the length of the response or bounded by a window, because the
-model that writes it is rewarded for whatever passes here.
+A hedge stays in the answer, so that it equals neither of the two: '3 or 4' in prose gives 'or 4',
+and boxes.py says what two boxes give.
+
+Every search is linear in the length of the response or bounded by a window, because the model that
+writes it is rewarded for whatever passes here.
 """
 
 import collections
 import re
 
-# Characters, far more than any answer has: a box that is not closed within them is not closed,
-# and prose before them is not the end of the response.
-_WINDOW = 20_000
-_MAX_NESTED_BOXES = 4
+from exgrpo_jax.grading.answers.boxes import read_boxes
+
+_WINDOW = 20_000  # characters: prose before them is not the end of the response
+_HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
 _DECIMAL = (
@@ -27,11 +30,15 @@ _PERCENT_AFTER = re.compile(
   r'(?:\\[\])]|\$\$?+)?+[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE
 )
 _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
-_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
-_OPENING = re.compile(r'\s*+\{')
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
+# What stands before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
+_OR_BEFORE = re.compile(
+  r'(?<![A-Za-z])or(?:[\s,]++(?:else|maybe|perhaps|possibly|even|it|is|the|my|final|equally))*+'
+  r'[\s,$*]*+(?:\\[(\[]\s*)?$',
+  re.IGNORECASE,
+)
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
@@ -39,9 +46,10 @@ def extract(response: str, require_think: bool, require_box: bool) -> str | None
   r"""The answer that a response gives, as written, or None.
 
   Text before the last '</think>' is thought and not answer, and so is text after a '<think>'
-  that is never closed. Of several boxes the last counts; one that is not closed, as in a
-  response cut at its limit, is no answer. Without any box the answer follows the last '####',
-  else the last 'answer is', else it is the last number, with the whole formula around it.
+  that is never closed. Of several boxes the last counts, with those joined to it (boxes.py); one
+  that is not closed, as in a response cut at its limit, is no answer. Without any box the answer
+  follows the last '####', else the last 'answer is', else it is the last number, with the whole
+  formula around it.
 
   Args:
     response: what the model wrote.
@@ -52,9 +60,9 @@ def extract(response: str, require_think: bool, require_box: bool) -> str | None
   if require_think and not closing_tag:
     return None
   solution = solution.partition('<think>')[0]
-  span = _last_box(solution)
-  if span is not None:
-    answer = _box_content(solution, *span)
+  boxed = read_boxes(solution)
+  if boxed is not None:
+    answer = boxed.answer
   elif require_box:
     answer = None
   else:
@@ -62,45 +70,27 @@ def extract(response: str, require_think: bool, require_box: bool) -> str | None
   return (answer or '').strip() or None
 
 
-# Boxes.
+def final_answer(truth: str) -> str:
+  """The answer of a ground truth that is, or ends like, a worked solution: '#### 42' gives '42'.
 
-
-def _last_box(text: str) -> tuple[int, int | None] | None:
-  """Start and end of the content of the last outermost box; its end is None if not closed."""
-  span, search_end = None, len(text)
-  for _ in range(_MAX_NESTED_BOXES):
-    at = text.rfind('\\boxed', 0, search_end)
-    opening = _OPENING.match(text, at + len('\\boxed')) if at >= 0 else None
-    if not opening:
-      break
-    end = _closing_brace(text, opening.end())
-    if span is not None and (end is None or span[1] is None or end < span[1]):
-      break  # this box does not contain the later one
-    span, search_end = (opening.end(), end), at
-  return span
-
-
-def _box_content(text: str, start: int, end: int | None) -> str | None:
-  return None if end is None else text[start:end].replace('\\boxed', '')
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-  """Position of the brace that closes the one just before `start`."""
-  depth = 1
-  for match in _BRACE.finditer(text, start, min(len(text), start + _WINDOW)):
-    depth += {'{': 1, '}': -1}.get(match[0], 0)
-    if depth == 0:
-      return match.start()
-  return None
+  What follows the last '####' counts, and in it what is boxed; other truths are as they stand.
+  """
+  _, marker, tail = truth.rpartition('####')
+  if marker and tail.strip():
+    truth = tail.strip().partition('\n')[0]
+  boxed = read_boxes(truth)
+  is_answer = boxed is not None and boxed.answer and '\\boxed' not in truth[: boxed.start]
+  return boxed.answer if is_answer else truth
 
 
 # Prose.
 
 
 def _extract_from_prose(text: str) -> str | None:
-  _, marker, tail = text.rpartition('####')
+  before, marker, tail = text.rpartition('####')
   if marker:
-    return tail.strip().partition('\n')[0]
+    answer = tail.strip().partition('\n')[0]
+    return _with_hedge(before.rpartition('####')[2], answer) if '####' in before else answer
   return _stated_answer(text) or _last_number(text)
 
 
@@ -116,7 +106,7 @@ def _stated_answer(text: str) -> str | None:
   if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, whose last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
-  return counted[1] if counted else sentence
+  return _with_hedge(text[: statement.start()], counted[1] if counted else sentence)
 
 
 def _last_number(text: str) -> str | None:
@@ -128,7 +118,13 @@ def _last_number(text: str) -> str | None:
   # '$5 of the $8' is money, not a formula.
   if _PROSE.search(text, start, end) or '\\$' in text[start:end]:
     start, end = number.span()
-  return text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
+  answer = text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
+  return _with_hedge(text[:start], answer)
+
+
+def _with_hedge(before: str, answer: str) -> str:
+  """The answer, after an 'or' where the text before it ends in one: it is the second of two."""
+  return f'or {answer}' if _OR_BEFORE.search(before[-_HEDGE_WINDOW:]) else answer
 
 
 def _formula(text: str, start: int, end: int) -> tuple[int, int] | None:
