@@ -93,12 +93,15 @@ def interpret(tree: Tree) -> Reading:
     return _interpret_relation(tree[1], tree[2])
   if head == 'list':
     return _share_labels([interpret(item) for item in tree[1]])
-  if head in ('set', 'braces', 'union', 'ratio'):
+  if head in ('set', 'braces', 'union', 'intersection', 'ratio'):
     return _interpret_collection(head, tree[1])
   if head == 'group':
     return 'group', tree[1], tree[2], tuple(map(interpret, tree[3]))
   if head == 'minus':
     return 'minus', interpret(tree[1]), interpret(tree[2])
+  if _is_difference_of_sets(tree):
+    left, (_, right) = tree[1]
+    return 'minus', interpret(left), interpret(right)
   if _is_labelled_group(tree):
     label, group = tree[1]
     return make_labelled(label, interpret(group))
@@ -114,6 +117,15 @@ def _interpret_collection(head: str, items: Sequence[Tree]) -> Reading:
   if head == 'set' and readings and all(reading[0] == 'labelled' for reading in readings):
     return _share_labels(readings)  # '{x = 1, y = 2}'
   return head, tuple(_flatten(readings))
+
+
+def _is_difference_of_sets(tree: Tree) -> bool:
+  r"""Whether a sum is one set less another: '(0, 36) - \{9\}'."""
+  if tree[0] != 'add' or len(tree[1]) != 2:
+    return False
+  left, right = tree[1]
+  is_set = left[0] in ('group', 'set', 'union') or left == ('symbol', 'mathbb_R')
+  return is_set and right[0] == 'negate' and right[1][0] == 'set'
 
 
 def _is_labelled_group(tree: Tree) -> bool:

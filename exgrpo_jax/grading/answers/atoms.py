@@ -176,14 +176,15 @@ class Atoms(Cursor, abc.ABC):
     self._bars = bars
     if self._next_is('|') and len(items) == 1:
       self._advance()
-      conditions = self._items()
+      items = self._items()
       self._expect('command', '}')
-      return conditions[0] if len(conditions) == 1 else ('list', tuple(conditions))
+      return items[0] if len(items) == 1 else ('list', tuple(items))
     self._expect('command', '}')
-    if len(items) == 1 and items[0][0] == 'relation':
+    if items and all(item[0] == 'relation' for item in items):
       _, operators, (first, *sides) = items[0]
       if first and first[0] == 'ratio' and len(first[1]) == 2:  # '\{x : x < 5\}'
-        return 'relation', operators, (first[1][1], *sides)
+        items[0] = ('relation', operators, (first[1][1], *sides))
+        return items[0] if len(items) == 1 else ('list', tuple(items))
     return 'set', tuple(items)
 
   # Commands.

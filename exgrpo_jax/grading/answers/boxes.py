@@ -62,17 +62,18 @@ def read_boxes(text: str) -> Boxed | None:
     return None
   if last.end is None:
     return Boxed('', last.start)
-  answer = _content(text, last)
-  contents, start = [answer], last.start
-  while len(contents) < _MAX_JOINED and (box := _last_box(text, start)):
-    if box.end is None or box.end > start:
+  answer, start = _content(text, last), last.start
+  contents = {answer}
+  for _ in range(_MAX_JOINED):
+    box = _last_box(text, start)
+    if box is None or box.end is None or box.end > start:
       break
-    separator = _separator(text[box.end + 1 : start][: _MAX_BETWEEN + 1])
+    separator = _separator(text[box.end + 1 : min(start, box.end + _MAX_BETWEEN + 2)])
     if separator is None:
       break
     content, start = _content(text, box), box.start
     if content not in contents:  # an answer that is repeated is one
-      contents.append(content)
+      contents.add(content)
       answer = f'{content}{separator}{answer}'
   return Boxed(answer, start)
 

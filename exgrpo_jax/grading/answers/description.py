@@ -28,7 +28,7 @@ def describe(reading: Reading) -> str:
     return '; '.join(f'{_abbreviate(label)}: {describe(value)}' for label, value in reading[1])
   if head == 'group':
     return _describe_group(*reading[1:])
-  if head in ('list', 'set', 'braces', 'union', 'ratio'):
+  if head in ('list', 'set', 'braces', 'union', 'intersection', 'ratio'):
     return f'{head} of {_describe_items(reading[1])}'
   if head == 'matrix':
     return f'matrix of {len(reading[1])} by {len(reading[1][0])}'
@@ -60,9 +60,9 @@ def _describe_quantity(tree: Tree, unit: str) -> str:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
       return f'rational number of many digits{suffix}'
     return f'{"integer" if value.denominator == 1 else "fraction"} {value}{suffix}'
-  number = quantity.approximate(tree)
+  number = quantity.real_value(tree)
   if number is not None:
-    return f'number near {number:.12g}{suffix}'
+    return f'number near {float(number):.12g}{suffix}'
   return f'{_abbreviate(tree)}{suffix}'
 
 

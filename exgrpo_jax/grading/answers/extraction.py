@@ -79,8 +79,9 @@ def final_answer(truth: str) -> str:
   if marker and tail.strip():
     truth = tail.strip().partition('\n')[0]
   boxed = read_boxes(truth)
-  is_answer = boxed is not None and boxed.answer and '\\boxed' not in truth[: boxed.start]
-  return boxed.answer if is_answer else truth
+  if boxed is None or '\\boxed' in truth[: boxed.start]:
+    return truth
+  return boxed.answer or truth
 
 
 # Prose.

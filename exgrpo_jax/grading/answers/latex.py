@@ -111,15 +111,27 @@ class _Grammar(Atoms):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
+    r"""A sum, or sets: unions, of which others may be taken away, or intersections."""
     members = [self._sum()]
-    while self._next_is('cup'):
-      self._advance()
-      members.append(self._sum())
+    if self._next_is('cap'):
+      tree = 'intersection', tuple(self._members('cap', members))
+      if self._next_is('cup', 'setminus'):
+        raise UnreadableError('unions and intersections need brackets')
+      return tree
+    self._members('cup', members)
     tree = members[0] if len(members) == 1 else ('union', tuple(members))
-    if self._next_is('setminus'):
+    while self._next_is('setminus'):
       self._advance()
       tree = ('minus', tree, self._sum())
+    if self._next_is('cup', 'cap'):
+      raise UnreadableError('unions and differences need brackets')
     return tree
+
+  def _members(self, operator: str, members: list[Tree]) -> list[Tree]:
+    while self._next_is(operator):
+      self._advance()
+      members.append(self._sum())
+    return members
 
   # Sums and products.
 

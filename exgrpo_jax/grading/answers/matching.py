@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exgrpo_jax.grading.answers import quantity
-from exgrpo_jax.grading.answers.reading import REALS, Reading
+from exgrpo_jax.grading.answers.reading import Reading
+from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tree import Tree, subtract
 
+_SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _MAX_PAIRWISE = 24  # items that are compared each with each, in any order
 
 
@@ -174,14 +176,12 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     # Two in square brackets are an interval.
     is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
     return is_tuple and _same_in_order(given[-1], truth[-1])
-  if heads == {'union'}:
-    return _same_in_any_order(given[1], truth[1])
   if heads == {'union', 'list'}:
     items = (given if given[0] == 'list' else truth)[1]
-    has_interval = any(_is_interval(item) for item in items)
-    return has_interval and _same_in_any_order(given[1], truth[1])
-  if 'differs' in heads and heads & {'union', 'minus'}:
-    return same(_excluded_value(given), _excluded_value(truth))
+    if any(map(is_interval, items)) and _same_in_any_order(given[1], truth[1]):
+      return True
+  if heads & _SET_OPERATIONS:
+    return same_set(given, truth)
   if heads <= {'list', 'set', 'braces'}:
     return _same_in_any_order(given[1], truth[1])
   if heads & {'list', 'set', 'braces'} and 'quantity' in heads:
@@ -195,42 +195,8 @@ def _same_brackets(x: Reading, y: Reading) -> bool:
   return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
 
 
-def _is_interval(reading: Reading) -> bool:
-  return (
-    reading[0] == 'group'
-    and len(reading[3]) == 2
-    and (
-      '[' in reading[1]
-      or ']' in reading[2]
-      or any(end[0] == 'quantity' and _infinity_sign(end[1]) for end in reading[3])
-    )
-  )
-
-
-def _excluded_value(reading: Reading) -> Reading:
-  """All reals but one, written as a difference or a union, as ('differs', the one)."""
-  if reading[:2] == ('minus', REALS):
-    excluded = reading[2]
-    return ('differs', excluded[1][0]) if _is_singleton(excluded) else reading
-  if reading[0] != 'union' or len(reading[1]) != 2:
-    return reading
-  ends = []
-  for interval in reading[1]:
-    if interval[:3] != ('group', '(', ')') or len(interval[3]) != 2:
-      return reading
-    ends += interval[3]
-  if (
-    all(end[0] == 'quantity' for end in ends)
-    and _infinity_sign(ends[0][1]) == -1
-    and _infinity_sign(ends[3][1]) == 1
-    and same(ends[1], ends[2])
-  ):
-    return 'differs', ends[1]
-  return reading
-
-
-def _is_singleton(reading: Reading) -> bool:
-  return reading[0] == 'set' and len(reading[1]) == 1
+def _same_union(given: Reading, truth: Reading) -> bool:
+  return _same_in_any_order(given[1], truth[1]) or same_set(given, truth)
 
 
 def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
@@ -268,5 +234,7 @@ _COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
   'chain': _same_chain,
   'differs': lambda given, truth: same(given[1], truth[1]),
   'ratio': lambda given, truth: _same_in_order(given[1], truth[1]),
-  'minus': lambda given, truth: _same_in_order(given[1:], truth[1:]),
+  'minus': lambda given, truth: _same_in_order(given[1:], truth[1:]) or same_set(given, truth),
+  'union': _same_union,
+  'intersection': _same_union,
 }

@@ -37,25 +37,20 @@ def exact(tree: Tree) -> Fraction | None:
   return value if isinstance(value, Fraction) else None
 
 
-def approximate(tree: Tree) -> float | None:
-  """The value of a tree without unknowns, for display; None where it has no real value."""
-  try:
-    value = evaluate(tree, {}, context_of(_DIGITS[0]))
-    return None if is_complex(value) else float(value)
-  except ERRORS:
-    return None
-
-
-def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
-  """Whether a tree without unknowns has a real value from `low` to `high`, both included."""
+def real_value(tree: Tree) -> Number | None:
+  """The value of a tree without unknowns, to 100 digits; None where it has no real value."""
   context = context_of(_DIGITS[0])
   try:
     value = evaluate(tree, {}, context)
   except ERRORS:
-    return False
-  if is_complex(value):
-    return False
-  return to_float(low, context) <= context.re(value) <= to_float(high, context)
+    return None
+  return None if is_complex(value) else context.re(to_float(value, context))
+
+
+def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
+  """Whether a tree without unknowns has a real value from `low` to `high`, both included."""
+  value, context = real_value(tree), context_of(_DIGITS[0])
+  return value is not None and to_float(low, context) <= value <= to_float(high, context)
 
 
 def same(x: Tree, y: Tree) -> bool:

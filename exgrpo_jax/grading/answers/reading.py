@@ -7,7 +7,8 @@ Readings are tuples as trees are, with some of the parser's heads and some of th
   ('assigned', ((label, reading)…))        'x = 5, y = 3'
   ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
   ('group', '[', ')', (readings…))   a tuple or an interval, which only context tells apart
-  ('numeral', digits, base)   ('list' | 'set' | 'braces' | 'union' | 'ratio', (readings…))
+  ('numeral', digits, base)   ('list' | 'set' | 'braces' | 'ratio', (readings…))
+  ('union' | 'intersection', (readings…))
   ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
 
 A label is a tree. lhs and rhs are the trees of an equation's sides, None where it was none.

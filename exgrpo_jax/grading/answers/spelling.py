@@ -34,6 +34,7 @@ _UNICODE = str.maketrans(
     '∪': r'\cup ',
     '∩': r'\cap ',
     '∈': r'\in ',
+    '∖': r'\setminus ',
     '∅': r'\emptyset ',
     'ℝ': r'\mathbb{R}',
     '％': '%',

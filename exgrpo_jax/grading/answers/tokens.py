@@ -72,6 +72,7 @@ _COMMANDS = {
   'lbrack': '[',
   'rbrack': ']',
   'backslash': 'setminus',
+  'smallsetminus': 'setminus',
   'lg': 'log',
   'varnothing': 'emptyset',
 }

@@ -9,7 +9,8 @@ A tree is a tuple: its head, then its children. The heads that the parser makes:
   ('percent', x)               ('degrees', x)            ('unit', x, name)
   ('group', '(', ')', (x…))    ('set', (x…))             ('braces', (x…))
   ('list', (x…))               ('rows', ((x…)…))         ('relation', (operators…), (sides…))
-  ('union', (x…))              ('minus', x, y)           ('ratio', (x…))
+  ('union', (x…))              ('intersection', (x…))    ('minus', x, y)
+  ('ratio', (x…))
 
 'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
 side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'.

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exgrpo_jax.grading.answers import answer, equality
+from exgrpo_jax.grading.answers.extraction import final_answer
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 from tests.grading import cases
 from tests.helpers import pairs, spellings
@@ -119,7 +120,7 @@ def test_each_kind_is_compared_in_its_own_way():
 
 
 def own_truths():
-  return tuple(dict.fromkeys(case['gold'] for case in cases.read()))
+  return tuple(dict.fromkeys(final_answer(case['gold']) for case in cases.read()))
 
 
 @functools.cache

@@ -1,0 +1,160 @@
+"""Sets of real numbers: intervals and finite sets, united, intersected and subtracted.
+
+sympy decides whether two are the same. Only the order of their ends matters, so each end becomes
+its rank among all of them, and small integers are all that sympy sees.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from exgrpo_jax.grading.answers import quantity
+from exgrpo_jax.grading.answers.reading import INFINITY, MINUS_INFINITY, Reading
+from exgrpo_jax.grading.answers.tree import Tree, symbols
+
+Set = Any  # a sympy.Set; sympy takes most of a second to import, so only who needs it pays
+
+_MAX_ENDS = 16  # different ones, which are compared each with each
+_MAX_MEMBERS = 100
+_OPERATIONS = {'union': 'Union', 'intersection': 'Intersection', 'minus': 'Complement'}
+
+
+class _NoSetError(ValueError):
+  """The reading is no set of real numbers, or has too many ends."""
+
+
+def same_set(x: Reading, y: Reading) -> bool:
+  """Whether two readings are the same set of real numbers; False where one is none."""
+  try:
+    ends = (*_ends(x), *_ends(y))
+    if len(ends) > _MAX_MEMBERS:
+      return False
+    ranks = _rank(tuple(dict.fromkeys(ends)))
+    return _build(x, ranks) == _build(y, ranks)
+  except _NoSetError:
+    return False
+
+
+def is_interval(reading: Reading) -> bool:
+  """Whether a pair in brackets can only be an interval: [0, 1) and (0, ∞), not (0, 1)."""
+  return (
+    reading[0] == 'group'
+    and len(reading[3]) == 2
+    and (
+      '[' in reading[1]
+      or ']' in reading[2]
+      or any(end[:1] == ('quantity',) and _is_infinite(end[1]) for end in reading[3])
+    )
+  )
+
+
+def _is_infinite(tree: Tree) -> bool:
+  return tree in (INFINITY, MINUS_INFINITY)
+
+
+def _members(reading: Reading) -> Sequence[Reading]:
+  head = reading[0]
+  if head == 'group':
+    return reading[3]
+  if head in ('set', 'braces', 'list', 'union', 'intersection'):
+    return reading[1]
+  if head in ('minus', 'differs'):
+    return reading[1:]
+  raise _NoSetError
+
+
+def _ends(reading: Reading) -> Iterator[Tree]:
+  """The numbers in a set: ends of its intervals, members of its finite sets."""
+  if reading[0] != 'quantity':
+    for member in _members(reading):
+      yield from _ends(member)
+  elif reading[2] or any(name.startswith('mathbb') for name in symbols(reading[1])):
+    raise _NoSetError
+  else:
+    yield reading[1]
+
+
+def _rank(ends: Sequence[Tree]) -> Mapping[Tree, Any]:
+  """The place of each end in their order; unknowns have none, unless there is one end only."""
+  sympy = _sympy()
+  equal: list[list[Tree]] = []  # ends that are the same number
+  for end in ends:
+    if _is_infinite(end):
+      continue
+    place = next((trees for trees in equal if quantity.same(trees[0], end)), None)
+    if place is None:
+      equal.append([end])
+    else:
+      place.append(end)
+    if len(equal) > _MAX_ENDS:
+      raise _NoSetError
+  if len(equal) > 1:
+    values = [value for trees in equal if (value := quantity.real_value(trees[0])) is not None]
+    if len(set(values)) < len(equal):
+      raise _NoSetError
+    order = sorted(range(len(equal)), key=values.__getitem__)
+    equal = [equal[index] for index in order]
+  ranks = {end: sympy.Integer(rank) for rank, trees in enumerate(equal) for end in trees}
+  return ranks | {INFINITY: sympy.oo, MINUS_INFINITY: -sympy.oo}
+
+
+def _build(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
+  sympy, head, members = _sympy(), reading[0], _members(reading)
+  if head == 'group':
+    return _interval(reading, ranks)
+  if head in ('set', 'braces'):
+    return sympy.FiniteSet(*(_point(member, ranks) for member in members))
+  if head == 'differs':
+    return sympy.Complement(sympy.S.Reals, _excluded(reading[1], ranks))
+  if head == 'minus':
+    return sympy.Complement(_build(reading[1], ranks), _excluded(reading[2], ranks))
+  sets = [_build(member, ranks) for member in members]
+  return _combine(reading, sets) if head == 'list' else getattr(sympy, _OPERATIONS[head])(*sets)
+
+
+def _combine(conditions: Reading, sets: Sequence[Set]) -> Set:
+  """The set that conditions leave: all of 'x > 0, x != 9', one of 'x < 2 or x > 3'.
+
+  'and' and 'or' are both a comma here, so intervals that overlap could mean either.
+  """
+  sympy = _sympy()
+  if any(condition[0] == 'differs' for condition in conditions[1]):
+    return sympy.Intersection(*sets)
+  if not all(map(is_interval, conditions[1])):
+    raise _NoSetError
+  union = sympy.EmptySet
+  for part in sets:
+    if union.intersect(part) != sympy.EmptySet:
+      raise _NoSetError
+    union = union.union(part)
+  return union
+
+
+def _excluded(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
+  r"""A set that is taken away; '\setminus 9' is taken for '\setminus \{9\}'."""
+  if reading[0] == 'quantity':
+    return _sympy().FiniteSet(_point(reading, ranks))
+  return _build(reading, ranks)
+
+
+def _point(reading: Reading, ranks: Mapping[Tree, Any]) -> Any:
+  if reading[0] != 'quantity' or _is_infinite(reading[1]):
+    raise _NoSetError
+  return ranks[reading[1]]
+
+
+def _interval(reading: Reading, ranks: Mapping[Tree, Any]) -> Set:
+  _, opening, closing, ends = reading
+  if len(ends) != 2 or any(end[0] != 'quantity' for end in ends):
+    raise _NoSetError
+  low, high = (ranks[end[1]] for end in ends)
+  if low > high or (low == high and (opening, closing) != ('[', ']')):
+    raise _NoSetError
+  return _sympy().Interval(low, high, opening == '(', closing == ')')
+
+
+@functools.cache
+def _sympy() -> Any:
+  import sympy
+
+  return sympy
