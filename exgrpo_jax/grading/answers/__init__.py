@@ -11,5 +11,6 @@ From text to verdict:
   equality     two answers as written: are they the same?
 
 Below them are tree and reading, which say what those are, number and quantity, which evaluate and
-compare trees, and units; description puts a reading into words.
+compare trees, and units; description puts a reading into words. sympy decides, from trees, what
+numbers cannot: sets, and in identity expressions. Nothing that a model wrote is evaluated as code.
 """

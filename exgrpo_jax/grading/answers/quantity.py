@@ -2,13 +2,15 @@
 
 Rational numbers are compared exactly, others to 100 digits, and to 600 where 100 do not decide.
 Expressions with unknowns are compared at several points. Everything is bounded: a number too
-large to hold has no value here.
+large to hold has no value here. Where no values decide, and on counts of unknowns, which may agree
+at all the points by chance, algebra has the last word (identity.py).
 """
 
 import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 
+from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
 from exgrpo_jax.grading.answers.number import (
   ERRORS,
   Context,
@@ -25,6 +27,7 @@ from exgrpo_jax.grading.answers.tree import Tree, heads, size, symbols
 _DIGITS = (100, 600)
 _MAX_NODES_TWICE = 80  # two trees that are larger together are evaluated to 100 digits only
 _NUM_POINTS = 6  # three positive, two of mixed sign, one negative
+_LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
 _COUNTING = frozenset({'floor', 'ceil', 'binom', 'factorial'})  # their unknowns may be integers
 
 
@@ -58,9 +61,12 @@ def same(x: Tree, y: Tree) -> bool:
   if x == y:
     return True
   unknowns = symbols(x) | symbols(y)
-  if not unknowns:
-    return _same_at(x, y, {}) is True
-  return _same_at_all_points(x, y, unknowns)
+  verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
+  if verdict is None:
+    return same_expression(x, y) is True
+  if verdict and unknowns and (heads(x) | heads(y)) & _COUNTING:
+    return same_expression(x, y) is not False
+  return verdict
 
 
 def proportional(x: Tree, y: Tree, positive: bool) -> bool:
@@ -79,9 +85,11 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
     for index in range(_NUM_POINTS)
     if (ratio := _ratio_at(x, y, _real_point(unknowns, index))) is not None
   ]
-  if len(ratios) < 3 or any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
+  if any(is_complex(r) or r == 0 or (positive and r < 0) for r in ratios):
     return False
-  return all(_is_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:])
+  if not all(_is_close(ratio, ratios[0], _DIGITS[0]) for ratio in ratios[1:]):
+    return False
+  return len(ratios) >= 3 or proportional_expressions(x, y, positive)
 
 
 def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
@@ -98,13 +106,14 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
   return (a, b) if values[2] == 2 * a + b and values[3] == -3 * a + b else None
 
 
-def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool:
-  """Whether two trees agree at every point where both have a value, and at enough of them."""
+def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
+  """Whether two trees agree at every point where both have a value; None for too few points."""
   counting_x, counting_y = heads(x) & _COUNTING, heads(y) & _COUNTING
   if counting_x or counting_y:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
-    if _num_same(_same_at(x, y, point) for point in points) < 3:
-      return False
+    verdict = _all_same((_same_at(x, y, point) for point in points), at_least=3)
+    if not verdict:
+      return verdict
     if (counting_x and counting_y) or (counting_x | counting_y) & {'binom', 'factorial'}:
       return True
   # From index 3 on unknowns may be negative; complex values may differ by a branch only.
@@ -112,24 +121,26 @@ def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool:
     _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
     for index in range(_NUM_POINTS)
   )
-  return _num_same(verdicts) >= 2
+  return _all_same(verdicts, at_least=2)
 
 
-def _num_same(verdicts: Iterable[bool | None]) -> int:
-  """How many verdicts are True; 0 as soon as one is False."""
+def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
+  """False as soon as a verdict is False, True if enough are True, else None."""
   count = 0
   for verdict in verdicts:
     if verdict is False:
-      return 0
+      return False
     count += verdict is True
-  return count
+  return True if count >= at_least else None
 
 
 # Pseudo-random, by name and index: the same point in every comparison.
 
 
 def _integer_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  return {name: Fraction(1 + _checksum(name, index) % 14) for name in unknowns}
+  """Small numbers at first, then larger ones, at which n/20 and n/30 differ when rounded."""
+  largest = _LARGEST_COUNTS[index % len(_LARGEST_COUNTS)]
+  return {name: Fraction(1 + _checksum(name, index) % largest) for name in unknowns}
 
 
 def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:

@@ -107,10 +107,11 @@ _REPLACEMENTS = tuple(
     (r'\{\s?,\s?\}\s*', '@'),  # 14{,}916
     (r'(?<=[0-9])\s+@', '@'),
     (r'(?<!\\)\\!', ''),
-    (r'(?<!\\)\\[,;: >]|~|(?<!\\)\\(?:quad|qquad|thinspace)(?![a-zA-Z])', ' '),
+    (r'(?<!\\)\\[,;: >]|~|(?<!\\)\\(?:q?quad|thinspace(?![a-zA-Z]))', ' '),
     (r'(?<![A-Za-z\\])([A-Za-z])\{ ?(\([^(){}]*\)) ?\}', r'\1\2'),  # sympy's 'f{(x)}'
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
+    (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),

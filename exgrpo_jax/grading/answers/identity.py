@@ -1,0 +1,331 @@
+"""Whether two expressions are the same by algebra, where numbers at several points do not decide.
+
+An expression becomes a fraction of two polynomials, which sympy multiplies and adds. Their unknowns
+are the letters, and whatever is no polynomial of them: a root, a sine, a factorial, a power with a
+letter in its exponent. What is the same for any value of these is the same, and if there are only
+letters and factorials, what is not the same differs. All work is bounded, in products of terms.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from exgrpo_jax.grading.answers.tree import Tree, heads, size, subtract, symbols
+
+Polynomial = Any  # a sympy.polys.rings.PolyElement; sympy takes most of a second to import
+Quotient = tuple[Polynomial, Polynomial]
+
+_NUM_GENERATORS = 24  # letters and what else counts as an unknown
+_MAX_NODES = 300
+_MAX_PRODUCTS = 20_000  # of terms, over a whole comparison
+_MAX_BITS = 40_000  # of a coefficient
+_MAX_EXPONENT = 10**12
+_MAX_GAP = 60  # between two factorials of which one is computed from the other
+_MAX_PRIME = 10**6  # beyond it, numbers are not factored
+_CONSTANTS = frozenset({'pi', 'e', 'i'})
+
+
+class _UndecidedError(ValueError):
+  """The expression has no such form within the bounds, or divides by what may be zero."""
+
+
+def same_expression(x: Tree, y: Tree) -> bool | None:
+  """Whether two trees are the same quantity; None where algebra does not tell."""
+  return _decide(x, y, lambda a, b: a == b)
+
+
+def proportional_expressions(x: Tree, y: Tree, positive: bool) -> bool:
+  """Whether x is a constant times y, positive if so required, and neither is zero."""
+
+  def are_proportional(a: Polynomial, b: Polynomial) -> bool:
+    if not a or not b or a.monic() != b.monic():
+      return False
+    return not positive or a.LC * b.LC > 0
+
+  return _decide(x, y, are_proportional) is True
+
+
+def _decide(x: Tree, y: Tree, compare: Callable[[Polynomial, Polynomial], bool]) -> bool | None:
+  """What `compare` says of two polynomials in the same ratio as x and y; None where undecided."""
+  if size(x) + size(y) > _MAX_NODES:
+    return None
+  try:
+    algebra = _Algebra(bool(symbols(x) | symbols(y)))
+    algebra.find_factorials(x)
+    algebra.find_factorials(y)
+    (x_top, x_bottom), (y_top, y_bottom) = algebra.quotient(x), algebra.quotient(y)
+    is_so = compare(algebra.multiply(x_top, y_bottom), algebra.multiply(y_top, x_bottom))
+  except _UndecidedError:
+    return None
+  return True if is_so else (False if algebra.is_decisive else None)
+
+
+class _Algebra:
+  """Trees to quotients of polynomials in one ring."""
+
+  def __init__(self, has_letters: bool) -> None:
+    self.is_decisive = True  # as long as no two unknowns can be related
+    self._has_letters = has_letters
+    self._ring = _ring()
+    self._one = self._ring.one, self._ring.one
+    self._products = 0
+    self._unknowns: list[tuple[Any, ...]] = []  # what each generator in use stands for
+    self._functions: set[int] = set()  # generators that may be zero where letters are not
+    self._factorials: dict[Polynomial, list[int]] = {}  # argument without its integer: integers
+
+  def quotient(self, tree: Tree) -> Quotient:
+    head = tree[0]
+    if head == 'number':
+      return self._number(tree[1]), self._ring.one
+    if head == 'symbol':
+      self.is_decisive &= tree[1] not in _CONSTANTS
+      return self._unknown(tree), self._ring.one
+    if head in ('add', 'multiply'):
+      combine = self._add if head == 'add' else self._multiply
+      return functools.reduce(combine, map(self.quotient, tree[1]))
+    if head == 'negate':
+      top, bottom = self.quotient(tree[1])
+      return -top, bottom
+    if head in ('divide', 'percent'):
+      divisor = tree[2] if head == 'divide' else ('number', Fraction(100))
+      return self._multiply(self.quotient(tree[1]), self._inverse(self.quotient(divisor)))
+    if head == 'power':
+      return self._power(self.quotient(tree[1]), self._polynomial(tree[2]))
+    if head == 'factorial':
+      return self._factorial(self._polynomial(tree[1]))
+    if head in ('function', 'call'):
+      return self._function(head, tree[1], tree[2])
+    raise _UndecidedError
+
+  # Arithmetic within bounds.
+
+  def multiply(self, x: Polynomial, y: Polynomial) -> Polynomial:
+    self._products += len(x) * len(y)
+    if self._products > _MAX_PRODUCTS or _bits(x) + _bits(y) > _MAX_BITS:
+      raise _UndecidedError
+    return x * y
+
+  def _multiply(self, x: Quotient, y: Quotient) -> Quotient:
+    return self.multiply(x[0], y[0]), self.multiply(x[1], y[1])
+
+  def _add(self, x: Quotient, y: Quotient) -> Quotient:
+    if x[1] == y[1]:
+      return x[0] + y[0], x[1]
+    return (
+      self.multiply(x[0], y[1]) + self.multiply(y[0], x[1]),
+      self.multiply(x[1], y[1]),
+    )
+
+  def _inverse(self, x: Quotient) -> Quotient:
+    """One over x, unless x may be zero everywhere, as sqrt(2) sqrt(2) - 2 is.
+
+    A polynomial in letters is not, nor are powers and factorials, by which all of it is multiplied.
+    """
+    top, bottom = x
+    unknowns = _generators(top)
+    others = [index for index in unknowns if self._unknowns[index][0] != 'symbol']
+    if not top or not self._functions.isdisjoint(unknowns):
+      raise _UndecidedError
+    if len({tuple(monomial[index] for index in others) for monomial in top}) > 1:
+      raise _UndecidedError
+    return bottom, top
+
+  def _number(self, value: Fraction) -> Polynomial:
+    return self._ring.ground_new(self._ring.domain(value.numerator, value.denominator))
+
+  def _unknown(self, meaning: tuple[Any, ...]) -> Polynomial:
+    """The generator that stands for something, a new one where it has none."""
+    if meaning not in self._unknowns:
+      self._unknowns.append(meaning)
+    index = self._unknowns.index(meaning)
+    if index >= _NUM_GENERATORS:
+      raise _UndecidedError
+    return self._ring.gens[index]
+
+  def _polynomial(self, tree: Tree) -> Polynomial:
+    """A tree that is a polynomial, as an exponent and a factorial's argument must be."""
+    top, bottom = self.quotient(tree)
+    if not bottom.is_ground or not bottom:
+      raise _UndecidedError
+    return top * (1 / bottom.LC)
+
+  # Powers.
+
+  def _power(self, base: Quotient, exponent: Polynomial) -> Quotient:
+    """A sum in the exponent is a product of powers: x^(n + 3/2) is x^n, x and x^(1/2)."""
+    if not base[0]:
+      raise _UndecidedError
+    result = self._one
+    for monomial, coefficient in exponent.terms():
+      count, denominator = int(coefficient.numerator), int(coefficient.denominator)
+      if not any(monomial):
+        whole, count = divmod(count, denominator)
+        result = self._multiply(result, self._integer_power(base, whole))
+      if count:
+        result = self._multiply(result, self._unknown_power(base, (monomial, denominator), count))
+    return result
+
+  def _unknown_power(self, base: Quotient, exponent: tuple[Any, ...], count: int) -> Quotient:
+    """(base^(m/d))^count for an exponent (m, d) that is no integer; each prime has its own."""
+    self.is_decisive = False
+    primes = self._positive_factors(base)
+    if primes is None:
+      unknown = self._unknown(('power', self._normal(base), *exponent))
+      if not self._functions.isdisjoint(_generators(base[0])):
+        self._functions |= _generators(unknown)
+      return self._integer_power((unknown, self._ring.one), count)
+    monomial, denominator = exponent
+    result = self._one
+    for prime, times in primes:
+      power = count * times
+      if not any(monomial):  # sqrt(8) is 2 sqrt(2)
+        whole, power = divmod(power, denominator)
+        factor = self._number(Fraction(prime) ** whole), self._ring.one
+        result = self._multiply(result, factor)
+      unknown = self._unknown(('power', prime, *exponent)), self._ring.one
+      result = self._multiply(result, self._integer_power(unknown, power))
+    return result
+
+  def _positive_factors(self, base: Quotient) -> list[tuple[Any, int]] | None:
+    """The primes in a positive rational number and how often each is in it, else None."""
+    top, bottom = base
+    if not (top.is_ground and bottom.is_ground):
+      return None
+    value = Fraction(int(top.LC.numerator), int(top.LC.denominator)) / Fraction(
+      int(bottom.LC.numerator), int(bottom.LC.denominator)
+    )
+    if value <= 0 or max(value.numerator, value.denominator) > _MAX_PRIME:
+      return None
+    primes = [*_factor(value.numerator)]
+    return primes + [(prime, -times) for prime, times in _factor(value.denominator)]
+
+  def _integer_power(self, base: Quotient, count: int) -> Quotient:
+    if count < 0:
+      return self._integer_power(self._inverse(base), -count)
+    if count > _MAX_EXPONENT:
+      raise _UndecidedError
+    if all(part.is_ground for part in base) and count * max(map(_bits, base)) > _MAX_BITS // 2:
+      factors = self._positive_factors(base)  # too large to hold
+      if factors is None:
+        raise _UndecidedError
+      self.is_decisive = False
+      powers = (
+        self._integer_power((self._unknown(('prime', prime)), self._ring.one), times * count)
+        for prime, times in factors
+      )
+      return functools.reduce(self._multiply, powers, self._one)
+    return self._polynomial_power(base[0], count), self._polynomial_power(base[1], count)
+
+  def _polynomial_power(self, base: Polynomial, count: int) -> Polynomial:
+    if len(base) == 1:
+      if _bits(base) > 1 and _bits(base) * count > _MAX_BITS:
+        raise _UndecidedError
+      return base**count
+    result = self._ring.one
+    for bit in f'{count:b}':
+      result = self.multiply(result, result)
+      if bit == '1':
+        result = self.multiply(result, base)
+    return result
+
+  # Factorials and functions.
+
+  def find_factorials(self, tree: Any) -> None:
+    """Notes the arguments of all factorials, so that (n + 2)! becomes n! if there is one."""
+    if not isinstance(tree, tuple) or not tree or not heads(tree) & {'factorial', 'binom'}:
+      return
+    for child in tree:
+      self.find_factorials(child)
+    arguments = ()
+    if tree[0] == 'factorial':
+      arguments = (tree[1],)
+    elif tree[:2] == ('function', 'binom'):
+      arguments = (*tree[2], subtract(*tree[2]))
+    for argument in arguments:
+      if not heads(argument) & {'factorial', 'binom'}:
+        rest, integer = self._split(self._polynomial(argument))
+        self._factorials.setdefault(rest, []).append(integer)
+
+  def _split(self, argument: Polynomial) -> tuple[Polynomial, int]:
+    """A polynomial as one whose constant is from 0 to 1, and an integer."""
+    constant = argument.coeff(1)
+    integer = int(constant.numerator // constant.denominator)
+    rest = argument - integer
+    self.is_decisive &= all(value.denominator == 1 for value in rest.values())
+    return rest, integer
+
+  def _factorial(self, argument: Polynomial) -> Quotient:
+    """(r + i)! as the smallest factorial (r + j)! nearby, times the factors between."""
+    rest, integer = self._split(argument)
+    if rest not in self._factorials or (not rest and integer < 0):
+      raise _UndecidedError
+    others, start = sorted(self._factorials[rest], reverse=True), integer
+    for other in others:
+      if start - _MAX_GAP <= other < start:
+        start = other
+    if not rest and start <= _MAX_GAP:
+      return self._number(Fraction(math.factorial(integer))), self._ring.one
+    # Two factorials far apart are related, and so is a number's to other numbers.
+    self.is_decisive &= bool(rest) and others[0] - others[-1] <= _MAX_GAP
+    factors = (rest + factor for factor in range(start + 1, integer + 1))
+    result = self._unknown(('factorial', rest, start))
+    return functools.reduce(self.multiply, factors, result), self._ring.one
+
+  def _binomial(self, n: Polynomial, k: Polynomial) -> Quotient:
+    if k.is_ground and 0 <= k.coeff(1) <= _MAX_GAP and k.coeff(1).denominator == 1:
+      count = int(k.coeff(1))
+      top = functools.reduce(self.multiply, (n - j for j in range(count)), self._ring.one)
+      return top, self._number(Fraction(math.factorial(count)))
+    bottom = self._multiply(self._factorial(k), self._factorial(n - k))
+    return self._multiply(self._factorial(n), self._inverse(bottom))
+
+  def _function(self, head: str, name: str, arguments: Sequence[Tree]) -> Quotient:
+    if name == 'binom':
+      return self._binomial(*map(self._polynomial, arguments))
+    if name == 'sqrt' and len(arguments) == 1:
+      return self._power(self.quotient(arguments[0]), self._number(Fraction(1, 2)))
+    quotients = tuple(self._normal(self.quotient(argument)) for argument in arguments)
+    if not self._has_letters or all(top.is_ground and low.is_ground for top, low in quotients):
+      raise _UndecidedError  # its value is a number, which may be zero
+    self.is_decisive = False
+    unknown = self._unknown((head, name, quotients))
+    self._functions |= _generators(unknown)
+    return unknown, self._ring.one
+
+  def _normal(self, x: Quotient) -> Quotient:
+    """A quotient whose denominator is 1 where it is a number."""
+    top, bottom = x
+    return (top * (1 / bottom.LC), self._ring.one) if bottom.is_ground and bottom else x
+
+
+def _factor(number: int) -> Iterator[tuple[int, int]]:
+  from sympy import factorint
+
+  for prime, times in factorint(number).items():
+    yield int(prime), int(times)
+
+
+def _generators(polynomial: Polynomial) -> set[int]:
+  """The places of the generators that are in a polynomial."""
+  return {index for monomial in polynomial for index, power in enumerate(monomial) if power}
+
+
+def _bits(polynomial: Polynomial) -> int:
+  """The bits of the largest coefficient; 1 for 1 and -1."""
+  return max(
+    (
+      int(value.numerator).bit_length() + int(value.denominator).bit_length() - 1
+      for value in polynomial.values()
+    ),
+    default=1,
+  )
+
+
+@functools.cache
+def _ring() -> Any:
+  from sympy.polys.domains import QQ
+  from sympy.polys.rings import PolyRing
+
+  return PolyRing([f'x{index}' for index in range(_NUM_GENERATORS)], QQ)
