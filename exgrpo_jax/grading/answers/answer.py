@@ -105,11 +105,20 @@ def interpret(tree: Tree) -> Reading:
   if _is_labelled_group(tree):
     label, group = tree[1]
     return make_labelled(label, interpret(group))
-  if rows := matrix.rows_of(tree):
-    return 'matrix', rows
+  if reading := _interpret_matrix(tree):
+    return reading
   if _has_plusminus(tree):
     return 'list', tuple(interpret(_choose_sign(tree, sign)) for sign in (1, -1))
   return _interpret_expression(tree)
+
+
+def _interpret_matrix(tree: Tree) -> Reading | None:
+  """A matrix, or a vector, which as '(1, 2)^T' is no interval; None for anything else."""
+  if rows := matrix.rows_of(tree):
+    return 'matrix', rows
+  if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == matrix.TRANSPOSED:
+    return 'group', '(', ')', tuple(map(interpret, tree[1][3]))
+  return None
 
 
 def _interpret_collection(head: str, items: Sequence[Tree]) -> Reading:

@@ -141,9 +141,6 @@ class Atoms(Cursor, abc.ABC):
       return self._parenthesised(mark)
     if mark == '{':
       items = self._items()
-      if self._next_is('choose'):
-        self._advance()
-        items = [('function', 'binom', (*items, self._relation()))]
       self._expect('mark', '}')
       return items[0] if len(items) == 1 else ('braces', tuple(items))
     if mark == '|':

@@ -111,6 +111,14 @@ class _Grammar(Atoms):
     return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
 
   def _union(self) -> Tree:
+    r"""A sum, or sets joined, or all before and after '\choose'."""
+    tree = self._sets()
+    if self._next_is('choose'):
+      self._advance()
+      tree = 'function', 'binom', (tree, self._sets())
+    return tree
+
+  def _sets(self) -> Tree:
     r"""A sum, or sets: unions, of which others may be taken away, or intersections."""
     members = [self._sum()]
     if self._next_is('cap'):
@@ -299,6 +307,8 @@ class _Grammar(Atoms):
       return tree
     if split and self._integer_is_next() and len(self.peek().text) > 1:
       return 'number', Fraction(int(self._split_digit()))
+    if split and self.peek().kind == 'word' and len(self.peek().text) == 1:
+      return 'symbol', self._advance().text  # '\frac x2' is x/2
     if self._next_is('-', '+'):
       negative = self._read_signs()
       tree = self._argument(split=False)

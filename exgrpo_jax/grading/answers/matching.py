@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exgrpo_jax.grading.answers import quantity
+from exgrpo_jax.grading.answers.binomial import read_coefficients
 from exgrpo_jax.grading.answers.reading import Reading
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tree import Tree, subtract
@@ -37,7 +38,8 @@ def same(given: Reading, truth: Reading) -> bool:
 
 
 def _same_quantity(given: Reading, truth: Reading) -> bool:
-  (_, x, x_unit), (_, y, y_unit) = given, truth
+  x_unit, y_unit = given[2], truth[2]
+  x, y = read_coefficients(given[1], truth[1])
   has_percent = 'percent' in (x[0], y[0])
   if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
     return False

@@ -91,6 +91,7 @@ _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
+_INDEX = r'(?:\{ ?(\w+) ?\}|(\w))'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
   for pattern, new in (
@@ -112,6 +113,9 @@ _REPLACEMENTS = tuple(
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
     (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
+    # {}_nC_k and {}^nC_k
+    (rf'(?:\{{ ?\}}|(?<![\w)}}\] ]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}', r'\\binom{\1\2}{\3\4}'),
+    (r'\\(?:top|intercal|(?:mathsf|mathrm) ?T)(?![a-zA-Z])', 'T'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
