@@ -1,6 +1,23 @@
+import subprocess
+import sys
+
 import pytest
 
-from exgrpo_jax.grading import worker
+from exgrpo_jax.grading import pool, verifier, worker
+
+# What the benchmark of grading judges, and most of what models write.
+COMMON = (
+  ('7', '8'),
+  ('7.50', '7.5'),
+  (r'\frac{7}{8}', '7/8'),
+  (r'7\sqrt{3}', r'\sqrt{3}\cdot 7'),
+  ('x^2+7x+1', '1+x^2+7x'),
+  ('(7, 3]', '(7, 3)'),
+  (r'\{1, 7\}', r'\{7, 1\}'),
+  (r'(0,1)\cup(2,3)', r'(2,3)\cup(0,1)'),
+  (r'2\begin{pmatrix}1\\2\end{pmatrix}', '(2,4)'),
+  (r'\text{no}', 'yes'),
+)
 
 
 @pytest.mark.parametrize(
@@ -16,3 +33,28 @@ from exgrpo_jax.grading import worker
 )
 def test_a_long_response_loses_only_thought(response, expected):
   assert worker.bounded(response, 10) == expected
+
+
+def test_a_worker_imports_sympy_only_for_an_answer_that_needs_it():
+  code = f"""
+import sys
+from exgrpo_jax.grading import verifier, worker
+for given, truth in {COMMON!r}:
+  verifier.judge(chr(92) + 'boxed{{' + given + '}}', truth)
+assert 'sympy' not in sys.modules
+assert verifier.is_correct(r'\\boxed{{(0,9)\\cup(9,36)}}', r'(0,36)\\setminus\\{{9\\}}')
+assert 'sympy' in sys.modules
+"""
+  subprocess.run([sys.executable, '-c', code], check=True)
+
+
+def test_sympy_decides_within_a_workers_limits():
+  config = pool.Config(
+    workers=1, time_limit=60.0, memory_limit=256, max_length=1000, max_failures=0.0, reward=''
+  )
+  with pool.Grader(config, verifier.ANYTHING) as grader:
+    verdicts = grader.grade(
+      [r'\boxed{(0,9)\cup(9,36)}', r'\boxed{(x+y)^{99999}}', r'\boxed{1+x^{2022}}'],
+      [r'(0,36)\setminus\{9\}', '(y+x)^{99999}+1', 'x^{2022}+1'],
+    )
+  assert [verdict.outcome for verdict in verdicts] == ['correct', 'wrong', 'correct']
