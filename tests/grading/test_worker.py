@@ -17,6 +17,7 @@ COMMON = (
   (r'(0,1)\cup(2,3)', r'(2,3)\cup(0,1)'),
   (r'2\begin{pmatrix}1\\2\end{pmatrix}', '(2,4)'),
   (r'\text{no}', 'yes'),
+  (r'\neq 7', '7'),
 )
 
 

@@ -25,6 +25,8 @@ class _NoSetError(ValueError):
 
 def same_set(x: Reading, y: Reading) -> bool:
   """Whether two readings are the same set of real numbers; False where one is none."""
+  if 'quantity' in (x[0], y[0]):
+    return False
   try:
     ends = (*_ends(x), *_ends(y))
     if len(ends) > _MAX_MEMBERS:
