@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import os
 import pathlib
+import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -192,6 +193,22 @@ def resolve_config(argv: Sequence[str]) -> list[str]:
     follows = arg in ('-config', '--config')
     resolved.append(arg)
   return resolved
+
+
+def config_arguments(argv: Sequence[str]) -> list[str]:
+  """The words of a command line that give its config, as they were typed."""
+  chosen, is_open = [], False  # a flag waits for its value
+  for word in argv:
+    flag = word.lstrip('-') if re.match('--?[a-z]', word) else ''
+    if flag.partition('=')[0] == 'config' or flag.startswith('config.'):
+      chosen.append(word)
+      is_open = '=' not in word
+    elif is_open and not flag:
+      chosen.append(word)
+      is_open = False
+    else:
+      is_open = False
+  return chosen
 
 
 def _folder(package: str) -> pathlib.Path:

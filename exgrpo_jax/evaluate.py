@@ -30,7 +30,7 @@ from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.token_sampling import Distribution
-from exgrpo_jax.runtime import hosts, randomness
+from exgrpo_jax.runtime import activity, console, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
@@ -62,20 +62,30 @@ def main(args: cli.Args) -> None:
   spec_names.check_distinct(specs, '--data' if args.data else 'config.data.evaluation')
   experiment = open_experiment(values, args.checkpoint)
   out = args.out or os.path.join(args.checkpoint, 'evaluation')
-  with jax.set_mesh(experiment.mesh):
+  with jax.set_mesh(experiment.mesh), console.opened():
     like = model.shapes(experiment.model, experiment.mesh)
     params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
     for spec in specs:
       data = load_questions(experiment, spec)
-      scores, records = score_policy(experiment, params, data, step)
+      with activity.doing(f'evaluation on {spec}'):
+        scores, records = score_policy(experiment, params, data, step)
       path = _write_by_hand(out, args.checkpoint, step, spec, scores, records)
       print(f'{spec} at step {step}, temperature {experiment.config.evaluation.temperature}')
       print(f'{table(scores)}\nresponses: {path}')
 
 
-def records_path(out: str, step: int, spec: str, suffix: str = '') -> str:
-  """Where in the folder `out` the records of an evaluation are kept."""
-  return os.path.join(out, f'step_{step:06d}_{spec_names.spec_name(spec)}{suffix}.jsonl')
+def score_all(
+  experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
+) -> dict[str, float]:
+  """The scores on all of a run's evaluations, which it prints; see `score_policy`."""
+  scores = {}
+  for data in evaluations:
+    with activity.doing(spec_names.spec_name(data.spec)):
+      of_data, records = score_policy(experiment, params, data, step)
+    metrics.write_rows(_records_path(f'{experiment.workdir}/evaluation', step, data.spec), records)
+    scores |= of_data
+  print(f'evaluation after step {step}\n{table(scores)}', flush=True)
+  return scores
 
 
 def score_policy(
@@ -154,6 +164,11 @@ def table(scores: Mapping[str, float]) -> str:
   return '\n'.join(lines)
 
 
+def _records_path(out: str, step: int, spec: str, made: str = '') -> str:
+  """Where in the folder `out` the records of an evaluation are kept."""
+  return os.path.join(out, f'step_{step:06d}_{spec_names.spec_name(spec)}{made}.jsonl')
+
+
 def _write_by_hand(
   out: str,
   run: str,
@@ -166,7 +181,7 @@ def _write_by_hand(
   now = datetime.datetime.now().astimezone()
   sampling, samples = records[0]['sampling'], len(records[0]['responses'])
   made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
-  path = records_path(out, step, spec, made)
+  path = _records_path(out, step, spec, made)
   metrics.write_rows(path, records)
   line = {
     'time': now.isoformat(timespec='seconds'),

@@ -79,6 +79,10 @@ class EvaluationConfig:
     '[0, 1]', "only tokens of at least this share of the most probable one's probability"
   )
 
+  def steps(self, num_steps: int) -> list[int]:
+    """After which of so many steps there is one; the one at the start is not among them."""
+    return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
+
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:

@@ -9,7 +9,6 @@ what cannot be run, 75 after SIGTERM, once the step is finished and saved; the s
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 
 import jax
@@ -33,10 +32,19 @@ from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics, plots, samples, step_metrics
+from exgrpo_jax.reporting import messages, metrics, plots, samples, step_metrics
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.runtime import compilations, hosts, preemption, randomness, watchdog
+from exgrpo_jax.runtime import (
+  activity,
+  compilations,
+  console,
+  hosts,
+  preemption,
+  randomness,
+  watchdog,
+)
 from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
@@ -60,16 +68,10 @@ class Run:
 
 @dataclasses.dataclass
 class Progress:
-  """How far the run is; changes with every step."""
+  """What changes with every step, and no checkpoint keeps."""
 
-  done: int  # steps when it began or was resumed
-  num_steps: int
+  pace: Pace
   silent_steps: int = 0  # in a row, up to now, without any difference in reward
-  started: float = dataclasses.field(default_factory=time.monotonic)
-
-  def seconds_left(self, step: int) -> float:
-    """Until the last step, at the mean pace so far."""
-    return (time.monotonic() - self.started) / (step - self.done) * (self.num_steps - step)
 
 
 def define_flags() -> None:
@@ -87,7 +89,7 @@ def main(args: cli.Args) -> None:
   check_workdir(args.config, args.workdir)
   check_writable(args.workdir)
   check_hosts(args.config, args.workdir)
-  done = max(checkpoint.steps(args.workdir), default=0)
+  done = hosts.broadcast_from_first(max(checkpoint.steps(args.workdir), default=0))
   if done > args.config.num_steps:
     print(
       f'{args.workdir}: the run is finished, at step {done} of {args.config.num_steps}; nothing '
@@ -95,19 +97,27 @@ def main(args: cli.Args) -> None:
       flush=True,
     )
     return
-  experiment = open_experiment(args.config, args.workdir)
-  config = experiment.config
-  pool.check(config.grading, config.verifier)
-  rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
-  evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
-  with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
-    checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
-    # A resumed run needs its initial parameters only where a KL term refers to them.
-    resumes = hosts.broadcast_from_first(bool(checkpoint.steps(args.workdir)))
-    needs_params = not resumes or config.objective.kl_coefficient
-    params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
-    claim_workdir(args.config, args.workdir)
-    start_or_resume(experiment, rollout, evaluations, params, compiled)
+  with console.opened(os.path.join(args.workdir, 'console.log')):
+    with activity.doing('reading the data'):
+      experiment = open_experiment(args.config, args.workdir)
+      config = experiment.config
+      pool.check(config.grading, config.verifier)
+      rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
+      evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
+    with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
+      banner = messages.banner(
+        rollout, evaluations, config.evaluation.every, done, config.num_steps, args.workdir
+      )
+      print(banner, flush=True)
+      checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
+      # A resumed run needs its initial parameters only where a KL term refers to them.
+      needs_params = not done or config.objective.kl_coefficient
+      params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
+      claim_workdir(args.config, args.workdir)
+      start_or_resume(experiment, rollout, evaluations, params, compiled)
+    if hosts.is_first():
+      records, arguments = metrics.read(args.workdir), cli.config_arguments(sys.argv)
+      print(messages.farewell(records, args.workdir, sys.orig_argv[0], arguments), flush=True)
 
 
 def start_or_resume(
@@ -144,8 +154,11 @@ def start_or_resume(
       pool.Grader(config.grading, config.verifier) as grader,
       preemption.listening() as told_to_stop,
     ):
+      pace = Pace(compiled, metrics.read(workdir))
       if not snapshot.step:
-        writer.write(0, evaluated(experiment, evaluations, snapshot.state.params, 0))
+        with activity.doing('evaluate'), pace.evaluation():
+          scores = evaluate.score_all(experiment, snapshot.state.params, evaluations, 0)
+        writer.write(0, scores)
       with watchdog.watching() as clock:
         run = Run(
           experiment=experiment,
@@ -160,31 +173,28 @@ def start_or_resume(
           compiled=compiled,
           told_to_stop=told_to_stop,
         )
-        take_steps(run, snapshot)
+        take_steps(run, snapshot, Progress(pace))
   if hosts.is_first():
-    records = metrics.read(workdir)
-    curves = os.path.join(workdir, 'curves.png')
-    plots.curves(records, curves)
-    print(f'{metrics.summary_table(records)}\ncurves: {curves}', flush=True)
+    plots.curves(metrics.read(workdir), os.path.join(workdir, 'curves.png'))
 
 
-def take_steps(run: Run, snapshot: Snapshot) -> None:
+def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> None:
   """The loop of the paper, from the snapshot to the last step.
 
   Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
   """
   num_steps = run.experiment.config.num_steps
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  progress = Progress(done, num_steps)
   plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1)
-  for step in range(done + 1, num_steps + 1):
-    experience = collect(run, state.params, plan)
-    state, sums = learn(run, state, experience)  # dispatched, not awaited
-    buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
-    report(run, progress, state, buffer, experience, sums)  # awaits the update
-    # After the metrics, so that a resumed run has them all.
-    save(run, Snapshot(step=step, state=state, buffer=buffer, cursor=cursor))
-    plan, cursor = next_plan, next_cursor
+  with activity.doing(lambda: f'step {plan.step}/{num_steps}'):
+    for step in range(done + 1, num_steps + 1):
+      experience = collect(run, state.params, plan)
+      state, sums = learn(run, state, experience)  # dispatched, not awaited
+      buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
+      report(run, progress, state, buffer, experience, sums)  # awaits the update
+      # After the metrics, so that a resumed run has them all.
+      save(run, Snapshot(step=step, state=state, buffer=buffer, cursor=cursor))
+      plan, cursor = next_plan, next_cursor
   if run.experiment.config.export.last:
     export.keep_last(run.experiment, state.params)
   run.checkpoints.wait_until_finished()
@@ -202,7 +212,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     decode_params = jax.block_until_ready(
       model.decode_layout(experiment.model, params, experiment.mesh)
     )
-  with clock('generate'):
+  with clock('generate'), activity.doing(run.grader.progress):
     key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)
     responses = rollout.generate(decode_params, plan, key, run.grader.submit)
   del decode_params  # the update needs their memory
@@ -222,6 +232,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   )
 
 
+@activity.doing('learn')
 def learn(
   run: Run, state: TrainState, experience: Experience
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -288,20 +299,23 @@ def report(
   ):
     if warning:
       hosts.warn(warning)
-  if plan.step % config.evaluation.every == 0 or plan.step == config.num_steps:
-    with clock('evaluate'):
-      scores = evaluated(run.experiment, run.evaluations, state.params, plan.step)
-      measured |= scores
-    if config.export.best:
-      with clock('export', device_waits=True):
-        export.keep_best(run.experiment, state.params, plan.step, evaluate.mean_score(scores))
+  if plan.step in config.evaluation.steps(config.num_steps):
+    with progress.pace.evaluation():
+      with clock('evaluate'):
+        scores = evaluate.score_all(run.experiment, state.params, run.evaluations, plan.step)
+        measured |= scores
+      if config.export.best:
+        with clock('export', device_waits=True):
+          export.keep_best(run.experiment, state.params, plan.step, evaluate.mean_score(scores))
   measured |= clock.seconds() | run.compiled.metrics()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in ('evaluate', 'export'))
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
   clock.restart()
+  progress.pace.finish_step()
   with clock('log', device_waits=True):
-    seconds_left = progress.seconds_left(plan.step)
-    print(metrics.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
+    due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
+    seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
+    print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
     rows = samples.sample_rows(run.experiment.tokenizer, experience, config.metrics.sampled_rows)
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
@@ -327,20 +341,6 @@ def save(run: Run, snapshot: Snapshot) -> None:
       flush=True,
     )
     sys.exit(preemption.EXIT_CODE)
-
-
-def evaluated(
-  experiment: Experiment, evaluations: tuple[QuestionSet, ...], params: model.Params, step: int
-) -> dict[str, float]:
-  """The scores of all evaluations, printed and returned as metrics."""
-  scores = {}
-  out = os.path.join(experiment.workdir, 'evaluation')
-  for data in evaluations:
-    of_data, records = evaluate.score_policy(experiment, params, data, step)
-    metrics.write_rows(evaluate.records_path(out, step, data.spec), records)
-    scores |= of_data
-  print(f'evaluation after step {step}\n{evaluate.table(scores)}', flush=True)
-  return scores
 
 
 if __name__ == '__main__':

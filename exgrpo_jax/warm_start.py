@@ -27,7 +27,7 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.scoring import score_tokens
-from exgrpo_jax.runtime import hosts, randomness
+from exgrpo_jax.runtime import activity, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import write_json
 
@@ -46,7 +46,8 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
   """
   path = experiment.config.model.path
   if path:
-    params = weights.load(path, experiment.model, experiment.mesh)
+    with activity.doing(f'reading the weights of {path}'):
+      params = weights.load(path, experiment.model, experiment.mesh)
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {path}: {count:,} parameters', flush=True)
   else:
@@ -108,7 +109,11 @@ def _train(
   state = optimizer.init(optimizer_config, config.num_updates, params)
   longest = max(len(prompt) + len(solution) for prompt, solution in rows)
   interval = max(1, config.num_updates // REPORTS)
-  with metrics.Writer(directory, first_step=0) as writer:
+  update = 0
+  with (
+    metrics.Writer(directory, first_step=0) as writer,
+    activity.doing(lambda: f'warm start {update}/{config.num_updates}'),
+  ):
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.seed, update)
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)

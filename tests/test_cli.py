@@ -115,6 +115,13 @@ def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
   assert cli.portable_config('configs/smoke.py') == 'configs/smoke.py'
 
 
+def test_the_words_that_gave_the_config_are_told_from_the_others():
+  config = ['-config=x.py', '--config.num_steps', '-3', '--config.replay.ratio=0.5']
+  others = ['--workdir=/tmp/x', '--samples', '4', '--configuration=y']
+  assert cli.config_arguments(['train', *others, *config[:3], *others, *config[3:]]) == config
+  assert cli.config_arguments(['--config', 'smoke', 'other']) == ['--config', 'smoke']
+
+
 # ---- Flags ----
 
 

@@ -22,7 +22,7 @@ from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import activity, hosts
 
 # -P: the worker's search path is ours, without the folder that it happens to start in.
 COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
@@ -105,6 +105,10 @@ class Grader:
       raise KeyError(f'a response with key {key!r} is already being graded')
     self._pending[key] = self._start(len(self._pending), response, answer, kind)
 
+  def progress(self) -> str:
+    """How many of the responses submitted since the last `collect` this host has judged."""
+    return _progress(list(self._pending.values()))
+
   def collect(self) -> dict[Hashable, Verdict]:
     """Waits for everything submitted since the last call; returns it in that order."""
     pending, self._pending = self._pending, {}
@@ -170,8 +174,15 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
 
 def _gather(futures: Iterable[concurrent.futures.Future[Verdict] | None]) -> list[Verdict]:
   """Waits for this host's verdicts; returns those of all hosts."""
-  verdicts = [future.result() for future in futures if future is not None]
+  own = [future for future in futures if future is not None]
+  with activity.doing(lambda: _progress(own)):
+    verdicts = [future.result() for future in own]
   return [Verdict._make(fields) for fields in hosts.merge_shares(verdicts)]
+
+
+def _progress(futures: Sequence[concurrent.futures.Future[Verdict] | None]) -> str:
+  own = [future for future in futures if future is not None]
+  return f'{sum(future.done() for future in own)} of {len(own)} graded'
 
 
 class _Slot:

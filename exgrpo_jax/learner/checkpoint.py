@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
+from rich.filesize import decimal
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
@@ -88,13 +89,10 @@ def check_disk_space(workdir: str, state: TrainState) -> None:
   free = shutil.disk_usage(workdir).free
   if free < needed:
     raise InputError(
-      f'--workdir={workdir} has {free / 2**30:.2f} GiB left, and a checkpoint takes '
-      f'{needed / 2**30:.2f}: free some space, or use another disk.'
+      f'--workdir={workdir} has {decimal(free)} left, and a checkpoint takes {decimal(needed)}: '
+      'free some space, or use another disk.'
     )
-  print(
-    f'a checkpoint takes {needed / 2**30:.2f} GiB; {workdir} has {free / 2**30:,.2f} left',
-    flush=True,
-  )
+  print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
 
 
 def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:

@@ -108,29 +108,6 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
   _write_atomically(path, rows)
 
 
-def progress_line(
-  step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float
-) -> str:
-  """One line about a step, in columns of fixed width; '-' for a metric that is missing."""
-
-  def show(name: str, spec: str, width: int) -> str:
-    return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
-
-  return ' | '.join(
-    (
-      f'step {step:>{len(str(num_steps))}}/{num_steps}',
-      f'reward {show("reward", ".3f", 6)}',
-      f'pass {show("pass_rate/fresh", ".3f", 5)}',
-      f'entropy {show("entropy", ".3f", 6)}',
-      f'length {show("length/mean", ".0f", 5)}',
-      f'buffer {show("buffer/questions", ".0f", 5)}',
-      f'retired {show("buffer/retired", ".0f", 5)}',
-      f'{show("speed/tokens_per_second", ",.0f", 7)} tok/s',
-      f'{_format_duration(seconds_left):>8} left',
-    )
-  )
-
-
 def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   """A text table of the first, last and best values of a run's main metrics and evaluations.
 
@@ -250,12 +227,6 @@ def _start_wandb(workdir: pathlib.Path, first_step: int, project: str) -> Any:
   return wandb.init(
     project=project, group=group, name=f'{group}-from-{first_step}', dir=str(workdir)
   )
-
-
-def _format_duration(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f'{hours}:{minutes:02d}:{seconds:02d}'
 
 
 def _format_best(points: Sequence[tuple[float, float]]) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from exgrpo_jax.padding import length_bucket, rows_within
 from exgrpo_jax.policy import kv_cache, model
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, State
+from exgrpo_jax.runtime import activity
 
 PREFILL_TOKENS = 16384  # in one prefill, so that its activations stay small
 # Refill once one slot in this many has finished: few host syncs, few idle slots.
@@ -77,7 +78,10 @@ def generate(
   responses: dict[int, Response] = {}
   prefilled: dict[_Origin, _Prefilled] = {}
   state = None
-  with jax.set_mesh(mesh):
+  with (
+    jax.set_mesh(mesh),
+    activity.doing(lambda: _progress(slots, responses, len(prompts))),
+  ):
     while waiting or any(slots):
       free = [slot for slot, row in enumerate(slots) if row is None]
       for slot in free[: len(waiting)]:
@@ -130,6 +134,14 @@ class _Row:
 
 
 _Slots = list[_Row | None]
+
+
+def _progress(slots: _Slots, responses: Mapping[int, Response], total: int) -> str:
+  """How far it is, as of the last sync."""
+  finished = list(responses.values())
+  tokens = sum(len(response.tokens) for response in finished)
+  tokens += sum(row.length for row in slots if row is not None)
+  return f'{len(finished)} of {total} responses, {tokens:,} tokens'
 
 
 def _compact(state: State, slots: _Slots) -> tuple[State, _Slots]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from exgrpo_jax.runtime import activity
+
 
 class Now(NamedTuple):
   """A reading of the clock in the middle of a step."""
@@ -47,7 +49,8 @@ class Clock:
     """Times a block as `phase`; with `device_waits` the device idles meanwhile."""
     start = time.monotonic()
     self._phase = (phase, start)
-    yield
+    with activity.doing(phase.replace('_', ' ')):
+      yield
     now = time.monotonic()
     self._phase = ('', now)
     self._phases[phase] = self._phases.get(phase, 0.0) + now - start

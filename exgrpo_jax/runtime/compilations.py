@@ -20,11 +20,21 @@ class Counter:
     if event == _EVENT:
       self._durations.append(duration_secs)
 
+  @property
+  def count(self) -> int:
+    """How many programs."""
+    return len(self._durations)
+
+  @property
+  def seconds(self) -> float:
+    """What they took."""
+    return sum(self._durations)
+
   def metrics(self) -> dict[str, float]:
     """How many programs, and the seconds they took."""
     return {
-      'speed/compilations': float(len(self._durations)),
-      'time/compile_total': sum(self._durations),
+      'speed/compilations': float(self.count),
+      'time/compile_total': self.seconds,
     }
 
 

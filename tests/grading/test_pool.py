@@ -14,6 +14,7 @@ import pytest
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.runtime import activity
 from tests.helpers.processes import is_running
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)
@@ -83,6 +84,21 @@ def test_submit_does_not_wait_for_the_verdict(tmp_path):
     wait_until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
     assert outcomes(running.collect().values()) == ['no answer']
+
+
+def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
+  assert plain.progress() == '0 of 0 graded'
+  plain.submit(0, lambda: r'\boxed{1}', '1')
+  wait_until(lambda: plain.progress() == '1 of 1 graded')
+  seen = []
+
+  def text():
+    seen.append(activity.now())
+    return ''
+
+  plain.submit(1, lambda: wait_until(lambda: 'graded' in activity.now()) or text(), '1')
+  plain.collect()
+  assert seen[0].startswith('1 of 2 graded (') and activity.now() == ''
 
 
 def test_a_key_is_not_submitted_twice(plain):

@@ -134,28 +134,6 @@ def test_rows_are_written_atomically(tmp_path):
   assert path.read_text() == '{"question": "a"}\n'
 
 
-def test_the_progress_line():
-  full = {
-    'reward': 0.5,
-    'pass_rate/fresh': 0.25,
-    'entropy': 1.5,
-    'length/mean': 812.4,
-    'buffer/questions': 1034,
-    'buffer/retired': 20,
-    'speed/tokens_per_second': 12345.6,
-  }
-  line = metrics.progress_line(7, 700, full, 3725)
-  assert line == (
-    'step   7/700 | reward  0.500 | pass 0.250 | entropy  1.500 | length   812 | buffer  1034 '
-    '| retired    20 |  12,346 tok/s |  1:02:05 left'
-  )
-  partial = metrics.progress_line(70, 700, {'reward': -1}, 0)
-  assert partial == (
-    'step  70/700 | reward -1.000 | pass     - | entropy      - | length     - | buffer     - '
-    '| retired     - |       - tok/s |  0:00:00 left'
-  )
-
-
 def test_the_summary_table():
   # 20 steps: a tenth is 2. Rewards are 0, 1, ..., 19; the evaluation in the middle is best.
   records = [{'step': step, 'reward': float(step), 'length/mean': 400.0} for step in range(20)]

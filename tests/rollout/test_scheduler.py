@@ -1,6 +1,7 @@
 """What is drawn, what is said of it, and that nobody's company matters."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
-from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime import activity, randomness
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -125,6 +126,18 @@ def log_softmax(logits):
 def assert_same_tokens(found, expected):
   for ours, theirs in zip(found, expected, strict=True):
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+
+
+def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
+  seen = []
+  generate(on_finish=lambda index, _: seen.append((index, activity.now())))
+  finished = [index for index, _ in seen]
+  for number, (_, said) in enumerate(seen, 1):
+    count, tokens = re.match(r'(\d) of 7 responses, (\d+) tokens', said).groups()
+    assert int(count) == number
+    assert int(tokens) >= sum(len(responses[index].tokens) for index in finished[:number])
+  assert int(tokens) == sum(len(response.tokens) for response in responses)
+  assert activity.now() == ''
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""What a run tells its user: as it starts, after each step, and when it is done."""
+
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout.stages import Rollout
+
+
+def banner(
+  rollout: Rollout,
+  evaluations: Sequence[QuestionSet],
+  every: int,
+  done: int,
+  num_steps: int,
+  workdir: str,
+) -> str:
+  """What is about to be trained, on what and where.
+
+  Args:
+    rollout: of the run.
+    evaluations: the questions on which it is evaluated.
+    every: steps between evaluations.
+    done: steps that are done already; 0 for a new run.
+    num_steps: in all.
+    workdir: where the run writes.
+  """
+  kind = rollout.mesh.devices.flat[0].device_kind
+  axes = ', '.join(f'{name}={size}' for name, size in rollout.mesh.shape.items())
+  shape, config = rollout.model, rollout.config
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, rollout.mesh)))
+  ratio = rollout.replay.ratio
+  rows = [
+    ('method', f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'plain GRPO, replay.ratio=0'),
+    ('device', f'{_counted(rollout.mesh.size, kind)}, {_counted(jax.process_count(), "host")}'),
+    ('mesh', axes),
+    (
+      'model',
+      f'{count:,} parameters, {shape.dtype}: {_counted(shape.num_layers, "layer")} of width '
+      f'{shape.width}, {shape.vocab_size:,} tokens',
+    ),
+    ('training', _size(rollout.data)),
+    ('a step', f'{config.questions} questions, {config.samples} responses to each'),
+    *[('evaluation', _size(questions)) for questions in evaluations],
+    *[('', f'at the start, every {every} steps and at the end')] * bool(evaluations),
+    ('steps', f'{num_steps:,}' + (f', of which {done:,} are done' if done else '')),
+    ('workdir', workdir),
+  ]
+  return _columns(rows)
+
+
+def progress_line(
+  step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None
+) -> str:
+  """One line about a step, in columns of fixed width; '-' for what is missing or not known."""
+
+  def show(name: str, spec: str, width: int) -> str:
+    return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
+
+  left = '-' if seconds_left is None else _duration(seconds_left)
+  return ' | '.join(
+    (
+      f'step {step:>{len(str(num_steps))}}/{num_steps}',
+      f'reward {show("reward", ".3f", 6)}',
+      f'pass {show("pass_rate/fresh", ".3f", 5)}',
+      f'entropy {show("entropy", ".3f", 6)}',
+      f'length {show("length/mean", ".0f", 5)}',
+      f'buffer {show("buffer/questions", ".0f", 5)}',
+      f'retired {show("buffer/retired", ".0f", 5)}',
+      f'{show("speed/tokens_per_second", ",.0f", 7)} tok/s',
+      f'{left:>8} left',
+    )
+  )
+
+
+def farewell(
+  records: Sequence[Mapping[str, float]], workdir: str, python: str, arguments: Sequence[str]
+) -> str:
+  """What was learnt, where all of it is, and what can be done with it.
+
+  Args:
+    records: the run's metrics.
+    workdir: of the run.
+    python: as the user calls it.
+    arguments: those that gave the config, such as --config=smoke and overrides.
+  """
+  parts = [
+    metrics.summary_table(records),
+    _learnt(records),
+    _places(workdir),
+    _next_commands(workdir, python, arguments),
+  ]
+  return '\n'.join(filter(None, parts))
+
+
+def _learnt(records: Sequence[Mapping[str, float]]) -> str:
+  """The first and the last evaluation of each source, with 95% intervals; '' without any.
+
+  Of each source that is avg@k, or pass@1 where each question has one response.
+  """
+  evaluated = [record for record in records if any(map(_is_score, record))]
+  if not evaluated:
+    return ''
+  names = dict.fromkeys(filter(_is_score, evaluated[-1]))
+  averaged = {name.rpartition('/')[0] for name in names if '/avg@' in name}
+  rows = []
+  for name in names:
+    source, _, measure = name.rpartition('/')
+    if measure == 'pass@1' and source in averaged:
+      continue
+    first = next(record for record in evaluated if name in record)
+    ends = [first] if first is evaluated[-1] else [first, evaluated[-1]]
+    points = [f'{_score(record, name)} after step {record["step"]:.0f}' for record in ends]
+    rows.append((f'{measure} of {source.removeprefix("eval/")}', '  ->  '.join(points)))
+  return f'evaluation, first and last, with 95% intervals:\n{_columns(rows)}'
+
+
+def _places(workdir: str) -> str:
+  """Where a run has written what."""
+  files = {
+    'curves': 'curves.png',
+    'metrics': 'metrics.jsonl',
+    'responses': 'samples',
+    'evaluations': 'evaluation',
+    'this text': 'console.log',
+  }
+  return _columns([(what, os.path.join(workdir, file)) for what, file in files.items()])
+
+
+def _next_commands(workdir: str, python: str, arguments: Sequence[str]) -> str:
+  """To be copied and pasted."""
+  out = os.path.join(workdir, 'export', 'last')
+  checkpoint = f'--checkpoint={workdir}'
+  commands = [
+    ['tensorboard', f'--logdir={os.path.join(workdir, "tensorboard")}'],
+    [python, '-m', 'exgrpo_jax.evaluate', *arguments, checkpoint, '--samples=4'],
+  ]
+  if not os.path.exists(out):
+    commands.append([python, '-m', 'exgrpo_jax.export', checkpoint, f'--out={out}'])
+  return '\n'.join(['next:', *(f'  {shlex.join(command)}' for command in commands)])
+
+
+def _is_score(name: str) -> bool:
+  return (
+    name.startswith('eval/')
+    and name.rpartition('/')[2].startswith(('avg@', 'pass@1'))
+    and (not name.endswith(('_low', '_high')))
+  )
+
+
+def _score(record: Mapping[str, float], name: str) -> str:
+  return f'{record[name]:.3f} ({record[f"{name}_low"]:.3f} to {record[f"{name}_high"]:.3f})'
+
+
+def _size(data: QuestionSet) -> str:
+  return f'{len(data.questions):,} questions of {data.spec}'
+
+
+def _counted(count: int, what: str) -> str:
+  return f'{count} {what}{"s" * (count != 1)}'
+
+
+def _columns(rows: Sequence[tuple[str, str]]) -> str:
+  width = max(len(name) for name, _ in rows)
+  return '\n'.join(f'  {name:<{width}}  {value}' for name, value in rows)
+
+
+def _duration(seconds: float) -> str:
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02d}:{seconds:02d}'

@@ -1,0 +1,156 @@
+"""What a user sees of a long command, and the file that keeps it.
+
+On a terminal the last line says what is being done, several times a second. Elsewhere a line says
+so whenever nothing else was printed for a minute. Both come from activity.py, by a thread, so that
+nothing waits for them.
+"""
+
+import contextlib
+import datetime
+import os
+import re
+import shlex
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+import rich.console
+import rich.live
+import rich.text
+from absl import logging
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import activity, hosts
+
+SILENCE = 60.0  # seconds without a line, after which one says what is being done
+# Escape sequences, such as colours and movements of the cursor.
+_CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
+
+
+@contextlib.contextmanager
+def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
+  """Shows what is done in the block, and appends all that it prints to the file `path`.
+
+  The file gets standard output and standard error, and the error that ends the block, but nothing
+  that only makes sense on a terminal. '' keeps no file. Of several hosts only the first shows and
+  keeps anything. Not to be nested.
+  """
+  if not hosts.is_first():
+    yield
+    return
+  over = threading.Event()
+  with (
+    open(path or os.devnull, 'ab', buffering=0) as file,
+    _live_line() as is_live,
+  ):
+    log = _Log(file)
+    moment = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
+    log.write(f'---- {moment}  {shlex.join(sys.orig_argv)}')
+    thread = threading.Thread(target=_break_silence, args=(over, log, silence, is_live))
+    thread.daemon = True
+    thread.start()
+    try:
+      with (
+        contextlib.redirect_stdout(cast(IO[str], _Kept(sys.stdout, log))),
+        contextlib.redirect_stderr(cast(IO[str], _Kept(sys.stderr, log))),
+        _logging_to_stderr(),
+      ):
+        yield
+    except InputError as error:
+      log.write(f'error: {error}')
+      raise
+    except Exception:
+      log.write(traceback.format_exc().rstrip())
+      raise
+    finally:
+      over.set()
+      thread.join()
+
+
+class _Log:
+  """Whole lines in a file, and when the last one came."""
+
+  def __init__(self, file: IO[bytes]) -> None:
+    self._file = file
+    self.last = time.monotonic()
+
+  def write(self, line: str) -> None:
+    """Appends a line, without what only a terminal understands."""
+    self.last = time.monotonic()
+    text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
+    with contextlib.suppress(OSError):  # no run ends because its log does not fit on the disk
+      self._file.write(f'{text}\n'.encode(errors='backslashreplace'))
+
+
+class _Kept:
+  """A stream whose lines also go into the log; in all else the stream itself."""
+
+  def __init__(self, stream: IO[str], log: _Log) -> None:
+    self._stream, self._log = stream, log
+    self._line = ''  # the beginning of one
+
+  def write(self, text: str) -> int:
+    *lines, self._line = (self._line + text).split('\n')
+    for line in lines:
+      self._log.write(line)
+    return self._stream.write(text)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+
+class _Terminal(rich.console.Console):
+  """Leaves the cursor visible: a run that is killed could not bring it back."""
+
+  def show_cursor(self, show: bool = True) -> bool:
+    del show
+    return False
+
+
+@contextlib.contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+  """What libraries log goes where standard error now goes, not where it went at their import."""
+  handler = logging.get_absl_handler().python_handler
+  before = handler.setStream(sys.stderr)
+  try:
+    yield
+  finally:
+    handler.setStream(before)
+
+
+@contextlib.contextmanager
+def _live_line() -> Iterator[bool]:
+  """Keeps the last line of a terminal up to date; yields whether standard output is one."""
+  terminal = _Terminal(file=sys.stdout, soft_wrap=True)
+  if not sys.stdout.isatty() or terminal.is_dumb_terminal:
+    yield False
+    return
+  # What is printed to either stream goes above the line. Standard error may be a file.
+  with rich.live.Live(
+    console=terminal,
+    get_renderable=lambda: rich.text.Text(
+      textwrap.fill(activity.now(), terminal.width - 1), no_wrap=True, overflow='crop'
+    ),
+    transient=True,
+    redirect_stderr=sys.stderr.isatty(),
+  ):
+    yield True
+
+
+def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bool) -> None:
+  while not over.wait(silence / 60):
+    doing = activity.now()
+    if not doing or time.monotonic() - log.last < silence:
+      continue
+    if is_live:  # who reads the file sees that the run is alive
+      log.write(doing)
+      continue
+    try:
+      sys.stdout.write(f'{doing}\n')
+      sys.stdout.flush()
+    except OSError:  # nobody reads any more
+      return

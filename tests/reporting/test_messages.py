@@ -1,0 +1,125 @@
+"""What a run tells its user, at its start, after each step and at its end."""
+
+import os
+import shlex
+
+import jax
+
+from exgrpo_jax import cli
+from exgrpo_jax.reporting import messages, metrics
+from tests.helpers import tiny
+
+
+def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
+  def lines(done):
+    text = messages.banner(recorded.rollout, recorded.evaluations, 16, done, 32, '/tmp/run')
+    return [tuple(line.strip().split('  ', 1)) for line in text.splitlines()]
+
+  parameters = sum(x.size for x in jax.tree.leaves(recorded.steps[1].params))
+  tokens = recorded.experiment.tokenizer.vocab_size
+  new = lines(done=0)
+  assert [(first, *(text.strip() for text in rest)) for first, *rest in new] == [
+    ('method', 'ExGRPO, replay.ratio=0.5'),
+    ('device', '1 cpu, 1 host'),
+    ('mesh', 'data=1, fsdp=1, tensor=1'),
+    ('model', f'{parameters:,} parameters, float32: 1 layer of width 32, {tokens} tokens'),
+    ('training', f'{tiny.POOL} questions of {recorded.data.spec}'),
+    ('a step', f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each'),
+    ('evaluation', f'4 questions of {recorded.evaluations[0].spec}'),
+    ('at the start, every 16 steps and at the end',),
+    ('steps', '32'),
+    ('workdir', '/tmp/run'),
+  ]
+  (steps,) = (text.strip() for name, *rest in lines(done=8) for text in rest if name == 'steps')
+  assert steps == '32, of which 8 are done'
+
+
+def test_the_progress_line():
+  full = {
+    'reward': 0.5,
+    'pass_rate/fresh': 0.25,
+    'entropy': 1.5,
+    'length/mean': 812.4,
+    'buffer/questions': 1034,
+    'buffer/retired': 20,
+    'speed/tokens_per_second': 12345.6,
+  }
+  line = messages.progress_line(7, 700, full, 3725)
+  assert line == (
+    'step   7/700 | reward  0.500 | pass 0.250 | entropy  1.500 | length   812 | buffer  1034 '
+    '| retired    20 |  12,346 tok/s |  1:02:05 left'
+  )
+  partial = messages.progress_line(70, 700, {'reward': -1}, None)
+  assert partial == (
+    'step  70/700 | reward -1.000 | pass     - | entropy      - | length     - | buffer     - '
+    '| retired     - |       - tok/s |        - left'
+  )
+
+
+def evaluated(step, **scores):
+  """A record with a score for each source and measure, and an interval of 0.1 around it."""
+  record = {'step': step}
+  for name, score in scores.items():
+    name = f'eval/{name.replace("_at_", "/").replace("_of_", "@")}'
+    record |= {name: score, f'{name}_low': score - 0.1, f'{name}_high': score + 0.1}
+  return record
+
+
+def test_the_end_compares_the_first_evaluation_with_the_last():
+  records = [
+    evaluated(0, sums_at_pass_of_1=0.2, sums_at_avg_of_4=0.3, sums_at_pass_of_4=0.6),
+    {'step': 1, 'reward': 0.5},
+    evaluated(2, sums_at_pass_of_1=0.9, sums_at_avg_of_4=0.9, sums_at_pass_of_4=0.9),
+    evaluated(
+      3, sums_at_pass_of_1=0.4, sums_at_avg_of_4=0.5, sums_at_pass_of_4=0.7, new_at_pass_of_1=0.8
+    ),
+  ]
+  text = messages.farewell(records, '/tmp/run', 'python', [])
+  start = text.index('evaluation, first and last, with 95% intervals:')
+  assert [line.split('  ') for line in text[start:].splitlines()[1:3]] == [
+    [
+      '',
+      'avg@4 of sums',
+      '0.300 (0.200 to 0.400) after step 0',
+      '->',
+      '0.500 (0.400 to 0.600) after step 3',
+    ],
+    ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3'],
+  ]
+
+
+def test_without_an_evaluation_the_end_says_nothing_of_it():
+  assert 'intervals' not in messages.farewell(
+    [{'step': 1, 'reward': 1.0}], '/tmp/run', 'python', []
+  )
+
+
+def test_the_end_says_where_everything_is(recorded):
+  workdir = str(recorded.workdir)
+  text = messages.farewell(metrics.read(workdir), workdir, 'python', [])
+  named = {word for word in text.split() if word.startswith(workdir)}
+  assert {os.path.basename(path) for path in named if os.path.exists(path)} == {
+    'curves.png',
+    'metrics.jsonl',
+    'samples',
+    'evaluation',
+  }
+
+
+def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path):
+  typed = ['train', '--config', 'my config.py', '--workdir=x', "--config.data.evaluation=('a b',)"]
+  arguments = cli.config_arguments(typed)
+  text = messages.farewell([], str(tmp_path), '.venv/bin/python', arguments)
+  commands = [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
+  checkpoint = f'--checkpoint={tmp_path}'
+  out = tmp_path / 'export' / 'last'
+  assert commands == [
+    ['tensorboard', f'--logdir={tmp_path}/tensorboard'],
+    [
+      *['.venv/bin/python', '-m', 'exgrpo_jax.evaluate', '--config', 'my config.py', typed[-1]],
+      *[checkpoint, '--samples=4'],
+    ],
+    ['.venv/bin/python', '-m', 'exgrpo_jax.export', checkpoint, f'--out={out}'],
+  ]
+  out.mkdir(parents=True)  # config.export.last has written it
+  assert 'exgrpo_jax.export' not in messages.farewell([], str(tmp_path), 'python', arguments)

@@ -1,0 +1,24 @@
+"""What the process says that it is doing."""
+
+import pytest
+
+from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime.clock import Clock
+
+
+def test_what_is_being_done_is_named_from_the_outside_in():
+  finished = []
+  assert activity.now() == ''
+  with activity.doing(lambda: f'step {len(finished) + 1}/9'):
+    assert activity.now() == 'step 1/9 (0:00:00)'
+    finished.append('first')
+    with Clock()('old_logprobs'), activity.doing('12 of 256 responses'):
+      assert activity.now() == 'step 2/9: old logprobs, 12 of 256 responses (0:00:00)'
+    assert activity.now() == 'step 2/9 (0:00:00)'
+  assert activity.now() == ''
+
+
+def test_what_failed_is_no_longer_being_done():
+  with pytest.raises(KeyError), activity.doing('a'), activity.doing('b'):
+    raise KeyError
+  assert activity.now() == ''

@@ -1,0 +1,143 @@
+"""What a user sees while a command runs, on a terminal and elsewhere, and what is kept of it."""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import time
+
+import pytest
+from absl import logging as absl_logging
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import activity, console, hosts
+
+NEVER = 1e9  # seconds
+
+
+def wait_until(condition):
+  deadline = time.monotonic() + 60  # for a busy machine
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch, width):
+  """A pseudo-terminal in place of both streams; yields a function of what was written to it."""
+  master, slave = os.openpty()
+  received = []
+
+  def read():
+    with contextlib.suppress(OSError):  # closed
+      while True:
+        received.append(os.read(master, 1024))
+
+  thread = threading.Thread(target=read, daemon=True)
+  thread.start()
+  with monkeypatch.context() as patch, open(slave, 'w', buffering=1) as stream:
+    patch.setenv('TERM', 'xterm')
+    patch.setenv('COLUMNS', str(width))
+    patch.setattr(sys, 'stdout', stream)
+    patch.setattr(sys, 'stderr', stream)
+    yield lambda: b''.join(received).decode()
+  thread.join()
+  os.close(master)
+
+
+def test_a_terminal_has_a_line_that_says_what_is_being_done(monkeypatch, tmp_path):
+  path = tmp_path / 'console.log'
+  tokens = [1234]
+  long = 'a line ' + 'that is longer than the terminal is wide ' * 3
+  with terminal(monkeypatch, width=60) as written:
+    with console.opened(str(path), NEVER):
+      with activity.doing(lambda: f'step 1/9, {tokens[0]} tokens'):
+        wait_until(lambda: 'step 1/9, 1234 tokens (0:00:0' in written())
+        print(*long.split(' '))
+        print('\x1b[31ma warning\x1b[0m', file=sys.stderr)
+        tokens[0] = 5678
+        wait_until(lambda: 'step 1/9, 5678 tokens (0:00:0' in written())
+      print('the end')
+    wait_until(lambda: 'the end' in written())
+  lines = [line.rpartition('\r\x1b[2K')[2] for line in written().split('\r\n')]
+  printed = [line for line in lines if re.search('line|warning|end', line)]
+  assert [re.sub(r'\x1b\[[0-9;]*m', '', line) for line in printed] == [long, 'a warning', 'the end']
+  assert '\x1b[?25l' not in written()  # the cursor is never hidden: a kill would leave it so
+  start, *kept = path.read_text().splitlines()
+  assert start.startswith('---- ') and sys.orig_argv[-1] in start
+  assert kept == [long, 'a warning', 'the end']
+
+
+def test_what_is_being_done_is_wrapped_where_the_terminal_is_narrow(monkeypatch):
+  with terminal(monkeypatch, width=30) as written:
+    with console.opened(), activity.doing('step 1/9: generate, 80 of 96 graded'):
+      wait_until(lambda: 'step 1/9: generate, 80 of 96\r\ngraded (0:00:0' in written())
+      print('a line')
+    wait_until(lambda: 'a line\r\n' in written())
+
+
+def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, tmp_path):
+  path = tmp_path / 'console.log'
+  with console.opened(str(path), silence=0.05), activity.doing('step 1/9'):
+    wait_until(lambda: path.read_text().count('step 1/9') >= 2)
+  out = capsys.readouterr().out
+  assert re.fullmatch(r'(step 1/9 \(0:00:\d\d\)\n)+', out) and out in path.read_text()
+  with console.opened(silence=NEVER), activity.doing('step 1/9'):
+    time.sleep(0.05)
+  with console.opened(silence=0.01):  # nothing to say
+    time.sleep(0.05)
+  assert capsys.readouterr().out == ''
+
+
+def test_a_stream_that_is_no_terminal_gets_what_is_printed_and_nothing_else(capsys, tmp_path):
+  with console.opened(str(tmp_path / 'console.log'), NEVER):
+    print('a', 'line')
+    print('a warning', file=sys.stderr)
+  assert capsys.readouterr() == ('a line\n', 'a warning\n')
+
+
+def test_a_resumed_runs_lines_come_after_the_earlier_ones(tmp_path):
+  path = tmp_path / 'console.log'
+  for name in 'first', 'second':
+    with console.opened(str(path), NEVER):
+      print(name)
+      print('downloading 1%\rdownloading 100%', file=sys.stderr)
+      hosts.warn('a surrogate \ud800')
+  lines = path.read_text().splitlines()
+  rest = ['downloading 100%', 'WARNING: a surrogate \\ud800']
+  assert lines[1:4] == ['first', *rest] and lines[5:] == ['second', *rest]
+
+
+@pytest.mark.parametrize(
+  ('error', 'last'),
+  [(InputError('the disk is full'), 'error: the disk is full'), (KeyError('x'), "KeyError: 'x'")],
+)
+def test_the_error_that_ends_a_run_is_kept(tmp_path, error, last):
+  path = tmp_path / 'console.log'
+  with pytest.raises(type(error)), console.opened(str(path)):
+    raise error
+  assert path.read_text().splitlines()[-1] == last
+
+
+def test_what_libraries_log_is_kept(tmp_path):
+  path = tmp_path / 'console.log'
+  record = logging.LogRecord('orbax', logging.ERROR, 'x.py', 1, 'cannot write', None, None)
+  with console.opened(str(path)):
+    absl_logging.get_absl_handler().handle(record)
+  assert path.read_text().endswith('cannot write\n')
+
+
+def test_a_log_that_does_not_fit_on_the_disk_ends_nothing(capsys):
+  with console.opened('/dev/full'):
+    print('goes on')
+  assert capsys.readouterr().out == 'goes on\n'
+
+
+def test_of_several_hosts_only_the_first_says_and_keeps_anything(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(hosts, 'is_first', lambda: False)
+  path = tmp_path / 'console.log'
+  with console.opened(str(path), silence=0.01), activity.doing('step 1/9'):
+    time.sleep(0.05)
+  assert not path.exists() and capsys.readouterr().out == ''
