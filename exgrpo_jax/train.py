@@ -186,7 +186,7 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> None:
   num_steps = run.experiment.config.num_steps
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
   plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1)
-  with activity.doing(lambda: f'step {plan.step}/{num_steps}'):
+  with activity.doing(lambda: f'step {plan.step} of {num_steps}'):
     for step in range(done + 1, num_steps + 1):
       experience = collect(run, state.params, plan)
       state, sums = learn(run, state, experience)  # dispatched, not awaited

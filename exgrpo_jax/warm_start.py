@@ -112,7 +112,7 @@ def _train(
   update = 0
   with (
     metrics.Writer(directory, first_step=0) as writer,
-    activity.doing(lambda: f'warm start {update}/{config.num_updates}'),
+    activity.doing(lambda: f'warm start, update {update} of {config.num_updates}'),
   ):
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.seed, update)

@@ -10,6 +10,8 @@ import functools
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment, train
+from exgrpo_jax import cli, experiment, train
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, optimizer
@@ -653,6 +655,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   process = subprocess.run(command, cwd=REPOSITORY, env=env, text=True, capture_output=True)
   assert process.returncode == 0, process.stderr
   assert 'resumed after step' in process.stdout and 'warm start' not in process.stdout
+  check_what_it_said(process, (workdir / 'console.log').read_text(), last, command)
 
   expected, resumed = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
@@ -664,6 +667,21 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     for folder in (recorded.workdir, workdir)
   )
   assert samples == expected_samples
+
+
+def check_what_it_said(process, kept, done, command):
+  """Of a resumed run: a banner, the time left once it is known, the end, and all of it kept."""
+  first, second = re.split(r'^---- \S+ \S+  ', kept, flags=re.MULTILINE)[1:]
+  assert 'warm start 30/30' in first and 'warm start' not in second
+  assert second.splitlines()[0] == shlex.join(command)
+  printed = process.stdout.splitlines()
+  assert [line for line in second.splitlines()[1:] if line in printed] == printed
+  assert f'  steps       {tiny.NUM_STEPS}, of which {done} are done' in printed
+  steps = [line for line in printed if line.startswith('step ')]
+  assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
+  assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')
+  evaluation = [sys.executable, '-m', 'exgrpo_jax.evaluate', *cli.config_arguments(command)]
+  assert f'  {shlex.join(evaluation)}' in process.stdout
 
 
 @pytest.fixture

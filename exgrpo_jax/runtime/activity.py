@@ -34,7 +34,7 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def now() -> str:
-  """E.g. 'step 3/200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' for nothing.
+  """E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' for nothing.
 
   The time is that of the innermost block.
   """

@@ -144,13 +144,14 @@ def _live_line() -> Iterator[bool]:
 def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bool) -> None:
   while not over.wait(silence / 60):
     doing = activity.now()
+    line = f'... {doing}'
     if not doing or time.monotonic() - log.last < silence:
       continue
     if is_live:  # who reads the file sees that the run is alive
-      log.write(doing)
+      log.write(line)
       continue
     try:
-      sys.stdout.write(f'{doing}\n')
+      sys.stdout.write(f'{line}\n')
       sys.stdout.flush()
     except OSError:  # nobody reads any more
       return

@@ -83,7 +83,7 @@ def test_elsewhere_a_line_says_so_after_a_silence_and_only_then(capsys, tmp_path
   with console.opened(str(path), silence=0.05), activity.doing('step 1/9'):
     wait_until(lambda: path.read_text().count('step 1/9') >= 2)
   out = capsys.readouterr().out
-  assert re.fullmatch(r'(step 1/9 \(0:00:\d\d\)\n)+', out) and out in path.read_text()
+  assert re.fullmatch(r'(\.\.\. step 1/9 \(0:00:\d\d\)\n)+', out) and out in path.read_text()
   with console.opened(silence=NEVER), activity.doing('step 1/9'):
     time.sleep(0.05)
   with console.opened(silence=0.01):  # nothing to say
