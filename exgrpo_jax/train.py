@@ -138,7 +138,8 @@ def start_or_resume(
     checkpoint.explain_full_disk(workdir),
     checkpoint.open_manager(workdir, config.checkpoint) as manager,
   ):
-    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment))
+    with activity.doing('reading the newest checkpoint'):
+      snapshot = checkpoint.restore_newest(manager, state_shapes(experiment))
     if snapshot:
       print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
     else:
@@ -195,9 +196,10 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> None:
       # After the metrics, so that a resumed run has them all.
       save(run, Snapshot(step=step, state=state, buffer=buffer, cursor=cursor))
       plan, cursor = next_plan, next_cursor
-  if run.experiment.config.export.last:
-    export.keep_last(run.experiment, state.params)
-  run.checkpoints.wait_until_finished()
+  with activity.doing('writing the last checkpoint'):
+    if run.experiment.config.export.last:
+      export.keep_last(run.experiment, state.params)
+    run.checkpoints.wait_until_finished()
 
 
 # ---- The movements of a step ----

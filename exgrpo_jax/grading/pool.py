@@ -182,7 +182,7 @@ def _gather(futures: Iterable[concurrent.futures.Future[Verdict] | None]) -> lis
 
 def _progress(futures: Sequence[concurrent.futures.Future[Verdict] | None]) -> str:
   own = [future for future in futures if future is not None]
-  return f'{sum(future.done() for future in own)} of {len(own)} graded'
+  return f'{sum(future.done() for future in own)} of {len(own)} graded' if own else ''
 
 
 class _Slot:

@@ -39,8 +39,8 @@ def now() -> str:
   The time is that of the innermost block.
   """
   current = tuple(_current)
-  if not current:
+  said = [text for work in current if (text := work.say())]
+  if not said:
     return ''
-  outermost, *inner = [work.say() for work in current]
   elapsed = datetime.timedelta(seconds=round(time.monotonic() - current[-1].since))
-  return f'{": ".join(filter(None, (outermost, ", ".join(inner))))} ({elapsed})'
+  return ': '.join(filter(None, (said[0], ', '.join(said[1:])))) + f' ({elapsed})'

@@ -87,7 +87,7 @@ def test_submit_does_not_wait_for_the_verdict(tmp_path):
 
 
 def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
-  assert plain.progress() == '0 of 0 graded'
+  assert plain.progress() == ''
   plain.submit(0, lambda: r'\boxed{1}', '1')
   wait_until(lambda: plain.progress() == '1 of 1 graded')
   seen = []

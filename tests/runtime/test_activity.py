@@ -15,6 +15,10 @@ def test_what_is_being_done_is_named_from_the_outside_in():
     with Clock()('old_logprobs'), activity.doing('12 of 256 responses'):
       assert activity.now() == 'step 2/9: old logprobs, 12 of 256 responses (0:00:00)'
     assert activity.now() == 'step 2/9 (0:00:00)'
+  with activity.doing(''):  # nothing to say yet
+    assert activity.now() == ''
+    with activity.doing('a'), activity.doing(''):
+      assert activity.now() == 'a (0:00:00)'
   assert activity.now() == ''
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from absl import flags
 from absl import logging as absl_logging
 
 from exgrpo_jax.errors import InputError
@@ -121,7 +122,8 @@ def test_the_error_that_ends_a_run_is_kept(tmp_path, error, last):
   assert path.read_text().splitlines()[-1] == last
 
 
-def test_what_libraries_log_is_kept(tmp_path):
+def test_what_libraries_log_is_kept(tmp_path, monkeypatch):
+  monkeypatch.setattr(flags.FlagValues, 'is_parsed', lambda _: True)  # as in a command
   path = tmp_path / 'console.log'
   record = logging.LogRecord('orbax', logging.ERROR, 'x.py', 1, 'cannot write', None, None)
   with console.opened(str(path)):
