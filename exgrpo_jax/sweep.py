@@ -235,8 +235,9 @@ def report(planned: Sequence[Trial], workdir: str) -> None:
   path, picture = os.path.join(workdir, 'sweep.md'), os.path.join(workdir, 'sweep.png')
   with open(path, 'w', encoding='utf-8') as file:
     file.write(
-      'Mean ± standard deviation over seeds; final is the last evaluation, best the '
-      f'highest of each run, the start included.\n\n{text}\n'
+      'Mean ± standard deviation over seeds; final is the last evaluation, best the highest of '
+      'each run (of what should fall, such as truncated, the lowest), the start included.'
+      f'\n\n{text}\n'
     )
   comparison.picture(runs, picture)
   print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)

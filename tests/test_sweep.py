@@ -194,12 +194,16 @@ def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
 def test_the_table_has_mean_and_deviation_over_the_seeds(plan, tmp_path, capsys):
   # Seeds 0 and 1 differ by .1: mean ratio + .05 + .02, deviation .1 / sqrt(2) = .0707.
   assert run(plan(THREE_BY_TWO), tmp_path) == 0
+  # Truncated rises from 0 to .2, which is no achievement: its best is 0.
   table = (
-    '| evaluation  | setting    | seeds | final           | best            |\n'
-    '| ----------- | ---------- | ----- | --------------- | --------------- |\n'
-    '| sums/pass@1 | ratio=0    | 2     | 0.0700 ± 0.0707 | 0.0700 ± 0.0707 |\n'
-    '| sums/pass@1 | ratio=0.25 | 2     | 0.3200 ± 0.0707 | 0.3200 ± 0.0707 |\n'
-    '| sums/pass@1 | ratio=0.5  | 2     | 0.5700 ± 0.0707 | 0.5700 ± 0.0707 |\n'
+    '| evaluation     | setting    | seeds | final           | best            |\n'
+    '| -------------- | ---------- | ----- | --------------- | --------------- |\n'
+    '| sums/pass@1    | ratio=0    | 2     | 0.0700 ± 0.0707 | 0.0700 ± 0.0707 |\n'
+    '| sums/pass@1    | ratio=0.25 | 2     | 0.3200 ± 0.0707 | 0.3200 ± 0.0707 |\n'
+    '| sums/pass@1    | ratio=0.5  | 2     | 0.5700 ± 0.0707 | 0.5700 ± 0.0707 |\n'
+    '| sums/truncated | ratio=0    | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| sums/truncated | ratio=0.25 | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| sums/truncated | ratio=0.5  | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
   )
   assert table in capsys.readouterr().out
   assert table in (tmp_path / 'runs' / 'sweep.md').read_text()
@@ -222,7 +226,7 @@ def test_a_failing_trial_is_named_and_the_others_go_on(plan, tmp_path, capsys, m
     '1 of 6 trials failed; the same command tries them again:\n'
     '  ratio=0,seed=1: exit status 1: ValueError: the disk is full\n'
   )
-  assert '| sums/pass@1 | ratio=0    | 1 of 2 | 0.0200          | 0.0200          |' in out
+  assert '| sums/pass@1    | ratio=0    | 1 of 2 | 0.0200          | 0.0200          |' in out
   assert 'step 0\n' in (tmp_path / 'runs' / 'ratio=0,seed=1' / 'log.txt').read_text()
   monkeypatch.delenv('FAKE_FAILS')
   assert run(plan(THREE_BY_TWO), tmp_path) == 0

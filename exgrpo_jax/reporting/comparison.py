@@ -1,25 +1,23 @@
 """Compares the runs of a sweep: mean and standard deviation over the seeds of each setting."""
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from exgrpo_jax.reporting import plots
+from exgrpo_jax.reporting import direction, plots
 from exgrpo_jax.reporting.plots import Run
 
-# Evaluation metrics of which higher is better.
-_SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps)')
+_SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
 
 
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Final and best score of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
-  A run's final score is its last one, its best the highest finite one, the evaluation before
-  training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
+  A run's final score is its last one, its best the highest finite one, or the lowest of a score
+  that should fall (`direction.falls`), the evaluation before training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
 
   Args:
     runs: setting -> its finished runs.
@@ -32,7 +30,7 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
       series = [scores for scores in series if scores]
       seeds = str(len(series)) if len(series) == num_wanted else f'{len(series)} of {num_wanted}'
       final = [scores[-1] for scores in series]
-      best = [max(filter(math.isfinite, scores), default=math.nan) for scores in series]
+      best = [direction.best(name, scores) for scores in series]
       rows.append(
         (name.removeprefix('eval/'), setting, seeds, _mean_and_std(final), _mean_and_std(best))
       )

@@ -14,6 +14,7 @@ import tensorboardX
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import direction
 from exgrpo_jax.runtime import hosts
 
 _FILE = 'metrics.jsonl'
@@ -112,8 +113,9 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   """A text table of the first, last and best values of a run's main metrics and evaluations.
 
   First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is the highest finite value, with its step; entropy and length have no
-  best. A metric that no record has is left out.
+  least one record. Best is the highest finite value, or the lowest of a metric that should fall
+  (`direction.falls`), with its step; entropy and length have no best. A metric that no record has
+  is left out.
   """
   evaluations = sorted(
     {
@@ -132,7 +134,7 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
       values = [value for _, value in points]
       tenth = max(1, len(values) // 10)
       first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
-      best, best_step = _format_best(points) if name in with_best else ('-', '-')
+      best, best_step = _format_best(name, points) if name in with_best else ('-', '-')
       rows.append((name, _format_value(first), _format_value(last), best, best_step))
   widths = [max(map(len, column)) for column in zip(*rows)]
   return '\n'.join(
@@ -229,13 +231,12 @@ def _start_wandb(workdir: pathlib.Path, first_step: int, project: str) -> Any:
   )
 
 
-def _format_best(points: Sequence[tuple[float, float]]) -> tuple[str, str]:
-  """The highest finite value of (step, value) points and its step; the earliest of equals."""
-  finite = [(value, step) for step, value in points if math.isfinite(value)]
-  if not finite:
+def _format_best(name: str, points: Sequence[tuple[float, float]]) -> tuple[str, str]:
+  """The best finite value of (step, value) points and its step; the earliest of equals."""
+  best = direction.best(name, (value for _, value in points))
+  if math.isnan(best):
     return '-', '-'
-  value, step = max(finite, key=lambda point: point[0])
-  return _format_value(value), str(step)
+  return _format_value(best), str(next(step for step, value in points if value == best))
 
 
 def _format_value(value: float) -> str:

@@ -1,6 +1,6 @@
 """A stand-in for exgrpo_jax.train in tests of what starts it: its flags and files, no training.
 
-Step s of a run evaluates to replay.ratio + seed / 10 + s / 100. The trials named in FAKE_FAILS
+Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of s truncated. The trials named in FAKE_FAILS
 fail after step 0, those in FAKE_HANGS then hang for ten minutes.
 """
 
@@ -37,7 +37,7 @@ def main(_):
             'reward': score,
             'eval/sums/pass@1': score,
             'eval/sums/pass@1_low': 0.0,
-            'eval/sums/truncated': 0.5,
+            'eval/sums/truncated': step / 10,
           }
         )
         + '\n'

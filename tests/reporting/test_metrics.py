@@ -135,19 +135,22 @@ def test_rows_are_written_atomically(tmp_path):
 
 
 def test_the_summary_table():
-  # 20 steps: a tenth is 2. Rewards are 0, 1, ..., 19; the evaluation in the middle is best.
+  # 20 steps: a tenth is 2. Rewards are 0, 1, ..., 19; the evaluation in the middle is best, but
+  # the most responses were truncated there.
   records = [{'step': step, 'reward': float(step), 'length/mean': 400.0} for step in range(20)]
   for step, value in (0, 0.25), (10, 0.75), (19, 0.5):
     records[step]['eval/gsm8k/pass@1'] = value
+    records[step]['eval/gsm8k/truncated'] = value
   records[3]['entropy'] = math.nan
   records[4]['pass_rate/replay'] = math.nan
   assert metrics.summary_table(records).splitlines() == [
-    '                   first    last    best  at step',
-    'reward             0.500  18.500  19.000       19',
-    'pass_rate/replay     nan     nan       -        -',
-    'entropy              nan     nan       -        -',
-    'length/mean          400     400       -        -',
-    'eval/gsm8k/pass@1  0.250   0.500   0.750       10',
+    '                      first    last    best  at step',
+    'reward                0.500  18.500  19.000       19',
+    'pass_rate/replay        nan     nan       -        -',
+    'entropy                 nan     nan       -        -',
+    'length/mean             400     400       -        -',
+    'eval/gsm8k/pass@1     0.250   0.500   0.750       10',
+    'eval/gsm8k/truncated  0.250   0.500   0.250        0',
   ]
 
 

@@ -18,6 +18,8 @@ CONFIG = replay.Config(
   difficulty='all',
   count_replayed=True,
   max_trajectories=8,
+  retire='with_replay',
+  failed='stay',
 )
 
 
