@@ -220,8 +220,8 @@ def _records(
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[dict[str, Any]]:
-  """One record per question, with all its responses."""
-  template = experiment.config.prompt.template
+  """One record per question, with all its responses, special tokens included."""
+  tokenizer, template = experiment.tokenizer, experiment.config.prompt.template
   samples = len(texts) // len(data.questions)
   records = []
   for index, question in enumerate(data.questions):
@@ -229,9 +229,9 @@ def _records(
     record = {
       'row': question.row,
       'source': question.source,
-      'question': experiment.tokenizer.render(question.messages, template),
+      'question': tokenizer.render(question.messages, template),
       'answer': question.answer,
-      'responses': list(texts[span]),
+      'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],

@@ -241,7 +241,8 @@ def learn(
   """One pass over the step's rows: an optimiser update for each minibatch of whole groups.
 
   `state` is donated; use the one returned. The sums are float32 scalars on the device, not
-  awaited: those of `objective.token_loss`, 'loss', 'gradient_norm', 'skipped' and 'updates'.
+  awaited: those of `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped' and
+  'updates'.
   """
   config = run.experiment.config
   clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
@@ -318,7 +319,9 @@ def report(
     due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
     seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
     print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
-    rows = samples.sample_rows(run.experiment.tokenizer, experience, config.metrics.sampled_rows)
+    rows = samples.sample_rows(
+      run.experiment.tokenizer, experience, config.metrics.sampled_rows, config.seed
+    )
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
     run.writer.write(plan.step, measured)

@@ -71,10 +71,10 @@ class Tokenizer(abc.ABC):
     """The ids of `text`, without a begin or end token."""
 
   @abc.abstractmethod
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """The text of `ids`, without end, padding and other special tokens.
+  def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
+    """The text of `ids`; end, padding and other special tokens are in it only with `special`.
 
-    Ids outside the vocabulary are skipped, because a model's embedding may be padded
+    What is graded is the text without them, what people read the one with them. Ids outside the vocabulary are skipped, because a model's embedding may be padded
     beyond it. Bytes that are not UTF-8 become U+FFFD.
     """
 
@@ -125,12 +125,18 @@ class SentencePieceTokenizer(Tokenizer):
     first, *rest = [self._model.encode(piece) for piece in text.split(SPACE)]
     return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+  def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
-    return self._model.decode(
-      [i for i in known if not self._model.is_control(i) and not self._model.is_unknown(i)]
-    )
+    if special:  # SentencePiece itself decodes them to nothing
+      return ''.join(
+        ''.join(map(self._model.id_to_piece, run)) if is_special else self._model.decode(list(run))
+        for is_special, run in itertools.groupby(known, self._is_special)
+      )
+    return self._model.decode([i for i in known if not self._is_special(i)])
+
+  def _is_special(self, id_: int) -> bool:
+    return self._model.is_control(id_) or self._model.is_unknown(id_)
 
   def save(self, directory: epath.PathLike) -> None:
     """See Tokenizer.save."""
@@ -173,10 +179,15 @@ class JsonTokenizer(Tokenizer):
     """See Tokenizer.encode."""
     return self._model.encode(text, add_special_tokens=False).ids
 
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+  def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
-    known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self.eos_ids]
-    return self._model.decode(known, skip_special_tokens=True)
+    known = [int(i) for i in ids if 0 <= i < self.vocab_size]
+    if special:
+      return self._model.decode(known, skip_special_tokens=False)
+    # An end token need not be one that the file calls special.
+    return self._model.decode(
+      [i for i in known if i not in self.eos_ids], skip_special_tokens=True
+    )
 
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})

@@ -2,47 +2,63 @@
 
 from typing import Any
 
+import numpy as np
+
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Experience
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 
 
-def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int) -> list[dict[str, Any]]:
-  """Of each group the first response and what it replays; at most `count` rows."""
+def sample_rows(
+  tokenizer: Tokenizer, experience: Experience, count: int, seed: int
+) -> list[dict[str, Any]]:
+  """Of groups drawn at random a random response and what the group replays; at most `count` rows.
+
+  Prompts and responses have their special tokens, so that a chat template can be checked. The draw
+  depends on the seed and the step alone.
+  """
   plan, rows = experience.plan, []
-  for question, prompt, group, replayed, judged in zip(
-    plan.questions,
-    plan.prompts,
-    experience.responses,
-    experience.replays,
-    experience.verdicts,
-  ):
+  rng = randomness.generator(seed, Purpose.SAMPLES, plan.step)
+  for group in rng.permutation(len(plan.questions)):
     if len(rows) >= count:
       break
+    question, responses = plan.questions[group], experience.responses[group]
     shared = {
       'row': question.row,
-      'question': tokenizer.decode(prompt),
+      'question': tokenizer.decode(plan.prompts[group], special=True),
       'answer': question.answer,
     }
+    chosen = rng.integers(len(responses))
+    verdict = experience.verdicts[group][chosen]
     rows.append(
       shared
+      | _written(tokenizer, responses[chosen].tokens)
       | {
-        'response': tokenizer.decode(group[0].tokens),
-        'reward': judged[0].reward,
-        'correct': judged[0].correct,
-        'outcome': judged[0].outcome,
-        'truncated': group[0].truncated,
+        'reward': verdict.reward,
+        'correct': verdict.correct,
+        'outcome': verdict.outcome,
         'replayed': False,
       }
     )
-    if replayed:
+    if replayed := experience.replays[group]:
       rows.append(
         shared
+        | _written(tokenizer, replayed.tokens)
         | {
-          'response': tokenizer.decode(replayed.tokens),
           'reward': replayed.reward,
-          'correct': True,
+          'correct': True,  # only successes are stored
+          'outcome': 'correct',
           'replayed': True,
           'written_in_step': replayed.step,
         }
       )
   return rows[:count]
+
+
+def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> dict[str, Any]:
+  """A response's text, and whether it was cut at the limit, so lacks an end token."""
+  return {
+    'response': tokenizer.decode(tokens, special=True),
+    'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
+  }

@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
   TRAJECTORY = 6  # which stored success is replayed, where that is random; by step
   QUESTION_STREAM = 7  # the order of questions; by epoch
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
+  SAMPLES = 9  # which responses samples/ shows; by step
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:

@@ -128,6 +128,12 @@ def test_special_and_unknown_ids_decode_to_nothing(trained):
   assert trained.decode(np.array([*noise, *ids, *noise])) == '12+7'
 
 
+def test_special_tokens_can_be_shown(trained):
+  ids = trained.encode('12 +7')
+  shown = trained.decode([*ids, 2, *ids, *trained.eos_ids, trained.vocab_size], special=True)
+  assert shown == '12 +7<unk>12 +7</s>'
+
+
 def test_a_byte_that_is_not_utf8_decodes_to_the_replacement_character(trained):
   assert trained.decode([trained.encode('\xff')[0]]) == '\ufffd'
 
@@ -173,6 +179,12 @@ def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(chec
   ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
   assert loaded.eos_ids[0] in ids
   assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
+
+
+def test_special_tokens_of_a_tokenizer_json_can_be_shown(checkpoint):
+  loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
+  text = '<|im_start|>12+7<|endoftext|>'
+  assert loaded.decode([*loaded.encode(text), loaded.vocab_size], special=True) == text
 
 
 def test_encode_adds_no_begin_or_end_token(checkpoint):

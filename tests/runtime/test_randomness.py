@@ -23,6 +23,7 @@ def test_purposes_keep_their_numbers():
     'TRAJECTORY': 6,
     'QUESTION_STREAM': 7,
     'WARM_START_ORDER': 8,
+    'SAMPLES': 9,
   }
 
 
@@ -34,7 +35,7 @@ def test_no_two_of_seed_purpose_and_place_share_a_stream_on_the_host():
     )
     for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
   }
-  assert len(set(streams.values())) == len(streams) == 3 * 9 * 6
+  assert len(set(streams.values())) == len(streams) == 3 * len(Purpose) * 6
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_key():
@@ -42,7 +43,7 @@ def test_no_two_of_seed_purpose_and_place_share_a_key():
     tuple(np.asarray(jax.random.key_data(randomness.key(seed, purpose, place))).tolist())
     for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
   }
-  assert len(keys) == 3 * 9 * 6
+  assert len(keys) == 3 * len(Purpose) * 6
 
 
 def test_a_stream_can_be_reproduced():
