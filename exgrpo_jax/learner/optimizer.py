@@ -131,7 +131,7 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 
-  Returns (state, {'gradient_norm', 'skipped'}): float32 scalars. A skipped update
+  Returns (state, {'gradient_norm', 'skipped', 'learning_rate'}): float32 scalars. A skipped update
   leaves parameters, moments and the schedule's count as they were.
   """
   norm = optax.tree.norm(gradient)
@@ -140,4 +140,6 @@ def apply_gradient(
   params: Any = optax.apply_updates(state.params, updates)
   updated = TrainState(params, opt_state)
   kept = jax.tree.map(lambda new, old: jnp.where(is_good, new, old), updated, state)
-  return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good}
+  count = state.opt_state[-1].count  # of the schedule, the last link of the chain
+  rate = jnp.float32(learning_rate(config, num_updates)(count))
+  return kept, {'gradient_norm': norm, 'skipped': 1.0 - is_good, 'learning_rate': rate}

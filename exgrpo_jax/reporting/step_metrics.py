@@ -38,6 +38,7 @@ def measure(
     **objective.metrics(totals),
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
+    'learning_rate': totals['learning_rate'] / totals['updates'],
     'skipped_updates': totals['skipped'],
   }
 
@@ -50,7 +51,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
   """Rewards, pass rates and lengths of fresh responses; ages of replayed trajectories.
 
-  'zero_variance' is the share of groups in which all rewards, the replayed one included, are
+  'reward_std' is over all fresh responses, 'reward_std_within' the mean over groups of each group's,
+  the replayed reward included: the signal from which advantages are made. 'zero_variance' is the share of groups in which all rewards, the replayed one included, are
   equal: their advantages are 0, so they give no learning signal. 'grading/…' are the shares of
   each outcome. Lengths are in tokens, ages in steps.
 
@@ -69,6 +71,8 @@ def rollout_metrics(
   metrics: dict[str, float] = {
     'reward': _mean([verdict.reward for verdict in fresh]),
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
+    'reward_std': float(np.std([verdict.reward for verdict in fresh])),
+    'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
     'zero_variance': _mean([len(set(group)) == 1 for group in rewards]),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),

@@ -126,6 +126,13 @@ def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, bad)
   )
 
 
+def test_the_learning_rate_is_that_of_the_update_and_a_skipped_one_does_not_advance_it(apply):
+  # A warm-up over 4 updates to .1 begins with .1 / 5 and rises by (.1 - .02) / 4 each.
+  config = changed(warmup_updates=4, skip_norm=9.9)
+  assert apply(config, GRADIENT)[1]['learning_rate'] == pytest.approx(0.02)
+  assert apply(config, GRADIENT, scaled(2.0), GRADIENT)[1]['learning_rate'] == pytest.approx(0.04)
+
+
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_is_skipped_even_without_a_limit(apply, value):
   bad = {**GRADIENT, 'a': np.array([value, 0.0], np.float32)}

@@ -80,6 +80,8 @@ def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VE
 def test_the_metrics_of_a_step():
   assert rollout_metrics() == {
     'reward': 3 / 8,
+    'reward_std': pytest.approx((3 * 5) ** 0.5 / 8),  # sqrt(p (1 - p))
+    'reward_std_within': pytest.approx(2**0.5 / 9),  # one success in three, and two equal groups
     'pass_rate/all': 3 / 8,
     'pass_rate/fresh': 1 / 6,
     'pass_rate/replay': 1.0,
