@@ -162,11 +162,11 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
 
 
 def is_finished(trial: Trial) -> bool:
-  """Whether train has finished in the trial's workdir, where it draws the curves last.
+  """Whether train has finished in the trial's workdir, where it draws curves.svg last.
 
-  A run that is being prolonged has curves, but records or checkpoints that end too early.
+  A run that is being prolonged has it, but records or checkpoints that end too early.
   """
-  if not os.path.exists(os.path.join(trial.workdir, 'curves.png')):
+  if not os.path.exists(os.path.join(trial.workdir, 'curves.svg')):
     return False
   try:
     records = metrics.read(trial.workdir)

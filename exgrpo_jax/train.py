@@ -24,6 +24,7 @@ from exgrpo_jax.experiment import (
   load_questions,
   make_rollout,
   open_experiment,
+  parse_config,
   state_shapes,
   update_spec,
 )
@@ -32,7 +33,14 @@ from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import messages, metrics, plots, samples, step_metrics
+from exgrpo_jax.reporting import (
+  curves,
+  messages,
+  metrics,
+  samples,
+  step_metrics,
+  weights_and_biases,
+)
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import (
   activity,
@@ -86,6 +94,7 @@ def main(args: cli.Args) -> None:
     raise InputError(
       '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
     )
+  weights_and_biases.check(parse_config(args.config).metrics.wandb_project)
   check_workdir(args.config, args.workdir)
   check_writable(args.workdir)
   check_hosts(args.config, args.workdir)
@@ -150,8 +159,9 @@ def start_or_resume(
       snapshot = Snapshot(step=0, state=state, buffer=replay.Buffer(), cursor=Cursor())
     # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0
+    settings = dataclasses.asdict(config)
     with (
-      metrics.Writer(workdir, first, config.metrics.wandb_project) as writer,
+      metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
       pool.Grader(config.grading, config.verifier) as grader,
       preemption.listening() as told_to_stop,
     ):
@@ -176,7 +186,7 @@ def start_or_resume(
         )
         take_steps(run, snapshot, Progress(pace))
   if hosts.is_first():
-    plots.curves(metrics.read(workdir), os.path.join(workdir, 'curves.png'))
+    curves.draw(workdir)
 
 
 def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> None:
@@ -324,7 +334,7 @@ def report(
     )
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
-    run.writer.write(plan.step, measured)
+    run.writer.write(plan.step, measured, rows)
 
 
 def save(run: Run, snapshot: Snapshot) -> None:

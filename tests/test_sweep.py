@@ -266,7 +266,7 @@ def test_without_curves_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp
   assert not sweep.is_finished(trial)
   (workdir / 'checkpoints' / '2').mkdir()
   assert sweep.is_finished(trial)
-  (workdir / 'curves.png').unlink()
+  (workdir / 'curves.svg').unlink()
   assert not sweep.is_finished(trial)
 
 

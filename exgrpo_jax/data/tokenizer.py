@@ -74,8 +74,9 @@ class Tokenizer(abc.ABC):
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """The text of `ids`; end, padding and other special tokens are in it only with `special`.
 
-    What is graded is the text without them, what people read the one with them. Ids outside the vocabulary are skipped, because a model's embedding may be padded
-    beyond it. Bytes that are not UTF-8 become U+FFFD.
+    What is graded is the text without them, what people read the one with them. Ids outside the
+    vocabulary are skipped, because a model's embedding may be padded beyond it. Bytes that are not
+    UTF-8 become U+FFFD.
     """
 
   def render(self, messages: Sequence[Message], template: str) -> str:
@@ -185,9 +186,7 @@ class JsonTokenizer(Tokenizer):
     if special:
       return self._model.decode(known, skip_special_tokens=False)
     # An end token need not be one that the file calls special.
-    return self._model.decode(
-      [i for i in known if i not in self.eos_ids], skip_special_tokens=True
-    )
+    return self._model.decode([i for i in known if i not in self.eos_ids], skip_special_tokens=True)
 
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})

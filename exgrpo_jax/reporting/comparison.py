@@ -1,13 +1,16 @@
 """Compares the runs of a sweep: mean and standard deviation over the seeds of each setting."""
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from exgrpo_jax.reporting import direction, plots
-from exgrpo_jax.reporting.plots import Run
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import direction, panels
+from exgrpo_jax.reporting.panels import Line, Lines
+from exgrpo_jax.reporting.records import Run
 
 _SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
@@ -17,7 +20,8 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Final and best score of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
   A run's final score is its last one, its best the highest finite one, or the lowest of a score
-  that should fall (`direction.falls`), the evaluation before training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
+  that should fall (`direction.falls`), the evaluation before training included. The deviation is
+  the sample standard deviation (n - 1); a single seed has none.
 
   Args:
     runs: setting -> its finished runs.
@@ -40,7 +44,11 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
 
 
 def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
-  """Plots every evaluation score and some training metrics, a line per setting, to a PNG.
+  """Plots every evaluation score and some training metrics to a PNG, a line per setting.
+
+  A line is the mean over the runs of a setting, at the steps where all of them have a finite
+  value; the band around it is one sample standard deviation (n - 1). Metrics without any values
+  are left out.
 
   Args:
     runs: setting -> its finished runs.
@@ -49,7 +57,37 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   Raises:
     InputError: no run has any of these metrics.
   """
-  plots.comparison(runs, (*_score_names(runs), *_TRAINING_METRICS), path)
+  names = (*_score_names(runs), *_TRAINING_METRICS)
+  colors = dict(zip(runs, panels.colors(len(runs))))  # a setting has one colour in all panels
+  drawn = []
+  for name in names:
+    lines = []
+    for setting, seeds in runs.items():
+      steps, mean, std = _mean_over_seeds(seeds, name)
+      if len(steps):
+        band = (steps, mean - std, mean + std)
+        lines.append(Line(setting, steps, mean, band, colors[setting]))
+    if lines:
+      is_share = _SCORES.fullmatch(name) is not None
+      drawn.append(Lines(name, 'mean over seeds, ± 1 SD', tuple(lines), share=is_share))
+  if not drawn:
+    raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
+  all_steps = [record['step'] for seeds in runs.values() for run in seeds for record in run]
+  panels.save(drawn, [path], '', (min(all_steps), max(all_steps)))
+
+
+def _mean_over_seeds(runs: Sequence[Run], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Steps, and mean and standard deviation of a metric over runs; the deviation of one run is 0."""
+  series = [
+    {record['step']: record[name] for record in run if math.isfinite(record.get(name, math.nan))}
+    for run in runs
+  ]
+  steps = sorted(set.intersection(*map(set, series)))
+  value_SN = np.array([[values[step] for values in series] for step in steps]).reshape(
+    len(steps), len(series)
+  )
+  std = value_SN.std(axis=1, ddof=1) if len(series) > 1 else np.zeros(len(steps))
+  return np.array(steps), value_SN.mean(axis=1), std
 
 
 def _score_names(runs: Mapping[str, Sequence[Run]]) -> list[str]:

@@ -15,6 +15,6 @@ def falls(name: str) -> bool:
 
 
 def best(name: str, values: Iterable[float]) -> float:
-  """The lowest finite value of a metric that should fall, else the highest; NaN if there is none."""
+  """The highest finite value, of a metric that should fall the lowest; NaN if there is none."""
   finite = filter(math.isfinite, values)
   return min(finite, default=math.nan) if falls(name) else max(finite, default=math.nan)

@@ -1,23 +1,21 @@
-"""Writes the metrics of a run, reads them back, and summarises them."""
+"""Writes the metrics of a run, and summarises them."""
 
 import dataclasses
-import importlib
-import json
 import math
 import os
 import pathlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-import tensorboardX
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import direction
+from exgrpo_jax.reporting import direction, records, tensorboard, weights_and_biases
+from exgrpo_jax.reporting.artist import Artist
+from exgrpo_jax.reporting.records import Run, read
 from exgrpo_jax.runtime import hosts
 
-_FILE = 'metrics.jsonl'
 _Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
 
 
@@ -37,64 +35,75 @@ class Writer:
   With several hosts only the first one writes.
 
   Opening a writer at `first_step` drops the records that an earlier process wrote from that step
-  on: a resumed run starts from its last checkpoint and repeats the steps after it. wandb cannot
-  delete records, so there each start is a separate run, grouped by the name of the workdir.
+  on: a resumed run starts from its last checkpoint and repeats the steps after it.
   """
 
-  def __init__(self, workdir: str | os.PathLike, first_step: int, wandb_project: str = '') -> None:
-    """Opens the files in `workdir`; raises InputError for a damaged metrics.jsonl or no wandb."""
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    first_step: int,
+    wandb_project: str = '',
+    settings: Mapping[str, Any] | None = None,
+  ) -> None:
+    """Opens the files in `workdir`; raises InputError for a damaged metrics.jsonl or no wandb.
+
+    Args:
+      workdir: the run's, or the folder of a warm start.
+      first_step: the first that will be written.
+      wandb_project: where metrics are also sent, if it is not ''.
+      settings: the resolved config of a run, nested; with it curves.png is kept up to date. None
+        for a warm start.
+    """
     self._writes = hosts.is_first()
     if not self._writes:
       return
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    self._wandb = _start_wandb(workdir, first_step, wandb_project) if wandb_project else None
-    path = workdir / _FILE
-    _write_atomically(path, (record for record in read(workdir) if record['step'] < first_step))
-    self._file = path.open('a', encoding='utf-8')
-    self._tensorboard = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=first_step
+    self._wandb = (
+      weights_and_biases.start(wandb_project, workdir, first_step, settings or {})
+      if wandb_project
+      else None
     )
+    path = workdir / records.FILE
+    records.write(path, (record for record in read(workdir) if record['step'] < first_step))
+    self._file = path.open('a', encoding='utf-8')
+    self._board = tensorboard.Board(workdir / 'tensorboard', first_step, settings)
+    self._artist = Artist(workdir) if settings else None
 
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(self, *_: object) -> None:
-    self.close()
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    self.close(failed=kind is not None)
 
-  def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Records the `metrics` of `step`: name -> Python or array scalar."""
+  def write(
+    self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
+  ) -> None:
+    """Records the `metrics` of `step`: name -> Python or array scalar; and when that was.
+
+    `rows` are the step's `samples.sample_rows`, of which TensorBoard shows some.
+    """
     if not self._writes:
       return
-    values = {name: float(value) for name, value in metrics.items()}
-    self._file.write(_json_line({'step': step, **values}))
+    values = {name: float(value) for name, value in metrics.items()} | {'timestamp': time.time()}
+    self._file.write(records.json_line({'step': step, **values}))
     self._file.flush()
-    for name, value in values.items():
-      self._tensorboard.add_scalar(name, value, step)
+    self._board.write(step, values, rows)
     if self._wandb:
       self._wandb.log(values, step=step)
+    if self._artist:
+      self._artist.draw()
 
-  def close(self) -> None:
-    """Closes the files and finishes the wandb run."""
+  def close(self, failed: bool = False) -> None:
+    """Closes the files and finishes the wandb run, which says whether it `failed`."""
     if not self._writes:
       return
     self._file.close()
-    self._tensorboard.close()
+    self._board.close()
+    if self._artist:
+      self._artist.close()
     if self._wandb:
-      self._wandb.finish()
-
-
-def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
-  """The records of metrics.jsonl, oldest first; none if the file does not exist.
-
-  A last line without a newline, as a killed process leaves it, is skipped. Raises InputError for
-  any other line that is not a record.
-  """
-  path = pathlib.Path(workdir) / _FILE
-  if not path.exists():
-    return []
-  lines = path.read_text(encoding='utf-8').split('\n')[:-1]
-  return [_parse_record(line, f'{path}:{number}') for number, line in enumerate(lines, 1)]
+      self._wandb.finish(exit_code=int(failed))
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -106,10 +115,10 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
     return
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  _write_atomically(path, rows)
+  records.write(path, rows)
 
 
-def summary_table(records: Sequence[Mapping[str, float]]) -> str:
+def summary_table(run: Run) -> str:
   """A text table of the first, last and best values of a run's main metrics and evaluations.
 
   First and last are means over the first and last tenth of the records that have the metric, at
@@ -120,7 +129,7 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   evaluations = sorted(
     {
       name
-      for record in records
+      for record in run
       for name in record
       if name.startswith('eval/') and not name.endswith(('_low', '_high', '/questions'))
     }
@@ -129,7 +138,7 @@ def summary_table(records: Sequence[Mapping[str, float]]) -> str:
   names = [*with_best[:3], 'entropy', 'length/mean', *evaluations]
   rows: list[tuple[str, ...]] = [('', 'first', 'last', 'best', 'at step')]
   for name in names:
-    points = [(record['step'], record[name]) for record in records if name in record]
+    points = [(record['step'], record[name]) for record in run if name in record]
     if points:
       values = [value for _, value in points]
       tenth = max(1, len(values) // 10)
@@ -183,52 +192,6 @@ def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
   center = (mean + _Z_95**2 / (2 * n)) / shrink
   half = _Z_95 * math.sqrt(mean * (1 - mean) / n + _Z_95**2 / (4 * n**2)) / shrink
   return max(center - half, 0.0), min(center + half, 1.0)
-
-
-def _json_line(record: Mapping[str, Any]) -> str:
-  # JSON has no NaN or infinity, and strict parsers reject the bare ones that Python writes.
-  strict = {
-    name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-    for name, value in record.items()
-  }
-  return json.dumps(strict, ensure_ascii=False, allow_nan=False) + '\n'
-
-
-def _parse_record(line: str, location: str) -> dict[str, float]:
-  try:
-    record = json.loads(line)
-    return {'step': record.pop('step'), **{name: float(v) for name, v in record.items()}}
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise InputError(
-      f'{location}: {line[:80]!r} is not a record of metrics ({error}); delete the line to read '
-      'the others.'
-    ) from error
-
-
-def _write_atomically(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
-  """Writes one record per line; a killed process leaves the old file or the new one, complete."""
-  temporary = path.with_name(path.name + '.tmp')
-  # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
-  with temporary.open('w', encoding='utf-8', errors='backslashreplace') as file:
-    file.writelines(map(_json_line, records))
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-
-
-def _start_wandb(workdir: pathlib.Path, first_step: int, project: str) -> Any:
-  """Starts a wandb run; InputError if wandb is not installed."""
-  try:
-    wandb = importlib.import_module('wandb')
-  except ImportError as error:
-    raise InputError(
-      f"config.metrics.wandb_project='{project}' needs wandb, which is not installed: "
-      "pip install 'exgrpo_jax[wandb]', or leave the project empty."
-    ) from error
-  group = workdir.resolve().name
-  return wandb.init(
-    project=project, group=group, name=f'{group}-from-{first_step}', dir=str(workdir)
-  )
 
 
 def _format_best(name: str, points: Sequence[tuple[float, float]]) -> tuple[str, str]:

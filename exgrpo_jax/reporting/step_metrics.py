@@ -51,10 +51,11 @@ def rollout_metrics(
 ) -> dict[str, float]:
   """Rewards, pass rates and lengths of fresh responses; ages of replayed trajectories.
 
-  'reward_std' is over all fresh responses, 'reward_std_within' the mean over groups of each group's,
-  the replayed reward included: the signal from which advantages are made. 'zero_variance' is the share of groups in which all rewards, the replayed one included, are
-  equal: their advantages are 0, so they give no learning signal. 'grading/…' are the shares of
-  each outcome. Lengths are in tokens, ages in steps.
+  'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of each
+  group's own, the replayed reward included: what advantages are made of. 'zero_variance' is the
+  share of groups in which all rewards, the replayed one included, are equal: their advantages are
+  0, so they give no learning signal. 'grading/…' are the shares of each outcome. Lengths are in
+  tokens, ages in steps.
 
   Args:
     plan: which questions the step worked on.

@@ -1,7 +1,7 @@
 """A stand-in for exgrpo_jax.train in tests of what starts it: its flags and files, no training.
 
-Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of s truncated. The trials named in FAKE_FAILS
-fail after step 0, those in FAKE_HANGS then hang for ten minutes.
+Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of s truncated.
+The trials named in FAKE_FAILS fail after step 0, those in FAKE_HANGS then hang for ten minutes.
 """
 
 import json
@@ -49,7 +49,7 @@ def main(_):
       (workdir / 'new').write_text(str(os.getpid()))
       os.replace(workdir / 'new', workdir / 'hangs')
       time.sleep(600)
-  (workdir / 'curves.png').write_bytes(b'')
+  (workdir / 'curves.svg').write_bytes(b'')
 
 
 def parse_flags(argv):

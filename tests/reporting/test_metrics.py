@@ -2,13 +2,9 @@
 
 import json
 import math
-import struct
-import sys
-import types
 
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
@@ -20,14 +16,10 @@ def write_steps(workdir, first_step, steps, value):
       writer.write(step, {'reward': value})
 
 
-def tensorboard_events(workdir):
-  """The events under workdir/tensorboard; a file repeats length, checksum, event, checksum."""
-  for path in sorted((workdir / 'tensorboard').iterdir()):
-    data = path.read_bytes()
-    while data:
-      (length,) = struct.unpack('<Q', data[:8])
-      yield event_pb2.Event.FromString(data[12 : 12 + length])
-      data = data[16 + length :]
+@pytest.fixture(autouse=True)
+def at_noon(monkeypatch):
+  """Every record is written at second 12."""
+  monkeypatch.setattr('time.time', lambda: 12.0)
 
 
 def test_a_step_is_one_line_of_strict_json_that_can_be_read_at_once(tmp_path):
@@ -35,7 +27,8 @@ def test_a_step_is_one_line_of_strict_json_that_can_be_read_at_once(tmp_path):
     writer.write(0, {'reward': np.float64(1 / 3), 'entropy': math.nan, 'max': math.inf, 'n': 2})
     (line,) = (tmp_path / 'metrics.jsonl').read_text().splitlines()
   assert line == (
-    '{"step": 0, "reward": 0.3333333333333333, "entropy": "nan", "max": "inf", "n": 2.0}'
+    '{"step": 0, "reward": 0.3333333333333333, "entropy": "nan", "max": "inf", "n": 2.0, '
+    '"timestamp": 12.0}'
   )
   (record,) = metrics.read(tmp_path)
   assert record['reward'] == 1 / 3 and math.isnan(record['entropy']) and record['max'] == math.inf
@@ -45,9 +38,9 @@ def test_a_resumed_run_drops_the_records_of_steps_that_it_repeats(tmp_path):
   write_steps(tmp_path, 0, range(4), 0.0)
   write_steps(tmp_path, 2, [2], 1.0)
   assert metrics.read(tmp_path) == [
-    {'step': 0, 'reward': 0.0},
-    {'step': 1, 'reward': 0.0},
-    {'step': 2, 'reward': 1.0},
+    {'step': 0, 'reward': 0.0, 'timestamp': 12.0},
+    {'step': 1, 'reward': 0.0, 'timestamp': 12.0},
+    {'step': 2, 'reward': 1.0, 'timestamp': 12.0},
   ]
 
 
@@ -79,38 +72,6 @@ def test_a_kill_while_resuming_leaves_the_old_records(tmp_path, monkeypatch):
 
 def test_without_a_file_there_are_no_records(tmp_path):
   assert metrics.read(tmp_path) == []
-
-
-def test_tensorboard_gets_the_scalars_and_drops_steps_that_are_repeated(tmp_path):
-  write_steps(tmp_path, 3, [3, 4], 0.5)
-  events = list(tensorboard_events(tmp_path))
-  assert [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value] == [
-    (3, 'reward', 0.5),
-    (4, 'reward', 0.5),
-  ]
-  assert [e.step for e in events if e.session_log.status == event_pb2.SessionLog.START] == [3]
-
-
-def test_wandb_gets_the_scalars_if_a_project_is_named(tmp_path, monkeypatch):
-  calls = []
-  fake_run = types.SimpleNamespace(
-    log=lambda values, step: calls.append((values, step)), finish=lambda: calls.append('finish')
-  )
-  fake_wandb = types.SimpleNamespace(init=lambda **options: calls.append(options) or fake_run)
-  monkeypatch.setitem(sys.modules, 'wandb', fake_wandb)
-  with metrics.Writer(tmp_path / 'run', 7, wandb_project='replay') as writer:
-    writer.write(7, {'reward': 1})
-  options, *rest = calls
-  assert (options['project'], options['group'], options['name']) == ('replay', 'run', 'run-from-7')
-  assert rest == [({'reward': 1.0}, 7), 'finish']
-
-
-def test_missing_wandb_is_refused_with_the_extra_before_anything_is_written(tmp_path, monkeypatch):
-  write_steps(tmp_path, 0, [0], 0.0)
-  monkeypatch.setitem(sys.modules, 'wandb', None)
-  with pytest.raises(InputError, match=r"pip install 'exgrpo_jax\[wandb\]'"):
-    metrics.Writer(tmp_path, 0, wandb_project='replay')
-  assert len(metrics.read(tmp_path)) == 1
 
 
 def test_rows_are_readable_text_and_strict_json(tmp_path):
