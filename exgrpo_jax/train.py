@@ -53,6 +53,7 @@ from exgrpo_jax.runtime import (
 )
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.pace import Pace
+from exgrpo_jax.runtime.environment import peak_memory, record_start
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
@@ -159,6 +160,7 @@ def start_or_resume(
       snapshot = Snapshot(step=0, state=state, buffer=replay.Buffer(), cursor=Cursor())
     # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0
+    record_start(workdir, first)
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
@@ -320,7 +322,7 @@ def report(
       if config.export.best:
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, state.params, plan.step, evaluate.mean_score(scores))
-  measured |= clock.seconds() | run.compiled.metrics()
+  measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in ('evaluate', 'export'))
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
   clock.restart()

@@ -75,9 +75,10 @@ def write_questions(path, count=POOL):
 
 
 def untimed_records(workdir):
-  """A run's metrics without times, which never repeat."""
+  """A run's metrics without times and memory, which never repeat."""
+  measured = ('time', 'speed', 'memory')
   return [
-    {name: value for name, value in record.items() if not name.startswith(('time', 'speed'))}
+    {name: value for name, value in record.items() if not name.startswith(measured)}
     for record in metrics.read(workdir)
   ]
 
