@@ -52,8 +52,8 @@ from exgrpo_jax.runtime import (
   watchdog,
 )
 from exgrpo_jax.runtime.clock import Clock
-from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.environment import peak_memory, record_start
+from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
 
