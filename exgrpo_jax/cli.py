@@ -8,24 +8,21 @@ says why). `train` and `sweep` add some of their own.
 """
 
 import contextlib
-import importlib.util
-import itertools
+import difflib
 import os
-import pathlib
 import re
-import runpy
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
-from exgrpo_jax import config
+from exgrpo_jax import config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
-
-_CONFIGS = 'exgrpo_jax.configs'
 
 Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
 
@@ -39,7 +36,7 @@ def define_config() -> None:
     'config',
     None,
     'The experiment: a file such as path/to/file.py, or by name one of '
-    + ', '.join(shipped_names(_CONFIGS))
+    + ', '.join(config_files.shipped_names(config_files.CONFIGS))
     + '. Any setting can be overridden, as in --config.replay.ratio=0.25; docs/configuration.md '
     'lists all of them.',
   )
@@ -93,7 +90,10 @@ def run(
     choices: words of which exactly one must follow the command.
     on_all_hosts: the command can run as one of several hosts that work together.
   """
-  define_flags()
+  try:
+    define_flags()  # reads a --flagfile
+  except flags.Error as error:
+    _refuse(InputError(str(error)))
   if on_all_hosts:
     define_hosts()
   args = flags.FLAGS
@@ -106,15 +106,18 @@ def run(
     words = argv[1:]
     try:
       if choices and (len(words) != 1 or words[0] not in choices):
-        raise InputError(f'the command must be followed by one of: {", ".join(choices)}.')
+        raise InputError(
+          f"'{' '.join(words)}': the command must be followed by one of: {', '.join(choices)}."
+        )
       if words and not choices:
-        raise InputError(f"'{words[0]}' is not a flag; flags begin with --.")
+        raise InputError(f"'{words[0]}' is not a flag; flags are written as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
       _refuse(error)
 
-  app.run(guarded, flags_parser=_parse_flags)
+  with _closed_output():
+    app.run(guarded, flags_parser=_parse_flags)
 
 
 def _meeting(args: Args) -> hosts.Meeting:
@@ -125,74 +128,77 @@ def _meeting(args: Args) -> hosts.Meeting:
   )
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+@contextlib.contextmanager
+def _closed_output() -> Iterator[None]:
+  """Ends the process without a traceback where nobody reads its output, as before `| head`."""
   try:
-    argv = resolve_config(argv)
-    return app.parse_flags_with_usage(argv)
-  except InputError as error:
-    _refuse(error)
-    raise
-  except (AttributeError, KeyError):  # an override of a name that the config does not have
     try:
-      _check_overrides([arg.lstrip('-') for arg in argv])
-    except InputError as error:
-      _refuse(error)
+      yield
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:
+    try:
+      sys.stdout.flush()
+    except BrokenPipeError:  # it was standard output, whose last words have no reader
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(128 + signal.SIGPIPE)
     raise
 
 
-def _refuse(error: InputError) -> None:
+def _refuse(error: InputError) -> NoReturn:
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(2)
 
 
-# ---- Configs by name, and overrides ----
+# ---- Reading flags ----
 
 
-def shipped_names(package: str) -> list[str]:
-  """The config files of a package, such as 'exgrpo_jax.configs', by name."""
-  folder = _folder(package)
-  return sorted(path.stem for path in folder.glob('*.py') if path.stem != '__init__')
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    for arg in argv[1:]:
+      _check_spelling(arg)
+    return _absl_flags(config_files.resolved(argv))
+  except InputError as error:
+    _refuse(error)
 
 
-def shipped_path(value: str, package: str, flag: str) -> str:
-  """The file that `value` means: itself where it is a path, else the package's of that name.
-
-  Raises InputError, which begins with the flag, where there is no such file.
-  """
-  if not value.endswith('.py') and os.sep not in value:
-    path = _folder(package) / f'{value}.py'
-    if path.is_file() and value != '__init__':
-      return os.fspath(path)
-    raise InputError(
-      f'--{flag}={value}: there is no config of that name; it must be a path that ends in .py, or '
-      f'one of: {", ".join(shipped_names(package))}.'
-    )
-  if not os.path.isfile(value):
-    raise InputError(
-      f'--{flag}={value}: there is no such file; by name there are: '
-      f'{", ".join(shipped_names(package))}.'
-    )
-  return value
+def _check_spelling(arg: str) -> None:
+  """Refuses a flag with characters that only look like - or =, which some editors insert."""
+  name = arg.partition('=')[0]
+  if name and unicodedata.category(name[0]) == 'Pd':
+    for character in name:
+      if not character.isascii():
+        raise InputError(
+          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
+          "flag's name; type it anew, as --name=value."
+        )
 
 
-def portable_config(path: str) -> str:
-  """`path`, or of a config that ships with the package its name, which is valid on any machine."""
-  folder, file = os.path.split(path)
-  return pathlib.Path(file).stem if folder == os.fspath(_folder(_CONFIGS)) else path
+def _absl_flags(argv: list[str]) -> list[str]:
+  """What absl leaves of `argv`; its errors become InputErrors."""
+  try:
+    return flags.FLAGS(argv)
+  except SystemExit:  # of --help, with status 1
+    sys.exit(0)
+  except flags.UnrecognizedFlagError as error:
+    names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
+    near = difflib.get_close_matches(error.flagname, names, n=1)
+    hint = f'did you mean --{near[0]}?' if near else f'there are: --{", --".join(sorted(names))}.'
+    raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
+  except (flags.Error, ValueError) as error:
+    raise InputError(_explanation(str(error))) from error
 
 
-def resolve_config(argv: Sequence[str]) -> list[str]:
-  """`argv` with the --config that is given by name replaced by its file."""
-  resolved, follows = [], False
-  for arg in argv:
-    name, equals, value = arg.partition('=')
-    if follows:
-      arg = shipped_path(arg, _CONFIGS, 'config')
-    elif equals and name.lstrip('-') == 'config' and name.startswith('-'):
-      arg = f'{name}={shipped_path(value, "exgrpo_jax.configs", "config")}'
-    follows = arg in ('-config', '--config')
-    resolved.append(arg)
-  return resolved
+def _explanation(message: str) -> str:
+  """The message of absl; where a flag does not take a value, what it takes and what it means."""
+  match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
+  if not match:
+    return f'{message}; --help lists all flags.'
+  flag = flags.FLAGS[match[1]]
+  choices = getattr(flag.parser, 'enum_values', ())
+  kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
+  meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
+  return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
 
 
 def config_arguments(argv: Sequence[str]) -> list[str]:
@@ -209,31 +215,3 @@ def config_arguments(argv: Sequence[str]) -> list[str]:
     else:
       is_open = False
   return chosen
-
-
-def _folder(package: str) -> pathlib.Path:
-  spec = importlib.util.find_spec(package)
-  if spec is None or not spec.submodule_search_locations:
-    raise InputError(
-      f'{package} is not installed: run pip install -e . in the clone, or install the wheel.'
-    )
-  return pathlib.Path(spec.submodule_search_locations[0])
-
-
-def _check_overrides(words: list[str]) -> None:
-  """Names the override that the config file does not have; dashes are stripped."""
-  paths = [word.partition('=')[2] for word in words if word.startswith('config=')]
-  paths += [after for word, after in itertools.pairwise(words) if word == 'config']
-  for path in paths:
-    values = runpy.run_path(path)['get_config']()
-    for word in words:
-      if word.startswith('config.'):
-        _check_override(values, word.partition('=')[0].split('.'))
-
-
-def _check_override(values: Any, names: list[str]) -> None:
-  for depth, name in enumerate(names[1:], start=1):
-    if not isinstance(values, ConfigDict):
-      raise InputError(f"{'.'.join(names[:depth])} is one value and has no '{name}'.")
-    config.check_known(name, list(values), '.'.join(names[:depth]))
-    values = values[name]

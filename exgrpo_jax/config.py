@@ -5,6 +5,7 @@ so that type, allowed values and meaning stand beside each other. The values
 themselves live in configs/base.py and nowhere else.
 """
 
+import copy
 import dataclasses
 import difflib
 import re
@@ -66,6 +67,32 @@ def check_known(name: str, known: Collection[str], path: str) -> None:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
     raise InputError(f"{path} has no '{name}'; {hint}")
+
+
+def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+  """A copy of `values` with `overrides` by dotted key; InputError for a key it does not have.
+
+  A value of the wrong type is accepted here, for `parse_config` to refuse.
+  """
+  changed = copy.deepcopy(values)
+  for key, value in overrides.items():
+    *sections, last = key.split('.')
+    place, path = cast(Any, changed), 'config'
+    for section in sections:
+      check_known(section, list(place), path)
+      place, path = place[section], f'{path}.{section}'
+      if not isinstance(place, ConfigDict):
+        raise InputError(f"{path} is one value and has no '{last}'.")
+    check_known(last, list(place), path)
+    present: Any = place[last]
+    if isinstance(present, ConfigDict):
+      raise InputError(
+        f'{path}.{last} is a section; an override sets one value, such as '
+        f"'{key}.{next(iter(present))}'."
+      )
+    with place.ignore_type():
+      place[last] = value
+  return changed
 
 
 def _build_field(value: Any, kind: Any, metadata: Mapping[str, Any], path: str) -> Any:

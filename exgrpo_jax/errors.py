@@ -1,8 +1,14 @@
 """The one exception that is the user's to mend."""
 
+import re
+
 
 class InputError(ValueError):
   """Something the user gave cannot be used; the message is all they need.
 
-  Commands print it as one line and exit; it never hides a bug of ours.
+  Commands print it and exit with status 2; it never hides a bug of ours. It is one line, also where
+  it quotes an error of several.
   """
+
+  def __init__(self, message: str) -> None:
+    super().__init__(re.sub(r'\s*\n\s*', ' ', message.strip()))

@@ -22,7 +22,7 @@ from exgrpo_jax import cli
 from exgrpo_jax.data import spec_names, tasks
 from exgrpo_jax.datatypes import QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, load_questions, open_experiment
+from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint
@@ -52,6 +52,7 @@ def main(args: cli.Args) -> None:
       '--config and --checkpoint are both needed: what train was given as --config and --workdir.'
     )
   values = args.config
+  parse_config(values)
   read_config(args.checkpoint)
   check_workdir(values, args.checkpoint, ('model', 'tokenizer', 'prompt'))
   with values.unlocked():

@@ -168,12 +168,8 @@ def parse_config(values: ConfigDict) -> Config:
   return parsed
 
 
-def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
-
-  Model code runs on the experiment's mesh: inside `with jax.set_mesh(experiment.mesh)`.
-  """
-  parsed = parse_config(values)
+def check_model_path(parsed: Config) -> None:
+  """InputError where the config starts from a checkpoint, and does not say where that is."""
   if parsed.model.repository and not parsed.model.path:
     name = parsed.model.repository
     folder = name.split('/')[-1]
@@ -182,6 +178,15 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
       f"'pip install huggingface_hub' and 'hf download {name} --local-dir {folder}' (after "
       f"'hf auth login' where its licence requires it), and pass --config.model.path={folder}."
     )
+
+
+def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
+  """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
+
+  Model code runs on the experiment's mesh: inside `with jax.set_mesh(experiment.mesh)`.
+  """
+  parsed = parse_config(values)
+  check_model_path(parsed)
   shape = model_config(parsed)
   with hosts.first_host_first('tokenizer'):  # the first host may train one, which the others read
     text_tokenizer = _open_tokenizer(parsed, workdir)
@@ -316,10 +321,11 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
     specs = dict.fromkeys([parsed.warm_start.data, parsed.data.train])
+    opened = [questions.load(parsed.data, spec) for spec in specs]  # all before any is read
     texts = (
       text
-      for spec in specs
-      for question in itertools.islice(questions.load(parsed.data, spec), TOKENIZER_TEXTS)
+      for dataset in opened
+      for question in itertools.islice(dataset, TOKENIZER_TEXTS)
       for text in (
         prompt.render(question.messages, parsed.prompt.template),
         question.solution,

@@ -8,7 +8,6 @@ failed, 2 for what cannot be run, 130 when interrupted.
 """
 
 import contextlib
-import copy
 import fcntl
 import os
 import shlex
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import cli, config
+from exgrpo_jax import cli, config, config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
@@ -49,7 +48,7 @@ def define_flags() -> None:
     'sweep',
     None,
     'The trials: a file such as path/to/sweep.py, or by name one of '
-    + ', '.join(cli.shipped_names(_SWEEPS))
+    + ', '.join(config_files.shipped_names(_SWEEPS))
     + '.',
   )
   flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
@@ -71,9 +70,9 @@ def main(args: cli.Args) -> None:
   if args.parallel < 1:
     raise InputError(f'--parallel={args.parallel} must be at least 1.')
   planned = plan_trials(
-    cli.shipped_path(args.sweep, _SWEEPS, 'sweep'),
+    config_files.shipped_path(args.sweep, _SWEEPS, 'sweep'),
     args.config,
-    cli.portable_config(config_flags.get_config_filename(args['config'])),
+    config_files.portable_config(config_flags.get_config_filename(args['config'])),
     config_flags.get_override_values(args['config']),
     args.workdir,
   )
@@ -116,7 +115,7 @@ def plan_trials(
             f'--config.{key}={given[key]} is given, and the trial sets it to {overrides[key]}; '
             'only one of them can be.'
           )
-      changed = overridden(values, overrides)
+      changed = config.overridden(values, overrides)
       parse_config(changed)
     except InputError as error:
       raise InputError(f"{path}: trial '{name}': {error}") from error
@@ -132,33 +131,6 @@ def plan_trials(
     planned.append(Trial(name=name, workdir=folder, values=changed, arguments=arguments))
   _check_strangers(path, workdir, {trial.name for trial in planned})
   return planned
-
-
-def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-  """A copy of `values` with `overrides` by dotted key; InputError for a key it does not have.
-
-  A value of the wrong type is accepted here, for `parse_config` to refuse.
-  """
-  changed = copy.deepcopy(values)
-  place: Any
-  for key, value in overrides.items():
-    *sections, last = key.split('.')
-    place, path = changed, 'config'
-    for section in sections:
-      config.check_known(section, list(place), path)
-      place, path = place[section], f'{path}.{section}'
-      if not isinstance(place, ConfigDict):
-        raise InputError(f"{path} is one value and has no '{last}'.")
-    config.check_known(last, list(place), path)
-    present: Any = place[last]
-    if isinstance(present, ConfigDict):
-      raise InputError(
-        f'{path}.{last} is a section; an override sets one value, such as '
-        f"'{key}.{next(iter(present))}'."
-      )
-    with place.ignore_type():
-      place[last] = value
-  return changed
 
 
 def is_finished(trial: Trial) -> bool:

@@ -3,7 +3,8 @@
 python -m exgrpo_jax.train --config=arithmetic --workdir=/tmp/arithmetic
 
 A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 for
-what cannot be run, 75 after SIGTERM, once the step is finished and saved; the same command resumes.
+what cannot be run, 75 after SIGTERM or Ctrl-C, once the step is finished and saved; then the same
+command resumes.
 """
 
 import dataclasses
@@ -17,14 +18,13 @@ import orbax.checkpoint as ocp
 
 from exgrpo_jax import cli, evaluate, export, warm_start
 from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.check import check_command
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
   Experiment,
   load_questions,
   make_rollout,
   open_experiment,
-  parse_config,
   state_shapes,
   update_spec,
 )
@@ -55,7 +55,12 @@ from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import peak_memory, record_start
 from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, claim_workdir
+from exgrpo_jax.runtime.workdir import (
+  check_hosts,
+  check_writable,
+  claim_workdir,
+  make_folder,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Run:
   checkpoints: ocp.CheckpointManager
   clock: Clock
   compiled: compilations.Counter
-  told_to_stop: Callable[[], bool]
+  told_to_stop: Callable[[], str]  # the signal's name, or ''
 
 
 @dataclasses.dataclass
@@ -91,13 +96,12 @@ def define_flags() -> None:
 
 def main(args: cli.Args) -> None:
   """Trains, or resumes, after everything that can be checked has been."""
-  if not args.config or not args.workdir:
-    raise InputError(
-      '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
-    )
-  weights_and_biases.check(parse_config(args.config).metrics.wandb_project)
-  check_workdir(args.config, args.workdir)
+  config = check_command(args)
+  weights_and_biases.check(config.metrics.wandb_project)
   check_writable(args.workdir)
+  make_folder('config.warm_start.path', config.warm_start.path)
+  make_folder('config.data.cache_dir', config.data.cache_dir)
+  make_folder('config.compilation_cache', config.compilation_cache)
   check_hosts(args.config, args.workdir)
   done = hosts.broadcast_from_first(max(checkpoint.steps(args.workdir), default=0))
   if done > args.config.num_steps:
@@ -110,8 +114,6 @@ def main(args: cli.Args) -> None:
   with console.opened(os.path.join(args.workdir, 'console.log')):
     with activity.doing('reading the data'):
       experiment = open_experiment(args.config, args.workdir)
-      config = experiment.config
-      pool.check(config.grading, config.verifier)
       rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
       evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
     with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
@@ -165,14 +167,13 @@ def start_or_resume(
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
       pool.Grader(config.grading, config.verifier) as grader,
-      preemption.listening() as told_to_stop,
     ):
       pace = Pace(compiled, metrics.read(workdir))
       if not snapshot.step:
         with activity.doing('evaluate'), pace.evaluation():
           scores = evaluate.score_all(experiment, snapshot.state.params, evaluations, 0)
         writer.write(0, scores)
-      with watchdog.watching() as clock:
+      with watchdog.watching() as clock, preemption.listening() as told_to_stop:
         run = Run(
           experiment=experiment,
           rollout=rollout,
@@ -347,13 +348,13 @@ def save(run: Run, snapshot: Snapshot) -> None:
   if is_due:
     with run.clock('save', device_waits=True):
       checkpoint.save(manager, snapshot)
-  if run.told_to_stop() and not is_last:
+  if (signal_name := run.told_to_stop()) and not is_last:
     if not is_due:
       checkpoint.save(manager, snapshot)
     manager.wait_until_finished()
     print(
-      f'stopped by SIGTERM: saved after step {snapshot.step} of {config.num_steps}; the same '
-      'command resumes',
+      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; the '
+      'same command resumes',
       file=sys.stderr,
       flush=True,
     )

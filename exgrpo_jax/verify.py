@@ -12,9 +12,10 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
@@ -139,9 +140,35 @@ def _field(row: dict[str, Any], names: tuple[str, ...], kind: type, default: Any
   return row[name]
 
 
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str) -> NoReturn:
+    """Instead of the usage in several lines."""
+    raise InputError(f'{message}; --help lists all flags.')
+
+
 def main(argv: list[str]) -> None:
   """Explains how one response is judged, or scores a file."""
-  parser = argparse.ArgumentParser(
+  try:
+    text = _answer(_parser().parse_args(argv))
+  except InputError as error:
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
+  print(text.encode('utf-8', 'backslashreplace').decode())  # lone surrogates cannot be printed
+
+
+def _answer(args: argparse.Namespace) -> str:
+  config = verifier.Config(require_think=args.require_think, require_box=args.require_box)
+  if args.file is not None and args.response is None and args.answer is None:
+    return score(args.file, config, args.kind)
+  if args.file is None and args.response is not None and args.answer is not None:
+    return explain(args.response, args.answer, config, args.kind)
+  raise InputError(
+    r"give --response and --answer, or --file, e.g. --response='\boxed{5}' --answer=5."
+  )
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser(
     prog='python -m exgrpo_jax.verify',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -161,19 +188,9 @@ def main(argv: list[str]) -> None:
   parser.add_argument(
     '--require_think', action='store_true', help="a response without '</think>' has no answer"
   )
-  args = parser.parse_args(argv)
-  config = verifier.Config(require_think=args.require_think, require_box=args.require_box)
-  try:
-    if args.file is not None and args.response is None and args.answer is None:
-      text = score(args.file, config, args.kind)
-    elif args.file is None and args.response is not None and args.answer is not None:
-      text = explain(args.response, args.answer, config, args.kind)
-    else:
-      raise InputError('give --response and --answer, or --file.')
-  except InputError as error:
-    sys.exit(f'error: {error}')
-  print(text.encode('utf-8', 'backslashreplace').decode())  # lone surrogates cannot be printed
+  return parser
 
 
 if __name__ == '__main__':
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback before `| head`
   main(sys.argv[1:])

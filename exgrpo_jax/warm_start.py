@@ -36,6 +36,8 @@ REPORTS = 10  # progress lines of a warm start
 CHECK_EVERY = 25  # updates between checks of whether it is enough
 CHECK_ROWS = 256  # responses in such a check
 
+_ORIGIN = 'origin.json'  # in the folder of a warm start: what it depends on; written last
+
 _Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
 
 
@@ -44,7 +46,9 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
 
   `data` are the training questions, on which the warm start is checked.
   """
-  path = experiment.config.model.path
+  path, rows = experiment.config.model.path, None
+  if experiment.config.warm_start.num_updates and not _is_kept(experiment):
+    rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
   if path:
     with activity.doing(f'reading the weights of {path}'):
       params = weights.load(path, experiment.model, experiment.mesh)
@@ -54,20 +58,26 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
     key = randomness.key(experiment.config.seed, Purpose.INIT)
     params = model.init(experiment.model, key, experiment.mesh)
   if experiment.config.warm_start.num_updates:
-    params = run(experiment, params, data)
+    params = run(experiment, params, data, rows)
   return params
 
 
-def run(experiment: Experiment, params: model.Params, data: QuestionSet) -> model.Params:
+def run(
+  experiment: Experiment,
+  params: model.Params,
+  data: QuestionSet,
+  rows: list[_Row] | None = None,
+) -> model.Params:
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
-  `data` are the training questions, on which `enough` is checked. Raises InputError where the
-  folder holds the result of another configuration.
+  `data` are the training questions, on which `enough` is checked; `rows` what is learnt, read
+  where it is not given. Raises InputError where the folder holds the result of another
+  configuration.
   """
-  directory = experiment.config.warm_start.path or os.path.join(experiment.workdir, 'warm_start')
+  directory = _directory(experiment)
   origin = _origin(experiment)
-  origin_path = os.path.join(directory, 'origin.json')
-  if hosts.broadcast_from_first(os.path.exists(origin_path)):
+  origin_path = os.path.join(directory, _ORIGIN)
+  if _is_kept(experiment):
     with open(origin_path) as file:
       kept = json.load(file)
     if kept != origin:
@@ -78,11 +88,22 @@ def run(experiment: Experiment, params: model.Params, data: QuestionSet) -> mode
       )
     print(f'warm start: reused from {directory}', flush=True)
     return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
-  params = _train(experiment, params, data, directory)
+  rows = _solutions(experiment) if rows is None else rows
+  params = _train(experiment, params, data, rows, directory)
   checkpoint.save_params(os.path.join(directory, 'params'), params)
   hosts.barrier('warm start')
   write_json(origin_path, origin)  # last: it says that the rest is complete
   return params
+
+
+def _directory(experiment: Experiment) -> str:
+  return experiment.config.warm_start.path or os.path.join(experiment.workdir, 'warm_start')
+
+
+def _is_kept(experiment: Experiment) -> bool:
+  """Whether the first host finds a warm start where this one's is to be kept."""
+  path = os.path.join(_directory(experiment), _ORIGIN)
+  return hosts.broadcast_from_first(os.path.exists(path))
 
 
 def _origin(experiment: Experiment) -> dict[str, Any]:
@@ -101,10 +122,13 @@ def _origin(experiment: Experiment) -> dict[str, Any]:
 
 
 def _train(
-  experiment: Experiment, params: model.Params, data: QuestionSet, directory: str
+  experiment: Experiment,
+  params: model.Params,
+  data: QuestionSet,
+  rows: list[_Row],
+  directory: str,
 ) -> model.Params:
   config = experiment.config.warm_start
-  rows = _solutions(experiment)
   optimizer_config = _optimizer(experiment.config.optimizer, config)
   state = optimizer.init(optimizer_config, config.num_updates, params)
   longest = max(len(prompt) + len(solution) for prompt, solution in rows)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import exgrpo_jax
-from exgrpo_jax import cli
+from exgrpo_jax import config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers.paths import REPOSITORY
@@ -90,29 +90,29 @@ def test_a_refused_start_leaves_the_workdir_to_the_corrected_one(tmp_path):
 def test_a_config_is_found_by_name_from_anywhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for argv in (['x', '--config=smoke', '--workdir=w'], ['x', '--config', 'smoke', '--workdir=w']):
-    resolved = ' '.join(cli.resolve_config(argv))
+    resolved = ' '.join(config_files.resolved(argv))
     assert resolved.endswith('configs/smoke.py --workdir=w'), resolved
 
 
 def test_a_config_by_path_stays_as_it_is(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / 'mine.py').write_text('')
-  assert cli.resolve_config(['x', '--config=mine.py']) == ['x', '--config=mine.py']
+  (tmp_path / 'mine.py').write_text('from exgrpo_jax.configs.smoke import get_config')
+  assert config_files.resolved(['x', '--config=mine.py']) == ['x', '--config=mine.py']
   with pytest.raises(InputError, match=r'--config=other\.py: there is no such file; by name there'):
-    cli.resolve_config(['x', '--config=other.py'])
+    config_files.resolved(['x', '--config=other.py'])
 
 
 def test_a_name_that_no_config_has_is_refused_with_those_there_are():
   with pytest.raises(
     InputError, match=r'--config=smok: there is no config of that name; .*, smoke'
   ):
-    cli.resolve_config(['x', '--config=smok'])
+    config_files.resolved(['x', '--config=smok'])
 
 
 def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
-  path = cli.shipped_path('smoke', 'exgrpo_jax.configs', 'config')
-  assert cli.portable_config(path) == 'smoke'
-  assert cli.portable_config('configs/smoke.py') == 'configs/smoke.py'
+  path = config_files.shipped_path('smoke', 'exgrpo_jax.configs', 'config')
+  assert config_files.portable_config(path) == 'smoke'
+  assert config_files.portable_config('configs/smoke.py') == 'configs/smoke.py'
 
 
 def test_the_words_that_gave_the_config_are_told_from_the_others():

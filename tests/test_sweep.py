@@ -13,14 +13,14 @@ import time
 
 import pytest
 
-from exgrpo_jax import cli, sweep
+from exgrpo_jax import config, config_files, sweep
 from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from tests.helpers.paths import REPOSITORY
 
-SWEEPS = cli.shipped_names('exgrpo_jax.configs.sweeps')
+SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
 SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
 THREE_BY_TWO = "trials.grid({'replay.ratio': [0., .25, .5], 'seed': range(2)})"
 
@@ -38,7 +38,7 @@ def plan(write_sweep, tmp_path):
 
   def plan_expression(expression, given=None):
     given = {'num_steps': 2} | (given or {})
-    values = sweep.overridden(smoke.get_config(), given)
+    values = config.overridden(smoke.get_config(), given)
     return sweep.plan_trials(write_sweep(expression), values, SMOKE, given, str(tmp_path / 'runs'))
 
   return plan_expression
@@ -243,7 +243,7 @@ def test_where_all_trials_fail_there_is_no_table(plan, tmp_path, monkeypatch, ca
 
 def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
   (trial,) = plan("{'a': {}}")
-  longer = trial._replace(values=sweep.overridden(trial.values, {'num_steps': 3}))
+  longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))
   assert run([longer], tmp_path) == 1
   assert 'a: it exited with status 0, but before its last step' in capsys.readouterr().out
 

@@ -104,19 +104,29 @@ def test_requirements_are_passed_on(capsys):
     (None, 'cannot be read'),
   ],
 )
-def test_bad_input_is_one_clear_error(tmp_path, line, message):
+def test_bad_input_is_one_clear_error(tmp_path, line, message, capsys):
   path = tmp_path / 'cases.jsonl'
   if line is not None:
     path.write_text('{"gold": "5", "response": ""}\n' + line)
-  with pytest.raises(SystemExit) as error:
-    verify.main([f'--file={path}'])
-  assert message in error.value.code
-  assert '\n' not in error.value.code
+  assert message in refusal(capsys, f'--file={path}')
 
 
-def test_the_command_needs_a_response_or_a_file():
-  with pytest.raises(SystemExit, match=r'give --response and --answer, or --file\.'):
-    verify.main([])
+def refusal(capsys, *arguments):
+  """The one line with which the command refuses them."""
+  with pytest.raises(SystemExit, match=r'^2$'):
+    verify.main([*arguments])
+  out, err = capsys.readouterr()
+  assert out == '' and err.startswith('error: ') and err.count('\n') == 1
+  return err
+
+
+def test_the_command_needs_a_response_or_a_file(capsys):
+  assert 'give --response and --answer, or --file, e.g. ' in refusal(capsys)
+
+
+def test_wrong_usage_is_one_line_too(capsys):
+  assert 'unrecognized arguments: --respons=5; --help lists' in refusal(capsys, '--respons=5')
+  assert 'argument --file: expected one argument' in refusal(capsys, '--file')
 
 
 def test_help_names_the_options_and_gives_an_example(capsys):

@@ -103,6 +103,11 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   for field, (hf_name, _) in _FIELDS.items():
     if fields[field] is None:
       raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
+    if not isinstance(fields[field], (int, float)):
+      raise InputError(
+        f'{path}: {hf_name}={fields[field]!r} must be a number, for it determines the shape of the '
+        'model; download the checkpoint again.'
+      )
   family = SUPPORTED[values['architectures'][0]]
   num_kv_heads = values.get('num_key_value_heads') or fields['num_heads']
   head_size = values.get('head_dim')

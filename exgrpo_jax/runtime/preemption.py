@@ -1,7 +1,15 @@
-"""SIGTERM, which clouds send before they take a machine away: the step is finished and saved."""
+"""SIGTERM and SIGINT: the step is finished and saved before the run ends.
+
+Clouds send SIGTERM before they take a machine away; Ctrl-C is SIGINT. Outside of the steps there is
+nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
+"""
 
 import contextlib
+import os
 import signal
+import socket
+import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 
@@ -9,22 +17,54 @@ from exgrpo_jax.runtime import hosts
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: stopped and saved, the same command resumes
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 @contextlib.contextmanager
-def listening() -> Iterator[Callable[[], bool]]:
-  """Yields a function that says whether any host has received SIGTERM; for the main thread.
+def listening() -> Iterator[Callable[[], str]]:
+  """Yields a function that names the signal that any host has received, or ''; for the main thread.
 
-  All hosts must call that function together. A second SIGTERM ends the process at once, as does
-  any outside the block.
+  All hosts must call that function together. A second signal ends the process at once, also while
+  the main thread is in a compilation or waits for the device, where Python runs no handler.
   """
-  received = []
+  received: list[str] = []
 
   def handle(number: int, _: types.FrameType | None) -> None:
-    received.append(number)
-    signal.signal(number, signal.SIG_DFL)
+    received.append(signal.Signals(number).name)
 
-  before = signal.signal(signal.SIGTERM, handle)
+  reader, writer = socket.socketpair()
+  writer.setblocking(False)
+  thread = threading.Thread(target=_answer, args=(reader,), daemon=True)
+  before = {
+    number: signal.signal(number, handle)
+    for number in _SIGNALS
+    if signal.getsignal(number) is not signal.SIG_IGN
+  }
+  file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+  thread.start()
   try:
-    yield lambda: any(hosts.all_gather(bool(received)))
+    yield lambda: next(filter(None, hosts.all_gather(''.join(received[:1]))), '')
   finally:
-    signal.signal(signal.SIGTERM, before)
+    signal.set_wakeup_fd(file)
+    for number, handler in before.items():
+      signal.signal(number, handler)
+    writer.close()  # which ends the thread
+    thread.join()
+    reader.close()
+
+
+def _answer(reader: socket.socket) -> None:
+  """Says on the first signal what will happen, and ends the process on the second."""
+  is_first = True
+  while number := reader.recv(1):  # Python writes each signal that has a handler, at once
+    if number[0] not in _SIGNALS:
+      continue
+    if not is_first:
+      os._exit(128 + number[0])
+    is_first = False
+    print(
+      f'{signal.Signals(number[0]).name}: the run stops once this step is finished and saved; '
+      'a second signal ends it at once',
+      file=sys.stderr,
+      flush=True,
+    )

@@ -69,8 +69,23 @@ def check_writable(workdir: str) -> None:
       pass
   except OSError as error:
     raise InputError(
-      f'--workdir={workdir} cannot be written into ({error}); a run writes all its results there.'
+      f'--workdir={workdir} cannot be written into ({error}); a run writes all its results there, '
+      'so name a folder that can.'
     ) from error
+
+
+def make_folder(key: str, folder: str) -> None:
+  """Makes a folder that a config names where it is missing; InputError where that is impossible.
+
+  One that is there may be read only, for what is in it may be all that is needed.
+  """
+  if folder and '://' not in folder:
+    try:
+      os.makedirs(os.path.expanduser(folder), exist_ok=True)
+    except OSError as error:
+      raise InputError(
+        f'{key}={folder} cannot be made ({error}); name a folder that can.'
+      ) from error
 
 
 def check_hosts(values: ConfigDict, workdir: str) -> None:
@@ -112,9 +127,20 @@ def read_config(workdir: str) -> dict[str, Any]:
   """The config that a workdir belongs to; refuses a folder that no run has claimed."""
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
-    raise InputError(f"--checkpoint={workdir} is no run's workdir: it holds no config.json.")
-  with open(path) as file:
-    return json.load(file)
+    raise InputError(
+      f"--checkpoint={workdir} is no run's workdir: it holds no config.json; name train's."
+    )
+  try:
+    with open(path) as file:
+      values = json.load(file)
+    if not isinstance(values, dict):
+      raise ValueError('it is no object')
+  except (OSError, ValueError) as error:
+    raise InputError(
+      f'{path} cannot be read as the config of a run ({error}); bring back a copy of it, or name '
+      'another folder.'
+    ) from error
+  return values
 
 
 def _as_json(values: ConfigDict) -> dict[str, Any]:

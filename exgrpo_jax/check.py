@@ -1,0 +1,43 @@
+"""Whether a run can be started, as far as that can be told without its data, weights and devices.
+
+python -m exgrpo_jax.check --config=arithmetic --workdir=/tmp/arithmetic
+
+Takes the flags of train, and checks what train checks first: flags, config and reward function. It
+writes nothing. Exit status: 0, or 2 for what cannot be run.
+"""
+
+from exgrpo_jax import cli
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import Config, check_model_path, parse_config
+from exgrpo_jax.grading import pool
+from exgrpo_jax.runtime.workdir import check_workdir
+
+
+def define_flags() -> None:
+  """Of this command: those of train."""
+  cli.define_config()
+  cli.define_workdir()
+  cli.define_hosts()
+
+
+def main(args: cli.Args) -> None:
+  """Checks a command line of train."""
+  check_command(args)
+  print('nothing is wrong with the flags and the config; data, weights and devices were not tried')
+
+
+def check_command(args: cli.Args) -> Config:
+  """The checked configuration of a command line of train; InputError says what is wrong with it."""
+  if not args.config or not args.workdir:
+    raise InputError(
+      '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
+    )
+  config = parse_config(args.config)
+  check_model_path(config)
+  check_workdir(args.config, args.workdir)
+  pool.check(config.grading, config.verifier)
+  return config
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags)

@@ -1,0 +1,167 @@
+"""Config files: by name or path, loaded, and what the command line overrides in them.
+
+All that can be wrong with them is refused here, before absl and ml_collections read the same
+command line: they would raise errors of many types, some of them only when a value is used.
+"""
+
+import copy
+import importlib.util
+import os
+import pathlib
+import re
+import runpy
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from exgrpo_jax import config
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import parse_config
+
+CONFIGS = 'exgrpo_jax.configs'
+_FLAG = re.compile(r'--?[A-Za-z]')
+
+
+# ---- By name ----
+
+
+def shipped_names(package: str) -> list[str]:
+  """The config files of a package, such as 'exgrpo_jax.configs', by name."""
+  folder = _folder(package)
+  return sorted(path.stem for path in folder.glob('*.py') if path.stem != '__init__')
+
+
+def shipped_path(value: str, package: str, flag: str) -> str:
+  """The file that `value` means: itself where it is a path, else the package's of that name.
+
+  Raises InputError, which begins with the flag, where there is no such file.
+  """
+  if not value.endswith('.py') and os.sep not in value:
+    path = _folder(package) / f'{value}.py'
+    if path.is_file() and value != '__init__':
+      return os.fspath(path)
+    raise InputError(
+      f'--{flag}={value}: there is no config of that name; it must be a path that ends in .py, or '
+      f'one of: {", ".join(shipped_names(package))}.'
+    )
+  if not os.path.isfile(value):
+    raise InputError(
+      f'--{flag}={value}: there is no such file; by name there are: '
+      f'{", ".join(shipped_names(package))}.'
+    )
+  return value
+
+
+def portable_config(path: str) -> str:
+  """`path`, or of a config that ships with the package its name, which is valid on any machine."""
+  folder, file = os.path.split(path)
+  return pathlib.Path(file).stem if folder == os.fspath(_folder(CONFIGS)) else path
+
+
+def _folder(package: str) -> pathlib.Path:
+  spec = importlib.util.find_spec(package)
+  if spec is None or not spec.submodule_search_locations:
+    raise InputError(
+      f'{package} is not installed: run pip install -e . in the clone, or install the wheel.'
+    )
+  return pathlib.Path(spec.submodule_search_locations[0])
+
+
+# ---- On the command line ----
+
+
+def resolved(argv: Sequence[str]) -> list[str]:
+  """`argv` with the --config that is given by name replaced by its file; that file is checked.
+
+  Raises InputError where there is no such file, it makes no config, or an override does not fit.
+  """
+  changed, path, follows = [], '', False
+  for arg in argv:
+    name, equals, value = arg.partition('=')
+    if follows:
+      arg = path = shipped_path(arg, CONFIGS, 'config')
+    elif equals and name in ('-config', '--config'):
+      path = shipped_path(value, CONFIGS, 'config')
+      arg = f'{name}={path}'
+    elif not path and _overridden_key(arg):
+      raise InputError(f'{arg} changes a setting of --config, which must come before it.')
+    follows = arg in ('-config', '--config')
+    changed.append(arg)
+  if path:
+    values = load(path)
+    for key, words in _overrides(changed).items():
+      _check_override(path, values, key, words)
+  return changed
+
+
+def load(path: str) -> ConfigDict:
+  """What get_config() of a config file returns; InputError says where the file fails."""
+  try:
+    definitions = runpy.run_path(path)
+    if 'get_config' not in definitions:
+      raise InputError('it has no get_config()')
+    values = definitions['get_config']()
+    if not isinstance(values, ConfigDict):
+      raise InputError(f'get_config() returns {type(values).__name__}')
+  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
+    problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
+    raise InputError(
+      f'--config={path}{_line(error, path)}: {problem}; a config is a Python file whose '
+      'get_config() returns a ConfigDict, as configs/smoke.py does.'
+    ) from error
+  return values
+
+
+def _line(error: BaseException, path: str) -> str:
+  """':7' where line 7 of the file is the last of its lines that the error came through."""
+  if isinstance(error, SyntaxError) and error.filename == path:
+    return f':{error.lineno}'
+  lines = [
+    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+  ]
+  return f':{lines[-1]}' if lines else ''
+
+
+def _overridden_key(arg: str) -> str:
+  """'replay.ratio' of --config.replay.ratio=0, or ''; a truth value may be --noconfig.x.y."""
+  name = arg.partition('=')[0].lstrip('-').removeprefix('no')
+  return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
+
+
+def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
+  """Dotted key -> the arguments that override it: one, or more where the value stands apart."""
+  found: dict[str, list[str]] = {}
+  for number, arg in enumerate(argv):
+    if key := _overridden_key(arg):
+      value = [word for word in argv[number + 1 : number + 2] if not _FLAG.match(word)]
+      found.setdefault(key, []).extend([arg] if '=' in arg else [arg, *value])
+  return found
+
+
+def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
+  """InputError unless the config has the key and takes the value in `words`."""
+  text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
+  as_text = config.overridden(values, {key: text})  # refuses what is no key
+  alone = flags.FlagValues()
+  command = ['', *words]
+  try:
+    config_flags.DEFINE_config_dict(
+      'config', copy.deepcopy(values), flag_values=alone, sys_argv=command
+    )
+    alone(command)
+  except (flags.Error, ValueError) as error:
+    present = f'In {path} it is {_value(values, key)!r}.'
+    try:
+      parse_config(as_text)  # says what the value must be, and what it means
+    except InputError as refusal:
+      raise InputError(f'{refusal} {present}') from error
+    raise InputError(f'{" ".join(words)}: {error}. {present}') from error
+
+
+def _value(values: Any, key: str) -> Any:
+  for name in key.split('.'):
+    values = values[name]
+  return values

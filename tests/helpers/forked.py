@@ -1,0 +1,96 @@
+"""Command lines, each in a fork of one process that has imported what the commands import.
+
+Starting Python and importing JAX takes seconds, a fork none; and it leaves exit status, flags and
+output what they are in a process of its own. It comes before JAX has a backend, and so no threads
+to lose. `python -m tests.helpers.forked` is that process; `run` starts it.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from typing import NamedTuple
+
+from tests.helpers.paths import REPOSITORY
+
+TIMEOUT = 60  # seconds, of a command
+
+
+class Outcome(NamedTuple):
+  """How a command ended."""
+
+  status: int
+  out: str
+  err: str
+  seconds: float  # without imports
+  used_device: bool  # whether JAX was asked for devices, as all that computes does
+
+
+def run(commands):
+  """The Outcome of each of `commands`, lists such as ['train', '--config=smoke']."""
+  process = subprocess.run(
+    [sys.executable, '-m', 'tests.helpers.forked'],
+    cwd=REPOSITORY,
+    input=json.dumps([list(map(str, command)) for command in commands]),
+    text=True,
+    capture_output=True,
+    check=False,
+  )
+  assert process.returncode == 0, process.stderr
+  return [Outcome(*fields) for fields in json.loads(process.stdout)]
+
+
+def _outcome(command):
+  with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    if not (pid := os.fork()):
+      _become(command, out, err, writer)
+    os.close(writer)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    seconds = time.monotonic() - started
+    with os.fdopen(reader) as file:
+      used_device = bool(file.read())
+    out.seek(0)
+    err.seek(0)
+    return Outcome(status, out.read(), err.read(), seconds, used_device)
+
+
+def _become(command, out, err, writer):
+  """Runs a command as `python -m` does, and ends this process."""
+  import signal
+
+  from jax._src import xla_bridge
+
+  signal.alarm(TIMEOUT)
+  os.dup2(out.fileno(), 1)
+  os.dup2(err.fileno(), 2)
+  name, *arguments = command
+  sys.argv = [f'exgrpo_jax/{name}.py', *arguments]
+  status = 0
+  try:
+    runpy.run_module(f'exgrpo_jax.{name}', run_name='__main__', alter_sys=True)
+  except SystemExit as ended:
+    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    if isinstance(ended.code, str):
+      print(ended.code, file=sys.stderr)
+  except BaseException:
+    traceback.print_exc()
+    status = 1
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if xla_bridge.backends_are_initialized():
+    os.write(writer, b'1')
+  os._exit(status)
+
+
+if __name__ == '__main__':
+  warnings.filterwarnings('ignore', message='os.fork|.*found in sys.modules')
+  for name in ('train', 'sweep', 'benchmark', 'capacity'):  # these import the others
+    __import__(f'exgrpo_jax.{name}')
+  print(json.dumps([_outcome(command) for command in json.load(sys.stdin)]))
