@@ -690,22 +690,29 @@ def check_what_it_said(process, kept, done, command):
 
 @pytest.fixture
 def terminate_in(monkeypatch):
-  """(phase, n): sends this process SIGTERM when a run enters the phase for the nth time."""
+  """(phase, n, signal): sends it to this process when a run enters the phase for the nth time."""
   entries_left = []  # the phase, once for each entry up to the signal
+  numbers = []
   enter = Clock.__call__
 
   def enter_and_count(clock, phase, *args, **kwargs):
     if phase in entries_left:
       entries_left.pop()
       if not entries_left:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), numbers.pop())
     return enter(clock, phase, *args, **kwargs)
 
   monkeypatch.setattr(Clock, '__call__', enter_and_count)
-  return lambda phase, n: entries_left.extend([phase] * n)
 
 
-def test_a_run_that_gets_sigterm_finishes_and_saves_its_step_and_can_be_resumed(
+  def terminate(phase, n, number):
+    entries_left.extend([phase] * n)
+    numbers.append(number)
+
+  return terminate
+
+
+def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed(
   recorded, values, tmp_path, monkeypatch, terminate_in, capsys
 ):
   monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
@@ -719,17 +726,19 @@ def test_a_run_that_gets_sigterm_finishes_and_saves_its_step_and_can_be_resumed(
       recording.run_training(opened, params)
 
   assert tiny.SAVED_EVERY == 4
-  for phase, n, step in (
-    ('generate', 2, 2),
-    ('grade', 2, 4),
-    ('await_update', 2, 6),
-    ('save', 1, 8),
+  for phase, n, step, number in (
+    ('generate', 2, 2, signal.SIGTERM),
+    ('grade', 2, 4, signal.SIGINT),
+    ('await_update', 2, 6, signal.SIGINT),
+    ('save', 1, 8, signal.SIGTERM),
   ):
-    terminate_in(phase, n)
+    terminate_in(phase, n, number)
     with pytest.raises(SystemExit) as stopped:
       run()
     assert stopped.value.code == preemption.EXIT_CODE
-    assert f'saved after step {step} of 10' in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f'{number.name}: the run stops once this step is finished and saved' in err
+    assert f'stopped by {number.name}: saved after step {step} of 10' in err
   run()
   snapshot = last_snapshot(recorded, tmp_path)
   assert snapshot.step == 10

@@ -120,10 +120,37 @@ on_workers() {
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }
 
-# The training command as one shell-quoted line; worker.sh puts the right python on the PATH.
-train_command() {
-  show python -m exgrpo_jax.train --config="$CONFIG" --workdir="$(workdir)" \
+# python_command PYTHON MODULE: a command with the flags of training as one shell-quoted line.
+python_command() {
+  show "$1" -m "exgrpo_jax.$2" --config="$CONFIG" --workdir="$(workdir)" \
     ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}
+}
+
+# The training command; worker.sh puts the right python on the PATH.
+train_command() { python_command python train; }
+
+# check_config: exits with an error if training would refuse its flags or its config. It needs
+# neither the data nor the weights, and takes seconds on this machine.
+check_config() {
+  local status=0 command
+  command="cd $(show "$tree") && $(python_command "$PYTHON" check)"
+  if [[ $dry_run == yes ]]; then
+    printf '%s\n' "$command"
+    return
+  fi
+  (eval "$command") >&2 || status=$?
+  case $status in
+    0) ;;
+    2) die "training would refuse this, so nothing was done; mend CONFIG or TRAIN_FLAGS in" \
+           "$variables." ;;
+    *) die "PYTHON='$PYTHON' in $variables cannot check the config: $(meaning PYTHON)" ;;
+  esac
+}
+
+# check_env_file: exits with an error if ENV_FILE names no file.
+check_env_file() {
+  [[ -z ${ENV_FILE:-} || -f $ENV_FILE ]] ||
+    die "ENV_FILE='$ENV_FILE' in $variables is no file: $(meaning ENV_FILE)"
 }
 
 # Packs the files of this tree that training needs, and no others, into the archive $packed.

@@ -4,13 +4,15 @@
 # at any time.
 #
 # Training is done when it exited with code 0 on every worker. Exit code 2 means that it refused its
-# input (a wrong flag or file). It would refuse it again, so the loop stops there.
+# input (a wrong flag or file). It would refuse it again, so the loop stops there. What can be checked
+# without data and weights is checked on this machine, before a slice is requested.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$here/node.sh"
 begin 'resume.sh' '' "$@"
 need PROJECT ZONE NAME ACCELERATOR_TYPE RUNTIME_VERSION SPOT SERVICE_ACCOUNT BUCKET RUN CONFIG \
-  POLL_SECONDS MAX_FAILURES
+  POLL_SECONDS MAX_FAILURES PYTHON
+check_env_file
 
 max_errors=10  # failing commands in a row after which the loop gives up
 status_command="if [ -e $remote ]; then bash $remote status; else echo 'exgrpo: idle'; fi"
@@ -27,6 +29,8 @@ restart_training() {
   done
 }
 
+[[ $dry_run == no ]] || say '# Check the config on this machine.'
+check_config
 if [[ $dry_run == yes ]]; then
   say '# One round, as after a preemption. Check the slice, and delete what is left of it:'
   show_node_checks
@@ -59,10 +63,13 @@ check_training() {
   rm -f "$log"
   [[ -n $answers ]] || return 0
   statuses=$(sed -n 's/^exgrpo: //p' <<<"$answers" | sort -u)
+  if grep -qx 'exit_code 2' <<<"$statuses"; then
+    training=refused
+    return
+  fi
   case $statuses in
     idle | running) training=$statuses ;;
     'exit_code 0') training=finished ;;
-    *'exit_code 2'*) training=refused ;;
     $'exit_code 0\nrunning') training=running ;;  # the others are about to exit
     *) training=failed ;;
   esac

@@ -4,6 +4,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin 'set_up.sh' '' "$@"
 need PROJECT ZONE NAME BUCKET
+check_env_file
 
 pack
 run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --project="$PROJECT" \
@@ -12,3 +13,7 @@ run gcloud compute tpus tpu-vm scp "$packed" "$NAME:exgrpo_tree.tar.gz" --projec
 on_workers all "if [ -e $remote ]; then bash $remote free; fi && \
 rm -rf exgrpo/tree && mkdir -p exgrpo/tree && tar -xzf exgrpo_tree.tar.gz -C exgrpo/tree && \
 bash $remote install && bash $remote mount $BUCKET"
+# Last: `install` has made the folder, which only the user of the worker can read.
+[[ -z ${ENV_FILE:-} ]] ||
+  run gcloud compute tpus tpu-vm scp "$ENV_FILE" "$NAME:exgrpo/private/env" --project="$PROJECT" \
+    --zone="$ZONE" --worker=all --quiet

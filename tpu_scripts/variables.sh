@@ -41,6 +41,15 @@ TRAIN_FLAGS=(
   "--config.data.evaluation=(\"gs://$BUCKET/math_benchmarks.parquet\",)"
 )
 
+# A file of lines NAME=value, for the environment of training alone: what must be neither on a
+# command line nor in a log, such as WANDB_API_KEY=… where TRAIN_FLAGS set config.metrics.wandb_project.
+# Only you should be able to read it (chmod 600). Empty if there is none.
+ENV_FILE=''
+
+# The Python on this machine in which this tree is installed (pip install -e .), relative to the tree
+# or absolute; resume.sh checks CONFIG and TRAIN_FLAGS with it before it requests a slice.
+PYTHON='.venv/bin/python'
+
 # Seconds between two checks of the slice while a script waits.
 POLL_SECONDS=60
 

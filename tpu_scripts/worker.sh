@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on a worker; the other scripts copy this file there and call it.
 #
-#   install                    installs Python and this tree with its libraries in ~/exgrpo/venv
+#   install                    installs Python and this tree with its libraries in ~/exgrpo/venv,
+#                              and makes the folder of ENV_FILE
 #   mount BUCKET               mounts the bucket at /mnt/BUCKET
 #   free                       fails if training is running
 #   start WORKDIR COMMAND...   runs the command detached; its output goes to ~/exgrpo/log
@@ -19,7 +20,18 @@ install() {
   # The image's own Python is older than 3.11, which this package needs.
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   [[ -e $state/venv ]] || uv venv --quiet --seed --python 3.12 "$state/venv"
-  "$state/venv/bin/pip" install --quiet -e "${tree}[tpu,gcs]"
+  "$state/venv/bin/pip" install --quiet -e "${tree}[tpu,gcs,wandb]"
+  rm -rf "$state/private"
+  mkdir -m 700 "$state/private"
+}
+
+# Exports the lines NAME=value of ENV_FILE, which set_up.sh has copied here if there is one.
+export_environment() {
+  local line
+  [[ -e $state/private/env ]] || return 0
+  while IFS= read -r line || [[ -n $line ]]; do
+    [[ ! $line =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || export "${line?}"
+  done <"$state/private/env"
 }
 
 mount_bucket() {
@@ -68,6 +80,7 @@ run_in_foreground() {
   local workdir=$1
   shift
   cd "$tree"
+  export_environment
   sync_metrics "$workdir" >/dev/null 2>&1 &
   syncer=$!
   # Before the child, so that no SIGTERM ends this process and leaves the child running. One that

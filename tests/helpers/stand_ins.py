@@ -24,6 +24,8 @@ VALUES = dict(
   SERVICE_ACCOUNT='trainer@my-project.iam.gserviceaccount.com',
   CLUSTER='my-cluster',
   POLL_SECONDS='0',
+  ENV_FILE='',
+  PYTHON='local_python',
 )
 
 
@@ -121,7 +123,7 @@ for word in "$@"; do
     --command=*) command=${word#*=} ;;
     --worker=all) ;;
     --worker=*) workers=${word#*=} ;;
-    /*.tar.gz) archive=$word ;;
+    /*) archive=$word ;;
     run-1:*) target=${word#*:} ;;
   esac
 done
@@ -153,6 +155,7 @@ def folder(tmp_path):
   (tmp_path / 'bin').mkdir()
   for tool in ('gcloud', 'xpk', 'gsutil', 'kubectl', 'sudo', 'curl', 'gcsfuse', 'uv'):
     fake(tmp_path, tool, FAKE)
+  fake(tmp_path, 'local_python', RECORD)
   yield tmp_path
   for home in (tmp_path, tmp_path / '0', tmp_path / '1'):
     if (home / 'exgrpo' / 'pid').exists():

@@ -85,6 +85,13 @@ def test_a_workload_is_restarted_after_preemptions_and_failures_but_not_after_a_
   assert workload.flags.items() >= expected.items()
 
 
+def test_keys_reach_the_workload_through_a_file(place):
+  (place / 'keys').write_text('WANDB_API_KEY=secret-0123456789\n')
+  assert run(place, 'gke_launch.sh', ENV_FILE=str(place / 'keys')).returncode == 0
+  assert calls(place)[0].flags['env-file'] == str(place / 'keys')
+  assert 'secret' not in (place / 'calls').read_text()
+
+
 def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
   workload, pod = launch
   fake(place, 'python', RECORD)
@@ -92,7 +99,7 @@ def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
     ['bash', '-c', workload.flags['command']], cwd=pod, env=environment(place), check=True
   )
   install, train = calls(place, 'python')
-  assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs]')
+  assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs,wandb]')
   assert train == training()
   assert {install.cwd, train.cwd} == {str(pod)}
   assert (pod / 'exgrpo_jax' / 'train.py').exists()

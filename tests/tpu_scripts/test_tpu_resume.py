@@ -1,5 +1,7 @@
 """tpu_scripts/resume.sh: what it does in each state of the slice and of training."""
 
+import sys
+
 import pytest
 
 from tests.helpers.stand_ins import (
@@ -89,6 +91,17 @@ def test_resume_does_not_restart_training_that_refused_its_input(place):
   assert changes_by(place) == []
 
 
+def test_only_the_status_2_is_taken_for_a_refusal(place):
+  answer(
+    place,
+    requests=['ACTIVE'],
+    nodes=['READY'],
+    statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE],
+  )
+  assert run(place, 'resume.sh').returncode == 0
+  assert changes_by(place) == ['stop', 'copy', 'install', 'start']
+
+
 @pytest.mark.parametrize(
   'answers',
   [
@@ -111,6 +124,16 @@ def test_resume_ends_when_the_request_fails(place):
   result = run(place, 'resume.sh')
   assert result.returncode == 2
   assert changes_by(place) == []
+
+
+def test_a_config_that_training_would_refuse_is_refused_here_before_anything_is_requested(place):
+  answer(place, requests=[NO_SLICE], nodes=['READY'], statuses=[IDLE])
+  result = run(place, 'resume.sh', PYTHON=sys.executable, CONFIG='configs/smok.py')
+  assert result.returncode == 2
+  refusal, advice = result.stderr.splitlines()
+  assert refusal.startswith('error: --config=configs/smok.py: there is no such file')
+  assert advice.startswith('error: training would refuse this, so nothing was done; mend CONFIG')
+  assert calls(place) == []
 
 
 def test_a_dry_run_of_resume_prints_a_whole_round(place):

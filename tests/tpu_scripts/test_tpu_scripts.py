@@ -53,7 +53,7 @@ def test_shellcheck_has_no_complaints():
 def test_a_dry_run_prints_commands_and_runs_none(script, place):
   lines = dry_run(place, script)
   assert lines
-  assert {shlex.split(line)[0] for line in lines} <= {'gcloud', 'xpk', 'mkdir', 'tar'}
+  assert {shlex.split(line)[0] for line in lines} <= {'cd', 'gcloud', 'xpk', 'mkdir', 'tar'}
   assert not (place / 'exgrpo_jax_run-1').exists()
 
 
@@ -115,7 +115,7 @@ def test_the_repository_leaves_empty_what_only_the_user_knows(place):
   assert 'error: PROJECT is not set' in result.stderr
   text = (SCRIPTS / 'variables.sh').read_text()
   empty = re.findall(r"^(\w+)=''$", text, re.M)
-  assert set(empty) == set(VALUES) - {'POLL_SECONDS'}
+  assert set(empty) == set(VALUES) - {'POLL_SECONDS', 'PYTHON'}
 
 
 @pytest.mark.parametrize('script', ['set_up.sh', 'launch.sh', 'gke_create.sh', 'gke_launch.sh'])

@@ -13,6 +13,7 @@ from tests.helpers.stand_ins import (
   DELETE,
   LOCATION,
   NO_SLICE,
+  RECORD,
   ROOT,
   SCRIPTS,
   answer,
@@ -106,7 +107,7 @@ def test_set_up_installs_this_tree_on_all_workers_and_mounts_the_bucket(cloud):
   for tree in trees:
     assert (tree / 'exgrpo_jax' / 'train.py').exists()
   assert [call.words for call in calls(cloud, 'pip')] == [
-    ('install', '-e', f'{tree}[tpu,gcs]') for tree in trees
+    ('install', '-e', f'{tree}[tpu,gcs,wandb]') for tree in trees
   ]
   assert [call.words for call in calls(cloud, 'gcsfuse')] == [('my-bucket', '/mnt/my-bucket')] * 2
   for call in calls(cloud, 'gcloud'):
@@ -169,6 +170,40 @@ def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_wo
 def test_stop_does_nothing_on_workers_that_are_not_set_up(cloud):
   assert run(cloud, 'stop.sh').returncode == 0
   assert not list((cloud / '0').iterdir())
+
+
+# Secrets.
+
+KEY = 'secret-0123456789'
+REPORTS_KEY = '[[ $WANDB_API_KEY == secret-0123456789 ]] && touch has_key'
+
+
+def test_a_key_reaches_training_and_neither_a_command_line_nor_a_log(cloud):
+  (cloud / 'keys').write_text(f'# mine\nWANDB_API_KEY={KEY}\n')
+  fake_cloud(cloud, train=f'{RECORD}\n{REPORTS_KEY}')
+  for script in ('set_up.sh', 'launch.sh'):
+    result = run(cloud, script, ENV_FILE=str(cloud / 'keys'))
+    assert result.returncode == 0, result.stderr
+    assert KEY not in result.stdout + result.stderr
+  homes = [cloud / number for number in '01']
+  marks = [home / 'exgrpo' / 'tree' / 'has_key' for home in homes]
+  wait_until(lambda: all(mark.exists() for mark in marks), lambda: calls(cloud))
+  assert KEY not in (cloud / 'calls').read_text()
+  for home in homes:
+    assert (home / 'exgrpo' / 'private').stat().st_mode & 0o77 == 0
+    assert KEY not in (home / 'exgrpo' / 'log').read_text()
+  # A later set-up without the file takes it away.
+  (cloud / '0' / 'exgrpo' / 'exit_code').touch()
+  assert run(cloud, 'set_up.sh').returncode == 0
+  assert not (cloud / '0' / 'exgrpo' / 'private' / 'env').exists()
+
+
+@pytest.mark.parametrize('script', ['resume.sh', 'set_up.sh', 'gke_launch.sh'])
+def test_a_missing_file_of_keys_is_refused_before_anything_is_done(script, place):
+  result = run(place, script, ENV_FILE='/nowhere')
+  assert result.returncode == 2
+  assert "error: ENV_FILE='/nowhere' in " in result.stderr and 'WANDB_API_KEY' in result.stderr
+  assert not calls(place)
 
 
 # Logs and results.

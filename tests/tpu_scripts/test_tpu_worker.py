@@ -98,7 +98,9 @@ def test_a_worker_installs_this_tree_in_its_own_python(place):
   (venv,) = calls(place, 'uv')
   assert venv.words[0] == 'venv' and 'seed' in venv.flags
   assert {'3.12', f'{place}/exgrpo/venv'} <= set(venv.words)
-  assert [call.words for call in calls(place, 'pip')] == [('install', '-e', f'{ROOT}[tpu,gcs]')] * 2
+  assert [call.words for call in calls(place, 'pip')] == [
+    ('install', '-e', f'{ROOT}[tpu,gcs,wandb]')
+  ] * 2
 
 
 def test_metrics_reach_the_bucket_while_training_runs(place):
