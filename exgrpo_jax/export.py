@@ -48,9 +48,9 @@ def main(args: cli.Args) -> None:
       f'--out={args.out} is not empty; name a new folder, so that no file of '
       'another model stays in it.'
     )
-  values = ConfigDict(read_config(args.checkpoint))
-  values.mesh.update(dict(data=1, fsdp=-1, tensor=1))  # this machine's devices, not the run's
-  experiment = open_experiment(values, args.checkpoint)
+  values = read_config(args.checkpoint)
+  values['mesh'] = dict(data=1, fsdp=-1, tensor=1)  # this machine's devices, not the run's
+  experiment = open_experiment(ConfigDict(values), args.checkpoint)
   with jax.set_mesh(experiment.mesh):
     like = model.shapes(experiment.model, experiment.mesh)
     params, step = checkpoint.restore_params(args.checkpoint, args.step, like)

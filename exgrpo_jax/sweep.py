@@ -144,7 +144,7 @@ def is_finished(trial: Trial) -> bool:
     records = metrics.read(trial.workdir)
   except InputError:
     return False  # train will refuse it and say where
-  wanted = trial.values.num_steps
+  wanted = parse_config(trial.values).num_steps
   # A run whose checkpoints were all deleted is still finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted

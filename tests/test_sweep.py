@@ -324,6 +324,30 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
   assert '6 of 6 trials are left to run' in process.stderr
 
 
+def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
+  """As before `| head -1`."""
+  process = subprocess.Popen(
+    [
+      sys.executable,
+      '-m',
+      'exgrpo_jax.sweep',
+      '--launcher=commands',
+      f'--workdir={tmp_path}/runs',
+      f'--sweep={write_sweep(THREE_BY_TWO)}',
+      '--config=smoke',
+    ],
+    cwd=REPOSITORY,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  process.stdout.close()
+  assert process.stderr.read().splitlines() == [
+    '6 of 6 trials are left to run; after that --launcher=local makes the table'
+  ]
+  assert process.wait() == 128 + signal.SIGPIPE
+
+
 def test_a_refusal_is_one_line_and_exit_status_2(write_sweep, tmp_path):
   process = subprocess.run(
     [

@@ -704,7 +704,6 @@ def terminate_in(monkeypatch):
 
   monkeypatch.setattr(Clock, '__call__', enter_and_count)
 
-
   def terminate(phase, n, number):
     entries_left.extend([phase] * n)
     numbers.append(number)

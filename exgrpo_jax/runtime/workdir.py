@@ -45,10 +45,10 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       'are written through the file system.'
     )
   if os.path.exists(os.path.join(workdir, 'config.json')):
-    saved = read_config(workdir)
-    free = FREE + ('num_steps',) * (values.optimizer.schedule == 'constant')
+    saved, given = read_config(workdir), _as_json(values)
+    free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
     allowed, refused = [], []
-    for name, old, new in _differences(saved, _as_json(values)):
+    for name, old, new in _differences(saved, given):
       if not sections or name.split('.')[0] in sections:
         changed = allowed if name.startswith(free) else refused
         changed.append(f'config.{name} was {old}, is {new}')

@@ -1,0 +1,394 @@
+"""What a user gets wrong: each ends with status 2 and one line that says what to do.
+
+No test here asserts a time, but nothing here compiles or trains: what is wrong is found first.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import forked, tiny
+from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
+
+SMOKE = '--config=smoke'
+GOOD = [{'question': f'{n}+0', 'answer': f'{n}\n#### {n}'} for n in range(tiny.POOL)]
+
+
+def text_of(*rows):
+  return ''.join(row if isinstance(row, str) else json.dumps(row) + '\n' for row in rows)
+
+
+# ---- Command line: arguments, and the line they lead to ----
+
+COMMAND_LINES = {
+  'config_name': (['train', '--config=smok'], r'--config=smok: there is no config of that name'),
+  'config_path': (['train', '--config=my.py'], r'--config=my\.py: there is no such file; by name'),
+  'fullwidth_equals': (
+    ['train', '--config＝smoke'],
+    r"--config＝smoke: '＝' \(FULLWIDTH EQUALS SIGN\) .* type it anew, as --name=value\.",
+  ),
+  'dash': (['train', '—config=smoke'], r"'—' \(EM DASH\) .* type it anew, as --name=value\."),
+  'no_dashes': (['train', 'config=smoke'], r"'config=smoke' is not a flag; flags are written as"),
+  'no_workdir': (['train', SMOKE], r'--config and --workdir are both needed, e\.g\. --config=smo'),
+  'no_value': (['train', SMOKE, '--workdir'], r'Missing value for flag --workdir; --help lists'),
+  'flag': (['train', SMOKE, '--wokdir=w'], r'--wokdir is no flag of .*; did you mean --workdir\?'),
+  'another_commands_flag': (
+    ['train', SMOKE, '--samples=4'],
+    r'--samples is no flag of this command; there are: --config, .*--workdir\.',
+  ),
+  'flag_type': (
+    ['evaluate', SMOKE, '--step=last'],
+    r'--step=last must be an integer: Which of its checkpoints; the newest by default\.',
+  ),
+  'flag_range': (['evaluate', SMOKE, '--samples=0'], r'--samples=0 must be a positive integer: '),
+  'flag_choice': (
+    ['sweep', SMOKE, '--launcher=slurm'],
+    r'--launcher=slurm must be one of local, commands: Runs the trials here',
+  ),
+  'hosts': (['train', SMOKE, '--process_id=1'], r'--coordinator_address, .* belong together: give'),
+  'workdir_remote': (
+    ['train', SMOKE, '--workdir=gs://bucket/run'],
+    r'--workdir=gs://bucket/run must be a local folder',
+  ),
+  'benchmark': (['benchmark', 'rolout'], r"'rolout': .* must be followed by one of: rollout, upd"),
+  'topology': (
+    ['capacity', '--config=base', '--topology=v5e'],
+    r'--topology=v5e must be a generation and a slice, such as v5e:4x4',
+  ),
+  'sweep': (
+    ['sweep', SMOKE, '--workdir=w', '--sweep=rato'],
+    r'--sweep=rato: there is no config of',
+  ),
+  'verify': (['verify', '--respons=5'], r'unrecognized arguments: --respons=5; --help lists all'),
+  'verify_kind': (
+    ['verify', '--response=5', '--answer=5', '--kind=maths'],
+    r"kind='maths' must be one of math, choice, text",
+  ),
+}
+
+# ---- Config: overrides of smoke, or the text of a file ----
+
+OVERRIDES = {
+  'before_the_config': (None, r'--config\.seed=1 changes a setting of --config, which must come '),
+  'key': ('replay.ratoi=0.25', r"config\.replay has no 'ratoi'; did you mean 'ratio'\?"),
+  'key_of_a_truth_value': ('noreplay.foo', r"config has no 'noreplay'"),
+  'value_of_a_value': ('seed.x=1', r"config\.seed is one value and has no 'x'\."),
+  'value_of_a_section': ('replay=0.5', r'config\.replay is a section; an override sets one value,'),
+  'float': (
+    'replay.ratio=half',
+    r"config\.replay\.ratio='half' must be of type float, not str: share of .* it is 0\.5\.",
+  ),
+  'int': ('num_steps=1e3', r"config\.num_steps='1e3' must be of type int, .* it is 4\."),
+  'bool': ('objective.shaping=maybe', r"config\.objective\.shaping='maybe' must be of type bool"),
+  'tuple': ('data.evaluation=(a, b', r"config\.data\.evaluation='\(a, b' must be of type tuple"),
+  'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
+  'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
+  'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
+  'minibatches': ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questio'),
+  'heads': ('model.num_heads=3', r'num_kv_heads=2 must divide config\.model\.num_heads=3: each'),
+  'reward': ('grading.reward=nowhere:f', r"config\.grading\.reward='nowhere:f' cannot be used"),
+}
+
+FILES = {
+  'syntax': ('def get_config(:\n', r':1: SyntaxError: .*; a config is a Python file whose get_co'),
+  'raises': ('\nx = nope\n', r":2: NameError: name 'nope' is not defined; a config is"),
+  'exits': ('import sys\nsys.exit(0)\n', r':2: SystemExit: 0; a config is'),
+  'no_get_config': ('x = 1\n', r': it has no get_config\(\); a config is'),
+  'returns_none': ('def get_config(): pass\n', r': get_config\(\) returns NoneType; a config is'),
+  'section': (
+    'from exgrpo_jax.configs import smoke\n'
+    'def get_config():\n'
+    '  config = smoke.get_config()\n'
+    '  with config.ignore_type():\n'
+    '    config.optimizer = 1\n'
+    '  return config\n',
+    r'config\.optimizer=1 must be a section of its own, such as config\.optimizer\.minibatches',
+  ),
+}
+
+# ---- Data: name and content of a file, or a data spec with {good}, and further flags ----
+
+DATA = {
+  'missing': (None, '{folder}/nowhere.jsonl', r'nowhere\.jsonl: there is no such file; a data sp'),
+  'suffix': (('x.json', '[]'), '{file}', r"the data spec '.*x\.json' must be an embedded task"),
+  'json': (
+    ('x.jsonl', text_of(*GOOD, '{"question": ')),
+    '{file}',
+    r'x\.jsonl:13: not valid JSON \(.*\); every line must hold one object, in UTF-8\.',
+  ),
+  'field': (
+    ('x.jsonl', text_of({'question': '1', 'solution': '2'})),
+    '{file}',
+    r"x\.jsonl:1: no field 'answer' \(has: 'question', 'solution'\); set config\.data\.answer_fi",
+  ),
+  'empty': (('x.jsonl', ''), '{file}', r'x\.jsonl: the file holds no question; at least one is'),
+  'columns': (('x.parquet', None), '{file}', r"no column 'data_source' \(has: 'prompt'\); a par"),
+  'damaged': (('x.parquet', 'PAR1'), '{file}', r'not a complete parquet file .* write it again'),
+  'tfds': (None, 'nosuch:train', r"'nosuch' is neither an embedded task \(arithmetic\) nor a"),
+  'slice': (None, '{good}[a:b]', r'the slice \[a:b\] must follow TFDS syntax, such as \[:640\]'),
+  'slice_too_long': (None, '{good}[:100]', r'\[:100\] must .* stay within the 12 rows of the spl'),
+  'slice_empty': (None, '{good}[5:5]', r'\[5:5\] selects none of the 12 rows'),
+}
+SETTINGS_AND_DATA = {
+  'prompt': ('rollout.max_prompt=2', r'the prompt of row 0 has \d tokens.*; raise the limit, or s'),
+  'few_questions': ('rollout.questions=14', r'questions=14 must be at most the 12 questions of '),
+  'evaluation': ("data.evaluation=('nowhere.jsonl',)", r'nowhere\.jsonl: there is no such file'),
+  'solution': ('rollout.max_response=1', r'the solution of row 0 has \d+ tokens, over .*; raise'),
+  'vocabulary': ('tokenizer.vocab_size=9', r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
+  'mesh': ('mesh.fsdp=3', r'config\.mesh data=1, fsdp=3, tensor=1 does not fit 1 device'),
+  'template': ('prompt.template=chat', r"template='chat' needs a chat template, .* Use 'plain' or"),
+}
+
+# ---- Hugging Face folders: what is done to one ----
+
+
+def without(name):
+  return lambda folder: (folder / name).unlink()
+
+
+def cut(name):
+  return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
+
+
+def with_field(**fields):
+  def change(folder):
+    path = folder / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+  return change
+
+
+def in_shards_without_the_first(folder):
+  (folder / 'model.safetensors').unlink()
+  index = {'weight_map': {'model.norm.weight': 'model-00001-of-00002.safetensors'}}
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+
+
+HUGGING_FACE = {
+  'no_folder': (None, shutil.rmtree, r'model\.path=\S+ is not a folder; it must be a Hugging Face'),
+  'no_config': ('qwen2_tied', without('config.json'), r'holds no config\.json; it must be a Hugg'),
+  'damaged_config': ('qwen2_tied', cut('config.json'), r'not valid JSON .*; download the checkpoi'),
+  'architecture': (
+    'qwen2_tied',
+    with_field(architectures=['GPT2LMHeadModel']),
+    r"architecture 'GPT2LMHeadModel' is not supported; supported are Qwen2ForCausalLM",
+  ),
+  'no_number': (
+    'qwen2_tied',
+    with_field(hidden_size='wide'),
+    r"hidden_size='wide' must be a number",
+  ),
+  'no_tokenizer': ('qwen2_tied', without('tokenizer.json'), r'must be a tokenizer\.json, a Senten'),
+  'no_weights': ('qwen2_tied', without('model.safetensors'), r'holds neither model\.safetensors n'),
+  'damaged_weights': ('qwen2_tied', cut('model.safetensors'), r'not a complete safe.*download it'),
+  'shape': (
+    'qwen2_tied',
+    with_field(intermediate_size=96),
+    r'tensor \S+ has shape \[48, 32\]; config\.json requires \[96, 32\]\.',
+  ),
+  'no_shard': (
+    'qwen2_tied',
+    in_shards_without_the_first,
+    r'lists model-00001-of-00002\.safetensors as the file of .*download the checkpoint again',
+  ),
+}
+
+
+# ---- All of them ----
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('refusals')
+  (folder / 'good.jsonl').write_text(text_of(*GOOD))
+  return folder
+
+
+def on_data(place, spec, *flags):
+  good = place / 'good.jsonl'
+  return [
+    'train',
+    f'--config={TINY_CONFIG}',
+    f'--workdir={place}/run',
+    f'--config.data.train={spec}',
+    f'--config.warm_start.data={spec}',
+    f"--config.data.evaluation=('{good}',)",
+    f'--config.data.cache_dir={place}/cache',
+    *flags,
+  ]
+
+
+def from_checkpoint(place, name, original, change):
+  folder = place / name
+  if original:
+    shutil.copytree(CHECKPOINTS / original, folder)
+    for file in ('tokenizer.json', 'tokenizer_config.json'):
+      shutil.copy(CHECKPOINTS / 'qwen2_tied' / file, folder)
+  else:
+    folder.mkdir()
+  change(folder)
+  return on_data(
+    place,
+    place / 'good.jsonl',
+    f'--config.model.path={folder}',
+    '--config.prompt.template=chat',
+    '--config.rollout.max_prompt=64',
+    '--config.warm_start.num_updates=0',
+  )
+
+
+def file_of(place, name, file):
+  """Writes a case's file, if it has one; None as its content is a table with one column."""
+  if file is None:
+    return ''
+  path = place / f'data_{name}' / file[0]
+  path.parent.mkdir()
+  if file[1] is None:
+    pq.write_table(pa.table({'prompt': ['1+1']}), path)
+  else:
+    path.write_text(file[1])
+  return path
+
+
+def cases(place):
+  """Name -> (command, the line it leads to)."""
+  found = {f'command_{name}': case for name, case in COMMAND_LINES.items()}
+  workdir = f'--workdir={place}/untouched'
+  for name, (override, line) in OVERRIDES.items():
+    flags = [f'--config.{override}'] if override else []
+    found[f'config_{name}'] = (
+      ['train', SMOKE, workdir, *flags] if flags else ['train', '--config.seed=1', SMOKE, workdir],
+      line,
+    )
+  for name, (text, line) in FILES.items():
+    path = place / f'{name}.py'
+    path.write_text(text)
+    found[f'config_{name}'] = (['train', f'--config={path}', workdir], line)
+  for name, (file, spec, line) in DATA.items():
+    path = file_of(place, name, file)
+    spec = spec.format(file=path, folder=place, good=place / 'good.jsonl')
+    found[f'data_{name}'] = (on_data(place, spec), line)
+  for name, (setting, line) in SETTINGS_AND_DATA.items():
+    found[f'data_{name}'] = (
+      on_data(place, place / 'good.jsonl', f'--config.{setting}'),
+      line,
+    )
+  for name, (original, change, line) in HUGGING_FACE.items():
+    found[f'model_{name}'] = (from_checkpoint(place, name, original, change), line)
+  return found
+
+
+@pytest.fixture(scope='module')
+def outcomes(place):
+  """Name -> (its outcome, the line it should have)."""
+  all_cases = cases(place)
+  return {
+    name: (outcome, line)
+    for (name, (_, line)), outcome in zip(
+      all_cases.items(), forked.run(command for command, _ in all_cases.values())
+    )
+  }
+
+
+def assert_refused(status, err, line):
+  assert status == 2, err
+  assert err.startswith('error: ') and err.count('\n') == 1, err
+  assert re.search(line, err), (line, err)
+
+
+def test_there_are_more_than_forty(outcomes):
+  assert len(outcomes) > 40
+  kinds = {name.split('_')[0] for name in outcomes}
+  assert kinds == {'command', 'config', 'data', 'model'}
+
+
+def test_each_ends_with_status_2_and_one_line_that_says_what_to_do(outcomes):
+  problems = []
+  for name, (outcome, line) in outcomes.items():
+    try:
+      assert_refused(outcome.status, outcome.err, line)
+    except AssertionError as error:
+      problems.append(f'{name}: {error}')
+  assert problems == []
+
+
+def test_command_lines_and_configs_are_refused_before_any_device_or_folder_is_touched(
+  outcomes, place
+):
+  early = [outcome for name, (outcome, _) in outcomes.items() if name[:6] in ('comman', 'config')]
+  assert not any(outcome.used_device for outcome in early)
+  assert not (place / 'untouched').exists()
+
+
+def test_no_refusal_claims_the_workdir_or_writes_results(outcomes, place):
+  assert {path.name for path in (place / 'run').iterdir()} <= {'tokenizer.model'}, outcomes.keys()
+
+
+# ---- Runs ----
+
+
+@pytest.mark.parametrize('command', ['evaluate', 'export'])
+def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_path):
+  flags = {'evaluate': [f'--config={TINY_CONFIG}'], 'export': [f'--out={tmp_path}/policy']}[command]
+  if command == 'evaluate':
+    flags += [f'--config.{name}' for name in overrides_of(recorded)]
+  (tmp_path / 'config.json').write_text('{"seed": ')
+  lines = {
+    f'--checkpoint={tmp_path}/nowhere': r"is no run's workdir: it holds no config\.json; name tr",
+    f'--checkpoint={tmp_path}': r'config\.json cannot be read as the config of a run .*; bring b',
+  }
+  commands = [[command, flag, *flags] for flag in lines]
+  lines['step'] = r'checkpoints has no step 99; it has: 4, 8, .*32\.'
+  commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
+  if command == 'evaluate':
+    lines['model'] = r'belongs to another config: config\.model\.width was 32, is 64\. Choose'
+    commands.append(
+      [command, f'--checkpoint={recorded.workdir}', *flags, '--config.model.width=64']
+    )
+  for outcome, line in zip(forked.run(commands), lines.values(), strict=True):
+    assert_refused(outcome.status, outcome.err, line)
+
+
+def overrides_of(recorded):
+  data = recorded.values.data
+  return [
+    f'data.train={data.train}',
+    f'data.evaluation={data.evaluation!r}',
+    f'data.cache_dir={data.cache_dir}',
+  ]
+
+
+# ---- In a process of its own ----
+
+
+@pytest.mark.parametrize(
+  ('command', 'line'),
+  [
+    (['train', '--config=smok'], r'there is no config of that name'),
+    (['check', SMOKE, '--workdir=w', '--config.seed=x'], r"config\.seed='x' must be of type int"),
+    (['verify'], r'give --response and --answer, or --file'),
+  ],
+)
+def test_a_process_ends_as_its_fork_does(command, line):
+  name, *flags = command
+  process = subprocess.run(
+    [sys.executable, '-m', f'exgrpo_jax.{name}', *flags],
+    cwd=REPOSITORY,
+    text=True,
+    capture_output=True,
+  )
+  assert_refused(process.returncode, process.stderr, line)
+  assert process.stdout == ''
+
+
+def test_a_command_line_that_nothing_is_wrong_with_passes_the_check(place):
+  (outcome,) = forked.run([['check', SMOKE, f'--workdir={place}/new']])
+  assert (outcome.status, outcome.err) == (0, '')
+  assert outcome.out.startswith('nothing is wrong with the flags and the config; ')
+  assert not (place / 'new').exists() and not outcome.used_device
