@@ -37,11 +37,11 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionSet:
-  """The questions of one data spec, with their prompts."""
+  """The questions of one data spec, with their prompts: both are read on demand, by row."""
 
   spec: str  # e.g. 'arithmetic:test[:1000]'
-  questions: tuple[Question, ...]
-  prompts: tuple[np.ndarray, ...]  # [T] int32 of every question
+  questions: Sequence[Question]
+  prompts: Sequence[np.ndarray]  # [T] int32 of every question
 
 
 @dataclasses.dataclass(frozen=True)

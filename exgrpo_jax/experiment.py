@@ -10,13 +10,12 @@ import itertools
 import os
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import prompt, questions, spec_names, tokenizer
+from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
@@ -241,31 +240,10 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
   Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
   """
-  parsed, text_tokenizer = experiment.config, experiment.tokenizer
-  with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
-    loaded = list(questions.load(parsed.data, spec))
-  prompts = [
-    np.array(
-      text_tokenizer.encode(text_tokenizer.render(question.messages, parsed.prompt.template)),
-      np.int32,
-    )
-    for question in loaded
-  ]
-  kept = questions.check_prompts(
-    spec,
-    np.array([len(tokens) for tokens in prompts]),
-    parsed.rollout.max_prompt,
-    parsed.data.overlong,
+  parsed = experiment.config
+  return question_set.load(
+    parsed.data, spec, experiment.tokenizer, parsed.prompt.template, parsed.rollout.max_prompt
   )
-  # Rows are numbered anew: the stream and the buffer address questions by place.
-  rows = [dataclasses.replace(loaded[row], row=place) for place, row in enumerate(kept)]
-  prompts = [prompts[row] for row in kept]
-  hosts.check_same(
-    spec,
-    'the questions',
-    lambda: repr(rows).encode() + b''.join(tokens.tobytes() for tokens in prompts),
-  )
-  return QuestionSet(spec=spec, questions=tuple(rows), prompts=tuple(prompts))
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:

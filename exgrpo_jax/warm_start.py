@@ -35,6 +35,7 @@ WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
 CHECK_EVERY = 25  # updates between checks of whether it is enough
 CHECK_ROWS = 256  # responses in such a check
+TOKENIZED_TOGETHER = 1000  # solutions
 
 _ORIGIN = 'origin.json'  # in the folder of a warm start: what it depends on; written last
 
@@ -198,21 +199,25 @@ def _solutions(experiment: Experiment) -> list[_Row]:
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)
   rows = []
-  for question, prompt in zip(data.questions, data.prompts):
-    if not question.solution:
-      raise InputError(
-        f'{spec}: row {question.row} has no worked solution to learn from; '
-        'set config.data.solution_field, or config.warm_start.num_updates=0.'
-      )
-    solution = np.array([*tokenizer.encode(question.solution), tokenizer.eos_ids[0]], np.int32)
-    if len(solution) <= limit:
-      rows.append((prompt, solution))
-    elif config.data.overlong == 'refuse':
-      raise InputError(
-        f'{spec}: the solution of row {question.row} has {len(solution)} tokens, '
-        f'over config.rollout.max_response={limit}; raise it, or set '
-        "config.data.overlong='drop'."
-      )
+  for start in range(0, len(data.questions), TOKENIZED_TOGETHER):
+    part = slice(start, start + TOKENIZED_TOGETHER)
+    asked = data.questions[part]
+    solutions = tokenizer.encode_all([question.solution for question in asked])
+    for question, prompt, ids in zip(asked, data.prompts[part], solutions):
+      if not question.solution:
+        raise InputError(
+          f'{spec}: row {question.row} has no worked solution to learn from; '
+          'set config.data.solution_field, or config.warm_start.num_updates=0.'
+        )
+      solution = np.array([*ids, tokenizer.eos_ids[0]], np.int32)
+      if len(solution) <= limit:
+        rows.append((prompt, solution))
+      elif config.data.overlong == 'refuse':
+        raise InputError(
+          f'{spec}: the solution of row {question.row} has {len(solution)} tokens, '
+          f'over config.rollout.max_response={limit}; raise it, or set '
+          "config.data.overlong='drop'."
+        )
   if not rows:
     raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
   return rows

@@ -6,30 +6,29 @@ A spec is one of
   path/to/x.parquet     verl's columns: data_source, prompt, reward_model.ground_truth
   tfds_name:split       any dataset that TFDS can prepare, such as math_dataset:train
 and may end in a slice in TFDS syntax: [:640], [100:200], [:10%].
-TFDS converts the data to array_record once; after that, rows are read by index.
+TFDS converts the data to array_record once; after that, rows are read by index, when needed.
 """
 
-import contextlib
 import dataclasses
 import functools
-import hashlib
-import io
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
+from tensorflow_datasets.proto import tf_example_pb2
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import records, spec_names
-from exgrpo_jax.data.tasks import TASKS, record_features
+from exgrpo_jax.data import builders, records, spec_names
+from exgrpo_jax.data.tasks import TASKS
 from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
 
-_FILE_SPLIT = 'rows'
+_BATCH = 1000  # rows that are read together: one at a time takes several times as long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +63,51 @@ class Config:
   )
 
 
-class Dataset(Sequence[Question]):
-  """The questions of one spec; rows of a slice are numbered from 0."""
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where the rows of a data spec lie, and how one becomes a question."""
 
-  def __init__(
-    self,
-    spec: str,
-    rows: Sequence[Mapping[str, Any]],
-    to_question: Callable[[int, Mapping[str, Any]], Question],
-  ) -> None:
+  folder: epath.Path  # of the prepared data
+  identity: str  # which rows of the folder they are, and which of their fields are read
+  size: int  # rows
+  read: Callable[[list[int]], Sequence[Any]]  # many rows at once
+  to_question: Callable[[int, Any], Question]  # of a row's number and what was read
+
+
+class Dataset(Sequence[Question]):
+  """The questions of one spec, numbered from 0 and read on demand; a slice of it is a list."""
+
+  def __init__(self, spec: str, source: Source, rows: np.ndarray | None = None) -> None:
     self.spec = spec
-    self._rows = rows
-    self._to_question = to_question
+    self.source = source
+    self._rows = np.arange(source.size) if rows is None else rows  # of the source
 
   def __len__(self) -> int:
     return len(self._rows)
 
-  def __getitem__(self, row: int) -> Question:
+  @overload
+  def __getitem__(self, row: int) -> Question: ...
+  @overload
+  def __getitem__(self, row: slice) -> list[Question]: ...
+  def __getitem__(self, row: int | slice) -> Question | list[Question]:
+    if isinstance(row, slice):
+      return self._read(range(len(self))[row])
     row = operator.index(row)
     if not 0 <= row < len(self):
       raise IndexError(f'{self.spec} has rows 0 to {len(self) - 1}, not {row}.')
-    return self._to_question(row, self._rows[row])
+    return self._read([row])[0]
+
+  def __iter__(self) -> Iterator[Question]:
+    for start in range(0, len(self), _BATCH):
+      yield from self[start : start + _BATCH]
+
+  def select(self, rows: np.ndarray) -> 'Dataset':
+    """Some of the questions, numbered anew."""
+    return Dataset(self.spec, self.source, self._rows[rows])
+
+  def _read(self, places: Sequence[int]) -> list[Question]:
+    rows = self.source.read(self._rows[list(places)].tolist())
+    return [self.source.to_question(place, row) for place, row in zip(places, rows)]
 
 
 def load(config: Config, spec: str) -> Dataset:
@@ -104,8 +127,8 @@ def load(config: Config, spec: str) -> Dataset:
     default_kind=config.default_kind,
   )
   if base.endswith(spec_names.FILE_ENDINGS):
-    builder = _file_builder(config, fields, base)
-    return Dataset(spec, _data_source(spec, builder, _FILE_SPLIT, slicing), _question_from_record)
+    builder = builders.of_file(config.cache_dir, fields, base)
+    return Dataset(spec, _source(spec, builder, builders.FILE_SPLIT, slicing))
   name, _, split = base.rpartition(':')
   if not name or not split:
     raise InputError(
@@ -115,50 +138,33 @@ def load(config: Config, spec: str) -> Dataset:
       '[:640]; nothing else can be read.'
     )
   if name in TASKS:
-    builder = _prepare(functools.partial(TASKS[name], **_storage(config)))
-    return Dataset(spec, _data_source(spec, builder, split, slicing), _question_from_record)
-  builder = _tfds_builder(config, fields, spec, name)
-  return Dataset(
-    spec,
-    _data_source(spec, builder, split, slicing),
-    functools.partial(_question_from_fields, fields=fields, spec=spec, source=name),
-  )
+    builder = builders.of_task(config.cache_dir, name)
+    return Dataset(spec, _source(spec, builder, split, slicing))
+  builder = builders.of_tfds(config.cache_dir, fields, spec, name)
+  to_question = functools.partial(_question_from_fields, fields=fields, spec=spec, source=name)
+  return Dataset(spec, _source(spec, builder, split, slicing, fields, to_question))
 
 
-def _storage(config: Config) -> dict[str, Any]:
-  """The arguments that tell a TFDS builder where and how to store the data."""
-  folder = epath.Path(config.cache_dir).expanduser() if config.cache_dir else None
-  return {'data_dir': folder, 'file_format': 'array_record'}
+def _source(
+  spec: str,
+  builder: tfds.core.DatasetBuilder,
+  split: str,
+  slicing: str,
+  fields: records.Fields | None = None,
+  to_question: Callable[[int, Any], Question] | None = None,
+) -> Source:
+  """A prepared split or, if `slicing` is not '', that slice of it.
 
-
-def _prepare(make: Callable[[], tfds.core.DatasetBuilder]) -> tfds.core.DatasetBuilder:
-  builder = make()
-  tfds.disable_progress_bar()  # it prints pages for seconds of work
-  try:
-    # TFDS writes to incomplete.* and renames at the end, so a killed process leaves no
-    # partial data under the final name.
-    with contextlib.redirect_stdout(io.StringIO()):
-      builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-      )
-  except OSError:
-    builder = make()
-    if not builder.is_prepared():  # otherwise another process renamed its folder first
-      raise
-  return builder
-
-
-def _data_source(
-  spec: str, builder: tfds.core.DatasetBuilder, split: str, slicing: str
-) -> Sequence[Mapping[str, Any]]:
-  """Random access to a prepared split or, if `slicing` is not '', to that slice of it."""
+  `fields` and `to_question` are for data of others; records of ours are known.
+  """
   if split not in builder.info.splits:
     raise InputError(
       f"{spec}: {builder.name} has no split '{split}' (has: {', '.join(builder.info.splits)})."
     )
   size = builder.info.splits[split].num_examples
   try:
-    num_rows = builder.info.splits[split + slicing].num_examples
+    info = builder.info.splits[split + slicing]
+    num_rows = info.num_examples
   except ValueError as error:
     raise InputError(
       f'{spec}: the slice {slicing} must follow TFDS syntax, such as [:640], [100:200] or '
@@ -170,48 +176,36 @@ def _data_source(
       f'{spec}: the slice {slicing} selects none of the {size} rows of the split; it must '
       'select at least one.'
     )
+  decoding = tfds.decode.DeserializeMethod
+  method = decoding.DESERIALIZE_AND_DECODE if to_question else decoding.RAW_BYTES
   # TFDS's logging decorator hides the method's parameters from type checkers.
-  return builder.as_data_source(split + slicing)  # pyright: ignore[reportCallIssue]
-
-
-def _question_from_record(row: int, record: Mapping[str, Any]) -> Question:
-  roles, contents = record['messages']['role'], record['messages']['content']
-  return Question(
-    row=row,
-    messages=tuple(Message(role.decode(), text.decode()) for role, text in zip(roles, contents)),
-    answer=record['answer'].decode(),
-    kind=record['kind'].decode(),
-    solution=record['solution'].decode(),
-    source=record['source'].decode(),
+  read = builder.as_data_source(
+    split + slicing,  # pyright: ignore[reportCallIssue]
+    deserialize_method=method,
+  ).__getitems__
+  parts = [(os.path.basename(i.filename), i.skip, i.take) for i in info.file_instructions]
+  # A row of each file, which stays open: the run can read on when the cache is cleared.
+  read(np.cumsum([0, *(take for _, _, take in parts)])[:-1].tolist())
+  return Source(
+    folder=epath.Path(builder.data_path),
+    identity=repr((parts, fields)),
+    size=num_rows,
+    read=read,
+    to_question=to_question or _question_from_record,
   )
 
 
-# ---- TFDS names ----
+def _question_from_record(row: int, record: bytes) -> Question:
+  """Of a record of ours, see tasks.record_features; TFDS takes many times as long to decode it."""
+  example: Any = tf_example_pb2  # made from a .proto, unknown to type checkers
+  values = example.Example.FromString(record).features.feature
 
+  def texts(name: str) -> list[str]:
+    return [text.decode() for text in values[name].bytes_list.value]
 
-def _tfds_builder(
-  config: Config, fields: records.Fields, spec: str, name: str
-) -> tfds.core.DatasetBuilder:
-  try:
-    builder = _prepare(functools.partial(tfds.builder, name, **_storage(config)))
-  except tfds.core.DatasetNotFoundError as error:
-    raise InputError(
-      f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
-      'finds here. If its builder needs TensorFlow, prepare it on another machine as '
-      'array_record, and set config.data.cache_dir to that folder.'
-    ) from error
-  except Exception as error:  # builders are third-party code and may download files
-    reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
-    raise InputError(
-      f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must not "
-      'need TensorFlow, and config.data.cache_dir must not hold it in another format.'
-    ) from error
-  features = builder.info.features
-  present = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
-  for key, field in [('question', fields.question), ('answer', fields.answer)]:
-    if field not in present:
-      raise InputError(records.no_field(spec, field, present, key))
-  return builder
+  (answer,), (kind,), (solution,), (source,) = map(texts, ('answer', 'kind', 'solution', 'source'))
+  messages = map(Message, texts('messages/role'), texts('messages/content'))
+  return Question(row, tuple(messages), answer, kind, solution, source)
 
 
 def _question_from_fields(
@@ -225,63 +219,6 @@ def _question_from_fields(
     kind=fields.default_kind or 'math',
     solution=solution,
     source=source,
-  )
-
-
-# ---- Files ----
-
-
-class _FileBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """The records of one jsonl or parquet file, in its order."""
-
-  name = 'question_file'
-  VERSION = tfds.core.Version('1.1.0')  # increase it when records.py reads files differently
-
-  def __init__(self, *, read: Callable[[], Iterator[dict[str, Any]]], **kwargs: Any) -> None:
-    self._read = read
-    super().__init__(**kwargs)
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
-    )  # a question's row is its position in the file, so the order must be kept
-
-  def _split_generators(
-    self, dl_manager: tfds.download.DownloadManager
-  ) -> dict[str, Iterable[tuple[int, dict[str, Any]]]]:
-    del dl_manager  # nothing to download
-    return {_FILE_SPLIT: self._generate_examples()}
-
-  def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-    return enumerate(self._read())
-
-
-def _file_builder(config: Config, fields: records.Fields, path: str) -> tfds.core.DatasetBuilder:
-  """Prepares a file under a name that hashes its content and all that shapes its records."""
-  file = epath.Path(path).expanduser()
-  if not file.is_file():
-    raise InputError(
-      f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the '
-      'path of a file, absolute or relative to the current folder.'
-    )
-  content = file.read_bytes()
-  shaping = (
-    file.suffix,
-    file.stem,
-    config.question_field,
-    config.answer_field,
-    config.solution_field,
-    config.default_kind,
-  )
-  key = hashlib.sha256(repr(shaping).encode() + content).hexdigest()[:32]
-  reader = records.jsonl_rows if file.suffix == '.jsonl' else records.parquet_rows
-  return _prepare(
-    functools.partial(
-      _FileBuilder,
-      read=functools.partial(records.non_empty, reader(fields, path, content), path),
-      config=tfds.core.BuilderConfig(name=key),
-      **_storage(config),
-    )
   )
 
 

@@ -71,6 +71,10 @@ class Tokenizer(abc.ABC):
     """The ids of `text`, without a begin or end token."""
 
   @abc.abstractmethod
+  def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    """What `encode` gives for each of the texts, faster: on several cores where possible."""
+
+  @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """The text of `ids`; end, padding and other special tokens are in it only with `special`.
 
@@ -126,6 +130,11 @@ class SentencePieceTokenizer(Tokenizer):
     first, *rest = [self._model.encode(piece) for piece in text.split(SPACE)]
     return first + [i for ids in rest for i in (*self._space_ids, *ids)]
 
+  def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    """See Tokenizer.encode_all."""
+    ids = self._model.encode(list(texts))
+    return [self.encode(text) if SPACE in text else row for text, row in zip(texts, ids)]
+
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
@@ -179,6 +188,10 @@ class JsonTokenizer(Tokenizer):
   def encode(self, text: str) -> list[int]:
     """See Tokenizer.encode."""
     return self._model.encode(text, add_special_tokens=False).ids
+
+  def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    """See Tokenizer.encode_all."""
+    return [row.ids for row in self._model.encode_batch(list(texts), add_special_tokens=False)]
 
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
