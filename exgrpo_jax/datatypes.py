@@ -5,6 +5,7 @@ Shape letters, used in names everywhere:
   V vocabulary, D width, N query heads, G key/value heads, H head size, L layers.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -35,12 +36,20 @@ class Question:
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
 
 
+class Questions(Sequence[Question]):
+  """Questions that are read on demand."""
+
+  @abc.abstractmethod
+  def read(self, rows: Sequence[int]) -> list[Question]:
+    """Several of them at once, which takes little longer than one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class QuestionSet:
-  """The questions of one data spec, with their prompts: both are read on demand, by row."""
+  """The questions of one data spec, with their prompts."""
 
   spec: str  # e.g. 'arithmetic:test[:1000]'
-  questions: Sequence[Question]
+  questions: Questions
   prompts: Sequence[np.ndarray]  # [T] int32 of every question
 
 

@@ -106,7 +106,6 @@ def score_policy(
     Records: what was asked, answered and judged, and how it was sampled.
   """
   config, tokenizer = experiment.config, experiment.tokenizer
-  data = dataclasses.replace(data, questions=tuple(data.questions))  # read once
   wanted, samples = config.evaluation, config.evaluation.samples
   distribution = Distribution(
     temperature=wanted.temperature,

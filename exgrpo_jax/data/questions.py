@@ -24,7 +24,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import builders, records, spec_names
 from exgrpo_jax.data.tasks import TASKS
-from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
 
@@ -74,7 +74,7 @@ class Source:
   to_question: Callable[[int, Any], Question]  # of a row's number and what was read
 
 
-class Dataset(Sequence[Question]):
+class Dataset(Questions):
   """The questions of one spec, numbered from 0 and read on demand; a slice of it is a list."""
 
   def __init__(self, spec: str, source: Source, rows: np.ndarray | None = None) -> None:
@@ -91,11 +91,11 @@ class Dataset(Sequence[Question]):
   def __getitem__(self, row: slice) -> list[Question]: ...
   def __getitem__(self, row: int | slice) -> Question | list[Question]:
     if isinstance(row, slice):
-      return self._read(range(len(self))[row])
+      return self.read(range(len(self))[row])
     row = operator.index(row)
     if not 0 <= row < len(self):
       raise IndexError(f'{self.spec} has rows 0 to {len(self) - 1}, not {row}.')
-    return self._read([row])[0]
+    return self.read([row])[0]
 
   def __iter__(self) -> Iterator[Question]:
     for start in range(0, len(self), _BATCH):
@@ -105,9 +105,10 @@ class Dataset(Sequence[Question]):
     """Some of the questions, numbered anew."""
     return Dataset(self.spec, self.source, self._rows[rows])
 
-  def _read(self, places: Sequence[int]) -> list[Question]:
-    rows = self.source.read(self._rows[list(places)].tolist())
-    return [self.source.to_question(place, row) for place, row in zip(places, rows)]
+  def read(self, rows: Sequence[int]) -> list[Question]:
+    """See Questions.read."""
+    found = self.source.read(self._rows[list(rows)].tolist())
+    return [self.source.to_question(row, record) for row, record in zip(rows, found)]
 
 
 def load(config: Config, spec: str) -> Dataset:

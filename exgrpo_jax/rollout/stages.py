@@ -120,7 +120,7 @@ class Rollout:
       step=step,
       epoch=cursor.epoch,
       replay_started=buffer.started,
-      questions=tuple(self.data.questions[int(row)] for row in rows),
+      questions=tuple(self.data.questions.read(rows.tolist())),
       prompts=tuple(self.data.prompts[int(row)] for row in rows),
       candidates=tuple(candidates[index] for index in order),
     )

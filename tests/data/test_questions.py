@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from exgrpo_jax.data import questions, records, tasks
+from exgrpo_jax.data import builders, questions, records, tasks
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
@@ -210,6 +211,31 @@ def test_rows_out_of_range_raise_index_error(config, jsonl):
       dataset[row]
 
 
+def test_many_rows_are_read_at_once(config, jsonl, monkeypatch):
+  monkeypatch.setattr(questions, '_BATCH', 8)
+  loaded = questions.load(config, jsonl(*LINES))
+  one_by_one, read = [loaded[row] for row in range(20)], []
+
+  def counted(rows):
+    read.append(len(rows))
+    return loaded.source.read(rows)
+
+  dataset = questions.Dataset('x', dataclasses.replace(loaded.source, read=counted))
+  assert list(dataset) == one_by_one and read == [8, 8, 4]
+  assert dataset[2:17] == one_by_one[2:17] and read == [8, 8, 4, 15]
+  assert dataset[18:] == one_by_one[18:] and dataset[7:7] == []
+  assert dataset.read([9, 3]) == [one_by_one[9], one_by_one[3]] and read[-1] == 2
+
+
+def test_selected_questions_are_numbered_anew(config, jsonl):
+  selected = questions.load(config, jsonl(*LINES)).select(np.array([3, 5, 11]))
+  expected = [(0, '4'), (1, '6'), (2, '12')]
+  assert [(question.row, question.answer) for question in selected] == expected
+  again = selected.select(np.array([2]))
+  assert [(question.row, question.answer) for question in again] == [(0, '12')]
+  assert selected[1].answer == '6' and selected[1:][1].row == 2
+
+
 # ---- Preparing ----
 
 
@@ -275,6 +301,53 @@ def test_two_threads_can_prepare_the_same_file_at_once(config, jsonl, monkeypatc
     thread.join()
   assert lengths == [20, 20]
   assert len(prepared_folders(config)) == 1
+
+
+@pytest.mark.parametrize('spec', ['train.jsonl', 'arithmetic:train'])
+@pytest.mark.usefixtures('few_sums')
+def test_a_cache_that_cannot_be_written_to_is_refused(config, jsonl, tmp_path, spec):
+  path = jsonl(*LINES)
+  (tmp_path / 'taken').touch()  # in place of a folder, for root may write anywhere
+  config = dataclasses.replace(config, cache_dir=str(tmp_path / 'taken'))
+  spec = path if spec == 'train.jsonl' else spec
+  with pytest.raises(
+    InputError,
+    match=r'its questions cannot be stored in .*/taken/.*\(NotADirectoryError: .*'
+    r'config\.data\.cache_dir must name a folder that can be written to, with space',
+  ):
+    questions.load(config, spec)
+
+
+def test_a_full_disk_is_refused(config, jsonl):
+  path = jsonl({'question': '1+' * 100_000, 'answer': '1'})
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+  try:
+    with pytest.raises(InputError, match=r'its questions cannot be stored in .*File too large'):
+      questions.load(config, path)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert not prepared_folders(config)
+
+
+def test_a_file_that_cannot_be_read_is_refused(config, tmp_path):
+  (tmp_path / 'x.jsonl').symlink_to('/proc/self/mem')
+  with pytest.raises(InputError, match=r'x\.jsonl: the file cannot be read \(Input/output error\)'):
+    questions.load(config, f'{tmp_path}/x.jsonl')
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypatch):
+  path, prepare = jsonl(*LINES), builders._prepare
+
+  def changed_before(make):
+    jsonl(*LINES, GOOD)
+    return prepare(make)
+
+  monkeypatch.setattr(builders, '_prepare', changed_before)
+  with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read; start'):
+    questions.load(config, path)
+  monkeypatch.undo()
+  assert len(questions.load(config, path)) == 21
 
 
 def test_tensorflow_is_not_imported(config, jsonl):

@@ -73,6 +73,13 @@ def test_a_byte_level_tokenizer_json_round_trips_any_text(checkpoint, text):
   assert loaded.decode(loaded.encode(text)) == text
 
 
+def test_many_texts_are_encoded_as_each_is_by_itself(trained, checkpoint):
+  texts = [*TEXTS[:3], '', 'a\u2581b', ' \u2581', '\U0001f600\n\n', 'x' * 999]
+  for loaded in (trained, tokenizer.load(checkpoint(['<|endoftext|>']))):
+    assert loaded.encode_all(texts) == [loaded.encode(text) for text in texts]
+    assert loaded.encode_all([]) == []
+
+
 def test_training_is_deterministic(tmp_path):
   tokenizer.train(TEXTS, 300, tmp_path / 'first.model')
   tokenizer.train(iter(TEXTS), 300, tmp_path / 'another' / 'second.model')

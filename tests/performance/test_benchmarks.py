@@ -12,6 +12,7 @@ from exgrpo_jax.performance import (
   host_benchmark,
   loss_benchmark,
   rollout_benchmark,
+  start_benchmark,
   update_benchmark,
 )
 from exgrpo_jax.performance.workload import Workload, response_lengths
@@ -91,6 +92,12 @@ def test_host(printed, monkeypatch):
     'restore, s',
     'restore, GB held besides the buffer',
   ]
+
+
+def test_start():
+  figures = start_benchmark.measure(1e-5)
+  assert figures['rows'] == 3
+  assert min(figures.values()) > 0
 
 
 def test_lognormal_lengths_have_the_median_and_spread_that_are_promised():
