@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 from etils import epath
 
-from exgrpo_jax.data import records
+from exgrpo_jax.data import progress, records
 from exgrpo_jax.data.records import Fields
 from exgrpo_jax.data.tasks import TASKS, record_features
 from exgrpo_jax.errors import InputError
@@ -40,9 +40,10 @@ def of_file(cache_dir: str, fields: Fields, path: str) -> tfds.core.DatasetBuild
       'path of a file, absolute or relative to the current folder.'
     )
   key = _key(file, fields, _chunks(file, path))
+  report = progress.reporter(lambda done: f'{path}: {done:,} questions prepared')
   make = functools.partial(
     _FileBuilder,
-    read=functools.partial(_records, file, fields, path, key),
+    read=functools.partial(_records, file, fields, path, key, report),
     config=tfds.core.BuilderConfig(name=key),
     **_storage(cache_dir),
   )
@@ -161,10 +162,14 @@ def _chunks(file: epath.Path, path: str) -> Iterator[bytes]:
     ) from error
 
 
-def _records(file: epath.Path, fields: Fields, path: str, key: str) -> Iterator[dict[str, Any]]:
+def _records(
+  file: epath.Path, fields: Fields, path: str, key: str, report: Callable[[int], None]
+) -> Iterator[dict[str, Any]]:
   """The records of the file whose key is `key`."""
   content = b''.join(_chunks(file, path))
   if _key(file, fields, [content]) != key:
     raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
   reader = records.jsonl_rows if file.suffix == '.jsonl' else records.parquet_rows
-  return records.non_empty(reader(fields, path, content), path)
+  for row, record in enumerate(records.non_empty(reader(fields, path, content), path)):
+    report(row)
+    yield record

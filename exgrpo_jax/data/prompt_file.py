@@ -12,13 +12,13 @@ import importlib.metadata
 import itertools
 import os
 import pathlib
-import time
 import uuid
 from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
 
+from exgrpo_jax.data import progress
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.runtime import hosts
@@ -27,7 +27,6 @@ _INT = np.dtype('<i4')
 _DIGEST = 32 // _INT.itemsize  # integers of a SHA-256
 _CHUNK = 1 << 20  # bytes
 _BATCH = 1000  # prompts that are tokenised together
-_REPORT_SECONDS = 10.0  # between lines that say how far it is
 _LIBRARIES = ('jinja2', 'sentencepiece', 'tokenizers')
 
 
@@ -109,16 +108,16 @@ def _code() -> tuple[str, ...]:
 def _make(data: Dataset, tokenizer: Tokenizer, template: str) -> bytearray:
   """What the file of these prompts holds."""
   content, lengths, questions = bytearray(), [], hashlib.sha256()
-  reported = time.monotonic()
+  report = progress.reporter(
+    lambda done: f'{data.spec}: {done:,} of {len(data):,} prompts tokenised'
+  )
   for start in range(0, len(data), _BATCH):
     batch = data[start : start + _BATCH]
     ids = tokenizer.encode_all([tokenizer.render(q.messages, template) for q in batch])
     content += np.fromiter(itertools.chain.from_iterable(ids), _INT).tobytes()
     lengths += map(len, ids)
     questions.update(repr(batch).encode())
-    if time.monotonic() - reported > _REPORT_SECONDS:
-      reported = time.monotonic()
-      print(f'{data.spec}: {len(lengths):,} of {len(data):,} prompts tokenised', flush=True)
+    report(len(lengths))
   content += np.array([*lengths, len(lengths)], _INT).tobytes() + questions.digest()
   return content + hashlib.sha256(content).digest()
 

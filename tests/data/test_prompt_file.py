@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from exgrpo_jax.data import prompt_file, questions, tokenizer
+from exgrpo_jax.data import progress, prompt_file, questions, tokenizer
 from exgrpo_jax.data.tokenizer import SentencePieceTokenizer
 
 LINES = [{'question': f'{n}+{n * n} \u2581 = ?' * (n % 3 + 1), 'answer': f'{n}'} for n in range(20)]
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
 def test_a_kill_while_it_is_written_leaves_no_file_of_that_name(config, data, model, opened):
   script = f"""
 import os, pathlib
-from exgrpo_jax.data import prompt_file, questions, tokenizer
+from exgrpo_jax.data import progress, prompt_file, questions, tokenizer
 whole = pathlib.Path.write_bytes
 def killed_half_way(path, content):
   whole(path, content[:len(content) // 2])
@@ -224,8 +224,12 @@ def test_a_run_goes_on_when_the_cache_is_cleared(config, data, opened):
   assert [question.answer for question in data] == [line['answer'] for line in LINES]
 
 
-def test_a_long_tokenisation_says_how_far_it_is(data, opened, monkeypatch, capsys):
-  monkeypatch.setattr(prompt_file, '_REPORT_SECONDS', 0.0)
+def test_a_long_preparation_says_how_far_it_is(config, jsonl, opened, monkeypatch, capsys):
+  monkeypatch.setattr(progress, 'SECONDS', 0.0)
+  monkeypatch.setattr(prompt_file, '_BATCH', 8)
+  data = questions.load(config, jsonl(*LINES))
   prompt_file.tokenized(data, opened, 'plain')
   lines = capsys.readouterr().out.splitlines()
-  assert lines == [f'{data.spec}: {done} of 20 prompts tokenised' for done in (8, 16, 20)]
+  prepared = [f'{data.spec}: {done} questions prepared' for done in range(20)]
+  tokenised = [f'{data.spec}: {done} of 20 prompts tokenised' for done in (8, 16, 20)]
+  assert lines == prepared + tokenised
