@@ -10,7 +10,8 @@ from exgrpo_jax import cli
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, check_model_path, parse_config
 from exgrpo_jax.grading import pool
-from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.reporting import weights_and_biases
+from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
 
 
 def define_flags() -> None:
@@ -36,6 +37,18 @@ def check_command(args: cli.Args) -> Config:
   check_model_path(config)
   check_workdir(args.config, args.workdir)
   pool.check(config.grading, config.verifier)
+  return config
+
+
+def check_start(args: cli.Args) -> Config:
+  """`check_command`, and what this machine and the other hosts have; makes missing folders."""
+  config = check_command(args)
+  weights_and_biases.check(config.metrics.wandb_project)
+  check_writable(args.workdir)
+  make_folder('config.warm_start.path', config.warm_start.path)
+  make_folder('config.data.cache_dir', config.data.cache_dir)
+  make_folder('config.compilation_cache', config.compilation_cache)
+  check_hosts(args.config, args.workdir)
   return config
 
 

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from exgrpo_jax import cli, evaluate, export, warm_start
 from exgrpo_jax.algorithm import objective, replay
-from exgrpo_jax.check import check_command
+from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
 from exgrpo_jax.experiment import (
   Experiment,
@@ -39,7 +39,6 @@ from exgrpo_jax.reporting import (
   metrics,
   samples,
   step_metrics,
-  weights_and_biases,
 )
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import (
@@ -55,12 +54,7 @@ from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import peak_memory, record_start
 from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import (
-  check_hosts,
-  check_writable,
-  claim_workdir,
-  make_folder,
-)
+from exgrpo_jax.runtime.workdir import claim_workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +90,7 @@ def define_flags() -> None:
 
 def main(args: cli.Args) -> None:
   """Trains, or resumes, after everything that can be checked has been."""
-  config = check_command(args)
-  weights_and_biases.check(config.metrics.wandb_project)
-  check_writable(args.workdir)
-  make_folder('config.warm_start.path', config.warm_start.path)
-  make_folder('config.data.cache_dir', config.data.cache_dir)
-  make_folder('config.compilation_cache', config.compilation_cache)
-  check_hosts(args.config, args.workdir)
+  config = check_start(args)
   done = hosts.broadcast_from_first(max(checkpoint.steps(args.workdir), default=0))
   if done > args.config.num_steps:
     print(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import exgrpo_jax
-from exgrpo_jax import config_files
+from exgrpo_jax import cli, config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers.paths import REPOSITORY

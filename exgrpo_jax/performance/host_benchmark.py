@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from exgrpo_jax.performance import buffer_benchmark
+from exgrpo_jax.performance import buffer_benchmark, start_benchmark
 
 # Each takes a share of the paper's scale and gives figures by name.
-_MEASUREMENTS = (buffer_benchmark.measure,)
+_MEASUREMENTS = (buffer_benchmark.measure, start_benchmark.measure)
 
 
 def run(percents: Sequence[float]) -> None:
