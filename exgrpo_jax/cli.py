@@ -135,10 +135,10 @@ def _closed_output() -> Iterator[None]:
     try:
       yield
     finally:
-      sys.stdout.flush()
+      print(end='', flush=True)
   except BrokenPipeError:
     try:
-      sys.stdout.flush()
+      print(end='', flush=True)
     except BrokenPipeError:  # it was standard output, whose last words have no reader
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(128 + signal.SIGPIPE)

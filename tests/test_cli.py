@@ -13,7 +13,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers.paths import REPOSITORY
 
-COMMANDS = ('benchmark', 'capacity', 'evaluate', 'export', 'sweep', 'train')
+COMMANDS = ('benchmark', 'capacity', 'check', 'evaluate', 'export', 'sweep', 'train')
 
 
 def train(*arguments):
@@ -146,6 +146,7 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
   flags = {
     'benchmark': {'slots', 'questions'},
     'capacity': {'config', 'topology'},
+    'check': {'config', 'workdir', 'num_processes'},
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
@@ -160,6 +161,7 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
   }
   for name, process in processes.items():
     text = process.communicate()[0]
+    assert process.returncode == 0, name
     assert f'python -m exgrpo_jax.{name}' in text, name
     for flag in flags[name]:
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
