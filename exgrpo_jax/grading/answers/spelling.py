@@ -91,7 +91,6 @@ _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
-_INDEX = r'(?:\{ ?(\w+) ?\}|(\w))'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
   for pattern, new in (
@@ -113,8 +112,6 @@ _REPLACEMENTS = tuple(
     (r'(?<!\\)\\[()\[\]$]', ' '),  # math delimiters and money
     (r'\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])', r'\\frac'),
     (r'\\[dt]binom(?![a-zA-Z])', r'\\binom'),
-    # {}_nC_k and {}^nC_k
-    (rf'(?:\{{ ?\}}|(?<![\w)}}\] ]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}', r'\\binom{\1\2}{\3\4}'),
     (r'\\(?:top|intercal|(?:mathsf|mathrm) ?T)(?![a-zA-Z])', 'T'),
     (r'\\frac\s?([0-9])\s?([0-9])', r'\\frac{\1}{\2}'),
     (r'\\(?:textbf|textit|textrm|textnormal|textsf|mbox|hbox)(?![a-zA-Z])', r'\\text'),
@@ -127,6 +124,8 @@ _REPLACEMENTS = tuple(
     (r'(?:\\text\{)?\s+for (?:all|every|any|each)\b[^,;]*$', ''),
   )
 )
+_INDEX = r'(?:\{ ?(\w+) ?\}|(\w))'
+_CHOICES = re.compile(rf'(?:\{{ ?\}}|(?<![\w)}}\] ]))[_^] ?{_INDEX} ?C ?_ ?{_INDEX}')  # {}_nC_k
 _THOUSANDS = re.compile(
   r'(?<![0-9.,@])[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}+|(?:@[0-9]{3})++)'
   r'(?![0-9]|[,@][0-9])'
@@ -139,6 +138,8 @@ def normalize_spelling(text: str) -> str:
   text = ' '.join(text.translate(_UNICODE).split())
   for pattern, replacement in _REPLACEMENTS:
     text = pattern.sub(replacement, text)
+  if 'C' in text:
+    text = _CHOICES.sub(r'\\binom{\1\2}{\3\4}', text)
   text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(' ', ''), text)
   text = _remove_thousands(text)
   return text.strip().removesuffix('.').strip()
