@@ -76,7 +76,8 @@ class Board:
     self._writer.close()
 
   def _write_settings(self, settings: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    wanted = ['reward', *(name for name in values if name.startswith('eval/') and '@' in name)]
+    # The page shows the first one unasked.
+    wanted = [*(name for name in values if name.startswith('eval/') and '@' in name), 'reward']
     shown = {tag(name): 0.0 for name in wanted if not name.endswith(_BOUNDS)}
     file: Any = self._writer.file_writer  # add_hparams would make another run of them
     compared = {name: value for name, value in flat(settings).items() if name.startswith(_COMPARED)}

@@ -92,8 +92,8 @@ def test_the_settings_are_shown_once(recorded):
   experiment, session = datas
   assert session.session_start_info.hparams['replay.ratio'].number_value == tiny.RATIO
   assert [metric.name.tag for metric in experiment.experiment.metric_infos] == [
-    'reward/mean',
     'eval/evaluation/pass_at_1',
+    'reward/mean',
   ]
   assert session.session_start_info.hparams['objective.dual_clip'].string_value == 'inf'
   assert 'evaluation.every' not in session.session_start_info.hparams
