@@ -105,10 +105,8 @@ def main(args: cli.Args) -> None:
       rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
       evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
     with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
-      banner = messages.banner(
-        rollout, evaluations, config.evaluation.every, done, config.num_steps, args.workdir
-      )
-      print(banner, flush=True)
+      every, num_steps = config.evaluation.every, config.num_steps
+      print(messages.banner(rollout, evaluations, every, done, num_steps, args.workdir), flush=True)
       checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
       # A resumed run needs its initial parameters only where a KL term refers to them.
       needs_params = not done or config.objective.kl_coefficient
@@ -320,9 +318,8 @@ def report(
     due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
     seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
     print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
-    rows = samples.sample_rows(
-      run.experiment.tokenizer, experience, config.metrics.sampled_rows, config.seed
-    )
+    count, tokenizer = config.metrics.sampled_rows, run.experiment.tokenizer
+    rows = samples.sample_rows(tokenizer, experience, count, config.seed)
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
     run.writer.write(plan.step, measured, rows)

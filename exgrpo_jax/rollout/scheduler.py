@@ -78,10 +78,7 @@ def generate(
   responses: dict[int, Response] = {}
   prefilled: dict[_Origin, _Prefilled] = {}
   state = None
-  with (
-    jax.set_mesh(mesh),
-    activity.doing(lambda: _progress(slots, responses, len(prompts))),
-  ):
+  with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
     while waiting or any(slots):
       free = [slot for slot, row in enumerate(slots) if row is None]
       for slot in free[: len(waiting)]:
