@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import os
 import re
+import select
 import signal
 import sys
 import unicodedata
@@ -137,12 +138,12 @@ def _closed_output() -> Iterator[None]:
     finally:
       print(end='', flush=True)
   except BrokenPipeError:
-    try:
-      print(end='', flush=True)
-    except BrokenPipeError:  # it was standard output, whose last words have no reader
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-      sys.exit(128 + signal.SIGPIPE)
-    raise
+    readers = select.poll()
+    readers.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in readers.poll(0)):
+      raise  # it was another pipe
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def _refuse(error: InputError) -> NoReturn:
