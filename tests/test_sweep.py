@@ -342,9 +342,8 @@ def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp
     stderr=subprocess.PIPE,
   )
   process.stdout.close()
-  assert process.stderr.read().splitlines() == [
-    '6 of 6 trials are left to run; after that --launcher=local makes the table'
-  ]
+  err = process.stderr.read()
+  assert 'Traceback' not in err and 'BrokenPipe' not in err
   assert process.wait() == 128 + signal.SIGPIPE
 
 
