@@ -50,6 +50,10 @@ def test_every_reading_has_a_description():
   assert described == {truth: f'answer     {text}' for truth, text in DESCRIPTIONS.items()}
 
 
+def test_a_truth_that_is_a_worked_solution_is_described_by_its_answer():
+  assert 'answer     integer 42\n' in verify.explain('42', '6 * 7 = 42\n#### 42')
+
+
 def test_other_kinds_are_described_by_their_text():
   assert 'answer     text: north' in verify.explain('North', r'\text{North}', kind='text')
 

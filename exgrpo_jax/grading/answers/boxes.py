@@ -9,8 +9,8 @@ The second is the list '3 or 4' where there is nothing but `or`, and otherwise e
 other words part two boxes, and so do a full stop, and words that correct or restate: of
 '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}' only the last counts.
 
-A box that is not closed is no answer, and neither is one inside it: '\boxed{3 or \boxed{4}'. A new
-paragraph ends a box that should have been closed before.
+A box that is not closed is no answer, and neither is one that follows in the same line, and so is
+inside it: '\boxed{3 or \boxed{4}'.
 """
 
 import re
@@ -115,7 +115,7 @@ def _last_box(text: str, before: int) -> _Box | None:
 
 def _contains(text: str, box: _Box, later: _Box) -> bool:
   if box.end is None:
-    return not _PARAGRAPH_END.search(text, box.inside, later.start)
+    return text.find('\n', box.inside, later.start) < 0
   return later.end is not None and later.end < box.end
 
 

@@ -47,7 +47,7 @@ def test_a_box_that_is_only_mentioned_is_none():
 
 def test_a_box_inside_one_that_is_not_closed_is_no_answer():
   assert read_boxes(r'\boxed{3 or \boxed{4}') == ('', 0)
-  assert read_boxes('\\boxed{3 is a leg.\n\n\\boxed{4}') == ('4', 20)
+  assert read_boxes('\\boxed{3 is a leg.\n\\boxed{4}') == ('4', 19)
 
 
 @pytest.mark.parametrize(
