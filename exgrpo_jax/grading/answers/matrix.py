@@ -16,6 +16,7 @@ Rows = tuple[tuple[Tree, ...], ...]
 _MAX_FACTORS = 3  # a product's cells grow by a factor with each matrix
 _MAX_CELLS = 64
 _MAX_ORDER = 4  # rows of a matrix of which a power is computed
+_MAX_EXPONENT = 8
 _MAX_PATHS = 64  # products that are added in a cell of a power
 _MAX_NODES = 2000  # of a power's cells
 TRANSPOSED: Tree = ('symbol', 'T')  # an exponent
@@ -86,7 +87,9 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
   if number[0] != 'number' or order != len(rows[0]) or order > _MAX_ORDER:
     return None
   count = number[1]
-  if count.denominator != 1 or count < 1 or order ** (count - 1) > _MAX_PATHS:
+  if count.denominator != 1 or not 1 <= count <= _MAX_EXPONENT:
+    return None
+  if order ** (count - 1) > _MAX_PATHS:
     return None
   unknowns = {f'c{i}{j}': rows[i][j] for i in range(order) for j in range(order)}
   if max(map(size, unknowns.values())) * order**count > _MAX_NODES:
