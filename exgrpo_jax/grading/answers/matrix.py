@@ -17,6 +17,7 @@ _MAX_FACTORS = 3  # a product's cells grow by a factor with each matrix
 _MAX_CELLS = 64
 _MAX_ORDER = 4  # rows of a matrix of which a power is computed
 _MAX_EXPONENT = 8
+_MAX_INVERSE = 8  # order to the power of the exponent: 4 by 4 once, 2 by 2 three times
 _MAX_PATHS = 64  # products that are added in a cell of a power
 _MAX_NODES = 2000  # of a power's cells
 TRANSPOSED: Tree = ('symbol', 'T')  # an exponent
@@ -89,7 +90,7 @@ def _power(rows: Rows, exponent: Tree) -> Rows | None:
   count = number[1]
   if count.denominator != 1 or not 1 <= count <= _MAX_EXPONENT:
     return None
-  if order ** (count - 1) > _MAX_PATHS:
+  if order ** (count - 1) > _MAX_PATHS or (negative and order**count > _MAX_INVERSE):
     return None
   unknowns = {f'c{i}{j}': rows[i][j] for i in range(order) for j in range(order)}
   if max(map(size, unknowns.values())) * order**count > _MAX_NODES:
@@ -104,9 +105,8 @@ def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
   import sympy
 
   matrix = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
-  if exponent < 0:
-    matrix = matrix.adjugate() / matrix.det()
-  power = matrix ** abs(exponent)
+  count = abs(exponent)
+  power = matrix.adjugate() ** count / matrix.det() ** count if exponent < 0 else matrix**count
   return tuple(tuple(power[i, j] for j in range(order)) for i in range(order))
 
 
