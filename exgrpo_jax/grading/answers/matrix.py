@@ -104,7 +104,7 @@ def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
   """The cells, in sympy, of a power of the matrix of unknowns c00, c01 and so on."""
   import sympy
 
-  matrix = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
+  matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
   count = abs(exponent)
   power = matrix.adjugate() ** count / matrix.det() ** count if exponent < 0 else matrix**count
   return tuple(tuple(power[i, j] for j in range(order)) for i in range(order))
