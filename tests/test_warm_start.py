@@ -9,6 +9,7 @@ import pytest
 from exgrpo_jax import experiment, warm_start
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
+from tests.helpers import tiny
 
 
 def run(config, workdir):
@@ -59,7 +60,7 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
 
 def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path):
   folder = str(recorded.workdir / 'warm_start')
-  config.warm_start.path, config.seed = folder, 5
+  config.warm_start.path, config.seed = folder, tiny.SEED + 1
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(
     InputError,

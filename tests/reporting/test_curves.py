@@ -199,7 +199,8 @@ def test_the_title_names_workdir_config_and_steps(tmp_path, config):
   command = 'python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=x'
   (workdir / 'environment.json').write_text(json.dumps([{'command': command}]))
   assert curves.title(workdir, run) == (
-    'first_try · config arithmetic · ExGRPO, replay 0.25 · 6 × 4 rollouts · seed 2 · step 12 of 40'
+    'first_try · config arithmetic · ExGRPO, replay 0.25 · 6 × 4 rollouts · '
+    f'seed {tiny.SEED} · step 12 of 40'
   )
   config.replay.ratio = 0.0
   (workdir / 'config.json').write_text(json.dumps(config.to_dict()))

@@ -67,14 +67,14 @@ def test_samples_are_a_response_of_each_group_and_what_it_replays(recorded, expe
   assert not replayed
 
 
-def test_special_tokens_are_shown(recorded, experience, sample):
+def test_special_tokens_are_shown(recorded, experiences, sample):
   """In a prompt they are a chat template's."""
-  tokenizer = recorded.experiment.tokenizer
-  end = tokenizer.eos_ids[0]
-  templated = dataclasses.replace(
-    experience.plan, prompts=[[end, *prompt] for prompt in experience.plan.prompts]
-  )
-  rows = sample(dataclasses.replace(experience, plan=templated), 100)
+  end = recorded.experiment.tokenizer.eos_ids[0]
+  rows = []
+  for experience in experiences:
+    prompts = [[end, *prompt] for prompt in experience.plan.prompts]
+    templated = dataclasses.replace(experience.plan, prompts=prompts)
+    rows += sample(dataclasses.replace(experience, plan=templated), 100)
   assert all(row['question'].startswith('</s>') for row in rows)
   ends = {row['response'].endswith('</s>'): row['truncated'] for row in rows}
   assert ends == {True: False, False: True}

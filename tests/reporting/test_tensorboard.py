@@ -65,9 +65,9 @@ def test_an_evaluation_and_its_interval_are_one_chart(recorded):
   evaluation, training = layout.category
   ((series,),) = [chart.margin.series for chart in evaluation.chart]
   assert (series.value, series.lower, series.upper) == (
-    'eval/evaluation/pass_at_1',
-    'eval_interval/evaluation/pass_at_1_low',
-    'eval_interval/evaluation/pass_at_1_high',
+    'eval/data_evaluation/pass_at_1',
+    'eval_interval/data_evaluation/pass_at_1_low',
+    'eval_interval/data_evaluation/pass_at_1_high',
   )
   tags = {tag for _, tag, _ in scalars(recorded.workdir)}
   assert {series.value, series.lower, series.upper} <= tags
@@ -92,7 +92,7 @@ def test_the_settings_are_shown_once(recorded):
   experiment, session = datas
   assert session.session_start_info.hparams['replay.ratio'].number_value == tiny.RATIO
   assert [metric.name.tag for metric in experiment.experiment.metric_infos] == [
-    'eval/evaluation/pass_at_1',
+    'eval/data_evaluation/pass_at_1',
     'reward/mean',
   ]
   assert session.session_start_info.hparams['objective.dual_clip'].string_value == 'inf'

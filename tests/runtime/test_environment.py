@@ -18,7 +18,7 @@ from tests.helpers.paths import REPOSITORY
 
 def test_a_run_says_what_it_runs_on(recorded):
   (start,) = json.loads((recorded.workdir / 'environment.json').read_text())
-  assert start['first_step'] == 0 and 'pytest' in start['command']
+  assert start['first_step'] == 0 and start['command'].startswith(sys.orig_argv[0])
   assert start['packages']['jax'] == jax.__version__
   assert start['packages']['exgrpo_jax'] == __version__
   assert start['python'] == '.'.join(map(str, sys.version_info[:3]))
