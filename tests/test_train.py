@@ -708,7 +708,10 @@ def terminate_in(monkeypatch):
     entries_left.extend([phase] * n)
     numbers.append(number)
 
-  return terminate
+  # A shell's background jobs ignore Ctrl-C, and so do tests that one of them starts.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield terminate
+  signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed(
