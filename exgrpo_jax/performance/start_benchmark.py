@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 
+from absl import logging
+
 from exgrpo_jax.data import question_set, questions, tokenizer
 
 QUESTIONS = 300_000  # at scale 1
@@ -59,6 +61,7 @@ def _start(folder: str) -> dict[str, float]:
 
 def _main(folder: str) -> None:
   """One start, and one step's questions; prints what they took."""
+  logging.set_verbosity(logging.ERROR)  # TFDS logs every detail below it
   config = questions.Config(
     train='',
     evaluation=(),
