@@ -20,7 +20,7 @@ from absl import flags
 
 from exgrpo_jax import cli
 from exgrpo_jax.data import spec_names, tasks
-from exgrpo_jax.datatypes import QuestionSet, Response, Verdict
+from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import pool
@@ -107,6 +107,7 @@ def score_policy(
   """
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
+  questions = list(data.questions)  # read once, for they are read from the disk on demand
   distribution = Distribution(
     temperature=wanted.temperature,
     top_k=wanted.top_k,
@@ -117,18 +118,18 @@ def score_policy(
     experiment.model,
     model.decode_layout(experiment.model, params, experiment.mesh),
     [prompt for prompt in data.prompts for _ in range(samples)],
-    [question.row for question in data.questions for _ in range(samples)],
-    list(range(samples)) * len(data.questions),
+    [question.row for question in questions for _ in range(samples)],
+    list(range(samples)) * len(questions),
     randomness.key(config.seed, Purpose.EVALUATION, step),
     config.rollout.decode_spec(tokenizer, distribution),
     experiment.mesh,
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
-  verdicts = _grade(experiment, data, texts)
+  verdicts = _grade(experiment, data.spec, questions, texts)
   warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)
   if warning:
     hosts.warn(f'{data.spec}: {warning}')
-  records = _records(experiment, data, responses, texts, verdicts)
+  records = _records(experiment, questions, responses, texts, verdicts)
   sampling = dataclasses.asdict(distribution) | {'seed': config.seed, 'step': step}
   records = [record | {'sampling': sampling} for record in records]
   name = spec_names.spec_name(data.spec)
@@ -199,33 +200,35 @@ def _write_by_hand(
   return path
 
 
-def _grade(experiment: Experiment, data: QuestionSet, texts: Sequence[str]) -> list[Verdict]:
+def _grade(
+  experiment: Experiment, spec: str, questions: Sequence[Question], texts: Sequence[str]
+) -> list[Verdict]:
   """Verdicts of the texts, equally many for each question in turn, by the answer alone."""
   config = experiment.config
-  samples = len(texts) // len(data.questions)
-  asked = [question for question in data.questions for _ in range(samples)]
+  samples = len(texts) // len(questions)
+  asked = [question for question in questions for _ in range(samples)]
   grading = dataclasses.replace(config.grading, reward='')
   verifier = dataclasses.replace(config.verifier, require_think=False)
   with Grader(grading, verifier) as grader:
     verdicts = grader.grade(
       texts, [question.answer for question in asked], [question.kind for question in asked]
     )
-  pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
+  pool.refuse_all_failed(f'evaluation on {spec}', verdicts)
   return verdicts
 
 
 def _records(
   experiment: Experiment,
-  data: QuestionSet,
+  questions: Sequence[Question],
   responses: Sequence[Response],
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[dict[str, Any]]:
   """One record per question, with all its responses, special tokens included."""
   tokenizer, template = experiment.tokenizer, experiment.config.prompt.template
-  samples = len(texts) // len(data.questions)
+  samples = len(texts) // len(questions)
   records = []
-  for index, question in enumerate(data.questions):
+  for index, question in enumerate(questions):
     span = slice(index * samples, (index + 1) * samples)
     record = {
       'row': question.row,
