@@ -62,7 +62,7 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
   'chat': the output of transformers' apply_chat_template with a generation prompt.
   'paper': adds a system message that asks for '<think> ... </think>' and \boxed{}, unless
   there is one; then applies the chat template, or, if the checkpoint has none, writes
-  lines that begin with the role; then appends '<think>\n'.
+  lines that begin with the role; then appends '<think>\n', unless the template has done so.
 
   Raises:
     InputError: 'chat' without a chat template, or the template fails on these messages.
@@ -81,7 +81,7 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
     messages = [Message('system', SYSTEM), *messages]
   if chat.template is None:
     return _role_lines(messages, chat) + THINK
-  return _apply_template(chat.template, messages, chat) + THINK
+  return _apply_template(chat.template, messages, chat).removesuffix(THINK) + THINK
 
 
 def _role_lines(messages: Sequence[Message], chat: Chat) -> str:

@@ -216,6 +216,11 @@ def test_the_paper_prompt_uses_the_chat_template_and_keeps_a_system_message(fold
   assert loaded.render([USER], 'paper') == loaded.render(with_system, 'chat') + '<think>\n'
 
 
+def test_a_think_section_that_the_chat_template_opens_is_opened_once(folder):
+  loaded = tokenizer.load(folder(chat_template="{{ messages[1].content + '<think>\n' }}"))
+  assert loaded.render([USER], 'paper') == '1 < 2 & "3"?<think>\n'
+
+
 def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
   """Llama 3's base models were trained with it; their chat templates write it themselves."""
   path = folder(bos_token='<|endoftext|>')
