@@ -16,6 +16,7 @@ from exgrpo_jax import experiment, export
 from exgrpo_jax.configs import (
   llama3_1_8b,
   llama3_1_8b_instruct,
+  luffy_7b_continual,
   qwen2_5_7b_instruct,
   qwen2_5_math_1_5b,
   qwen2_5_math_7b,
@@ -274,6 +275,7 @@ def test_a_backbones_config_without_a_path_is_refused_with_what_to_fetch(tmp_pat
   for config, name in (
     (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'),
     (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
+    (luffy_7b_continual, 'Elliott/LUFFY-Qwen-Math-7B-Zero'),
     (qwen2_5_7b_instruct, 'Qwen/Qwen2.5-7B-Instruct'),
     (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
     (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct'),
