@@ -135,6 +135,7 @@ def get_config():
       cache_dir='~/.cache/exgrpo_jax',
     )
   )
+  config.experience = ConfigDict(dict(path='', missing_logprobs='current'))
   config.verifier = ConfigDict(dict(require_think=False, require_box=False))
   config.grading = ConfigDict(
     dict(

@@ -6,7 +6,7 @@ Takes the flags of train, and checks what train checks first: flags, config and 
 writes nothing. Exit status: 0, or 2 for what cannot be run.
 """
 
-from exgrpo_jax import cli
+from exgrpo_jax import cli, prior_experience
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, check_model_path, parse_config
 from exgrpo_jax.grading import pool
@@ -36,6 +36,7 @@ def check_command(args: cli.Args) -> Config:
   config = parse_config(args.config)
   check_model_path(config)
   check_workdir(args.config, args.workdir)
+  prior_experience.check(config.experience, args.workdir)
   pool.check(config.grading, config.verifier)
   return config
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer
+from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
@@ -114,6 +114,7 @@ class Config:
   prompt: prompt.Config
   tokenizer: tokenizer.Config
   data: questions.Config
+  experience: traces.Config
   verifier: verifier.Config
   grading: pool.Config
   warm_start: WarmStartConfig
@@ -154,6 +155,11 @@ def parse_config(values: ConfigDict) -> Config:
     raise InputError(
       'config.export.best=True needs config.data.evaluation: the best policy is the one that '
       'evaluates best.'
+    )
+  if parsed.experience.path and not parsed.replay.ratio:
+    raise InputError(
+      f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
+      'nothing is replayed, wherever it comes from.'
     )
   spec_names.check_distinct(parsed.data.evaluation, 'config.data.evaluation')
   if parsed.gradient.drop_zero_advantage:

@@ -10,13 +10,13 @@ command resumes.
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from exgrpo_jax import cli, evaluate, export, warm_start
+from exgrpo_jax import cli, evaluate, export, prior_experience, warm_start
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
@@ -40,6 +40,7 @@ from exgrpo_jax.reporting import (
   samples,
   step_metrics,
 )
+from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import (
   activity,
@@ -93,17 +94,14 @@ def main(args: cli.Args) -> None:
   config = check_start(args)
   done = hosts.broadcast_from_first(max(checkpoint.steps(args.workdir), default=0))
   if done > args.config.num_steps:
-    print(
-      f'{args.workdir}: the run is finished, at step {done} of {args.config.num_steps}; nothing '
-      'was changed. With a larger --config.num_steps it goes on.',
-      flush=True,
-    )
+    print(messages.finished(args.workdir, done, args.config.num_steps), flush=True)
     return
   with console.opened(os.path.join(args.workdir, 'console.log')):
     with activity.doing('reading the data'):
       experiment = open_experiment(args.config, args.workdir)
       rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
       evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
+    successes = () if done else prior_experience.load(experiment, rollout.data)
     with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
       every, num_steps = config.evaluation.every, config.num_steps
       print(messages.banner(rollout, evaluations, every, done, num_steps, args.workdir), flush=True)
@@ -112,7 +110,7 @@ def main(args: cli.Args) -> None:
       needs_params = not done or config.objective.kl_coefficient
       params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
       claim_workdir(args.config, args.workdir)
-      start_or_resume(experiment, rollout, evaluations, params, compiled)
+      start_or_resume(experiment, rollout, evaluations, params, successes, compiled)
     if hosts.is_first():
       records, arguments = metrics.read(args.workdir), cli.config_arguments(sys.argv)
       print(messages.farewell(records, args.workdir, sys.orig_argv[0], arguments), flush=True)
@@ -123,12 +121,13 @@ def start_or_resume(
   rollout: Rollout,
   evaluations: tuple[QuestionSet, ...],
   params: model.Params | None,
+  successes: Sequence[seeding.Candidate],
   compiled: compilations.Counter,
 ) -> None:
   """Training and evaluation, from the newest checkpoint in the workdir where there is one.
 
   `params` are the initial ones, to which a KL term refers; None for a run that is resumed and has
-  no such term.
+  no such term. `successes` are what the buffer of a new run begins with.
   """
   config, workdir = experiment.config, experiment.workdir
   reference = params if config.objective.kl_coefficient else None
@@ -145,7 +144,8 @@ def start_or_resume(
       if reference is not None:  # a copy, for updates donate their input
         reference = jax.tree.map(jnp.copy, params)
       state = optimizer.init(config.optimizer, config.num_updates, params)
-      snapshot = Snapshot(step=0, state=state, buffer=replay.Buffer(), cursor=Cursor())
+      buffer = seeding.seeded(rollout, params, successes, config.experience.missing_logprobs)
+      snapshot = Snapshot(step=0, state=state, buffer=buffer, cursor=Cursor())
     # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0
     record_start(workdir, first)

@@ -53,6 +53,11 @@ def test_the_base_config_has_the_papers_values():
   ('changes', 'message'),
   [
     (
+      {'replay__ratio': 0.0, 'experience__path': 'x.jsonl'},
+      'config.experience.path=x.jsonl needs config.replay.ratio above 0: with 0 nothing is '
+      'replayed, wherever it comes from.',
+    ),
+    (
       {'replay__ratio': 1.5},
       'config.replay.ratio=1.5 must lie in [0, 1): share of each '
       "step's questions that is drawn from the buffer; 0 is plain GRPO.",

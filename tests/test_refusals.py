@@ -92,6 +92,10 @@ OVERRIDES = {
   'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
   'minibatches': ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questio'),
   'heads': ('model.num_heads=3', r'num_kv_heads=2 must divide config\.model\.num_heads=3: each'),
+  'experience': (
+    'experience.path=nowhere',
+    r'path=nowhere is neither a \.jsonl nor a \.parquet fi',
+  ),
   'reward': ('grading.reward=nowhere:f', r"config\.grading\.reward='nowhere:f' cannot be used"),
 }
 
@@ -134,6 +138,29 @@ DATA = {
   'slice': (None, '{good}[a:b]', r'the slice \[a:b\] must follow TFDS syntax, such as \[:640\]'),
   'slice_too_long': (None, '{good}[:100]', r'\[:100\] must .* stay within the 12 rows of the spl'),
   'slice_empty': (None, '{good}[5:5]', r'\[5:5\] selects none of the 12 rows'),
+}
+EXPERIENCE = {  # its content
+  'columns': (
+    'x.jsonl',
+    '{"question": "2+0"}',
+    r":1: no 'response' or 'target' or 'tokens' \(has: ",
+  ),
+  'row': (
+    'x.jsonl',
+    '{"question": "2+0", "response": 2}',
+    r'x\.jsonl:1: response is 2; it must be',
+  ),
+  'unmatched': (
+    'x.jsonl',
+    '{"question": "what?", "response": "2"}',
+    r'none of its 1 traces asks a question of ',
+  ),
+  'wrong': (
+    'x.jsonl',
+    '{"question": "0+0", "response": "7"}',
+    r'none of its 1 responses to questions of \S+ is right \(1 wrong\), and only successes are',
+  ),
+  'damaged': ('x.parquet', 'PAR1', r'x\.parquet: not a complete parquet file'),
 }
 SETTINGS_AND_DATA = {
   'prompt': ('rollout.max_prompt=2', r'the prompt of row 0 has \d tokens.*; raise the limit, or s'),
@@ -274,6 +301,10 @@ def cases(place):
     path = file_of(place, name, file)
     spec = spec.format(file=path, folder=place, good=place / 'good.jsonl')
     found[f'data_{name}'] = (on_data(place, spec), line)
+  for name, (file, text, line) in EXPERIENCE.items():
+    path = file_of(place, f'experience_{name}', (file, text))
+    flag = f'--config.experience.path={path}'
+    found[f'data_experience_{name}'] = (on_data(place, place / 'good.jsonl', flag), line)
   for name, (setting, line) in SETTINGS_AND_DATA.items():
     found[f'data_{name}'] = (
       on_data(place, place / 'good.jsonl', f'--config.{setting}'),

@@ -269,6 +269,23 @@ def restore_params(workdir: str, step: int | None, like: Params) -> tuple[Params
   return params, step
 
 
+def restore_buffer(workdir: str) -> tuple[Buffer, int]:
+  """The replay buffer alone, of the newest checkpoint in `workdir`, and its step.
+
+  Raises InputError where there is none, or it is damaged.
+  """
+  step = max(steps(workdir), default=None)
+  if step is None:
+    raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
+  path = _folder(workdir) / str(step)
+  try:
+    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=buffer_files.Restore())
+  except DamagedError as error:
+    raise InputError(f'{path} is damaged ({error}); bring a copy back.') from error
+  _check_format(path, restored['sums'])
+  return restored['buffer'], step
+
+
 def save_params(path: str, params: Params) -> None:
   """Parameters alone, complete or not at all, e.g. those of a warm start."""
   with ocp.StandardCheckpointer() as checkpointer:

@@ -79,6 +79,14 @@ def progress_line(
   )
 
 
+def finished(workdir: str, done: int, num_steps: int) -> str:
+  """Of a run that already has the steps, or more, that it is asked for."""
+  return (
+    f'{workdir}: the run is finished, at step {done} of {num_steps}; nothing was changed. With a '
+    'larger --config.num_steps it goes on.'
+  )
+
+
 def farewell(
   records: Sequence[Mapping[str, float]], workdir: str, python: str, arguments: Sequence[str]
 ) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from exgrpo_jax import experiment, train, warm_start
+from exgrpo_jax import experiment, prior_experience, train, warm_start
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.grading import pool
+from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import claim_workdir
@@ -103,11 +104,13 @@ def run_training(opened, params=None, values=None):
   data = experiment.load_questions(opened, config.data.train)
   evaluations = tuple(experiment.load_questions(opened, spec) for spec in config.data.evaluation)
   rollout = experiment.make_rollout(opened, data)
+  is_new = not checkpoint.steps(opened.workdir)
+  successes = prior_experience.load(opened, data) if is_new else ()
   with jax.set_mesh(opened.mesh), compilations.counted() as compiled:
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)
-    train.start_or_resume(opened, rollout, evaluations, params, compiled)
+    train.start_or_resume(opened, rollout, evaluations, params, successes, compiled)
 
 
 def _listen(patch, steps):

@@ -1,0 +1,150 @@
+"""Traces become successes in the buffer: matched, tokenised, graded, capped."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.data.prompt import THINK
+from exgrpo_jax.data.traces import Trace
+from exgrpo_jax.datatypes import Message, QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import pool
+from exgrpo_jax.rollout import seeding
+from tests.helpers import tiny
+from tests.helpers.chance import is_correct
+
+
+def trace(question, response=None, tokens=None, logp=None, **fields):
+  return Trace(
+    place='x.jsonl:1',
+    question=question,
+    response=response,
+    tokens=None if tokens is None else np.array(tokens),
+    logp=None if logp is None else np.array(logp, np.float32),
+    correctness=fields.pop('correctness', None),
+    **fields,
+  )
+
+
+@pytest.fixture
+def propose(recorded):
+  """seeding.candidates of traces, on the recorded run's questions unless given others."""
+
+  def propose(*found, data=None, limit=tiny.RESPONSE, overlong='refuse'):
+    tokenizer = recorded.experiment.tokenizer
+    return seeding.candidates('x.jsonl', found, data or recorded.data, tokenizer, limit, overlong)
+
+  return propose
+
+
+class Listed(list):
+  """Questions in a list."""
+
+  def read(self, rows):
+    return [self[row] for row in rows]
+
+
+def asking(recorded, *texts, prompt='q\n'):
+  """A QuestionSet of these texts."""
+  question = recorded.data.questions[0]
+  return QuestionSet(
+    spec='listed',
+    questions=Listed(
+      dataclasses.replace(question, row=row, messages=(Message('user', text),))
+      for row, text in enumerate(texts)
+    ),
+    prompts=[np.array(recorded.experiment.tokenizer.encode(prompt), np.int32) for _ in texts],
+  )
+
+
+def test_copies_of_a_question_get_the_same_traces_unless_a_row_is_named(recorded, propose):
+  data = asking(recorded, 'a', 'b', 'a')
+  for row, rows in ((None, [0, 2]), (2, [2]), (1, [0, 2])):
+    found, counts = propose(trace('a', 'x', row=row), trace('c', 'x'), data=data)
+    assert [candidate.row for candidate in found] == rows
+    assert counts == {'traces': 2, 'ask no training question': 1, 'too long': 0, 'repeated': 0}
+
+
+def test_an_end_token_is_added_where_there_is_none(recorded, propose):
+  tokenizer = recorded.experiment.tokenizer
+  ids, end = tokenizer.encode('2+0'), tokenizer.eos_ids[0]
+  found, counts = propose(
+    trace('2+0', '2+0'),
+    trace('2+0', tokens=[*ids, end], logp=[0] * (len(ids) + 1)),
+    trace('2+0', tokens=ids),
+  )
+  assert [c.tokens.tolist() for c in found] == [[*ids, end], ids]  # tokens stay as they are
+  assert counts['repeated'] == 1 and found[0].tokens.dtype == np.int32
+
+
+def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propose):
+  tokenizer = recorded.experiment.tokenizer
+  for prompt, text in ((f'q\n{THINK}', 'x</think>'), ('q\n', f'{THINK}x</think>')):
+    data = asking(recorded, 'a', prompt=prompt)
+    (found,), _ = propose(trace('a', f'{THINK}x</think>'), data=data, limit=99)
+    assert tokenizer.decode(found.tokens) == text
+
+
+@pytest.mark.parametrize(
+  ('found', 'message'),
+  [
+    pytest.param(
+      trace('2 + 0', '2'), r'none of its 1 traces asks a question of \S+; quest', id='un'
+    ),
+    pytest.param(
+      trace('2+0', tokens=[1, 5000]), r'tokens has 1 to 5000, and the run.s .* ids 0 to', id='ids'
+    ),
+    pytest.param(trace('2+0', tokens=[-1]), r'x\.jsonl:1: tokens has -1 to -1', id='negative'),
+    pytest.param(
+      trace('2+0', '2', logp=[-1.0] * 9),
+      r'logp has 9 numbers, and the response has \d tokens',
+      id='n',
+    ),
+    pytest.param(
+      trace('2+0', tokens=[5] * 13),
+      r'x\.jsonl:1: the response has 13 tokens, over config\.rollout\.max_response=12; raise it',
+      id='long',
+    ),
+  ],
+)
+def test_what_cannot_be_replayed_is_refused(propose, found, message):
+  with pytest.raises(InputError, match=message):
+    propose(found)
+
+
+def test_overlong_traces_are_left_out_if_so_configured(propose):
+  long = trace('2+0', tokens=[5] * 13)
+  found, counts = propose(long, trace('2+0', '2'), overlong='drop')
+  assert len(found) == counts['too long'] == 1
+  with pytest.raises(InputError, match="overlong='drop' would leave none"):
+    propose(long, overlong='drop')
+
+
+def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
+  recorded, propose, monkeypatch
+):
+  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  texts = [f'{n}' for n in range(60)]
+  right = [text for text in texts if is_correct(text, '3')]
+  assert len(right) > tiny.STORED and '1' in right
+  found, _ = propose(
+    *(trace('3+0', text, correctness=0.25 if n == 1 else None) for n, text in enumerate(texts)),
+    trace('6+0', right_of(6), correctness=0.75),
+  )
+  config, tokenizer = recorded.experiment.config, recorded.experiment.tokenizer
+  with pool.Grader(config.grading, config.verifier) as grader:
+    kept = seeding.successes('x.jsonl', found, recorded.data, tokenizer, grader)
+    wrong = [trace('3+0', next(text for text in texts if text not in right))]
+    with pytest.raises(InputError, match=r'none of its 1 responses .* is right \(1 wrong\)'):
+      seeding.successes('x.jsonl', propose(*wrong)[0], recorded.data, tokenizer, grader)
+  buffer = seeding.seeded(recorded.rollout, {}, kept, 'zero')
+  stored = buffer.entries[3].trajectories
+  assert [tokenizer.decode(t.tokens) for t in stored] == right[-tiny.STORED :]
+  expected = {3: 0.25, 6: 0.75}  # that of 3 beside a success which is no longer kept
+  assert {row: entry.correctness for row, entry in buffer.entries.items()} == expected
+  assert all((t.logp == 0).all() and (t.step, t.reward) == (0, 1) for t in stored)
+
+
+def right_of(question):
+  return next(text for n in range(99) if is_correct(text := str(n), str(question)))
