@@ -126,6 +126,7 @@ def get_config():
   config.data = ConfigDict(
     dict(
       train='arithmetic:train',
+      validation=(),
       evaluation=('arithmetic:validation',),
       question_field='',
       answer_field='',
@@ -155,12 +156,21 @@ def get_config():
   )
 
   config.evaluation = ConfigDict(
-    dict(every=10, samples=1, temperature=0.6, top_k=0, top_p=1.0, min_p=0.0)
+    dict(
+      every=10,
+      samples=1,
+      temperature=0.6,
+      top_k=0,
+      top_p=1.0,
+      min_p=0.0,
+      require_think=False,
+      require_box=False,
+    )
   )
   config.parity = ConfigDict(
     dict(every=50, rows=64, max=1.0)
   )  # for bfloat16; float32 keeps within 1e-4
   config.checkpoint = ConfigDict(dict(every=50, keep=2))
-  config.export = ConfigDict(dict(best=False, last=False))
+  config.export = ConfigDict(dict(best=False, best_without=(), last=False))
   config.metrics = ConfigDict(dict(sampled_rows=16, wandb_project=''))
   return config

@@ -2,11 +2,10 @@ r"""The paper's weak backbone, which collapses on-policy.
 
 hf download meta-llama/Llama-3.1-8B --local-dir Llama-3.1-8B
 python -m exgrpo_jax.train --config=llama3_1_8b --workdir=/tmp/run \
-    --config.model.path=Llama-3.1-8B --config.data.train=openr1_math_46k.parquet \
-    --config.data.evaluation='("math_benchmarks.parquet",)'
+    --config.model.path=Llama-3.1-8B
 The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
 distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8; not yet run here. The data are
-described in qwen2_5_math_1_5b.py.
+those of qwen2_5_math_1_5b.py.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b

@@ -2,10 +2,9 @@ r"""The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXi
 
 hf download Elliott/LUFFY-Qwen-Math-7B-Zero --local-dir LUFFY-Qwen-Math-7B-Zero
 python -m exgrpo_jax.train --config=luffy_7b_continual --workdir=/tmp/run \
-    --config.model.path=LUFFY-Qwen-Math-7B-Zero --config.data.train=openr1_math_46k.parquet \
-    --config.data.evaluation='("math_benchmarks.parquet",)'
-Not yet run here. The data are described in qwen2_5_math_1_5b.py. Off-policy traces, as LUFFY itself
-was trained on, are --config.experience.path=openr1_math_46k.parquet, whose target column has them;
+    --config.model.path=LUFFY-Qwen-Math-7B-Zero
+Not yet run here. The data are those of qwen2_5_math_1_5b.py. Off-policy traces, as LUFFY itself
+was trained on, are --config.experience.path=openr1.parquet, whose target column has them;
 --config.experience.missing_logprobs=zero weighs them as LUFFY does.
 """
 

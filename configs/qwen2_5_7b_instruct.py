@@ -2,10 +2,9 @@ r"""A backbone that follows instructions already.
 
 hf download Qwen/Qwen2.5-7B-Instruct --local-dir Qwen2.5-7B-Instruct
 python -m exgrpo_jax.train --config=qwen2_5_7b_instruct --workdir=/tmp/run \
-    --config.model.path=Qwen2.5-7B-Instruct --config.data.train=openr1_math_46k.parquet \
-    --config.data.evaluation='("math_benchmarks.parquet",)'
+    --config.model.path=Qwen2.5-7B-Instruct
 The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2; not yet
-run here. The data are described in qwen2_5_math_1_5b.py.
+run here. The data are those of qwen2_5_math_1_5b.py.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b

@@ -23,7 +23,7 @@ from exgrpo_jax.data import spec_names, tasks
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
@@ -40,7 +40,7 @@ def define_flags() -> None:
   cli.define_config()
   cli.define_checkpoint()
   cli.define_out("The folder for the records of all questions; by default the run's evaluation/.")
-  flags.DEFINE_list('data', None, 'Data specs; config.data.evaluation by default.')
+  flags.DEFINE_list('data', None, 'Data specs; config.data.validation and .evaluation by default.')
   flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
   flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
@@ -52,15 +52,17 @@ def main(args: cli.Args) -> None:
       '--config and --checkpoint are both needed: what train was given as --config and --workdir.'
     )
   values = args.config
-  parse_config(values)
+  config = parse_config(values)
   read_config(args.checkpoint)
   check_workdir(values, args.checkpoint, ('model', 'tokenizer', 'prompt'))
   with values.unlocked():
     values.evaluation.samples = args.samples or values.evaluation.samples
     if args.temperature is not None:
       values.evaluation.temperature = args.temperature
-  specs = args.data or values.data.evaluation
-  spec_names.check_distinct(specs, '--data' if args.data else 'config.data.evaluation')
+  specs = args.data or config.data.evaluated
+  if not specs:
+    raise InputError('--data is needed: the config names nothing to evaluate on.')
+  spec_names.check_distinct(specs, '--data')
   experiment = open_experiment(values, args.checkpoint)
   out = args.out or os.path.join(args.checkpoint, 'evaluation')
   with jax.set_mesh(experiment.mesh), console.opened():
@@ -78,14 +80,26 @@ def main(args: cli.Args) -> None:
 def score_all(
   experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
 ) -> dict[str, float]:
-  """The scores on all of a run's evaluations, which it prints; see `score_policy`."""
-  scores = {}
+  """The scores on all of a run's evaluations, which it prints; see `score_policy`.
+
+  Where there is a validation set, 'validation/score' is the mean over its sources, without those of
+  config.export.best_without, of the share of right responses: the best policy has the highest.
+  """
+  config, scores, validation = experiment.config, {}, []
   for data in evaluations:
     with activity.doing(spec_names.spec_name(data.spec)):
       of_data, records = score_policy(experiment, params, data, step)
     metrics.write_rows(_records_path(f'{experiment.workdir}/evaluation', step, data.spec), records)
     scores |= of_data
-  print(f'evaluation after step {step}\n{table(scores)}', flush=True)
+    if data.spec in config.data.validation:
+      validation += [
+        rows for name, rows in by_source(records).items() if name not in config.export.best_without
+      ]
+  if scores:
+    print(f'evaluation after step {step}\n{table(scores)}', flush=True)
+  if validation:
+    means = [np.mean([record['correct'] for record in rows]) for rows in validation]
+    scores['validation/score'] = float(np.mean(means))
   return scores
 
 
@@ -94,8 +108,8 @@ def score_policy(
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
   """The scores of `params` on some questions, and a record of each question.
 
-  Evaluation judges the answer alone: the last box, with or without a think section. Sampling
-  depends on the seed, the step and the questions, so an evaluation by hand repeats the run's.
+  What a response must have is said by config.evaluation, not by config.verifier. Sampling depends
+  on the seed, the step and the questions, so an evaluation by hand repeats the run's.
 
   Returns:
     Metrics by name: 'eval/{name}/pass@1' (the first sample), its 95% interval as '…_low' and
@@ -133,19 +147,18 @@ def score_policy(
   sampling = dataclasses.asdict(distribution) | {'seed': config.seed, 'step': step}
   records = [record | {'sampling': sampling} for record in records]
   name = spec_names.spec_name(data.spec)
-  sources = list(dict.fromkeys(record['source'] for record in records))
-  scores = {}
-  for source in sources:
-    group = name if len(sources) == 1 else f'{name}/{source}'
-    scores |= _summarize(group, [record for record in records if record['source'] == source])
+  groups, scores = by_source(records), {}
+  for source, rows in groups.items():
+    scores |= _summarize(name if len(groups) == 1 else f'{name}/{source}', rows)
   return scores, records
 
 
-def mean_score(scores: Mapping[str, float]) -> float:
-  """One number: the mean over data sets and sources of avg@k, or of pass@1 where k is 1."""
-  averages = [value for name, value in scores.items() if 'avg@' in name and name[-1].isdigit()]
-  firsts = [value for name, value in scores.items() if name.endswith('/pass@1')]
-  return float(np.mean(averages or firsts))
+def by_source(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+  """Source -> its records, in the order in which sources first occur."""
+  groups: dict[str, list[dict[str, Any]]] = {}
+  for record in records:
+    groups.setdefault(record['source'], []).append(record)
+  return groups
 
 
 def table(scores: Mapping[str, float]) -> str:
@@ -203,13 +216,15 @@ def _write_by_hand(
 def _grade(
   experiment: Experiment, spec: str, questions: Sequence[Question], texts: Sequence[str]
 ) -> list[Verdict]:
-  """Verdicts of the texts, equally many for each question in turn, by the answer alone."""
+  """Verdicts of the texts, equally many for each question in turn, as config.evaluation says."""
   config = experiment.config
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
   grading = dataclasses.replace(config.grading, reward='')
-  verifier = dataclasses.replace(config.verifier, require_think=False)
-  with Grader(grading, verifier) as grader:
+  required = verifier.Config(
+    require_think=config.evaluation.require_think, require_box=config.evaluation.require_box
+  )
+  with Grader(grading, required) as grader:
     verdicts = grader.grade(
       texts, [question.answer for question in asked], [question.kind for question in asked]
     )

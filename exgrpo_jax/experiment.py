@@ -65,7 +65,7 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """When and how a policy is evaluated on config.data.evaluation."""
+  """When and how a policy is evaluated on config.data.validation and config.data.evaluation."""
 
   every: int = setting(
     '[1, inf)', 'steps between evaluations; there is always one at the start and one at the end'
@@ -76,6 +76,12 @@ class EvaluationConfig:
   top_p: float = setting('(0, 1]', 'only the most probable tokens that together have this share')
   min_p: float = setting(
     '[0, 1]', "only tokens of at least this share of the most probable one's probability"
+  )
+  require_think: bool = setting(
+    None, "a response without '</think>' is wrong, as in the paper; config.verifier is for training"
+  )
+  require_box: bool = setting(
+    None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'
   )
 
   def steps(self, num_steps: int) -> list[int]:
@@ -90,7 +96,10 @@ class ExportConfig:
   best: bool = setting(
     None,
     'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
-    'mean over data sets',
+    'mean over the sources of config.data.validation',
+  )
+  best_without: tuple[str, ...] = setting(
+    None, "sources of config.data.validation that this mean leaves out, such as ('minerva',)"
   )
   last: bool = setting(None, 'workdir/export/last: the policy after the last step')
 
@@ -151,17 +160,17 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
       'groups.'
     )
-  if parsed.export.best and not parsed.data.evaluation:
+  if parsed.export.best and not parsed.data.validation:
     raise InputError(
-      'config.export.best=True needs config.data.evaluation: the best policy is the one that '
-      'evaluates best.'
+      'config.export.best=True needs config.data.validation: the best policy is chosen by other '
+      'questions than those of config.data.evaluation, on which it is reported.'
     )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
       f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
       'nothing is replayed, wherever it comes from.'
     )
-  spec_names.check_distinct(parsed.data.evaluation, 'config.data.evaluation')
+  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient'):
       value = getattr(parsed.objective, name)
@@ -250,6 +259,24 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   return question_set.load(
     parsed.data, spec, experiment.tokenizer, parsed.prompt.template, parsed.rollout.max_prompt
   )
+
+
+def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
+  """The questions of config.data.validation, then those of config.data.evaluation.
+
+  Raises InputError where config.export.best_without leaves none to choose the best policy by.
+  """
+  data, export = experiment.config.data, experiment.config.export
+  loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
+  validation = loaded[: len(data.validation)]
+  if export.best and all(
+    question.source in export.best_without for found in validation for question in found.questions
+  ):
+    raise InputError(
+      f'config.export.best_without={export.best_without} leaves out every source of '
+      f'config.data.validation={data.validation}; the best policy is chosen by those it keeps.'
+    )
+  return loaded
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:

@@ -22,6 +22,7 @@ from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
 from exgrpo_jax.experiment import (
   Experiment,
+  load_evaluations,
   load_questions,
   make_rollout,
   open_experiment,
@@ -33,13 +34,7 @@ from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import (
-  curves,
-  messages,
-  metrics,
-  samples,
-  step_metrics,
-)
+from exgrpo_jax.reporting import curves, messages, metrics, samples, step_metrics
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import (
@@ -100,7 +95,7 @@ def main(args: cli.Args) -> None:
     with activity.doing('reading the data'):
       experiment = open_experiment(args.config, args.workdir)
       rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
-      evaluations = tuple(load_questions(experiment, spec) for spec in config.data.evaluation)
+      evaluations = load_evaluations(experiment)
     successes = () if done else prior_experience.load(experiment, rollout.data)
     with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
       every, num_steps = config.evaluation.every, config.num_steps
@@ -308,7 +303,7 @@ def report(
         measured |= scores
       if config.export.best:
         with clock('export', device_waits=True):
-          export.keep_best(run.experiment, state.params, plan.step, evaluate.mean_score(scores))
+          export.keep_best(run.experiment, state.params, plan.step, scores['validation/score'])
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in ('evaluate', 'export'))
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)

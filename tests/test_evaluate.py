@@ -2,15 +2,22 @@
 
 import copy
 import json
+import re
 import types
 
+import numpy as np
 import pytest
 
-from exgrpo_jax import evaluate
+from exgrpo_jax import evaluate, experiment
 from exgrpo_jax.data import spec_names
+from exgrpo_jax.datatypes import Response
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
-from exgrpo_jax.reporting import metrics
-from tests.helpers import tiny
+from exgrpo_jax.reporting import messages, metrics
+from exgrpo_jax.rollout import scheduler
+from tests.helpers import recording, tiny
+
+VERIFIER = pool.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
 
 
 def metric_group(recorded):
@@ -103,3 +110,102 @@ def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
   written, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
   (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
   assert written != own.read_text()
+
+
+# ---- What a response must have ----
+
+
+@pytest.mark.parametrize(
+  ('think', 'box', 'right'),
+  [(False, False, 8), (True, False, 3), (False, True, 4), (True, True, 1)],
+)
+def test_evaluation_has_its_own_think_and_box(
+  think, box, right, recorded, values, by_hand, capsys, monkeypatch
+):
+  """Eight right answers: one with both, two with </think> alone, three boxed alone, two bare."""
+  forms = ['so</think>\\boxed{%s}', *['so</think>%s'] * 2, *['\\boxed{%s}'] * 3, *['%s'] * 2]
+  tokenizer = recorded.experiment.tokenizer
+  answers = [question.answer for question in recorded.evaluations[0].questions]
+
+  def written(*_):
+    texts = [form % answer for form, answer in zip(forms, np.repeat(answers, 2), strict=True)]
+    nothing = np.zeros(0)
+    return [
+      Response(np.array(tokenizer.encode(text)), nothing, nothing, truncated=True) for text in texts
+    ]
+
+  changed = copy.deepcopy(values)
+  changed.evaluation.update(dict(require_think=think, require_box=box))
+  changed.verifier.update(dict(require_think=not think, require_box=not box))
+  monkeypatch.setattr(scheduler, 'generate', written)
+  monkeypatch.setattr(pool, 'COMMAND', VERIFIER)
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2)
+  correct = [value for line in text.splitlines() for value in json.loads(line)['correct']]
+  assert (len(correct), sum(correct)) == (8, right)
+
+
+# ---- Which policy is the best ----
+
+# By step: what share of each source is right. The evaluation would choose step 1.
+VALIDATION = {1: {'aime': 0.2, 'minerva': 0.8}, 2: {'aime': 0.6, 'minerva': 0.0}}
+VALIDATION[3] = {'aime': 0.4, 'minerva': 1.0}
+EVALUATION = {1: 1.0, 2: 0.2, 3: 0.0}
+
+
+@pytest.mark.parametrize(('without', 'step', 'score'), [((), 3, 0.7), (('minerva',), 2, 0.6)])
+def test_the_best_policy_is_chosen_by_the_validation_set_alone(
+  without, step, score, recorded, config, data, tmp_path, monkeypatch
+):
+  config.num_steps = 3
+  config.evaluation.every = 1
+  config.warm_start.num_updates = 0
+  config.data.validation = (data.train,)
+  config.export.update(dict(best=True, best_without=without))
+
+  def records(source, share):
+    return [{'source': source, 'correct': [row < 5 * share]} for row in range(5)]
+
+  def scored(_, __, questions, at):
+    name = spec_names.spec_name(questions.spec)
+    if questions.spec == data.train:
+      shares = VALIDATION.get(at, {'aime': 1.0, 'minerva': 1.0})  # before the first step: the best
+    else:
+      shares = {'evaluation': EVALUATION.get(at, 1.0)}
+    scores = {f'eval/{name}/{source}/pass@1': share for source, share in shares.items()}
+    return scores, [row for source, share in shares.items() for row in records(source, share)]
+
+  monkeypatch.setattr(evaluate, 'score_policy', scored)
+  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  with recorded.compiling():
+    recording.run_training(experiment.open_experiment(config, str(tmp_path)))
+  best = json.loads((tmp_path / 'export' / 'best' / 'evaluation.json').read_text())
+  assert best == {'step': step, 'score': pytest.approx(score)}
+  written = {record['step']: record['validation/score'] for record in metrics.read(tmp_path)}
+  assert written[step] == best['score'] == max(written[at] for at in (1, 2, 3))
+
+
+def test_a_choice_without_any_source_is_refused(config, tmp_path):
+  config.data.update(dict(validation=config.data.evaluation, evaluation=()))
+  config.export.update(dict(best=True, best_without=('evaluation',)))
+  opened = experiment.open_experiment(config, str(tmp_path))
+  with pytest.raises(
+    InputError, match=re.escape("config.export.best_without=('evaluation',) leaves out every sou")
+  ):
+    experiment.load_evaluations(opened)
+
+
+def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monkeypatch, capsys):
+  config.num_steps = 2
+  config.evaluation.every = 1
+  config.warm_start.num_updates = 0
+  config.data.evaluation = ()
+  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  opened = experiment.open_experiment(config, str(tmp_path))
+  assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, 2, str(tmp_path))
+  with recorded.compiling():
+    recording.run_training(opened)
+  records = metrics.read(tmp_path)
+  assert [record['step'] for record in records] == [0, 1, 2]
+  assert not any(name.startswith(('eval/', 'validation/')) for r in records for name in r)
+  assert (tmp_path / 'curves.svg').exists() and 'step 2/2' in capsys.readouterr().out
+  assert 'evaluation,' not in messages.farewell(records, str(tmp_path), 'python', [])

@@ -90,6 +90,15 @@ OVERRIDES = {
   'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
   'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
   'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
+  'best': ('export.best=True', r'config\.export\.best=True needs config\.data\.validation: the '),
+  'validation_and_evaluation': (
+    "data.validation=('arithmetic:test[:64]',)",
+    r"validation and config\.data\.evaluation both have 'arithmetic:test\[:64\]': what a policy is",
+  ),
+  'validation_of_the_same_name': (
+    "data.validation=('arithmetic_test[:64]',)",
+    r"would both be reported as 'arithmetic_test_to_64', .* rename one of them, or leave it out",
+  ),
   'minibatches': ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questio'),
   'heads': ('model.num_heads=3', r'num_kv_heads=2 must divide config\.model\.num_heads=3: each'),
   'experience': (

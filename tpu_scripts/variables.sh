@@ -37,8 +37,8 @@ CONFIG='configs/qwen2_5_math_1_5b.py'
 # The other flags of training. Paths that begin with gs:// are read from the bucket.
 TRAIN_FLAGS=(
   "--config.model.path=gs://$BUCKET/Qwen2.5-Math-1.5B"
-  "--config.data.train=gs://$BUCKET/openr1_math_46k.parquet"
-  "--config.data.evaluation=(\"gs://$BUCKET/math_benchmarks.parquet\",)"
+  "--config.data.train=gs://$BUCKET/openr1.parquet"
+  "--config.data.validation=(\"gs://$BUCKET/valid.parquet\",)"
 )
 
 # A file of lines NAME=value, for the environment of training alone: what must be neither on a

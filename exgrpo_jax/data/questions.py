@@ -36,7 +36,12 @@ class Config:
   """Where questions come from, and which of their fields are read."""
 
   train: str = setting(None, 'the data spec of the questions to train on')
-  evaluation: tuple[str, ...] = setting(None, 'the data specs to evaluate on')
+  validation: tuple[str, ...] = setting(
+    None, 'the data specs to evaluate on that choose the best policy, see config.export.best'
+  )
+  evaluation: tuple[str, ...] = setting(
+    None, 'the data specs to evaluate on that are reported alone'
+  )
   question_field: str = setting(
     None, "the field of jsonl and TFDS rows that holds the question; '' means 'question'"
   )
@@ -61,6 +66,11 @@ class Config:
     'the folder for prepared data; '
     "'' means TFDS's default, $TFDS_DATA_DIR or ~/tensorflow_datasets",
   )
+
+  @property
+  def evaluated(self) -> tuple[str, ...]:
+    """All data specs to evaluate on."""
+    return *self.validation, *self.evaluation
 
 
 @dataclasses.dataclass(frozen=True)

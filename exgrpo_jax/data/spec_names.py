@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from exgrpo_jax.errors import InputError
 
@@ -52,3 +52,14 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
         'file and folder (or task and split) and slice; rename one of them, or leave it out.'
       )
     named[name] = spec
+
+
+def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
+  """Refuses what is in both, and what would be reported under one name."""
+  for spec in validation:
+    if spec in evaluation:
+      raise InputError(
+        f"config.data.validation and config.data.evaluation both have '{spec}': what a policy is "
+        'chosen by must not be what it is reported on; leave it out of one.'
+      )
+  check_distinct((*validation, *evaluation), 'config.data.validation and config.data.evaluation')

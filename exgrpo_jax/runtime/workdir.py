@@ -22,6 +22,7 @@ FREE = (
   'mesh.',
   'compilation_cache',
   'data.cache_dir',
+  'data.validation',
   'data.evaluation',
   'parity.max',
   'grading.workers',

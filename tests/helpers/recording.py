@@ -49,9 +49,7 @@ class Recording:
     self.experiment = experiment.open_experiment(self.values, str(self.workdir))
     config = self.experiment.config
     self.data = experiment.load_questions(self.experiment, config.data.train)
-    self.evaluations = tuple(
-      experiment.load_questions(self.experiment, spec) for spec in config.data.evaluation
-    )
+    self.evaluations = experiment.load_evaluations(self.experiment)
     self.rollout = experiment.make_rollout(self.experiment, self.data)
 
   @contextlib.contextmanager
@@ -102,7 +100,7 @@ def run_training(opened, params=None, values=None):
   """
   config = opened.config
   data = experiment.load_questions(opened, config.data.train)
-  evaluations = tuple(experiment.load_questions(opened, spec) for spec in config.data.evaluation)
+  evaluations = experiment.load_evaluations(opened)
   rollout = experiment.make_rollout(opened, data)
   is_new = not checkpoint.steps(opened.workdir)
   successes = prior_experience.load(opened, data) if is_new else ()

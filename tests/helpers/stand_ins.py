@@ -77,8 +77,8 @@ def training(run='runs/first') -> Call:
       'config': 'configs/qwen2_5_math_1_5b.py',
       'workdir': f'/mnt/my-bucket/{run}',
       'config.model.path': 'gs://my-bucket/Qwen2.5-Math-1.5B',
-      'config.data.train': 'gs://my-bucket/openr1_math_46k.parquet',
-      'config.data.evaluation': '("gs://my-bucket/math_benchmarks.parquet",)',
+      'config.data.train': 'gs://my-bucket/openr1.parquet',
+      'config.data.validation': '("gs://my-bucket/valid.parquet",)',
     },
   )
 
