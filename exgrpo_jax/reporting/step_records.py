@@ -1,0 +1,127 @@
+"""What a run records of every response and of every question, step by step: the folder records/.
+
+Two tables in parquet files of some steps each. The names of files end in the first of these steps;
+what is in a file is found by its column `step` alone. record_writer.py writes them while the run
+goes on, and step_rows.py says how each value comes about.
+
+No JAX here, so that a process that only reads starts quickly.
+"""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from exgrpo_jax.errors import InputError
+
+FOLDER = 'records'  # in the workdir
+
+# A response of a step, generated or replayed. What is said of tokens is of the response's own, the
+# end token included. "Now" is under the policy as it was when the step began.
+RESPONSES = pa.schema(
+  [
+    pa.field('step', pa.int32(), nullable=False),
+    pa.field('question', pa.int32(), nullable=False),  # its row in the data
+    pa.field('group', pa.int32(), nullable=False),  # place of its question in the step, from 0
+    pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed one is the last
+    pa.field('is_replay', pa.bool_(), nullable=False),
+    pa.field('reward', pa.float64(), nullable=False),
+    pa.field('outcome', pa.string(), nullable=False),  # of the verdict; 'correct' of a replayed one
+    # As the verifier extracted it, cut at worker.MAX_ANSWER characters; null where there is none,
+    # grading failed, or the response is a replayed one.
+    pa.field('answer', pa.string()),
+    pa.field('length', pa.int32(), nullable=False),  # tokens
+    pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
+    # Means over tokens of entropy, in nats, and of probability, exp(logp): of a fresh one the
+    # sampler's, of a replayed one now.
+    pa.field('entropy', pa.float32(), nullable=False),
+    pa.field('probability', pa.float32(), nullable=False),
+    pa.field('advantage', pa.float32(), nullable=False),
+    pa.field('policy_step', pa.int32(), nullable=False),  # the step that wrote it
+    pa.field('has_code_block', pa.bool_(), nullable=False),
+    pa.field('valid_steps', pa.bool_()),  # null where the task cannot check steps
+    # Of replayed ones; null for others.
+    # Mean token entropies now of all its question's stored ones, oldest first; null where
+    # replay.trajectory_selection chooses without them.
+    pa.field('candidate_entropies', pa.list_(pa.float32())),
+    pa.field('ratio_mean', pa.float32()),  # over tokens, of w = pi_now / pi_past
+    pa.field('ratio_max', pa.float32()),
+    pa.field('shaped_mean', pa.float32()),  # over tokens, of f(w): what multiplies the advantage
+    pa.field('shaped_variance', pa.float32()),
+    pa.field('times_replayed', pa.int32()),  # this time included
+  ]
+)
+
+# A question of a step.
+QUESTIONS = pa.schema(
+  [
+    pa.field('step', pa.int32(), nullable=False),
+    pa.field('question', pa.int32(), nullable=False),  # its row in the data
+    pa.field('group', pa.int32(), nullable=False),
+    pa.field('is_replay', pa.bool_(), nullable=False),
+    # Share of successes, the replayed one counted in with replay.count_replayed.
+    pa.field('correctness', pa.float64(), nullable=False),
+    pa.field('bucket_before', pa.int32()),  # null where it is not in the buffer
+    pa.field('bucket_after', pa.int32()),
+    pa.field('retired_step', pa.int32()),  # this step, if the question retired in it; else null
+  ]
+)
+
+SCHEMAS = {'responses': RESPONSES, 'questions': QUESTIONS}
+_ORDER = ('step', 'group', 'sample')
+
+
+class Records(NamedTuple):
+  """All that a run has recorded, in the order of steps, groups and samples."""
+
+  responses: pa.Table  # of schema RESPONSES
+  questions: pa.Table  # of schema QUESTIONS
+
+
+def read(workdir: str | os.PathLike) -> Records:
+  """The records of a run, as far as they are written; without a row where there are none.
+
+  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. The steps since the
+  newest file are not among them while the run goes on. Raises InputError for a damaged file.
+  """
+  return Records(*(_read_table(workdir, name) for name in SCHEMAS))
+
+
+def _read_table(workdir: str | os.PathLike, name: str) -> pa.Table:
+  schema = SCHEMAS[name]
+  tables = [read_file(path, name) for path in files(workdir, name)]
+  table = pa.concat_tables([schema.empty_table(), *tables])
+  return table.sort_by([(column, 'ascending') for column in _ORDER if column in schema.names])
+
+
+def files(workdir: str | os.PathLike, name: str) -> list[pathlib.Path]:
+  """The files of the table `name`."""
+  return sorted((pathlib.Path(workdir) / FOLDER).glob(f'{name}_*.parquet'))
+
+
+def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.Path:
+  """The file of the table `name` that begins with `first_step`."""
+  return pathlib.Path(workdir) / FOLDER / f'{name}_{first_step:06d}.parquet'
+
+
+def read_file(path: pathlib.Path, name: str) -> pa.Table:
+  """One file of the table `name`; InputError where it cannot be read as one."""
+  try:
+    return parquet.read_table(path).cast(SCHEMAS[name])
+  except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    raise InputError(
+      f'{path} cannot be read as {name} of a run ({str(error).splitlines()[0]:.200}); bring back a '
+      'copy of it, or delete it to go on without its rows.'
+    ) from error
+
+
+def write_file(path: pathlib.Path, table: pa.Table) -> None:
+  """Writes a table; a killed process leaves the old file or the new one, complete."""
+  temporary = path.with_name(path.name + '.tmp')
+  with temporary.open('wb') as file:
+    parquet.write_table(table, file, compression='zstd')
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
