@@ -81,6 +81,9 @@ class Verdict(NamedTuple):
   reward: float  # 0 where grading failed
   outcome: str  # one of verifier.OUTCOMES or FAILURES
   reason: str = ''  # why grading failed, in words
+  answer: str | None = None  # extracted from the response, its first worker.MAX_ANSWER characters
+  has_code_block: bool = False  # see `code_blocks.has_code_block`
+  valid_steps: bool | None = None  # whether each step is right; None where that cannot be checked
 
   @property
   def correct(self) -> bool:
@@ -96,6 +99,18 @@ class Trajectory:
   logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
   reward: float
   step: int  # the step in which it was written
+  times_replayed: int = 0  # up to now
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayScores:
+  """What the policy says of a replayed trajectory as the step begins."""
+
+  logp: np.ndarray  # [T] float32, nats
+  entropy: np.ndarray  # [T] float32, nats
+  weight: np.ndarray  # [T] float32, what multiplies its advantage: `objective.replayed_terms`
+  # Mean token entropies of all that was to choose from, oldest first; None where not compared.
+  candidate_entropies: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +150,7 @@ class Experience:
 
   plan: Plan
   replays: Sequence[Trajectory | None]  # by group: the stored success beside it; None where fresh
+  scores: Sequence[ReplayScores | None]  # of these
   responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
   verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
   batch: Batch

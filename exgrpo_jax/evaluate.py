@@ -19,7 +19,8 @@ import numpy as np
 from absl import flags
 
 from exgrpo_jax import cli
-from exgrpo_jax.data import spec_names, tasks
+from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.questions import step_checker
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
@@ -256,10 +257,8 @@ def _records(
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [len(response.tokens) for response in responses[span]],
     }
-    if question.source in tasks.STEP_CHECKERS:
-      check = tasks.STEP_CHECKERS[question.source]
-      asked = question.messages[-1].content
-      record['valid_steps'] = [check(asked, text) for text in texts[span]]
+    if check := step_checker(question):
+      record['valid_steps'] = [check(text) for text in texts[span]]
     records.append(record)
   return records
 

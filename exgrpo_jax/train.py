@@ -10,11 +10,10 @@ command resumes.
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from exgrpo_jax import cli, evaluate, export, prior_experience, warm_start
 from exgrpo_jax.algorithm import objective, replay
@@ -34,9 +33,18 @@ from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import curves, messages, metrics, samples, step_metrics
+from exgrpo_jax.reporting import (
+  curves,
+  messages,
+  metrics,
+  record_writer,
+  samples,
+  step_metrics,
+  step_rows,
+)
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.run import Progress, Run
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -46,36 +54,10 @@ from exgrpo_jax.runtime import (
   randomness,
   watchdog,
 )
-from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import peak_memory, record_start
 from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import claim_workdir
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """What a training run has from its first step to its last."""
-
-  experiment: Experiment
-  rollout: Rollout
-  evaluations: tuple[QuestionSet, ...]
-  update: gradients.UpdateSpec
-  reference: model.Params | None  # of the KL term, where there is one
-  grader: pool.Grader
-  writer: metrics.Writer
-  checkpoints: ocp.CheckpointManager
-  clock: Clock
-  compiled: compilations.Counter
-  told_to_stop: Callable[[], str]  # the signal's name, or ''
-
-
-@dataclasses.dataclass
-class Progress:
-  """What changes with every step, and no checkpoint keeps."""
-
-  pace: Pace
-  silent_steps: int = 0  # in a row, up to now, without any difference in reward
 
 
 def define_flags() -> None:
@@ -147,6 +129,7 @@ def start_or_resume(
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
+      record_writer.Writer(workdir, first, config.metrics.records_every) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       pace = Pace(compiled, metrics.read(workdir))
@@ -163,12 +146,13 @@ def start_or_resume(
           reference=reference,
           grader=grader,
           writer=writer,
+          records=records,
           checkpoints=manager,
           clock=clock,
           compiled=compiled,
           told_to_stop=told_to_stop,
         )
-        take_steps(run, snapshot, Progress(pace))
+        take_steps(run, snapshot, Progress(pace, snapshot.buffer))
   if hosts.is_first():
     curves.draw(workdir)
 
@@ -203,7 +187,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
   experiment, rollout, clock = run.experiment, run.rollout, run.clock
   with clock('pick'):
-    replays = rollout.pick_replays(params, plan)
+    replays, scores = rollout.pick_replays(params, plan)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
       model.decode_layout(experiment.model, params, experiment.mesh)
@@ -221,6 +205,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   return Experience(
     plan=plan,
     replays=replays,
+    scores=scores,
     responses=responses,
     verdicts=verdicts,
     batch=batch,
@@ -261,7 +246,12 @@ def remember(
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
     buffer = replay.record_step(
-      config.replay, buffer, plan, experience.responses, experience.verdicts
+      config.replay,
+      buffer,
+      plan,
+      experience.replays,
+      experience.responses,
+      experience.verdicts,
     )
   with run.clock('plan'):
     next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1)
@@ -282,11 +272,16 @@ def report(
   experience: Experience,
   sums: Mapping[str, jax.Array],
 ) -> None:
-  """Awaits the update; warns, evaluates, and writes the step's metrics and samples."""
+  """Awaits the update; warns, evaluates, and writes the step's records, metrics and samples."""
   config, plan, clock = run.experiment.config, experience.plan, run.clock
+  tokenizer = run.experiment.tokenizer
+  with clock('records'):
+    rows = step_rows.rows(config.replay, tokenizer, experience, progress.buffer, buffer)
+    run.records.add(plan.step, rows)
+    progress.buffer = buffer
   with clock('await_update'):
     clock.await_device()
-  measured = step_metrics.measure(config.replay, experience, buffer, jax.device_get(sums))
+  measured = step_metrics.measure(config.replay, experience, buffer, rows, jax.device_get(sums))
   progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
   for warning in (
     step_metrics.training_alarm(
@@ -313,11 +308,10 @@ def report(
     due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
     seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
     print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
-    count, tokenizer = config.metrics.sampled_rows, run.experiment.tokenizer
-    rows = samples.sample_rows(tokenizer, experience, count, config.seed)
+    sampled = samples.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
     file = f'step_{plan.step:06d}.jsonl'
-    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), rows)
-    run.writer.write(plan.step, measured, rows)
+    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), sampled)
+    run.writer.write(plan.step, measured, sampled)
 
 
 def save(run: Run, snapshot: Snapshot) -> None:
@@ -327,9 +321,11 @@ def save(run: Run, snapshot: Snapshot) -> None:
   is_due = snapshot.step % config.checkpoint.every == 0 or is_last
   if is_due:
     with run.clock('save', device_waits=True):
+      run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
       checkpoint.save(manager, snapshot)
   if (signal_name := run.told_to_stop()) and not is_last:
     if not is_due:
+      run.records.flush()
       checkpoint.save(manager, snapshot)
     manager.wait_until_finished()
     print(

@@ -198,6 +198,11 @@ def fresh_terms(
   return inputs.tis_weight_BT * term_BT, is_clipped_BT
 
 
+def replayed_terms(log_ratio_BT: Array, advantage_B1: Array | float, config: Config) -> jax.Array:
+  """What replayed tokens add, as configured; with advantage 1 that is f(w), or w."""
+  return terms.replayed(log_ratio_BT, advantage_B1, config.beta if config.shaping else None)
+
+
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
 ) -> tuple[Array, Array]:
@@ -211,11 +216,8 @@ def policy_terms(
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
   ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
-  replayed_BT = terms.replayed(
-    jnp.where(is_replay_B1, log_ratio_BT, 0.0),
-    inputs.advantage_B1,
-    config.beta if config.shaping else None,
-  )
+  past_log_ratio_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.0)
+  replayed_BT = replayed_terms(past_log_ratio_BT, inputs.advantage_B1, config)
   return jnp.where(is_replay_B1, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_B1
 
 
@@ -261,7 +263,7 @@ def token_loss(
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
-  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, inputs)
+  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
     gap_BT = jnp.where(is_token_BT & ~is_replay_B1, gap_BT, 0.0)
@@ -277,18 +279,7 @@ def token_loss(
 def zero_sums(config: Config) -> dict[str, jax.Array]:
   """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
   zero = jnp.zeros((1, 1))
-  inputs = LossInputs(
-    mask_BT=zero,
-    weight_BT=zero,
-    entropy_weight_BT=zero,
-    kl_weight_BT=zero,
-    old_logp_BT=zero,
-    tis_weight_BT=zero,
-    advantage_B1=zero,
-    is_replay_B1=zero > 0,
-    reference_logp_BT=zero,
-    row_log_ratio_B1=zero,
-  )
+  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero))._replace(is_replay_B1=zero > 0)
   return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
 
 
@@ -315,6 +306,10 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   if replayed:
     values['replay/ratio_mean'] = sums['ratio'] / replayed
     values['replay/ratio_max'] = sums['ratio_max']
+    shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
+    # Not below 0 by rounding.
+    shaped_variance = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
+    values['replay/shaped_variance'] = shaped_variance
     values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (
       replayed * max(sums['ratio_squared'], 1e-30)
     )
@@ -331,12 +326,14 @@ def _given(values: Array | None) -> Array:
 
 
 def _metric_sums(
-  log_ratio_BT: Array, entropy_BT: Array, is_clipped_BT: Array, inputs: LossInputs
+  log_ratio_BT: Array, entropy_BT: Array, is_clipped_BT: Array, inputs: LossInputs, config: Config
 ) -> dict[str, jax.Array]:
   mask_BT = inputs.mask_BT
   replay_mask_BT = mask_BT * inputs.is_replay_B1
   fresh_mask_BT = mask_BT - replay_mask_BT
-  ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(jax.lax.stop_gradient(log_ratio_BT)), 0.0)
+  log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
+  ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
+  shaped_BT = jnp.where(replay_mask_BT > 0, replayed_terms(log_ratio_BT, 1.0, config), 0.0)
   return {
     'tokens': mask_BT.sum(),
     'fresh_tokens': fresh_mask_BT.sum(),
@@ -346,4 +343,6 @@ def _metric_sums(
     'ratio': ratio_BT.sum(),
     'ratio_squared': jnp.sum(ratio_BT**2),
     'ratio_max': ratio_BT.max(),
+    'shaped': shaped_BT.sum(),
+    'shaped_squared': jnp.sum(shaped_BT**2),
   }

@@ -172,6 +172,7 @@ def record_step(
   config: Config,
   buffer: Buffer,
   plan: Plan,
+  replays: Sequence[Trajectory | None],
   responses: Sequence[Sequence[Response]],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> Buffer:
@@ -181,16 +182,19 @@ def record_step(
     config: what is stored, and how much.
     buffer: as it stood when the step was planned.
     plan: the step's Q questions.
+    replays: the stored trajectory that each group replays; None for a fresh question.
     responses: fresh ones by group: K for a fresh question, K - 1 for a replayed one.
     verdicts: theirs, in the same order.
 
   A replayed trajectory counts as a success, which it was.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
-  groups = zip(plan.questions, plan.prompts, plan.is_replay_Q, responses, verdicts)
-  for question, prompt, is_replay, group, judged in groups:
+  groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
+  for question, prompt, replayed, group, judged in groups:
     row = question.row
-    correctness = group_correctness(config, judged, is_replay)
+    if replayed:
+      entries[row] = _with_another_replay(entries[row], replayed)
+    correctness = group_correctness(config, judged, replayed is not None)
     if correctness == 1 and retires(config):
       entries.pop(row, None)
       retired.setdefault(row, plan.epoch)
@@ -212,6 +216,12 @@ def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool
   """Share of successes k / n in one group, the replayed row counted in if so configured."""
   extra = int(is_replay and config.count_replayed)
   return (sum(verdict.correct for verdict in judged) + extra) / (len(judged) + extra)
+
+
+def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
+  counted = dataclasses.replace(replayed, times_replayed=replayed.times_replayed + 1)
+  trajectories = tuple(counted if t is replayed else t for t in entry.trajectories)
+  return dataclasses.replace(entry, trajectories=trajectories)
 
 
 def _with_successes(

@@ -68,7 +68,7 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
 
 
-def replayed(log_ratio_BT: Array, advantage_B1: Array, beta: float | None) -> jax.Array:
+def replayed(log_ratio_BT: Array, advantage_B1: Array | float, beta: float | None) -> jax.Array:
   """A f(w) of a replayed token, or A w where `beta` is None; never clipped (arXiv:2510.02245)."""
   weight_BT = jnp.exp(log_ratio_BT) if beta is None else shaped(log_ratio_BT, beta)
   return weight_BT * advantage_B1

@@ -20,7 +20,7 @@ from typing import Any, Self
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import verifier
+from exgrpo_jax.grading import code_blocks, verifier
 from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
 from exgrpo_jax.runtime import activity, hosts
 
@@ -87,7 +87,12 @@ class Grader:
       slot.close()
 
   def submit(
-    self, key: Hashable, response: Callable[[], str], answer: str, kind: str = 'math'
+    self,
+    key: Hashable,
+    response: Callable[[], str],
+    answer: str,
+    kind: str = 'math',
+    check_steps: Callable[[str], bool] | None = None,
   ) -> None:
     """Starts judging a response; `collect` returns its verdict under `key`.
 
@@ -97,13 +102,15 @@ class Grader:
         judges the response.
       answer: the ground truth.
       kind: how answers are compared, one of verifier.KINDS.
+      check_steps: whether each step of a response's text is right; it decides nothing, and is
+        called in the thread too. None where that cannot be checked.
 
     Raises:
       KeyError: `key` already awaits a verdict.
     """
     if key in self._pending:
       raise KeyError(f'a response with key {key!r} is already being graded')
-    self._pending[key] = self._start(len(self._pending), response, answer, kind)
+    self._pending[key] = self._start(len(self._pending), response, answer, kind, check_steps)
 
   def progress(self) -> str:
     """How many of the responses submitted since the last `collect` this host has judged."""
@@ -139,18 +146,35 @@ class Grader:
     )
 
   def _start(
-    self, number: int, response: Callable[[], str], answer: str, kind: str
+    self,
+    number: int,
+    response: Callable[[], str],
+    answer: str,
+    kind: str,
+    check_steps: Callable[[str], bool] | None = None,
   ) -> concurrent.futures.Future[Verdict] | None:
     if not hosts.is_own_share(number):
       return None
-    return self._threads.submit(self._judge, response, answer, kind)
+    return self._threads.submit(self._judge, response, answer, kind, check_steps)
 
-  def _judge(self, response: Callable[[], str], answer: str, kind: str) -> Verdict:
+  def _judge(
+    self,
+    response: Callable[[], str],
+    answer: str,
+    kind: str,
+    check_steps: Callable[[str], bool] | None,
+  ) -> Verdict:
     slot = self._free.get()
     try:
-      return slot.judge(response(), answer, kind)
+      text = response()
+      verdict = slot.judge(text, answer, kind)
     finally:
       self._free.put(slot)
+    # Here and not by whoever reads verdicts: texts are decoded once, and by one host.
+    return verdict._replace(
+      has_code_block=code_blocks.has_code_block(text),
+      valid_steps=check_steps(text) if check_steps else None,
+    )
 
 
 def check(config: Config, verifier_config: verifier.Config) -> None:
@@ -265,7 +289,12 @@ class _Slot:
       reply = worker.receive(deadline)
     if reply['must_be_replaced']:
       self._drop()
-    return Verdict(reward=reply['reward'], outcome=reply['outcome'], reason=reply['reason'])
+    return Verdict(
+      reward=reply['reward'],
+      outcome=reply['outcome'],
+      reason=reply['reason'],
+      answer=reply['given'],
+    )
 
   def _start_standby(self) -> None:
     with self._lock:

@@ -51,11 +51,15 @@ def judge(response: str, answer: str, config: Config = ANYTHING, kind: str = 'ma
   Raises:
     InputError: `kind` is not one of KINDS. No response raises.
   """
+  return compare(extract(response, config), answer, kind)
+
+
+def compare(given: str | None, answer: str, kind: str = 'math') -> str:
+  """What `judge` says of a response from which `given` was extracted."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}: it decides how answers are compared.'
     )
-  given = extract(response, config)
   if given is None:
     return 'no answer'
   return 'correct' if equality.equal(given, answer, kind) else 'wrong'

@@ -4,7 +4,7 @@ pool.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it
 send lines of JSON over a socket, which is the worker's standard input:
 
   the fields of `Setup`        answered by {'ready': true} or {'refused': reason}
-  [response, answer, kind]     answered by {'outcome': …, 'reward': …, 'reason': …,
+  [response, answer, kind]     answered by {'outcome': …, 'reward': …, 'reason': …, 'given': …,
                                'must_be_replaced': …}, as often as the pool asks
 
 Whatever a reward prints goes to standard error and cannot pass for a verdict. The worker imports
@@ -29,6 +29,7 @@ from typing import Any
 from exgrpo_jax.grading import verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+MAX_ANSWER = 64  # characters of an extracted answer that are reported
 _MAX_REASON = 300  # characters of an error's text
 
 # A right, a wrong and an empty response, on which a reward is tried: (response, answer, outcome).
@@ -91,18 +92,24 @@ def _grade(
 ) -> dict[str, Any]:
   try:
     judged = bounded(response, setup.max_length)
-    outcome = (
-      'no answer' if judged is None else verifier.judge(judged, answer, setup.verifier, kind)
-    )
+    given = None if judged is None else verifier.extract(judged, setup.verifier)
+    outcome = verifier.compare(given, answer, kind)
     value = float(outcome == 'correct')
     if reward is not None:
       value = _check_reward(reward(response, answer, outcome), setup.reward)
-    return {'outcome': outcome, 'reward': value, 'reason': '', 'must_be_replaced': False}
+    return {
+      'outcome': outcome,
+      'reward': value,
+      'reason': '',
+      'given': given and given[:MAX_ANSWER],
+      'must_be_replaced': False,
+    }
   except Exception as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
       'reward': 0.0,
       'reason': _summarize(error),
+      'given': None,
       'must_be_replaced': isinstance(error, MemoryError),  # it may have left things inconsistent
     }
 

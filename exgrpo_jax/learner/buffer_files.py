@@ -95,6 +95,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'question': np.repeat(np.array(rows, np.int64), num_trajectories),
     'step': np.array([trajectory.step for trajectory in stored], np.int64),
     'reward': np.array([trajectory.reward for trajectory in stored], np.float64),
+    'times_replayed': np.array([trajectory.times_replayed for trajectory in stored], np.int64),
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
@@ -183,6 +184,8 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   segment, offset, length, sums, reward, step = (
     columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
   )
+  # Checkpoints of earlier versions did not count.
+  times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
   trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
   for number in sorted(set(segment)):
     inside = np.flatnonzero(columns['segment'] == number)
@@ -193,7 +196,13 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
         is_whole = (
           file.readinto(tokens.data) + file.readinto(logp.data) == tokens.nbytes + logp.nbytes
         )
-        trajectory = Trajectory(tokens=tokens, logp=logp, reward=reward[index], step=step[index])
+        trajectory = Trajectory(
+          tokens=tokens,
+          logp=logp,
+          reward=reward[index],
+          step=step[index],
+          times_replayed=times_replayed[index],
+        )
         if not is_whole or _sum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')
         trajectories[index] = trajectory

@@ -127,8 +127,8 @@ def _synthetic_buffer(num_questions: int, rng: np.random.Generator) -> replay.Bu
 
 def _synthetic_step(
   num_questions: int, number: int, rng: np.random.Generator
-) -> tuple[Plan, list[list[Response]], list[tuple[Verdict, ...]]]:
-  """Plan, responses and verdicts of a step on fresh questions, half of the responses right."""
+) -> tuple[Plan, list[None], list[list[Response]], list[tuple[Verdict, ...]]]:
+  """Plan, no replays, responses and verdicts of a step, half of the responses right."""
   rows = rng.choice(num_questions, min(num_questions, STEP_QUESTIONS), replace=False)
   plan = Plan(
     step=number,
@@ -142,7 +142,7 @@ def _synthetic_step(
     candidates=((),) * len(rows),
   )
   responses = [[_synthetic_response(rng) for _ in range(ROLLOUTS)] for _ in rows]
-  return plan, responses, [_JUDGED] * len(rows)
+  return plan, [None] * len(rows), responses, [_JUDGED] * len(rows)
 
 
 def _synthetic_response(rng: np.random.Generator) -> Response:

@@ -24,6 +24,9 @@ class Config:
   """What a run records in addition to metrics.jsonl and TensorBoard files."""
 
   sampled_rows: int = setting('[0, inf)', 'responses of each step that are written to samples/')
+  records_every: int = setting(
+    '[1, inf)', 'steps whose rows are written to records/ together, as one file of each table'
+  )
   wandb_project: str = setting(
     None, "the Weights & Biases project that metrics are also sent to; '' is none"
   )

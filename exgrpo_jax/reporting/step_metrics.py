@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.datatypes import FAILURES, Experience, Plan, Response, Trajectory, Verdict
 from exgrpo_jax.grading import verifier
+from exgrpo_jax.reporting.record_writer import Rows
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which the grading of a response can end
 ALARM_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
@@ -17,6 +18,7 @@ def measure(
   config: replay.Config,
   experience: Experience,
   buffer: replay.Buffer,
+  rows: Rows,
   sums: Mapping[str, ArrayLike],
 ) -> dict[str, float]:
   """All metrics of a step but its times.
@@ -25,6 +27,7 @@ def measure(
     config: of the replay buffer.
     experience: what the step collected.
     buffer: after the step.
+    rows: of the step's records.
     sums: of the update, as `train.learn` returns them, on the host.
   """
   totals = {name: float(np.asarray(value)) for name, value in sums.items()}
@@ -34,6 +37,7 @@ def measure(
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts
     ),
+    **record_metrics(rows, num_rollouts),
     **buffer_metrics(config, buffer, num_rollouts),
     **objective.metrics(totals),
     'loss': totals['loss'] / totals['updates'],
@@ -97,6 +101,48 @@ def rollout_metrics(
   ages = [plan.step - trajectory.step for trajectory in replays if trajectory]
   if ages:
     metrics |= {'replay/age_mean': _mean(ages), 'replay/age_max': max(ages)}
+  return metrics
+
+
+def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
+  """What the rows of a step's records add up to; step_records.py says what each column means.
+
+  'groups/…' are shares of groups, in whose correctness the replayed row counts as
+  `replay.count_replayed` says. All others but the last are means over responses, each with the
+  same weight: fresh ones, of which those in 'entropy/incorrect' are all that are not correct, or
+  replayed ones. 'valid_steps/correct' is of the fresh correct ones whose steps can be checked.
+  'replay/bucket_…' counts the replayed questions by their bucket before the step. What there is
+  none of is left out.
+  """
+  responses, questions = rows['responses'], rows['questions']
+
+  def known(name: str, chosen: Sequence[bool]) -> list[float]:
+    return [value for value, yes in zip(responses[name], chosen) if yes and value is not None]
+
+  replayed = responses['is_replay']
+  fresh = [not yes for yes in replayed]
+  correct = [yes and outcome == 'correct' for yes, outcome in zip(fresh, responses['outcome'])]
+  incorrect = [yes and outcome != 'correct' for yes, outcome in zip(fresh, responses['outcome'])]
+  times_replayed = known('times_replayed', replayed)
+  values = {
+    'groups/solved_by_all': [share == 1 for share in questions['correctness']],
+    'groups/solved_by_none': [share == 0 for share in questions['correctness']],
+    'entropy/correct': known('entropy', correct),
+    'entropy/incorrect': known('entropy', incorrect),
+    'length/replayed': known('length', replayed),
+    'probability/fresh': known('probability', fresh),
+    'probability/replayed': known('probability', replayed),
+    'code_blocks/fresh': known('has_code_block', fresh),
+    'code_blocks/replayed': known('has_code_block', replayed),
+    'valid_steps/correct': known('valid_steps', correct),
+    'replay/times_mean': times_replayed,
+  }
+  metrics = {name: _mean(members) for name, members in values.items() if members}
+  if times_replayed:
+    before = zip(questions['bucket_before'], questions['is_replay'])
+    count_K = np.bincount([bucket for bucket, yes in before if yes], minlength=num_rollouts)
+    metrics['replay/times_max'] = max(times_replayed)
+    metrics |= {f'replay/bucket_{k}': int(count) for k, count in enumerate(count_K)}
   return metrics
 
 

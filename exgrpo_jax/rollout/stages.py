@@ -13,12 +13,14 @@ import numpy as np
 from exgrpo_jax.algorithm import objective, question_stream, replay
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
+from exgrpo_jax.data.questions import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
   Batch,
   Cursor,
   Plan,
   QuestionSet,
+  ReplayScores,
   Response,
   Trajectory,
   Verdict,
@@ -28,7 +30,7 @@ from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import model
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import parity, scheduler, scoring
+from exgrpo_jax.rollout import parity, scheduler, scoring, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import randomness
@@ -132,34 +134,30 @@ class Rollout:
       epoch, len(self.data.questions), buffer.retired_epoch, self.config.questions
     )
 
-  def pick_replays(self, params: Params, plan: Plan) -> list[Trajectory | None]:
-    """The stored trajectory that each replayed question uses; None for a fresh one.
+  def pick_replays(
+    self, params: Params, plan: Plan
+  ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
+    """The stored trajectory that each replayed question uses, and its scores; None for a fresh one.
 
     By default the one of lowest mean token entropy under the current policy; ties go to the
-    oldest. A question with a single trajectory needs no scoring.
+    oldest. What is picked is always scored, also where there is no choice, for the step's
+    records: a forward pass over few rows.
     """
-    candidates = [
-      (group, trajectory)
-      for group, stored in enumerate(plan.candidates)
-      if len(stored) > 1
-      for trajectory in stored
-    ]
-    costs = self._selection_costs(params, plan, candidates)
-    best: dict[int, int] = {}  # group -> place among the candidates
-    for place, (group, _) in enumerate(candidates):
-      if group not in best or costs[place] < costs[best[group]]:
-        best[group] = place
-    return [
-      candidates[best[group]][1] if group in best else (stored[0] if stored else None)
-      for group, stored in enumerate(plan.candidates)
-    ]
+    return selection.pick(
+      self.replay.trajectory_selection,
+      plan.candidates,
+      functools.partial(self._score_replays, params, plan),
+      randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step),
+    )
 
   def generate(
     self,
     params: Params,
     plan: Plan,
     key: jax.Array,
-    on_finish: Callable[[tuple[int, int], Callable[[], str], str, str], None],
+    on_finish: Callable[
+      [tuple[int, int], Callable[[], str], str, str, Callable[[str], bool] | None], None
+    ],
   ) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
@@ -167,8 +165,8 @@ class Rollout:
       params: in the decode layout (`model.decode_layout`).
       plan: of the step.
       key: of the step.
-      on_finish: called with ((group, sample), text, answer, kind) as responses finish, where
-        `text()` is the response's: `Grader.submit`.
+      on_finish: called with ((group, sample), text, answer, kind, check_steps) as responses
+        finish, where `text()` is the response's: `Grader.submit`.
     """
     samples = self.config.samples
     rows = [
@@ -180,7 +178,8 @@ class Rollout:
     def submit(index: int, response: Response) -> None:
       question = plan.questions[rows[index][0]]
       text = functools.partial(self.tokenizer.decode, response.tokens)
-      on_finish(rows[index], text, question.answer, question.kind)
+      check_steps = step_checker(question)
+      on_finish(rows[index], text, question.answer, question.kind, check_steps)
 
     responses = scheduler.generate(
       self.model,
@@ -294,19 +293,15 @@ class Rollout:
       logit_chunk=self.config.logit_chunk,
     )
 
-  def _selection_costs(
-    self, params: Params, plan: Plan, candidates: Sequence[tuple[int, Trajectory]]
-  ) -> Sequence[float]:
-    """What `replay.trajectory_selection` minimises, for each (group, trajectory)."""
-    selection = self.replay.trajectory_selection
-    if selection == 'newest':  # stored oldest first, so a later place is newer
-      return [-place for place in range(len(candidates))]
-    if selection == 'random':
-      rng = randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step)
-      return list(rng.random(len(candidates)))
+  def _score_replays(
+    self, params: Params, plan: Plan, candidates: Sequence[selection.Candidate]
+  ) -> list[ReplayScores]:
+    """Scores of some trajectories, each alone."""
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
     logps, entropies = self.score(params, rows)
-    if selection == 'lowest_perplexity':
-      return [-float(np.mean(logp)) for logp in logps]
-    sign = {'lowest_entropy': 1, 'highest_entropy': -1}[selection]
-    return [sign * float(np.mean(entropy)) for entropy in entropies]
+    log_ratios = [logp - stored.logp for logp, (_, stored) in zip(logps, candidates)]
+    weights = selection.weights(self.objective, self.mesh, log_ratios)
+    return [
+      ReplayScores(logp=logp, entropy=entropy, weight=weight)
+      for logp, entropy, weight in zip(logps, entropies, weights)
+    ]

@@ -74,7 +74,11 @@ def record(buffer, groups, config=PAPER, step=5, epoch=2):
     [Verdict(float(correct), 'correct' if correct else 'wrong') for _, correct in group]
     for _, group in groups.values()
   ]
-  return replay.record_step(config, buffer, plan, responses, verdicts)
+  replays = [
+    buffer.entries[row].trajectories[0] if is_replay else None
+    for row, (is_replay, _) in groups.items()
+  ]
+  return replay.record_step(config, buffer, plan, replays, responses, verdicts)
 
 
 def group(*correct, start=10):
@@ -92,7 +96,7 @@ def record_row_7(responses, verdicts):
     prompts=(np.zeros(2, np.int32),),
     candidates=((),),
   )
-  return replay.record_step(PAPER, STARTED, plan, [responses], [verdicts])
+  return replay.record_step(PAPER, STARTED, plan, [None], [responses], [verdicts])
 
 
 # ---- Recording a group ----

@@ -22,8 +22,8 @@ CONFIG = pool.Config(
   workers=1, time_limit=30.0, memory_limit=256, max_length=1000, max_failures=0.0, reward=''
 )
 QUICK = dataclasses.replace(CONFIG, time_limit=2.0)
-RIGHT = Verdict(reward=1.0, outcome='correct')
-WRONG = Verdict(reward=0.0, outcome='wrong')
+RIGHT = Verdict(reward=1.0, outcome='correct', answer='1')
+WRONG = Verdict(reward=0.0, outcome='wrong', answer='1')
 NONE = Verdict(reward=0.0, outcome='no answer')
 PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
@@ -61,19 +61,19 @@ def test_verdicts_are_in_the_order_of_the_responses(plain):
 def test_verdicts_of_several_workers_are_complete_and_in_order():
   with grader(workers=2) as running:
     verdicts = running.grade([rf'\boxed{{{n % 3}}}' for n in range(200)], ['0'] * 200)
-  assert verdicts == [WRONG if n % 3 else RIGHT for n in range(200)]
+  assert verdicts == [(WRONG if n % 3 else RIGHT)._replace(answer=str(n % 3)) for n in range(200)]
 
 
 def test_collect_gives_each_verdict_once_under_its_key_as_submitted(plain):
   plain.submit(('question', 1), lambda: r'\boxed{1}', '1')
-  plain.submit(('question', 0), lambda: r'\boxed{2}', '1')
+  plain.submit(('question', 0), lambda: r'\boxed{1}', '2')
   assert list(plain.collect().items()) == [(('question', 1), RIGHT), (('question', 0), WRONG)]
   assert plain.collect() == {}
 
 
 def test_grading_a_list_leaves_alone_what_was_submitted(plain):
   plain.submit(0, lambda: r'\boxed{1}', '1')
-  assert plain.grade([r'\boxed{3}'], ['4']) == [WRONG]
+  assert plain.grade([r'\boxed{1}'], ['4']) == [WRONG]
   assert plain.collect() == {0: RIGHT}
 
 
@@ -117,7 +117,7 @@ def test_there_must_be_an_answer_for_each_response(plain):
 def test_any_text_reaches_the_verifier_and_the_reward(text):
   with grader('reward') as running:
     (verdict,) = running.grade([rf'{text}\boxed{{1}}'], ['1'])
-  assert verdict == Verdict(reward=len(text) + 9.0, outcome='correct')
+  assert verdict == Verdict(reward=len(text) + 9.0, outcome='correct', answer='1')
 
 
 def test_a_long_response_is_judged_by_its_end(plain):
@@ -125,6 +125,26 @@ def test_a_long_response_is_judged_by_its_end(plain):
   assert plain.grade(
     [rf'{long}</think>\boxed{{1}}', rf'{long}\boxed{{1}}', rf'</think>{long}\boxed{{1}}'], ['1'] * 3
   ) == [RIGHT, NONE, NONE]
+
+
+def test_a_verdict_has_the_answer_as_the_response_gives_it_cut_where_it_is_long(plain):
+  long = '+'.join(['1'] * 100)
+  verdicts = plain.grade(
+    [r'So \boxed{ \frac12 }.', 'none', rf'\boxed{{{long}}}'], ['0.5', '1', '100']
+  )
+  assert [verdict.answer for verdict in verdicts] == [r'\frac12', None, long[:64]]
+  assert outcomes(verdicts) == ['correct', 'no answer', 'correct']  # the whole of it was judged
+
+
+def test_a_verdict_says_of_the_text_whether_it_has_code_and_its_steps_are_valid():
+  texts = ['one two', '```python\nprint(2)\n```', 'hang']
+  with grader('reward', QUICK) as running:
+    for n, text in enumerate(texts):
+      running.submit(n, lambda text=text: text, '', check_steps=[str.islower, None, str.isupper][n])
+    verdicts = running.collect().values()
+  assert outcomes(verdicts) == ['no answer', 'no answer', 'timed out']
+  assert [verdict.has_code_block for verdict in verdicts] == [False, True, False]
+  assert [verdict.valid_steps for verdict in verdicts] == [True, None, False]
 
 
 # What a response does to its worker.
@@ -181,7 +201,8 @@ def test_a_worker_killed_while_it_judges_loses_nothing(tmp_path):
     os.kill(int(pathlib.Path(str(path) + r'\boxed{1}').read_text()), signal.SIGKILL)
     verdicts = running.collect()
   assert verdicts == {
-    n: Verdict(reward=len(response), outcome='correct') for n, response in enumerate(responses)
+    n: Verdict(reward=len(response), outcome='correct', answer='1')
+    for n, response in enumerate(responses)
   }
 
 
@@ -284,8 +305,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
 def test_a_reward_gets_answer_and_outcome_but_does_not_decide_the_outcome():
   with grader('outcome_of') as running:
     assert running.grade([r'\boxed{1}', r'\boxed{1}', 'none'], ['1', 'a', '1']) == [
-      Verdict(reward=1.0, outcome='correct'),
-      Verdict(reward=12.0, outcome='wrong'),
+      Verdict(reward=1.0, outcome='correct', answer='1'),
+      Verdict(reward=12.0, outcome='wrong', answer='1'),
       Verdict(reward=3.0, outcome='no answer'),
     ]
 

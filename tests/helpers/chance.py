@@ -13,12 +13,18 @@ def is_correct(response, answer):
   return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
 
 
-def judge(response, answer, config, kind):
-  """Replaces verifier.judge."""
-  del config, kind
-  return 'correct' if is_correct(response, answer) else 'wrong'
+def extract(response, config):
+  """Replaces verifier.extract: all of it is the answer."""
+  del config
+  return response
+
+
+def compare(given, answer, kind):
+  """Replaces verifier.compare."""
+  del kind
+  return 'correct' if is_correct(given, answer) else 'wrong'
 
 
 if __name__ == '__main__':
-  verifier.judge = judge
+  verifier.extract, verifier.compare = extract, compare
   worker.main()

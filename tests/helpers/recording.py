@@ -30,6 +30,7 @@ class Step:
   buffer: Any = None  # from which the plan was drawn
   params: Any = None  # NumPy, of the policy that generated
   replays: Any = None
+  scores: Any = None
   responses: Any = None
   verdicts: Any = None
   batch: Any = None
@@ -133,7 +134,7 @@ def _listen(patch, steps):
 
   def note_replays(args, result):
     step = step_of(args[2])
-    step.replays = result
+    step.replays, step.scores = result
     step.params = jax.tree.map(np.array, args[1])
 
   wrap(stages.Rollout, 'plan', note_plan)

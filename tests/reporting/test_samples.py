@@ -16,6 +16,7 @@ def experiences(recorded):
     Experience(
       plan=step.plan,
       replays=step.replays,
+      scores=step.scores,
       responses=step.responses,
       verdicts=step.verdicts,
       batch=step.batch,

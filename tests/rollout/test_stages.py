@@ -118,7 +118,7 @@ def costs(recorded, step, kind):
 )
 def test_the_stored_trajectory_is_picked_by(kind, recorded, chosen, params):
   rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  replays = rollout.pick_replays(params, chosen.plan)
+  replays, _ = rollout.pick_replays(params, chosen.plan)
   for picked, stored, cost in zip(replays, chosen.plan.candidates, costs(recorded, chosen, kind)):
     if stored:
       assert [t is picked for t in stored].index(True) == int(np.argmin(cost))
@@ -132,7 +132,7 @@ def test_a_random_pick_is_uniform_and_repeats_with_seed_and_step(recorded, chose
 
   def pick(step):
     plan = dataclasses.replace(chosen.plan, step=step)
-    picked = rollout.pick_replays(params, plan)[group]
+    picked = rollout.pick_replays(params, plan)[0][group]
     return [t is picked for t in plan.candidates[group]].index(True)
 
   picks = [pick(step) for step in range(600)]
@@ -147,17 +147,49 @@ def test_a_tie_goes_to_the_oldest(kind, recorded, chosen, params):
   copies = tuple(dataclasses.replace(stored, step=step) for step in (3, 5, 9))
   candidates = tuple(copies if i == group else () for i in range(Q))
   rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  picked = rollout.pick_replays(params, dataclasses.replace(chosen.plan, candidates=candidates))
+  picked, _ = rollout.pick_replays(params, dataclasses.replace(chosen.plan, candidates=candidates))
   assert picked[group].step == 3
 
 
-def test_one_trajectory_needs_no_scoring(recorded, chosen, params, monkeypatch):
-  monkeypatch.setattr(scoring, 'score_tokens', lambda *_: pytest.fail('scored'))
-  candidates = tuple(stored[-1:] for stored in chosen.plan.candidates)
-  picked = recorded.rollout.pick_replays(
-    params, dataclasses.replace(chosen.plan, candidates=candidates)
+@pytest.mark.parametrize('kind', ['lowest_entropy', 'newest', 'random'])
+def test_what_is_replayed_has_the_scores_of_the_current_policy(kind, recorded, chosen, params):
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
+  candidates = list(chosen.plan.candidates)
+  several = next(group for group, own in enumerate(candidates) if len(own) > 1)
+  candidates[several] = candidates[several][:1]  # nothing to choose from
+  plan = dataclasses.replace(chosen.plan, candidates=tuple(candidates))
+  replays, all_scores = rollout.pick_replays(params, plan)
+  for group, (picked, scores) in enumerate(zip(replays, all_scores, strict=True)):
+    prompt, own = plan.prompts[group], candidates[group]
+    assert bool(picked) == bool(scores) == bool(own)
+    if not picked:
+      continue
+    (logp,), (entropy,) = rollout.score(params, [(prompt, picked.tokens)])
+    np.testing.assert_allclose(scores.logp, logp, atol=1e-5)
+    np.testing.assert_allclose(scores.entropy, entropy, atol=1e-5)
+    w = np.exp(logp.astype(np.float64) - picked.logp)
+    np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
+    if kind == 'lowest_entropy':
+      assert scores.candidate_entropies == pytest.approx(
+        [float(np.mean(rollout.score(params, [(prompt, t.tokens)])[1][0])) for t in own], abs=1e-5
+      )
+      assert np.mean(scores.entropy) == min(scores.candidate_entropies)
+    else:
+      assert scores.candidate_entropies is None
+
+
+def test_only_what_decides_or_is_replayed_is_scored(recorded, chosen, params, monkeypatch):
+  rows = []
+  score = stages.Rollout.score
+  monkeypatch.setattr(
+    stages.Rollout, 'score', lambda *args: rows.append(len(args[2])) or score(*args)
   )
-  assert picked == [stored[0] if stored else None for stored in candidates]
+  stored = [len(own) for own in chosen.plan.candidates]
+  for kind in ('lowest_perplexity', 'newest'):
+    changed(recorded.rollout, replay={'trajectory_selection': kind}).pick_replays(
+      params, chosen.plan
+    )
+  assert rows == [sum(stored), sum(map(bool, stored))] and rows[0] > rows[1]
 
 
 def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
@@ -189,7 +221,7 @@ def generation(recorded, chosen, params):
     model.decode_layout(rollout.model, params, rollout.mesh),
     chosen.plan,
     jax.random.key(7),
-    lambda key, text, answer, kind: submitted.setdefault(key, (text(), answer, kind)),
+    lambda key, text, answer, kind, _: submitted.setdefault(key, (text(), answer, kind)),
   )
   return responses, submitted
 

@@ -1,0 +1,82 @@
+"""Which stored success of a question is replayed, and what the policy says of it now."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from exgrpo_jax.algorithm import objective
+from exgrpo_jax.datatypes import ReplayScores, Trajectory
+from exgrpo_jax.policy import sharding
+
+Candidate = tuple[int, Trajectory]  # with the group that may replay it
+
+
+def pick(
+  kind: str,
+  stored: Sequence[Sequence[Trajectory]],
+  score: Callable[[Sequence[Candidate]], list[ReplayScores]],
+  rng: np.random.Generator,
+) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
+  """The trajectory that each group replays, and its scores; None for a group without any.
+
+  Args:
+    kind: `replay.trajectory_selection`. Ties go to the oldest.
+    stored: by group, what there is to choose from, oldest first.
+    score: gives the scores of some. It is asked for those of all where these decide, else for
+      those of what was picked.
+    rng: decides where nothing else does.
+  """
+  candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
+  ends = np.cumsum([len(own) for own in stored]).tolist()
+  places = [range(end - len(own), end) for end, own in zip(ends, stored)]
+  if cost := _COSTS.get(kind):
+    scores = dict(enumerate(score(candidates)))
+    costs = [cost(scores[place]) for place in range(len(candidates))]
+    picked = _cheapest(places, costs)
+    entropies = [float(np.mean(scores[place].entropy)) for place in range(len(candidates))]
+    for own in places:
+      for place in own:
+        of_rivals = tuple(entropies[own.start : own.stop])
+        scores[place] = dataclasses.replace(scores[place], candidate_entropies=of_rivals)
+  else:
+    count = len(candidates)
+    picked = _cheapest(places, rng.random(count) if kind == 'random' else -np.arange(count))
+    chosen = [place for place in picked if place is not None]
+    scores = dict(zip(chosen, score([candidates[place] for place in chosen])))
+  return [None if place is None else candidates[place][1] for place in picked], [
+    None if place is None else scores[place] for place in picked
+  ]
+
+
+def weights(
+  config: objective.Config, mesh: Mesh, log_ratios: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+  """f(w) of the tokens of rows, as the loss takes it; of log w, nats. Float32 arrays [T]."""
+  if not log_ratios:
+    return []
+  ends = np.cumsum([len(log_ratio) for log_ratio in log_ratios])
+  flat = np.zeros(1 << int(ends[-1] - 1).bit_length(), np.float32)  # few shapes
+  flat[: ends[-1]] = np.concatenate(log_ratios)
+  weight = np.asarray(_weights(sharding.put(flat, sharding.replicated(mesh)), config))
+  return np.split(weight[: ends[-1]], ends[:-1])
+
+
+def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
+  return [min(own, key=lambda place: costs[place]) if own else None for own in places]
+
+
+# What is minimised of the scores. Other kinds choose without them.
+_COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
+  'lowest_entropy': lambda scores: float(np.mean(scores.entropy)),
+  'highest_entropy': lambda scores: -float(np.mean(scores.entropy)),
+  'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
+}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _weights(log_ratio: jax.Array, config: objective.Config) -> jax.Array:
+  return objective.replayed_terms(log_ratio, 1.0, config)
