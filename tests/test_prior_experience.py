@@ -60,18 +60,17 @@ def train(recorded, monkeypatch):
 
   def run(opened):
     replayed = {}
-    pick = stages.Rollout.pick_replays
+    assemble = stages.Rollout.assemble
 
-    def note(rollout, params, plan):
-      picked = pick(rollout, params, plan)
-      replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, picked) if t]
-      return picked
+    def note(rollout, plan, responses, replays, verdicts):
+      replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
+      return assemble(rollout, plan, responses, replays, verdicts)
 
-    monkeypatch.setattr(stages.Rollout, 'pick_replays', note)
+    monkeypatch.setattr(stages.Rollout, 'assemble', note)
     params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
     with recorded.compiling():
       recording.run_training(opened, params)
-    monkeypatch.setattr(stages.Rollout, 'pick_replays', pick)
+    monkeypatch.setattr(stages.Rollout, 'assemble', assemble)
     return replayed
 
   return run
