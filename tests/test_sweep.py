@@ -84,7 +84,6 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
     ('objective.shaping', {True, False}),
     ('objective.beta', None),
     ('replay.start_pass_rate', None),
-    ('replay.difficulty', {'easy', 'medium', 'hard', 'all'}),
     ('replay.bucket_by', {'correctness', 'question_length', 'response_length'}),
   ],
 )
@@ -97,6 +96,13 @@ def test_every_ablation_of_the_paper_has_its_file(key, values):
   ]
   tried = {trial[key] for trial in trials.values()}
   assert tried == values if values else {0.1, 0.35} & tried and len(tried) > 2
+
+
+def test_the_study_of_difficulty_is_on_policy():
+  difficulty = importlib.import_module('exgrpo_jax.configs.sweeps.difficulty')
+  trials = difficulty.get_sweep().values()
+  assert {trial['replay.difficulty'] for trial in trials} == {'easy', 'medium', 'hard', 'all'}
+  assert {trial['replay.ratio'] for trial in trials} == {0}
 
 
 # ---- What is refused before anything starts ----

@@ -1,4 +1,4 @@
-r"""Training on easy, medium or hard questions alone, by their latest correctness.
+r"""On-policy training on easy, medium or hard questions alone, by their group's correctness.
 
 python -m exgrpo_jax.sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty
@@ -9,4 +9,10 @@ from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return trials.grid({'replay.difficulty': ['all', 'easy', 'medium', 'hard'], 'seed': range(3)})
+  return trials.grid(
+    {
+      'replay.difficulty': ['all', 'easy', 'medium', 'hard'],
+      'replay.ratio': [0.0],
+      'seed': range(3),
+    }
+  )
