@@ -42,6 +42,8 @@ def get_config():
       bucket_by='correctness',
       difficulty='all',
       count_replayed=True,
+      lower_bound=0.0,
+      upper_bound=1.0,
       # 46,000 questions x 8 x 2,000 tokens x 8 bytes: about 6 GB of host memory.
       max_trajectories=8,
       retire='with_replay',

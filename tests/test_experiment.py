@@ -58,6 +58,17 @@ def test_the_base_config_has_the_papers_values():
       'replayed, wherever it comes from.',
     ),
     (
+      {'replay__lower_bound': 0.5, 'replay__upper_bound': 0.5},
+      'config.replay.lower_bound=0.5 must be below config.replay.upper_bound=0.5: groups whose '
+      'correctness lies between them are recorded.',
+    ),
+    (
+      {'replay__lower_bound': 0.8, 'replay__upper_bound': 0.9},
+      'config.replay.lower_bound=0.8 and config.replay.upper_bound=0.9 let no group be recorded: '
+      'of config.rollout.samples=4, none of 1 to 3 successes is a share above the lower and at '
+      'most the upper bound, so nothing would ever be replayed.',
+    ),
+    (
       {'replay__ratio': 1.5},
       'config.replay.ratio=1.5 must lie in [0, 1): share of each '
       "step's questions that is drawn from the buffer; 0 is plain GRPO.",

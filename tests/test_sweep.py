@@ -76,10 +76,20 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   ('key', 'values'),
   [
     ('replay.ratio', {0.0, 0.25, 0.5, 0.75}),
-    ('replay.question_selection', {'gaussian', 'uniform'}),
+    (
+      'replay.question_selection',
+      {'gaussian', 'linear', 'linear_clip', 'square_root', 'uniform'},
+    ),
     (
       'replay.trajectory_selection',
-      {'lowest_entropy', 'random', 'highest_entropy', 'lowest_perplexity', 'newest'},
+      {
+        'lowest_entropy',
+        'random',
+        'highest_entropy',
+        'lowest_perplexity',
+        'highest_perplexity',
+        'newest',
+      },
     ),
     ('objective.shaping', {True, False}),
     ('objective.beta', None),

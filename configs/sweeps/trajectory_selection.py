@@ -2,7 +2,7 @@ r"""Which stored success of a question is replayed.
 
 python -m exgrpo_jax.sweep --sweep=trajectory_selection \
     --config=arithmetic --workdir=/tmp/trajectory_selection
-15 runs of up to ten minutes on two cores; not yet run as a whole.
+18 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
 from exgrpo_jax.sweeps import trials
@@ -16,6 +16,7 @@ def get_sweep():
         'random',
         'highest_entropy',
         'lowest_perplexity',
+        'highest_perplexity',
         'newest',
       ],
       'seed': range(3),

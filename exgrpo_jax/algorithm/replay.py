@@ -7,7 +7,7 @@ question solved in full is retired: it leaves the buffer for good.
 Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
   3. Replayed questions are drawn first and the stream fills the rest; theirs draws a
      whole batch of fresh questions and throws part of it away.
-  4. Each question keeps at most `max_trajectories` successes; theirs keeps all.
+  4. Each question keeps at most `max_trajectories` successes; theirs keeps all, as 0 does.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ import numpy as np
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
+from exgrpo_jax.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,20 @@ class Config:
   sigma: float = setting(
     '(0, inf)', 'standard deviation of the bucket weights, in successes of a group'
   )
-  question_selection: str = setting(('gaussian', 'uniform'), 'how replayed questions are drawn')
+  question_selection: str = setting(
+    ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform'),
+    'how replayed questions are drawn: bucket k by exp(-(k - K/2)^2 / (2 sigma^2)), k/K, '
+    'min(k/K, 1/2) or sqrt(k/K), or any question alike',
+  )
   trajectory_selection: str = setting(
-    ('lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest', 'random'),
+    (
+      'lowest_entropy',
+      'highest_entropy',
+      'lowest_perplexity',
+      'highest_perplexity',
+      'newest',
+      'random',
+    ),
     'which stored success of a question is replayed',
   )
   bucket_by: str = setting(
@@ -47,7 +59,17 @@ class Config:
     'which questions train, by their latest correctness: easy is 0.75 or more, hard 0.25 or less',
   )
   count_replayed: bool = setting(None, "whether the replayed row counts in its group's correctness")
-  max_trajectories: int = setting('[1, inf)', 'successes kept for a question, the newest')
+  lower_bound: float = setting(
+    '[0, 1)', 'a group with successes is recorded where its correctness is above this'
+  )
+  upper_bound: float = setting(
+    '(0, 1]',
+    'a group with successes is recorded where its correctness is at most this; one solved in full '
+    'retires whatever the bounds',
+  )
+  max_trajectories: int = setting(
+    '[0, inf)', 'successes kept for a question, the newest; 0 is no limit'
+  )
   retire: str = setting(
     ('with_replay', 'always', 'never'),
     'whether a question solved in full leaves buffer and stream: with_replay is only where '
@@ -58,6 +80,14 @@ class Config:
     "where a question of the buffer goes when all of a group fails: stay, as in the authors' "
     'code, or bucket 0, which is next to never drawn',
   )
+
+  def __post_init__(self) -> None:
+    if self.lower_bound >= self.upper_bound:
+      raise InputError(
+        f'config.replay.lower_bound={self.lower_bound} must be below '
+        f'config.replay.upper_bound={self.upper_bound}: groups whose correctness lies between them '
+        'are recorded.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +162,41 @@ def trains(config: Config, correctness: float) -> bool:
   }[config.difficulty]
 
 
-def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
-  """P(k) proportional to exp(-(k - K/2)^2 / (2 sigma^2)) over open buckets: bool [K] -> [K].
+def is_recorded(config: Config, correctness: float) -> bool:
+  """Whether a group of this correctness stores its successes and moves its question.
 
-  Not multiplied by the buckets' sizes. At least one bucket must be open.
+  One solved in full that retires does neither, and is no matter of this.
+  """
+  if correctness == 0:
+    return config.failed == 'bucket_0'
+  return config.lower_bound < correctness <= config.upper_bound
+
+
+def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
+  """Log of what each bucket's probability is proportional to: [K].
+
+  The paper's is 'gaussian'; the others are in the authors' code. These have weight 0, so log -inf,
+  in bucket 0, which is then never drawn.
+  """
+  bucket_K = np.arange(num_buckets)
+  if config.question_selection == 'gaussian':
+    return -((bucket_K - num_buckets / 2) ** 2) / (2 * config.sigma**2)
+  share_K = bucket_K / num_buckets
+  with np.errstate(divide='ignore'):
+    return {
+      'linear': np.log(share_K),
+      'linear_clip': np.log(np.minimum(share_K, 0.5)),
+      'square_root': np.log(share_K) / 2,
+    }[config.question_selection]
+
+
+def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
+  """The chance of each open bucket, by `bucket_log_weights`: bool [K] -> [K].
+
+  Not multiplied by the buckets' sizes. At least one bucket of positive weight must be open.
   """
   num_buckets = len(is_open_K)
-  log_weight_K = -((np.arange(num_buckets) - num_buckets / 2) ** 2) / (2 * sigma**2)
+  log_weight_K = bucket_log_weights(config, num_buckets)
   # Largest open weight 1: with many rollouts the outer weights alone underflow to 0.
   weight_K = np.exp(
     log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K, out=np.zeros(num_buckets)
@@ -149,17 +207,23 @@ def bucket_probabilities(is_open_K: np.ndarray, sigma: float) -> np.ndarray:
 def draw_questions(
   config: Config, buffer: Buffer, num_questions: int, num_rollouts: int, rng: np.random.Generator
 ) -> list[int]:
-  """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start."""
+  """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start.
+
+  Eligible is a question that trains (`trains`) and whose bucket has a weight above 0.
+  """
   if not buffer.started:
     return []
-  row_N, bucket_N, trains_N = _bucketed(config, buffer, num_rollouts)
-  row_N, bucket_N = row_N[trains_N], bucket_N[trains_N]
+  row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
+  is_uniform = config.question_selection == 'uniform'
+  if not is_uniform:
+    eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
+  row_N, bucket_N = row_N[eligible_N], bucket_N[eligible_N]
   # 0.29 * 100 is 28.999…: rounding must not cost a question.
   total = min(len(row_N), math.floor(config.ratio * num_questions + 1e-9))
-  if config.question_selection == 'uniform':
+  if is_uniform:
     return rng.choice(row_N, total, replace=False).tolist()
   members = [row_N[bucket_N == k] for k in range(num_rollouts)]
-  count_K = _bucket_counts(np.array([len(m) for m in members]), total, config.sigma, rng)
+  count_K = _bucket_counts(config, np.array([len(m) for m in members]), total, rng)
   return [
     row
     for rows, count in zip(members, count_K)
@@ -198,9 +262,7 @@ def record_step(
     if correctness == 1 and retires(config):
       entries.pop(row, None)
       retired.setdefault(row, plan.epoch)
-    elif correctness == 0 and config.failed == 'stay':
-      continue
-    elif buffer.started and row not in retired:
+    elif buffer.started and row not in retired and is_recorded(config, correctness):
       stored = entries[row].trajectories if row in entries else ()
       trajectories = _with_successes(stored, group, judged, plan.step, config.max_trajectories)
       if trajectories:
@@ -231,7 +293,7 @@ def _with_successes(
   step: int,
   limit: int,
 ) -> tuple[Trajectory, ...]:
-  """What is stored and the group's new successes, the newest `limit` of them."""
+  """What is stored and the group's new successes, the newest `limit` of them; all where it is 0."""
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
   for response, verdict in zip(group, judged):
@@ -240,16 +302,16 @@ def _with_successes(
       kept.append(
         Trajectory(tokens=response.tokens, logp=response.logp, reward=verdict.reward, step=step)
       )
-  return tuple(kept[-limit:])
+  return tuple(kept[-limit:] if limit else kept)
 
 
 def _bucket_counts(
-  size_K: np.ndarray, total: int, sigma: float, rng: np.random.Generator
+  config: Config, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
   """One multinomial draw; what exceeds a bucket's size is redistributed by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
-    probability_K = bucket_probabilities(count_K < size_K, sigma)
+    probability_K = bucket_probabilities(config, count_K < size_K)
     count_K = np.minimum(count_K + rng.multinomial(left, probability_K), size_K)
   return count_K
 

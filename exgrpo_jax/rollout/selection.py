@@ -74,6 +74,7 @@ _COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
   'lowest_entropy': lambda scores: float(np.mean(scores.entropy)),
   'highest_entropy': lambda scores: -float(np.mean(scores.entropy)),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
+  'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
 }
 
 

@@ -18,6 +18,8 @@ PAPER = replay.Config(
   bucket_by='correctness',
   difficulty='all',
   count_replayed=True,
+  lower_bound=0.0,
+  upper_bound=1.0,
   max_trajectories=8,
   retire='with_replay',
   failed='stay',
@@ -200,6 +202,55 @@ def test_the_newest_trajectories_are_kept():
   assert [t.step for t in buffer.entries[7].trajectories] == [3, 4]
 
 
+def test_a_limit_of_0_trajectories_keeps_all():
+  buffer = STARTED
+  for step in range(5):
+    buffer = record(
+      buffer,
+      {7: (False, group(1, 1, 1, 0, start=10 * step))},
+      changed(max_trajectories=0),
+      step=step,
+    )
+  assert [t.step for t in buffer.entries[7].trajectories] == [
+    step for step in range(5) for _ in range(3)
+  ]
+
+
+@pytest.mark.parametrize(
+  ('bounds', 'recorded'),
+  [
+    ((0.0, 1.0), {1, 2, 3}),
+    ((0.25, 1.0), {2, 3}),  # above the lower bound
+    ((0.0, 0.5), {1, 2}),  # at most the upper one
+    ((0.25, 0.5), {2}),
+  ],
+)
+def test_only_groups_within_the_bounds_store_successes_or_move_their_question(bounds, recorded):
+  config = changed(lower_bound=bounds[0], upper_bound=bounds[1])
+  for successes in range(5):
+    before = buffer_of({7: 0.9})  # in the buffer already, unlike question 8
+    results = group(*[1] * successes, *[0] * (4 - successes))
+    after = record(before, {7: (False, results), 8: (False, results)}, config)
+    if successes == 4:
+      assert not after.entries and after.retired_epoch == {7: 2, 8: 2}
+    elif successes in recorded:
+      assert after.entries[7].correctness == after.entries[8].correctness == successes / 4
+      assert len(after.entries[7].trajectories) == 1 + successes
+    else:
+      assert after == before
+
+
+def test_a_failed_group_goes_to_bucket_0_whatever_the_bounds():
+  config = changed(lower_bound=0.25, upper_bound=0.5, failed='bucket_0')
+  failed = record(buffer_of({7: 0.5}), {7: (False, group(0, 0, 0, 0))}, config)
+  assert replay.buckets(config, failed, K) == {7: 0} and len(failed.entries[7].trajectories) == 1
+
+
+def test_a_solved_question_that_does_not_retire_keeps_to_the_upper_bound():
+  config, solved = changed(retire='never', upper_bound=0.75), {7: (False, group(1, 1, 1, 1))}
+  assert record(buffer_of({7: 0.5}), solved, config) == buffer_of({7: 0.5})
+
+
 def test_a_reward_other_than_0_or_1_changes_nothing_in_the_bookkeeping():
   buffer = record_row_7(
     [response(i) for i in range(4)],
@@ -231,12 +282,38 @@ def test_a_bucket_is_the_rounded_correctness_within_1_and_k_minus_1():
 
 def test_bucket_probabilities_are_the_papers_gaussian():
   weight = np.exp(-np.array([4.0, 1.0, 0.0, 1.0]) / 2)  # (k - 2)^2 / 2 for K = 4, sigma = 1
-  probability = replay.bucket_probabilities(np.ones(4, bool), 1.0)
+  probability = replay.bucket_probabilities(PAPER, np.ones(4, bool))
   np.testing.assert_allclose(probability, weight / weight.sum())
 
 
+# Of buckets 0 … 3 of K = 4; see docs/algorithm.md.
+WEIGHTS = {
+  'linear': [0, 0.25, 0.5, 0.75],
+  'linear_clip': [0, 0.25, 0.5, 0.5],
+  'square_root': [0, 0.5, 0.5**0.5, 0.75**0.5],
+}
+
+
+@pytest.mark.parametrize('selection', WEIGHTS)
+def test_bucket_probabilities_are_the_hand_computed_ones(selection):
+  weight = np.array(WEIGHTS[selection])
+  config = changed(question_selection=selection)
+  probability = replay.bucket_probabilities(config, np.ones(4, bool))
+  np.testing.assert_allclose(probability, weight / weight.sum())
+  ends = replay.bucket_probabilities(config, np.array([True, True, False, True]))
+  np.testing.assert_allclose(ends, weight * [1, 1, 0, 1] / (weight[1] + weight[3]))
+
+
+@pytest.mark.parametrize('selection', WEIGHTS)
+def test_a_bucket_of_weight_0_is_never_drawn(selection):
+  config = changed(question_selection=selection)
+  assert draw(buffer_of({1: 0.0, 2: 0.0}), config) == []
+  assert set(draw(buffer_of({1: 0.0, 2: 0.25, 3: 0.0, 4: 0.75}), config)) == {2, 4}  # of 4 wanted
+  assert len(draw(buffer_of({1: 0.0, 2: 0.25, 3: 0.0, 4: 0.75}))) == 4  # by the paper's weights
+
+
 def test_empty_buckets_have_no_probability():
-  probability = replay.bucket_probabilities(np.array([True, False, False, True]), 1.0)
+  probability = replay.bucket_probabilities(PAPER, np.array([True, False, False, True]))
   weight = np.exp([-2.0, -0.5])
   np.testing.assert_allclose(
     probability, [weight[0] / weight.sum(), 0, 0, weight[1] / weight.sum()]
@@ -245,7 +322,7 @@ def test_empty_buckets_have_no_probability():
 
 def test_bucket_probabilities_survive_many_rollouts():
   only_first = np.arange(256) < 1  # exp(-128^2 / 2) is 0 in float64
-  assert replay.bucket_probabilities(only_first, 1.0)[0] == 1
+  assert replay.bucket_probabilities(PAPER, only_first)[0] == 1
 
 
 @pytest.mark.parametrize('kind', ['question_length', 'response_length'])
@@ -288,7 +365,7 @@ def test_counts_per_bucket_follow_the_gaussian():
   correctness = {row: (row % 4) / 4 for row in range(4000)}  # 1000 questions in each bucket
   rows = draw(buffer_of(correctness), questions=1600)
   count_K = np.bincount([row % 4 for row in rows], minlength=4)
-  expected_K = 800 * replay.bucket_probabilities(np.ones(4, bool), 1.0)
+  expected_K = 800 * replay.bucket_probabilities(PAPER, np.ones(4, bool))
   assert ((count_K - expected_K) ** 2 / expected_K).sum() < 16.3  # chi-square, 3 degrees, p = .001
 
 

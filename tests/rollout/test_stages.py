@@ -107,6 +107,7 @@ def costs(recorded, step, kind):
           'lowest_entropy': entropy,
           'highest_entropy': -entropy,
           'lowest_perplexity': perplexity,
+          'highest_perplexity': -perplexity,
           'newest': -len(group_costs),
         }[kind]
       )
@@ -114,7 +115,8 @@ def costs(recorded, step, kind):
 
 
 @pytest.mark.parametrize(
-  'kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'newest']
+  'kind',
+  ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'highest_perplexity', 'newest'],
 )
 def test_the_stored_trajectory_is_picked_by(kind, recorded, chosen, params):
   rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
@@ -140,7 +142,9 @@ def test_a_random_pick_is_uniform_and_repeats_with_seed_and_step(recorded, chose
   assert ((np.bincount(picks, minlength=3) - 200) ** 2 / 200).sum() < 13.8  # chi-square, p = .001
 
 
-@pytest.mark.parametrize('kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity'])
+@pytest.mark.parametrize(
+  'kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'highest_perplexity']
+)
 def test_a_tie_goes_to_the_oldest(kind, recorded, chosen, params):
   group = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) > 1)
   stored = chosen.plan.candidates[group][0]
