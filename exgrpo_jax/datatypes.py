@@ -108,7 +108,7 @@ class ReplayScores:
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
-  weight: np.ndarray  # [T] float32, what multiplies its advantage: `objective.replayed_terms`
+  weight: np.ndarray  # [T] float32, what multiplies its advantage: `objective.replay_weights`
   # Mean token entropies of all that was to choose from, oldest first; None where not compared.
   candidate_entropies: tuple[float, ...] | None = None
 
@@ -137,7 +137,9 @@ class Batch:
 
   tokens_BT: Array  # int32
   response_mask_BT: Array  # float32, 1 where the token is a response's own
-  behaviour_logp_BT: Array  # float32, nats, aligned with tokens_BT; 0 outside the mask
+  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the row;
+  # replayed rows without objective.importance_correction: under that of the step's start.
+  behaviour_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row

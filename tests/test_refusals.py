@@ -85,7 +85,11 @@ OVERRIDES = {
     r"config\.replay\.ratio='half' must be of type float, not str: share of .* it is 0\.5\.",
   ),
   'int': ('num_steps=1e3', r"config\.num_steps='1e3' must be of type int, .* it is 4\."),
-  'bool': ('objective.shaping=maybe', r"config\.objective\.shaping='maybe' must be of type bool"),
+  'bool': ('export.best=maybe', r"config\.export\.best='maybe' must be of type bool"),
+  'former_bool': (
+    'objective.shaping=False',
+    r"shaping='False' must be one of fraction, none, power, log, ratio_plus_log: what a replayed",
+  ),
   'tuple': ('data.evaluation=(a, b', r"config\.data\.evaluation='\(a, b' must be of type tuple"),
   'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
   'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),

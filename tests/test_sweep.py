@@ -91,7 +91,7 @@ def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
         'newest',
       },
     ),
-    ('objective.shaping', {True, False}),
+    ('objective.shaping', {'fraction', 'none'}),
     ('objective.beta', None),
     ('replay.start_pass_rate', None),
     ('replay.bucket_by', {'correctness', 'question_length', 'response_length'}),
@@ -132,8 +132,8 @@ def test_the_study_of_difficulty_is_on_policy():
       id='value_out_of_range',
     ),
     pytest.param(
-      "{'a': {'objective.shaping': 'off'}}",
-      "trial 'a': config.objective.shaping='off' must be of type bool",
+      "{'a': {'objective.shaping': False}}",
+      "trial 'a': config.objective.shaping=False must be of type str",
       id='value_of_another_type',
     ),
     pytest.param(
@@ -196,7 +196,7 @@ def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
   """Values of every type: the trainer reads the same config that was checked here."""
   planned = plan(
     "{'a': {'replay.ratio': 0, 'objective.dual_clip': float('inf'), "
-    "'optimizer.epsilon': 1.6e-10, 'objective.shaping': False, 'seed': 7, "
+    "'optimizer.epsilon': 1.6e-10, 'replay.count_replayed': False, 'seed': 7, "
     "'data.train': 'arithmetic:train[:64]', "
     "'data.evaluation': ['arithmetic:test[:8]', 'it\\'s \"x\".jsonl']}}"
   )

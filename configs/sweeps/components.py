@@ -14,7 +14,7 @@ def get_sweep():
       'exgrpo': {},
       'any_question': {'replay.question_selection': 'uniform'},
       'any_trajectory': {'replay.trajectory_selection': 'random'},
-      'no_shaping': {'objective.shaping': False},
+      'no_shaping': {'objective.shaping': 'none'},
       'no_replay': {'replay.ratio': 0.0},
     },
     {'seed': range(3)},

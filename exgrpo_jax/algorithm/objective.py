@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.algorithm import terms
+from exgrpo_jax.algorithm import normalisers, terms
 from exgrpo_jax.algorithm.terms import Flag
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array, Batch
@@ -54,9 +54,25 @@ class Config:
     "fresh terms are weighted by the trainer's probability "
     "over the sampler's, at most this; 0 is off",
   )
-  shaping: bool = setting(None, 'replayed rows weigh f(w) = w / (w + beta) instead of w')
-  beta: float = setting('(0, inf)', 'the constant of the shaping f(w) = w / (w + beta)')
-  normalize_std: bool = setting(None, 'divide advantages by the standard deviation of their group')
+  shaping: str = setting(
+    ('fraction', 'none', 'power', 'log', 'ratio_plus_log'),
+    'what a replayed token of ratio w adds, times A: w / (w + beta), w, w ** shaping_exponent, '
+    'shaping_weight x log pi, or w + shaping_weight x log pi',
+  )
+  beta: float = setting('(0, inf)', "the constant of the shaping 'fraction', w / (w + beta)")
+  shaping_exponent: float = setting('(0, inf)', "of the shaping 'power'; 0.5 is the square root")
+  shaping_weight: float = setting(
+    '(0, inf)', "of log pi in the shapings 'log' and 'ratio_plus_log'"
+  )
+  importance_correction: bool = setting(
+    None,
+    'whether w refers to the policy that wrote the replayed row; otherwise to the one at the start '
+    'of the step, as if the step had written it',
+  )
+  normalize_std: str = setting(
+    ('off', 'population', 'sample'),
+    'divide advantages by the standard deviation of their group, over K or K - 1 rollouts',
+  )
   aggregation: str = setting(
     ('constant', 'token_mean', 'sequence_mean'), 'how the sum over tokens is normalised'
   )
@@ -91,7 +107,7 @@ class LossInputs(NamedTuple):
   weight_BT: Array  # float32, share in the policy term; 0 outside the mask, as the next two
   entropy_weight_BT: Array  # float32, share in the mean entropy
   kl_weight_BT: Array  # float32, share in the mean KL: of fresh rows alone
-  old_logp_BT: Array  # float32, nats, under the policy that wrote the row; 0 outside the mask
+  old_logp_BT: Array  # float32, nats, of `Batch.behaviour_logp_BT`; 0 outside the mask
   tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
   advantage_B1: Array  # float32
   is_replay_B1: Array  # bool
@@ -106,35 +122,6 @@ class LossInputs(NamedTuple):
 def clips_fresh_ratios(config: Config, replay_started: bool) -> bool:
   """Whether this step's fresh ratios are clipped."""
   return {'always': True, 'never': False, 'until_replay': not replay_started}[config.clip]
-
-
-def group_advantages(reward_QK: Array, normalize_std: bool = False) -> Array:
-  """Reward minus the mean over one question's K rollouts.
-
-  Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless
-  asked for (GRPO, arXiv:2402.03300: population standard deviation plus 1e-6).
-  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0.
-  """
-  chex.assert_rank(reward_QK, 2)
-  advantage_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
-  if normalize_std:
-    advantage_QK /= reward_QK.std(axis=1, keepdims=True) + 1e-6
-  return advantage_QK
-
-
-def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
-  """The share of each token of a minibatch in its policy term: [B, T] -> [B, T].
-
-  constant: 1 / (B max_response), so neither length nor grouping carries bias
-  (Dr. GRPO); token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
-  """
-  num_rows = mask_BT.shape[0]
-  if aggregation == 'constant':
-    return mask_BT / np.float32(num_rows * max_response)
-  if aggregation == 'token_mean':
-    return _mean_weights(mask_BT)
-  length_B1 = mask_BT.sum(axis=1, keepdims=True)
-  return mask_BT / (num_rows * np.maximum(length_B1, 1))
 
 
 def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
@@ -152,10 +139,10 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
   mask_BT, is_replay_B1 = np.asarray(batch.response_mask_BT), np.asarray(batch.is_replay_B)[:, None]
   return LossInputs(
     mask_BT=mask_BT,
-    weight_BT=token_weights(mask_BT, config.aggregation, max_response),
-    entropy_weight_BT=_mean_weights(mask_BT),
+    weight_BT=normalisers.token_weights(mask_BT, config.aggregation, max_response),
+    entropy_weight_BT=normalisers.mean_weights(mask_BT),
     # On fresh rows only: k3 is unbiased under the current policy's own samples.
-    kl_weight_BT=_mean_weights(mask_BT * ~is_replay_B1),
+    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_replay_B1),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
     tis_weight_BT=batch.tis_weight_BT,
@@ -198,9 +185,17 @@ def fresh_terms(
   return inputs.tis_weight_BT * term_BT, is_clipped_BT
 
 
-def replayed_terms(log_ratio_BT: Array, advantage_B1: Array | float, config: Config) -> jax.Array:
-  """What replayed tokens add, as configured; with advantage 1 that is f(w), or w."""
-  return terms.replayed(log_ratio_BT, advantage_B1, config.beta if config.shaping else None)
+def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array:
+  """What replayed tokens add for an advantage of 1, by the configured shaping; never clipped."""
+  if config.shaping == 'fraction':
+    return terms.fraction(log_ratio_BT, config.beta)
+  if config.shaping == 'power':
+    return terms.power(log_ratio_BT, config.shaping_exponent)
+  if config.shaping == 'log':
+    return terms.log_probability(logp_BT, config.shaping_weight)
+  if config.shaping == 'ratio_plus_log':
+    return terms.ratio_plus_log(logp_BT, log_ratio_BT, config.shaping_weight)
+  return terms.importance_ratio(log_ratio_BT)
 
 
 def policy_terms(
@@ -216,8 +211,8 @@ def policy_terms(
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
   ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
-  past_log_ratio_BT = jnp.where(is_replay_B1, log_ratio_BT, 0.0)
-  replayed_BT = replayed_terms(past_log_ratio_BT, inputs.advantage_B1, config)
+  weight_BT = replay_weights(logp_BT, jnp.where(is_replay_B1, log_ratio_BT, 0.0), config)
+  replayed_BT = weight_BT * inputs.advantage_B1
   return jnp.where(is_replay_B1, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_B1
 
 
@@ -259,11 +254,14 @@ def token_loss(
     fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, _given(inputs.row_log_ratio_B1))
   else:
     fresh_BT = logp_BT - jnp.where(is_first, now_BT, inputs.old_logp_BT)
-  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - inputs.old_logp_BT, fresh_BT)
+  past_BT = inputs.old_logp_BT
+  if not config.importance_correction:
+    past_BT = jnp.where(is_first, now_BT, past_BT)
+  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - past_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
-  sums = _metric_sums(log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
+  sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
     gap_BT = jnp.where(is_token_BT & ~is_replay_B1, gap_BT, 0.0)
@@ -316,24 +314,26 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   return values
 
 
-def _mean_weights(mask_BT: np.ndarray) -> np.ndarray:
-  return mask_BT / np.maximum(mask_BT.sum(), 1)
-
-
 def _given(values: Array | None) -> Array:
   assert values is not None, 'a pass over whole rows gives it before the update'
   return values
 
 
 def _metric_sums(
-  log_ratio_BT: Array, entropy_BT: Array, is_clipped_BT: Array, inputs: LossInputs, config: Config
+  logp_BT: Array,
+  log_ratio_BT: Array,
+  entropy_BT: Array,
+  is_clipped_BT: Array,
+  inputs: LossInputs,
+  config: Config,
 ) -> dict[str, jax.Array]:
   mask_BT = inputs.mask_BT
   replay_mask_BT = mask_BT * inputs.is_replay_B1
   fresh_mask_BT = mask_BT - replay_mask_BT
   log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
-  shaped_BT = jnp.where(replay_mask_BT > 0, replayed_terms(log_ratio_BT, 1.0, config), 0.0)
+  shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
+  shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, 0.0)
   return {
     'tokens': mask_BT.sum(),
     'fresh_tokens': fresh_mask_BT.sum(),

@@ -281,9 +281,14 @@ def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  counted = dataclasses.replace(replayed, times_replayed=replayed.times_replayed + 1)
-  trajectories = tuple(counted if t is replayed else t for t in entry.trajectories)
-  return dataclasses.replace(entry, trajectories=trajectories)
+  """Found by its tokens: without importance correction it has other log-probabilities."""
+  counted = (
+    dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
+    if np.array_equal(stored.tokens, replayed.tokens)
+    else stored
+    for stored in entry.trajectories
+  )
+  return dataclasses.replace(entry, trajectories=tuple(counted))
 
 
 def _with_successes(

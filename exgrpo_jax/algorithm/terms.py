@@ -13,7 +13,35 @@ from exgrpo_jax.datatypes import Array
 Flag = bool | jax.Array  # a bool scalar, traced or not
 
 
-def shaped(log_ratio: Array, beta: float) -> jax.Array:
+# Nats. exp of it, 5.5e34, times what follows it in a loss stays within float32.
+_LARGEST = 80.0
+
+
+def importance_ratio(log_ratio: Array) -> jax.Array:
+  """Importance sampling as it is, w = exp(log_ratio) (the authors' code: no_reshape).
+
+  Beyond float32 it stays at 5.5e34, value and derivative: times an advantage of 0 that is 0, and
+  any other makes a gradient so large that its update is skipped.
+  """
+  return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
+
+
+def power(log_ratio: Array, exponent: float) -> jax.Array:
+  """A power of w = exp(log_ratio), which draws it to 1 for exponents below 1 (theirs: pow)."""
+  return importance_ratio(exponent * log_ratio)
+
+
+def log_probability(logp: Array, weight: float) -> Array:
+  """Supervised learning, which knows no ratio: weight x log pi (theirs: logp)."""
+  return weight * logp
+
+
+def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
+  """Importance sampling and supervised learning: w + weight x log pi (theirs: p_logp)."""
+  return importance_ratio(log_ratio) + log_probability(logp, weight)
+
+
+def fraction(log_ratio: Array, beta: float) -> jax.Array:
   """f(w) = w / (w + beta) of w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
 
   Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
@@ -66,12 +94,6 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   float32 arrays of one shape, nats; limit > 0.
   """
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
-
-
-def replayed(log_ratio_BT: Array, advantage_B1: Array | float, beta: float | None) -> jax.Array:
-  """A f(w) of a replayed token, or A w where `beta` is None; never clipped (arXiv:2510.02245)."""
-  weight_BT = jnp.exp(log_ratio_BT) if beta is None else shaped(log_ratio_BT, beta)
-  return weight_BT * advantage_B1
 
 
 def k3(log_ratio_BT: Array) -> jax.Array:

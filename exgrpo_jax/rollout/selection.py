@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -53,16 +54,19 @@ def pick(
 
 
 def weights(
-  config: objective.Config, mesh: Mesh, log_ratios: Sequence[np.ndarray]
+  config: objective.Config, mesh: Mesh, logps: Sequence[np.ndarray], past: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-  """f(w) of the tokens of rows, as the loss takes it; of log w, nats. Float32 arrays [T]."""
-  if not log_ratios:
+  """f(w) of the tokens of rows, as the loss takes it: float32 arrays [T].
+
+  From their log-probabilities, in nats, now and under the policy that the ratio w refers to.
+  """
+  if not logps:
     return []
-  ends = np.cumsum([len(log_ratio) for log_ratio in log_ratios])
-  flat = np.zeros(1 << int(ends[-1] - 1).bit_length(), np.float32)  # few shapes
-  flat[: ends[-1]] = np.concatenate(log_ratios)
-  weight = np.asarray(_weights(sharding.put(flat, sharding.replicated(mesh)), config))
-  return np.split(weight[: ends[-1]], ends[:-1])
+  ends = np.cumsum([len(logp) for logp in logps])
+  flat_2N = np.zeros((2, 1 << int(ends[-1] - 1).bit_length()), np.float32)  # few shapes
+  flat_2N[:, : ends[-1]] = np.concatenate(logps), np.concatenate(past)
+  weight_N = np.asarray(_weights(sharding.put(flat_2N, sharding.replicated(mesh)), config))
+  return np.split(weight_N[: ends[-1]], ends[:-1])
 
 
 def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
@@ -79,5 +83,6 @@ _COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weights(log_ratio: jax.Array, config: objective.Config) -> jax.Array:
-  return objective.replayed_terms(log_ratio, 1.0, config)
+def _weights(flat_2N: jax.Array, config: objective.Config) -> jax.Array:
+  logp_N, past_N = flat_2N
+  return jnp.asarray(objective.replay_weights(logp_N, logp_N - past_N, config))

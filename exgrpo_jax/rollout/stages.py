@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from exgrpo_jax.algorithm import objective, question_stream, replay
+from exgrpo_jax.algorithm import advantages, objective, question_stream, replay
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
 from exgrpo_jax.data.questions import step_checker
@@ -141,14 +141,21 @@ class Rollout:
 
     By default the one of lowest mean token entropy under the current policy; ties go to the
     oldest. What is picked is always scored, also where there is no choice, for the step's
-    records: a forward pass over few rows.
+    records: a forward pass over few rows. Without `objective.importance_correction` it comes with
+    the log-probabilities that the current policy gives it; what the buffer stores stays as it is.
     """
-    return selection.pick(
+    replays, scores = selection.pick(
       self.replay.trajectory_selection,
       plan.candidates,
       functools.partial(self._score_replays, params, plan),
       randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step),
     )
+    if not self.objective.importance_correction:
+      replays = [
+        dataclasses.replace(replayed, logp=of_replayed.logp) if replayed and of_replayed else None
+        for replayed, of_replayed in zip(replays, scores)
+      ]
+    return replays, scores
 
   def generate(
     self,
@@ -253,7 +260,7 @@ class Rollout:
       logps += [member.logp for member in members]
       # A replayed row is corrected by its importance weight alone.
       tis_weights += [response.tis_weight for response in group] + [None] * (replayed is not None)
-    advantage_QK = objective.group_advantages(
+    advantage_QK = advantages.group_advantages(
       np.array(rewards, np.float32), self.objective.normalize_std
     )
     is_replay_B = np.array(
@@ -299,8 +306,10 @@ class Rollout:
     """Scores of some trajectories, each alone."""
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
     logps, entropies = self.score(params, rows)
-    log_ratios = [logp - stored.logp for logp, (_, stored) in zip(logps, candidates)]
-    weights = selection.weights(self.objective, self.mesh, log_ratios)
+    past = [stored.logp for _, stored in candidates]
+    if not self.objective.importance_correction:
+      past = logps
+    weights = selection.weights(self.objective, self.mesh, logps, past)
     return [
       ReplayScores(logp=logp, entropy=entropy, weight=weight)
       for logp, entropy, weight in zip(logps, entropies, weights)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import objective, terms
+from exgrpo_jax.algorithm import advantages, objective, terms
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.losses import LIMIT, PAPER, VARIANTS, changed, formula, inputs_of, random_batch
@@ -38,14 +38,18 @@ def test_an_advantage_is_the_distance_to_the_groups_mean():
   }
   for name, (reward, expected) in cases.items():
     for wrap in (lambda f: f, jax.jit):
-      advantage = wrap(objective.group_advantages)(jnp.array(reward))
+      advantage = wrap(advantages.group_advantages)(jnp.array(reward))
       np.testing.assert_allclose(advantage, expected, atol=1e-6, err_msg=f'{name}, {wrap}')
 
 
-def test_normalised_advantages_have_unit_spread():
-  advantage = objective.group_advantages(np.array([[1.0, 0.0, 0.0, 0.0]]), normalize_std=True)
-  expected = np.array([[0.75, -0.25, -0.25, -0.25]]) / np.sqrt(3 / 16)
-  np.testing.assert_allclose(advantage, expected, rtol=1e-4)
+def test_normalised_advantages_are_in_units_of_the_groups_standard_deviation():
+  """The squared distances to the mean sum to 12 / 16: over 4 rollouts, or over 4 - 1."""
+  reward = np.array([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+  for kind, variance in (('population', 3 / 16), ('sample', 4 / 16)):
+    expected = np.array([[0.75, -0.25, -0.25, -0.25], [0] * 4]) / np.sqrt(variance)
+    for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=1)):
+      advantage = wrap(advantages.group_advantages)(reward, kind)
+      np.testing.assert_allclose(advantage, expected, rtol=1e-4, err_msg=kind)
 
 
 def test_shaping_and_its_gradient_are_the_hand_computed_ones():
@@ -56,20 +60,80 @@ def test_shaping_and_its_gradient_are_the_hand_computed_ones():
     (0.9, 0.9, 0.09),
     (0.01, 0.01 / 0.11, 0.001 / 0.0121),
   ):
-    value, gradient = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
+    value, gradient = jax.value_and_grad(lambda x: terms.fraction(x, 0.1))(jnp.log(w))
     np.testing.assert_allclose([value, gradient], [f, slope], rtol=1e-5, err_msg=f'w = {w}')
 
 
 def test_shaping_lifts_rare_tokens_and_damps_the_rest():
   threshold = np.sqrt(0.1) - 0.1  # 0.216
   for w, lifts in [(threshold * 0.99, True), (threshold * 1.01, False)]:
-    slope = jax.grad(lambda x: terms.shaped(x, 0.1))(jnp.log(w))
+    slope = jax.grad(lambda x: terms.fraction(x, 0.1))(jnp.log(w))
     assert (slope > w) == lifts
 
 
 def test_shaping_of_a_ratio_beyond_float32_stays_finite():
-  value, slope = jax.value_and_grad(lambda x: terms.shaped(x, 0.1))(jnp.float32(200.0))
+  value, slope = jax.value_and_grad(lambda x: terms.fraction(x, 0.1))(jnp.float32(200.0))
   assert value == 1 and slope == 0
+
+
+# Config values -> what a replayed token of past probability 1/2 and probability now 1/4, so of
+# w = 1/2, adds for an advantage of 1, and its derivative by log pi.
+LOG_QUARTER = -2 * np.log(2)
+RESHAPED = {
+  'fraction': (dict(beta=0.1), 0.5 / 0.6, 0.05 / 0.36),
+  'none': ({}, 0.5, 0.5),
+  'power': (dict(shaping_exponent=2.0), 0.25, 0.5),  # the derivative is the exponent times more
+  'log': (dict(shaping_weight=0.1), 0.1 * LOG_QUARTER, 0.1),
+  'ratio_plus_log': (dict(shaping_weight=0.1), 0.5 + 0.1 * LOG_QUARTER, 0.6),
+}
+
+
+def replayed_token(logp, past_logp, advantage, config, first=False):
+  """[value, gradient by logp] of the term of one replayed token."""
+  one = np.ones((1, 1), np.float32)
+  inputs = objective.LossInputs(
+    mask_BT=one,
+    weight_BT=one,
+    entropy_weight_BT=one,
+    kl_weight_BT=0 * one,
+    old_logp_BT=past_logp * one,
+    tis_weight_BT=one,
+    advantage_B1=advantage * one,
+    is_replay_B1=one > 0,
+  )
+  value, slope = jax.value_and_grad(
+    lambda logp: jitted(config)(
+      logp[None, None], jnp.zeros((1, 1)), inputs, clip=True, is_first=first
+    )[0]
+  )(jnp.float32(logp))
+  return [-float(value), -float(slope)]
+
+
+@pytest.mark.parametrize('shaping', RESHAPED)
+def test_a_replayed_token_adds_the_hand_computed_term(shaping):
+  values, value, slope = RESHAPED[shaping]
+  for advantage in (1.0, -3.0):
+    term = replayed_token(
+      LOG_QUARTER, LOG_QUARTER / 2, advantage, changed(shaping=shaping, **values)
+    )
+    expected = [advantage * value, advantage * slope]
+    np.testing.assert_allclose(term, expected, rtol=1e-5, err_msg=f'A = {advantage}')
+
+
+@pytest.mark.parametrize('shaping', RESHAPED)
+def test_a_replayed_token_beyond_float32_is_finite_and_nothing_at_advantage_0(shaping):
+  config = changed(shaping=shaping, shaping_exponent=1.0)
+  assert np.isfinite(replayed_token(-1.0, -500.0, 1.0, config)).all()
+  assert replayed_token(-1.0, -500.0, 0.0, config) == [0, 0]
+
+
+def test_without_importance_correction_a_replayed_ratio_is_1_in_the_first_minibatch():
+  config = changed(shaping='none', importance_correction=False)
+  assert replayed_token(-3.0, -1.0, 2.0, config, first=True) == [2, 2]
+  later = replayed_token(-3.0, -1.0, 2.0, config, first=False)
+  np.testing.assert_allclose(later, [2 * np.exp(-2), 2 * np.exp(-2)], rtol=1e-5)
+  corrected = replayed_token(-3.0, -1.0, 2.0, changed(shaping='none'), first=True)
+  np.testing.assert_allclose(corrected, later, rtol=1e-6)
 
 
 @pytest.mark.parametrize('name', VARIANTS)
@@ -326,7 +390,7 @@ class TestTheoremsByEnumeration:
 
   def advantage(self, fresh, last):
     reward = self.REWARD[[[*fresh, last]]].astype(np.float64)
-    return np.asarray(objective.group_advantages(reward))[0, -1]
+    return np.asarray(advantages.group_advantages(reward))[0, -1]
 
   def expectation(self, source, weight):
     """E[weight(o*) A(group) grad log pi(o*)] with the K - 1 others fresh and o* from `source`."""
@@ -346,7 +410,7 @@ class TestTheoremsByEnumeration:
 
   def test_the_loss_itself_is_unbiased_without_shaping(self):
     """The same through the loss and autodiff, for a mixed group."""
-    config = changed(shaping=False)
+    config = changed(shaping='none')
 
     @jax.jit
     def slope(theta, outcome, inputs):
@@ -363,7 +427,7 @@ class TestTheoremsByEnumeration:
 
     def gradient(fresh, last, is_replay):
       tokens = np.array([*fresh, last])
-      advantage = np.asarray(objective.group_advantages(self.REWARD[None, tokens]))[0]
+      advantage = np.asarray(advantages.group_advantages(self.REWARD[None, tokens]))[0]
       past = np.log(np.where(np.arange(self.K) == self.K - 1, self.past[tokens], self.pi[tokens]))
       batch = Batch(
         tokens_BT=tokens[:, None],

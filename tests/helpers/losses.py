@@ -16,9 +16,12 @@ PAPER = objective.Config(
   surrogate='ppo',
   ratio='token',
   tis_limit=0.0,
-  shaping=True,
+  shaping='fraction',
   beta=0.1,
-  normalize_std=False,
+  shaping_exponent=0.5,
+  shaping_weight=0.1,
+  importance_correction=True,
+  normalize_std='off',
   aggregation='constant',
   entropy_bonus=0.0,
   kl_coefficient=0.0,
@@ -27,7 +30,10 @@ PAPER = objective.Config(
 # Every option that changes a token's loss, in as few programs as possible.
 VARIANTS = {
   'paper': {},
-  'unshaped_token_mean': dict(shaping=False, aggregation='token_mean'),
+  'unshaped_token_mean': dict(shaping='none', aggregation='token_mean'),
+  'power': dict(shaping='power', shaping_exponent=0.25),
+  'log': dict(shaping='log', shaping_weight=0.3),
+  'ratio_plus_log_uncorrected': dict(shaping='ratio_plus_log', importance_correction=False),
   'sequence_mean_entropy_kl': dict(
     aggregation='sequence_mean', entropy_bonus=0.3, kl_coefficient=0.7
   ),
@@ -92,7 +98,9 @@ def inputs_of(batch, config, logp, reference_logp):
   )
 
 
-def formula(logp, entropy, batch, reference_logp, config, *, clip, first, constant):
+def formula(
+  logp, entropy, batch, reference_logp, config, *, clip, first, constant, max_response=LIMIT
+):
   """The loss, row by row and token by token in float64.
 
   `constant` is what a stop_gradient sees of logp: logp itself for the value of the loss, and logp
@@ -107,8 +115,18 @@ def formula(logp, entropy, batch, reference_logp, config, *, clip, first, consta
     advantage = float(batch.advantage_B[b])
     response = [s for row, s in positions if row == b]
     if batch.is_replay_B[b]:
-      ratio = np.exp(logp[b, t] - behaviour_logp[b, t])
-      term = advantage * (ratio / (ratio + config.beta) if config.shaping else ratio)
+      past = constant if first and not config.importance_correction else behaviour_logp
+      ratio = np.exp(logp[b, t] - past[b, t])
+      term = (
+        advantage
+        * {
+          'fraction': ratio / (ratio + config.beta),
+          'none': ratio,
+          'power': ratio**config.shaping_exponent,
+          'log': config.shaping_weight * logp[b, t],
+          'ratio_plus_log': ratio + config.shaping_weight * logp[b, t],
+        }[config.shaping]
+      )
     else:
       num_fresh += 1
       old_logp = constant if first else behaviour_logp
@@ -133,7 +151,7 @@ def formula(logp, entropy, batch, reference_logp, config, *, clip, first, consta
     total -= (
       term
       * {
-        'constant': 1 / (len(logp) * LIMIT),
+        'constant': 1 / (len(logp) * max_response),
         'token_mean': 1 / len(positions),
         'sequence_mean': 1 / (len(logp) * len(response)),
       }[config.aggregation]

@@ -196,6 +196,28 @@ def test_only_what_decides_or_is_replayed_is_scored(recorded, chosen, params, mo
   assert rows == [sum(stored), sum(map(bool, stored))] and rows[0] > rows[1]
 
 
+def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
+  recorded, chosen, params
+):
+  as_stored = recorded.rollout.pick_replays(params, chosen.plan)
+  rollout = changed(recorded.rollout, objective={'importance_correction': False})
+  moved = 0.0
+  for prompt, stored, rescored in zip(
+    chosen.plan.prompts, as_stored, rollout.pick_replays(params, chosen.plan), strict=True
+  ):
+    if stored is None:
+      assert rescored is None
+      continue
+    logp_TV = tiny.full_log_probabilities(
+      chosen.params, recorded.experiment.model, np.concatenate([prompt, stored.tokens])
+    )[len(prompt) - 1 :]
+    logp = logp_TV[np.arange(len(stored.tokens)), stored.tokens]
+    np.testing.assert_allclose(rescored.logp, logp, atol=1e-4)
+    assert dataclasses.replace(rescored, logp=stored.logp) == stored  # the rest stays
+    moved = max(moved, np.abs(stored.logp - logp).max())
+  assert moved > 0.01
+
+
 def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
   config = recorded.experiment.config
   gradient = dataclasses.replace(config.gradient, tokens_per_microbatch=4 * tiny.LENGTH + 1)

@@ -1,0 +1,21 @@
+"""How much better each response did than its group: the advantages of a step. Pure."""
+
+import chex
+
+from exgrpo_jax.datatypes import Array
+
+
+def group_advantages(reward_QK: Array, normalize_std: str = 'off') -> Array:
+  """Reward minus the mean over one question's K rollouts.
+
+  Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless asked for (GRPO,
+  arXiv:2402.03300), plus 1e-6: 'population' divides its mean square by K, 'sample' by K - 1, as
+  torch.std and so the authors' code does.
+  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0.
+  """
+  chex.assert_rank(reward_QK, 2)
+  advantage_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
+  if normalize_std != 'off':
+    ddof = {'population': 0, 'sample': 1}[normalize_std]
+    advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
+  return advantage_QK
