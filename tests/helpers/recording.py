@@ -14,11 +14,22 @@ from jax.experimental.compilation_cache import compilation_cache
 from exgrpo_jax import experiment, prior_experience, train, warm_start
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers import tiny
+
+
+@dataclasses.dataclass
+class Update:
+  """What one optimiser update of a step was computed from, and its sums."""
+
+  params: Any  # NumPy, before it
+  batch: Any
+  clip: bool
+  is_first: bool
+  sums: Any  # floats by name
 
 
 @dataclasses.dataclass
@@ -34,6 +45,7 @@ class Step:
   responses: Any = None
   verdicts: Any = None
   batch: Any = None
+  updates: list[Update] = dataclasses.field(default_factory=list)
   after: Any = None  # the buffer after the step
 
 
@@ -84,7 +96,7 @@ def record(values, folder, compiled):
     patch.setattr(pool, 'COMMAND', tiny.WORKER)
     _listen(patch, run.steps)
     run_training(run.experiment, values=values)
-  del run.steps[tiny.NUM_STEPS + 1]  # planned ahead, never taken
+  del run.steps[values.num_steps + 1]  # planned ahead, never taken
   (folder / 'steps.pickle').write_bytes(pickle.dumps(run.steps))
 
 
@@ -137,9 +149,17 @@ def _listen(patch, steps):
     step.replays, step.scores = result
     step.params = jax.tree.map(np.array, args[1])
 
+  def note_update(args, result):
+    _, params, batch, clip, is_first, _ = args
+    latest = max(number for number, step in steps.items() if step.batch is not None)
+    sums = {name: float(value) for name, value in result[1].items()}
+    update = Update(jax.tree.map(np.array, params), batch, clip, is_first, sums)
+    steps[latest].updates.append(update)
+
   wrap(stages.Rollout, 'plan', note_plan)
   wrap(stages.Rollout, 'pick_replays', note_replays)
   wrap(stages.Rollout, 'generate', lambda args, out: setattr(step_of(args[2]), 'responses', out))
   wrap(stages.Rollout, 'grade', lambda args, out: setattr(step_of(args[1]), 'verdicts', out))
   wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1]), 'batch', out))
+  wrap(gradients, 'minibatch_gradient', note_update)
   wrap(replay, 'record_step', lambda args, out: setattr(step_of(args[2]), 'after', out))
