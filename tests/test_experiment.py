@@ -6,6 +6,7 @@ import re
 import pytest
 
 from exgrpo_jax import experiment
+from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.errors import InputError
 from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
@@ -47,6 +48,38 @@ def test_the_base_config_has_the_papers_values():
     0.1,
   )
   assert config.optimizer.clip_norm == 1 / 64 and config.optimizer.minibatches == 2
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'qwen2_5_math_1_5b',
+    'qwen2_5_math_7b',
+    'qwen2_5_7b_instruct',
+    'llama3_1_8b',
+    'llama3_1_8b_instruct',
+  ],
+)
+def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
+  """The details of docs/algorithm.md that are settings."""
+  values = importlib.import_module(f'exgrpo_jax.configs.{name}').get_config()
+  values.model.path = 'checkpoint'
+  config = experiment.parse_config(values)
+  assert config.replay.retire == 'with_replay' and config.replay.failed == 'stay'
+  assert replay.retires(config.replay)
+  on_policy = experiment.parse_config(set_values(values, replay__ratio=0.0))
+  assert not replay.retires(on_policy.replay)
+  loss = on_policy.objective
+  # The switch never latches, so replay has not started in any step.
+  assert objective.clips_fresh_ratios(loss, replay_started=False)
+  assert (loss.clip_epsilon, loss.clip_epsilon_high, loss.surrogate) == (0.2, 0.2, 'ppo')
+  assert (loss.normalize_std, loss.aggregation, loss.kl_coefficient) == ('off', 'constant', 0)
+  assert (loss.dual_clip, loss.ratio, loss.tis_limit) == (float('inf'), 'token', 0)
+  assert (on_policy.rollout.questions, on_policy.rollout.samples) == (128, 8)
+  update = on_policy.optimizer
+  assert (update.minibatches, update.learning_rate, update.schedule) == (2, 1e-6, 'constant')
+  # Over 64, as their gradient is 64 times as large: docs/algorithm.md, departure 5.
+  assert (update.clip_norm * 64, update.skip_norm * 64) == (1, pytest.approx(500, rel=0.002))
 
 
 @pytest.mark.parametrize(
