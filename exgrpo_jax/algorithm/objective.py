@@ -281,6 +281,8 @@ def zero_sums(config: Config) -> dict[str, jax.Array]:
   return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
 
 
+# One program: a few dozen small ones would fill the queue of a CPU, and the host would wait.
+@jax.jit
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
   """The sums of all slices from those of each."""
 
