@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pyarrow import compute
 
 from exgrpo_jax import cli, experiment, train
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
@@ -483,6 +484,10 @@ def test_a_run_writes_every_metric(recorded):
     'length/mean',
     'length/max',
     'length/truncated',
+    'groups/solved_by_all',
+    'groups/solved_by_none',
+    'probability/fresh',
+    'code_blocks/fresh',
     'gradient_norm',
     'skipped_updates',
     'loss',
@@ -506,6 +511,7 @@ def test_a_run_writes_every_metric(recorded):
         'assemble',
         'record',
         'plan',
+        'records',
         'await_update',
       )
     ),
@@ -519,6 +525,14 @@ def test_a_run_writes_every_metric(recorded):
     'replay/ratio_max',
     'replay/age_mean',
     'replay/effective_sample_size',
+    'replay/shaped_mean',
+    'replay/shaped_variance',
+    'replay/times_mean',
+    'replay/times_max',
+    *(f'replay/bucket_{k}' for k in range(K)),
+    'length/replayed',
+    'probability/replayed',
+    'code_blocks/replayed',
   }
   for number, step in recorded.steps.items():
     record = records[number]
@@ -671,6 +685,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     for folder in (recorded.workdir, workdir)
   )
   assert samples == expected_samples
+  assert step_records.read(workdir) == step_records.read(recorded.workdir)
 
 
 def check_what_it_said(process, kept, done, command):
@@ -746,6 +761,8 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
   assert snapshot.step == 10
   jax.tree.map(np.testing.assert_array_equal, snapshot.state.params, recorded.steps[11].params)
   buffers.assert_same(snapshot.buffer, recorded.steps[10].after)
+  for table, expected in zip(step_records.read(tmp_path), step_records.read(recorded.workdir)):
+    assert table == expected.filter(compute.field('step') <= 10)
 
 
 def last_snapshot(recorded, workdir):

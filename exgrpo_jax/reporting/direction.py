@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable
 
 _FALLING = re.compile(
-  r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_variance|skipped_updates|loss)'
+  r'(.+/)?(truncated|wrong|no_answer|timed_out|crashed|zero_variance|skipped_updates|loss'
+  r'|solved_by_none)'
 )
 
 

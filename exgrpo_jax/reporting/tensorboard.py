@@ -99,6 +99,10 @@ def charts(names: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
         ('Pass rates', 'pass_rate/.*'),
         ('Outcomes', 'grading/.*'),
         ('Buckets of the replay buffer', 'buffer/bucket_.*'),
+        ('Groups solved by all and by none', 'groups/.*'),
+        ('Entropies of correct and of other responses', 'entropy/.*'),
+        ('Token probabilities', 'probability/.*'),
+        ('Buckets of replayed questions', 'replay/bucket_.*'),
         ('Importance ratios of replayed tokens', 'replay/ratio_.*'),
         ('Seconds by phase', 'time/(?!compile_total).*'),
       )

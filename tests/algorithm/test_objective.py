@@ -364,6 +364,9 @@ def test_metrics_are_means_over_the_steps_tokens():
   np.testing.assert_allclose(metrics['entropy'], entropy[mask].mean(), rtol=1e-5)
   np.testing.assert_allclose(metrics['replay/ratio_mean'], w[replayed].mean(), rtol=1e-5)
   np.testing.assert_allclose(metrics['replay/ratio_max'], w[replayed].max(), rtol=1e-5)
+  f = w[replayed] / (w[replayed] + 0.1)
+  np.testing.assert_allclose(metrics['replay/shaped_mean'], f.mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics['replay/shaped_variance'], f.var(), rtol=1e-4)
   np.testing.assert_allclose(
     metrics['replay/effective_sample_size'],
     w[replayed].sum() ** 2 / (replayed.sum() * (w[replayed] ** 2).sum()),

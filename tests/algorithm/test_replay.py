@@ -116,6 +116,14 @@ def test_a_replayed_row_counts_as_one_of_the_group():
   assert half.entries[7].correctness == 2 / 4
 
 
+def test_a_replay_is_counted_also_where_nothing_else_changes():
+  once = record(buffer_of({7: 0.5, 8: 0.5}), {7: (True, group(0, 0, 0))})  # it stays as it is
+  twice = record(once, {7: (True, group(1, 0, 0, start=50))})
+  assert [t.times_replayed for t in once.entries[7].trajectories] == [1]
+  assert [t.times_replayed for t in twice.entries[7].trajectories] == [2, 0]  # and a new success
+  assert [t.times_replayed for t in twice.entries[8].trajectories] == [0]
+
+
 def test_without_count_replayed_only_fresh_rows_count():
   config = changed(count_replayed=False, failed='bucket_0')
   buffer = record(buffer_of({7: 0.5}), {7: (True, group(1, 0, 0))}, config)

@@ -116,6 +116,15 @@ def test_the_embedded_task(config):
 
 
 @pytest.mark.usefixtures('few_sums')
+def test_steps_are_checked_against_the_question_where_its_task_can(config, jsonl):
+  first, second = questions.load(config, 'arithmetic:ood[:2]')
+  check = questions.step_checker(first)
+  assert check is not None and check(first.solution) and not check(second.solution)
+  (other,) = questions.load(config, jsonl({'question': '1+1', 'answer': '2'}))
+  assert questions.step_checker(other) is None
+
+
+@pytest.mark.usefixtures('few_sums')
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [

@@ -120,6 +120,34 @@ def test_a_flipped_bit_is_noticed(place, write):
     buffer_files.read(folder)
 
 
+def test_that_a_trajectory_was_replayed_writes_no_segment_anew(write):
+  first = of_rows(1, 2)
+  folder = write(1, first)
+  entries = {
+    row: dataclasses.replace(
+      of_row,
+      trajectories=tuple(dataclasses.replace(t, times_replayed=5) for t in of_row.trajectories),
+    )
+    for row, of_row in first.entries.items()
+  }
+  assert set(segments(write(2, dataclasses.replace(first, entries=entries), folder))) == {
+    'segment_000001'
+  }
+
+
+def test_in_a_checkpoint_that_did_not_count_nothing_was_replayed(write, monkeypatch):
+  buffer = of_rows(1, 2)
+  describe = buffer_files._describe
+
+  def without_count(*args):
+    columns = dict(describe(*args))
+    del columns['times_replayed']
+    return columns
+
+  monkeypatch.setattr(buffer_files, '_describe', without_count)
+  write(1, buffer)  # which reads it back, with counts of 0
+
+
 def test_a_truncated_segment_is_noticed(write):
   folder = write(1, of_rows(1, 2))
   os.truncate(folder / 'segment_000001', 159)

@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from exgrpo_jax.learner import buffer_files, checkpoint
+from exgrpo_jax.reporting import step_records
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import Pod
 
@@ -42,7 +43,7 @@ def wait_until_it_saves(workdir, seconds):
 
 
 def results(workdir):
-  """(buffer, state and cursor of the last step; metrics without times; samples and evaluations)."""
+  """(buffer, state and cursor of the last step; metrics without times; texts; records)."""
   with checkpoint.open_manager(str(workdir)) as manager:
     last = manager.restore(
       STEPS,
@@ -57,7 +58,9 @@ def results(workdir):
     for folder in ('samples', 'evaluation')
     for path in (workdir / folder).iterdir()
   }
-  return last['buffer'], (last['state'], last['cursor']), tiny.untimed_records(workdir), texts
+  records = step_records.read(workdir)
+  of_last = last['buffer'], (last['state'], last['cursor'])
+  return *of_last, tiny.untimed_records(workdir), texts, records
 
 
 @pytest.mark.slow

@@ -8,7 +8,15 @@ from exgrpo_jax.reporting import direction
 
 
 @pytest.mark.parametrize(
-  'name', ['eval/gsm8k/truncated', 'length/truncated', 'grading/crashed', 'skipped_updates', 'loss']
+  'name',
+  [
+    'eval/gsm8k/truncated',
+    'length/truncated',
+    'grading/crashed',
+    'skipped_updates',
+    'loss',
+    'groups/solved_by_none',
+  ],
 )
 def test_the_best_of_what_should_fall_is_the_lowest(name):
   assert direction.best(name, [0.5, 0.25, math.nan, -math.inf]) == 0.25
