@@ -255,7 +255,7 @@ def token_loss(
   else:
     fresh_BT = logp_BT - jnp.where(is_first, now_BT, inputs.old_logp_BT)
   past_BT = inputs.old_logp_BT
-  if not config.importance_correction:
+  if not config.importance_correction:  # as for fresh rows
     past_BT = jnp.where(is_first, now_BT, past_BT)
   log_ratio_BT = jnp.where(is_replay_B1, logp_BT - past_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
