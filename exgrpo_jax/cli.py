@@ -207,9 +207,9 @@ def config_arguments(argv: Sequence[str]) -> list[str]:
   chosen, is_open = [], False  # a flag waits for its value
   for word in argv:
     flag = word.lstrip('-') if re.match('--?[a-z]', word) else ''
-    if flag.partition('=')[0] == 'config' or flag.startswith('config.'):
+    if flag.partition('=')[0] == 'config' or flag.startswith(('config.', 'noconfig.')):
       chosen.append(word)
-      is_open = '=' not in word
+      is_open = '=' not in word and not flag.startswith('no')  # --noconfig.x means False
     elif is_open and not flag:
       chosen.append(word)
       is_open = False

@@ -116,10 +116,14 @@ def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
 
 
 def test_the_words_that_gave_the_config_are_told_from_the_others():
-  config = ['-config=x.py', '--config.num_steps', '-3', '--config.replay.ratio=0.5']
+  config = ['-config=x.py', '--config.num_steps', '-3', '--noconfig.replay.count_replayed']
   others = ['--workdir=/tmp/x', '--samples', '4', '--configuration=y']
   assert cli.config_arguments(['train', *others, *config[:3], *others, *config[3:]]) == config
   assert cli.config_arguments(['--config', 'smoke', 'other']) == ['--config', 'smoke']
+  assert cli.config_arguments(['--noconfig.x', 'other', '--config.y=1']) == [
+    '--noconfig.x',
+    '--config.y=1',
+  ]
 
 
 # ---- Flags ----
