@@ -297,6 +297,33 @@ def learn(run, params, batch):
   return float(sums['skipped']), float(sums['gradient_norm'])
 
 
+def test_without_importance_correction_the_first_minibatch_has_ratio_1_by_construction(run):
+  """Whatever was computed anew, as for fresh rows; in the second minibatch it counts."""
+  if run.experiment.config.objective.importance_correction:
+    pytest.skip('another run does not correct')
+  half = Q * K // 2
+
+  def replayed_with_advantage(batch):
+    return batch.is_replay_B & (batch.advantage_B != 0)
+
+  step = next(
+    step
+    for step in run.steps.values()
+    if replayed_with_advantage(step.batch)[:half].any()
+    and replayed_with_advantage(step.batch)[half:].any()
+  )
+
+  def learn_with_shifted_logp(rows):
+    shift_BT = 3 * step.batch.response_mask_BT * step.batch.is_replay_B[:, None]
+    logp_BT = step.batch.behaviour_logp_BT.copy()
+    logp_BT[rows] += shift_BT[rows]
+    return learn(run, step.params, dataclasses.replace(step.batch, behaviour_logp_BT=logp_BT))
+
+  as_it_was = learn_with_shifted_logp(slice(0))
+  assert learn_with_shifted_logp(slice(half)) == as_it_was
+  assert learn_with_shifted_logp(slice(half, None)) != as_it_was
+
+
 def test_a_ratio_beyond_float32_is_harmless_at_advantage_0_and_else_refused(run):
   config = run.experiment.config
   if config.optimizer.minibatches != 1 or not config.replay.ratio:
