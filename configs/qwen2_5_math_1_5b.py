@@ -3,6 +3,7 @@ r"""The paper's smallest backbone, and what all five share.
 hf download Qwen/Qwen2.5-Math-1.5B --local-dir Qwen2.5-Math-1.5B
 python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run \
     --config.model.path=Qwen2.5-Math-1.5B
+python -m exgrpo_jax.evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 The data are the authors' files, in the current folder: docs/data.md says where they come from. The
 paper's figures (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2; not yet run
 here.

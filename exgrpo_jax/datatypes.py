@@ -43,6 +43,10 @@ class Questions(Sequence[Question]):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """Several of them at once, which takes little longer than one."""
 
+  @abc.abstractmethod
+  def select(self, rows: np.ndarray) -> 'Questions':
+    """Some of them, numbered anew; int [rows]."""
+
 
 @dataclasses.dataclass(frozen=True)
 class QuestionSet:

@@ -2,6 +2,10 @@ r"""How often a policy is right: pass@1, avg@k and pass@k per data source.
 
 python -m exgrpo_jax.evaluate --config=arithmetic --checkpoint=/tmp/arithmetic \
     --data=arithmetic:test --samples=4 --temperature=1
+python -m exgrpo_jax.evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
+    --out=/tmp/table
+
+A suite is a table of benchmarks, to which each evaluation adds a row.
 
 Every evaluation by hand gets files of its own, and a line in evaluations.jsonl beside them that
 holds its scores and says how it was made; those that the run itself wrote stay as they are.
@@ -18,64 +22,97 @@ import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import cli
+from exgrpo_jax import cli, config_files, policies, suites
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.questions import step_checker
+from exgrpo_jax.data.suite import Part
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
-from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import activity, console, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 
 def define_flags() -> None:
   """Of this command."""
   cli.define_config()
-  cli.define_checkpoint()
+  policies.define_flags()
   cli.define_out("The folder for the records of all questions; by default the run's evaluation/.")
+  flags.DEFINE_string(
+    'suite',
+    None,
+    'A table of benchmarks, to which a row is added: a file such as path/to/suite.py, or by name '
+    f'one of {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace those of '
+    'the config, but for what the command line changes.',
+  )
+  flags.DEFINE_string('name', None, "The row's name; by default that of the run or model's folder.")
   flags.DEFINE_list('data', None, 'Data specs; config.data.validation and .evaluation by default.')
   flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
   flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
 
 def main(args: cli.Args) -> None:
-  """Evaluates a checkpoint of a run."""
-  if not args.config or not args.checkpoint:
-    raise InputError(
-      '--config and --checkpoint are both needed: what train was given as --config and --workdir.'
-    )
-  values = args.config
-  config = parse_config(values)
-  read_config(args.checkpoint)
-  check_workdir(values, args.checkpoint, ('model', 'tokenizer', 'prompt'))
+  """Evaluates a checkpoint of a run, or a model, on some data or on a suite."""
+  values: Any = policies.config_values(args)
+  wanted = _open_table(args)
+  if wanted:
+    values = suites.with_settings(wanted.suite, values, policies.overrides(args))
   with values.unlocked():
     values.evaluation.samples = args.samples or values.evaluation.samples
     if args.temperature is not None:
       values.evaluation.temperature = args.temperature
-  specs = args.data or config.data.evaluated
-  if not specs:
-    raise InputError('--data is needed: the config names nothing to evaluate on.')
+  config = parse_config(values)
+  specs = args.data or (wanted.suite.data if wanted else config.data.evaluated)
+  out = args.out or (args.checkpoint and os.path.join(args.checkpoint, 'evaluation'))
+  if not specs or not out:
+    missing, why = ('data', 'evaluate on') if not specs else ('out', 'write to')
+    raise InputError(f'--{missing} is needed: neither config nor run names what to {why}.')
   spec_names.check_distinct(specs, '--data')
-  experiment = open_experiment(values, args.checkpoint)
-  out = args.out or os.path.join(args.checkpoint, 'evaluation')
+  experiment = open_experiment(values, args.checkpoint or out)
   with jax.set_mesh(experiment.mesh), console.opened():
-    like = model.shapes(experiment.model, experiment.mesh)
-    params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
-    for spec in specs:
-      data = load_questions(experiment, spec)
+    loaded = [load_questions(experiment, spec) for spec in specs]
+    if wanted:
+      parts = suites.plan(wanted, loaded, config, may_miss=bool(args.data))
+    else:
+      parts = [Part(data, config.evaluation.samples, ()) for data in loaded]
+    params, step = policies.restore(args, experiment)
+    policy, evaluated = policies.origin(args), []
+    for part in parts:
+      spec = part.data.spec
       with activity.doing(f'evaluation on {spec}'):
-        scores, records = score_policy(experiment, params, data, step)
-      path = _write_by_hand(out, args.checkpoint, step, spec, scores, records)
-      print(f'{spec} at step {step}, temperature {experiment.config.evaluation.temperature}')
-      print(f'{table(scores)}\nresponses: {path}')
+        scores, records = score_policy(_sampling(experiment, part.samples), params, part.data, step)
+      path = _write_by_hand(out, policy, step, spec, scores, records)
+      print(f'{spec} at step {step}, temperature {config.evaluation.temperature}')
+      print(f'{table(scores)}\nresponses: {path}', flush=True)
+      evaluated.append((part, records))
+    if wanted:
+      print(suites.write_row(wanted, config, policy | {'step': step}, evaluated), end='')
+
+
+def _open_table(args: cli.Args) -> suites.Table | None:
+  """The table of --suite, where there is one."""
+  if not args.suite:
+    if args.name is not None:
+      raise InputError(f'--name={args.name} names the row of a table, and there is no --suite.')
+    return None
+  if args.samples is not None:
+    raise InputError(f"--samples={args.samples} is a benchmark's own; the suite says it.")
+  (path,) = policies.origin(args).values()
+  name = os.path.basename(path.rstrip('/'))
+  return suites.open_table(args.suite, args.out, name if args.name is None else args.name)
+
+
+def _sampling(experiment: Experiment, samples: int) -> Experiment:
+  """The experiment, with so many responses to each question of an evaluation."""
+  config = experiment.config
+  changed = dataclasses.replace(config.evaluation, samples=samples)
+  return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))
 
 
 def score_all(
@@ -187,7 +224,7 @@ def _records_path(out: str, step: int, spec: str, made: str = '') -> str:
 
 def _write_by_hand(
   out: str,
-  run: str,
+  policy: Mapping[str, str],
   step: int,
   spec: str,
   scores: Mapping[str, float],
@@ -201,7 +238,7 @@ def _write_by_hand(
   metrics.write_rows(path, records)
   line = {
     'time': now.isoformat(timespec='seconds'),
-    'run': os.path.abspath(run),
+    **policy,
     'data': spec,
     'samples': samples,
     **sampling,

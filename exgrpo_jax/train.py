@@ -153,7 +153,7 @@ def start_or_resume(
           told_to_stop=told_to_stop,
         )
         take_steps(run, snapshot, Progress(pace, snapshot.buffer))
-  if hosts.is_first():
+  if hosts.is_first() and (config.num_steps or evaluations):  # else there is nothing to draw
     curves.draw(workdir)
 
 

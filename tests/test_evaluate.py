@@ -34,6 +34,9 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
     args = types.SimpleNamespace(
       config=copy.deepcopy(values),
       checkpoint=str(recorded.workdir),
+      model=None,
+      suite=None,
+      name=None,
       step=step,
       out=str(tmp_path / 'out'),
       data=None,

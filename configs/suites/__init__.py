@@ -1,0 +1,1 @@
+"""Suites of benchmarks, one file each; `--suite=NAME` of evaluate finds them."""

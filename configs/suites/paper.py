@@ -1,0 +1,40 @@
+r"""The paper's table: six benchmarks in distribution, three out of it.
+
+python -m exgrpo_jax.evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
+    --config=qwen2_5_math_1_5b --out=/tmp/table
+python -m exgrpo_jax.evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
+The files are the authors' test sets, from the folder ExGRPO/data of github.com/ElliottYan/LUFFY;
+`--data` names others. In them AIME and AMC list each question 32 times. The source of MMLU-Pro's
+rows is taken to be mmlu_pro, the name of the authors' file: it was not at hand.
+"""
+
+from exgrpo_jax.data.suite import Benchmark, Suite
+
+_IN, _OUT = 'test.id.parquet', 'test.ood.parquet'
+
+
+def get_suite():
+  return Suite(
+    benchmarks=(
+      Benchmark('AIME24', data=_IN, source='aime', group='in', samples=32),
+      Benchmark('AIME25', data=_IN, source='aime25', group='in', samples=32),
+      Benchmark('AMC', data=_IN, source='amc', group='in', samples=32),
+      Benchmark('MATH-500', data=_IN, source='math', group='in', samples=1),
+      Benchmark('Minerva', data=_IN, source='minerva', group='in', samples=1),
+      Benchmark('OlympiadBench', data=_IN, source='olympiad_bench', group='in', samples=1),
+      Benchmark('ARC-c', data=_OUT, source='arc_c', group='out', samples=1),
+      Benchmark('GPQA-diamond', data=_OUT, source='gpqa', group='out', samples=1),
+      Benchmark('MMLU-Pro', data=_OUT, source='mmlu_pro', group='out', samples=1),
+    ),
+    settings={
+      'evaluation.temperature': 0.6,
+      'evaluation.top_k': 0,
+      'evaluation.top_p': 1.0,
+      'evaluation.min_p': 0.0,
+      'evaluation.require_think': True,
+      'evaluation.require_box': True,
+      'rollout.max_prompt': 4096,
+      'rollout.max_response': 8192,
+      'data.overlong': 'refuse',  # a benchmark is whole or it is another one
+    },
+  )

@@ -1,0 +1,163 @@
+"""Suites: which benchmarks a table of results has, and where their questions are found.
+
+A file in configs/suites/ defines a `get_suite()` that returns a Suite.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import os
+import runpy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from exgrpo_jax.datatypes import Question, QuestionSet
+from exgrpo_jax.errors import InputError
+
+GROUPS = {'in': 'in distribution', 'out': 'out of distribution'}  # as in Benchmark.group
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """One column of a table."""
+
+  label: str
+  data: str  # the data spec that has its questions, unless the user names others
+  source: str  # of its questions
+  group: str  # of GROUPS: over which it is averaged
+  samples: int  # responses to each question, those to its copies included: k of avg@k
+
+  @property
+  def measure(self) -> str:
+    """Of a question's responses the share that is right, or whether its only one is."""
+    return f'avg@{self.samples}' if self.samples > 1 else 'pass@1'
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+  """The columns of a table, and what all of its rows have in common."""
+
+  benchmarks: tuple[Benchmark, ...]
+  settings: Mapping[str, Any]  # dotted config key -> value
+
+  @property
+  def data(self) -> tuple[str, ...]:
+    """The data specs that have the questions, unless the user names others."""
+    return tuple(dict.fromkeys(benchmark.data for benchmark in self.benchmarks))
+
+
+class Part(NamedTuple):
+  """Questions of one data spec that get equally many responses each."""
+
+  data: QuestionSet
+  samples: int
+  benchmarks: tuple[Benchmark, ...]  # whose questions these are
+
+
+def load(path: str) -> Suite:
+  """The suite of a file; InputError where the file fails or its benchmarks cannot be told apart."""
+  try:
+    definitions = runpy.run_path(path)
+    if 'get_suite' not in definitions:
+      raise InputError('it has no get_suite(), which returns a Suite')
+    suite = definitions['get_suite']()
+    if not isinstance(suite, Suite) or not suite.benchmarks:
+      raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
+    for benchmark in suite.benchmarks:
+      _check_benchmark(benchmark, suite)
+  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
+    kind = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
+    raise InputError(f'--suite={path}: {kind}{error}; configs/suites/paper.py is one.') from error
+  return suite
+
+
+def name(path: str) -> str:
+  """Of the suite in a file: what its tables are called."""
+  return os.path.basename(path).removesuffix('.py')
+
+
+def _check_benchmark(benchmark: Benchmark, suite: Suite) -> None:
+  if benchmark.group not in GROUPS or benchmark.samples < 1:
+    raise InputError(
+      f"benchmark '{benchmark.label}' has group={benchmark.group!r} and "
+      f'samples={benchmark.samples}; a group is one of {", ".join(GROUPS)}, samples are at least 1'
+    )
+  for other in suite.benchmarks:
+    if other is not benchmark and (
+      other.label == benchmark.label or other.source == benchmark.source
+    ):
+      raise InputError(
+        f"benchmarks '{other.label}' and '{benchmark.label}' share a label or a source, by which "
+        'they are told apart'
+      )
+
+
+def parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
+  """What must be sampled for the benchmarks whose questions are in `loaded`.
+
+  A benchmark with k samples of which each question has c copies takes k / c responses to each row.
+
+  Raises:
+    InputError: questions of a benchmark are in two data specs, their copies are not equally many,
+      or c does not divide k.
+  """
+  found: dict[str, str] = {}  # source -> the data spec that has it
+  planned = []
+  for data in loaded:
+    questions = list(data.questions)
+    by_samples: dict[int, tuple[list[Benchmark], list[int]]] = {}
+    for benchmark in suite.benchmarks:
+      rows = [row for row, asked in enumerate(questions) if asked.source == benchmark.source]
+      if not rows:
+        continue
+      if benchmark.source in found:
+        raise InputError(
+          f"'{found[benchmark.source]}' and '{data.spec}' both have questions of source "
+          f"'{benchmark.source}' ({benchmark.label}); name one of them in --data, or a slice."
+        )
+      found[benchmark.source] = data.spec
+      samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
+      benchmarks, all_rows = by_samples.setdefault(samples, ([], []))
+      benchmarks.append(benchmark)
+      all_rows += rows
+    for samples, (benchmarks, rows) in by_samples.items():
+      planned.append(Part(_select(data, sorted(rows)), samples, tuple(benchmarks)))
+  return planned
+
+
+def missing(suite: Suite, planned: Sequence[Part]) -> list[Benchmark]:
+  """The benchmarks without questions."""
+  found = {benchmark.source for part in planned for benchmark in part.benchmarks}
+  return [benchmark for benchmark in suite.benchmarks if benchmark.source not in found]
+
+
+def content(questions: Sequence[Question]) -> str:
+  """A digest of what is asked and of its answers, which neither order nor copies change."""
+  asked = sorted({repr((question.messages, question.answer)) for question in questions})
+  return hashlib.sha256('\n'.join(asked).encode()).hexdigest()[:16]
+
+
+def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> int:
+  """Responses to each row."""
+  if benchmark.samples == 1:
+    return 1  # a row is a question
+  copies = collections.Counter((question.messages, question.answer) for question in questions)
+  fewest, most = min(copies.values()), max(copies.values())
+  if fewest != most or benchmark.samples % most:
+    times = f'{most}' if fewest == most else f'{fewest} to {most}'
+    raise InputError(
+      f"{spec}: each question of source '{benchmark.source}' is listed {times} times, and "
+      f'{benchmark.label} is {benchmark.measure}: all must be listed equally often, and '
+      f'{benchmark.samples} must be divisible by it.'
+    )
+  return benchmark.samples // most
+
+
+def _select(data: QuestionSet, rows: Sequence[int]) -> QuestionSet:
+  return QuestionSet(
+    spec=data.spec,
+    questions=data.questions.select(np.array(rows)),
+    prompts=[data.prompts[row] for row in rows],
+  )

@@ -1,0 +1,259 @@
+r"""The table of a suite: policies by benchmarks, in Markdown, CSV and LaTeX.
+
+A row is a JSON file in a folder of its own, as `exgrpo_jax.evaluate --suite` writes it; the tables
+are made anew from all of them.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from exgrpo_jax.data.suite import GROUPS, Benchmark
+from exgrpo_jax.errors import InputError
+
+Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
+
+_LATEX = {
+  '\\': r'\textbackslash{}',
+  '~': r'\textasciitilde{}',
+  '^': r'\textasciicircum{}',
+  '<': r'\textless{}',
+  '>': r'\textgreater{}',
+  **{character: f'\\{character}' for character in '&%$#_{}'},
+}
+
+
+class Score(NamedTuple):
+  """A share of right responses with its 95% confidence interval, all in [0, 1]."""
+
+  value: float
+  low: float
+  high: float
+
+  @property
+  def half_width(self) -> float:
+    """Of the interval."""
+    return (self.high - self.low) / 2
+
+
+class Cell(NamedTuple):
+  """What a column says of a row: a benchmark's score, or the average over some of a group."""
+
+  score: Score | None  # None where there is none
+  over: int = 0  # how many benchmarks an average is over
+  of: int = 0  # how many it should be over; 0 of a benchmark
+
+
+def average(scores: Sequence[Score]) -> Score:
+  """The mean of m benchmarks, each counting once, with its 95% interval.
+
+  The benchmarks' errors are independent, so their squares add up. With (l_i, u_i) the interval of
+  benchmark i and p_i its value, the mean p has the interval
+
+    p - sqrt(Σ (p_i - l_i)²) / m  to  p + sqrt(Σ (u_i - p_i)²) / m.
+
+  Where the intervals are symmetric, p_i ± 1.96 se_i, it is p ± 1.96 sqrt(Σ se_i²) / m. Where a
+  benchmark has none or all right, its standard error says nothing and Wilson's limits still do.
+  This is the method of variance estimates recovery (Zou and Donner, Statistics in Medicine 27,
+  2008), applied to a sum.
+  """
+  m = len(scores)
+  value = sum(score.value for score in scores) / m
+  below = math.sqrt(sum((score.value - score.low) ** 2 for score in scores)) / m
+  above = math.sqrt(sum((score.high - score.value) ** 2 for score in scores)) / m
+  return Score(value, max(value - below, 0.0), min(value + above, 1.0))  # but for rounding
+
+
+# ---- Rows ----
+
+
+def row_path(folder: str, name: str) -> pathlib.Path:
+  """The file of the row called `name`."""
+  return pathlib.Path(folder, re.sub(r'[^\w.-]+', '_', name) + '.json')
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+  """The rows in a folder, in the order in which they were evaluated."""
+  rows = []
+  for path in sorted(pathlib.Path(folder).glob('*.json')):
+    try:
+      row = json.loads(path.read_text(encoding='utf-8'))
+      rows.append(row | {'evaluated': row['evaluated'], 'name': row['name']})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+      raise InputError(
+        f'{path} cannot be read as a row of a table ({type(error).__name__}: {error}); delete it, '
+        'or name another --out.'
+      ) from error
+  return sorted(rows, key=lambda row: row['evaluated'])
+
+
+def check_comparable(row: Row, others: Sequence[Row], folder: str) -> None:
+  """Refuses a row whose settings or questions are not those of the rows that are there.
+
+  Of a row that is yet to be evaluated, `settings` and `benchmarks` with `content` and `responses`
+  are enough. Benchmarks that one of them lacks are not compared.
+  """
+  for other in others:
+    where = f"{row_path(folder, other['name'])} ('{other['name']}')"
+    for key in sorted({*row['settings'], *other['settings']}):
+      here, there = row['settings'].get(key), other['settings'].get(key)
+      if here != there:
+        raise InputError(
+          f'config.{key}={here} does not compare with {where}, which was evaluated with {there}; '
+          'rows of one table have the same settings, so choose these, or another --out.'
+        )
+    for label in row['benchmarks'].keys() & other['benchmarks'].keys():
+      here, there = row['benchmarks'][label], other['benchmarks'][label]
+      for key, what in (('content', 'other questions'), ('responses', 'another number of them')):
+        if here[key] != there[key]:
+          raise InputError(
+            f'{label} does not compare with {where}, which was evaluated on {what} ({key} '
+            f'{there[key]}, here {here[key]}); name the same --data, or another --out.'
+          )
+
+
+# ---- Tables ----
+
+
+def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> list[str]:
+  """Writes out/{suite}.md, .csv and .tex over these rows; returns their paths."""
+  texts = {
+    'md': markdown(benchmarks, rows),
+    'csv': comma_separated(benchmarks, rows),
+    'tex': latex(benchmarks, rows),
+  }
+  paths = []
+  for ending, text in texts.items():
+    path = pathlib.Path(out, f'{suite}.{ending}')
+    unfinished = path.with_name(path.name + '.new')
+    unfinished.write_text(text, encoding='utf-8')
+    os.replace(unfinished, path)
+    paths.append(str(path))
+  return paths
+
+
+def markdown(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
+  """Per cent, each with half the width of its interval, and below it how it was measured."""
+  header = ['']
+  for group, members in _grouped(benchmarks).items():
+    header += [*(benchmark.label for benchmark in members), f'average {GROUPS[group]}']
+  lines = [header, ['---', *['---:'] * (len(header) - 1)]]
+  lines += [
+    [row['name'], *(_text(cell, ' ± ', '–') for cell in _cells(benchmarks, row))] for row in rows
+  ]
+  lines = [[cell.replace('|', r'\|') for cell in line] for line in lines]
+  table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  return f'{table}\n\n{_legend(benchmarks, rows)}\n'
+
+
+def comma_separated(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
+  """Per cent: for each column its value and its interval, for an average what it is over too."""
+  header, text = ['name'], io.StringIO(newline='')
+  for group, members in _grouped(benchmarks).items():
+    for column in (*(benchmark.label for benchmark in members), f'average {GROUPS[group]}'):
+      header += [column, f'{column} low', f'{column} high']
+    header.append(f'average {GROUPS[group]} over')
+  table = csv.writer(text, lineterminator='\n')
+  table.writerow(header)
+  for row in rows:
+    fields = [row['name']]
+    for cell in _cells(benchmarks, row):
+      fields += [f'{100 * value:.4f}' for value in cell.score] if cell.score else [''] * 3
+      fields += [str(cell.over)] if cell.of else []
+    table.writerow(fields)
+  return text.getvalue()
+
+
+def latex(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
+  """A tabular of booktabs, per cent, each with half the width of its interval."""
+  groups = _grouped(benchmarks)
+  titles, rules, labels, first = [''], [], [''], 2
+  for group, members in groups.items():
+    width = len(members) + 1
+    titles.append(rf'\multicolumn{{{width}}}{{c}}{{{GROUPS[group].capitalize()}}}')
+    rules.append(rf'\cmidrule(lr){{{first}-{first + width - 1}}}')
+    labels += [*(_escaped(benchmark.label) for benchmark in members), 'Average']
+    first += width
+  body = [
+    [_escaped(row['name']), *(_text(cell, r' {\scriptsize$\pm$', '--', '}') for cell in cells)]
+    for row in rows
+    for cells in [_cells(benchmarks, row)]
+  ]
+  return '\n'.join(
+    [
+      *(f'% {line}' for line in _legend(benchmarks, rows).splitlines()),
+      rf'\begin{{tabular}}{{l{"".join("r" * (len(members) + 1) for members in groups.values())}}}',
+      r'\toprule',
+      ' & '.join(titles) + r' \\',
+      ' '.join(rules),
+      ' & '.join(labels) + r' \\',
+      r'\midrule',
+      *(' & '.join(line) + r' \\' for line in body),
+      r'\bottomrule',
+      r'\end{tabular}',
+      '',
+    ]
+  )
+
+
+def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
+  """Group -> its benchmarks, in the order of the table's columns; groups without any left out."""
+  grouped = {group: [item for item in benchmarks if item.group == group] for group in GROUPS}
+  return {group: members for group, members in grouped.items() if members}
+
+
+def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
+  """Of one row: for each group its benchmarks, then their average."""
+  cells = []
+  for members in _grouped(benchmarks).values():
+    found = [row['benchmarks'].get(benchmark.label) for benchmark in members]
+    scores = [
+      Score(*(one[key] for key in ('score', 'low', 'high'))) if one else None for one in found
+    ]
+    known = [score for score in scores if score]
+    cells += [Cell(score) for score in scores]
+    cells.append(Cell(average(known) if known else None, len(known), len(members)))
+  return cells
+
+
+def _text(cell: Cell, separator: str, absent: str, end: str = '') -> str:
+  if cell.score is None:
+    return absent
+  incomplete = f' ({cell.over} of {cell.of})' if cell.over < cell.of else ''
+  return (
+    f'{100 * cell.score.value:.1f}{separator}{100 * cell.score.half_width:.1f}{end}{incomplete}'
+  )
+
+
+def _legend(benchmarks: Sequence[Benchmark], rows: Sequence[Row]) -> str:
+  """What the numbers are, and which are missing."""
+  measures: dict[str, list[str]] = {}
+  for benchmark in benchmarks:
+    measures.setdefault(benchmark.measure, []).append(benchmark.label)
+  settings = rows[0]['settings'] if rows else {}
+  lines = [
+    'Per cent, ± half of the 95% interval. '
+    + '; '.join(f'{measure}: {", ".join(labels)}' for measure, labels in measures.items())
+    + '.',
+    ', '.join(f'{key}={value}' for key, value in settings.items()),
+  ]
+  without: dict[str, list[str]] = {}
+  for row in rows:
+    absent = [item.label for item in benchmarks if item.label not in row['benchmarks']]
+    without.setdefault(', '.join(absent), []).append(row['name'])
+  lines += [
+    f'Without {absent}, of which there were no questions: {", ".join(names)}.'
+    for absent, names in without.items()
+    if absent
+  ]
+  return '\n'.join(filter(None, lines))
+
+
+def _escaped(text: str) -> str:
+  return ''.join(_LATEX.get(character, character) for character in text)
