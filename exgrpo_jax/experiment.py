@@ -160,7 +160,7 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
       'groups.'
     )
-  _check_bounds(parsed.replay, parsed.rollout.samples)
+  replay.check_bounds(parsed.replay, parsed.rollout.samples)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
       'config.export.best=True needs config.data.validation: the best policy is chosen by other '
@@ -323,18 +323,6 @@ def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   """Shapes and shardings of a run's train state; allocates nothing."""
   params = model.shapes(experiment.model, experiment.mesh)
   return optimizer.shapes(experiment.config.optimizer, experiment.config.num_updates, params)
-
-
-def _check_bounds(bounds: replay.Config, samples: int) -> None:
-  most = samples - replay.retires(bounds)  # successes of a group that can be recorded
-  recorded = [replay.is_recorded(bounds, k / samples) for k in range(1, most + 1)]
-  if bounds.ratio > 0 and not any(recorded):
-    raise InputError(
-      f'config.replay.lower_bound={bounds.lower_bound} and '
-      f'config.replay.upper_bound={bounds.upper_bound} let no group be recorded: of '
-      f'config.rollout.samples={samples}, none of 1 to {most} successes is a share above the lower '
-      'and at most the upper bound, so nothing would ever be replayed.'
-    )
 
 
 def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:

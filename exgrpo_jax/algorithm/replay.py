@@ -172,6 +172,19 @@ def is_recorded(config: Config, correctness: float) -> bool:
   return config.lower_bound < correctness <= config.upper_bound
 
 
+def check_bounds(config: Config, num_rollouts: int) -> None:
+  """InputError where the bounds let no group of so many rollouts be recorded."""
+  most = num_rollouts - retires(config)  # successes of a group that can be recorded
+  recorded = [is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
+  if config.ratio > 0 and not any(recorded):
+    raise InputError(
+      f'config.replay.lower_bound={config.lower_bound} and '
+      f'config.replay.upper_bound={config.upper_bound} let no group be recorded: of '
+      f'config.rollout.samples={num_rollouts}, none of 1 to {most} successes is a share above the '
+      'lower and at most the upper bound, so nothing would ever be replayed.'
+    )
+
+
 def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
   """Log of what each bucket's probability is proportional to: [K].
 
