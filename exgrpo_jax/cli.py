@@ -82,14 +82,16 @@ def run(
   define_flags: Callable[[], None],
   choices: Sequence[str] = (),
   on_all_hosts: bool = False,
+  several: str = '',
 ) -> None:
   """Runs a command; what the user got wrong becomes one line and exit status 2.
 
   Args:
-    main: called with the flags, and with the chosen one of `choices` where there are any.
+    main: called with the flags, and with the words that follow the command, where there may be any.
     define_flags: defines the command's flags.
     choices: words of which exactly one must follow the command.
     on_all_hosts: the command can run as one of several hosts that work together.
+    several: what the words are of which one or more must follow the command, e.g. 'WORKDIR'.
   """
   try:
     define_flags()  # reads a --flagfile
@@ -110,7 +112,11 @@ def run(
         raise InputError(
           f"'{' '.join(words)}': the command must be followed by one of: {', '.join(choices)}."
         )
-      if words and not choices:
+      if several and not words:
+        raise InputError(
+          f'the command must be followed by one {several} or more; --help says more.'
+        )
+      if words and not choices and not several:
         raise InputError(f"'{words[0]}' is not a flag; flags are written as --name=value.")
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)

@@ -13,7 +13,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers.paths import REPOSITORY
 
-COMMANDS = ('benchmark', 'capacity', 'check', 'evaluate', 'export', 'sweep', 'train')
+COMMANDS = ('benchmark', 'capacity', 'check', 'evaluate', 'export', 'figures', 'sweep', 'train')
 
 
 def train(*arguments):
@@ -154,6 +154,7 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
+    'figures': {'out'},
     'train': {'config', 'workdir', 'num_processes'},
   }
   assert set(flags) == set(COMMANDS)

@@ -1,0 +1,186 @@
+"""What figures are drawn from: runs, grouped by what they were configured to do."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import records, step_records
+from exgrpo_jax.reporting.records import Run
+from exgrpo_jax.runtime.workdir import read_config
+
+# Runs that differ in nothing else are of one setting: seeds, places, and what changes no result.
+_SAME_SETTING = (
+  'seed',
+  'compilation_cache',
+  'checkpoint.',
+  'export.',
+  'metrics.',
+  'mesh.',
+  'data.cache_dir',
+  'warm_start.path',
+  'grading.workers',
+  'rollout.slots',
+  'rollout.logit_chunk',
+  'gradient.tokens_per_microbatch',
+  'gradient.remat',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+  """A run, as far as it has been recorded."""
+
+  workdir: str
+  config: Mapping[str, Any]  # by dotted name
+  metrics: Run
+  responses: pa.Table  # see step_records.RESPONSES
+  questions: pa.Table  # see step_records.QUESTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """The runs of one setting, which differ in their seeds."""
+
+  label: str  # what it has that other groups have otherwise
+  runs: tuple[Recorded, ...]
+
+  @property
+  def num_rollouts(self) -> int:
+    """K, of a question."""
+    return self.runs[0].config['rollout.samples']
+
+  def responses(self, *names: str) -> list[np.ndarray]:
+    """Columns of the responses of all its runs; what may be missing is NaN there."""
+    return [_joined([run.responses[name] for run in self.runs]) for name in names]
+
+
+def read(workdirs: Sequence[str]) -> list[Group]:
+  """The runs of these workdirs by setting, in their order.
+
+  Raises InputError where one is no run's workdir, is named twice, or holds no metrics yet.
+  """
+  names = [os.path.realpath(workdir) for workdir in workdirs]
+  for index, workdir in enumerate(workdirs):
+    if names[index] in names[:index]:
+      raise InputError(f'{workdir} is named twice; a run counts once.')
+  by_setting: dict[str, list[Recorded]] = {}
+  for run in map(_read, workdirs):
+    by_setting.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
+  settings = [_setting(runs[0]) for runs in by_setting.values()]
+  groups = [
+    Group(label, tuple(runs)) for label, runs in zip(_labels(settings), by_setting.values())
+  ]
+  for group in groups:
+    seeds = [run.config['seed'] for run in group.runs]
+    if len(set(seeds)) < len(seeds):
+      raise InputError(
+        f'{group.runs[0].workdir}: of {len(seeds)} runs of this setting two have the same seed '
+        f'({", ".join(map(str, sorted(seeds)))}), so they are one run twice; name one of them.'
+      )
+  return groups
+
+
+def _read(workdir: str) -> Recorded:
+  if not os.path.exists(os.path.join(workdir, 'config.json')):
+    raise InputError(
+      f"{workdir} is no run's workdir: it holds no config.json; name train's --workdir."
+    )
+  metrics = records.read(workdir)
+  if not metrics:
+    raise InputError(
+      f'{workdir}: the run has not written any metrics yet; wait for its first step.'
+    )
+  tables = step_records.read(workdir)
+  return Recorded(workdir, _flat(read_config(workdir)), metrics, tables.responses, tables.questions)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  flat: dict[str, Any] = {}
+  for name, value in values.items():
+    is_section = isinstance(value, Mapping)
+    flat |= _flat(value, f'{prefix}{name}.') if is_section else {prefix + name: value}
+  return flat
+
+
+def _setting(run: Recorded) -> dict[str, Any]:
+  return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Of each setting, what differs between them; that of a single one says how it replays."""
+  names = sorted({name for setting in settings for name in setting})
+  values = {name: [json.dumps(s.get(name)) for s in settings] for name in names}
+  differing = [name for name in names if len(set(values[name])) > 1]
+  if not differing:
+    ratio = settings[0]['replay.ratio']
+    return [f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'GRPO']
+  return [
+    ', '.join(f'{name}={setting.get(name, "-")}' for name in differing) for setting in settings
+  ]
+
+
+def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
+  """Of several tables, as one array: booleans as 0 and 1, what is null as NaN."""
+  kind = columns[0].type
+  whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
+  if pa.types.is_string(kind):
+    return np.array(whole.to_pylist(), object)
+  if pa.types.is_boolean(kind):
+    whole = whole.cast(pa.int8())
+  return whole.to_numpy()
+
+
+# ---- Metrics of several seeds ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+  """A metric over the steps at which every seed has a finite value."""
+
+  steps: np.ndarray  # [S]
+  value_SN: np.ndarray  # a column for each seed
+
+  @property
+  def mean(self) -> np.ndarray:
+    """[S], over seeds."""
+    return self.value_SN.mean(axis=1)
+
+
+def over_seeds(runs: Sequence[Recorded], name: str) -> Series | None:
+  """A metric of several runs; None where they have it at no common step."""
+  series = [
+    {
+      int(record['step']): record[name]
+      for record in run.metrics
+      if math.isfinite(record.get(name, math.nan))
+    }
+    for run in runs
+  ]
+  steps = sorted(set.intersection(*map(set, series)))
+  if not steps:
+    return None
+  return Series(np.array(steps), np.array([[values[s] for values in series] for s in steps]))
+
+
+def scores(groups: Sequence[Group]) -> dict[str, str]:
+  """Source of an evaluation -> the metric of its score: avg@k, or pass@1 where k is 1."""
+  names = {
+    name for group in groups for run in group.runs for record in run.metrics for name in record
+  }
+  found: dict[str, str] = {}
+  for name in sorted(names, reverse=True):  # pass@1 first, avg@k in its place
+    head, _, measure = name.rpartition('/')
+    if name.startswith('eval/') and (measure == 'pass@1' or _is_average(measure)):
+      found[head.removeprefix('eval/')] = name
+  return dict(sorted(found.items()))
+
+
+def _is_average(measure: str) -> bool:
+  return measure.startswith('avg@') and measure.removeprefix('avg@').isdigit()
