@@ -68,14 +68,24 @@ def draw(groups: Sequence[Group]) -> Drawing:
     ax.set_yticks(places, [canvas.wrap(group.label, _LABEL) for group in groups])
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.invert_yaxis()
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, 1.1 * _extent(found))
     ax.grid(visible=False, axis='y')
     if ax not in axes[::_COLUMNS]:
       ax.tick_params(labelleft=False)
   canvas.caption(
-    figure, 'dots: seeds; whiskers: 95% intervals over seeds, of one seed over questions'
+    figure,
+    'dots: seeds; whiskers: 95% intervals over seeds, of one seed over questions; of two seeds they '
+    'may leave the panel',
   )
   return Drawing(figure, rows)
+
+
+def _extent(bars: Sequence[_Bar | None]) -> float:
+  """How far the panel reaches: to all but the whiskers of two seeds, which are 9 times as wide."""
+  return (
+    max(max(*bar.seeds, bar.mean, bar.high if len(bar.seeds) != 2 else 0.0) for bar in bars if bar)
+    or 1.0
+  )
 
 
 def _last_common_step(groups: Sequence[Group], names: Sequence[str]) -> int:

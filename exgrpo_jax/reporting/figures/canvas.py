@@ -117,12 +117,15 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
 
 
 def caption(figure: Figure, text: str) -> None:
-  """A line below the panels that says what bands and whiskers are."""
+  """A line below the panels of a figure without a legend."""
   figure.supxlabel(text, fontsize=8, color=GREY)
 
 
-def legend(figure: Figure, axes: Sequence[Axes], beside: bool = False) -> None:
-  """One legend for all panels, of every label once: below them, or beside them from the top."""
+def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
+  """One legend for all panels, of every label once: below them, or beside them from the top.
+
+  `note` stands above it, and says what bands and whiskers are.
+  """
   found: dict[str, Any] = {}
   for ax in axes:
     handles, texts = ax.get_legend_handles_labels()
@@ -133,7 +136,12 @@ def legend(figure: Figure, axes: Sequence[Axes], beside: bool = False) -> None:
     return
   columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + _INCH * max(map(len, found))))
   figure.legend(
-    list(found.values()), list(found), loc='outside lower center', ncols=max(1, columns)
+    list(found.values()),
+    list(found),
+    title=note,
+    title_fontproperties={'size': 8},
+    loc='outside lower center',
+    ncols=max(1, columns),
   )
 
 

@@ -35,6 +35,5 @@ def draw(groups: Sequence[Group]) -> Drawing:
         for step, mean, least, most in zip(found.steps.tolist(), found.mean, low.mean, high.mean)
       ]
     canvas.label(ax, source, name.rpartition('/')[2])
-  canvas.caption(figure, 'bands: 95% intervals over questions')
-  canvas.legend(figure, axes)
+  canvas.legend(figure, axes, 'bands: 95% intervals over questions')
   return Drawing(figure, rows)

@@ -43,10 +43,8 @@ def draw(groups: Sequence[Group]) -> Drawing:
     successes_of = f"successes of the question's {group.num_rollouts} responses"
     canvas.label(right, f'By difficulty\n{group.label}', '', successes_of)
     left.set_ylim(bottom=0)
-  canvas.caption(
-    figure, f'whiskers: 95% intervals; points of fewer than {_LEAST} responses left out'
-  )
-  canvas.legend(figure, list(axes.flat))
+  note = f'whiskers: 95% intervals; points of fewer than {_LEAST} responses are left out'
+  canvas.legend(figure, list(axes.flat), note)
   return Drawing(figure, rows)
 
 
