@@ -74,8 +74,8 @@ def draw(groups: Sequence[Group]) -> Drawing:
       ax.tick_params(labelleft=False)
   canvas.caption(
     figure,
-    'dots: seeds; whiskers: 95% intervals over seeds, of one seed over questions; of two seeds they '
-    'may leave the panel',
+    'dots: seeds; whiskers: 95% intervals over seeds, of one seed over questions; of two seeds '
+    'they may leave the panel',
   )
   return Drawing(figure, rows)
 

@@ -108,8 +108,8 @@ def wrap(text: str, width: int) -> str:
 
 
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
-  """Draws values over steps, smoothed where these are many; returns what is drawn."""
-  is_long = steps[-1] - steps[0] >= panels.SMOOTHED_FROM - 1 and len(steps) >= _SPARSE
+  """Draws values over steps, smoothed where there are many steps; returns what is drawn."""
+  is_long = steps[-1] >= panels.SMOOTHED_FROM and len(steps) >= _SPARSE
   drawn = panels.smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'
   ax.plot(steps, drawn, label=text, linewidth=1.5, marker=marker, markersize=3, **style)

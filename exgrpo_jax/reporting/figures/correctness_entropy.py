@@ -17,7 +17,7 @@ def draw(groups: Sequence[Group]) -> Drawing:
   """For each setting how many visits of a question had so many successes, and such an entropy.
 
   The entropy is the mean over the right ones of its generated responses; a visit without any is not
-  shown.
+  shown. The topmost cells hold all that is above them too.
   """
   points = {group.label: _visits(group) for group in groups}
   shown = [group for group in groups if len(points[group.label][0])]
