@@ -46,9 +46,11 @@ RESPONSES = pa.schema(
     # Mean token entropies now of all its question's stored ones, oldest first; null where
     # replay.trajectory_selection chooses without them.
     pa.field('candidate_entropies', pa.list_(pa.float32())),
-    pa.field('ratio_mean', pa.float32()),  # over tokens, of w = pi_now / pi_past
+    # Over tokens, of w = pi_now / pi_past; 1 without objective.importance_correction.
+    pa.field('ratio_mean', pa.float32()),
     pa.field('ratio_max', pa.float32()),
-    pa.field('shaped_mean', pa.float32()),  # over tokens, of f(w): what multiplies the advantage
+    # Over tokens, of what multiplies the advantage: f(w), or what objective.shaping makes of w.
+    pa.field('shaped_mean', pa.float32()),
     pa.field('shaped_variance', pa.float32()),
     pa.field('times_replayed', pa.int32()),  # this time included
   ]

@@ -199,12 +199,11 @@ def test_only_what_decides_or_is_replayed_is_scored(recorded, chosen, params, mo
 def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
   recorded, chosen, params
 ):
-  as_stored = recorded.rollout.pick_replays(params, chosen.plan)
+  as_stored, _ = recorded.rollout.pick_replays(params, chosen.plan)
   rollout = changed(recorded.rollout, objective={'importance_correction': False})
+  replays, _ = rollout.pick_replays(params, chosen.plan)
   moved = 0.0
-  for prompt, stored, rescored in zip(
-    chosen.plan.prompts, as_stored, rollout.pick_replays(params, chosen.plan), strict=True
-  ):
+  for prompt, stored, rescored in zip(chosen.plan.prompts, as_stored, replays, strict=True):
     if stored is None:
       assert rescored is None
       continue
