@@ -56,6 +56,16 @@ def define_checkpoint() -> None:
   flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
 
 
+def define_model() -> None:
+  """--model, of commands that read a run or, in its place, a model."""
+  flags.DEFINE_string(
+    'model',
+    None,
+    'A Hugging Face folder, in place of --checkpoint; without --config it takes base and '
+    "prompt.template='paper'.",
+  )
+
+
 def define_out(meaning: str) -> None:
   """--out, of commands that write somewhere else than into a run."""
   flags.DEFINE_string('out', None, meaning)

@@ -42,7 +42,8 @@ from exgrpo_jax.runtime.randomness import Purpose
 def define_flags() -> None:
   """Of this command."""
   cli.define_config()
-  policies.define_flags()
+  cli.define_checkpoint()
+  cli.define_model()
   cli.define_out("The folder for the records of all questions; by default the run's evaluation/.")
   flags.DEFINE_string(
     'suite',

@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 import jax
-from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import cli, config_files
@@ -15,17 +14,6 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import activity
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
-
-
-def define_flags() -> None:
-  """--checkpoint and --step, or --model."""
-  cli.define_checkpoint()
-  flags.DEFINE_string(
-    'model',
-    None,
-    'A Hugging Face folder, in place of --checkpoint; without --config it takes base and '
-    "prompt.template='paper'.",
-  )
 
 
 def config_values(args: cli.Args) -> ConfigDict:
