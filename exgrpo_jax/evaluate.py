@@ -139,6 +139,7 @@ def score_all(
   if validation:
     means = [np.mean([record['correct'] for record in rows]) for rows in validation]
     scores['validation/score'] = float(np.mean(means))
+    print(f'  validation/score {scores["validation/score"]:.4f}', flush=True)
   return scores
 
 

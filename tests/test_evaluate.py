@@ -66,6 +66,12 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
   assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{evaluate.table(scores)}\n')
 
 
+def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
+  written, _ = by_hand(tiny.NUM_STEPS, capsys, config=None)
+  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
+  assert written == own.read_text()
+
+
 def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
   recorded, by_hand, capsys, tmp_path
 ):

@@ -119,8 +119,11 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
       monkeypatch.setattr(scheduler, 'generate', write)
     with recorded.compiling():
       evaluate.main(types.SimpleNamespace(**args | flags))
+    printed = capsys.readouterr().out
+    if not name:
+      return None, printed
     file = tmp_path / 'table' / 'paper' / f'{name.replace(" ", "_")}.json'
-    return json.loads(file.read_text()), capsys.readouterr().out
+    return json.loads(file.read_text()), printed
 
   return run
 
@@ -206,6 +209,15 @@ def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
   assert row['template'] == 'plain' and row['seed'] == tiny.SEED
   assert row['settings'] == dict(suite_files.load(PAPER).settings)
   assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
+
+
+def test_a_model_is_evaluated_without_a_suite_too(files, add_row, tmp_path):
+  _, printed = add_row(files[1:], name=None, suite=None, samples=2, temperature=0.5, write=written)
+  assert re.search(r'test\.ood/arc_c +pass@1 +0\.7500', printed)
+  assert re.search(
+    r'test\.ood/gpqa +avg@2 +0\.2500', printed
+  )  # of one question's two responses, one
+  assert sorted(path.suffix for path in (tmp_path / 'table').iterdir()) == ['.jsonl', '.jsonl']
 
 
 # ---- The suite file ----
