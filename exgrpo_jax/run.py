@@ -1,17 +1,19 @@
-"""What the training loop works with, and what it keeps in mind between steps."""
+"""What the training loop works with, where it starts, and what it keeps in mind between steps."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orbax.checkpoint as ocp
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.datatypes import Cursor, QuestionSet
 from exgrpo_jax.experiment import Experiment
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import gradients
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, record_writer
+from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.clock import Clock
@@ -43,3 +45,19 @@ class Progress:
   pace: Pace
   buffer: Buffer  # after the last step that was reported
   silent_steps: int = 0  # in a row, up to now, without any difference in reward
+
+
+def first_snapshot(
+  experiment: Experiment,
+  rollout: Rollout,
+  params: model.Params,
+  successes: Sequence[seeding.Candidate],
+) -> Snapshot:
+  """A run before its first step; updates will donate `params`."""
+  config = experiment.config
+  return Snapshot(
+    step=0,
+    state=optimizer.init(config.optimizer, config.num_updates, params),
+    buffer=seeding.seeded(rollout, params, successes, config.experience.missing_logprobs),
+    cursor=Cursor(),
+  )

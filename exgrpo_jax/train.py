@@ -29,7 +29,7 @@ from exgrpo_jax.experiment import (
   update_spec,
 )
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, gradients, optimizer
+from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
@@ -44,7 +44,7 @@ from exgrpo_jax.reporting import (
 )
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.run import Progress, Run
+from exgrpo_jax.run import Progress, Run, first_snapshot
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -120,9 +120,7 @@ def start_or_resume(
       assert params is not None
       if reference is not None:  # a copy, for updates donate their input
         reference = jax.tree.map(jnp.copy, params)
-      state = optimizer.init(config.optimizer, config.num_updates, params)
-      buffer = seeding.seeded(rollout, params, successes, config.experience.missing_logprobs)
-      snapshot = Snapshot(step=0, state=state, buffer=buffer, cursor=Cursor())
+      snapshot = first_snapshot(experiment, rollout, params, successes)
     # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0
     record_start(workdir, first)

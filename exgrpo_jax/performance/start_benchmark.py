@@ -64,6 +64,7 @@ def _main(folder: str) -> None:
   logging.set_verbosity(logging.ERROR)  # TFDS logs every detail below it
   config = questions.Config(
     train='',
+    validation=(),
     evaluation=(),
     question_field='',
     answer_field='',

@@ -10,6 +10,7 @@ def config(tmp_path):
   """Default field names, and a cache of the test's own."""
   return questions.Config(
     train='',
+    validation=(),
     evaluation=(),
     question_field='',
     answer_field='',
