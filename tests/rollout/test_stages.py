@@ -240,13 +240,15 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
 
 @pytest.fixture(scope='module')
 def generation(recorded, chosen, params):
-  """(responses, what the grader was given by (group, sample))."""
+  """(responses, what the grader was given by (group, sample)); the first question's are sums."""
   submitted, rollout = {}, recorded.rollout
+  first, *others = chosen.plan.questions
+  questions = (dataclasses.replace(first, source='arithmetic'), *others)
   responses = rollout.generate(
     model.decode_layout(rollout.model, params, rollout.mesh),
-    chosen.plan,
+    dataclasses.replace(chosen.plan, questions=questions),
     jax.random.key(7),
-    lambda key, text, answer, kind, _: submitted.setdefault(key, (text(), answer, kind)),
+    lambda key, text, *others: submitted.setdefault(key, (text(), *others)),
   )
   return responses, submitted
 
@@ -269,11 +271,21 @@ def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
 ):
   responses, submitted = generation
   decode = recorded.experiment.tokenizer.decode
-  assert submitted == {
+  assert {key: given[:3] for key, given in submitted.items()} == {
     (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
     for g, group in enumerate(responses)
     for k, response in enumerate(group)
   }
+
+
+def test_steps_are_checked_of_the_questions_whose_task_can(chosen, generation):
+  row = chosen.plan.questions[0].row  # which asks for the sum of it and 0
+  for (group, _), (*_, check_steps) in generation[1].items():
+    if group:
+      assert check_steps is None
+    else:
+      assert check_steps(rf'{row}+0={row} \boxed{{{row}}}')
+      assert not check_steps(rf'{row}+1={row + 1} \boxed{{{row + 1}}}')
 
 
 # ---- Old log-probabilities ----
