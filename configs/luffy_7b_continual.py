@@ -4,8 +4,8 @@ hf download Elliott/LUFFY-Qwen-Math-7B-Zero --local-dir LUFFY-Qwen-Math-7B-Zero
 python -m exgrpo_jax.train --config=luffy_7b_continual --workdir=/tmp/run \
     --config.model.path=LUFFY-Qwen-Math-7B-Zero
 Not yet run here. The data are those of qwen2_5_math_1_5b.py. Off-policy traces, as LUFFY itself
-was trained on, are --config.experience.path=openr1.parquet, whose target column has them;
---config.experience.missing_logprobs=zero weighs them as LUFFY does.
+was trained on, are --config.experience.path=openr1.parquet, whose target column has them if prepare
+was told to --keep_target; --config.experience.missing_logprobs=zero weighs them as LUFFY does.
 """
 
 from exgrpo_jax.configs import qwen2_5_math_7b

@@ -24,6 +24,7 @@ from absl import flags
 
 from exgrpo_jax import cli, config_files, policies, suites
 from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.questions import step_checker
 from exgrpo_jax.data.suite import Part
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
@@ -256,14 +257,18 @@ def _write_by_hand(
 def _grade(
   experiment: Experiment, spec: str, questions: Sequence[Question], texts: Sequence[str]
 ) -> list[Verdict]:
-  """Verdicts of the texts, equally many for each question in turn, as config.evaluation says."""
-  config = experiment.config
+  """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
+
+  Where the prompts do not end in <think>, no response needs </think>.
+  """
+  config, render = experiment.config, experiment.tokenizer.render
+  require_think = config.evaluation.require_think and all(
+    render(question.messages, config.prompt.template).endswith(THINK) for question in questions
+  )
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
   grading = dataclasses.replace(config.grading, reward='')
-  required = verifier.Config(
-    require_think=config.evaluation.require_think, require_box=config.evaluation.require_box
-  )
+  required = verifier.Config(require_think, config.evaluation.require_box)
   with Grader(grading, required) as grader:
     verdicts = grader.grade(
       texts, [question.answer for question in asked], [question.kind for question in asked]

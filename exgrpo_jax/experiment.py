@@ -78,7 +78,9 @@ class EvaluationConfig:
     '[0, 1]', "only tokens of at least this share of the most probable one's probability"
   )
   require_think: bool = setting(
-    None, "a response without '</think>' is wrong, as in the paper; config.verifier is for training"
+    None,
+    "where prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
+    'config.verifier is for training',
   )
   require_box: bool = setting(
     None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'

@@ -125,30 +125,38 @@ def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
 
 
 @pytest.mark.parametrize(
-  ('think', 'box', 'right'),
-  [(False, False, 8), (True, False, 3), (False, True, 4), (True, True, 1)],
+  ('prompt', 'think', 'box', 'right'),
+  [
+    ('<think>', False, False, 8),
+    ('<think>', True, False, 3),
+    ('<think>', False, True, 4),
+    ('<think>', True, True, 1),
+    ('', True, False, 8),  # nothing was begun that must end
+    ('', True, True, 4),
+  ],
 )
 def test_evaluation_has_its_own_think_and_box(
-  think, box, right, recorded, values, by_hand, capsys, monkeypatch
+  prompt, think, box, right, recorded, values, by_hand, capsys, monkeypatch, jsonl
 ):
   """Eight right answers: one with both, two with </think> alone, three boxed alone, two bare."""
   forms = ['so</think>\\boxed{%s}', *['so</think>%s'] * 2, *['\\boxed{%s}'] * 3, *['%s'] * 2]
   tokenizer = recorded.experiment.tokenizer
-  answers = [question.answer for question in recorded.evaluations[0].questions]
+  file = jsonl(*({'question': f'{n}+0 {prompt}', 'answer': f'{n}'} for n in range(4)))
 
   def written(*_):
-    texts = [form % answer for form, answer in zip(forms, np.repeat(answers, 2), strict=True)]
+    texts = [form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)]
     nothing = np.zeros(0)
     return [
       Response(np.array(tokenizer.encode(text)), nothing, nothing, truncated=True) for text in texts
     ]
 
   changed = copy.deepcopy(values)
+  changed.rollout.max_prompt = 32
   changed.evaluation.update(dict(require_think=think, require_box=box))
   changed.verifier.update(dict(require_think=not think, require_box=not box))
   monkeypatch.setattr(scheduler, 'generate', written)
   monkeypatch.setattr(pool, 'COMMAND', VERIFIER)
-  text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2)
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2, data=[file])
   correct = [value for line in text.splitlines() for value in json.loads(line)['correct']]
   assert (len(correct), sum(correct)) == (8, right)
 
