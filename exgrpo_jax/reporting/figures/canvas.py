@@ -43,6 +43,7 @@ _STYLE: Any = {
   'legend.fontsize': 8.5,
   'legend.frameon': False,
   'svg.fonttype': 'none',  # text stays text
+  'pdf.fonttype': 42,
   'svg.hashsalt': 'exgrpo_jax',
 }
 # No date, so that equal runs have equal figures.

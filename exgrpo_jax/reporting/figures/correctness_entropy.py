@@ -76,5 +76,5 @@ def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
   kept = (outcome == 'correct') & (is_replay == 0)
   if not kept.any():
     return np.zeros(0), np.zeros(0)
-  key, successes = tables.group_keys(group)[kept], tables.successes(group)[kept]
+  key, successes = tables.visits(group)[kept], tables.successes(group)[kept]
   return tables.mean_by(key, successes).mean.round(), tables.mean_by(key, entropy[kept]).mean

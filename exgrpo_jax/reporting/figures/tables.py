@@ -50,21 +50,19 @@ def t_quantile(freedom: int) -> float:
   return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.372 / freedom
 
 
-def successes(group: Group) -> np.ndarray:
-  """For each of its responses, the successes among the K of its question in that step."""
-  counts = []
-  for run in group.runs:
-    step, place = (run.responses[name].to_numpy() for name in ('step', 'group'))
-    right = np.array([outcome == 'correct' for outcome in run.responses['outcome'].to_pylist()])
-    _, inverse = np.unique(np.stack([step, place]), axis=1, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    counts.append(np.bincount(inverse, right)[inverse] if len(right) else np.zeros(0))
-  return np.concatenate(counts).astype(int)
-
-
-def group_keys(group: Group) -> np.ndarray:
-  """For each of its responses a number that those of one question, step and run share."""
+def visits(group: Group) -> np.ndarray:
+  """For each response the number of its visit, which those of one question, step and run share."""
   step, place = group.responses('step', 'group')
   run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
-  _, inverse = np.unique(np.stack([run, step, place]), axis=1, return_inverse=True)
-  return inverse.reshape(-1)
+  if not len(step):
+    return np.zeros(0, int)
+  # One number instead of three sorts much faster.
+  key = (run * (step.max() + 1) + step) * (place.max() + 1) + place
+  return np.unique(key, return_inverse=True)[1]
+
+
+def successes(group: Group) -> np.ndarray:
+  """For each of its responses, how many of the K of its visit are right."""
+  (outcome,) = group.responses('outcome')
+  visit = visits(group)
+  return np.bincount(visit, outcome == 'correct').astype(int)[visit]
