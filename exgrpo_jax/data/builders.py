@@ -15,7 +15,8 @@ from etils import epath
 
 from exgrpo_jax.data import progress, records
 from exgrpo_jax.data.records import Fields
-from exgrpo_jax.data.tasks import TASKS, record_features
+from exgrpo_jax.data.tasks.catalogue import TASKS
+from exgrpo_jax.data.tasks.embedded import record_features
 from exgrpo_jax.errors import InputError
 
 FILE_SPLIT = 'rows'  # the only split of a file

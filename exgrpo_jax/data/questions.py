@@ -23,7 +23,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import builders, records, spec_names
-from exgrpo_jax.data.tasks import STEP_CHECKERS, TASKS
+from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
@@ -207,7 +207,7 @@ def _source(
 
 
 def _question_from_record(row: int, record: bytes) -> Question:
-  """Of a record of ours, see tasks.record_features; TFDS takes many times as long to decode it."""
+  """Of a record of ours, see `record_features`; TFDS takes many times as long to decode it."""
   example: Any = tf_example_pb2  # made from a .proto, unknown to type checkers
   values = example.Example.FromString(record).features.feature
 

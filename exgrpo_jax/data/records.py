@@ -1,6 +1,6 @@
 """Reads records from the content of a jsonl or parquet file, and the fields of a TFDS row.
 
-A record is what tasks.record_features describes: messages, answer, kind, solution, source.
+A record is what embedded.record_features describes: messages, answer, kind, solution, source.
 """
 
 import io

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from exgrpo_jax.data import builders, questions, records, tasks
+from exgrpo_jax.data import builders, questions, records
+from exgrpo_jax.data.tasks import arithmetic
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
@@ -30,9 +31,11 @@ GOOD = {'question': 'q', 'answer': 'a'}
 @pytest.fixture(scope='module')
 def few_sums():
   """Limits the embedded task to 40 questions per split; generating all 30,000 takes long."""
-  small = {name: split._replace(questions=40) for name, split in tasks.ARITHMETIC_SPLITS.items()}
+  small = {
+    name: split._replace(questions=40) for name, split in arithmetic.ARITHMETIC_SPLITS.items()
+  }
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(tasks, 'ARITHMETIC_SPLITS', small)
+    patch.setattr(arithmetic, 'ARITHMETIC_SPLITS', small)
     yield
 
 
@@ -104,7 +107,7 @@ def test_error_names_an_invalid_tfds_row_on_reading_it(config):
 def test_the_embedded_task(config):
   dataset = questions.load(config, 'arithmetic:ood[10:15]')
   assert len(dataset) == 5
-  expected = tasks.arithmetic_rows()['ood'][11]
+  expected = arithmetic.arithmetic_rows()['ood'][11]
   assert dataset[1] == questions.Question(
     row=1,
     messages=(Message('user', expected['messages'][0]['content']),),

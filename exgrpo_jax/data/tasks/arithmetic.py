@@ -1,6 +1,6 @@
-r"""The embedded procedural tasks, as TFDS builders: data that needs no download.
+r"""Sums of small positive integers, with worked solutions.
 
-Arithmetic asks for a sum such as '48+9+3+7'. Its worked solution starts with the first
+A question is a sum such as '48+9+3+7'. Its worked solution starts with the first
 term and adds the digits in random order, '48+3=51 +9=60 +7=67 \boxed{67}', so a
 question has many right solutions and the policy has something to explore. The first
 term spreads the answers over many values, so that guessing earns almost nothing; the
@@ -8,15 +8,15 @@ other terms are digits, so that a model of half a million parameters can learn t
 """
 
 import collections
-import hashlib
 import itertools
-import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence, Set
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
+
+from exgrpo_jax.data.tasks.embedded import Record, TaskBuilder, configs_of
 
 
 class Split(NamedTuple):
@@ -51,49 +51,19 @@ _STEP = re.compile(rf'(?P<start>{_NUMBER})?\+(?P<term>{_NUMBER})=(?P<total>{_NUM
 _BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
 
 
-def record_features() -> tfds.features.FeaturesDict:
-  """The TFDS features of a question on disk: the fields of datatypes.Question except `row`."""
-  text = tfds.features.Text()
-  return tfds.features.FeaturesDict(
-    {
-      'messages': tfds.features.Sequence({'role': text, 'content': text}),
-      'answer': text,
-      'kind': text,
-      'solution': text,
-      'source': text,
-    }
-  )
-
-
-class ArithmeticBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class ArithmeticBuilder(TaskBuilder, skip_registration=True):
   """Sums of small positive integers, in the splits of ARITHMETIC_SPLITS."""
 
   name = 'arithmetic'
   VERSION = tfds.core.Version('1.1.0')
-  # Named after a hash of this file, so that changing a constant prepares the data again
-  # instead of silently reading the old data from disk.
-  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = [
-    tfds.core.BuilderConfig(
-      name=hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:16]
-    )
-  ]
+  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
 
-  def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
-    )  # a question's row is its position in the generator, so the order must be kept
-
-  def _split_generators(
-    self, dl_manager: tfds.download.DownloadManager
-  ) -> dict[str, Iterable[tuple[int, dict[str, Any]]]]:
-    del dl_manager  # nothing to download
-    return {name: self._generate_examples(rows) for name, rows in arithmetic_rows().items()}
-
-  def _generate_examples(self, rows: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    return enumerate(rows)
+  def rows(self) -> dict[str, list[Record]]:
+    """See TaskBuilder.rows."""
+    return arithmetic_rows()
 
 
-def arithmetic_rows() -> dict[str, list[dict[str, Any]]]:
+def arithmetic_rows() -> dict[str, list[Record]]:
   """The records of every split, the same on every call.
 
   No two questions, within or across splits, have the same multiset of terms.
@@ -109,9 +79,7 @@ def arithmetic_rows() -> dict[str, list[dict[str, Any]]]:
   }
 
 
-def _arithmetic_row(
-  rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]
-) -> dict[str, Any]:
+def _arithmetic_row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
   """A new record; adds its sorted terms to `seen`."""
   start, *digits = _unseen_terms(rng, split, seen)
   terms = [start, *digits]
@@ -182,22 +150,3 @@ def valid_steps(question_text: str, response: str) -> bool:
     and collections.Counter([int(start), *added]) == terms
     and int(box[1]) == totals[-1]
   )
-
-
-def guess_rate(answers: Sequence[str]) -> float:
-  """The accuracy, in [0, 1], of always giving the most common of `answers`.
-
-  That is what a model can earn without reading the question.
-
-  Raises:
-    ValueError: `answers` is empty.
-  """
-  return max(collections.Counter(answers).values()) / len(answers)
-
-
-# Looked up by the name in a data spec, and by a question's source.
-TASKS: Mapping[str, type[tfds.core.GeneratorBasedBuilder]] = {'arithmetic': ArithmeticBuilder}
-STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
-  'arithmetic': valid_steps,
-  'arithmetic_ood': valid_steps,
-}

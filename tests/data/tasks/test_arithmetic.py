@@ -1,10 +1,11 @@
-"""Tests of the embedded tasks: disjoint splits, and solutions that the checker accepts."""
+"""Tests of the sums: disjoint splits, and solutions that the checker accepts."""
 
 import collections
 
 import pytest
 
-from exgrpo_jax.data import tasks
+from exgrpo_jax.data.tasks import arithmetic, catalogue
+from exgrpo_jax.data.tasks.embedded import guess_rate
 
 QUESTION = '48+9+3+7'
 SOLUTION = r'48+3=51 +9=60 +7=67 \boxed{67}'
@@ -12,7 +13,7 @@ SOLUTION = r'48+3=51 +9=60 +7=67 \boxed{67}'
 
 @pytest.fixture(scope='module')
 def rows():
-  return tasks.arithmetic_rows()
+  return arithmetic.arithmetic_rows()
 
 
 def sorted_terms(row):
@@ -48,7 +49,7 @@ def test_no_two_questions_have_the_same_multiset_of_terms(rows):
 
 
 def test_the_questions_are_the_same_on_every_call(rows):
-  assert tasks.arithmetic_rows() == rows
+  assert arithmetic.arithmetic_rows() == rows
 
 
 def test_worked_solutions_are_valid_and_end_in_the_answer(rows):
@@ -56,13 +57,13 @@ def test_worked_solutions_are_valid_and_end_in_the_answer(rows):
     for row in split:
       question = row['messages'][0]['content']
       assert int(row['answer']) == sum(sorted_terms(row))
-      assert tasks.valid_steps(question, row['solution']), row
+      assert arithmetic.valid_steps(question, row['solution']), row
       assert row['solution'].endswith(rf'\boxed{{{row["answer"]}}}')
 
 
 def test_worked_solutions_shuffle_the_terms(rows):
   in_order = [
-    tasks.written_sum(list(map(int, row['messages'][0]['content'].split('+'))))
+    arithmetic.written_sum(list(map(int, row['messages'][0]['content'].split('+'))))
     for row in rows['train']
   ]
   same = sum(written == row['solution'] for written, row in zip(in_order, rows['train']))
@@ -72,15 +73,15 @@ def test_worked_solutions_shuffle_the_terms(rows):
 
 @pytest.mark.parametrize('split', ['train', 'validation', 'test', 'ood'])
 def test_a_constant_guess_earns_almost_nothing(rows, split):
-  assert tasks.guess_rate([row['answer'] for row in rows[split]]) < 0.02
+  assert guess_rate([row['answer'] for row in rows[split]]) < 0.02
 
 
 def test_guess_rate_is_the_share_of_the_most_common_answer():
-  assert tasks.guess_rate(['55', '60', '55', '7']) == 0.5
+  assert guess_rate(['55', '60', '55', '7']) == 0.5
 
 
 def test_written_sum_adds_the_terms_in_order():
-  assert tasks.written_sum([48, 3, 9, 7]) == SOLUTION
+  assert arithmetic.written_sum([48, 3, 9, 7]) == SOLUTION
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_written_sum_adds_the_terms_in_order():
   ],
 )
 def test_steps_are_valid(question, response):
-  assert tasks.valid_steps(question, response)
+  assert arithmetic.valid_steps(question, response)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,9 @@ def test_steps_are_valid(question, response):
   ],
 )
 def test_steps_are_invalid(question, response):
-  assert not tasks.valid_steps(question, response)
+  assert not arithmetic.valid_steps(question, response)
 
 
 def test_every_source_of_the_task_has_a_checker(rows):
-  sources = {row['source'] for split in rows.values() for row in split}
-  assert sources == set(tasks.STEP_CHECKERS)
+  for source in {row['source'] for split in rows.values() for row in split}:
+    assert catalogue.STEP_CHECKERS[source] is arithmetic.valid_steps

@@ -1,0 +1,1 @@
+"""The embedded procedural tasks, which need no download: one file each, listed in catalogue."""
