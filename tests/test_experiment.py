@@ -210,7 +210,7 @@ def test_bad_data_is_refused_with_its_place(lines, message, config, jsonl, tmp_p
     ),
     (
       {'data__train': 'nonsense', 'warm_start__data': 'nonsense'},
-      "the data spec 'nonsense' must be an embedded task's split (arithmetic:train)",
+      "the data spec 'nonsense' must be an embedded task's split (arithmetic:train, chains:train)",
     ),
     (
       {'rollout__max_prompt': 4},

@@ -144,7 +144,7 @@ def test_steps_are_checked_against_the_question_where_its_task_can(config, jsonl
     ),
     pytest.param(
       'no_such_data:train',
-      r"'no_such_data' is neither an embedded task \(arithmetic\) nor a dataset that TFDS finds",
+      r"'no_such_data' is neither an embedded task \(arithmetic, chains\) nor a dataset that TFDS",
       id='unknown_name',
     ),
     pytest.param(

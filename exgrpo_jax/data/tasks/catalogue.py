@@ -1,16 +1,24 @@
-"""Which embedded tasks there are, and which can check the steps of a response."""
+"""Which embedded tasks there are, and what each can tell of a response beside its answer."""
 
 from collections.abc import Callable, Mapping
 
-from exgrpo_jax.data.tasks import arithmetic
+from exgrpo_jax.data.tasks import arithmetic, chains
 from exgrpo_jax.data.tasks.embedded import TaskBuilder
 
 # By the name in a data spec.
 TASKS: Mapping[str, type[TaskBuilder]] = {
   'arithmetic': arithmetic.ArithmeticBuilder,
+  'chains': chains.ChainsBuilder,
 }
 # By a question's source: whether each step of a response to a question is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
   'arithmetic': arithmetic.valid_steps,
   'arithmetic_ood': arithmetic.valid_steps,
+  'chains': chains.valid_steps,
+  'chains_ood': chains.valid_steps,
+}
+# By a question's source: the style of a response to a question, by its form alone.
+STYLES: Mapping[str, Callable[[str, str], str]] = {
+  'chains': chains.style,
+  'chains_ood': chains.style,
 }

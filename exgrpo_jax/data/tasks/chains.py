@@ -1,0 +1,236 @@
+r"""Chains of additions and subtractions, with solutions in several styles of unequal reliability.
+
+A question is a chain such as '48+3-9+7'. The solutions of a language model's corpus differ in how
+much they write out, and some are wrong; so do those of this task's training split, one to a row:
+
+  written   48+3=51 -9=42 +7=49 \boxed{49}   one term a step, always right
+  skipped   48+3-9=42 +7=49 \boxed{49}       two terms a step, sometimes wrong
+  guess     \boxed{47}                       no steps, mostly wrong, near the truth
+
+The longer the chain, the fewer solutions are written out, and the more often the others are wrong.
+So a policy that has learnt this mixture solves short chains almost always and long ones rarely, and
+has a better way to any of them than the one it mostly takes. The answer of a row is always right.
+
+What a chain is like keeps it within reach of a model of two layers and half a million parameters:
+all totals have two digits, so that steps of a style are equally long, and no digit is added or
+subtracted twice, so that the one last used tells the place in the question.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from exgrpo_jax.data.tasks.embedded import Record, TaskBuilder, configs_of
+
+
+class Split(NamedTuple):
+  """What the questions of a split are like."""
+
+  questions: int  # how many
+  min_terms: int  # after the start
+  max_terms: int  # inclusive; uniform
+  one_operator: bool  # True: all terms are added, or all subtracted; False: both operators occur
+  source: str  # the Question's source
+
+
+SEED = 2510_02247
+TOTALS = range(10, 100)  # the start and all running totals
+MAX_DIGIT = 9  # of the terms, from 1; no digit occurs twice
+SPLITS = {
+  'train': Split(24_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
+  'validation': Split(2_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
+  'test': Split(2_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
+  # Unlike anything in training: the total drifts one way, through every decade.
+  'ood': Split(2_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
+}
+
+# The mixture of styles.
+WRITTEN_SHARE = {3: 0.95, 4: 0.8, 5: 0.6, 6: 0.4, 7: 0.2, 8: 0.1}  # by the number of terms
+SKIPPED_SHARE = 0.6  # of those not written out; the rest are guesses
+SLIP_RATE = 0.1  # share of steps of two terms whose total is wrong
+SLIPS = range(1, 11)  # by how much it is off then, up or down
+GUESS_RIGHT = 0.1  # share of guesses
+GUESS_ERRORS = range(1, 13)  # by how much the others are off, up or down
+
+STYLES = ('written', 'skipped', 'guess', 'other')
+
+# Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
+_NUMBER = '(?:0|[1-9][0-9]{0,17})'
+_TERM = rf'[+-]{_NUMBER}'
+_CHAIN = re.compile(rf'(?P<start>{_NUMBER})(?P<terms>(?:{_TERM})+)')
+_STEP = re.compile(rf'(?P<start>{_NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{_NUMBER})')
+_BOX = re.compile(rf'\\boxed\{{(?P<answer>{_NUMBER})\}}')
+
+
+class ChainsBuilder(TaskBuilder, skip_registration=True):
+  """Chains of additions and subtractions, in the splits of SPLITS."""
+
+  name = 'chains'
+  VERSION = tfds.core.Version('1.0.0')
+  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
+
+  def rows(self) -> dict[str, list[Record]]:
+    """See TaskBuilder.rows."""
+    return chain_rows()
+
+
+# ---- Questions ----
+
+
+def chain_rows() -> dict[str, list[Record]]:
+  """The records of every split, the same on every call.
+
+  No two questions, within or across splits, have the same start and the same set of terms.
+
+  Returns:
+    Split name -> records, as described by `embedded.record_features`.
+  """
+  rng = np.random.default_rng(SEED)
+  seen: set[tuple[int, ...]] = set()
+  return {
+    name: [_row(rng, split, seen) for _ in range(split.questions)] for name, split in SPLITS.items()
+  }
+
+
+def _row(rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]) -> Record:
+  """A new record; adds its start and sorted terms to `seen`."""
+  start, *terms = chain = _unseen_chain(rng, split, seen)
+  seen.add((start, *sorted(terms)))
+  return {
+    'messages': [{'role': 'user', 'content': f'{start}{_signed(terms)}'}],
+    'answer': str(sum(chain)),
+    'solution': _solution(rng, start, terms),
+    'kind': 'math',
+    'source': split.source,
+  }
+
+
+def _unseen_chain(
+  rng: np.random.Generator, split: Split, seen: set[tuple[int, ...]]
+) -> tuple[int, ...]:
+  """The start, and the terms with their signs."""
+  # Drawn first, so that all answers are equally frequent whatever can be a chain.
+  answer = int(rng.integers(TOTALS.start, TOTALS.stop))
+  while True:
+    count = int(rng.integers(split.min_terms, split.max_terms, endpoint=True))
+    signs_N = 2 * rng.integers(2, size=1 if split.one_operator else count) - 1
+    terms = (signs_N * rng.permutation(MAX_DIGIT)[:count] + signs_N).tolist()
+    totals = list(itertools.accumulate(terms, initial=answer - sum(terms)))
+    if (
+      all(total in TOTALS for total in totals)
+      and (split.one_operator or abs(signs_N.sum()) < count)
+      and (totals[0], *sorted(terms)) not in seen
+    ):
+      return totals[0], *terms
+
+
+def _signed(terms: Sequence[int]) -> str:
+  """[3, -9] -> '+3-9'."""
+  return ''.join(f'{term:+d}' for term in terms)
+
+
+# ---- Solutions ----
+
+
+def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str:
+  """A solution in a style drawn by the mixture, right or wrong."""
+  if rng.random() < WRITTEN_SHARE[len(terms)]:
+    return steps_and_box(start, [[term] for term in terms], [0] * len(terms))
+  if rng.random() < SKIPPED_SHARE:
+    steps = [terms[i : i + 2] for i in range(0, len(terms), 2)]
+    return steps_and_box(start, steps, [_slip(rng) if len(step) > 1 else 0 for step in steps])
+  error = 0 if rng.random() < GUESS_RIGHT else _off_by(rng, GUESS_ERRORS)
+  return rf'\boxed{{{abs(start + sum(terms) + error)}}}'
+
+
+def _slip(rng: np.random.Generator) -> int:
+  """By how much the total of a step of two terms is wrong."""
+  return _off_by(rng, SLIPS) if rng.random() < SLIP_RATE else 0
+
+
+def _off_by(rng: np.random.Generator, sizes: range) -> int:
+  return int(rng.choice(sizes)) * (1 if rng.random() < 0.5 else -1)
+
+
+def steps_and_box(start: int, steps: Sequence[Sequence[int]], slips: Sequence[int]) -> str:
+  r"""The worked solution in the given steps, each total off by its slip.
+
+  48, [[3, -9], [7]], [0, 0] -> '48+3-9=42 +7=49 \boxed{49}': a step continues from the previous
+  total, wrong or not, without repeating it. A total below 0 loses its sign, which no chain has.
+  """
+  total, written = start, []
+  for terms, slip in zip(steps, slips, strict=True):
+    total = abs(total + sum(terms) + slip)
+    written.append(f'{_signed(terms)}={total}')
+  return rf'{start}{" ".join(written)} \boxed{{{total}}}'
+
+
+# ---- Responses ----
+
+
+class _Reading(NamedTuple):
+  """A response of steps that apply the question's terms in their order, and a box."""
+
+  start: int
+  steps: list[list[int]]  # the terms of each, with their signs; none for a box alone
+  totals: list[int]  # of each step
+  answer: int
+
+
+def style(question_text: str, response: str) -> str:
+  """Which of STYLES a response is in, by its form alone, whether it is right or wrong.
+
+  'written' applies one term a step, 'skipped' several in some step, both all terms of the question
+  in their order; 'guess' is a box alone. What has other text, other terms, another order or no box
+  is 'other'.
+  """
+  reading = _read(question_text, response)
+  if not reading:
+    return 'other'
+  if not reading.steps:
+    return 'guess'
+  return 'written' if all(len(terms) == 1 for terms in reading.steps) else 'skipped'
+
+
+def valid_steps(question_text: str, response: str) -> bool:
+  """Whether every step of `response` is right, not just its final answer.
+
+  Each step must apply one term, all terms of the question in their order, to a right total, and
+  the box must hold the last one. A step of several terms is invalid even where its total is right:
+  what was done in the head cannot be checked, and was right by chance. So is a guess.
+  """
+  reading = _read(question_text, response)
+  if not reading or any(len(terms) != 1 for terms in reading.steps):
+    return False
+  terms = [term for (term,) in reading.steps]
+  _, *totals = itertools.accumulate(terms, initial=reading.start)
+  return bool(totals) and reading.totals == totals and reading.answer == totals[-1]
+
+
+def _read(question_text: str, response: str) -> _Reading | None:
+  """None where the response is of another form, or the question is no chain."""
+  question = _CHAIN.fullmatch(question_text.strip())
+  *written, last = response.split() or ['']
+  matches = [_STEP.fullmatch(step) for step in written]
+  steps = [match for match in matches if match]
+  box = _BOX.fullmatch(last)
+  if not question or not box or len(steps) < len(matches):
+    return None
+  start, answer = question['start'], int(box['answer'])
+  if not steps:
+    return _Reading(int(start), [], [], answer)
+  terms = [_terms(step['terms']) for step in steps]
+  starts = [step['start'] for step in steps]
+  applied = list(itertools.chain.from_iterable(terms))
+  if starts != [start, *[None] * (len(steps) - 1)] or applied != _terms(question['terms']):
+    return None
+  return _Reading(int(start), terms, [int(step['total']) for step in steps], answer)
+
+
+def _terms(text: str) -> list[int]:
+  """'+3-9' -> [3, -9]."""
+  return [int(term) for term in re.findall(_TERM, text)]
