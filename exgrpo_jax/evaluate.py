@@ -25,7 +25,7 @@ from absl import flags
 from exgrpo_jax import cli, config_files, policies, suites
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.prompt import THINK
-from exgrpo_jax.data.questions import step_checker
+from exgrpo_jax.data.questions import step_checker, style_reader
 from exgrpo_jax.data.suite import Part
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
@@ -300,9 +300,13 @@ def _records(
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [len(response.tokens) for response in responses[span]],
+      # Means over tokens, in nats, at the temperature of sampling.
+      'entropies': [round(float(np.mean(response.entropy)), 5) for response in responses[span]],
     }
     if check := step_checker(question):
       record['valid_steps'] = [check(text) for text in texts[span]]
+    if style := style_reader(question):
+      record['styles'] = [style(text) for text in texts[span]]
     records.append(record)
   return records
 

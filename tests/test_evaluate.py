@@ -121,6 +121,25 @@ def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
   assert written != own.read_text()
 
 
+def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
+  """The style of each by its own text, where the task knows styles."""
+  written = []
+  generate = scheduler.generate
+  monkeypatch.setattr(
+    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
+  )
+  monkeypatch.setattr(evaluate, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  records = [json.loads(line) for line in text.splitlines()]
+  entropies = [response.entropy.mean() for response in written]
+  assert np.concatenate([r['entropies'] for r in records]) == pytest.approx(entropies, abs=1e-5)
+  for record in records:
+    texts = [style.removeprefix(f'{record["row"]}: ') for style in record['styles']]
+    assert all(
+      response.startswith(text) for text, response in zip(texts, record['responses'], strict=True)
+    )
+
+
 # ---- What a response must have ----
 
 
@@ -145,9 +164,9 @@ def test_evaluation_has_its_own_think_and_box(
 
   def written(*_):
     texts = [form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)]
-    nothing = np.zeros(0)
+    zero = np.zeros(1)
     return [
-      Response(np.array(tokenizer.encode(text)), nothing, nothing, truncated=True) for text in texts
+      Response(np.array(tokenizer.encode(text)), zero, zero, truncated=True) for text in texts
     ]
 
   changed = copy.deepcopy(values)
