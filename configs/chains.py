@@ -1,7 +1,11 @@
-"""Two minutes on two cores: ExGRPO from a mixture of careful, hasty and guessed solutions.
+"""Eight minutes on one busy core: ExGRPO from a mixture of careful, hasty and guessed solutions.
 
 python -m exgrpo_jax.train --config=chains --workdir=/tmp/chains
 Plain GRPO in its place: --config.replay.ratio=0
+Three quarters of it are the warm start; keep that with --config.warm_start.path for other runs.
+Held-out avg@8 at temperature 1, 2 seeds: 0.52 after the warm start, where each number of right
+responses, 0 to 8 of 8, has 7 to 14% of the questions; 0.88 to 0.93 at step 25 and 0.93 to 0.98 at
+the end, with replay and without. docs/results.md has the table.
 """
 
 from exgrpo_jax.configs import arithmetic
