@@ -492,6 +492,7 @@ def test_a_run_writes_every_metric(recorded):
     'skipped_updates',
     'loss',
     'clip_share',
+    'outside_clip_range',
     'epoch',
     'buffer/questions',
     'buffer/retired',

@@ -301,6 +301,7 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
   values = {'entropy': sums['entropy'] / max(tokens, 1), 'clip_share': sums['clipped'] / fresh}
+  values['outside_clip_range'] = sums['outside'] / fresh
   if 'kl' in sums:
     values['kl'] = sums['kl'] / fresh
   if replayed:
@@ -308,11 +309,9 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
     values['replay/ratio_max'] = sums['ratio_max']
     shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
     # Not below 0 by rounding.
-    shaped_variance = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
-    values['replay/shaped_variance'] = shaped_variance
-    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (
-      replayed * max(sums['ratio_squared'], 1e-30)
-    )
+    values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
+    ratio_squared = max(sums['ratio_squared'], 1e-30)
+    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
   return values
 
 
@@ -329,19 +328,20 @@ def _metric_sums(
   inputs: LossInputs,
   config: Config,
 ) -> dict[str, jax.Array]:
-  mask_BT = inputs.mask_BT
-  replay_mask_BT = mask_BT * inputs.is_replay_B1
-  fresh_mask_BT = mask_BT - replay_mask_BT
+  replay_mask_BT = inputs.mask_BT * inputs.is_replay_B1
+  fresh_mask_BT = inputs.mask_BT - replay_mask_BT
   log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)
   shaped_BT = replay_weights(logp_BT, jnp.where(replay_mask_BT > 0, log_ratio_BT, 0.0), config)
   shaped_BT = jnp.where(replay_mask_BT > 0, shaped_BT, 0.0)
+  is_outside_BT = terms.is_outside(log_ratio_BT, config.clip_epsilon, config.clip_epsilon_high)
   return {
-    'tokens': mask_BT.sum(),
+    'tokens': inputs.mask_BT.sum(),
     'fresh_tokens': fresh_mask_BT.sum(),
     'replay_tokens': replay_mask_BT.sum(),
     'entropy': jnp.sum(entropy_BT),
     'clipped': jnp.sum(is_clipped_BT * fresh_mask_BT),
+    'outside': jnp.sum(is_outside_BT * fresh_mask_BT),
     'ratio': ratio_BT.sum(),
     'ratio_squared': jnp.sum(ratio_BT**2),
     'ratio_max': ratio_BT.max(),

@@ -86,6 +86,11 @@ def cispo(
   return constant_BT * advantage_B1 * logp_BT, is_clipped_BT
 
 
+def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
+  """Where a ratio is below 1 - epsilon or above 1 + epsilon_high, whether clipped there or not."""
+  return (log_ratio_BT < np.log1p(-epsilon)) | (log_ratio_BT > np.log1p(epsilon_high))
+
+
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
   """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
 

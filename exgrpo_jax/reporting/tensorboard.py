@@ -19,6 +19,7 @@ _TAGS = {
   'zero_variance': 'reward/zero_variance',
   'entropy': 'policy/entropy',
   'clip_share': 'policy/clip_share',
+  'outside_clip_range': 'policy/outside_clip_range',
   'kl': 'policy/kl',
   'loss': 'update/loss',
   'gradient_norm': 'update/gradient_norm',

@@ -376,6 +376,25 @@ def test_metrics_are_means_over_the_steps_tokens():
   np.testing.assert_allclose(metrics['clip_share'], outside[fresh].mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize('clip', [True, False])
+def test_the_share_of_fresh_tokens_outside_the_clip_range_does_not_depend_on_clipping(clip):
+  logp, entropy, batch, _ = random_batch()
+  wide_above = dataclasses.replace(PAPER, clip_epsilon_high=0.5)
+  _, sums = loss(logp, entropy, batch, wide_above, clip=clip, first=False)
+  metrics = objective.metrics({name: float(value) for name, value in sums.items()})
+  fresh = (batch.response_mask_BT > 0) & ~batch.is_replay_B[:, None]
+  ratio = np.exp(logp - batch.behaviour_logp_BT)[fresh]
+  share = ((ratio < 0.8) | (ratio > 1.5)).mean()
+  assert 0 < share < 1 and metrics['clip_share'] < share
+  np.testing.assert_allclose(metrics['outside_clip_range'], share, rtol=1e-5)
+
+
+def test_no_fresh_token_of_a_steps_first_minibatch_is_outside_the_clip_range():
+  logp, entropy, batch, _ = random_batch()
+  _, sums = loss(logp, entropy, batch, PAPER, clip=False, first=True)
+  assert float(sums['outside']) == 0
+
+
 class TestTheoremsByEnumeration:
   """One-token responses from a softmax over 4 tokens; o* was written by an older policy.
 
