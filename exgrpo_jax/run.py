@@ -1,21 +1,22 @@
 """What the training loop works with, where it starts, and what it keeps in mind between steps."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import orbax.checkpoint as ocp
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.datatypes import Cursor, QuestionSet
+from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
 from exgrpo_jax.experiment import Experiment
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics, record_writer
+from exgrpo_jax.reporting import metrics, record_writer, regime, step_metrics
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.runtime import compilations
+from exgrpo_jax.runtime import compilations, hosts
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.pace import Pace
 
@@ -44,7 +45,53 @@ class Progress:
 
   pace: Pace
   buffer: Buffer  # after the last step that was reported
-  silent_steps: int = 0  # in a row, up to now, without any difference in reward
+  silent_steps: int  # in a row, up to now, without any difference in reward
+  history: regime.History
+
+
+def progress_after(
+  experiment: Experiment, rollout: Rollout, buffer: Buffer, compiled: compilations.Counter
+) -> Progress:
+  """That of a run with this buffer, after the steps of its metrics.jsonl."""
+  past = metrics.read(experiment.workdir)
+  is_silent = (record.get('zero_variance') == 1 for record in reversed(past))
+  return Progress(
+    pace=Pace(compiled, past),
+    buffer=buffer,
+    silent_steps=sum(1 for _ in itertools.takewhile(bool, is_silent)),
+    history=regime.history(regime_setup(experiment, rollout), past),
+  )
+
+
+def warn(
+  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
+) -> None:
+  """Prints what is wrong with a step, or with the last ones; `measured` are the step's metrics."""
+  config, step = run.experiment.config, experience.plan.step
+  progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
+  progress.history, departures = regime.observe(
+    regime_setup(run.experiment, run.rollout), progress.history, {**measured, 'step': step}
+  )
+  for warning in (
+    step_metrics.training_alarm(step, measured, progress.silent_steps, config.rollout.max_response),
+    step_metrics.grading_alarm(step, experience.verdicts, config.grading.max_failures),
+    *departures,
+  ):
+    if warning:
+      hosts.warn(warning)
+
+
+def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:
+  """What the warnings about a run depend on."""
+  config = experiment.config
+  return regime.Setup(
+    num_steps=config.num_steps,
+    pool=len(rollout.data.questions),
+    questions=config.rollout.questions,
+    samples=config.rollout.samples,
+    replay=config.replay,
+    objective=config.objective,
+  )
 
 
 def first_snapshot(

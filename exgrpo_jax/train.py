@@ -44,7 +44,7 @@ from exgrpo_jax.reporting import (
 )
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.run import Progress, Run, first_snapshot
+from exgrpo_jax.run import Progress, Run, first_snapshot, progress_after, warn
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -55,7 +55,6 @@ from exgrpo_jax.runtime import (
   watchdog,
 )
 from exgrpo_jax.runtime.environment import peak_memory, record_start
-from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import claim_workdir
 
@@ -130,9 +129,9 @@ def start_or_resume(
       record_writer.Writer(workdir, first, config.metrics.records_every) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      pace = Pace(compiled, metrics.read(workdir))
+      progress = progress_after(experiment, rollout, snapshot.buffer, compiled)
       if not snapshot.step:
-        with activity.doing('evaluate'), pace.evaluation():
+        with activity.doing('evaluate'), progress.pace.evaluation():
           scores = evaluate.score_all(experiment, snapshot.state.params, evaluations, 0)
         writer.write(0, scores)
       with watchdog.watching() as clock, preemption.listening() as told_to_stop:
@@ -150,7 +149,7 @@ def start_or_resume(
           compiled=compiled,
           told_to_stop=told_to_stop,
         )
-        take_steps(run, snapshot, Progress(pace, snapshot.buffer))
+        take_steps(run, snapshot, progress)
   if hosts.is_first() and (config.num_steps or evaluations):  # else there is nothing to draw
     curves.draw(workdir)
 
@@ -280,15 +279,7 @@ def report(
   with clock('await_update'):
     clock.await_device()
   measured = step_metrics.measure(config.replay, experience, buffer, rows, jax.device_get(sums))
-  progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
-  for warning in (
-    step_metrics.training_alarm(
-      plan.step, measured, progress.silent_steps, config.rollout.max_response
-    ),
-    step_metrics.grading_alarm(plan.step, experience.verdicts, config.grading.max_failures),
-  ):
-    if warning:
-      hosts.warn(warning)
+  warn(run, progress, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
     with progress.pace.evaluation():
       with clock('evaluate'):
