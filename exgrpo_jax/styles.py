@@ -2,13 +2,14 @@ r"""How correctness spreads over questions, and which styles of solution are rig
 
 python -m exgrpo_jax.evaluate --checkpoint=/tmp/chains --data=chains:test --samples=8 \
     --temperature=1
-python -m exgrpo_jax.styles /tmp/chains/evaluation/step_000060_chains_test_temperature_1_….jsonl
+python -m exgrpo_jax.styles /tmp/chains/evaluation/step_000100_chains_test_temperature_1_….jsonl
 
 Reads the records of evaluations with several samples. For each file: how many questions have 0, 1,
 … K right responses; how often each style occurs and is right, where the task knows styles; and the
 mean token entropy of right responses with valid steps, of right ones with invalid steps and of
-wrong ones, by the right responses of their question, where the task can check steps. Intervals are
-of 95% and take responses as independent, which those to one question are not quite.
+wrong ones, by the right responses of their question, where the task can check steps. Entropies have
+1.96 standard errors to either side and a count; errors take responses as independent, which those
+to one question are not quite.
 """
 
 import json
@@ -41,10 +42,6 @@ def define_flags() -> None:
 def main(args: cli.Args, *files: str) -> None:
   """Prints what is known of each file."""
   del args
-  if not files:
-    raise InputError(
-      "at least one file is needed: an evaluation's records, such as those in a run's evaluation/."
-    )
   for file in files:
     print('\n'.join([file, *describe(read(file))]), flush=True)
 
@@ -118,7 +115,7 @@ def _entropies(responses: Responses, valid_QK: np.ndarray) -> Iterator[list[str]
 
 
 def _mean(entropies: np.ndarray) -> str:
-  """With half the width of its 95% interval and the count; '-' of fewer than two."""
+  """With 1.96 standard errors and the count; '-' of fewer than two."""
   if entropies.size < 2:
     return '-'
   half = 1.96 * np.std(entropies, ddof=1) / np.sqrt(entropies.size)

@@ -82,8 +82,3 @@ def test_the_records_of_a_run_can_be_read(recorded):
 def test_what_is_no_evaluation_is_refused(jsonl, lines, problem):
   with pytest.raises(InputError, match=problem):
     styles.read(jsonl(*lines))
-
-
-def test_a_file_is_needed():
-  with pytest.raises(InputError, match='at least one file is needed'):
-    styles.main(None)  # pyright: ignore[reportArgumentType]
