@@ -107,6 +107,11 @@ def test_middle_buckets_that_suffice(record, setup):
   assert observed([record] * STEPS, setup) == []
 
 
+def test_what_is_drawn_is_held_against_the_buffer_from_which_it_was_drawn():
+  filled = {f'buffer/bucket_{k}': 1000 for k in (1, 2, 3)}  # after the last of the steps
+  assert len(observed([SMALL | {'replay/times_mean': 2.5}] * (STEPS - 1) + [filled])) == 1
+
+
 def test_sigma_says_which_buckets_are_the_middle():
   outer = {'buffer/bucket_1': 200, 'buffer/bucket_2': 4, 'replay/times_mean': 2.5}
   assert observed([outer] * STEPS) == []  # 8 of 304
