@@ -12,7 +12,7 @@ import fcntl
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -40,6 +40,9 @@ class Trial(NamedTuple):
   arguments: list[str]  # of python
 
 
+Conclude = Callable[[Sequence[Trial], str], None]
+
+
 def define_flags() -> None:
   """Of this command."""
   cli.define_config()
@@ -51,6 +54,11 @@ def define_flags() -> None:
     + ', '.join(config_files.shipped_names(_SWEEPS))
     + '.',
   )
+  define_launcher()
+
+
+def define_launcher() -> None:
+  """--parallel and --launcher, of commands that start runs."""
   flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
   flags.DEFINE_enum(
     'launcher',
@@ -67,8 +75,7 @@ def main(args: cli.Args) -> None:
       '--sweep, --config and --workdir are all needed, e.g. --sweep=ratio --config=arithmetic '
       '--workdir=/tmp/ratio.'
     )
-  if args.parallel < 1:
-    raise InputError(f'--parallel={args.parallel} must be at least 1.')
+  check_parallel(args)
   planned = plan_trials(
     config_files.shipped_path(args.sweep, _SWEEPS, 'sweep'),
     args.config,
@@ -76,6 +83,20 @@ def main(args: cli.Args) -> None:
     config_flags.get_override_values(args['config']),
     args.workdir,
   )
+  complete(planned, args, 'exgrpo_jax.sweep', report)
+
+
+def check_parallel(args: cli.Args) -> None:
+  """InputError unless --parallel lets a trial run."""
+  if args.parallel < 1:
+    raise InputError(f'--parallel={args.parallel} must be at least 1.')
+
+
+def complete(planned: Sequence[Trial], args: cli.Args, command: str, conclude: Conclude) -> None:
+  """Runs what is left of the `planned` trials and ends the process, or prints the commands for it.
+
+  `command` is the module that was started; for `conclude` see `run`.
+  """
   left = [trial for trial in planned if not is_finished(trial)]
   if args.launcher == 'commands':
     for trial in left:
@@ -86,7 +107,7 @@ def main(args: cli.Args) -> None:
       file=sys.stderr,
     )
     return
-  sys.exit(run(planned, left, args.workdir, args.parallel))
+  sys.exit(run(planned, left, args.workdir, args.parallel, command, conclude))
 
 
 def plan_trials(
@@ -105,8 +126,20 @@ def plan_trials(
     given: those overrides.
     workdir: the sweep's; it may already hold some of these trials.
   """
+  return plan_listed(trials.load(path), path, values, config_path, given, workdir)
+
+
+def plan_listed(
+  sweep: trials.Sweep,
+  path: str,
+  values: ConfigDict,
+  config_path: str,
+  given: Mapping[str, Any],
+  workdir: str,
+) -> list[Trial]:
+  """As `plan_trials`, of trials that have been read from the file at `path`."""
   planned: list[Trial] = []
-  for name, overrides in trials.load(path).items():
+  for name, overrides in sweep.items():
     folder = os.path.join(workdir, name)
     try:
       for key in overrides:
@@ -150,8 +183,24 @@ def is_finished(trial: Trial) -> bool:
   return bool(records) and min(records[-1]['step'], saved) >= wanted
 
 
-def run(planned: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel: int) -> int:
-  """Runs the trials that are `left` of those `planned`, compares all; returns the exit status."""
+def run(
+  planned: Sequence[Trial],
+  left: Sequence[Trial],
+  workdir: str,
+  parallel: int,
+  command: str,
+  conclude: Conclude,
+) -> int:
+  """Runs the trials that are `left` of those `planned`, compares all; returns the exit status.
+
+  Args:
+    planned: all trials.
+    left: those that are not finished.
+    workdir: of all of them.
+    parallel: how many run at a time.
+    command: the module that was started, which resumes what is interrupted.
+    conclude: called with `planned` and `workdir` once every trial has ended, well or badly.
+  """
   with _claimed(workdir) as lock:
     if len(left) < len(planned):
       print(f'{len(planned) - len(left)} of {len(planned)} trials are finished', flush=True)
@@ -168,7 +217,7 @@ def run(planned: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel:
       (lock,),
     )
     if not outcome.unfinished:
-      report(planned, workdir)
+      conclude(planned, workdir)
   failed = outcome.failed | {
     trial.name: 'it exited with status 0, but before its last step'
     for trial in left
@@ -182,10 +231,10 @@ def run(planned: Sequence[Trial], left: Sequence[Trial], workdir: str, parallel:
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
-    command = shlex.join(['python', '-m', 'exgrpo_jax.sweep', *sys.argv[1:]])
+    again = shlex.join(['python', '-m', command, *sys.argv[1:]])
     print(
       f'interrupted before {len(outcome.unfinished)} of {len(planned)} trials had ended; the '
-      f'same command resumes them:\n{command}',
+      f'same command resumes them:\n{again}',
       flush=True,
     )
     return 130

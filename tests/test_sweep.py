@@ -47,7 +47,8 @@ def plan(write_sweep, tmp_path):
 def run(planned, tmp_path, parallel=1):
   """sweep.run of all planned trials that are not finished; returns the exit status."""
   left = [trial for trial in planned if not sweep.is_finished(trial)]
-  return sweep.run(planned, left, str(tmp_path / 'runs'), parallel)
+  workdir = str(tmp_path / 'runs')
+  return sweep.run(planned, left, workdir, parallel, 'exgrpo_jax.sweep', sweep.report)
 
 
 def starts(tmp_path):

@@ -38,9 +38,14 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
       rows.append(
         (name.removeprefix('eval/'), setting, seeds, _mean_and_std(final), _mean_and_std(best))
       )
+  return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+  """A table, its head first, with columns of even width."""
   widths = [max(map(len, column)) for column in zip(*rows)]
-  rows.insert(1, tuple('-' * width for width in widths))
-  return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in rows)
+  ruled = [rows[0], ['-' * width for width in widths], *rows[1:]]
+  return '\n'.join('| ' + ' | '.join(map(str.ljust, row, widths)) + ' |' for row in ruled)
 
 
 def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:

@@ -40,15 +40,19 @@ _GIB = 2**30
 
 def record_start(workdir: str, first_step: int) -> None:
   """Appends what this start runs on; of several hosts only the first writes."""
+  write_json(os.path.join(workdir, FILE), [*read(workdir), describe(first_step)])
+
+
+def read(workdir: str) -> list[dict[str, Any]]:
+  """What each start of the run ran on, see `describe`; none where there has been no start."""
   path = os.path.join(workdir, FILE)
-  starts = []
-  if os.path.exists(path):
-    try:
-      with open(path) as file:
-        starts = json.load(file)
-    except ValueError as error:
-      raise InputError(f'{path} is not JSON ({error}); delete it, a new one is made.') from error
-  write_json(path, [*starts, describe(first_step)])
+  if not os.path.exists(path):
+    return []
+  try:
+    with open(path) as file:
+      return json.load(file)
+  except ValueError as error:
+    raise InputError(f'{path} is not JSON ({error}); delete it, a new one is made.') from error
 
 
 def describe(first_step: int) -> dict[str, Any]:

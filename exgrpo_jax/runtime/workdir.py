@@ -49,7 +49,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
     saved, given = read_config(workdir), _as_json(values)
     free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
     allowed, refused = [], []
-    for name, old, new in _differences(saved, given):
+    for name, old, new in differences(saved, given):
       if not sections or name.split('.')[0] in sections:
         changed = allowed if name.startswith(free) else refused
         changed.append(f'config.{name} was {old}, is {new}')
@@ -94,7 +94,7 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
   hosts.check_shared(workdir)
   first, *others = hosts.all_gather(_as_json(values))
   for number, other in enumerate(others, 1):
-    for name, of_first, of_other in _differences(first, other):
+    for name, of_first, of_other in differences(first, other):
       raise InputError(
         f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}; '
         'all must be started with the same command.'
@@ -148,15 +148,15 @@ def _as_json(values: ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(values.to_dict()))
 
 
-def _differences(
+def differences(
   old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
 ) -> list[tuple[str, Any, Any]]:
   """(dotted name, old value, new value) of all that differs between nested mappings."""
-  differences = []
+  found = []
   for name in sorted({*old, *new}):
     before, after = old.get(name), new.get(name)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-      differences += _differences(before, after, f'{prefix}{name}.')
+      found += differences(before, after, f'{prefix}{name}.')
     elif before != after:
-      differences.append((prefix + name, before, after))
-  return differences
+      found.append((prefix + name, before, after))
+  return found

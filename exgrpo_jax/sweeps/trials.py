@@ -5,13 +5,12 @@ value}. A trial runs in a folder of its name. 'seed' is a key like any other.
 """
 
 import itertools
-import os
 import re
-import runpy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.sweeps import definition_file
 
 Sweep = dict[str, dict[str, Any]]  # trial name -> {dotted config key: value}
 
@@ -61,31 +60,29 @@ def load(path: str) -> Sweep:
     InputError: the file does not exist or fails, defines no trials, or names them so that they
       cannot all have folders of their own.
   """
-  if not os.path.isfile(path):
-    raise InputError(f'--sweep={path}: there is no such file; configs/sweeps/ has some.')
-  try:
-    definitions = runpy.run_path(path)
-    if 'get_sweep' not in definitions:
-      raise InputError('it has no get_sweep(), which returns trial name -> {config key: value}.')
-    sweep = definitions['get_sweep']()
-  except Exception as error:  # the file is the user's code and may raise anything
-    kind = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
-    raise InputError(f'--sweep={path}: {kind}{error}') from error
+  sweep, _ = definition_file.evaluate(
+    path, 'sweep', 'get_sweep', 'trial name -> {config key: value}'
+  )
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(
       f'--sweep={path}: get_sweep() must return trial name -> {{config key: value}}, at least one, '
       f'not {sweep!r}.'
     )
+  check_names(f'--sweep={path}', sweep)
+  return {name: dict(overrides) for name, overrides in sweep.items()}
+
+
+def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
+  """InputError, which begins with `place`, unless each trial can have a folder of its name."""
   for name, overrides in sweep.items():
-    _check_trial(path, name, overrides)
+    _check_trial(place, name, overrides)
   names: dict[str, str] = {}
   for name in sweep:
     if (same := names.setdefault(name.casefold(), name)) != name:
       raise InputError(
-        f"--sweep={path}: trials '{same}' and '{name}' differ only in case, which some file "
+        f"{place}: trials '{same}' and '{name}' differ only in case, which some file "
         'systems ignore, and each trial needs a folder of its own.'
       )
-  return {name: dict(overrides) for name, overrides in sweep.items()}
 
 
 def without_seed(name: str) -> str:
@@ -93,17 +90,17 @@ def without_seed(name: str) -> str:
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
-def _check_trial(path: str, name: Any, overrides: Any) -> None:
+def _check_trial(place: str, name: Any, overrides: Any) -> None:
   """Refuses what a user's get_sweep() may return but is not a trial."""
   if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
-      f'--sweep={path}: a trial cannot be named {name!r}, because its folder gets the same name: '
+      f'{place}: a trial cannot be named {name!r}, because its folder gets the same name: '
       'it must start with a letter, a digit or _, may also contain . , = + - and has at most 200 '
       'characters. trials.listed takes names that you choose.'
     )
   if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
     raise InputError(
-      f"--sweep={path}: trial '{name}' must be {{dotted config key: value}}, not {overrides!r}."
+      f"{place}: trial '{name}' must be {{dotted config key: value}}, not {overrides!r}."
     )
 
 
