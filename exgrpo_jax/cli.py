@@ -71,6 +71,17 @@ def define_out(meaning: str) -> None:
   flags.DEFINE_string('out', None, meaning)
 
 
+def define_launcher() -> None:
+  """--parallel and --launcher, of commands that start runs."""
+  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
+  flags.DEFINE_enum(
+    'launcher',
+    'local',
+    ['local', 'commands'],
+    "Runs the trials here, or prints a command for each, for a cluster's queue.",
+  )
+
+
 def define_hosts() -> None:
   """Where several hosts meet, of commands that can run on all of them together."""
   flags.DEFINE_string(

@@ -54,18 +54,7 @@ def define_flags() -> None:
     + ', '.join(config_files.shipped_names(_SWEEPS))
     + '.',
   )
-  define_launcher()
-
-
-def define_launcher() -> None:
-  """--parallel and --launcher, of commands that start runs."""
-  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
-  flags.DEFINE_enum(
-    'launcher',
-    'local',
-    ['local', 'commands'],
-    "Runs the trials here, or prints a command for each, for a cluster's queue.",
-  )
+  cli.define_launcher()
 
 
 def main(args: cli.Args) -> None:

@@ -13,7 +13,9 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers.paths import REPOSITORY
 
-COMMANDS = ('benchmark', 'capacity', 'check', 'evaluate', 'export', 'figures', 'sweep', 'train')
+COMMANDS = (
+  'benchmark', 'capacity', 'check', 'evaluate', 'export', 'figures', 'study', 'sweep', 'train',
+)  # fmt: skip
 
 
 def train(*arguments):
@@ -155,6 +157,7 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
     'export': {'checkpoint', 'step', 'out', 'dtype'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
     'figures': {'out'},
+    'study': {'workdir', 'study', 'parallel', 'launcher'},
     'train': {'config', 'workdir', 'num_processes'},
   }
   assert set(flags) == set(COMMANDS)

@@ -61,6 +61,12 @@ COMMAND_LINES = {
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',
   ),
+  'study': (['study', '--study=smok', '--workdir=w'], r'--study=smok: there is no config of that'),
+  'study_config': (
+    ['study', SMOKE, '--study=smoke', '--workdir=w'],
+    r'--config is no flag of this command; there are: --launcher, --parallel, --study, --workdir',
+  ),
+  'study_workdir': (['study', '--study=smoke'], r'--study and --workdir are both needed, e\.g\.'),
   'sweep': (
     ['sweep', SMOKE, '--workdir=w', '--sweep=rato'],
     r'--sweep=rato: there is no config of',

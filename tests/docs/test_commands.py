@@ -11,7 +11,7 @@ from tests.helpers.paths import REPOSITORY
 
 _MODULE = re.compile(r'python3? -m (exgrpo_jax(?:\.\w+)*)')
 _FLAG = re.compile(r'(?<![\w-])--(\w+)')
-_CONFIG = re.compile(r'--(config|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
+_CONFIG = re.compile(r'--(config|study|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
 _KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
 _SWEPT = re.compile(r"'((?:\w+\.)*\w+)': ")
 _SCRIPT = re.compile(r'(?<![\w/])tpu_scripts/\w+\.sh')
@@ -32,7 +32,12 @@ def wrong(command, keys):
   if _MODULE.search(command):
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   for kind, name in _CONFIG.findall(command):
-    folder = {'config': 'configs', 'suite': 'configs/suites', 'sweep': 'configs/sweeps'}[kind]
+    folder = {
+      'config': 'configs',
+      'study': 'configs/studies',
+      'suite': 'configs/suites',
+      'sweep': 'configs/sweeps',
+    }[kind]
     path = name if name.endswith('.py') else f'{folder}/{name}.py'
     if not (REPOSITORY / path).is_file():
       found.append(f'--{kind}={name}')
@@ -80,6 +85,7 @@ def test_keys_of_sweeps_exist(path, keys):
     ('python -m exgrpo_jax.train --config=smok', '--config=smok'),
     ('python -m exgrpo_jax.sweep --sweep=configs/sweeps/rato.py', '--sweep=configs/sweeps/rato.py'),
     ('python -m exgrpo_jax.evaluate --suite=papr', '--suite=papr'),
+    ('python -m exgrpo_jax.study --study=smok', '--study=smok'),
     ('--config.replay.ratoi=0', 'config.replay.ratoi'),
     ('config.replya', 'config.replya'),
     ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),

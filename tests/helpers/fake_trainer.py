@@ -1,6 +1,8 @@
 """A stand-in for exgrpo_jax.train in tests of what starts it: its flags and files, no training.
 
-Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of s truncated.
+Step s of a run evaluates to replay.ratio + seed / 10 + s / 100, with a tenth of s truncated; added
+is objective.kl_coefficient times the seed. A training step replays a question, generates 100 tokens
+and takes 5 seconds, 2 of them for its evaluation.
 The trials named in FAKE_FAILS fail after step 0, those in FAKE_HANGS then hang for ten minutes.
 """
 
@@ -25,10 +27,13 @@ def main(_):
   values = json.loads(json.dumps(config.to_dict()))
   assert not config_file.exists() or json.loads(config_file.read_text()) == values
   config_file.write_text(json.dumps(values))
+  commit = {'hash': 'c0ffee', 'has_uncommitted_changes': config.seed > 0}
+  (workdir / 'environment.json').write_text(json.dumps([{'commit': commit}]))
   with open(workdir / 'starts', 'a') as file:
     file.write('started\n')
   for step in range(config.num_steps + 1):
-    score = config.replay.ratio + config.seed / 10 + step / 100
+    score = config.replay.ratio + config.seed * (0.1 + config.objective.kl_coefficient) + step / 100
+    of_training = {'replay/rows': 1, 'length/total': 100, 'time/step': 5.0, 'time/evaluate': 2.0}
     with open(workdir / 'metrics.jsonl', 'w' if step == 0 else 'a') as file:
       file.write(
         json.dumps(
@@ -39,6 +44,7 @@ def main(_):
             'eval/sums/pass@1_low': 0.0,
             'eval/sums/truncated': step / 10,
           }
+          | (of_training if step else {})
         )
         + '\n'
       )

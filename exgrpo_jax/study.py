@@ -1,0 +1,133 @@
+r"""Runs a study: arms compared in settings over seeds, by a protocol fixed before the first run.
+
+python -m exgrpo_jax.study --study=smoke --workdir=/tmp/smoke_study --parallel=2
+
+Every run is `python -m exgrpo_jax.train` in a folder of its name. The same command again skips
+finished runs and resumes the others. Results are computed once every run has ended. Exit statuses
+are those of sweep.
+"""
+
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from exgrpo_jax import cli, config_files, sweep
+from exgrpo_jax.data import spec_names
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import parse_config
+from exgrpo_jax.reporting import bootstrap, study_runs, study_table
+from exgrpo_jax.reporting.figures import canvas, study_curves
+from exgrpo_jax.reporting.study_runs import StudyRun
+from exgrpo_jax.sweep import Trial
+from exgrpo_jax.sweeps import protocol
+from exgrpo_jax.sweeps.protocol import Cell, Protocol
+
+_STUDIES = 'exgrpo_jax.configs.studies'
+
+
+def define_flags() -> None:
+  """Of this command."""
+  cli.define_workdir()
+  flags.DEFINE_string(
+    'study',
+    None,
+    'The protocol: a file such as path/to/study.py, or by name one of '
+    + ', '.join(config_files.shipped_names(_STUDIES))
+    + '.',
+  )
+  cli.define_launcher()
+
+
+def main(args: cli.Args) -> None:
+  """Runs what is left of a study and reports it, or prints the commands for it."""
+  if not (args.workdir and args.study):
+    raise InputError(
+      '--study and --workdir are both needed, e.g. --study=smoke --workdir=/tmp/smoke_study.'
+    )
+  sweep.check_parallel(args)
+  path = config_files.shipped_path(args.study, _STUDIES, 'study')
+  chosen = protocol.load(path)
+  values, planned = plan(chosen, args.workdir)
+  protocol.fix(chosen, values.to_dict(), args.workdir)
+
+  def conclude(_: Sequence[Trial], workdir: str) -> None:
+    report(chosen, planned, workdir)
+
+  sweep.complete(list(planned.values()), args, 'exgrpo_jax.study', conclude)
+
+
+def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:
+  """The study's config and its trials, all checked; InputError names the first bad one."""
+  study = chosen.study
+  try:
+    config_path = config_files.shipped_path(study.config, config_files.CONFIGS, 'config')
+  except InputError as error:
+    raise InputError(f'--study={chosen.path}: {error}') from error
+  values = config_files.load(config_path)
+  cells = protocol.cells(study)
+  portable = config_files.portable_config(config_path)
+  trials = sweep.plan_listed(dict(cells.values()), chosen.path, values, portable, {}, workdir)
+  for trial in trials:
+    names = [spec_names.spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
+    if not any(study.measure.startswith(f'eval/{name}/') for name in names):
+      raise InputError(
+        f"{chosen.path}: trial '{trial.name}': measure='{study.measure}' is of no set that the run "
+        f'is evaluated on: {", ".join(f"eval/{name}/…" for name in names) or "there is none"}.'
+      )
+  return values, dict(zip(cells, trials))
+
+
+def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
+  """Prints the results of the finished runs; writes them, and their curves, to `workdir`."""
+  study, out = chosen.study, pathlib.Path(workdir)
+  runs = [
+    StudyRun(
+      *cell,
+      command=shlex.join(['python', *trial.arguments]),
+      commits=study_runs.commits(trial.workdir),
+      is_finished=sweep.is_finished(trial),
+      evaluations=study_runs.evaluations(
+        trial.workdir, parse_config(trial.values).rollout.questions
+      ),
+    )
+    for cell, trial in planned.items()
+  ]
+  study_runs.write_csv(out / 'results.csv', runs)
+  tables = '\n\n'.join(
+    study_table.setting(name, runs, study.measure, study.baseline, study.smallest_difference)
+    for name in study.settings
+  )
+  (out / 'results.md').write_text(f'{_head(chosen, runs, workdir)}\n\n{tables}\n', encoding='utf-8')
+  print(f'{tables}\nresults: {out / "results.md"} and .csv', flush=True)
+  try:
+    with canvas.style():
+      canvas.write(study_curves.draw(runs, study.measure), out, 'curves')
+  except canvas.NothingToDrawError as error:
+    print(f'curves: left out, for {error}', flush=True)
+    return
+  print(f'curves: {out / "curves"}.png, .svg, .pdf and .csv', flush=True)
+
+
+def _head(chosen: Protocol, runs: Sequence[StudyRun], workdir: str) -> str:
+  """What stands above the tables: the protocol, and what the runs were made of."""
+  saved = protocol.read(workdir)
+  finished = sum(run.is_finished for run in runs)
+  commits = dict.fromkeys(commit for run in runs for commit in run.commits)
+  changed = ' (+: with uncommitted changes)' if any(c.endswith('+') for c in commits) else ''
+  return '\n\n'.join(
+    [
+      f'# Study {pathlib.Path(chosen.path).stem}',
+      chosen.words,
+      f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. {finished} of {len(runs)} '
+      f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
+      f'percentile bootstrap over seeds, {bootstrap.RESAMPLES:,} resamples; of differences, paired by seed. '
+      'Of few seeds they are too narrow.',
+    ]
+  )
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags)
