@@ -153,7 +153,7 @@ DATA = {
   'empty': (('x.jsonl', ''), '{file}', r'x\.jsonl: the file holds no question; at least one is'),
   'columns': (('x.parquet', None), '{file}', r"no column 'data_source' \(has: 'prompt'\); a par"),
   'damaged': (('x.parquet', 'PAR1'), '{file}', r'not a complete parquet file .* write it again'),
-  'tfds': (None, 'nosuch:train', r"'nosuch' is neither an embedded task \(arithmetic, chains\) nor a"),
+  'tfds': (None, 'nosuch:train', r"'nosuch' is neither an embedded task \(arithmetic, chains\)"),
   'slice': (None, '{good}[a:b]', r'the slice \[a:b\] must follow TFDS syntax, such as \[:640\]'),
   'slice_too_long': (None, '{good}[:100]', r'\[:100\] must .* stay within the 12 rows of the spl'),
   'slice_empty': (None, '{good}[5:5]', r'\[5:5\] selects none of the 12 rows'),
