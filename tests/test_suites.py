@@ -138,7 +138,7 @@ def written(config, params, prompts, *_):
     given = answer if seen[prompt] < int(right) else '9'
     seen[prompt] += 1
     tokens = np.array(text.encode(f'so</think>\\boxed{{{given}}}'))
-    responses.append(Response(tokens, nothing, nothing, truncated=False))
+    responses.append(Response(tokens, nothing, np.zeros(len(tokens), np.float32), truncated=False))
   return responses
 
 
