@@ -14,6 +14,7 @@ holds its scores and says how it was made; those that the run itself wrote stay 
 import dataclasses
 import datetime
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -301,7 +302,7 @@ def _records(
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [len(response.tokens) for response in responses[span]],
       # Means over tokens, in nats, at the temperature of sampling.
-      'entropies': [round(float(np.mean(response.entropy)), 5) for response in responses[span]],
+      'entropies': [_mean_entropy(response) for response in responses[span]],
     }
     if check := step_checker(question):
       record['valid_steps'] = [check(text) for text in texts[span]]
@@ -309,6 +310,12 @@ def _records(
       record['styles'] = [style(text) for text in texts[span]]
     records.append(record)
   return records
+
+
+def _mean_entropy(response: Response) -> float | None:
+  """Over its tokens, in nats; None of a policy that has diverged, for JSON has no NaN."""
+  value = float(np.mean(response.entropy))
+  return round(value, 5) if math.isfinite(value) else None
 
 
 def _summarize(group: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
