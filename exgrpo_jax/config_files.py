@@ -9,15 +9,13 @@ import importlib.util
 import os
 import pathlib
 import re
-import runpy
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import config
+from exgrpo_jax import config, definition_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import parse_config
 
@@ -99,30 +97,13 @@ def resolved(argv: Sequence[str]) -> list[str]:
 
 def load(path: str) -> ConfigDict:
   """What get_config() of a config file returns; InputError says where the file fails."""
-  try:
-    definitions = runpy.run_path(path)
-    if 'get_config' not in definitions:
-      raise InputError('it has no get_config()')
-    values = definitions['get_config']()
-    if not isinstance(values, ConfigDict):
-      raise InputError(f'get_config() returns {type(values).__name__}')
-  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
-    problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
-    raise InputError(
-      f'--config={path}{_line(error, path)}: {problem}; a config is a Python file whose '
-      'get_config() returns a ConfigDict, as configs/smoke.py does.'
-    ) from error
-  return values
+  returned = 'a ConfigDict, as configs/smoke.py does'
+  return definition_file.evaluate(path, 'config', returned, _check_type)[0]
 
 
-def _line(error: BaseException, path: str) -> str:
-  """':7' where line 7 of the file is the last of its lines that the error came through."""
-  if isinstance(error, SyntaxError) and error.filename == path:
-    return f':{error.lineno}'
-  lines = [
-    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
-  ]
-  return f':{lines[-1]}' if lines else ''
+def _check_type(values: Any) -> None:
+  if not isinstance(values, ConfigDict):
+    raise InputError(f'get_config() returns {type(values).__name__}')
 
 
 def _overridden_key(arg: str) -> str:

@@ -243,8 +243,8 @@ def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', r'bad\.py: it has no get_suite\(\), which returns a Suite; configs/suites/paper\.py is'),
-    ('def get_suite(): return 1 / 0', r'bad\.py: ZeroDivisionError: division by zero; configs/su'),
+    ('', r'bad\.py: it has no get_suite\(\); a suite is a Python file whose get_suite\(\) ret'),
+    ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero; a suite'),
     ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
     (SUITE % "'A', 'x.jsonl', 's', 'both', 1", r"'A' has group='both' and samples=1; a group is o"),
     (

@@ -7,12 +7,12 @@ import collections
 import dataclasses
 import hashlib
 import os
-import runpy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from exgrpo_jax import definition_file
 from exgrpo_jax.datatypes import Question, QuestionSet
 from exgrpo_jax.errors import InputError
 
@@ -58,24 +58,21 @@ class Part(NamedTuple):
 
 def load(path: str) -> Suite:
   """The suite of a file; InputError where the file fails or its benchmarks cannot be told apart."""
-  try:
-    definitions = runpy.run_path(path)
-    if 'get_suite' not in definitions:
-      raise InputError('it has no get_suite(), which returns a Suite')
-    suite = definitions['get_suite']()
-    if not isinstance(suite, Suite) or not suite.benchmarks:
-      raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
-    for benchmark in suite.benchmarks:
-      _check_benchmark(benchmark, suite)
-  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
-    kind = '' if isinstance(error, InputError) else f'{type(error).__name__}: '
-    raise InputError(f'--suite={path}: {kind}{error}; configs/suites/paper.py is one.') from error
-  return suite
+  return definition_file.evaluate(
+    path, 'suite', 'a Suite, as configs/suites/paper.py does', _check
+  )[0]
 
 
 def name(path: str) -> str:
   """Of the suite in a file: what its tables are called."""
   return os.path.basename(path).removesuffix('.py')
+
+
+def _check(suite: Any) -> None:
+  if not isinstance(suite, Suite) or not suite.benchmarks:
+    raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
+  for benchmark in suite.benchmarks:
+    _check_benchmark(benchmark, suite)
 
 
 def _check_benchmark(benchmark: Benchmark, suite: Suite) -> None:

@@ -15,9 +15,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from exgrpo_jax import definition_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import differences, write_json
-from exgrpo_jax.sweeps import definition_file, trials
+from exgrpo_jax.sweeps import trials
 
 FILE = 'protocol.json'
 
@@ -61,7 +62,9 @@ class Protocol(NamedTuple):
 
 def load(path: str) -> Protocol:
   """The study that a file defines; InputError where it is not one that can be run."""
-  study, words = definition_file.evaluate(path, 'study', 'get_study', 'a protocol.Study')
+  study, words = definition_file.evaluate(
+    path, 'study', 'a protocol.Study, as configs/studies/smoke.py does'
+  )
   try:
     if not isinstance(study, Study):
       raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from exgrpo_jax import definition_file
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.sweeps import definition_file
 
 Sweep = dict[str, dict[str, Any]]  # trial name -> {dotted config key: value}
 
@@ -57,11 +57,11 @@ def load(path: str) -> Sweep:
   """The trials of a sweep file.
 
   Raises:
-    InputError: the file does not exist or fails, defines no trials, or names them so that they
-      cannot all have folders of their own.
+    InputError: the file fails, defines no trials, or names them so that they cannot all have
+      folders of their own.
   """
   sweep, _ = definition_file.evaluate(
-    path, 'sweep', 'get_sweep', 'trial name -> {config key: value}'
+    path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
   )
   if not isinstance(sweep, Mapping) or not sweep:
     raise InputError(

@@ -9,7 +9,8 @@ import re
 from tests.helpers.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / 'exgrpo_jax'
-FOUNDATION = ('config', 'datatypes', 'errors', 'padding', '__init__')  # files at the bottom
+# Files at the bottom.
+FOUNDATION = ('config', 'datatypes', 'definition_file', 'errors', 'padding', '__init__')
 _ROW = re.compile(r'\| \[`([\w/*.]+?)/?`\]\([^)]*\) \| (.+?) \|(?: (.+?) \|)?')
 
 

@@ -1,0 +1,50 @@
+"""A file of the user's that defines a config, sweep, study or suite: run, and what it returns."""
+
+import runpy
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from exgrpo_jax.errors import InputError
+
+
+def evaluate(
+  path: str, kind: str, returned: str, check: Callable[[Any], None] | None = None
+) -> tuple[Any, str]:
+  """What the file's get_config(), get_sweep(), … returns, and the file's docstring.
+
+  Args:
+    path: of the file.
+    kind: what it defines and by which flag it is given: 'config', 'sweep', 'study' or 'suite'.
+    returned: what the function returns, and a file where it does, for messages.
+    check: raises an exception where what was returned cannot be used; None: the caller checks.
+
+  Raises:
+    InputError: the file fails, has no such function, or does not pass `check`; it names the flag
+      and the line.
+  """
+  function = f'get_{kind}'
+  try:
+    definitions = runpy.run_path(path)
+    if function not in definitions:
+      raise InputError(f'it has no {function}()')
+    value = definitions[function]()
+    if check:
+      check(value)
+  except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
+    problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
+    raise InputError(
+      f'--{kind}={path}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
+      f'whose {function}() returns {returned}.'
+    ) from error
+  return value, (definitions['__doc__'] or '').strip()
+
+
+def _line(error: BaseException, path: str) -> str:
+  """':7' where line 7 of the file is the last of its lines that the error came through."""
+  if isinstance(error, SyntaxError) and error.filename == path:
+    return f':{error.lineno}'
+  lines = [
+    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+  ]
+  return f':{lines[-1]}' if lines else ''
