@@ -151,7 +151,7 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
     ('x.parquet', [problem_row(0, answer='')], r'no row is left, so \S+ was not written'),
     ('x.parquet', 'PAR1', r'x\.parquet: not a complete file \('),
     ('x.jsonl', '{"problem": ', r'x\.jsonl:1: not valid JSON'),
-    ('x.jsonl', '[]', r'x\.jsonl:1: not a JSON object; every line'),
+    ('x.jsonl', '[]', r'x\.jsonl:1: \[\] is not an object; every line'),
     ('x.csv', 'a,b', r'x\.csv must be a folder, or a file that ends in \.jsonl or \.parquet'),
     (
       'empty/x.txt',

@@ -4,7 +4,6 @@ A record is what embedded.record_features describes: messages, answer, kind, sol
 """
 
 import io
-import json
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from etils import epath
 
+from exgrpo_jax.data import json_lines
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
 
@@ -69,33 +69,15 @@ def jsonl_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, 
     InputError: a line is not a JSON object, or one of its fields cannot be used.
   """
   source = epath.Path(path).stem
-  for number, line in enumerate(io.BytesIO(content), start=1):
-    if line.strip():
-      location = f'{path}:{number}'
-      question, answer, solution = texts(fields, _parse(line, location), location)
-      yield {
-        'messages': [{'role': 'user', 'content': question}],
-        'answer': answer,
-        'kind': fields.default_kind or 'math',
-        'solution': solution,
-        'source': source,
-      }
-
-
-def _parse(line: bytes, location: str) -> dict[str, Any]:
-  try:
-    # Numbers keep their spelling: an answer of 0.50 must not become 0.5.
-    record = json.loads(line.decode('utf-8'), parse_int=str, parse_float=str)
-  except ValueError as error:
-    raise InputError(
-      f'{location}: not valid JSON ({error}); every line must hold one object, in UTF-8.'
-    ) from error
-  if not isinstance(record, dict):
-    raise InputError(
-      f'{location}: {reprlib.repr(record)} is not an object; every line must be '
-      'one, because fields are looked up by name.'
-    )
-  return record
+  for location, record in json_lines.objects(io.BytesIO(content), path):
+    question, answer, solution = texts(fields, record, location)
+    yield {
+      'messages': [{'role': 'user', 'content': question}],
+      'answer': answer,
+      'kind': fields.default_kind or 'math',
+      'solution': solution,
+      'source': source,
+    }
 
 
 def parquet_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, Any]]:

@@ -10,9 +10,8 @@ A row has
 
 import dataclasses
 import io
-import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import spec_names
+from exgrpo_jax.data import json_lines, spec_names
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
@@ -77,10 +76,8 @@ def check_columns(path: str) -> None:
     _check_names(path, _schema(path, file.read_bytes()))
     return
   with file.open('rb') as lines:
-    first = next(filter(bytes.strip, lines), None)
-  if first is None:
-    raise InputError(f'{path}: the file holds no trace; at least one is needed.')
-  _check_names(f'{path}:1', list(_parse(first, f'{path}:1')))
+    if next(_jsonl_rows(path, lines), None) is None:
+      raise InputError(f'{path}: the file holds no trace; at least one is needed.')
 
 
 def read(path: str) -> Iterator[Trace]:
@@ -91,8 +88,9 @@ def read(path: str) -> Iterator[Trace]:
   """
   file = _existing(path)
   content = file.read_bytes()
-  rows = _parquet_rows if file.suffix == '.parquet' else _jsonl_rows
-  for place, values in rows(path, content):
+  is_parquet = file.suffix == '.parquet'
+  rows = _parquet_rows(path, content) if is_parquet else _jsonl_rows(path, io.BytesIO(content))
+  for place, values in rows:
     yield _trace(place, values)
 
 
@@ -109,28 +107,10 @@ def _existing(path: str) -> epath.Path:
 # ---- Files ----
 
 
-def _jsonl_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  for number, line in enumerate(io.BytesIO(content), start=1):
-    if line.strip():
-      place = f'{path}:{number}'
-      values = _parse(line, place)
-      _check_names(place, list(values))
-      yield place, values
-
-
-def _parse(line: bytes, place: str) -> dict[str, Any]:
-  try:
-    values = json.loads(line.decode())
-  except ValueError as error:
-    raise InputError(
-      f'{place}: not valid JSON ({error}); every line must hold one object, in UTF-8.'
-    ) from error
-  if not isinstance(values, dict):
-    raise InputError(
-      f'{place}: {reprlib.repr(values)} is not an object; every line must be one, because fields '
-      'are looked up by name.'
-    )
-  return values
+def _jsonl_rows(path: str, lines: Iterable[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  for place, values in json_lines.objects(lines, path, keep_spelling=False):
+    _check_names(place, list(values))
+    yield place, values
 
 
 def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -4,7 +4,6 @@ Read are parquet and jsonl files with verl's own columns, such as those of
 Elliott/Openr1-Math-46k-8192, or with `problem` and `answer`, such as open-r1/OpenR1-Math-220k's.
 """
 
-import json
 import pathlib
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import spec_names
+from exgrpo_jax.data import json_lines, spec_names
 from exgrpo_jax.errors import InputError
 
 VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
@@ -134,22 +133,10 @@ def _records(path: pathlib.Path, columns: tuple[str, ...] | list[str]) -> Iterat
           yield from batch.to_pylist()
     else:
       with path.open('rb') as lines:
-        for number, line in enumerate(lines, 1):
-          if line.strip():
-            yield _parse(line, f'{path}:{number}')
+        for _, record in json_lines.objects(lines, str(path)):
+          yield record
   except (pa.ArrowInvalid, OSError) as error:
     raise InputError(f'{path}: not a complete file ({error}); download it again.') from error
-
-
-def _parse(line: bytes, location: str) -> dict[str, Any]:
-  try:
-    # Numbers keep their spelling: an answer of 0.50 must not become 0.5.
-    record = json.loads(line, parse_int=str, parse_float=str)
-  except ValueError as error:
-    raise InputError(f'{location}: not valid JSON ({error}); download the file again.') from error
-  if not isinstance(record, dict):
-    raise InputError(f'{location}: not a JSON object; every line must hold one.')
-  return record
 
 
 # ---- Rows ----
