@@ -16,7 +16,7 @@ from etils import epath
 from exgrpo_jax.data import progress, records
 from exgrpo_jax.data.records import Fields
 from exgrpo_jax.data.tasks.catalogue import TASKS
-from exgrpo_jax.data.tasks.embedded import record_features
+from exgrpo_jax.data.tasks.embedded import Record, RecordBuilder
 from exgrpo_jax.errors import InputError
 
 FILE_SPLIT = 'rows'  # the only split of a file
@@ -118,29 +118,19 @@ def _reason(error: Exception) -> str:
 # ---- Files ----
 
 
-class _FileBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _FileBuilder(RecordBuilder, skip_registration=True):
   """The records of one jsonl or parquet file, in its order."""
 
   name = 'question_file'
   VERSION = tfds.core.Version('1.1.0')  # increase it when records.py reads files differently
 
-  def __init__(self, *, read: Callable[[], Iterator[dict[str, Any]]], **kwargs: Any) -> None:
+  def __init__(self, *, read: Callable[[], Iterator[Record]], **kwargs: Any) -> None:
     self._read = read
     super().__init__(**kwargs)
 
-  def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self, features=record_features(), description=self.__doc__, disable_shuffling=True
-    )  # a question's row is its position in the file, so the order must be kept
-
-  def _split_generators(
-    self, dl_manager: tfds.download.DownloadManager
-  ) -> dict[str, Iterable[tuple[int, dict[str, Any]]]]:
-    del dl_manager  # nothing to download
-    return {FILE_SPLIT: self._generate_examples()}
-
-  def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-    return enumerate(self._read())
+  def rows(self) -> dict[str, Iterator[Record]]:
+    """See RecordBuilder.rows."""
+    return {FILE_SPLIT: self._read()}
 
 
 def _key(file: epath.Path, fields: Fields, chunks: Iterable[bytes]) -> str:

@@ -89,6 +89,10 @@ def test_numbers_keep_their_spelling(config, jsonl):
   assert dataset[0].answer == '0.50'
 
 
+def test_a_byte_order_mark_is_skipped(config, jsonl):
+  assert questions.load(config, jsonl('\ufeff{"question": "q", "answer": "a"}'))[0].answer == 'a'
+
+
 def test_blank_lines_are_skipped_but_counted_in_line_numbers(config, jsonl):
   assert len(questions.load(config, jsonl(LINES[0], '', '  ', LINES[1], ''))) == 2
   with pytest.raises(InputError, match=r'train\.jsonl:3: not valid JSON'):

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
-from exgrpo_jax.data.tasks.embedded import Record, TaskBuilder, configs_of
+from exgrpo_jax.data.tasks.embedded import NUMBER, Record, RecordBuilder, configs_of, read_steps
 
 
 class Split(NamedTuple):
@@ -44,14 +44,11 @@ ARITHMETIC_SPLITS = {
   'ood': Split(questions=2_000, min_digits=5, max_digits=5, is_high=True, source='arithmetic_ood'),
 }
 
-# Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
-_NUMBER = '(0|[1-9][0-9]{0,17})'
-_SUM = re.compile(rf'{_NUMBER}(\+{_NUMBER})+')
-_STEP = re.compile(rf'(?P<start>{_NUMBER})?\+(?P<term>{_NUMBER})=(?P<total>{_NUMBER})')
-_BOX = re.compile(rf'\\boxed\{{{_NUMBER}\}}')
+_SUM = re.compile(rf'{NUMBER}(\+{NUMBER})+')
+_STEP = re.compile(rf'(?P<start>{NUMBER})?\+(?P<term>{NUMBER})=(?P<total>{NUMBER})')
 
 
-class ArithmeticBuilder(TaskBuilder, skip_registration=True):
+class ArithmeticBuilder(RecordBuilder, skip_registration=True):
   """Sums of small positive integers, in the splits of ARITHMETIC_SPLITS."""
 
   name = 'arithmetic'
@@ -59,7 +56,7 @@ class ArithmeticBuilder(TaskBuilder, skip_registration=True):
   BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
 
   def rows(self) -> dict[str, list[Record]]:
-    """See TaskBuilder.rows."""
+    """See RecordBuilder.rows."""
     return arithmetic_rows()
 
 
@@ -130,14 +127,11 @@ def valid_steps(question_text: str, response: str) -> bool:
     response: the steps and the box, separated by white space; terms may come in any order.
   """
   question = question_text.strip()
-  if not _SUM.fullmatch(question):
+  if not _SUM.fullmatch(question) or not (reading := read_steps(response, _STEP)):
     return False
   terms = collections.Counter(int(term) for term in question.split('+'))
-  *written, last = response.split() or ['']
-  matches = [_STEP.fullmatch(step) for step in written]
-  steps = [match for match in matches if match]
-  box = _BOX.fullmatch(last)
-  if not steps or len(steps) < len(matches) or not box:
+  steps, answer = reading
+  if not steps:
     return False
   start, *later = [step['start'] for step in steps]
   if start is None or any(later):
@@ -148,5 +142,5 @@ def valid_steps(question_text: str, response: str) -> bool:
   return (
     totals == correct_totals
     and collections.Counter([int(start), *added]) == terms
-    and int(box[1]) == totals[-1]
+    and answer == totals[-1]
   )

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from exgrpo_jax.data.tasks import arithmetic, chains
-from exgrpo_jax.data.tasks.embedded import TaskBuilder
+from exgrpo_jax.data.tasks.embedded import RecordBuilder
 
 # By the name in a data spec.
-TASKS: Mapping[str, type[TaskBuilder]] = {
+TASKS: Mapping[str, type[RecordBuilder]] = {
   'arithmetic': arithmetic.ArithmeticBuilder,
   'chains': chains.ChainsBuilder,
 }

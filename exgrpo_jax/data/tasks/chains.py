@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
-from exgrpo_jax.data.tasks.embedded import Record, TaskBuilder, configs_of
+from exgrpo_jax.data.tasks.embedded import NUMBER, Record, RecordBuilder, configs_of, read_steps
 
 
 class Split(NamedTuple):
@@ -58,15 +58,12 @@ GUESS_ERRORS = range(1, 13)  # by how much the others are off, up or down
 
 STYLES = ('written', 'skipped', 'guess', 'other')
 
-# Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
-_NUMBER = '(?:0|[1-9][0-9]{0,17})'
-_TERM = rf'[+-]{_NUMBER}'
-_CHAIN = re.compile(rf'(?P<start>{_NUMBER})(?P<terms>(?:{_TERM})+)')
-_STEP = re.compile(rf'(?P<start>{_NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{_NUMBER})')
-_BOX = re.compile(rf'\\boxed\{{(?P<answer>{_NUMBER})\}}')
+_TERM = rf'[+-]{NUMBER}'
+_CHAIN = re.compile(rf'(?P<start>{NUMBER})(?P<terms>(?:{_TERM})+)')
+_STEP = re.compile(rf'(?P<start>{NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{NUMBER})')
 
 
-class ChainsBuilder(TaskBuilder, skip_registration=True):
+class ChainsBuilder(RecordBuilder, skip_registration=True):
   """Chains of additions and subtractions, in the splits of SPLITS."""
 
   name = 'chains'
@@ -74,7 +71,7 @@ class ChainsBuilder(TaskBuilder, skip_registration=True):
   BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
 
   def rows(self) -> dict[str, list[Record]]:
-    """See TaskBuilder.rows."""
+    """See RecordBuilder.rows."""
     return chain_rows()
 
 
@@ -214,13 +211,10 @@ def valid_steps(question_text: str, response: str) -> bool:
 def _read(question_text: str, response: str) -> _Reading | None:
   """None where the response is of another form, or the question is no chain."""
   question = _CHAIN.fullmatch(question_text.strip())
-  *written, last = response.split() or ['']
-  matches = [_STEP.fullmatch(step) for step in written]
-  steps = [match for match in matches if match]
-  box = _BOX.fullmatch(last)
-  if not question or not box or len(steps) < len(matches):
+  reading = read_steps(response, _STEP)
+  if not question or not reading:
     return None
-  start, answer = question['start'], int(box['answer'])
+  start, (steps, answer) = question['start'], reading
   if not steps:
     return _Reading(int(start), [], [], answer)
   terms = [_terms(step['terms']) for step in steps]
