@@ -69,7 +69,7 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
   values = config_files.load(config_path)
   cells = protocol.cells(study)
   portable = config_files.portable_config(config_path)
-  trials = sweep.plan_listed(dict(cells.values()), chosen.path, values, portable, {}, workdir)
+  trials = sweep.plan_trials(dict(cells.values()), chosen.path, values, portable, {}, workdir)
   for trial in trials:
     names = [spec_names.spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
     if not any(study.measure.startswith(f'eval/{name}/') for name in names):

@@ -65,8 +65,10 @@ def main(args: cli.Args) -> None:
       '--workdir=/tmp/ratio.'
     )
   check_parallel(args)
+  path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
   planned = plan_trials(
-    config_files.shipped_path(args.sweep, _SWEEPS, 'sweep'),
+    trials.load(path),
+    path,
     args.config,
     config_files.portable_config(config_flags.get_config_filename(args['config'])),
     config_flags.get_override_values(args['config']),
@@ -100,25 +102,6 @@ def complete(planned: Sequence[Trial], args: cli.Args, command: str, conclude: C
 
 
 def plan_trials(
-  path: str,
-  values: ConfigDict,
-  config_path: str,
-  given: Mapping[str, Any],
-  workdir: str,
-) -> list[Trial]:
-  """The trials of the sweep file at `path`, all checked; InputError names the first bad one.
-
-  Args:
-    path: the sweep file.
-    values: the config, with the overrides `given` on the command line (by dotted key).
-    config_path: where the config comes from.
-    given: those overrides.
-    workdir: the sweep's; it may already hold some of these trials.
-  """
-  return plan_listed(trials.load(path), path, values, config_path, given, workdir)
-
-
-def plan_listed(
   sweep: trials.Sweep,
   path: str,
   values: ConfigDict,
@@ -126,7 +109,16 @@ def plan_listed(
   given: Mapping[str, Any],
   workdir: str,
 ) -> list[Trial]:
-  """As `plan_trials`, of trials that have been read from the file at `path`."""
+  """The trials of a sweep, all checked; InputError names the first bad one.
+
+  Args:
+    sweep: name -> overrides.
+    path: the file that defines it, a sweep's or a study's.
+    values: the config, with the overrides `given` on the command line (by dotted key).
+    config_path: where the config comes from.
+    given: those overrides.
+    workdir: the sweep's; it may already hold some of these trials.
+  """
   planned: list[Trial] = []
   for name, overrides in sweep.items():
     folder = os.path.join(workdir, name)

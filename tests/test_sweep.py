@@ -18,6 +18,7 @@ from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.sweeps import trials
 from tests.helpers.paths import REPOSITORY
 
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
@@ -39,7 +40,8 @@ def plan(write_sweep, tmp_path):
   def plan_expression(expression, given=None):
     given = {'num_steps': 2} | (given or {})
     values = config.overridden(smoke.get_config(), given)
-    return sweep.plan_trials(write_sweep(expression), values, SMOKE, given, str(tmp_path / 'runs'))
+    path, workdir = write_sweep(expression), str(tmp_path / 'runs')
+    return sweep.plan_trials(trials.load(path), path, values, SMOKE, given, workdir)
 
   return plan_expression
 
@@ -66,7 +68,7 @@ def starts(tmp_path):
 def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   path = str(REPOSITORY / 'configs' / 'sweeps' / f'{name}.py')
   planned = sweep.plan_trials(
-    path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
+    trials.load(path), path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
   )
   seeds = {len(members) for members in sweep.by_setting(planned).values()}
   assert seeds == {3} and len(sweep.by_setting(planned)) >= 2
