@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orbax.checkpoint as ocp
 
-from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.algorithm.replay import Bucketed, Buffer
 from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
 from exgrpo_jax.experiment import Experiment
 from exgrpo_jax.grading import pool
@@ -44,7 +45,7 @@ class Progress:
   """What changes with every step, and no checkpoint keeps."""
 
   pace: Pace
-  buffer: Buffer  # after the last step that was reported
+  bucketed: Bucketed  # the buffer after the last step that was reported
   silent_steps: int  # in a row, up to now, without any difference in reward
   history: regime.History
 
@@ -57,10 +58,16 @@ def progress_after(
   is_silent = (record.get('zero_variance') == 1 for record in reversed(past))
   return Progress(
     pace=Pace(compiled, past),
-    buffer=buffer,
+    bucketed=bucketed(experiment, buffer),
     silent_steps=sum(1 for _ in itertools.takewhile(bool, is_silent)),
     history=regime.history(regime_setup(experiment, rollout), past),
   )
+
+
+def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
+  """The buffer with its buckets, by the run's config."""
+  config = experiment.config
+  return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.samples))
 
 
 def warn(

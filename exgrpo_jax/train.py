@@ -44,7 +44,7 @@ from exgrpo_jax.reporting import (
 )
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.run import Progress, Run, first_snapshot, progress_after, warn
+from exgrpo_jax.run import Progress, Run, bucketed, first_snapshot, progress_after, warn
 from exgrpo_jax.runtime import (
   activity,
   compilations,
@@ -273,12 +273,13 @@ def report(
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   tokenizer = run.experiment.tokenizer
   with clock('records'):
-    rows = step_rows.rows(config.replay, tokenizer, experience, progress.buffer, buffer)
+    before, after = progress.bucketed, bucketed(run.experiment, buffer)
+    rows = step_rows.rows(config.replay, tokenizer, experience, before, after)
     run.records.add(plan.step, rows)
-    progress.buffer = buffer
+    progress.bucketed = after
   with clock('await_update'):
     clock.await_device()
-  measured = step_metrics.measure(config.replay, experience, buffer, rows, jax.device_get(sums))
+  measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
   warn(run, progress, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
     with progress.pace.evaluation():

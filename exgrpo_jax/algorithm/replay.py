@@ -13,6 +13,7 @@ Departures from the authors' code, each on purpose (numbered as in docs/algorith
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -113,6 +114,13 @@ def bucket(correctness: float, num_rollouts: int) -> int:
   if correctness == 0:
     return 0
   return min(num_rollouts - 1, max(1, round(num_rollouts * correctness)))
+
+
+class Bucketed(NamedTuple):
+  """A buffer with its `buckets`, which take time to compute where questions are many."""
+
+  buffer: Buffer
+  bucket_of: Mapping[int, int]  # question row -> bucket
 
 
 def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]:

@@ -15,18 +15,16 @@ ALARM_STEPS = 10  # warn each time that this many more steps in a row had no lea
 
 
 def measure(
-  config: replay.Config,
   experience: Experience,
-  buffer: replay.Buffer,
+  after: replay.Bucketed,
   rows: Rows,
   sums: Mapping[str, ArrayLike],
 ) -> dict[str, float]:
   """All metrics of a step but its times.
 
   Args:
-    config: of the replay buffer.
     experience: what the step collected.
-    buffer: after the step.
+    after: the buffer after the step.
     rows: of the step's records.
     sums: of the update, as `train.learn` returns them, on the host.
   """
@@ -38,7 +36,7 @@ def measure(
       experience.plan, experience.responses, experience.replays, experience.verdicts
     ),
     **record_metrics(rows, num_rollouts),
-    **buffer_metrics(config, buffer, num_rollouts),
+    **buffer_metrics(after, num_rollouts),
     **objective.metrics(totals),
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
@@ -146,13 +144,10 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   return metrics
 
 
-def buffer_metrics(
-  config: replay.Config, buffer: replay.Buffer, num_rollouts: int
-) -> dict[str, float]:
+def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, float]:
   """Sizes of the replay buffer and of each of its K = `num_rollouts` buckets, in questions."""
-  count_K = np.bincount(
-    list(replay.buckets(config, buffer, num_rollouts).values()), minlength=num_rollouts
-  )
+  buffer = bucketed.buffer
+  count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
   return {
     'buffer/questions': len(buffer.entries),
     'buffer/retired': len(buffer.retired_epoch),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.algorithm.replay import Bucketed
 from exgrpo_jax.data.questions import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Experience, Question, ReplayScores, Response, Trajectory, Verdict
@@ -21,8 +21,8 @@ def rows(
   config: replay.Config,
   tokenizer: Tokenizer,
   experience: Experience,
-  before: Buffer,
-  after: Buffer,
+  before: Bucketed,
+  after: Bucketed,
 ) -> Rows:
   """The step's rows of both tables.
 
@@ -118,24 +118,20 @@ def _replayed(
 
 
 def _questions(
-  config: replay.Config, experience: Experience, before: Buffer, after: Buffer
+  config: replay.Config, experience: Experience, before: Bucketed, after: Bucketed
 ) -> Iterator[_Row]:
   plan = experience.plan
-  num_rollouts = len(experience.batch.advantage_B) // len(plan.questions)
-  bucket_before, bucket_after = (
-    replay.buckets(config, buffer, num_rollouts) for buffer in (before, after)
-  )
   visits = zip(plan.questions, plan.is_replay_Q.tolist(), experience.verdicts)
   for group, (question, is_replay, verdicts) in enumerate(visits):
     row = question.row
-    retires = row in after.retired_epoch and row not in before.retired_epoch
+    retires = row in after.buffer.retired_epoch and row not in before.buffer.retired_epoch
     yield {
       'step': plan.step,
       'question': row,
       'group': group,
       'is_replay': is_replay,
       'correctness': replay.group_correctness(config, verdicts, is_replay),
-      'bucket_before': bucket_before.get(row),
-      'bucket_after': bucket_after.get(row),
+      'bucket_before': before.bucket_of.get(row),
+      'bucket_after': after.bucket_of.get(row),
       'retired_step': plan.step if retires else None,
     }

@@ -152,7 +152,8 @@ def test_the_metrics_of_the_buffer():
     retired_epoch={7: 0, 8: 1},
     started=True,
   )
-  assert step_metrics.buffer_metrics(CONFIG, buffer, K) == {
+  bucketed = replay.Bucketed(buffer, replay.buckets(CONFIG, buffer, K))
+  assert step_metrics.buffer_metrics(bucketed, K) == {
     'buffer/questions': 3,
     'buffer/retired': 2,
     'buffer/trajectories': 4,
@@ -164,7 +165,7 @@ def test_the_metrics_of_the_buffer():
 
 
 def test_the_metrics_of_an_empty_buffer_are_0():
-  assert set(step_metrics.buffer_metrics(CONFIG, replay.Buffer(), K).values()) == {0}
+  assert set(step_metrics.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K).values()) == {0}
 
 
 # Warnings.

@@ -147,12 +147,19 @@ def test_how_often_a_trajectory_was_replayed_is_counted_over_the_whole_run(recor
   assert max(count.values()) > 2
 
 
+def bucketed(config, step):
+  """The buffers before and after the step."""
+  return [
+    replay.Bucketed(buffer, replay.buckets(config, buffer, K))
+    for buffer in (step.buffer, step.after)
+  ]
+
+
 def test_a_question_row_is_its_visit(recorded, records):
   retired = {}
   for number, step in recorded.steps.items():
     before, after = (
-      replay.buckets(recorded.experiment.config.replay, buffer, K)
-      for buffer in (step.buffer, step.after)
+      either.bucket_of for either in bucketed(recorded.experiment.config.replay, step)
     )
     for row, replayed, verdicts in zip(
       records[number][1], step.replays, step.verdicts, strict=True
@@ -285,7 +292,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
     parity={},
   )
   config = recorded.experiment.config.replay
-  rows = step_rows.rows(config, tokenizer, experience, step.buffer, step.after)
+  rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))
   values = step_metrics.record_metrics(rows, K)
   num_fresh, num_replayed = sum(map(len, step.responses)), sum(map(bool, replays))
   assert values['code_blocks/fresh'] == 3 / num_fresh
@@ -305,5 +312,5 @@ def test_answers_that_no_file_can_hold_are_escaped(recorded):
     parity={},
   )
   config, tokenizer = recorded.experiment.config.replay, recorded.experiment.tokenizer
-  rows = step_rows.rows(config, tokenizer, experience, step.buffer, step.after)
+  rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))
   assert set(rows['responses']['answer']) == {r'\ud800'}
