@@ -28,9 +28,10 @@ from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.questions import step_checker, style_reader
 from exgrpo_jax.data.suite import Part
+from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
+from exgrpo_jax.experiment import Config, Experiment, load_questions, open_experiment, parse_config
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
@@ -181,11 +182,13 @@ def score_policy(
     experiment.mesh,
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
-  verdicts = _grade(experiment, data.spec, questions, texts)
+  prompts = [tokenizer.render(q.messages, config.prompt.template) for q in questions]
+  thinks = all(prompt.endswith(THINK) for prompt in prompts)
+  verdicts = _grade(config, data.spec, questions, texts, thinks)
   warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)
   if warning:
     hosts.warn(f'{data.spec}: {warning}')
-  records = _records(experiment, questions, responses, texts, verdicts)
+  records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
   sampling = dataclasses.asdict(distribution) | {'seed': config.seed, 'step': step}
   records = [record | {'sampling': sampling} for record in records]
   name = spec_names.spec_name(data.spec)
@@ -256,20 +259,17 @@ def _write_by_hand(
 
 
 def _grade(
-  experiment: Experiment, spec: str, questions: Sequence[Question], texts: Sequence[str]
+  config: Config, spec: str, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
   """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
 
-  Where the prompts do not end in <think>, no response needs </think>.
+  Unless all prompts end in <think> (`thinks`), no response needs </think>.
   """
-  config, render = experiment.config, experiment.tokenizer.render
-  require_think = config.evaluation.require_think and all(
-    render(question.messages, config.prompt.template).endswith(THINK) for question in questions
-  )
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
   grading = dataclasses.replace(config.grading, reward='')
-  required = verifier.Config(require_think, config.evaluation.require_box)
+  wanted = config.evaluation
+  required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
   with Grader(grading, required) as grader:
     verdicts = grader.grade(
       texts, [question.answer for question in asked], [question.kind for question in asked]
@@ -279,22 +279,22 @@ def _grade(
 
 
 def _records(
-  experiment: Experiment,
+  tokenizer: Tokenizer,
   questions: Sequence[Question],
+  prompts: Sequence[str],
   responses: Sequence[Response],
   texts: Sequence[str],
   verdicts: Sequence[Verdict],
 ) -> list[dict[str, Any]]:
   """One record per question, with all its responses, special tokens included."""
-  tokenizer, template = experiment.tokenizer, experiment.config.prompt.template
   samples = len(texts) // len(questions)
   records = []
-  for index, question in enumerate(questions):
+  for index, (question, prompt) in enumerate(zip(questions, prompts)):
     span = slice(index * samples, (index + 1) * samples)
     record = {
       'row': question.row,
       'source': question.source,
-      'question': tokenizer.render(question.messages, template),
+      'question': prompt,
       'answer': question.answer,
       'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
