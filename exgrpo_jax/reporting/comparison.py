@@ -1,6 +1,5 @@
 """Compares the runs of a sweep: mean and standard deviation over the seeds of each setting."""
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import direction, panels
 from exgrpo_jax.reporting.panels import Line, Lines
 from exgrpo_jax.reporting.records import Run
+from exgrpo_jax.reporting.series import over_seeds
 
 _SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
@@ -68,8 +68,8 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   for name in names:
     lines = []
     for setting, seeds in runs.items():
-      steps, mean, std = _mean_over_seeds(seeds, name)
-      if len(steps):
+      if series := over_seeds(seeds, name):
+        steps, mean, std = series.steps, series.mean, series.std
         band = (steps, mean - std, mean + std)
         lines.append(Line(setting, steps, mean, band, colors[setting]))
     if lines:
@@ -79,20 +79,6 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
     raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
   all_steps = [record['step'] for seeds in runs.values() for run in seeds for record in run]
   panels.save(drawn, [path], '', (min(all_steps), max(all_steps)))
-
-
-def _mean_over_seeds(runs: Sequence[Run], name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Steps, and mean and standard deviation of a metric over runs; the deviation of one run is 0."""
-  series = [
-    {record['step']: record[name] for record in run if math.isfinite(record.get(name, math.nan))}
-    for run in runs
-  ]
-  steps = sorted(set.intersection(*map(set, series)))
-  value_SN = np.array([[values[step] for values in series] for step in steps]).reshape(
-    len(steps), len(series)
-  )
-  std = value_SN.std(axis=1, ddof=1) if len(series) > 1 else np.zeros(len(steps))
-  return np.array(steps), value_SN.mean(axis=1), std
 
 
 def _score_names(runs: Mapping[str, Sequence[Run]]) -> list[str]:

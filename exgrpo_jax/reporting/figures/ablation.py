@@ -8,7 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, Series, over_seeds, scores
+from exgrpo_jax.reporting.figures.runs import Group, scores
+from exgrpo_jax.reporting.series import Series, over_seeds
 
 _COLUMNS = 3
 _LABEL = 30  # characters in a line of a setting's name
@@ -89,7 +90,7 @@ def _extent(bars: Sequence[_Bar | None]) -> float:
 
 
 def _last_common_step(groups: Sequence[Group], names: Sequence[str]) -> int:
-  runs = [run for group in groups for run in group.runs]
+  runs = [run for group in groups for run in group.metrics]
   found = [over_seeds(runs, name) for name in names]
   steps = [set(series.steps.tolist()) for series in found if series]
   common = set.intersection(*steps) if len(steps) == len(names) else set()
@@ -103,16 +104,16 @@ def _at(series: Series | None, step: int) -> list[float]:
 
 
 def _bar(group: Group, name: str, step: int) -> _Bar | None:
-  seeds = _at(over_seeds(group.runs, name), step)
+  seeds = _at(over_seeds(group.metrics, name), step)
   if len(seeds) > 1:
     return _over_seeds(seeds)
-  (low,), (high,) = (_at(over_seeds(group.runs, name + end), step) for end in ('_low', '_high'))
+  (low,), (high,) = (_at(over_seeds(group.metrics, name + end), step) for end in ('_low', '_high'))
   return _Bar(seeds[0], low, high, seeds)
 
 
 def _average(group: Group, names: Sequence[str], step: int) -> _Bar:
   """Of the mean over benchmarks; of one seed there is no interval, for they share a policy."""
-  seeds = np.mean([_at(over_seeds(group.runs, name), step) for name in names], axis=0).tolist()
+  seeds = np.mean([_at(over_seeds(group.metrics, name), step) for name in names], axis=0).tolist()
   return _over_seeds(seeds) if len(seeds) > 1 else _Bar(seeds[0], seeds[0], seeds[0], seeds)
 
 

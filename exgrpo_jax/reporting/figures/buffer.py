@@ -7,7 +7,8 @@ import numpy as np
 
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, over_seeds
+from exgrpo_jax.reporting.figures.runs import Group
+from exgrpo_jax.reporting.series import over_seeds
 
 _COUNTS = {
   'buffer/questions': ('questions in the buffer', canvas.BLUE, '-'),
@@ -27,7 +28,7 @@ def draw(groups: Sequence[Group]) -> Drawing:
   rows = []
   for (left, right), group in zip(axes, shown):
     bucket_KS = _counts(group)
-    series = {name: over_seeds(group.runs, name) for name in _COUNTS}
+    series = {name: over_seeds(group.metrics, name) for name in _COUNTS}
     steps = next(found.steps for found in series.values() if found)
     areas = left.stackplot(steps, *bucket_KS, colors=colors[: len(bucket_KS)], linewidth=0)
     for k, area in enumerate(areas):
@@ -53,5 +54,5 @@ def draw(groups: Sequence[Group]) -> Drawing:
 
 def _counts(group: Group) -> np.ndarray:
   """[K, S]: questions of each bucket, at each step; the mean over seeds."""
-  found = [over_seeds(group.runs, f'buffer/bucket_{k}') for k in range(group.num_rollouts)]
+  found = [over_seeds(group.metrics, f'buffer/bucket_{k}') for k in range(group.num_rollouts)]
   return np.array([one.mean for one in found if one])

@@ -6,7 +6,8 @@ import numpy as np
 
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, Series, over_seeds, scores
+from exgrpo_jax.reporting.figures.runs import Group, scores
+from exgrpo_jax.reporting.series import Series, over_seeds
 
 _PANELS = (
   ('reward', 'Reward', 'mean over responses'),
@@ -24,7 +25,7 @@ def draw(groups: Sequence[Group]) -> Drawing:
     (name, group.label): found
     for group in groups
     for name, found in (
-      *((name, over_seeds(group.runs, name)) for name, _, _ in _PANELS),
+      *((name, over_seeds(group.metrics, name)) for name, _, _ in _PANELS),
       (_EVALUATION[0], _evaluation(groups, group)),
     )
     if found is not None
@@ -67,7 +68,7 @@ def _legend(group: Group) -> str:
 
 def _evaluation(groups: Sequence[Group], group: Group) -> Series | None:
   """The mean over all benchmarks, at steps where there is a score for each."""
-  found = [over_seeds(group.runs, name) for name in scores(groups).values()]
+  found = [over_seeds(group.metrics, name) for name in scores(groups).values()]
   complete = [one for one in found if one is not None]
   if not found or len(complete) < len(found):
     return None

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, over_seeds, scores
+from exgrpo_jax.reporting.figures.runs import Group, scores
+from exgrpo_jax.reporting.series import over_seeds
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
@@ -16,7 +17,7 @@ def draw(groups: Sequence[Group]) -> Drawing:
   rows = []
   for ax, (source, name) in zip(axes, names.items()):
     for group, style in zip(groups, canvas.styles()):
-      found, low, high = (over_seeds(group.runs, name + end) for end in ('', '_low', '_high'))
+      found, low, high = (over_seeds(group.metrics, name + end) for end in ('', '_low', '_high'))
       if not (found and low and high):
         continue
       ax.fill_between(low.steps, low.mean, high.mean, color=style['color'], alpha=0.15, linewidth=0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,6 +54,11 @@ class Group:
   def num_rollouts(self) -> int:
     """K, of a question."""
     return self.runs[0].config['rollout.samples']
+
+  @property
+  def metrics(self) -> list[Run]:
+    """Of all its runs."""
+    return [run.metrics for run in self.runs]
 
   def responses(self, *names: str) -> list[np.ndarray]:
     """Columns of the responses of all its runs; what may be missing is NaN there."""
@@ -135,38 +139,6 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
   if pa.types.is_boolean(kind):
     whole = whole.cast(pa.int8())
   return whole.to_numpy()
-
-
-# ---- Metrics of several seeds ----
-
-
-@dataclasses.dataclass(frozen=True)
-class Series:
-  """A metric over the steps at which every seed has a finite value."""
-
-  steps: np.ndarray  # [S]
-  value_SN: np.ndarray  # a column for each seed
-
-  @property
-  def mean(self) -> np.ndarray:
-    """[S], over seeds."""
-    return self.value_SN.mean(axis=1)
-
-
-def over_seeds(runs: Sequence[Recorded], name: str) -> Series | None:
-  """A metric of several runs; None where they have it at no common step."""
-  series = [
-    {
-      int(record['step']): record[name]
-      for record in run.metrics
-      if math.isfinite(record.get(name, math.nan))
-    }
-    for run in runs
-  ]
-  steps = sorted(set.intersection(*map(set, series)))
-  if not steps:
-    return None
-  return Series(np.array(steps), np.array([[values[s] for values in series] for s in steps]))
 
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:
