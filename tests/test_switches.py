@@ -83,14 +83,6 @@ def successes(verdicts, is_replay):
   return sum(verdict.correct for verdict in verdicts) + int(is_replay)
 
 
-def values_of(run, params, prompt, tokens):
-  """(log-probability, entropy) of each token of a response, float64, from all logits."""
-  sequence_T = np.concatenate([prompt, tokens])
-  logp_TV = tiny.full_log_probabilities(params, run.experiment.model, sequence_T)
-  logp_TV = logp_TV[len(prompt) - 1 :]
-  return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
-
-
 def test_a_run_replays_unless_its_ratio_is_0(run):
   config, records = run.experiment.config, metrics.read(run.workdir)[1:]
   assert [record['step'] for record in records] == list(range(1, config.num_steps + 1))
@@ -186,7 +178,7 @@ def test_a_run_replays_the_least_probable_success_where_told(run):
   for step in run.steps.values():
     for prompt, stored, chosen in zip(step.plan.prompts, step.plan.candidates, step.replays):
       if len(stored) > 1:
-        means = [values_of(run, step.params, prompt, t.tokens)[0].mean() for t in stored]
+        means = [run.values_of(step.params, prompt, t.tokens)[0].mean() for t in stored]
         index = [t is chosen for t in stored].index(True)
         assert means[index] <= min(means) + 1e-5
         not_first += index > 0
@@ -223,8 +215,8 @@ def test_the_loss_of_every_update_is_the_formula(run):
         if mask_T.any():
           (start, *_, last) = [*np.flatnonzero(mask_T)] * 2
           tokens_T = batch.tokens_BT[b, : last + 1]
-          logp_BT[b, mask_T], entropy_BT[b, mask_T] = values_of(
-            run, update.params, tokens_T[:start], tokens_T[start:]
+          logp_BT[b, mask_T], entropy_BT[b, mask_T] = run.values_of(
+            update.params, tokens_T[:start], tokens_T[start:]
           )
       expected = losses.formula(
         logp_BT,
@@ -251,7 +243,7 @@ def test_without_importance_correction_the_step_takes_replays_for_its_own(run):
         (stored,) = [
           t for t in step.plan.candidates[b // K] if np.array_equal(t.tokens, own.tokens)
         ]
-        now_T, _ = values_of(run, step.params, prompt, own.tokens)
+        now_T, _ = run.values_of(step.params, prompt, own.tokens)
         taken_T = step.batch.behaviour_logp_BT[b, step.batch.response_mask_BT[b] > 0]
         is_corrected = config.objective.importance_correction
         np.testing.assert_allclose(taken_T, stored.logp if is_corrected else now_T, atol=1e-4)

@@ -235,16 +235,8 @@ def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(record
   prompts = recorded.data.prompts
   for row, entry in last.entries.items():
     for t in entry.trajectories:
-      logp_T, _ = values_of(recorded, recorded.steps[t.step].params, prompts[row], t.tokens)
+      logp_T, _ = recorded.values_of(recorded.steps[t.step].params, prompts[row], t.tokens)
       np.testing.assert_allclose(t.logp, logp_T, atol=1e-4)
-
-
-def values_of(recorded, params, prompt, tokens):
-  """(log-probability, entropy) of each token of a response, float64."""
-  sequence_T = np.concatenate([prompt, tokens])
-  logp_TV = tiny.full_log_probabilities(params, recorded.experiment.model, sequence_T)
-  logp_TV = logp_TV[len(prompt) - 1 :]
-  return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
 
 
 def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy(recorded):
@@ -256,7 +248,7 @@ def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy
     if len(group[1]) > 1
   ]
   for step, prompt, candidates, chosen in several[::3]:
-    entropies = [values_of(recorded, step.params, prompt, t.tokens)[1].mean() for t in candidates]
+    entropies = [recorded.values_of(step.params, prompt, t.tokens)[1].mean() for t in candidates]
     index = [t is chosen for t in candidates].index(True)
     assert entropies[index] <= min(entropies) + 1e-5
     not_first += index > 0

@@ -65,6 +65,13 @@ class Recording:
     self.evaluations = experiment.load_evaluations(self.experiment)
     self.rollout = experiment.make_rollout(self.experiment, self.data)
 
+  def values_of(self, params, prompt, tokens):
+    """(log-probability, entropy) of each token of a response, float64, from all logits."""
+    sequence_T = np.concatenate([prompt, tokens])
+    logp_TV = tiny.full_log_probabilities(params, self.experiment.model, sequence_T)
+    logp_TV = logp_TV[len(prompt) - 1 :]
+    return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
+
   @contextlib.contextmanager
   def compiling(self):
     """Uses the compilation cache in the block, for programs of any size."""
