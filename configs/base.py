@@ -65,6 +65,7 @@ def get_config():
       shaping_exponent=0.5,
       shaping_weight=0.1,
       importance_correction=True,
+      baseline='group',
       normalize_std='off',
       aggregation='constant',
       entropy_bonus=1e-4,  # theirs: 1e-3, as a mean over each microbatch of 5 to 10 rows

@@ -30,6 +30,7 @@ RUNS = {
     'replay.trajectory_selection': 'highest_perplexity',
     'objective.shaping': 'power',
     'objective.shaping_exponent': 0.25,
+    'objective.baseline': 'fresh',
     'objective.normalize_std': 'sample',
     'optimizer.minibatches': 1,
   },
@@ -45,6 +46,7 @@ RUNS = {
     'replay.lower_bound': 0.25,
     'objective.shaping': 'log',
     'objective.shaping_weight': 0.3,
+    'objective.baseline': 'fresh',
     'optimizer.minibatches': 1,
   },
   'ratio_plus_log': {
@@ -185,8 +187,11 @@ def test_a_run_replays_the_least_probable_success_where_told(run):
   assert not_first > 0
 
 
-def test_a_run_divides_advantages_by_the_standard_deviation_told(run):
-  kind = run.experiment.config.objective.normalize_std
+def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_told(run):
+  kind, baseline = (
+    getattr(run.experiment.config.objective, name) for name in ('normalize_std', 'baseline')
+  )
+  between = 0  # replayed groups in which the two means differ
   for step in run.steps.values():
     for advantage_K, (_, is_replay, _, verdicts) in zip(
       step.batch.advantage_B.reshape(Q, K), groups(step)
@@ -195,8 +200,13 @@ def test_a_run_divides_advantages_by_the_standard_deviation_told(run):
       squares = k * (1 - k / 4) ** 2 + (4 - k) * (k / 4) ** 2  # of distances to the mean k / 4
       scale = {'off': 1, 'population': math.sqrt(squares / 4), 'sample': math.sqrt(squares / 3)}
       rewards = np.array([verdict.reward for verdict in verdicts] + [1.0] * int(is_replay))
-      expected_K = (rewards - k / 4) / (scale[kind] if squares else 1)
+      mean_K = np.full(4, k / 4)
+      if is_replay and baseline == 'fresh':
+        mean_K[:3] = (k - 1) / 3
+        between += k < 4
+      expected_K = (rewards - mean_K) / (scale[kind] if squares else 1)
       np.testing.assert_allclose(advantage_K, expected_K, rtol=1e-4, atol=1e-6)
+  assert (between > 0) == (baseline == 'fresh')
 
 
 def test_the_loss_of_every_update_is_the_formula(run):

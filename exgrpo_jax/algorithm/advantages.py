@@ -5,16 +5,28 @@ import chex
 from exgrpo_jax.datatypes import Array
 
 
-def group_advantages(reward_QK: Array, normalize_std: str = 'off') -> Array:
+def group_advantages(
+  reward_QK: Array, normalize_std: str = 'off', is_fresh_QK: Array | None = None
+) -> Array:
   """Reward minus the mean over one question's K rollouts.
 
   Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless asked for (GRPO,
   arXiv:2402.03300), plus 1e-6: 'population' divides its mean square by K, 'sample' by K - 1, as
   torch.std and so the authors' code does.
-  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0.
+
+  Where `is_fresh_QK` is given, the fresh rows of a group are measured against their own mean, so
+  that their advantages sum to 0; a replayed row still against the mean of all K. The standard
+  deviation is that of all K in any case: which mean is subtracted changes nothing else.
+
+  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0. Each group has a fresh row.
   """
   chex.assert_rank(reward_QK, 2)
   advantage_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
+  if is_fresh_QK is not None:
+    # Centred again: the mean of the fresh rows, left to themselves, is all that remains.
+    total_Q1 = (advantage_QK * is_fresh_QK).sum(axis=1, keepdims=True)
+    mean_Q1 = total_Q1 / is_fresh_QK.sum(axis=1, keepdims=True)
+    advantage_QK = advantage_QK - mean_Q1 * is_fresh_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6

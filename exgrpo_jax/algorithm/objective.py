@@ -1,9 +1,8 @@
 """The objective of ExGRPO (arXiv:2510.02245, section 3) on one screen. Pure.
 
-A loss is a sum over response tokens of weight x term. The weights hold every
-normaliser and belong to the optimiser's minibatch (`loss_inputs`); the terms see one
-token at a time (`token_loss`). So any split of a minibatch, by rows or by
-positions, gives the same sums and the same gradient, up to rounding.
+A loss is a sum over response tokens of weight x term. The weights hold every normaliser and
+belong to the optimiser's minibatch (`loss_inputs`); the terms see one token at a time
+(`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
 
 Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
@@ -61,13 +60,14 @@ class Config:
   )
   beta: float = setting('(0, inf)', "the constant of the shaping 'fraction', w / (w + beta)")
   shaping_exponent: float = setting('(0, inf)', "of the shaping 'power'; 0.5 is the square root")
-  shaping_weight: float = setting(
-    '(0, inf)', "of log pi in the shapings 'log' and 'ratio_plus_log'"
-  )
+  shaping_weight: float = setting('(0, inf)', "of log pi in 'log' and 'ratio_plus_log'")
   importance_correction: bool = setting(
     None,
     'whether w refers to the policy that wrote the replayed row; otherwise to the one at the start '
     'of the step, as if the step had written it',
+  )
+  baseline: str = setting(
+    ('group', 'fresh'), "a fresh row's advantage: against its group's mean, or its fresh rows' mean"
   )
   normalize_std: str = setting(
     ('off', 'population', 'sample'),

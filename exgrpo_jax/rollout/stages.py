@@ -260,11 +260,13 @@ class Rollout:
       logps += [member.logp for member in members]
       # A replayed row is corrected by its importance weight alone.
       tis_weights += [response.tis_weight for response in group] + [None] * (replayed is not None)
-    advantage_QK = advantages.group_advantages(
-      np.array(rewards, np.float32), self.objective.normalize_std
-    )
     is_replay_B = np.array(
       [r is not None and k == samples - 1 for r in replays for k in range(samples)]
+    )
+    advantage_QK = advantages.group_advantages(
+      np.array(rewards, np.float32),
+      self.objective.normalize_std,
+      ~is_replay_B.reshape(-1, samples) if self.objective.baseline == 'fresh' else None,
     )
     past_step_B = np.repeat([r.step if r else plan.step for r in replays], samples)
     tokens_BT, mask_BT = right_padded(rows, self.config.longest_row, self.tokenizer.pad_id)

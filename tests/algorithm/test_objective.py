@@ -52,6 +52,25 @@ def test_normalised_advantages_are_in_units_of_the_groups_standard_deviation():
       np.testing.assert_allclose(advantage, expected, rtol=1e-4, err_msg=kind)
 
 
+def test_with_the_fresh_baseline_the_replayed_row_stands_outside_the_fresh_rows_mean():
+  """The last row of the first three groups is replayed; the last group has none."""
+  reward = np.array([[1.0, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1], [1, 0, 0, 1]], np.float32)
+  is_fresh = np.array([[1, 1, 1, 0]] * 3 + [[1] * 4], bool)
+  expected = np.array(
+    [[2 / 3, -1 / 3, -1 / 3, 1 / 2], [0, 0, 0, 3 / 4], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
+  )
+  # Squared distances to the whole group's mean: the divisor is what it is without replay.
+  scales = {'off': [1, 1, 1, 1], 'population': np.sqrt([4 / 16, 3 / 16, 1, 4 / 16])}
+  for kind, scale in scales.items():
+    for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=1)):
+      advantage = wrap(advantages.group_advantages)(reward, kind, is_fresh)
+      np.testing.assert_allclose(
+        advantage, expected / np.reshape(scale, (4, 1)), rtol=1e-4, atol=1e-6, err_msg=kind
+      )
+  fresh_sum = (np.asarray(advantages.group_advantages(reward)) * is_fresh).sum(axis=1)
+  np.testing.assert_allclose(fresh_sum, [-1 / 2, -3 / 4, 0, 0])  # what the setting is for
+
+
 def test_shaping_and_its_gradient_are_the_hand_computed_ones():
   """f(w) = w / (w + 0.1), and df/dlog w = 0.1 w / (w + 0.1)^2."""
   for w, f, slope in (

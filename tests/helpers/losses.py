@@ -21,6 +21,7 @@ PAPER = objective.Config(
   shaping_exponent=0.5,
   shaping_weight=0.1,
   importance_correction=True,
+  baseline='group',
   normalize_std='off',
   aggregation='constant',
   entropy_bonus=0.0,
