@@ -173,6 +173,7 @@ def get_config():
       require_box=False,
     )
   )
+  config.alignment = ConfigDict(dict(every=0, questions=32, samples=8))
   config.parity = ConfigDict(
     dict(every=50, rows=64, max=1.0)
   )  # for bfloat16; float32 keeps within 1e-4

@@ -161,3 +161,4 @@ class Experience:
   verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
   batch: Batch
   parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
+  alignment: Mapping[str, float]  # of gradients, as metrics; empty where not compared

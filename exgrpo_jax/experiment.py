@@ -21,7 +21,7 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.huggingface import architecture
-from exgrpo_jax.learner import checkpoint, gradients, optimizer
+from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import parity, stages
@@ -130,6 +130,7 @@ class Config:
   grading: pool.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
+  alignment: alignment.Config
   parity: parity.Config
   checkpoint: checkpoint.Config
   export: ExportConfig
@@ -163,6 +164,7 @@ def parse_config(values: ConfigDict) -> Config:
       'groups.'
     )
   replay.check_bounds(parsed.replay, parsed.rollout.samples)
+  alignment.check(parsed.alignment, parsed.data.evaluated)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
       'config.export.best=True needs config.data.validation: the best policy is chosen by other '
@@ -340,10 +342,7 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
       text
       for dataset in opened
       for question in itertools.islice(dataset, TOKENIZER_TEXTS)
-      for text in (
-        prompt.render(question.messages, parsed.prompt.template),
-        question.solution,
-      )
+      for text in (prompt.render(question.messages, parsed.prompt.template), question.solution)
     )
     tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
   return tokenizer.load(path)

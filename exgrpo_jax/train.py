@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from exgrpo_jax import cli, evaluate, export, prior_experience, warm_start
+from exgrpo_jax import cli, evaluate, export, held_out, prior_experience, warm_start
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
@@ -54,6 +54,7 @@ from exgrpo_jax.runtime import (
   randomness,
   watchdog,
 )
+from exgrpo_jax.runtime.clock import NO_TRAINING
 from exgrpo_jax.runtime.environment import peak_memory, record_start
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import claim_workdir
@@ -77,6 +78,7 @@ def main(args: cli.Args) -> None:
       experiment = open_experiment(args.config, args.workdir)
       rollout = make_rollout(experiment, load_questions(experiment, config.data.train))
       evaluations = load_evaluations(experiment)
+      held_out.check(config.alignment, evaluations)
     successes = () if done else prior_experience.load(experiment, rollout.data)
     with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
       every, num_steps = config.evaluation.every, config.num_steps
@@ -199,6 +201,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     verdicts = rollout.grade(plan, responses, run.grader)
   with clock('assemble', device_waits=True):
     batch = rollout.assemble(plan, responses, replays, verdicts)
+  aligned = held_out.measure_alignment(run, params, plan, batch)
   return Experience(
     plan=plan,
     replays=replays,
@@ -207,6 +210,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     verdicts=verdicts,
     batch=batch,
     parity=parity,
+    alignment=aligned,
   )
 
 
@@ -290,7 +294,7 @@ def report(
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, state.params, plan.step, scores['validation/score'])
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
-  apart = sum(measured.get(f'time/{phase}', 0.0) for phase in ('evaluate', 'export'))
+  apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
   clock.restart()
   progress.pace.finish_step()

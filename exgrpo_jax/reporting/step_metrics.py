@@ -32,6 +32,7 @@ def measure(
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
     **experience.parity,
+    **experience.alignment,
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts
     ),

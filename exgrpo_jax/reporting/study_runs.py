@@ -11,6 +11,7 @@ import numpy as np
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import records
 from exgrpo_jax.runtime import environment
+from exgrpo_jax.runtime.clock import NO_TRAINING
 
 # What is spent on training up to an evaluation, and its unit: the fields of an Evaluation.
 COSTS = {
@@ -19,7 +20,6 @@ COSTS = {
   'generated_tokens': 'tokens generated',
   'training_seconds': 'training seconds',
 }
-_NO_TRAINING = ('time/evaluate', 'time/export')  # parts of 'time/step'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Evaluation:
   step: int
   fresh_questions: int  # visits of questions that were not replayed
   generated_tokens: int
-  training_seconds: float  # of steps, without warm start, evaluations and exports
+  training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
   scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
 
 
@@ -53,7 +53,7 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
     if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
       fresh += questions - int(record['replay/rows'])
       tokens += int(record['length/total'])
-      apart = sum(record.get(name, 0.0) for name in _NO_TRAINING)
+      apart = sum(record.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
       seconds += record['time/step'] - apart
     scores = {name: value for name, value in record.items() if name.startswith('eval/')}
     if scores:

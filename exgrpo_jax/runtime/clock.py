@@ -23,6 +23,7 @@ class Now(NamedTuple):
 
 
 MEDIAN_STEPS = 3  # the first ones compile
+NO_TRAINING = ('evaluate', 'export', 'alignment')  # phases that speed and cost leave out
 
 
 class Clock:

@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
   QUESTION_STREAM = 7  # the order of questions; by epoch
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
   SAMPLES = 9  # which responses samples/ shows; by step
+  ALIGNMENT = 10  # held-out questions, and responses to them; by step
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:

@@ -21,6 +21,7 @@ def experiences(recorded):
       verdicts=step.verdicts,
       batch=step.batch,
       parity={},
+      alignment={},
     )
     for step in recorded.steps.values()
     if any(step.replays) and not all(step.replays)

@@ -290,6 +290,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
     verdicts=verdicts,
     batch=step.batch,
     parity={},
+    alignment={},
   )
   config = recorded.experiment.config.replay
   rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))
@@ -310,6 +311,7 @@ def test_answers_that_no_file_can_hold_are_escaped(recorded):
     verdicts=[[v._replace(answer='\ud800') for v in judged] for judged in step.verdicts],
     batch=step.batch,
     parity={},
+    alignment={},
   )
   config, tokenizer = recorded.experiment.config.replay, recorded.experiment.tokenizer
   rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))

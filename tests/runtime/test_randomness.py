@@ -24,6 +24,7 @@ def test_purposes_keep_their_numbers():
     'QUESTION_STREAM': 7,
     'WARM_START_ORDER': 8,
     'SAMPLES': 9,
+    'ALIGNMENT': 10,
   }
 
 

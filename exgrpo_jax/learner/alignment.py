@@ -1,0 +1,138 @@
+"""Gradient alignment: do the parts of a step pull where held-out questions would?
+
+Each row of a step belongs to one part: 'fresh', the groups without replay; 'replayed', the stored
+successes; 'fresh_in_mixed_groups', the fresh rows beside these. The policy gradients of the parts
+add up to the step's, and each is compared with the on-policy gradient of held-out questions, all at
+the parameters before the update. So ratios of fresh rows are 1, and the step counts as one
+minibatch. Entropy bonus and KL term, which belong to no part, are left out.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.learner.gradients import UpdateSpec
+from exgrpo_jax.policy import model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How often a step's gradient is compared with that of held-out questions; it changes no step."""
+
+  every: int = setting('[0, inf)', 'steps between two comparisons; 0 is never')
+  questions: int = setting(
+    '[1, inf)',
+    'questions drawn for each, from the first set of config.data.validation, or else of '
+    'config.data.evaluation',
+  )
+  samples: int = setting('[2, inf)', 'responses to each of them, at the training temperature')
+
+  def is_due(self, step: int) -> bool:
+    """Whether the step's gradient is compared."""
+    return self.every > 0 and step % self.every == 0
+
+
+def check(config: Config, evaluated: Sequence[str]) -> None:
+  """InputError where gradients are to be compared, and `evaluated`, the data specs, are none."""
+  if config.every and not evaluated:
+    raise InputError(
+      f'config.alignment.every={config.every} needs config.data.validation or '
+      'config.data.evaluation: their questions are the held-out ones.'
+    )
+
+
+def measure(
+  spec: UpdateSpec,
+  params: model.Params,
+  batch: Batch,
+  num_rollouts: int,
+  clip: bool,
+  held_out: Batch,
+) -> dict[str, float]:
+  """How the gradient of each part of a step lies to the held-out one.
+
+  Args:
+    spec: of the step's updates.
+    params: before the step's first update.
+    batch: all rows of the step, NumPy; groups of `num_rollouts` consecutive rows.
+    num_rollouts: K.
+    clip: whether the step clips fresh ratios.
+    held_out: fresh rows of other questions, written by the policy of `params`, with advantages.
+
+  Returns:
+    'alignment/{part}', the cosine of the two gradients in [-1, 1], and
+    'alignment/{part}_projection', the part's gradient along the held-out one's direction, in the
+    unit of 'gradient_norm': those of all parts add up to the step's. A part is left out where its
+    gradient is 0, as it is without rows, or not finite; all are where the held-out one is.
+  """
+  metrics = {}
+  if not _has_signal(held_out):
+    return metrics
+  towards = policy_gradient(spec, params, held_out, clip)
+  for name, part in parts(batch, num_rollouts).items():
+    if _has_signal(part):
+      compared = _compare(policy_gradient(spec, params, part, clip), towards)
+      cosine, projection = (float(value) for value in jax.device_get(compared))
+      if math.isfinite(cosine):
+        metrics |= {f'alignment/{name}': cosine, f'alignment/{name}_projection': projection}
+  return metrics
+
+
+def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
+  """The batch once for each part, in which all other rows have advantage 0.
+
+  They keep their tokens, and with them the normalisers of the whole batch.
+  """
+  is_replay_B = np.asarray(batch.is_replay_B)
+  is_mixed_B = np.repeat(is_replay_B.reshape(-1, num_rollouts).any(axis=1), num_rollouts)
+  rows = {
+    'fresh': ~is_mixed_B,
+    'replayed': is_replay_B,
+    'fresh_in_mixed_groups': is_mixed_B & ~is_replay_B,
+  }
+  return {
+    name: dataclasses.replace(batch, advantage_B=np.where(part_B, batch.advantage_B, np.float32(0)))
+    for name, part_B in rows.items()
+  }
+
+
+def policy_gradient(
+  spec: UpdateSpec, params: model.Params, batch: Batch, clip: bool
+) -> model.Params:
+  """The gradient that a batch's rows give to the policy's objective, without other terms.
+
+  That of the loss is its negative. Rows of advantage 0 cost nothing.
+  """
+  alone = dataclasses.replace(
+    spec,
+    gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
+    objective=dataclasses.replace(spec.objective, entropy_bonus=0.0, kl_coefficient=0.0),
+  )
+  gradient, _ = gradients.minibatch_gradient(alone, params, batch, clip, is_first=True)
+  return jax.tree.map(jnp.negative, gradient)
+
+
+def _has_signal(batch: Batch) -> bool:
+  """Whether any response token has an advantage."""
+  return bool((np.any(batch.response_mask_BT, axis=1) & (np.asarray(batch.advantage_B) != 0)).any())
+
+
+@jax.jit
+def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
+  """(cosine, projection) of `gradient` to the direction of `towards`; NaN where that is none."""
+
+  # Sums in float32, and no dot, which an accelerator may compute in bfloat16.
+  def inner(left: model.Params, right: model.Params) -> jax.Array:
+    products = jax.tree.map(lambda x, y: jnp.sum(x * y, dtype=jnp.float32), left, right)
+    return jax.tree.reduce(jnp.add, products)
+
+  projection = inner(gradient, towards) / jnp.sqrt(inner(towards, towards))
+  return projection / jnp.sqrt(inner(gradient, gradient)), projection
