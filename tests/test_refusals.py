@@ -61,6 +61,10 @@ COMMAND_LINES = {
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',
   ),
+  'no_held_out_questions': (
+    ['train', SMOKE, '--workdir=w', '--config.data.evaluation=()', '--config.alignment.every=2'],
+    r'alignment\.every=2 needs config\.data\.validation or config\.data\.evaluation: their quest',
+  ),
   'study': (['study', '--study=smok', '--workdir=w'], r'--study=smok: there is no config of that'),
   'study_config': (
     ['study', SMOKE, '--study=smoke', '--workdir=w'],
@@ -184,6 +188,10 @@ EXPERIENCE = {  # its content
 SETTINGS_AND_DATA = {
   'prompt': ('rollout.max_prompt=2', r'the prompt of row 0 has \d tokens.*; raise the limit, or s'),
   'few_questions': ('rollout.questions=14', r'questions=14 must be at most the 12 questions of '),
+  'few_held_out': (
+    'alignment.every=1',
+    r'alignment\.questions=32 must be at most the 12 questions',
+  ),
   'evaluation': ("data.evaluation=('nowhere.jsonl',)", r'nowhere\.jsonl: there is no such file'),
   'solution': ('rollout.max_response=1', r'the solution of row 0 has \d+ tokens, over .*; raise'),
   'vocabulary': ('tokenizer.vocab_size=9', r'vocab_size=9 must be at least \d+: 4 reserved pieces'),

@@ -1,10 +1,12 @@
 """What must hold of rollout, learner and weights on eight devices; eight_devices.py runs it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
 from exgrpo_jax.huggingface import architecture, weights
-from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scheduler
 from tests.helpers.checks import Checks, case
@@ -60,6 +62,28 @@ def gradient_on(mesh):
     return jax.device_get(
       gradients.minibatch_gradient(spec, params, test_gradients.BATCH, True, False)
     )
+
+
+@CHECKS.add
+def gradients_are_compared_as_on_one_device():
+  actual, expected = alignment_on(make_mesh(2, 2, 2)), alignment_on(one_device())
+  assert set(actual) == set(expected) and len(expected) == 6, (actual, expected)
+  for name, value in expected.items():
+    np.testing.assert_allclose(actual[name], value, rtol=1e-4, err_msg=name)
+
+
+def alignment_on(mesh):
+  """Of the first rows to the others, which count as fresh ones."""
+  half = test_gradients.ROWS // 8 * 4
+  first, others = (
+    jax.tree.map(lambda x, rows=rows: x[rows], test_gradients.BATCH)
+    for rows in (slice(half), slice(half, None))
+  )
+  first = dataclasses.replace(first, is_replay_B=first.is_replay_B & (np.arange(half) >= 4))
+  others = dataclasses.replace(others, is_replay_B=np.zeros_like(others.is_replay_B))
+  with jax.set_mesh(mesh):
+    params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh, tokens=64)
+    return alignment.measure(spec, params, first, 4, True, others)
 
 
 @CHECKS.add
