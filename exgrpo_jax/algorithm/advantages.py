@@ -21,12 +21,12 @@ def group_advantages(
   float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0. Each group has a fresh row.
   """
   chex.assert_rank(reward_QK, 2)
-  advantage_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
+  baseline_QK = reward_QK.mean(axis=1, keepdims=True)
   if is_fresh_QK is not None:
-    # Centred again: the mean of the fresh rows, left to themselves, is all that remains.
-    total_Q1 = (advantage_QK * is_fresh_QK).sum(axis=1, keepdims=True)
-    mean_Q1 = total_Q1 / is_fresh_QK.sum(axis=1, keepdims=True)
-    advantage_QK = advantage_QK - mean_Q1 * is_fresh_QK
+    total_Q1 = (reward_QK * is_fresh_QK).sum(axis=1, keepdims=True)
+    count_Q1 = is_fresh_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)
+    baseline_QK = is_fresh_QK * (total_Q1 / count_Q1) + ~is_fresh_QK * baseline_QK
+  advantage_QK = reward_QK - baseline_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6

@@ -64,6 +64,7 @@ def test_with_the_fresh_baseline_the_replayed_row_stands_outside_the_fresh_rows_
   for kind, scale in scales.items():
     for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=1)):
       advantage = wrap(advantages.group_advantages)(reward, kind, is_fresh)
+      assert advantage.dtype == np.float32
       np.testing.assert_allclose(
         advantage, expected / np.reshape(scale, (4, 1)), rtol=1e-4, atol=1e-6, err_msg=kind
       )
