@@ -23,14 +23,22 @@ def check(config: alignment.Config, evaluations: Sequence[QuestionSet]) -> None:
 
 
 def measure_alignment(run: Run, params: model.Params, plan: Plan, batch: Batch) -> dict[str, float]:
-  """`alignment.measure` of a step's rows, before its update; empty where it is not due."""
+  """`alignment.measure` of a step's rows, before its update; empty where it is not due.
+
+  Besides, 'alignment/zero_variance' is the share of held-out groups that teach nothing.
+  """
   config = run.experiment.config
   if not config.alignment.is_due(plan.step):
     return {}
   with run.clock('alignment'):
     clip = objective.clips_fresh_ratios(config.objective, plan.replay_started)
     held_out = collect(run, params, plan.step)
-    return alignment.measure(run.update, params, batch, config.rollout.samples, clip, held_out)
+    advantage_QK = held_out.advantage_B.reshape(-1, config.alignment.samples)
+    return {
+      # Where it is 1, there is no held-out gradient, and nothing else to say.
+      'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
+      **alignment.measure(run.update, params, batch, config.rollout.samples, clip, held_out),
+    }
 
 
 def collect(run: Run, params: model.Params, step: int) -> Batch:

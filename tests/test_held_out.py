@@ -80,12 +80,15 @@ def test_every_other_step_says_how_its_parts_lie_to_the_held_out_gradient(run):
   all_parts = 0
   for step in range(1, NUM_STEPS + 1):
     names = {name for name in run.records[step] if name.startswith('alignment/')}
+    names -= {'alignment/zero_variance'}
     of_step = [(batch, gradient) for number, batch, gradient in run.compared if number == step]
     assert bool(of_step) == ('time/alignment' in run.records[step] and step % EVERY == 0)
     if of_step:
       (held_out, towards), *parts = of_step
       assert len(held_out.advantage_B) == QUESTIONS * SAMPLES and not held_out.is_replay_B.any()
       assert len(names) == 2 * len(parts)
+      silent = [not any(group) for group in np.split(held_out.advantage_B, QUESTIONS)]
+      assert run.records[step]['alignment/zero_variance'] == pytest.approx(np.mean(silent))
       cosines = [part @ towards / np.sqrt(part @ part * (towards @ towards)) for _, part in parts]
       projections = [part @ towards / np.sqrt(towards @ towards) for _, part in parts]
       for ending, expected in (('', cosines), ('_projection', projections)):
@@ -96,11 +99,11 @@ def test_every_other_step_says_how_its_parts_lie_to_the_held_out_gradient(run):
 
 
 def test_the_parts_add_up_to_the_steps_gradient(run):
-  """To what the optimiser got, which is the loss's: the objective's negative."""
+  """To the one that the optimiser got."""
   steps = 0
   for step in range(EVERY, NUM_STEPS + 1, EVERY):
     (_, *parts) = [gradient for number, _, gradient in run.compared if number == step]
-    step_gradient = -run.applied[step - 1]
+    step_gradient = run.applied[step - 1]
     np.testing.assert_allclose(sum(parts), step_gradient, atol=1e-5 * np.abs(step_gradient).max())
     norm = run.records[step]['gradient_norm']
     assert np.linalg.norm(sum(parts)) == pytest.approx(norm, rel=1e-4)

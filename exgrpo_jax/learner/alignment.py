@@ -107,17 +107,14 @@ def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
 def policy_gradient(
   spec: UpdateSpec, params: model.Params, batch: Batch, clip: bool
 ) -> model.Params:
-  """The gradient that a batch's rows give to the policy's objective, without other terms.
-
-  That of the loss is its negative. Rows of advantage 0 cost nothing.
-  """
+  """The gradient of a batch's loss by its policy terms alone; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
     spec,
     gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
     objective=dataclasses.replace(spec.objective, entropy_bonus=0.0, kl_coefficient=0.0),
   )
   gradient, _ = gradients.minibatch_gradient(alone, params, batch, clip, is_first=True)
-  return jax.tree.map(jnp.negative, gradient)
+  return gradient
 
 
 def _has_signal(batch: Batch) -> bool:
