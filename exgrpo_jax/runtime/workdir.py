@@ -16,6 +16,7 @@ from exgrpo_jax.runtime import hosts
 # rounding). With any other change its records would be those of two experiments.
 FREE = (
   'evaluation.',
+  'alignment.',
   'checkpoint.',
   'export.',
   'metrics.',
