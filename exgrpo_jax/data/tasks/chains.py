@@ -1,15 +1,17 @@
 r"""Chains of additions and subtractions, with solutions in several styles of unequal reliability.
 
 A question is a chain such as '48+3-9+7'. The solutions of a language model's corpus differ in how
-much they write out, and some are wrong; so do those of this task's training split, one to a row:
+much they write out, and some are wrong; so do those of the split 'pretraining', one to a row:
 
-  written   48+3=51 -9=42 +7=49 \boxed{49}   one term a step, always right
-  skipped   48+3-9=42 +7=49 \boxed{49}       two terms a step, sometimes wrong
+  written   48+3=51 -9=42 +7=49 \boxed{49}   one term a step
+  skipped   48+3-9=42 +7=49 \boxed{49}       two terms a step, wrong more often
   guess     \boxed{47}                       no steps, mostly wrong, near the truth
 
-The longer the chain, the fewer solutions are written out, and the more often the others are wrong.
-So a policy that has learnt this mixture solves short chains almost always and long ones rarely, and
-has a better way to any of them than the one it mostly takes. The answer of a row is always right.
+The longer the chain, the fewer solutions are written out, and the further into a chain, the more
+often a step is wrong. So a policy that has learnt this mixture solves short chains almost always
+and long ones rarely, and has a better way to any of them than the one it mostly takes. 'train' and
+'test' have chains of every difficulty; 'train_8' and its like have those of one length, with which
+a policy can be given a start as weak as is wanted. The answer of a row is always right.
 
 What a chain is like keeps it within reach of a model of two layers and half a million parameters:
 all totals have two digits, so that steps of a style are equally long, and no digit is added or
@@ -41,19 +43,27 @@ SEED = 2510_02247
 TOTALS = range(10, 100)  # the start and all running totals
 MAX_DIGIT = 9  # of the terms, from 1; no digit occurs twice
 SPLITS = {
-  'train': Split(24_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
-  'validation': Split(2_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
-  'test': Split(2_000, min_terms=3, max_terms=8, one_operator=False, source='chains'),
+  'pretraining': Split(20_000, min_terms=3, max_terms=9, one_operator=False, source='chains'),
+  'train': Split(4_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
+  'validation': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
+  'test': Split(1_000, min_terms=3, max_terms=7, one_operator=False, source='chains'),
   # Unlike anything in training: the total drifts one way, through every decade.
-  'ood': Split(2_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
+  'ood': Split(1_000, min_terms=4, max_terms=7, one_operator=True, source='chains_ood'),
+  **{
+    f'{name}_{terms}': Split(questions, terms, terms, one_operator=False, source='chains')
+    for terms in (6, 7, 8, 9)
+    for name, questions in (('train', 2_000), ('test', 500))
+  },
 }
 
 # The mixture of styles.
-WRITTEN_SHARE = {3: 0.95, 4: 0.8, 5: 0.6, 6: 0.4, 7: 0.2, 8: 0.1}  # by the number of terms
+WRITTEN_SHARE = {3: 0.9, 4: 0.8, 5: 0.7, 6: 0.6, 7: 0.5, 8: 0.4, 9: 0.3}  # by the number of terms
 SKIPPED_SHARE = 0.6  # of those not written out; the rest are guesses
-SLIP_RATE = 0.1  # share of steps of two terms whose total is wrong
-SLIPS = range(1, 11)  # by how much it is off then, up or down
-GUESS_RIGHT = 0.1  # share of guesses
+# Share of wrong totals, by the number of the step.
+SLIP_RATE = (0.02, 0.02, 0.02, 0.05, 0.2, 0.4, 0.5, 0.5, 0.5)  # of steps of one term
+SKIPPED_SLIP_RATE = 0.3  # of steps of two terms, wherever they are
+SLIPS = range(1, 11)  # by how much a wrong total is off, up or down
+GUESS_RIGHT = 0.03  # share of guesses
 GUESS_ERRORS = range(1, 13)  # by how much the others are off, up or down
 
 STYLES = ('written', 'skipped', 'guess', 'other')
@@ -67,7 +77,7 @@ class ChainsBuilder(RecordBuilder, skip_registration=True):
   """Chains of additions and subtractions, in the splits of SPLITS."""
 
   name = 'chains'
-  VERSION = tfds.core.Version('1.0.0')
+  VERSION = tfds.core.Version('2.0.0')
   BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
 
   def rows(self) -> dict[str, list[Record]]:
@@ -136,17 +146,19 @@ def _signed(terms: Sequence[int]) -> str:
 def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str:
   """A solution in a style drawn by the mixture, right or wrong."""
   if rng.random() < WRITTEN_SHARE[len(terms)]:
-    return steps_and_box(start, [[term] for term in terms], [0] * len(terms))
+    slips = [_slip(rng, rate) for rate in SLIP_RATE[: len(terms)]]
+    return steps_and_box(start, [[term] for term in terms], slips)
   if rng.random() < SKIPPED_SHARE:
     steps = [terms[i : i + 2] for i in range(0, len(terms), 2)]
-    return steps_and_box(start, steps, [_slip(rng) if len(step) > 1 else 0 for step in steps])
+    slips = [_slip(rng, SKIPPED_SLIP_RATE) if len(step) > 1 else 0 for step in steps]
+    return steps_and_box(start, steps, slips)
   error = 0 if rng.random() < GUESS_RIGHT else _off_by(rng, GUESS_ERRORS)
   return rf'\boxed{{{abs(start + sum(terms) + error)}}}'
 
 
-def _slip(rng: np.random.Generator) -> int:
-  """By how much the total of a step of two terms is wrong."""
-  return _off_by(rng, SLIPS) if rng.random() < SLIP_RATE else 0
+def _slip(rng: np.random.Generator, rate: float) -> int:
+  """By how much a total is wrong; 0 but in a share `rate` of cases."""
+  return _off_by(rng, SLIPS) if rng.random() < rate else 0
 
 
 def _off_by(rng: np.random.Generator, sizes: range) -> int:
