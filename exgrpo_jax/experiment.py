@@ -336,12 +336,11 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   # Without a config.json it was left by a refused start, and perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
-    specs = dict.fromkeys([parsed.warm_start.data, parsed.data.train])
-    opened = [questions.load(parsed.data, spec) for spec in specs]  # all before any is read
+    # The same whatever is trained on afterwards, so that runs can share a warm start.
+    spec = parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train
     texts = (
       text
-      for dataset in opened
-      for question in itertools.islice(dataset, TOKENIZER_TEXTS)
+      for question in itertools.islice(questions.load(parsed.data, spec), TOKENIZER_TEXTS)
       for text in (prompt.render(question.messages, parsed.prompt.template), question.solution)
     )
     tokenizer.train(texts, parsed.tokenizer.vocab_size, path)

@@ -2,22 +2,25 @@ r"""Runs a study: arms compared in settings over seeds, by a protocol fixed befo
 
 python -m exgrpo_jax.study --study=smoke --workdir=/tmp/smoke_study --parallel=2
 
-Every run is `python -m exgrpo_jax.train` in a folder of its name. The same command again skips
-finished runs and resumes the others. Results are computed once every run has ended. Exit statuses
-are those of sweep.
+Every run is `python -m exgrpo_jax.train` in a folder of its name; runs with the same warm start
+share it. The same command again skips finished runs and resumes the others. Results are computed
+once every run has ended. Exit statuses are those of sweep.
 """
 
+import hashlib
+import json
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from exgrpo_jax import cli, config_files, sweep
+from exgrpo_jax import cli, config, config_files, sweep, warm_start
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import parse_config
+from exgrpo_jax.experiment import model_config, parse_config
 from exgrpo_jax.reporting import bootstrap, study_runs, study_table
 from exgrpo_jax.reporting.figures import canvas, study_curves
 from exgrpo_jax.reporting.study_runs import StudyRun
@@ -67,17 +70,40 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
   except InputError as error:
     raise InputError(f'--study={chosen.path}: {error}') from error
   values = config_files.load(config_path)
-  cells = protocol.cells(study)
+  cells = {
+    cell: (name, {**overrides, **_shared_warm_start(values, overrides, workdir)})
+    for cell, (name, overrides) in protocol.cells(study).items()
+  }
   portable = config_files.portable_config(config_path)
   trials = sweep.plan_trials(dict(cells.values()), chosen.path, values, portable, {}, workdir)
-  for trial in trials:
+  planned = dict(zip(cells, trials))
+  for cell, trial in planned.items():
+    measure = study.measure_of(cell.setting)
     names = [spec_names.spec_name(spec) for spec in parse_config(trial.values).data.evaluation]
-    if not any(study.measure.startswith(f'eval/{name}/') for name in names):
+    if not any(measure.startswith(f'eval/{name}/') for name in names):
       raise InputError(
-        f"{chosen.path}: trial '{trial.name}': measure='{study.measure}' is of no set that the run "
+        f"{chosen.path}: trial '{trial.name}': measure='{measure}' is of no set that the run "
         f'is evaluated on: {", ".join(f"eval/{name}/…" for name in names) or "there is none"}.'
       )
-  return values, dict(zip(cells, trials))
+  return values, planned
+
+
+def _shared_warm_start(
+  values: ConfigDict, overrides: Mapping[str, Any], workdir: str
+) -> dict[str, str]:
+  """The setting by which the runs that would train the same warm start train it once.
+
+  None where a run has none, says itself where it is kept, or cannot be run at all.
+  """
+  try:
+    parsed = parse_config(config.overridden(values, overrides))
+  except InputError:
+    return {}  # refused where the trials are planned, by its name
+  if not parsed.warm_start.num_updates or parsed.warm_start.path:
+    return {}
+  origin = warm_start.origin(parsed, model_config(parsed))
+  digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
+  return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
 
 
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
@@ -97,14 +123,16 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
   ]
   study_runs.write_csv(out / 'results.csv', runs)
   tables = '\n\n'.join(
-    study_table.setting(name, runs, study.measure, study.baseline, study.smallest_difference)
+    study_table.setting(
+      name, runs, study.measure_of(name), study.baseline, study.smallest_difference
+    )
     for name in study.settings
   )
   (out / 'results.md').write_text(f'{_head(chosen, runs, workdir)}\n\n{tables}\n', encoding='utf-8')
   print(f'{tables}\nresults: {out / "results.md"} and .csv', flush=True)
   try:
     with canvas.style():
-      canvas.write(study_curves.draw(runs, study.measure), out, 'curves')
+      canvas.write(study_curves.draw(runs, study.measure_of), out, 'curves')
   except canvas.NothingToDrawError as error:
     print(f'curves: left out, for {error}', flush=True)
     return

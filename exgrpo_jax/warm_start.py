@@ -5,10 +5,13 @@ result is kept in a folder of its own and reused when found. With `num_steps=0` 
 plain supervised fine-tuning.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +20,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, WarmStartConfig, load_questions
+from exgrpo_jax.experiment import Config, Experiment, WarmStartConfig, load_questions
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint, optimizer
@@ -37,7 +40,8 @@ CHECK_EVERY = 25  # updates between checks of whether it is enough
 CHECK_ROWS = 256  # responses in such a check
 TOKENIZED_TOGETHER = 1000  # solutions
 
-_ORIGIN = 'origin.json'  # in the folder of a warm start: what it depends on; written last
+# In the folder of a warm start: what it depends on, written last; held while it is trained.
+_ORIGIN, _LOCK = 'origin.json', 'lock'
 
 _Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
 
@@ -76,25 +80,47 @@ def run(
   configuration.
   """
   directory = _directory(experiment)
-  origin = _origin(experiment)
-  origin_path = os.path.join(directory, _ORIGIN)
-  if _is_kept(experiment):
-    with open(origin_path) as file:
-      kept = json.load(file)
-    if kept != origin:
-      changed = [name for name in origin if kept.get(name) != origin[name]]
-      raise InputError(
-        f'{directory} holds a warm start of another configuration (differing: '
-        f'{", ".join(changed)}); choose another config.warm_start.path.'
-      )
-    print(f'warm start: reused from {directory}', flush=True)
-    return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
-  rows = _solutions(experiment) if rows is None else rows
-  params = _train(experiment, params, data, rows, directory)
-  checkpoint.save_params(os.path.join(directory, 'params'), params)
-  hosts.barrier('warm start')
-  write_json(origin_path, origin)  # last: it says that the rest is complete
+  wanted = origin(experiment.config, experiment.model)
+  with _claimed(directory):
+    if _is_kept(experiment):
+      return _kept(directory, wanted, params)
+    rows = _solutions(experiment) if rows is None else rows
+    params = _train(experiment, params, data, rows, directory)
+    checkpoint.save_params(os.path.join(directory, 'params'), params)
+    hosts.barrier('warm start')
+    write_json(os.path.join(directory, _ORIGIN), wanted)  # last: the rest is complete
   return params
+
+
+def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
+  """The result that the folder holds, in the layout of `params`."""
+  with open(os.path.join(directory, _ORIGIN)) as file:
+    kept = json.load(file)
+  if kept != wanted:
+    changed = sorted(name for name in {*wanted, *kept} if kept.get(name) != wanted.get(name))
+    raise InputError(
+      f'{directory} holds a warm start of another configuration (differing: '
+      f'{", ".join(changed)}); choose another config.warm_start.path.'
+    )
+  print(f'warm start: reused from {directory}', flush=True)
+  return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
+
+
+@contextlib.contextmanager
+def _claimed(directory: str) -> Iterator[None]:
+  """Runs on this machine that share the folder train it once: the others wait for the first."""
+  if not hosts.is_first():
+    yield
+    return
+  os.makedirs(directory, exist_ok=True)
+  with open(os.path.join(directory, _LOCK), 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      print(f'warm start: another run is training it in {directory}', flush=True)
+      with activity.doing(f'waiting for the warm start in {directory}'):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
 
 
 def _directory(experiment: Experiment) -> str:
@@ -107,19 +133,18 @@ def _is_kept(experiment: Experiment) -> bool:
   return hosts.broadcast_from_first(os.path.exists(path))
 
 
-def _origin(experiment: Experiment) -> dict[str, Any]:
-  """What the result depends on, as JSON gives it back."""
-  config = experiment.config
-  # The training questions too: a tokenizer may be trained on them, and `enough` is checked on them.
-  origin = {
+def origin(config: Config, shape: model.Config) -> dict[str, Any]:
+  """What the result depends on, as JSON gives it back; `shape` is the model's."""
+  found = {
     'seed': config.seed,
-    'train': config.data.train,
-    'model': dataclasses.asdict(experiment.model) | {'path': config.model.path},
+    'model': dataclasses.asdict(shape) | {'path': config.model.path},
     'tokenizer': dataclasses.asdict(config.tokenizer),
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': dataclasses.asdict(dataclasses.replace(config.warm_start, path='')),
   }
-  return json.loads(json.dumps(origin))
+  if config.warm_start.enough < 1:  # which is checked on them
+    found['train'] = config.data.train
+  return json.loads(json.dumps(found))
 
 
 def _train(

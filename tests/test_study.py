@@ -131,7 +131,9 @@ def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(write_study, s
   ]
   row = rows[5]
   # Two steps of 8 questions, one of them replayed, 100 tokens, and 5 - 2 seconds.
-  assert row.pop('command').endswith(
+  command, warm_start = row.pop('command').rsplit(' --config.warm_start.path=', 1)
+  assert os.path.dirname(warm_start) == str(tmp_path / 'runs' / 'warm_starts')
+  assert command.endswith(
     '--config=smoke --workdir=' + str(tmp_path / 'runs' / 'sums,exgrpo,seed=1') + ' '
     "--config.num_steps=2 '--config.data.evaluation=('\"'\"'sums.jsonl'\"'\"',)' "
     '--config.replay.ratio=0.5 --config.objective.kl_coefficient=0.1 --config.seed=1'

@@ -34,8 +34,13 @@ class Study:
   settings: Mapping[str, Overrides]  # where, by name
   seeds: Sequence[int]  # of every arm in every setting
   baseline: str  # the arm that all others are compared with
-  measure: str  # the primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'
+  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where they differ in it.
+  measure: str | Mapping[str, str]
   smallest_difference: float  # of the measure that would matter
+
+  def measure_of(self, setting: str) -> str:
+    """The primary measure in a setting."""
+    return self.measure if isinstance(self.measure, str) else self.measure[setting]
 
 
 class Cell(NamedTuple):
@@ -179,11 +184,17 @@ def _check_comparison(study: Study) -> None:
     raise InputError(
       f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
     )
-  if not isinstance(study.measure, str) or not study.measure.startswith('eval/'):
+  if isinstance(study.measure, Mapping) and set(study.measure) != set(study.settings):
     raise InputError(
-      f'measure={study.measure!r} must be the name of an evaluation, such as '
-      "'eval/arithmetic_test_to_1000/pass@1'."
+      f'measure={study.measure!r} must name one for each setting: {", ".join(study.settings)}.'
     )
+  for setting in study.settings:
+    measure = study.measure_of(setting)
+    if not isinstance(measure, str) or not measure.startswith('eval/'):
+      raise InputError(
+        f'measure={measure!r} must be the name of an evaluation, such as '
+        "'eval/arithmetic_test_to_1000/pass@1'."
+      )
   if not 0 < study.smallest_difference < math.inf:
     raise InputError(
       f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '

@@ -1,6 +1,7 @@
 """The measure of a study against what training had cost: steps, questions, tokens and time."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,20 +11,19 @@ from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError, Row
 from exgrpo_jax.reporting.study_runs import COSTS, Evaluation, StudyRun
 
 
-def draw(runs: Sequence[StudyRun], measure: str) -> Drawing:
+def draw(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
   """A row of panels for each setting, a line for each arm: the mean over its finished seeds.
 
   A point is an evaluation that all of these seeds have; where they differ in what it cost, it
-  stands at their mean.
+  stands at their mean. `measure_of` gives a setting's measure.
   """
   settings = list(dict.fromkeys(run.setting for run in runs))
   arms = list(dict.fromkeys(run.arm for run in runs))
-  lines = {
-    (setting, arm): table
-    for setting in settings
-    for arm in arms
-    if (table := _points(list(study_runs.finished(runs, setting, arm, measure).values()), measure))
-  }
+  lines = {}
+  for setting, arm in itertools.product(settings, arms):
+    measure = measure_of(setting)
+    if table := _points([*study_runs.finished(runs, setting, arm, measure).values()], measure):
+      lines[setting, arm] = table
   if not lines:
     raise NothingToDrawError('no run of the study has finished')
   figure, axes = canvas.grid(len(settings), len(COSTS), sharey='row')
@@ -36,7 +36,9 @@ def draw(runs: Sequence[StudyRun], measure: str) -> Drawing:
           )
           ax.fill_between(at, low, high, color=style['color'], alpha=0.15, linewidth=0)
           ax.plot(at, mean, marker='o', markersize=3, linewidth=1.5, label=arm, **style)
-      canvas.label(ax, setting, measure.rpartition('/')[2] if cost == 'step' else '', unit)
+      canvas.label(
+        ax, setting, measure_of(setting).rpartition('/')[2] if cost == 'step' else '', unit
+      )
   canvas.legend(figure, list(axes.flat), 'bands: 95% bootstrap intervals of the mean over seeds')
   rows = [
     {'setting': setting, 'arm': arm, **point}
