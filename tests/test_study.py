@@ -123,6 +123,34 @@ def test_the_results_are_those_by_hand(write_study, start, tmp_path):
     assert (tmp_path / 'runs' / f'curves.{kind}').stat().st_size > 1000
 
 
+def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):
+  """Those of a seed, but for an arm that warms up longer; a path of one's own is left as it is."""
+  arms = (
+    "{'exgrpo': {'replay.ratio': .5}, 'grpo': {'replay.ratio': 0.}, "
+    "'long': {'warm_start.num_updates': 9}, 'own': {'warm_start.path': 'kept'}}"
+  )
+  _, planned = study.plan(protocol.load(write_study(arms=arms)), str(tmp_path / 'runs'))
+  path = {(c.arm, c.seed): trial.values.warm_start.path for c, trial in planned.items()}
+  assert path['exgrpo', 0] == path['grpo', 0] and path['exgrpo', 1] == path['grpo', 1]
+  assert len({path[arm, seed] for arm in ('exgrpo', 'long') for seed in (0, 1)}) == 4
+  assert path['own', 0] == path['own', 1] == 'kept'
+
+
+def test_the_measure_may_differ_by_setting(write_study, start, tmp_path):
+  evaluated = "'data.evaluation': ('sums.jsonl',)"
+  changed = {
+    'settings': f"{{'two': {{'num_steps': 2, {evaluated}}}, 'one': {{'num_steps': 1, {evaluated}}}}}",
+    'measure': "{'two': 'eval/sums/pass@1', 'one': 'eval/sums/truncated'}",
+  }
+  start(write_study(**changed))
+  first, second = (tmp_path / 'runs' / 'results.md').read_text().split('## one')
+  assert '`eval/sums/pass@1` at the last' in first and tables(first)[2][2] == '0.0700'
+  assert '`eval/sums/truncated` at the last' in second and tables(second)[2][2] == '0.1000'
+  changed['measure'] = "{'two': 'eval/sums/pass@1'}"
+  with pytest.raises(InputError, match=r'must name one for each setting: two, one\.'):
+    protocol.load(write_study(**changed))
+
+
 def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(write_study, start, tmp_path):
   start(write_study())
   rows = list(csv.DictReader((tmp_path / 'runs' / 'results.csv').open()))

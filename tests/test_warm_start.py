@@ -1,6 +1,9 @@
 """The warm start: the solutions that it learns, and where its result is reused."""
 
+import dataclasses
+import fcntl
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -70,3 +73,41 @@ def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path
     ),
   ):
     warm_start.run(opened, params=None, data=recorded.data)
+
+
+def test_a_run_waits_for_another_that_trains_the_same_warm_start(
+  recorded, tmp_path, capsys, monkeypatch
+):
+  """The other one holds the lock; once it lets go, the result is there."""
+  kept, folder = recorded.workdir / 'warm_start', tmp_path / 'shared'
+  opened = recorded.experiment
+  config = dataclasses.replace(
+    opened.config,
+    warm_start=dataclasses.replace(opened.config.warm_start, path=str(folder)),
+  )
+  opened = dataclasses.replace(opened, config=config)
+
+  def held_by_another(_, operation):
+    if operation & fcntl.LOCK_NB:
+      raise BlockingIOError
+    shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+  monkeypatch.setattr(fcntl, 'flock', held_by_another)
+  params = warm_start.run(opened, model.shapes(opened.model, opened.mesh), recorded.data)
+  printed = capsys.readouterr().out
+  assert f'another run is training it in {folder}' in printed and 'reused from' in printed
+  jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
+
+
+def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, jsonl, tmp_path):
+  """Neither its origin, but where `enough` is checked on it, nor the tokenizer."""
+  before = experiment.open_experiment(config, str(tmp_path / 'before'))
+  config.data.train = jsonl({'question': '3 plus 4?', 'answer': '7'})
+  config.data.cache_dir = str(tmp_path / 'cache')
+  after = experiment.open_experiment(config, str(tmp_path / 'after'))
+  assert after.tokenizer.files == before.tokenizer.files
+  origins = [warm_start.origin(one.config, one.model) for one in (before, after)]
+  assert origins[0] == origins[1]
+  config.warm_start.enough = 0.5
+  checked = experiment.parse_config(config)
+  assert warm_start.origin(checked, after.model)['train'] == config.data.train
