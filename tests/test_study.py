@@ -137,9 +137,12 @@ def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tm
 
 
 def test_the_measure_may_differ_by_setting(write_study, start, tmp_path):
-  evaluated = "'data.evaluation': ('sums.jsonl',)"
+  settings = {
+    name: {'num_steps': steps, 'data.evaluation': ('sums.jsonl',)}
+    for name, steps in (('two', 2), ('one', 1))
+  }
   changed = {
-    'settings': f"{{'two': {{'num_steps': 2, {evaluated}}}, 'one': {{'num_steps': 1, {evaluated}}}}}",
+    'settings': repr(settings),
     'measure': "{'two': 'eval/sums/pass@1', 'one': 'eval/sums/truncated'}",
   }
   start(write_study(**changed))
