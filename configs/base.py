@@ -157,6 +157,7 @@ def get_config():
       batch_size=64,
       learning_rate=1e-3,
       enough=1.0,
+      seed=-1,  # config.seed
       path='',
     )
   )

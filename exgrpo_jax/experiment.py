@@ -58,6 +58,11 @@ class WarmStartConfig:
     'it ends early once this share of 256 responses to config.data.train is right; 1 trains to '
     'the end',
   )
+  seed: int = setting(
+    '[-1, inf)',
+    'of its random parameters and the order of its rows, where runs of several seeds are to begin '
+    'with the same policy; -1 is config.seed',
+  )
   path: str = setting(
     None, "the folder where the result is kept, and reused if found; '' is in the run's workdir"
   )
@@ -140,6 +145,11 @@ class Config:
   def num_updates(self) -> int:
     """Optimiser updates of the whole run."""
     return self.num_steps * self.optimizer.minibatches
+
+  @property
+  def warm_start_seed(self) -> int:
+    """Of the random parameters that the run begins with, and of its warm start."""
+    return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
 
 
 @dataclasses.dataclass(frozen=True)

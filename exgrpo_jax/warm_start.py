@@ -60,7 +60,7 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {path}: {count:,} parameters', flush=True)
   else:
-    key = randomness.key(experiment.config.seed, Purpose.INIT)
+    key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
     params = model.init(experiment.model, key, experiment.mesh)
   if experiment.config.warm_start.num_updates:
     params = run(experiment, params, data, rows)
@@ -136,11 +136,15 @@ def _is_kept(experiment: Experiment) -> bool:
 def origin(config: Config, shape: model.Config) -> dict[str, Any]:
   """What the result depends on, as JSON gives it back; `shape` is the model's."""
   found = {
-    'seed': config.seed,
+    'seed': config.warm_start_seed,
     'model': dataclasses.asdict(shape) | {'path': config.model.path},
     'tokenizer': dataclasses.asdict(config.tokenizer),
     'prompt': dataclasses.asdict(config.prompt),
-    'warm_start': dataclasses.asdict(dataclasses.replace(config.warm_start, path='')),
+    'warm_start': {
+      name: value
+      for name, value in dataclasses.asdict(config.warm_start).items()
+      if name not in ('seed', 'path')
+    },
   }
   if config.warm_start.enough < 1:  # which is checked on them
     found['train'] = config.data.train
@@ -165,7 +169,7 @@ def _train(
     activity.doing(lambda: f'warm start, update {update} of {config.num_updates}'),
   ):
     for update in range(config.num_updates):
-      chosen = _choose(len(rows), config.batch_size, experiment.config.seed, update)
+      chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       tokens_BT, mask_BT = sharding.put(arrays, sharding.batch(experiment.mesh, config.batch_size))
       state, loss = _update(
@@ -205,7 +209,7 @@ def _pass_rate(
     data.prompts[:CHECK_ROWS],
     range(len(asked)),
     [0] * len(asked),
-    randomness.key(config.seed, Purpose.WARM_START_CHECK, update),
+    randomness.key(config.warm_start_seed, Purpose.WARM_START_CHECK, update),
     config.rollout.decode_spec(tokenizer),
     experiment.mesh,
   )

@@ -10,7 +10,7 @@ a question's successes or the one of highest entropy (`random_trajectory`, `high
 shaping (`no_shaping`) and other beta; replay from the first step (`no_delay`); no retirement
 (`no_retirement`). Whether high entropy lets invalid reasoning snowball is read off
 eval/chains_test/valid_steps beside pass@1 in results.csv.
-All runs of a seed start from the same warm start.
+All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
 Learning rate: 1e-4 where there is replay and 2e-4 for GRPO; study `tuning` chose both by one rule,
 on seeds that are not in this study.

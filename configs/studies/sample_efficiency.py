@@ -9,9 +9,9 @@ that GRPO passes over it once, twice, five or ten times. ExGRPO reads about half
 Arms: `exgrpo`; `grpo`; `grpo_retire`, which leaves out questions solved in full, as ExGRPO does;
 `grpo_half`, with 8 questions a step, about as many fresh ones as ExGRPO reads; `uniform`, ExGRPO
 that replays any question of its buffer and any of its successes alike; `supervised`, which goes on
-learning the solutions for as long as about 40 steps take (450 updates), without reinforcement
+learning the solutions for as long as about 40 steps take (350 updates), without reinforcement
 learning, and does not depend on the pool.
-All runs of a seed start from the same warm start, but those of `supervised`.
+All runs start from the same warm start, but those of `supervised`.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation. Beside it: out of
 distribution (500), valid steps, and all against fresh questions, generated tokens and seconds.
 Learning rate: 1e-4 where there is replay and 2e-4 for GRPO; study `tuning` chose both by one rule,
@@ -41,7 +41,7 @@ def get_study():
         'replay.question_selection': 'uniform',
         'replay.trajectory_selection': 'random',
       },
-      'supervised': {'num_steps': 0, 'warm_start.num_updates': 4450},
+      'supervised': {'num_steps': 0, 'warm_start.num_updates': 2350},
     },
     settings={
       f'passes={passes}': {'data.train': f'chains:train[:{steps * questions // passes}]'}

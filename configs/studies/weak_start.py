@@ -10,7 +10,7 @@ begins at the first step, since a start at a pass rate of .35 might never come.
 Arms: `exgrpo`; `exgrpo_unclipped`, whose fresh rows go unclipped once replay has started, as in the
 paper; `exgrpo_bucket_0`, which moves a question whose group failed to bucket 0 instead of leaving
 it where it was; `grpo`; `grpo_no_bonus`, without the entropy bonus. GRPO is always clipped.
-All runs of a seed start from the same warm start.
+All runs start from the same warm start.
 Primary measure: pass@1 on 500 held-out chains of the same length at the last evaluation. A run has
 collapsed if that is below half of its value before the first step; the rate of collapse of each arm
 is read off results.csv.

@@ -11,7 +11,7 @@ step and two learning rates; GRPO, clipped or not, with the same; and `fresh_bas
 clip, two minibatches and the lower rate, whose fresh rows are measured against their own mean.
 Every tenth step compares the gradient of fresh and of replayed rows with that of 32 held-out
 questions (alignment/ in metrics.jsonl).
-All runs of a seed start from the same warm start.
+All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
 Seeds: 2, the fewest that have an interval: the arms are read as a grid, not one by one.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.

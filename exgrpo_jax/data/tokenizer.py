@@ -50,7 +50,7 @@ class Config:
   path: str = setting(
     None,
     "a tokenizer.json, a SentencePiece *.model or the folder of one; '' takes the one in "
-    "config.model.path or, without that, trains a SentencePiece model on the text of the warm "
+    'config.model.path or, without that, trains a SentencePiece model on the text of the warm '
     "start's data, or of config.data.train where there is none",
   )
   vocab_size: int = setting(
