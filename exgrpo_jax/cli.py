@@ -117,7 +117,7 @@ def run(
   try:
     define_flags()  # reads a --flagfile
   except flags.Error as error:
-    _refuse(InputError(str(error)))
+    refuse(InputError(str(error)))
   if on_all_hosts:
     define_hosts()
   args = flags.FLAGS
@@ -142,7 +142,7 @@ def run(
       with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
         main(args, *words)
     except InputError as error:
-      _refuse(error)
+      refuse(error)
 
   with _closed_output():
     app.run(guarded, flags_parser=_parse_flags)
@@ -173,7 +173,7 @@ def _closed_output() -> Iterator[None]:
     sys.exit(128 + signal.SIGPIPE)
 
 
-def _refuse(error: InputError) -> NoReturn:
+def refuse(error: InputError) -> NoReturn:
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(2)
 
@@ -187,7 +187,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
       _check_spelling(arg)
     return _absl_flags(config_files.resolved(argv))
   except InputError as error:
-    _refuse(error)
+    refuse(error)
 
 
 def _check_spelling(arg: str) -> None:

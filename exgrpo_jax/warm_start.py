@@ -135,16 +135,14 @@ def _is_kept(experiment: Experiment) -> bool:
 
 def origin(config: Config, shape: model.Config) -> dict[str, Any]:
   """What the result depends on, as JSON gives it back; `shape` is the model's."""
+  settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
+  del settings['seed']
   found = {
     'seed': config.warm_start_seed,
     'model': dataclasses.asdict(shape) | {'path': config.model.path},
     'tokenizer': dataclasses.asdict(config.tokenizer),
     'prompt': dataclasses.asdict(config.prompt),
-    'warm_start': {
-      name: value
-      for name, value in dataclasses.asdict(config.warm_start).items()
-      if name not in ('seed', 'path')
-    },
+    'warm_start': settings,
   }
   if config.warm_start.enough < 1:  # which is checked on them
     found['train'] = config.data.train
