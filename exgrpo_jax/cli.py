@@ -174,6 +174,7 @@ def _closed_output() -> Iterator[None]:
 
 
 def refuse(error: InputError) -> NoReturn:
+  """Ends the process with what the user can mend, in one line."""
   print(f'error: {error}', file=sys.stderr, flush=True)
   sys.exit(2)
 

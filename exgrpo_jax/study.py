@@ -28,6 +28,8 @@ from exgrpo_jax.sweep import Trial
 from exgrpo_jax.sweeps import protocol
 from exgrpo_jax.sweeps.protocol import Cell, Protocol
 
+# Runs of a study differ in little, so most of what one compiles serves the next.
+TRAIN_SERVER = 'exgrpo_jax.train_server'
 _STUDIES = 'exgrpo_jax.configs.studies'
 
 
@@ -59,7 +61,7 @@ def main(args: cli.Args) -> None:
   def conclude(_: Sequence[Trial], workdir: str) -> None:
     report(chosen, planned, workdir)
 
-  sweep.complete(list(planned.values()), args, 'exgrpo_jax.study', conclude)
+  sweep.complete(list(planned.values()), args, 'exgrpo_jax.study', conclude, TRAIN_SERVER)
 
 
 def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:

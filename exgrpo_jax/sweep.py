@@ -83,10 +83,12 @@ def check_parallel(args: cli.Args) -> None:
     raise InputError(f'--parallel={args.parallel} must be at least 1.')
 
 
-def complete(planned: Sequence[Trial], args: cli.Args, command: str, conclude: Conclude) -> None:
+def complete(
+  planned: Sequence[Trial], args: cli.Args, command: str, conclude: Conclude, server: str = ''
+) -> None:
   """Runs what is left of the `planned` trials and ends the process, or prints the commands for it.
 
-  `command` is the module that was started; for `conclude` see `run`.
+  `command` is the module that was started; for `conclude` and `server` see `run`.
   """
   left = [trial for trial in planned if not is_finished(trial)]
   if args.launcher == 'commands':
@@ -98,7 +100,7 @@ def complete(planned: Sequence[Trial], args: cli.Args, command: str, conclude: C
       file=sys.stderr,
     )
     return
-  sys.exit(run(planned, left, args.workdir, args.parallel, command, conclude))
+  sys.exit(run(planned, left, args.workdir, args.parallel, command, conclude, server))
 
 
 def plan_trials(
@@ -171,6 +173,7 @@ def run(
   parallel: int,
   command: str,
   conclude: Conclude,
+  server: str,
 ) -> int:
   """Runs the trials that are `left` of those `planned`, compares all; returns the exit status.
 
@@ -181,6 +184,8 @@ def run(
     parallel: how many run at a time.
     command: the module that was started, which resumes what is interrupted.
     conclude: called with `planned` and `workdir` once every trial has ended, well or badly.
+    server: the module of a ServerProcess that runs trials one after another, or '': each has a
+      process of its own.
   """
   with _claimed(workdir) as lock:
     if len(left) < len(planned):
@@ -191,6 +196,7 @@ def run(
           name=trial.name,
           command=[sys.executable, *trial.arguments],
           log=os.path.join(trial.workdir, _LOG),
+          server=(sys.executable, '-m', server) if server else (),
         )
         for trial in left
       ],

@@ -40,6 +40,7 @@ RUNS = ['sums,exgrpo,seed=0', 'sums,exgrpo,seed=1', 'sums,grpo,seed=0', 'sums,gr
 def fake_trainer(monkeypatch):
   """Runs are of fake_trainer.py."""
   monkeypatch.setattr(sweep, 'TRAINER', 'tests.helpers.fake_trainer')
+  monkeypatch.setattr(study, 'TRAIN_SERVER', '')
   monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
 
 

@@ -12,7 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from exgrpo_jax.sweeps.server_process import ServerProcess
+
 _POLL_SECONDS = 0.1
+_PYTHON_MODULE = ('python', '-m', 'module')  # how a command begins that a server can run
 # The last line of a failed log need not be the error: after a traceback JAX may print notes, and
 # Python warnings at exit.
 _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
@@ -24,6 +27,7 @@ class Job(NamedTuple):
   name: str
   command: Sequence[str]
   log: str  # the file that its output is appended to
+  server: Sequence[str] = ()  # the command of a ServerProcess that runs it, in place of its own
 
 
 class Outcome(NamedTuple):
@@ -36,13 +40,16 @@ class Outcome(NamedTuple):
 class _RunningJob(NamedTuple):
   label: str  # e.g. '[2/6] ratio=0,seed=1'
   job: Job
-  process: subprocess.Popen
+  process: subprocess.Popen | ServerProcess
   log_start: int  # size of the log when the command started, in bytes
   started: float  # time.monotonic(), seconds
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
   """Runs `jobs`, at most `parallel` at a time, and reports their progress on stdout.
+
+  Jobs with a server, which is then the same for all, run one after another in its processes, of
+  which there are up to `parallel`.
 
   The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to the running jobs and waits for them; a
   second one kills them.
@@ -54,6 +61,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []
+  idle: list[ServerProcess] = []
   failed: dict[str, str] = {}
   unfinished: list[str] = []
   handled = 0  # signals
@@ -62,14 +70,18 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
       while running or (waiting and not signals):
         while waiting and len(running) < parallel and not signals:
           number, job = waiting.popleft()
-          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, kept_open))
+          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, kept_open, idle))
         if len(signals) > handled:
           handled = len(signals)
           _stop(running, by_force=handled > 1)
         time.sleep(_POLL_SECONDS)
-        for ended in [entry for entry in running if entry.process.poll() is not None]:
+        for ended, status in [(entry, entry.process.poll()) for entry in running]:
+          if status is None:
+            continue
           running.remove(ended)
-          name, status = ended.job.name, ended.process.returncode
+          name = ended.job.name
+          if isinstance(ended.process, ServerProcess) and status == 0:
+            idle.append(ended.process)
           elapsed = _format_duration(time.monotonic() - ended.started)
           if status == 0:
             print(f'{ended.label}: finished after {elapsed}', flush=True)
@@ -80,9 +92,9 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
             failed[name] = _failure_reason(status, ended.job.log, ended.log_start)
             print(f'{ended.label}: failed after {elapsed}: {failed[name]}', flush=True)
     finally:  # no job outlives an exception here
-      for entry in running:
-        os.killpg(entry.process.pid, signal.SIGKILL)
-        entry.process.wait()
+      for process in [*(entry.process for entry in running), *idle]:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
   return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
 
 
@@ -104,21 +116,28 @@ def _collect_signals() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def _start(label: str, job: Job, kept_open: Sequence[int]) -> _RunningJob:
+def _start(
+  label: str, job: Job, kept_open: Sequence[int], idle: list[ServerProcess]
+) -> _RunningJob:
+  """Starts a job; one of a server in a process of it that is `idle`, which leaves the list."""
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
-    # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
-    process = subprocess.Popen(
-      job.command,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-      pass_fds=kept_open,
-    )
+    if job.server:
+      process = idle.pop() if idle else ServerProcess(job.server, log, kept_open)
+      process.send(job.command[len(_PYTHON_MODULE) :], job.log)
+    else:
+      # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
+      process = subprocess.Popen(
+        job.command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=kept_open,
+      )
   print(f'{label}: started, see {job.log}', flush=True)
   return _RunningJob(
     label=label, job=job, process=process, log_start=log_start, started=time.monotonic()
