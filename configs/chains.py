@@ -22,5 +22,5 @@ def get_config():
     dict(width=64, num_layers=2, num_heads=4, num_kv_heads=4, head_size=16, mlp_width=192)
   )
   config.evaluation.update(dict(every=20, samples=1))
-  config.optimizer.update(dict(learning_rate=1e-4, warmup_updates=5))
+  config.optimizer.update(dict(learning_rate=2e-4, warmup_updates=5))
   return config

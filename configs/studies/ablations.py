@@ -12,8 +12,8 @@ shaping (`no_shaping`) and other beta; replay from the first step (`no_delay`); 
 eval/chains_test/valid_steps beside pass@1 in results.csv.
 All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
-Learning rate: 1e-4 where there is replay and 2e-4 for GRPO; study `tuning` chose both by one rule,
-on seeds that are not in this study.
+Learning rate: 2e-4 with replay and without; study `tuning` chose both by one rule, on seeds that
+are not in this study.
 Seeds: 4, with which a difference of .05 can be seen if its standard deviation is .05 or less.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
@@ -23,10 +23,10 @@ from exgrpo_jax.sweeps.protocol import Study
 
 def get_study():
   return Study(
-    config='chains',  # whose learning rate is 1e-4
+    config='chains',
     arms={
       'exgrpo': {},
-      'ratio_0': {'replay.ratio': 0.0, 'optimizer.learning_rate': 2e-4},
+      'ratio_0': {'replay.ratio': 0.0},
       'ratio_0.25': {'replay.ratio': 0.25},
       'ratio_0.75': {'replay.ratio': 0.75},
       'uniform_questions': {'replay.question_selection': 'uniform'},

@@ -21,7 +21,7 @@ import itertools
 
 from exgrpo_jax.sweeps.protocol import Study
 
-RATES = (1e-4, 3e-4)
+RATES = (2e-4, 4e-4)
 
 
 def get_study():
