@@ -346,7 +346,8 @@ def test_after_a_kill_the_same_command_completes_the_study(write_study, tmp_path
     sys.executable,
     '-c',
     'from exgrpo_jax import cli, study, sweep; '
-    'sweep.TRAINER = "tests.helpers.fake_trainer"; cli.run(study.main, study.define_flags)',
+    'sweep.TRAINER = "tests.helpers.fake_trainer"; study.TRAIN_SERVER = ""; '
+    'cli.run(study.main, study.define_flags)',
     f'--study={write_study()}',
     f'--workdir={tmp_path}/runs',
   ]
