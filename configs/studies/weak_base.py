@@ -13,8 +13,8 @@ it where it was; `grpo`; `grpo_no_bonus`, without the entropy bonus. GRPO is alw
 All runs start from the same warm start.
 Primary measure: pass@1 on 500 held-out chains of the same length at the last evaluation. A run has
 collapsed if that is below half of its value before the first step, as results.csv has both.
-Learning rate: 1e-4 for all; study `tuning_weak_base` chose it, by one rule, on seeds that are not in
-this study.
+Learning rate: 1e-4 for all; study `tuning_weak_base` chose it, by one rule, on seeds that are not
+in this study.
 Seeds: 8. A pass@1 of .05 to .2 on 500 questions has a standard error of .01 to .018; in a paired
 difference over 8 seeds that alone makes an interval of .01 to .02 to either side.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
