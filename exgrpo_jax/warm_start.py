@@ -20,7 +20,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Config, Experiment, WarmStartConfig, load_questions
+from exgrpo_jax.experiment import Config, Experiment, load_questions
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint, optimizer
@@ -33,6 +33,7 @@ from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import write_json
+from exgrpo_jax.settings import WarmStartConfig
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start

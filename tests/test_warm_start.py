@@ -111,3 +111,17 @@ def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, json
   config.warm_start.enough = 0.5
   checked = experiment.parse_config(config)
   assert warm_start.origin(checked, after.model)['train'] == config.data.train
+
+
+def test_runs_of_two_seeds_can_begin_with_the_same_policy(config, tmp_path):
+  """config.warm_start.seed decides the random parameters and the origin; without it the run's."""
+  config.warm_start.num_updates = 0
+  found = {}
+  for warm_start_seed, seed in ((3, 5), (3, 6), (-1, 5), (-1, 3)):
+    config.warm_start.seed, config.seed = warm_start_seed, seed
+    workdir = tmp_path / f'{warm_start_seed} {seed}'
+    leaf = jax.tree.leaves(run(config, workdir))[0]
+    parsed = experiment.parse_config(config)
+    origin = warm_start.origin(parsed, experiment.model_config(parsed))
+    found[warm_start_seed, seed] = origin['seed'], np.asarray(leaf).tobytes()
+  assert found[3, 5] == found[3, 6] == found[-1, 3] != found[-1, 5]

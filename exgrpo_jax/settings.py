@@ -1,0 +1,88 @@
+"""The settings of the commands themselves; those of a component stand beside its code."""
+
+import dataclasses
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.policy import model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(model.Config):
+  """The policy: a checkpoint's weights, or random ones of the shape given here."""
+
+  path: str = setting(
+    None,
+    "a Hugging Face checkpoint's folder, whose weights, shape and "
+    "tokenizer are taken; '' is a model from scratch",
+  )
+  repository: str = setting(
+    None, "what must be at `path`: its shape is compared with the one given here; '' allows any"
+  )
+  extension: architecture.Extension
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+  """Supervised training before the first step."""
+
+  num_updates: int = setting('[0, inf)', 'supervised updates before reinforcement learning')
+  data: str = setting(None, 'the questions whose worked solutions are learnt')
+  batch_size: int = setting('[1, inf)', 'solutions in an update')
+  learning_rate: float = setting('[0, inf)', 'peak of a rate that warms up, then falls to 0')
+  enough: float = setting(
+    '(0, 1]',
+    'it ends early once this share of 256 responses to config.data.train is right; 1 trains to '
+    'the end',
+  )
+  seed: int = setting(
+    '[-1, inf)',
+    'of its random parameters and the order of its rows, where runs of several seeds are to begin '
+    'with the same policy; -1 is config.seed',
+  )
+  path: str = setting(
+    None, "the folder where the result is kept, and reused if found; '' is in the run's workdir"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """When and how a policy is evaluated on config.data.validation and config.data.evaluation."""
+
+  every: int = setting(
+    '[1, inf)', 'steps between evaluations; there is always one at the start and one at the end'
+  )
+  samples: int = setting('[1, inf)', 'responses to each question (k of avg@k)')
+  temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
+  top_k: int = setting('[0, inf)', 'only the k most probable tokens; 0 is all')
+  top_p: float = setting('(0, 1]', 'only the most probable tokens that together have this share')
+  min_p: float = setting(
+    '[0, 1]', "only tokens of at least this share of the most probable one's probability"
+  )
+  require_think: bool = setting(
+    None,
+    "where prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
+    'config.verifier is for training',
+  )
+  require_box: bool = setting(
+    None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'
+  )
+
+  def steps(self, num_steps: int) -> list[int]:
+    """After which of so many steps there is one; the one at the start is not among them."""
+    return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+  """Which policies training exports as Hugging Face folders."""
+
+  best: bool = setting(
+    None,
+    'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
+    'mean over the sources of config.data.validation',
+  )
+  best_without: tuple[str, ...] = setting(
+    None, "sources of config.data.validation that this mean leaves out, such as ('minerva',)"
+  )
+  last: bool = setting(None, 'workdir/export/last: the policy after the last step')
