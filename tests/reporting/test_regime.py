@@ -85,10 +85,10 @@ def test_a_pool_that_is_nearly_empty_already():
 
 def test_middle_buckets_that_replay_nearly_empties_at_each_step_with_the_same_successes():
   # 10 questions, 8 of them drawn.
-  (warning,) = observed([SMALL | {'replay/times_mean': 2.5}] * STEPS)
+  (warning,) = observed([SMALL | {'replay/times_mean': 3.0}] * STEPS)
   assert warning.startswith(
     'step 20: the buckets within config.replay.sigma=1 of 2 held 10 questions, and 8 of them were '
-    'replayed in each of the last 20 steps; a replayed success was on average replayed 2.5 times '
+    'replayed in each of the last 20 steps; a replayed success was on average replayed 3.0 times '
     'by then'
   )
   assert 'config.replay.question_selection=uniform' in warning
@@ -98,9 +98,9 @@ def test_middle_buckets_that_replay_nearly_empties_at_each_step_with_the_same_su
   ('record', 'setup'),
   [
     (SMALL, SETUP),  # 1.5 times: others come
-    ({'replay/times_mean': 2.5}, SETUP),  # 8 of 400
-    (SMALL | {'replay/times_mean': 2.5, 'buffer/bucket_2': 12}, SETUP),  # 8 of 16 is just half
-    (SMALL | {'replay/times_mean': 2.5}, replaying(question_selection='uniform')),
+    ({'replay/times_mean': 3.0}, SETUP),  # 8 of 400
+    (SMALL | {'replay/times_mean': 3.0, 'buffer/bucket_2': 12}, SETUP),  # 8 of 16 is just half
+    (SMALL | {'replay/times_mean': 3.0}, replaying(question_selection='uniform')),
   ],
 )
 def test_middle_buckets_that_suffice(record, setup):
@@ -109,11 +109,11 @@ def test_middle_buckets_that_suffice(record, setup):
 
 def test_what_is_drawn_is_held_against_the_buffer_from_which_it_was_drawn():
   filled = {f'buffer/bucket_{k}': 1000 for k in (1, 2, 3)}  # after the last of the steps
-  assert len(observed([SMALL | {'replay/times_mean': 2.5}] * (STEPS - 1) + [filled])) == 1
+  assert len(observed([SMALL | {'replay/times_mean': 3.0}] * (STEPS - 1) + [filled])) == 1
 
 
 def test_sigma_says_which_buckets_are_the_middle():
-  outer = {'buffer/bucket_1': 200, 'buffer/bucket_2': 4, 'replay/times_mean': 2.5}
+  outer = {'buffer/bucket_1': 200, 'buffer/bucket_2': 4, 'replay/times_mean': 3.0}
   assert observed([outer] * STEPS) == []  # 8 of 304
   assert len(observed([outer] * STEPS, replaying(sigma=0.5))) == 1  # 4 of 4
 
