@@ -173,7 +173,7 @@ def run(
   parallel: int,
   command: str,
   conclude: Conclude,
-  server: str,
+  server: str = '',
 ) -> int:
   """Runs the trials that are `left` of those `planned`, compares all; returns the exit status.
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from exgrpo_jax.reporting import bootstrap, study_runs
 from exgrpo_jax.reporting.figures import canvas
@@ -36,6 +37,8 @@ def draw(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
           )
           ax.fill_between(at, low, high, color=style['color'], alpha=0.15, linewidth=0)
           ax.plot(at, mean, marker='o', markersize=3, linewidth=1.5, label=arm, **style)
+      ax.xaxis.set_major_locator(MaxNLocator(4))
+      ax.xaxis.set_major_formatter(EngFormatter(sep=''))  # 75k
       canvas.label(
         ax, setting, measure_of(setting).rpartition('/')[2] if cost == 'step' else '', unit
       )
