@@ -19,9 +19,9 @@ PAUSE = 100  # steps between two warnings of a kind
 # Half: a question of the middle buckets is replayed every second step.
 MAX_DRAWN = 0.5
 # A replayed success has then been replayed twice before or more often. It is 1.9 to 2.4 with chains
-# of which the pool is read once or twice, and 1.3 to 1.6 with 2,560 sums, although nearly all of the
-# middle buckets is drawn at every step: what is replayed leaves them. Of a pool that is read five
-# times it is 2.8 to 3.7.
+# of which the pool is read once or twice, and 1.3 to 1.6 with 2,560 sums, although at each step
+# nearly all of the middle buckets is drawn: what is replayed leaves them. Of a pool that is read
+# five times it is 2.8 to 3.7.
 MAX_TIMES_REPLAYED = 2.5
 # Under a third of the replayed tokens then hold the weight of all. It is about .9 for trajectories
 # of 80 steps ago; single steps fall to .02 for one token, which the median passes over.
