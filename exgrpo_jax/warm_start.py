@@ -82,8 +82,10 @@ def run(
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
+  if _is_kept(experiment):  # in a folder that may be read-only
+    return _kept(directory, wanted, params)
   with _claimed(directory):
-    if _is_kept(experiment):
+    if _is_kept(experiment):  # by the run that this one waited for
       return _kept(directory, wanted, params)
     rows = _solutions(experiment) if rows is None else rows
     params = _train(experiment, params, data, rows, directory)
