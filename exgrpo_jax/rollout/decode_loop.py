@@ -41,7 +41,7 @@ class State(NamedTuple):
   """The slots between two syncs."""
 
   hidden_BD: jax.Array  # from which the next token is sampled
-  position_B: jax.Array  # int32, cache position of the next token
+  position_B: jax.Array  # int32, cache position of the next token; 0 in free slots
   length_B: jax.Array  # int32, tokens of the response so far
   live_B: jax.Array  # bool
   question_row_B: jax.Array  # int32
@@ -187,7 +187,8 @@ def decode(
     )
     state = state._replace(
       hidden_BD=hidden_BD,
-      position_B=state.position_B + live_B,
+      # Rows that ended go on writing, where every cache has a position and nobody reads.
+      position_B=jnp.where(live_B, state.position_B + 1, 0),
       length_B=length_B,
       live_B=live_B,
       cache=cache,

@@ -10,6 +10,7 @@ from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scheduler
 from tests.helpers.checks import Checks, case
+from tests.helpers.decoding import decoding_by
 from tests.helpers.meshes import make_mesh, one_device, shard_shape
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface import stored_checkpoints
@@ -27,6 +28,11 @@ def sampled_tokens_are_those_of_one_device():
   """Rows over four devices, heads over two."""
   actual, expected = sample_on(make_mesh(2, 2, 2)), sample_on(one_device())
   assert actual == expected, (actual, expected)
+  with decoding_by('dense'):
+    for sizes in ((2, 2, 2), (4, 1, 2), (1, 2, 4)):  # two key/value heads do not divide by four
+      with case(sizes):
+        actual = sample_on(make_mesh(*sizes))
+        assert actual == expected, (actual, expected)
 
 
 def sample_on(mesh):
