@@ -13,16 +13,30 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """One chip. Memory as libtpu's messages give it, the rest from Google Cloud's documentation."""
+  """One chip. Memory as libtpu's messages give it, the rest from Google Cloud's documentation.
+
+  The clock is what the peak needs of the chip's matrix units, each of `matrix_unit` squared
+  multiplications and additions a cycle: four on v5e and v6e, eight on v5p.
+  """
 
   memory: float  # bytes that programs can use, a little less than the chip has
   flops: float  # per second, in bfloat16
   bandwidth: float  # of its memory, in bytes per second
+  link: float  # of one link to a neighbouring chip, in bytes per second and direction
+  clock: float  # cycles per second
+  matrix_unit: int  # rows, and columns
 
 
 CHIPS = {
-  'v5e': Chip(memory=15.75 * GIB, flops=197e12, bandwidth=819e9),
-  'v6e': Chip(memory=31.25 * GIB, flops=918e12, bandwidth=1640e9),
+  'v5e': Chip(
+    memory=15.75 * GIB, flops=197e12, bandwidth=819e9, link=50e9, clock=1.5e9, matrix_unit=128
+  ),
+  'v5p': Chip(
+    memory=95.74 * GIB, flops=459e12, bandwidth=2765e9, link=100e9, clock=1.75e9, matrix_unit=128
+  ),
+  'v6e': Chip(
+    memory=31.25 * GIB, flops=918e12, bandwidth=1640e9, link=100e9, clock=1.75e9, matrix_unit=256
+  ),
 }
 
 

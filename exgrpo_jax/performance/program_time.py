@@ -1,0 +1,156 @@
+"""How long a compiled program takes on its chips: the compiler's cycles, and formulas for the rest.
+
+Estimates, never measurements. The compiler estimates the cycles of what it makes itself. Pallas
+kernels and collectives are added here by formula, loops are multiplied by their trips, and
+asynchronous collectives cost only what the rest of the same loop's body does not hide.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from exgrpo_jax.performance import hlo
+from exgrpo_jax.performance.chips import Chip
+from exgrpo_jax.performance.hlo import Computation, Module, Operation
+
+# Assumed of a Pallas kernel for attention: its share of the peak, where its heads are as wide as
+# the chip's matrix units.
+ATTENTION_EFFICIENCY = 0.5
+# Assumed of a collective: both links of one axis of the slice are busy, and a hop takes so long.
+LINKS = 2
+HOP_SECONDS = 1e-6
+
+# Matrix products of [T, T] by H of each kernel of splash attention; causality halves each.
+_SPLASH_PRODUCTS = {'splash_mha_fwd': 2, 'splash_mha_dq': 3, 'splash_mha_dkv': 4}
+_FLOATS = ('bf16', 'f32')
+_FUSIONS = ('fusion', 'async-start')
+_PALLAS = 'tpu_custom_call'
+_COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'collective-permute')
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+  """The time of a program, or of a part of it, by where the estimate is from."""
+
+  operations: float = 0.0  # the compiler's estimate
+  kernels: float = 0.0  # by formula: Pallas kernels
+  collectives: float = 0.0  # by formula: what the chip waits for other chips
+  hidden: float = 0.0  # by formula: asynchronous collectives behind the rest; not in the total
+
+  @property
+  def total(self) -> float:
+    """All that takes time."""
+    return self.operations + self.kernels + self.collectives
+
+  def __add__(self, other: 'Seconds') -> 'Seconds':
+    return Seconds(*map(sum, zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+
+  def __mul__(self, times: float) -> 'Seconds':
+    return Seconds(*(times * part for part in dataclasses.astuple(self)))
+
+
+def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Seconds:
+  """The time of one run of a program.
+
+  Args:
+    module: the program.
+    chip: it was compiled for.
+    num_chips: of them.
+    trips: of loops whose number of trips depends on data.
+  """
+
+  def of(name: str) -> Seconds:
+    computation = module.computations[name]
+    time, asynchronous = Seconds(), 0.0
+    for operation in computation.operations.values():
+      time += _own(operation, chip)
+      if operation.kind == 'while':
+        known = hlo.trips(module, operation)
+        time += of(operation.attribute('body')) * (trips if known is None else known)
+      elif operation.kind == 'call':
+        time += of(operation.attribute('to_apply'))
+      elif operation.kind == 'conditional':
+        branches = [of(branch) for branch in _branches(operation)]
+        time += max(branches, key=lambda branch: branch.total, default=Seconds())
+    for collective, is_awaited in _collectives(module, computation):
+      seconds = collective_seconds(collective, chip, num_chips)
+      if is_awaited:
+        time += Seconds(collectives=seconds)
+      else:
+        asynchronous += seconds
+    hidden = min(asynchronous, time.total)
+    return time + Seconds(collectives=asynchronous - hidden, hidden=hidden)
+
+  return of(module.entry)
+
+
+def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
+  """Of a ring over the chips that it joins: what passes a chip's links, and the hops.
+
+  A permutation's one step goes to a neighbour. Ring all-reduce is a reduce-scatter and an
+  all-gather.
+  """
+  kind = collective.kind.removesuffix('-start')
+  size = collective.bytes
+  if kind != collective.kind:  # a start may have its argument among its results
+    size = max(map(hlo.array_bytes, collective.arrays))
+  chips = hlo.group_size(collective, num_chips)
+  if kind == 'collective-permute':
+    return size / chip.link + HOP_SECONDS
+  if kind == 'reduce-scatter':
+    size *= chips
+  phases = 2 if kind == 'all-reduce' and 'all-reduce-scatter' not in collective.name else 1
+  passing = size * (chips - 1) / chips / (LINKS * chip.link)
+  return phases * (passing + chips // 2 * HOP_SECONDS)
+
+
+def splash_seconds(heads: int, length: int, head_size: int, products: int, chip: Chip) -> float:
+  """Of causal attention: `products` of [T, H] by [H, T] for each head, a half of each skipped."""
+  flops = products * heads * length * length * head_size
+  return flops / chip.flops / ATTENTION_EFFICIENCY * max(1, chip.matrix_unit / head_size)
+
+
+def _own(operation: Operation, chip: Chip) -> Seconds:
+  """The time of one operation apart from collectives and what it calls."""
+  if operation.cycles is not None:
+    return Seconds(operations=operation.cycles / chip.clock)
+  if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
+    return Seconds()
+  return Seconds(kernels=_kernel_seconds(operation, chip))
+
+
+def _kernel_seconds(operation: Operation, chip: Chip) -> float:
+  """Of a Pallas kernel: attention by its products, another by what it reads and writes."""
+  for name, products in _SPLASH_PRODUCTS.items():
+    if operation.name.startswith(name):
+      query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
+      return splash_seconds(math.prod(query[:-2]), query[-2], query[-1], products, chip)
+  moved = operation.bytes + sum(map(hlo.array_bytes, operation.operand_arrays))
+  return moved / chip.bandwidth
+
+
+def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
+  """(collective, whether the chip waits for it) of a computation, each once.
+
+  The compiler writes an asynchronous one as a pair of -start and -done, or spreads it over a chain
+  of fusions, each of which repeats it under the same channel. It overlaps permutations too.
+  """
+  channels = set()
+  for operation in computation.operations.values():
+    called = operation.attribute('calls') if operation.kind in _FUSIONS else ''
+    fused = module.computations[called].operations.values() if called else ()
+    for inner in (operation, *fused):
+      kind, channel = inner.kind.removesuffix('-start'), inner.attribute('channel_id')
+      if kind not in _COLLECTIVES or (channel and channel in channels):
+        continue
+      channels.add(channel)
+      overlaps = inner.kind != kind or kind == 'collective-permute' or operation.cycles is not None
+      yield inner._replace(name=operation.name), not overlaps
+
+
+def _branches(operation: Operation) -> list[str]:
+  listed = operation.attributes.partition('branch_computations={')[2].partition('}')[0]
+  names = [name.strip().lstrip('%') for name in listed.split(',') if name.strip()]
+  return names or [
+    name for name in map(operation.attribute, ('true_computation', 'false_computation')) if name
+  ]
