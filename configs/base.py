@@ -125,7 +125,9 @@ def get_config():
     )
   )
 
-  config.mesh = ConfigDict(dict(data=1, fsdp=-1, tensor=1))
+  config.mesh = ConfigDict(
+    dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
+  )
 
   config.prompt = ConfigDict(dict(template='plain'))
   config.tokenizer = ConfigDict(dict(path='', vocab_size=512))

@@ -14,7 +14,7 @@ from exgrpo_jax.configs import qwen2_5_math_1_5b
 def get_config():
   config = qwen2_5_math_1_5b.get_config()
   config.rollout.slots = 256
-  config.mesh.tensor = 4  # while decoding a chip holds a quarter of the weights, not all
+  config.mesh.decoding.tensor = 4  # a chip holds a quarter of the weights, not all
   config.model.repository = 'meta-llama/Llama-3.1-8B'
   config.model.extension.update(dict(rope_theta=0.0, max_position_embeddings=0))
   config.model.update(

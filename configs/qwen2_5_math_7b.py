@@ -13,7 +13,7 @@ from exgrpo_jax.configs import qwen2_5_math_1_5b
 def get_config():
   config = qwen2_5_math_1_5b.get_config()
   config.rollout.slots = 256
-  config.mesh.tensor = 4  # while decoding a chip holds a quarter of the weights, not all
+  config.mesh.decoding.tensor = 4  # a chip holds a quarter of the weights, not all
   config.model.repository = 'Qwen/Qwen2.5-Math-7B'
   config.model.update(
     dict(

@@ -83,7 +83,7 @@ def main(args: cli.Args, benchmark: str) -> None:
     chunk=args.chunk,
     repeats=args.repeats,
   )
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   with jax.set_mesh(mesh):
     if benchmark == 'rollout':
       rollout_benchmark.run(workload, mesh, args.shape)

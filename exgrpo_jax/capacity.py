@@ -32,15 +32,17 @@ def main(args: cli.Args) -> None:
     )
   config = parse_config(args.config)
   shape, chip = model_config(config), chips.chip_of(args.topology)
-  mesh = sharding.make_mesh(config.mesh, chips.slice_devices(args.topology))
-  model.check_mesh(shape, mesh)
+  meshes = sharding.make_meshes(config.mesh, chips.slice_devices(args.topology))
+  model.check_meshes(shape, meshes)
   print(
-    f'{args.topology}: {mesh.size} chips of {chip.memory / chips.GIB:.2f} GiB, mesh '
-    f'{dict(mesh.shape)}; {roofline.parameter_count(shape) / 1e9:.2f} billion parameters',
+    f'{args.topology}: {meshes.training.size} chips of {chip.memory / chips.GIB:.2f} GiB, '
+    f'training on {dict(meshes.training.shape)}, decoding on {dict(meshes.decoding.shape)}; '
+    f'{roofline.parameter_count(shape) / 1e9:.2f} billion parameters',
     flush=True,
   )
-  with jax.set_mesh(mesh):
-    fits = capacity_report.print_report(config.rollout, update_spec(config, shape, mesh), chip)
+  spec = update_spec(config, shape, meshes.training)
+  with jax.set_mesh(meshes.training):
+    fits = capacity_report.print_report(config.rollout, spec, meshes.decoding, chip)
   if not fits:
     sys.exit(1)
 

@@ -79,7 +79,7 @@ def main(args: cli.Args) -> None:
     raise InputError(f'--{missing} is needed: neither config nor run names what to {why}.')
   spec_names.check_distinct(specs, '--data')
   experiment = open_experiment(values, args.checkpoint or out)
-  with jax.set_mesh(experiment.mesh), console.opened():
+  with jax.set_mesh(experiment.meshes.training), console.opened():
     loaded = [load_questions(experiment, spec) for spec in specs]
     if wanted:
       parts = suites.plan(wanted, loaded, config, may_miss=bool(args.data))
@@ -173,13 +173,13 @@ def score_policy(
   )
   responses = scheduler.generate(
     experiment.model,
-    model.decode_layout(experiment.model, params, experiment.mesh),
+    model.decode_layout(experiment.model, params, experiment.meshes.decoding),
     [prompt for prompt in data.prompts for _ in range(samples)],
     [question.row for question in questions for _ in range(samples)],
     list(range(samples)) * len(questions),
     randomness.key(config.seed, Purpose.EVALUATION, step),
     config.rollout.decode_spec(tokenizer, distribution),
-    experiment.mesh,
+    experiment.meshes.decoding,
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
   prompts = [tokenizer.render(q.messages, config.prompt.template) for q in questions]

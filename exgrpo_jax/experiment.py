@@ -79,7 +79,7 @@ class Experiment:
   config: Config
   workdir: str
   tokenizer: Tokenizer
-  mesh: jax.sharding.Mesh
+  meshes: sharding.Meshes
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
 
 
@@ -132,7 +132,8 @@ def check_model_path(parsed: Config) -> None:
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
 
-  Model code runs on the experiment's mesh: inside `with jax.set_mesh(experiment.mesh)`.
+  Model code runs on a mesh: inside `with jax.set_mesh(experiment.meshes.training)`, where
+  `scheduler.generate` enters that of decoding by itself.
   """
   parsed = parse_config(values)
   check_model_path(parsed)
@@ -146,11 +147,11 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
       f"{text_tokenizer.vocab_size}: every token needs an embedding. 0 takes the tokenizer's."
     )
   compilations.keep(parsed.compilation_cache)
-  mesh = sharding.make_mesh(parsed.mesh)
+  meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
-  model.check_mesh(shape, mesh)
+  model.check_meshes(shape, meshes)
   return Experiment(
-    config=parsed, workdir=workdir, tokenizer=text_tokenizer, mesh=mesh, model=shape
+    config=parsed, workdir=workdir, tokenizer=text_tokenizer, meshes=meshes, model=shape
   )
 
 
@@ -229,7 +230,7 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
     parity=parsed.parity,
     model=experiment.model,
     tokenizer=experiment.tokenizer,
-    mesh=experiment.mesh,
+    meshes=experiment.meshes,
     tokens_per_pass=parsed.gradient.tokens_per_microbatch,
     seed=parsed.seed,
     data=data,
@@ -255,7 +256,7 @@ def update_spec(
 
 def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   """Shapes and shardings of a run's train state; allocates nothing."""
-  params = model.shapes(experiment.model, experiment.mesh)
+  params = model.shapes(experiment.model, experiment.meshes.training)
   return optimizer.shapes(experiment.config.optimizer, experiment.config.num_updates, params)
 
 

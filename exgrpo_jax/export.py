@@ -49,10 +49,11 @@ def main(args: cli.Args) -> None:
       'another model stays in it.'
     )
   values = read_config(args.checkpoint)
-  values['mesh'] = dict(data=1, fsdp=-1, tensor=1)  # this machine's devices, not the run's
+  # This machine's devices, not the run's.
+  values['mesh'] = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
   experiment = open_experiment(ConfigDict(values), args.checkpoint)
-  with jax.set_mesh(experiment.mesh):
-    like = model.shapes(experiment.model, experiment.mesh)
+  with jax.set_mesh(experiment.meshes.training):
+    like = model.shapes(experiment.model, experiment.meshes.training)
     params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
     write(experiment, params, out, args.dtype)
   print(f'{out}: the policy after step {step}')

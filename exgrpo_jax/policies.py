@@ -64,8 +64,8 @@ def origin(args: cli.Args) -> dict[str, str]:
 def restore(args: cli.Args, experiment: Experiment) -> tuple[model.Params, int]:
   """The policy's parameters, and the step of the run after which it has them; 0 of a model."""
   if args.checkpoint:
-    like = model.shapes(experiment.model, experiment.mesh)
+    like = model.shapes(experiment.model, experiment.meshes.training)
     return checkpoint.restore_params(args.checkpoint, args.step, like)
   with activity.doing(f'reading the weights of {args.model}'):
-    params = weights.load(args.model, experiment.model, experiment.mesh)
+    params = weights.load(args.model, experiment.model, experiment.meshes.training)
   return jax.block_until_ready(params), 0

@@ -80,7 +80,7 @@ def main(args: cli.Args) -> None:
       evaluations = load_evaluations(experiment)
       held_out.check(config.alignment, evaluations)
     successes = () if done else prior_experience.load(experiment, rollout.data)
-    with jax.set_mesh(experiment.mesh), compilations.counted() as compiled:
+    with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       every, num_steps = config.evaluation.every, config.num_steps
       print(messages.banner(rollout, evaluations, every, done, num_steps, args.workdir), flush=True)
       checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
@@ -141,7 +141,7 @@ def start_or_resume(
           experiment=experiment,
           rollout=rollout,
           evaluations=evaluations,
-          update=update_spec(config, experiment.model, experiment.mesh),
+          update=update_spec(config, experiment.model, experiment.meshes.training),
           reference=reference,
           grader=grader,
           writer=writer,
@@ -189,7 +189,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     replays, scores = rollout.pick_replays(params, plan)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
-      model.decode_layout(experiment.model, params, experiment.mesh)
+      model.decode_layout(experiment.model, params, experiment.meshes.decoding)
     )
   with clock('generate'), activity.doing(run.grader.progress):
     key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)

@@ -57,12 +57,12 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
     rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
   if path:
     with activity.doing(f'reading the weights of {path}'):
-      params = weights.load(path, experiment.model, experiment.mesh)
+      params = weights.load(path, experiment.model, experiment.meshes.training)
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {path}: {count:,} parameters', flush=True)
   else:
     key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
-    params = model.init(experiment.model, key, experiment.mesh)
+    params = model.init(experiment.model, key, experiment.meshes.training)
   if experiment.config.warm_start.num_updates:
     params = run(experiment, params, data, rows)
   return params
@@ -172,7 +172,9 @@ def _train(
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
-      tokens_BT, mask_BT = sharding.put(arrays, sharding.batch(experiment.mesh, config.batch_size))
+      tokens_BT, mask_BT = sharding.put(
+        arrays, sharding.batch(experiment.meshes.training, config.batch_size)
+      )
       state, loss = _update(
         experiment.model,
         optimizer_config,
@@ -206,13 +208,13 @@ def _pass_rate(
   asked = data.questions[:CHECK_ROWS]
   responses = scheduler.generate(
     experiment.model,
-    model.decode_layout(experiment.model, params, experiment.mesh),
+    model.decode_layout(experiment.model, params, experiment.meshes.decoding),
     data.prompts[:CHECK_ROWS],
     range(len(asked)),
     [0] * len(asked),
     randomness.key(config.warm_start_seed, Purpose.WARM_START_CHECK, update),
     config.rollout.decode_spec(tokenizer),
-    experiment.mesh,
+    experiment.meshes.decoding,
   )
   with Grader(dataclasses.replace(config.grading, reward=''), config.verifier) as grader:
     verdicts = grader.grade(

@@ -23,7 +23,7 @@ if jax.version.__version_info__ < (0, 11):  # XLA ends a process for a flag that
 @pytest.fixture(scope='session', autouse=True)
 def one_device():
   """Model code needs a mesh in context; tests that enter no other mesh run on this one."""
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   with jax.set_mesh(mesh):
     yield mesh
 

@@ -107,10 +107,14 @@ def test_training_starts_from_the_checkpoints_weights(run):
 
 def test_an_export_is_the_checkpoint_to_the_bit(run, exported):
   opened = experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
-  params, step = checkpoint.restore_params(str(run), None, model.shapes(opened.model, opened.mesh))
+  params, step = checkpoint.restore_params(
+    str(run), None, model.shapes(opened.model, opened.meshes.training)
+  )
   assert step == 3
   jax.tree.map(
-    np.testing.assert_array_equal, params, weights.load(exported, opened.model, opened.mesh)
+    np.testing.assert_array_equal,
+    params,
+    weights.load(exported, opened.model, opened.meshes.training),
   )
 
 
@@ -153,7 +157,7 @@ def test_transformers_reads_the_export_of_a_run(exported):
   values.model.path = str(exported)
   values.rollout.max_prompt = 64
   opened = experiment.open_experiment(values, str(exported))
-  params = weights.load(exported, opened.model, opened.mesh)
+  params = weights.load(exported, opened.model, opened.meshes.training)
   hidden_BTD = model.hidden_states(opened.model, params, np.array([tokens_T], np.int32))
   logits_TV = (hidden_BTD @ model.unembedding(opened.model, params))[0]
   assert np.abs(logits_TV - expected_TV).max() < 1e-4
@@ -177,7 +181,7 @@ def test_the_best_policy_is_that_of_the_best_evaluation(run):
 
 def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tmp_path):
   opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
-  params = model.init(opened.model, jax.random.key(0), opened.mesh)
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
   best = tmp_path / 'export' / 'best'
   kept = []
   for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
@@ -265,7 +269,7 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   values.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=256))
   opened = experiment.open_experiment(values, str(tmp_path))
   assert opened.model.rope.theta == 4e4
-  params = weights.load(STORED, opened.model, opened.mesh)
+  params = weights.load(STORED, opened.model, opened.meshes.training)
   export.write(opened, params, tmp_path / 'out')
   written = json.loads((tmp_path / 'out' / 'config.json').read_text())
   assert written['max_position_embeddings'] == 256

@@ -67,7 +67,9 @@ def train(recorded, monkeypatch):
       return assemble(rollout, plan, responses, replays, verdicts)
 
     monkeypatch.setattr(stages.Rollout, 'assemble', note)
-    params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+    params = jax.device_put(
+      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
+    )
     with recorded.compiling():
       recording.run_training(opened, params)
     monkeypatch.setattr(stages.Rollout, 'assemble', assemble)
@@ -142,7 +144,7 @@ def test_log_probabilities_in_the_file_come_first(recorded, seeded, train):
 
 
 def snapshot(opened):
-  params = model.shapes(opened.model, opened.mesh)
+  params = model.shapes(opened.model, opened.meshes.training)
   like = optimizer.shapes(opened.config.optimizer, opened.config.num_updates, params)
   with checkpoint.open_manager(opened.workdir) as manager:
     return checkpoint.restore(manager, manager.latest_step(), like)

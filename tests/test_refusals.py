@@ -195,7 +195,15 @@ SETTINGS_AND_DATA = {
   'evaluation': ("data.evaluation=('nowhere.jsonl',)", r'nowhere\.jsonl: there is no such file'),
   'solution': ('rollout.max_response=1', r'the solution of row 0 has \d+ tokens, over .*; raise'),
   'vocabulary': ('tokenizer.vocab_size=9', r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
-  'mesh': ('mesh.fsdp=3', r'config\.mesh data=1, fsdp=3, tensor=1 does not fit 1 device'),
+  'training_mesh': (
+    'mesh.training.fsdp=3',
+    r'config\.mesh\.training data=1, fsdp=3, tensor=1 does not fit 1 device',
+  ),
+  'decoding_mesh': (
+    'mesh.decoding.tensor=3',
+    r'config\.mesh\.decoding data=-1, tensor=3 does not fit 1 device',
+  ),
+  'old_mesh': ('mesh.fsdp=1', r"config\.mesh has no 'fsdp'; it has: training, decoding"),
   'template': ('prompt.template=chat', r"template='chat' needs a chat template, .* Use 'plain' or"),
 }
 

@@ -285,11 +285,11 @@ def test_on_policy_training_on_one_difficulty_masks_the_other_groups(run):
 def learn(run, params, batch):
   """(skipped updates, gradient norm) of a step on this batch."""
   opened = run.experiment
-  params = jax.device_put(params, model.shardings(opened.model, opened.mesh))
+  params = jax.device_put(params, model.shardings(opened.model, opened.meshes.training))
   state = optimizer.init(opened.config.optimizer, opened.config.num_updates, params)
   stand_in = types.SimpleNamespace(
     experiment=opened,
-    update=experiment.update_spec(opened.config, opened.model, opened.mesh),
+    update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
     reference=None,
     clock=Clock(),
   )

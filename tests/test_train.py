@@ -346,11 +346,11 @@ def one_minibatch(recorded):
 
 def learn(opened, params, batch):
   """(change of the parameters / SCALE, sums as floats) of train.learn from a new state."""
-  on_mesh = jax.device_put(params, model.shardings(opened.model, opened.mesh))
+  on_mesh = jax.device_put(params, model.shardings(opened.model, opened.meshes.training))
   state = optimizer.init(opened.config.optimizer, opened.config.num_updates, on_mesh)
   run = types.SimpleNamespace(
     experiment=opened,
-    update=experiment.update_spec(opened.config, opened.model, opened.mesh),
+    update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
     reference=None,
     clock=Clock(),
   )
@@ -731,7 +731,9 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
   opened = experiment.open_experiment(config, str(tmp_path))
 
   def run():
-    params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+    params = jax.device_put(
+      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
+    )
     with recorded.compiling():
       recording.run_training(opened, params)
 
@@ -760,7 +762,9 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
 
 def last_snapshot(recorded, workdir):
   opened = recorded.experiment
-  params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+  params = jax.device_put(
+    recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
+  )
   state = optimizer.init(opened.config.optimizer, opened.config.num_updates, params)
   with checkpoint.open_manager(str(workdir)) as manager:
     return checkpoint.restore(manager, manager.latest_step(), checkpoint.abstract(state))

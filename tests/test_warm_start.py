@@ -19,7 +19,7 @@ def run(config, workdir):
   """What `python -m exgrpo_jax.train` does before the first step."""
   opened = experiment.open_experiment(config, str(workdir))
   data = experiment.load_questions(opened, opened.config.data.train)
-  with jax.set_mesh(opened.mesh):
+  with jax.set_mesh(opened.meshes.training):
     return warm_start.initial_params(opened, data)
 
 
@@ -56,7 +56,7 @@ def test_where_overlong_solutions_are_dropped_one_must_be_left(config, tmp_path)
 
 def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   opened = recorded.experiment
-  params = warm_start.run(opened, model.shapes(opened.model, opened.mesh), recorded.data)
+  params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
   assert 'warm start: reused from' in capsys.readouterr().out
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
@@ -93,7 +93,7 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
     shutil.copytree(kept, folder, dirs_exist_ok=True)
 
   monkeypatch.setattr(fcntl, 'flock', held_by_another)
-  params = warm_start.run(opened, model.shapes(opened.model, opened.mesh), recorded.data)
+  params = warm_start.run(opened, model.shapes(opened.model, opened.meshes.training), recorded.data)
   printed = capsys.readouterr().out
   assert f'another run is training it in {folder}' in printed and 'reused from' in printed
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)

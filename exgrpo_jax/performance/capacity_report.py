@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+from jax.sharding import Mesh
 
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import programs
@@ -15,26 +16,30 @@ from exgrpo_jax.performance.memory import (
 )
 from exgrpo_jax.performance.programs import Program
 from exgrpo_jax.performance.roofline import step_roofline
+from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import stages
 
 # Held for a part of each step, never both at once; the other arrays are resident for the whole run.
 _TRANSIENT = ('gradient', 'decode weights')
 
 
-def print_report(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Chip) -> bool:
+def print_report(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, chip: Chip
+) -> bool:
   """Prints what each part of a step needs of a chip; returns whether all of it fits.
 
-  Call it inside `jax.set_mesh(spec.mesh)`.
+  `decoding` is the mesh of sampling, of the same devices as spec.mesh. Call it inside
+  `jax.set_mesh(spec.mesh)`.
   """
-  arrays = step_arrays(spec)
+  arrays = step_arrays(spec, decoding)
   sizes = _print_sizes(arrays)
   resident = {name: size for name, size in sizes.items() if name not in _TRANSIENT}
   fits = _fit_without_programs(sizes, resident, chip)
   if fits:
-    peaks = _print_peaks(rollout, spec, arrays, sum(resident.values()), chip)
-    _print_roofline(rollout, spec, chip)
+    peaks = _print_peaks(rollout, spec, decoding, arrays, sum(resident.values()), chip)
+    _print_roofline(rollout, spec, decoding, chip)
     if peaks['decode'] < float('inf'):
-      _print_largest_cache(rollout, spec, peaks['decode'], chip)
+      _print_largest_cache(rollout, spec.model, decoding, peaks['decode'], chip)
     fits = max(peaks.values()) <= chip.memory
   print('fits' if fits else 'does not fit')
   return fits
@@ -71,6 +76,7 @@ def _fit_without_programs(sizes: dict[str, int], resident: dict[str, int], chip:
 def _print_peaks(
   rollout: stages.Config,
   spec: gradients.UpdateSpec,
+  decoding: Mesh,
   arrays: StepArrays,
   resident: int,
   chip: Chip,
@@ -79,13 +85,13 @@ def _print_peaks(
   # Resident arrays that a program takes as arguments are already counted there.
   moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
   params = arrays.state.params
-  decode_params = arrays.decode_params
+  of_decoding = rollout, spec.model, decoding, arrays.decode_params
   return {
     name: _print_peak(name, beside, compile_program, chip)
     for name, beside, compile_program in (
       ('score', moments + reference, lambda: programs.score(rollout, spec, params)),
-      ('prefill', resident, lambda: programs.prefill(rollout, spec, decode_params)),
-      ('decode', resident, lambda: programs.decode(rollout, spec, decode_params)),
+      ('prefill', resident, lambda: programs.prefill(*of_decoding)),
+      ('decode', resident, lambda: programs.decode(*of_decoding)),
       ('update', moments, lambda: programs.accumulate(rollout, spec, arrays)),
       ('optimizer', reference, lambda: programs.apply_gradient(spec, arrays)),
     )
@@ -118,8 +124,10 @@ def _print_peak(
   return peak
 
 
-def _print_roofline(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Chip) -> None:
-  step = step_roofline(rollout, spec, chip)
+def _print_roofline(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, chip: Chip
+) -> None:
+  step = step_roofline(rollout, spec, decoding, chip)
   print(
     f'  roofline of a step of longest responses: prefill {step.prefill:.0f} s, decode '
     f'{step.decode:.0f} s, update {step.update:.0f} s; update {step.update_flops / 1e15:,.0f} PFLOP'
@@ -127,9 +135,9 @@ def _print_roofline(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Ch
 
 
 def _print_largest_cache(
-  rollout: stages.Config, spec: gradients.UpdateSpec, decode_peak: float, chip: Chip
+  rollout: stages.Config, shape: model.Config, decoding: Mesh, decode_peak: float, chip: Chip
 ) -> None:
-  cache = cache_bytes_per_chip(rollout, spec.model, spec.mesh)
+  cache = cache_bytes_per_chip(rollout, shape, decoding)
   room = chip.memory - decode_peak + cache
   print(
     f'  KV cache {cache / GIB:.2f} GiB; the largest that fits is about '

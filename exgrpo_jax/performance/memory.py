@@ -20,13 +20,13 @@ class StepArrays(NamedTuple):
   reference: model.Params | None  # from step to step, if the objective has a KL term
 
 
-def step_arrays(spec: gradients.UpdateSpec) -> StepArrays:
-  """The arrays of a run; allocates nothing."""
+def step_arrays(spec: gradients.UpdateSpec, decoding: jax.sharding.Mesh) -> StepArrays:
+  """The arrays of a run that decodes on the mesh `decoding`; allocates nothing."""
   params = model.shapes(spec.model, spec.mesh)
   return StepArrays(
     state=optimizer.shapes(spec.optimizer, spec.num_updates, params),
     gradient=params,
-    decode_params=model.decode_shapes(spec.model, spec.mesh),
+    decode_params=model.decode_shapes(spec.model, decoding),
     reference=params if spec.objective.kl_coefficient else None,
   )
 

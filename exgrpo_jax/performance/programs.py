@@ -1,7 +1,7 @@
 """The programs of a training step, compiled at their largest, and the memory each needs on a chip.
 
 The memory is the compiler's own count for one chip. Call these functions inside
-`jax.set_mesh(spec.mesh)`; the mesh may be of devices that exist only to compile for.
+`jax.set_mesh(spec.mesh)`; the meshes may be of devices that exist only to compile for.
 """
 
 import functools
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
@@ -45,25 +46,28 @@ def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Para
   )
 
 
-def prefill(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+def prefill(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+) -> Program:
   """Prefills as many tokens of prompts as are prefilled together.
 
-  `params` are in the decode layout.
+  `params` are in the decode layout, on `mesh`.
   """
   num_prompts, length = _largest(rollout.max_prompt, scheduler.prefilled_together)
   tokens_PT = jax.ShapeDtypeStruct(
-    (num_prompts, length), jnp.int32, sharding=sharding.batch(spec.mesh, num_prompts)
+    (num_prompts, length), jnp.int32, sharding=sharding.batch(mesh, num_prompts)
   )
-  lengths_P = jax.ShapeDtypeStruct(
-    (num_prompts,), jnp.int32, sharding=sharding.replicated(spec.mesh)
-  )
-  return _measure(decode_loop.prefill.lower(spec.model, params, tokens_PT, lengths_P))
+  lengths_P = jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=sharding.replicated(mesh))
+  with jax.set_mesh(mesh):
+    return _measure(decode_loop.prefill.lower(shape, params, tokens_PT, lengths_P))
 
 
-def decode(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+def decode(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+) -> Program:
   """Decodes tokens in all slots, with the longest cache.
 
-  `params` are in the decode layout.
+  `params` are in the decode layout, on `mesh`.
   """
   decode_spec = decode_loop.DecodeSpec(
     distribution=token_sampling.Distribution(rollout.temperature),
@@ -73,15 +77,16 @@ def decode(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Par
     eos_ids=(0,),
     pad_id=0,
   )
-  empty_args = spec.model, decode_spec, decode_spec.longest_row
-  empty = decode_loop.empty.lower(*empty_args).compile()
-  state = jax.tree.map(
-    lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-    jax.eval_shape(functools.partial(decode_loop.empty, *empty_args)),
-    empty.output_shardings,
-  )
-  key = jax.eval_shape(jax.random.key, 0)
-  return _measure(decode_loop.decode.lower(spec.model, decode_spec, params, key, state, 1))
+  empty_args = shape, decode_spec, decode_spec.longest_row
+  with jax.set_mesh(mesh):
+    empty = decode_loop.empty.lower(*empty_args).compile()
+    state = jax.tree.map(
+      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+      jax.eval_shape(functools.partial(decode_loop.empty, *empty_args)),
+      empty.output_shardings,
+    )
+    key = jax.eval_shape(jax.random.key, 0)
+    return _measure(decode_loop.decode.lower(shape, decode_spec, params, key, state, 1))
 
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:

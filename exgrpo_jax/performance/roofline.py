@@ -5,6 +5,8 @@ FLOPs are not the compiler's count, because it counts the body of a loop once.
 
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance.chips import Chip
 from exgrpo_jax.performance.memory import bytes_per_chip, cache_bytes_per_chip
@@ -50,12 +52,15 @@ def forward_flops(shape: model.Config, num_tokens: int, length: int, num_logits:
   return products + attention + 2 * shape.width * shape.vocab_size * num_logits
 
 
-def step_roofline(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Chip) -> StepRoofline:
+def step_roofline(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, chip: Chip
+) -> StepRoofline:
   """The roofline of a step in which every prompt and response has its longest length.
 
-  Prefill and update are bound by FLOPs, decoding by the bandwidth of the memory.
+  Prefill and update are bound by FLOPs, decoding, on the mesh `decoding`, by the bandwidth of the
+  memory.
   """
-  shape, mesh = spec.model, spec.mesh
+  shape, num_chips = spec.model, spec.mesh.size
   rows, longest = rollout.questions * rollout.samples, rollout.longest_row
   # Forward passes over whole rows that precede the update's own.
   passes_before = (spec.objective.kl_coefficient > 0) + (spec.objective.ratio == 'sequence')
@@ -67,12 +72,12 @@ def step_roofline(rollout: stages.Config, spec: gradients.UpdateSpec, chip: Chip
     shape, rollout.questions * rollout.max_prompt, rollout.max_prompt, rollout.questions
   )
   # Each decode step of all slots reads a chip's weights and, on average, half of its cache.
-  weights = bytes_per_chip(model.decode_shapes(shape, mesh))
-  bytes_per_token = weights + cache_bytes_per_chip(rollout, shape, mesh) / 2
+  weights = bytes_per_chip(model.decode_shapes(shape, decoding))
+  bytes_per_token = weights + cache_bytes_per_chip(rollout, shape, decoding) / 2
   decode_steps = rows / rollout.slots * rollout.max_response
   return StepRoofline(
-    prefill=prefill_flops / mesh.size / chip.flops,
+    prefill=prefill_flops / num_chips / chip.flops,
     decode=decode_steps * bytes_per_token / chip.bandwidth,
-    update=update_flops / mesh.size / chip.flops,
+    update=update_flops / num_chips / chip.flops,
     update_flops=update_flops,
   )

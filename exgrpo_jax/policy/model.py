@@ -36,8 +36,13 @@ REMAT = {
 }
 
 
-def check_mesh(config: Config, mesh: Mesh) -> None:
-  """Raises InputError if the mesh cannot split the model's dimensions evenly."""
+def check_meshes(config: Config, meshes: sharding.Meshes) -> None:
+  """Raises InputError if one of the meshes cannot split the model's dimensions evenly."""
+  for part, mesh in meshes._asdict().items():
+    _check_mesh(config, mesh, f'config.mesh.{part}')
+
+
+def _check_mesh(config: Config, mesh: Mesh, place: str) -> None:
   for axis, field in {
     'embed': 'width',
     'heads': 'num_heads',
@@ -51,7 +56,7 @@ def check_mesh(config: Config, mesh: Mesh) -> None:
       continue
     alternative = ', or be a multiple of it' if axis == 'kv_heads' else ''
     raise InputError(
-      f'config.mesh.{names}={devices} must divide config.model.{field}={size}{alternative}: '
+      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}: '
       'each device holds an equal share.'
     )
 
@@ -92,7 +97,7 @@ def shardings(config: Config, mesh: Mesh) -> Params:
 
 
 def decode_layout(config: Config, params: Params, mesh: Mesh) -> Params:
-  """Converts parameters to the decode layout: cast, replicated over the data axes, unstacked.
+  """Converts parameters to the decode layout: cast, unstacked, and on the mesh of decoding.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
   used in float32, stay float32. 'layers' becomes a tuple of L trees.
@@ -274,6 +279,4 @@ def _shape(
     axes, shape = (None, *axes), (num_layers, *shape)
   if decode_dtype and len(shape) > 1:
     dtype = decode_dtype
-  return jax.ShapeDtypeStruct(
-    shape, dtype, sharding=sharding.named(mesh, axes, shape, decoding=bool(decode_dtype))
-  )
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named(mesh, axes, shape))

@@ -1,4 +1,10 @@
-"""Where arrays live: the device mesh, and how logical axes map to mesh axes.
+"""Where arrays live: the device meshes, and how logical axes map to mesh axes.
+
+There are two meshes of the same devices. Training splits rows and parameters over all devices
+(FSDP): each device gathers a layer's weights while it computes its own rows, and no sum of
+activations crosses devices. Decoding reads all weights for every token, so it must not gather
+them: they are replicated over the data axis and split by heads, hidden units and vocabulary over
+the tensor axis. Both meshes have the same axes, so one table of rules serves both.
 
 The only file that names mesh axes. All other code uses logical axes ('batch', 'embed',
 'heads', ...). A dimension that its mesh axes do not divide evenly is replicated: with two
@@ -9,7 +15,7 @@ memory but is always correct.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,14 +38,11 @@ _RULES: dict[str, tuple[str, ...]] = {
   'mlp': ('tensor',),
   'vocab': ('tensor',),
 }
-# While decoding, weights are replicated over the data axes: gathering them for every token would
-# cost more than computing the token.
-_DECODE_RULES = _RULES | {'embed': (), 'head': ()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-  """The mesh's shape; the product of the sizes is the number of devices."""
+class TrainingConfig:
+  """The mesh of training and scoring; the product of the sizes is the number of devices."""
 
   data: int = setting(
     '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
@@ -52,24 +55,60 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    for name, size in dataclasses.asdict(self).items():
-      if size == 0:
-        raise InputError(
-          f'config.mesh.{name}=0 must be at least 1, or -1 to take the remaining devices: '
-          'it is a number of devices.'
-        )
-    if dataclasses.astuple(self).count(-1) > 1:
-      raise InputError(
-        f'config.mesh {_describe(self)} must hold at most one -1: '
-        'only one axis can take the devices that the others leave.'
-      )
+    _check_sizes(self)
 
 
-def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig:
+  """The mesh of sampling; the product of the sizes is the number of devices."""
+
+  data: int = setting(
+    '[-1, inf)', 'devices that split the responses and replicate the parameters; -1 takes the rest'
+  )
+  tensor: int = setting(
+    '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+  )
+
+  def __post_init__(self) -> None:
+    _check_sizes(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How the devices are arranged for training and for decoding; changes nothing but rounding."""
+
+  training: TrainingConfig
+  decoding: DecodingConfig
+
+
+class Meshes(NamedTuple):
+  """The same devices in the same order, so that a program may convert from one to the other."""
+
+  training: Mesh
+  decoding: Mesh
+
+
+def make_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+  """The meshes of training and of decoding; see `make_mesh`."""
+  decoding = make_mesh(config.decoding, devices)
+  # The order of the decoding mesh, whose tensor axis needs neighbouring devices; for an axis over
+  # all devices any order that follows the interconnect is as good.
+  in_order = list(decoding.devices.flat)
+  sizes = _sizes(config.training, len(in_order))
+  return Meshes(
+    training=Mesh(decoding.devices.reshape(sizes), _MESH_AXES, axis_types=decoding.axis_types),
+    decoding=decoding,
+  )
+
+
+def make_mesh(
+  config: TrainingConfig | DecodingConfig,
+  devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+) -> Mesh:
   """A mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
 
   Args:
-    config: the mesh's shape.
+    config: the mesh's shape; the axes that it does not name have one device.
     devices: its devices, such as those of a topology to compile for; by default every
       device of every host.
 
@@ -77,24 +116,16 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
     InputError: the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
-  sizes, num_devices = list(dataclasses.astuple(config)), len(devices)
-  if -1 in sizes:
-    sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
-  if math.prod(sizes) != num_devices:
-    raise InputError(
-      f'config.mesh {_describe(config)} does not fit {num_devices} '
-      f'device{"s" * (num_devices > 1)}: the product of the sizes must equal their number.'
-    )
   return jax.make_mesh(
-    sizes, _MESH_AXES, axis_types=(AxisType.Auto,) * len(_MESH_AXES), devices=devices
+    _sizes(config, len(devices)),
+    _MESH_AXES,
+    axis_types=(AxisType.Auto,) * len(_MESH_AXES),
+    devices=devices,
   )
 
 
 def spec(
-  axis_sizes: Mapping[str, int],
-  logical_axes: Sequence[str | None],
-  shape: Sequence[int],
-  decoding: bool = False,
+  axis_sizes: Mapping[str, int], logical_axes: Sequence[str | None], shape: Sequence[int]
 ) -> PartitionSpec:
   """The mesh axes that split each dimension.
 
@@ -102,22 +133,15 @@ def spec(
     axis_sizes: `mesh.shape`.
     logical_axes: one name, or None, per dimension; an unknown name is a KeyError.
     shape: the array's; a dimension that its mesh axes do not divide is replicated.
-    decoding: whether to use the layout of weights for decoding instead of that for training.
   """
-  rules = _DECODE_RULES if decoding else _RULES
   return PartitionSpec(
-    *(
-      _mesh_axes(rules, axis_sizes, name, size)
-      for name, size in zip(logical_axes, shape, strict=True)
-    )
+    *(_mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
   )
 
 
-def named(
-  mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int], decoding: bool = False
-) -> NamedSharding:
+def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
   """The sharding of an array of `shape` on `mesh`; see `spec`."""
-  return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape, decoding))
+  return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
 
 
 def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
@@ -169,7 +193,7 @@ def num_shards(logical_axis: str, size: int) -> int:
     RuntimeError: there is no mesh in context.
   """
   mesh = _mesh_in_context('num_shards')
-  axes = _mesh_axes(_RULES, mesh.shape, logical_axis, size) or ()
+  axes = _mesh_axes(mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -200,7 +224,7 @@ def per_shard(
     mesh_axes: dict[str | None, tuple[str, ...] | None] = {}
     for x, axes in zip(args, in_axes, strict=True):
       for name, size in zip(axes, x.shape, strict=True):
-        dividing = _mesh_axes(_RULES, mesh.shape, name, size)
+        dividing = _mesh_axes(mesh.shape, name, size)
         mesh_axes[name] = mesh_axes.get(name, dividing) and dividing
     # check_vma is off: Pallas kernels do not declare over which axes their results vary.
     return jax.shard_map(
@@ -221,18 +245,48 @@ def _mesh_in_context(caller: str) -> AbstractMesh:
 
 
 def _mesh_axes(
-  rules: Mapping[str, tuple[str, ...]],
-  axis_sizes: Mapping[str, int],
-  logical_axis: str | None,
-  size: int,
+  axis_sizes: Mapping[str, int], logical_axis: str | None, size: int
 ) -> tuple[str, ...] | None:
   """The mesh axes that split a dimension of `size`; None where it is replicated."""
   if logical_axis is None:
     return None
-  axes = rules[logical_axis]
+  axes = _RULES[logical_axis]
   divides = size % math.prod(axis_sizes[axis] for axis in axes) == 0
-  return axes if axes and divides else None
+  return axes if divides else None
 
 
-def _describe(config: Config) -> str:
-  return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(config).items())
+def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[int]:
+  """The sizes of _MESH_AXES on so many devices; InputError if they do not fit."""
+  sizes = [getattr(config, axis, 1) for axis in _MESH_AXES]
+  if -1 in sizes:
+    sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
+  if math.prod(sizes) != num_devices:
+    raise InputError(
+      f'{_describe(config)} does not fit {num_devices} device{"s" * (num_devices > 1)}: the '
+      'product of the sizes must equal their number.'
+    )
+  return sizes
+
+
+def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
+  """InputError for a size of 0, or where more than one is -1."""
+  for name, size in dataclasses.asdict(config).items():
+    if size == 0:
+      raise InputError(
+        f'{_place(config)}.{name}=0 must be at least 1, or -1 to take the remaining devices: '
+        'it is a number of devices.'
+      )
+  if dataclasses.astuple(config).count(-1) > 1:
+    raise InputError(
+      f'{_describe(config)} must hold at most one -1: '
+      'only one axis can take the devices that the others leave.'
+    )
+
+
+def _place(config: TrainingConfig | DecodingConfig) -> str:
+  return f'config.mesh.{"training" if isinstance(config, TrainingConfig) else "decoding"}'
+
+
+def _describe(config: TrainingConfig | DecodingConfig) -> str:
+  sizes = ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(config).items())
+  return f'{_place(config)} {sizes}'

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import jax
+from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.policy import model
@@ -31,15 +32,16 @@ def banner(
     num_steps: in all.
     workdir: where the run writes.
   """
-  kind = rollout.mesh.devices.flat[0].device_kind
-  axes = ', '.join(f'{name}={size}' for name, size in rollout.mesh.shape.items())
+  mesh = rollout.meshes.training
+  kind = mesh.devices.flat[0].device_kind
   shape, config = rollout.model, rollout.config
-  count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, rollout.mesh)))
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, mesh)))
   ratio = rollout.replay.ratio
   rows = [
     ('method', f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'plain GRPO, replay.ratio=0'),
-    ('device', f'{_counted(rollout.mesh.size, kind)}, {_counted(jax.process_count(), "host")}'),
-    ('mesh', axes),
+    ('device', f'{_counted(mesh.size, kind)}, {_counted(jax.process_count(), "host")}'),
+    ('mesh', f'{_axes(mesh)} in training'),
+    ('', f'{_axes(rollout.meshes.decoding)} in decoding'),
     (
       'model',
       f'{count:,} parameters, {shape.dtype}: {_counted(shape.num_layers, "layer")} of width '
@@ -105,6 +107,10 @@ def farewell(
     _next_commands(workdir, python, arguments),
   ]
   return '\n'.join(filter(None, parts))
+
+
+def _axes(mesh: Mesh) -> str:
+  return ', '.join(f'{name}={size}' for name, size in mesh.shape.items())
 
 
 def _learnt(records: Sequence[Mapping[str, float]]) -> str:

@@ -28,7 +28,7 @@ from exgrpo_jax.datatypes import (
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import parity, scheduler, scoring, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
@@ -92,7 +92,7 @@ class Rollout:
   parity: parity.Config
   model: model.Config
   tokenizer: Tokenizer
-  mesh: jax.sharding.Mesh
+  meshes: sharding.Meshes
   tokens_per_pass: int  # of scoring, on each part of the rows
   seed: int
   data: QuestionSet  # to train on
@@ -196,7 +196,7 @@ class Rollout:
       [sample for _, sample in rows],
       key,
       self.config.decode_spec(self.tokenizer),
-      self.mesh,
+      self.meshes.decoding,
       submit,
     )
     groups = [[] for _ in plan.questions]
@@ -293,7 +293,7 @@ class Rollout:
     return scoring.score(
       self.model,
       params,
-      self.mesh,
+      self.meshes.training,
       rows,
       limit=self.config.longest_row,
       tokens_per_pass=self.tokens_per_pass,
@@ -311,7 +311,7 @@ class Rollout:
     past = [stored.logp for _, stored in candidates]
     if not self.objective.importance_correction:
       past = logps
-    weights = selection.weights(self.objective, self.mesh, logps, past)
+    weights = selection.weights(self.objective, self.meshes.training, logps, past)
     return [
       ReplayScores(logp=logp, entropy=entropy, weight=weight)
       for logp, entropy, weight in zip(logps, entropies, weights)

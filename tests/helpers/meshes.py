@@ -7,12 +7,23 @@ from exgrpo_jax.policy import sharding
 
 def make_mesh(data, fsdp, tensor):
   """A mesh of all devices."""
-  return sharding.make_mesh(sharding.Config(data=data, fsdp=fsdp, tensor=tensor))
+  return sharding.make_mesh(sharding.TrainingConfig(data=data, fsdp=fsdp, tensor=tensor))
+
+
+def make_meshes(training, decoding):
+  """Meshes of all devices for training and decoding, of the sizes (data, fsdp, tensor)."""
+  assert decoding[1] == 1, decoding
+  return sharding.make_meshes(
+    sharding.Config(
+      training=sharding.TrainingConfig(*training),
+      decoding=sharding.DecodingConfig(data=decoding[0], tensor=decoding[2]),
+    )
+  )
 
 
 def one_device():
   """A mesh of the first device."""
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=1), jax.devices()[:1])
 
 
 def shard_shape(x):

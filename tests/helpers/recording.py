@@ -124,7 +124,7 @@ def run_training(opened, params=None, values=None):
   rollout = experiment.make_rollout(opened, data)
   is_new = not checkpoint.steps(opened.workdir)
   successes = prior_experience.load(opened, data) if is_new else ()
-  with jax.set_mesh(opened.mesh), compilations.counted() as compiled:
+  with jax.set_mesh(opened.meshes.training), compilations.counted() as compiled:
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)

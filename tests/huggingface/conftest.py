@@ -11,7 +11,7 @@ from tests.helpers.paths import CHECKPOINTS
 
 @pytest.fixture(scope='module')
 def mesh():
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=-1))
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=-1))
 
 
 @pytest.fixture

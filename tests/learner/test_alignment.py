@@ -29,15 +29,15 @@ def step(recorded):
 def policy(recorded, step):
   """The parameters that the step began with: `measure`, and the `norm` of a gradient."""
   opened = recorded.experiment
-  spec = experiment.update_spec(opened.config, opened.model, opened.mesh)
-  params = jax.device_put(step.params, model.shardings(opened.model, opened.mesh))
+  spec = experiment.update_spec(opened.config, opened.model, opened.meshes.training)
+  params = jax.device_put(step.params, model.shardings(opened.model, opened.meshes.training))
 
   def measure(batch, held_out):
-    with jax.set_mesh(opened.mesh), recorded.compiling():
+    with jax.set_mesh(opened.meshes.training), recorded.compiling():
       return alignment.measure(spec, params, batch, tiny.ROLLOUTS, False, held_out)
 
   def norm(batch):
-    with jax.set_mesh(opened.mesh), recorded.compiling():
+    with jax.set_mesh(opened.meshes.training), recorded.compiling():
       gradient = alignment.policy_gradient(spec, params, batch, False)
       return math.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(gradient)))
 

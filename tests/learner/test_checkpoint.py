@@ -26,7 +26,7 @@ CONFIG = checkpoint.Config(every=1, keep=2)
 
 @pytest.fixture(scope='module')
 def mesh():
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
 
 
 def make_state(mesh, value):
@@ -378,7 +378,7 @@ def test_a_missing_step_is_refused_with_those_that_exist(where, step, message, w
 
 def test_a_checkpoint_of_a_run_holds_the_policy_after_its_step(recorded):
   opened = recorded.experiment
-  shapes = model.shapes(opened.model, opened.mesh)
+  shapes = model.shapes(opened.model, opened.meshes.training)
   params, step = checkpoint.restore_params(str(recorded.workdir), tiny.SAVED_EVERY, shapes)
   # The next step generates with what this one has learnt.
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[step + 1].params)

@@ -89,7 +89,7 @@ def make_params(mesh):
 
 @pytest.fixture(scope='module')
 def mesh():
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=1, tensor=-1))
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=-1))
 
 
 @pytest.fixture(scope='module')

@@ -9,7 +9,7 @@ from exgrpo_jax.policy import sharding
 
 @pytest.fixture(scope='package')
 def mesh():
-  return sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
 
 
 @pytest.fixture(scope='package')

@@ -15,7 +15,7 @@ from tests.performance.shapes import SMALL
 def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed):
   params = model.init(SMALL, jax.random.key(0), mesh)
   real = optimizer.init(parsed.optimizer, parsed.num_updates, params)
-  abstract = memory.step_arrays(experiment.update_spec(parsed, SMALL, mesh)).state
+  abstract = memory.step_arrays(experiment.update_spec(parsed, SMALL, mesh), mesh).state
   assert jax.tree.structure(abstract) == jax.tree.structure(real)
   different = [
     jax.tree_util.keystr(path)

@@ -45,7 +45,9 @@ def arguments(monkeypatch, mesh):
 def test_scoring_is_compiled_for_the_most_tokens_that_a_pass_can_have(
   rollout, spec, mesh, arguments, monkeypatch
 ):
-  shapes = arguments(programs.score, rollout, spec, memory.step_arrays(spec).state.params)
+  shapes = arguments(
+    programs.score, rollout, spec, memory.step_arrays(spec, spec.mesh).state.params
+  )
   asked = []
 
   def stub(_config, _params, tokens_BT, *_):
@@ -71,17 +73,17 @@ def test_scoring_is_compiled_for_the_most_tokens_that_a_pass_can_have(
 
 
 def test_the_update_is_compiled_for_the_most_tokens_that_a_pass_can_have(rollout, spec, arguments):
-  shapes = arguments(programs.accumulate, rollout, spec, memory.step_arrays(spec))
+  shapes = arguments(programs.accumulate, rollout, spec, memory.step_arrays(spec, spec.mesh))
   assert (13, 384) in [shape[1:] for shape in shapes]
 
 
 def test_decoding_is_compiled_for_the_longest_cache_and_prefill_for_the_most_tokens(
   rollout, spec, arguments
 ):
-  params = memory.step_arrays(spec).decode_params
-  decode = arguments(programs.decode, rollout, spec, params)
+  params = memory.step_arrays(spec, spec.mesh).decode_params
+  decode = arguments(programs.decode, rollout, SMALL, spec.mesh, params)
   G, H = SMALL.num_kv_heads, SMALL.head_size
   assert (8, G, H, 2500) in decode and (8, G, 2500, H) in decode
-  prefill = arguments(programs.prefill, rollout, spec, params)
+  prefill = arguments(programs.prefill, rollout, SMALL, spec.mesh, params)
   assert (32, 512) in prefill  # 16 of 700 tokens are fewer
   assert scheduler.prefilled_together(700) == 16

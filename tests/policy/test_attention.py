@@ -144,7 +144,7 @@ def test_splash_compiles_for_a_tpu(monkeypatch, T, N, G, H, tensor):
   from jax.experimental import topologies
 
   chips = topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x4').devices
-  local = sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
+  local = sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
   mesh = Mesh(
     np.array(chips).reshape(1, 8 // tensor, tensor), local.axis_names, axis_types=local.axis_types
   )

@@ -11,7 +11,7 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -244,13 +244,21 @@ def test_an_impossible_shape_is_refused(change, message):
 
 def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
   config = dataclasses.replace(CONFIG, num_heads=12, num_kv_heads=4, vocab_size=96)
+  whole = (1, 1, 1)
   refused = {
-    (1, 5, 1): 'config.mesh.fsdp=5 must divide config.model.width=32: each device',
-    (1, 1, 5): 'config.mesh.tensor=5 must divide config.model.num_heads=12: each device',
-    (1, 1, 6): 'config.mesh.tensor=6 must divide config.model.num_kv_heads=4, or be a multiple',
+    ((1, 5, 1), whole): 'training.fsdp=5 must divide config.model.width=32: each device',
+    ((1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12: each device',
+    (whole, (1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12: each device',
+    (whole, (1, 1, 6)): 'decoding.tensor=6 must divide config.model.num_kv_heads=4, or be a',
   }
+
+  def check(*sizes):
+    axes = 'data', 'fsdp', 'tensor'
+    meshes = (jax.sharding.AbstractMesh(shape, axes) for shape in sizes)
+    model.check_meshes(config, sharding.Meshes(*meshes))
+
   for sizes, message in refused.items():
-    with pytest.raises(InputError, match=re.escape(message)):
-      model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
+    with pytest.raises(InputError, match=re.escape(f'config.mesh.{message}')):
+      check(*sizes)
   for sizes in ((5, 1, 1), (1, 8, 4), (1, 1, 2), (1, 1, 12)):  # 12 is a multiple of 4
-    model.check_mesh(config, jax.sharding.AbstractMesh(sizes, ('data', 'fsdp', 'tensor')))
+    check(sizes, sizes)

@@ -44,25 +44,33 @@ def test_every_dimension_needs_a_logical_axis():
 
 
 def test_at_most_one_axis_takes_the_rest():
-  with pytest.raises(InputError, match='data=-1, fsdp=-1, tensor=1 must hold at most one -1'):
-    sharding.Config(data=-1, fsdp=-1, tensor=1)
+  message = r'config\.mesh\.training data=-1, fsdp=-1, tensor=1 must hold at most one -1'
+  with pytest.raises(InputError, match=message):
+    sharding.TrainingConfig(data=-1, fsdp=-1, tensor=1)
+  message = r'config\.mesh\.decoding data=-1, tensor=-1 must hold at most one -1'
+  with pytest.raises(InputError, match=message):
+    sharding.DecodingConfig(data=-1, tensor=-1)
 
 
 def test_no_axis_has_size_zero():
-  with pytest.raises(InputError, match=r'config\.mesh\.tensor=0 must be at least 1'):
-    config_lib.build(sharding.Config, {'data': 1, 'fsdp': 1, 'tensor': 0}, 'config.mesh')
+  sizes = {'training': {'data': 1, 'fsdp': 1, 'tensor': 0}, 'decoding': {'data': 1, 'tensor': 1}}
+  with pytest.raises(InputError, match=r'config\.mesh\.training\.tensor=0 must be at least 1'):
+    config_lib.build(sharding.Config, sizes, 'config.mesh')
+  sizes = {'training': {'data': 1, 'fsdp': 1, 'tensor': 1}, 'decoding': {'data': 0, 'tensor': 1}}
+  with pytest.raises(InputError, match=r'config\.mesh\.decoding\.data=0 must be at least 1'):
+    config_lib.build(sharding.Config, sizes, 'config.mesh')
 
 
 def test_sizes_must_multiply_to_the_number_of_devices():
   num_devices = jax.device_count()
   with pytest.raises(InputError, match=rf'fsdp={num_devices + 1}.* does not fit {num_devices} '):
-    sharding.make_mesh(sharding.Config(data=1, fsdp=num_devices + 1, tensor=1))
+    sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=num_devices + 1, tensor=1))
   with pytest.raises(InputError, match='does not fit'):  # -1 cannot fix it
-    sharding.make_mesh(sharding.Config(data=num_devices + 1, fsdp=-1, tensor=1))
+    sharding.make_mesh(sharding.TrainingConfig(data=num_devices + 1, fsdp=-1, tensor=1))
 
 
 def test_one_axis_takes_the_rest():
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1, tensor=1))
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   assert dict(mesh.shape) == {'data': 1, 'fsdp': jax.device_count(), 'tensor': 1}
   assert mesh.are_all_axes_auto
 

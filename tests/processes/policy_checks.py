@@ -16,7 +16,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
-from tests.helpers.meshes import make_mesh, one_device, shard_shape
+from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
 from tests.policy import test_attention, test_logprobs, test_model
 
 CHECKS = Checks()
@@ -42,6 +42,14 @@ def arrays_are_split_where_their_sizes_divide():
   ):
     actual = shard_shape(jax.device_put(x, placement))
     assert actual == expected, (placement, actual, expected)
+
+
+@CHECKS.add
+def training_and_decoding_have_the_same_devices_in_the_same_order():
+  meshes = make_meshes((1, -1, 1), (-1, 1, 2))
+  assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1}, meshes.training
+  assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}, meshes.decoding
+  assert list(meshes.training.devices.flat) == list(meshes.decoding.devices.flat)
 
 
 @CHECKS.add
@@ -114,7 +122,8 @@ ONE_LAYER = dataclasses.replace(test_model.CONFIG, num_layers=1)
 @CHECKS.add
 def parameters_and_hidden_states_are_those_of_one_device():
   """The same parameters for the same key, and the same hidden states in every pass."""
-  sharded, expected = passes_on(make_mesh(2, 2, 2)), passes_on(one_device())
+  expected = passes_on(sharding.Meshes(one_device(), one_device()))
+  sharded = passes_on(make_meshes((2, 2, 2), (4, 1, 2)))
   kernel = sharded['params']['layers']['attention']['query_DNH']
   assert shard_shape(kernel) == (1, 16, 2, 8), kernel.sharding
   cache = sharded['cache'][0].value_BGSH
@@ -123,17 +132,18 @@ def parameters_and_hidden_states_are_those_of_one_device():
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
 
 
-def passes_on(mesh):
+def passes_on(meshes):
   """The parameters, and what each pass of the model gives."""
   rng = np.random.default_rng(0)
   tokens_BT = rng.integers(0, ONE_LAYER.vocab_size, (8, 6)).astype(np.int32)
-  params = model.init(ONE_LAYER, jax.random.key(0), mesh)
-  decode_params = model.decode_layout(ONE_LAYER, params, mesh)
+  params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
+  decode_params = model.decode_layout(ONE_LAYER, params, meshes.decoding)
   forward = jax.jit(model.hidden_states, static_argnums=0)
   prefill = jax.jit(model.prefill, static_argnums=(0, 3))
   decode = jax.jit(model.decode, static_argnums=0)
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(meshes.training):
     scanned_BTD = forward(ONE_LAYER, params, tokens_BT)
+  with jax.set_mesh(meshes.decoding):
     prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, 8)
     decoded_BD, cache = decode(ONE_LAYER, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
   return dict(
@@ -150,10 +160,11 @@ def an_empty_cache_is_split_by_rows_and_heads():
 
 @CHECKS.add
 def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
-  mesh = make_mesh(2, 2, 2)
-  params = model.init(ONE_LAYER, jax.random.key(0), mesh)
+  meshes = make_meshes((1, 8, 1), (4, 1, 2))
+  params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
   for dtype in ('float32', 'bfloat16'):
-    decode_params = model.decode_layout(dataclasses.replace(ONE_LAYER, dtype=dtype), params, mesh)
+    config = dataclasses.replace(ONE_LAYER, dtype=dtype)
+    decode_params = model.decode_layout(config, params, meshes.decoding)
     layer = decode_params['layers'][0]
     kernel = layer['attention']['query_DNH']
     assert shard_shape(kernel) == (32, 2, 8) and kernel.dtype == dtype, kernel.sharding

@@ -18,8 +18,14 @@ from tests.helpers.pods import Pod
 
 STEPS, RESUMED = 12, 8
 assert STEPS % tiny.SAVED_EVERY == RESUMED % tiny.SAVED_EVERY == 0
-MESH = ('--config.mesh.data=2', '--config.mesh.fsdp=2')  # of two hosts, each holds all parameters
-SHARDED = ('--config.mesh.data=1', '--config.mesh.fsdp=4')  # of two hosts, each holds half of them
+# Of two hosts, each holds all parameters; heads are split while decoding.
+MESH = (
+  '--config.mesh.training.data=2',
+  '--config.mesh.training.fsdp=2',
+  '--config.mesh.decoding.tensor=2',
+)
+# Of two hosts, each holds half of the parameters while training, and all while decoding.
+SHARDED = ('--config.mesh.training.data=1', '--config.mesh.training.fsdp=4')
 ENDLESS = '--config.num_steps=9999'
 
 
@@ -100,10 +106,15 @@ def workdir(run, tmp_path):
 
 
 def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir):
-  flags = ('--config.mesh.data=4', '--config.mesh.fsdp=2', f'--config.num_steps={RESUMED + 4}')
+  flags = (
+    '--config.mesh.training.data=4',
+    '--config.mesh.training.fsdp=2',
+    '--config.mesh.decoding.tensor=1',
+    f'--config.num_steps={RESUMED + 4}',
+  )
   with Pod(workdir, (1, 8), data, compiled, *flags) as pod:
     pod.finish()
-    assert 'config.mesh.data was 2, is 4' in pod.log()
+    assert 'config.mesh.training.data was 2, is 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
   assert_close(records_of(workdir), records_of(run(1)), range(RESUMED + 5))
 

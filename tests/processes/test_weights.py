@@ -26,7 +26,7 @@ from tests.huggingface import stored_checkpoints
 folder = pathlib.Path({str(CHECKPOINTS / SHARDED)!r})
 config = stored_checkpoints.read_config(folder)
 with stored_checkpoints.recorded_reads() as reads:
-  params = weights.load(folder, config, sharding.make_mesh(sharding.Config(1, 8, 1)))
+  params = weights.load(folder, config, sharding.make_mesh(sharding.TrainingConfig(1, 8, 1)))
 matrices = [(tensor, size) for tensor, size in reads if len(tensor.shape) == 2]
 assert len(matrices) == 4 * (2 * 7 + 2)  # devices, kernels of two layers, both embeddings
 assert all(size == math.prod(tensor.shape) // 8 for tensor, size in matrices)
@@ -34,7 +34,7 @@ weights.save({str(tmp_path)!r} + f'/{{jax.process_index()}}', config, params,
              architecture.read_json(folder), 'float32', shard_bytes=30_000)
 try:
   weights.load((folder, {str(other)!r})[jax.process_index()], config,
-               sharding.make_mesh(sharding.Config(1, 8, 1)))
+               sharding.make_mesh(sharding.TrainingConfig(1, 8, 1)))
   raise AssertionError('hosts with different weights were accepted')
 except InputError as error:
   assert 'the weights of host 1 differ from those of host 0' in str(error)

@@ -7,11 +7,11 @@ import numpy as np
 
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scheduler
 from tests.helpers.checks import Checks, case
 from tests.helpers.decoding import decoding_by
-from tests.helpers.meshes import make_mesh, one_device, shard_shape
+from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface import stored_checkpoints
 from tests.learner import test_gradients
@@ -25,28 +25,31 @@ CHECKS = Checks()
 
 @CHECKS.add
 def sampled_tokens_are_those_of_one_device():
-  """Rows over four devices, heads over two."""
-  actual, expected = sample_on(make_mesh(2, 2, 2)), sample_on(one_device())
-  assert actual == expected, (actual, expected)
+  """Parameters over eight devices; then rows over some and heads over the others."""
+  expected = sample_on(sharding.Meshes(one_device(), one_device()))
+  for decoding in ((4, 1, 2), (1, 1, 8)):
+    with case(decoding):
+      actual = sample_on(make_meshes((1, 8, 1), decoding))
+      assert actual == expected, (actual, expected)
   with decoding_by('dense'):
-    for sizes in ((2, 2, 2), (4, 1, 2), (1, 2, 4)):  # two key/value heads do not divide by four
-      with case(sizes):
-        actual = sample_on(make_mesh(*sizes))
+    for decoding in ((4, 1, 2), (8, 1, 1), (2, 1, 4)):  # 4 does not divide two key/value heads
+      with case(decoding):
+        actual = sample_on(make_meshes((1, 8, 1), decoding))
         assert actual == expected, (actual, expected)
 
 
-def sample_on(mesh):
+def sample_on(meshes):
   config = test_scheduler.CONFIG
-  params = test_scheduler.make_params(config, mesh)
+  params = test_scheduler.make_params(config, meshes.training)
   responses = scheduler.generate(
     config,
-    model.decode_layout(config, params, mesh),
+    model.decode_layout(config, params, meshes.decoding),
     test_scheduler.PROMPTS,
     test_scheduler.ROWS,
     test_scheduler.SAMPLES,
     test_scheduler.KEY,
     test_scheduler.SPEC,
-    mesh,
+    meshes.decoding,
   )
   return [response.tokens.tolist() for response in responses]
 

@@ -21,7 +21,8 @@ def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
   assert [(first, *(text.strip() for text in rest)) for first, *rest in new] == [
     ('method', 'ExGRPO, replay.ratio=0.5'),
     ('device', '1 cpu, 1 host'),
-    ('mesh', 'data=1, fsdp=1, tensor=1'),
+    ('mesh', 'data=1, fsdp=1, tensor=1 in training'),
+    ('data=1, fsdp=1, tensor=1 in decoding',),
     ('model', f'{parameters:,} parameters, float32: 1 layer of width 32, {tokens} tokens'),
     ('training', f'{tiny.POOL} questions of {recorded.data.spec}'),
     ('a step', f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each'),

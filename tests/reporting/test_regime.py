@@ -212,7 +212,9 @@ def test_a_resumed_run_warns_as_the_one_that_was_not_stopped(
     config = copy.deepcopy(values)
     config.num_steps, config.replay.retire = num_steps, 'never'
     opened = experiment.open_experiment(config, str(tmp_path / folder))
-    params = jax.device_put(recorded.steps[1].params, model.shardings(opened.model, opened.mesh))
+    params = jax.device_put(
+      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
+    )
     with recorded.compiling():
       recording.run_training(opened, params, config)
     lines = capsys.readouterr().err.splitlines()

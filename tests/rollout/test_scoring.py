@@ -14,7 +14,7 @@ LENGTHS = [80, 79, 20, 33, 64, 3, 48, 80, 31, 32, 2, 70, 12]
 
 @pytest.fixture(scope='module')
 def mesh():
-  return sharding.make_mesh(sharding.Config(data=-1, fsdp=1, tensor=1))
+  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
 
 
 @pytest.fixture(scope='module')
