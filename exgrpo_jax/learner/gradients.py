@@ -55,7 +55,7 @@ class UpdateSpec:
   num_updates: int  # of the run, for the learning rate's schedule
   temperature: float  # of sampling
   max_response: int  # tokens
-  logit_chunk: int  # tokens whose logits exist at once
+  logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
 
 
 class Microbatch(NamedTuple):

@@ -52,7 +52,8 @@ def token_logprobs(
     unembedding_DV: same dtype.
     tokens_BT: int32.
     temperature: of sampling; logits are divided by it.
-    chunk: limits the logits that exist at once, in positions times rows; at least one position.
+    chunk: limits the logits that exist at once, in tokens of one shard of the rows; at least one
+      position of each of its rows.
 
   Returns:
     (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t belongs to token t.
@@ -90,7 +91,8 @@ def fused_loss(
       positions, so that its gradient can be computed chunk by chunk; logp and entropy are float32,
       nats. It may close over arrays, but not over any that are being differentiated.
     temperature: of sampling; logits are divided by it.
-    chunk: limits the logits that exist at once, in positions times rows; at least one position.
+    chunk: limits the logits that exist at once, in tokens of one shard of the rows; at least one
+      position of each of its rows.
 
   Returns:
     (loss, sums) over all positions. Only the loss has a gradient.
@@ -240,8 +242,10 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 def _chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
   """(number of chunks, positions in each), as even as possible."""
-  # Split by position and not by row, so that rows stay on their devices.
-  num_chunks = -(-window // max(1, chunk // num_rows))
+  # Split by position and not by row, so that rows stay on their devices. Each device has the
+  # logits of its own rows only, however many others there are.
+  rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)
+  num_chunks = -(-window // max(1, chunk // rows_per_shard))
   return num_chunks, -(-window // num_chunks)
 
 

@@ -102,26 +102,41 @@ def decode_layout(config: Config, params: Params, mesh: Mesh) -> Params:
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
   used in float32, stay float32. 'layers' becomes a tuple of L trees.
   """
-  return _decode_layout(config, mesh)(params)
+  training = jax.tree.leaves(params)[0].sharding.mesh
+  return _decode_layout(config, sharding.Meshes(training, mesh))(params)
 
 
 @functools.cache
-def _decode_layout(config: Config, mesh: Mesh) -> Callable[[Params], Params]:
+def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
 
-  def cast(leaf: jax.Array) -> jax.Array:
-    return leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
+  def conversion(variable: nnx.Variable) -> Callable[[jax.Array], jax.Array]:
+    axes = variable.get_metadata('logical_axes')
+
+    def convert_leaf(leaf: jax.Array) -> jax.Array:
+      cast = leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
+      return sharding.gathered(cast, axes, meshes)
+
+    return convert_leaf
+
+  of_outer, of_block = (
+    nnx.to_pure_dict(_abstract(module, config)[1], conversion)
+    for module in (EmbeddingAndHead, Block)
+  )
+
+  def apply(conversions: Params, params: Params) -> Params:
+    return jax.tree.map(lambda convert, leaf: convert(leaf), conversions, params)
 
   def take_layer(params: Params, layer: int) -> Params:
-    return jax.tree.map(lambda stack: cast(stack[layer]), params['layers'])
+    return apply(of_block, jax.tree.map(lambda stack: stack[layer], params['layers']))
 
   def convert(params: Params) -> Params:
     outer = {name: value for name, value in params.items() if name != 'layers'}
-    return jax.tree.map(cast, outer) | {
+    return apply(of_outer, outer) | {
       'layers': tuple(take_layer(params, layer) for layer in range(config.num_layers))
     }
 
-  targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, mesh))
+  targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, meshes.decoding))
   return jax.jit(convert, out_shardings=targets)
 
 

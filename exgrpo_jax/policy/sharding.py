@@ -180,6 +180,31 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
+def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
+  """Inside jit: a parameter in the layout of training, as decoding needs it.
+
+  In steps of one collective each. Left to itself, XLA would give up, with a warning.
+  """
+  training, decoding = meshes
+  target = spec(decoding.shape, logical_axes, x.shape)
+  is_width = [_RULES.get(name or '') == ('fsdp',) for name in logical_axes]
+  if training.shape['fsdp'] == training.size and any(
+    wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
+  ):
+    # Each device has its own part of the width. One all-to-all along the tensor axis, then one
+    # all-gather along the data axis: no device ever holds the whole.
+    steps = [
+      (decoding, [('data', 'tensor') if wide else None for wide in is_width]),
+      (decoding, [('data',) if wide else axes for wide, axes in zip(is_width, target)]),
+    ]
+  else:
+    layout = spec(training.shape, logical_axes, x.shape)
+    steps = [(training, [None if wide else axes for wide, axes in zip(is_width, layout)])]
+  for mesh, layout in (*steps, (decoding, target)):
+    x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*layout)))
+  return x
+
+
 def platform() -> str:
   """'cpu', 'gpu' or 'tpu': of the mesh of `jax.set_mesh`, or without one JAX's default."""
   device = jax.sharding.get_abstract_mesh().abstract_device

@@ -41,7 +41,7 @@ def score(
       longer has a pass of its own.
     pad_id: any valid token.
     temperature: that of sampling; logits are divided by it.
-    logit_chunk: tokens whose logits exist at once.
+    logit_chunk: tokens whose logits exist at once, on each part of the rows.
   """
   logp_of: dict[int, np.ndarray] = {}
   entropy_of: dict[int, np.ndarray] = {}

@@ -61,7 +61,9 @@ class Config:
   top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
   min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
   slots: int = setting('[1, inf)', 'responses that are decoded together')
-  logit_chunk: int = setting('[1, inf)', 'tokens whose logits exist at once in training')
+  logit_chunk: int = setting(
+    '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
+  )
 
   @property
   def longest_row(self) -> int:

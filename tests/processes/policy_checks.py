@@ -195,6 +195,13 @@ def the_fused_loss_and_its_gradients_are_those_of_one_device():
 
 
 @CHECKS.add
+def each_device_has_the_logits_of_as_many_tokens_as_a_chunk_has():
+  for sizes, logits in (((1, 8, 1), 'f32[1,3,16]'), ((1, 1, 8), 'f32[8,3,2]')):
+    text = fused_loss_on(make_mesh(*sizes))[0].as_text()
+    assert logits in text and 'f32[8,1,' not in text, sizes
+
+
+@CHECKS.add
 def where_only_rows_are_split_the_fused_loss_sums_their_shards_once_after_the_loop():
   program, _ = fused_loss_on(make_mesh(1, 8, 1))
   inside, outside = collectives(program)
@@ -220,13 +227,14 @@ def fused_loss_on(mesh):
   """The compiled gradient of the fused loss with all its options, and what it gives."""
   temperature = test_logprobs.TEMPERATURE
   config, arguments, *_ = fused_example('all', temperature, width=8, vocabulary=16)
+  chunk = 24 // sharding.split(mesh, 'batch')[1]  # three positions of each of the eight rows
   token_loss = functools.partial(objective.token_loss, config=config, clip=True, is_first=False)
 
   def total(states, unembedding, target, tokens):
     # States start one position before the window, as the model's do.
     hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
     return logprobs.fused_loss(
-      hidden, unembedding, target, tokens, token_loss, temperature=temperature, chunk=24
+      hidden, unembedding, target, tokens, token_loss, temperature=temperature, chunk=chunk
     )
 
   hidden, unembedding, *rest = arguments
