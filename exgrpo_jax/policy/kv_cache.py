@@ -4,6 +4,7 @@ Backends of decoding, each with the layout of the cache that it reads:
 
   transposed  plain JAX, for CPU
   dense       plain JAX, for accelerators
+  ragged      a Pallas kernel for TPU, which reads no more of a row than the row has
 
 A layer's arrays are named by their dimensions, and what is done alike in all layouts goes by these
 names. Further shape letters: S positions of the cache, R rows selected from B.
@@ -16,26 +17,41 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import dense_cache, sharding
+from exgrpo_jax.policy import dense_cache, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
+from exgrpo_jax.policy.ragged_cache import Ragged
 
-DECODE_BACKENDS = ('transposed', 'dense')
+DECODE_BACKENDS = ('transposed', 'dense', 'ragged')
 
-LayerCache = Transposed | Dense
+LayerCache = Transposed | Dense | Ragged
 Cache = tuple[LayerCache, ...]  # L of them
 
 _Layer = TypeVar('_Layer', bound=LayerCache)
-_LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads'}
+_LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 
 
-def backend_for(platform: str) -> str:
-  """The one of DECODE_BACKENDS that decodes on 'cpu', 'gpu' (or 'cuda') or 'tpu'."""
-  return 'transposed' if platform == 'cpu' else 'dense'
+def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
+  """The one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
+
+  On the mesh of `jax.set_mesh`. What the TPU's kernel cannot read is left to plain JAX.
+  """
+  if platform == 'cpu':
+    return 'transposed'
+  return 'ragged' if platform == 'tpu' and ragged_cache.takes(G, H, dtype) else 'dense'
+
+
+def is_ragged(platform: str) -> bool:
+  """Whether reads do not grow with the cache's length, as on TPU.
+
+  Then the cache has its full length from the start, and slots are never compacted.
+  """
+  return platform == 'tpu'
 
 
 def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
-  """A cache of zeros with S positions for each of B rows."""
-  layout, sizes = _LAYOUTS[backend_for(sharding.platform())], dict(B=B, G=G, H=H, S=S)
+  """A cache of zeros with S positions for each of B rows; S may be rounded up."""
+  layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
+  sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
   layer = layout(
     *(jnp.zeros([sizes[axis] for axis in _axes(name)], dtype) for name in layout._fields)
   )
@@ -44,9 +60,9 @@ def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
   """A layer's cache of T positions, all of them written."""
-  if backend_for(sharding.platform()) == 'transposed':
-    return dense_cache.transposed_from_sequence(key_BTGH, value_BTGH)
-  return dense_cache.dense_from_sequence(key_BTGH, value_BTGH)
+  G, H = key_BTGH.shape[2:]
+  backend = backend_for(sharding.platform(), G, H, str(key_BTGH.dtype))
+  return _FROM_SEQUENCE[_LAYOUTS[backend]](key_BTGH, value_BTGH)
 
 
 def length(cache: Cache) -> int:
@@ -56,7 +72,8 @@ def length(cache: Cache) -> int:
 
 
 def resized(layer: _Layer, size: int) -> _Layer:
-  """A layer's cache truncated, or padded with zeros, to `size` positions."""
+  """A layer's cache truncated, or padded with zeros, to `size` positions, or some more."""
+  size = _rounded(type(layer), size)
 
   def resize(x: jax.Array, axes: str) -> jax.Array:
     axis = axes.index('S')
@@ -94,19 +111,39 @@ def write_token(
 
   The positions of all rows must be below the cache's length, also of those that nobody reads.
   """
-  if isinstance(layer, Transposed):
-    return dense_cache.write_transposed(layer, key_BGH, value_BGH, position_B)
-  return dense_cache.write_dense(layer, key_BGH, value_BGH, position_B)
+  return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: LayerCache) -> jax.Array:
   """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H]."""
-  if isinstance(layer, Transposed):
-    return dense_cache.attend_transposed(query_BNH, position_B, layer)
-  return dense_cache.attend_dense(query_BNH, position_B, layer)
+  return _ATTEND[type(layer)](query_BNH, position_B, layer)
 
 
-_LAYOUTS: dict[str, type[LayerCache]] = {'transposed': Transposed, 'dense': Dense}
+_LAYOUTS: dict[str, type[LayerCache]] = {
+  'transposed': Transposed,
+  'dense': Dense,
+  'ragged': Ragged,
+}
+_FROM_SEQUENCE: dict[type[LayerCache], Callable[..., LayerCache]] = {
+  Transposed: dense_cache.transposed_from_sequence,
+  Dense: dense_cache.dense_from_sequence,
+  Ragged: ragged_cache.from_sequence,
+}
+_WRITE: dict[type[LayerCache], Callable[..., LayerCache]] = {
+  Transposed: dense_cache.write_transposed,
+  Dense: dense_cache.write_dense,
+  Ragged: ragged_cache.write,
+}
+_ATTEND: dict[type[LayerCache], Callable[..., jax.Array]] = {
+  Transposed: dense_cache.attend_transposed,
+  Dense: dense_cache.attend_dense,
+  Ragged: ragged_cache.attend,
+}
+
+
+def _rounded(layout: type[LayerCache], S: int) -> int:
+  """The least length of at least S that the layout can have."""
+  return ragged_cache.whole_pages(S) if layout is Ragged else S
 
 
 def _axes(name: str) -> str:

@@ -1,13 +1,18 @@
 """Every layout of the cache samples the same tokens, and on a TPU is written without a loop."""
 
 import dataclasses
+import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler
 from tests.helpers.decoding import decoding_by
 from tests.rollout import test_scheduler
@@ -15,11 +20,75 @@ from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMP
 
 
 @pytest.mark.parametrize(
-  ('platform', 'backend'),
-  [('cpu', 'transposed'), ('gpu', 'dense'), ('cuda', 'dense'), ('tpu', 'dense')],
+  ('platform', 'dtype', 'G', 'H', 'backend'),
+  [
+    ('cpu', 'bfloat16', 4, 128, 'transposed'),
+    ('gpu', 'float32', 4, 128, 'dense'),
+    ('cuda', 'float32', 4, 128, 'dense'),
+    ('tpu', 'bfloat16', 4, 128, 'ragged'),
+    ('tpu', 'bfloat16', 8, 128, 'ragged'),
+    ('tpu', 'bfloat16', 1, 128, 'ragged'),
+    ('tpu', 'bfloat16', 3, 128, 'dense'),  # six keys and values leave a tile half empty
+    ('tpu', 'bfloat16', 4, 64, 'dense'),
+    ('tpu', 'float32', 4, 128, 'dense'),
+  ],
 )
-def test_the_platform_decides_the_backend(platform, backend):
-  assert kv_cache.backend_for(platform) == backend
+def test_platform_and_shape_decide_the_backend(platform, dtype, G, H, backend):
+  assert kv_cache.backend_for(platform, G, H, dtype) == backend
+
+
+@pytest.mark.parametrize(
+  ('G', 'tensor', 'backend'),
+  [
+    (2, 1, 'ragged'),  # Qwen2.5-Math-1.5B
+    (2, 2, 'ragged'),
+    (4, 4, 'ragged'),  # the 7B ones
+    (8, 4, 'ragged'),  # Llama-3.1-8B
+    (2, 4, 'dense'),  # a key on one chip and its value on another
+    (2, 8, 'ragged'),  # every chip has both
+    (6, 2, 'dense'),
+    (6, 6, 'ragged'),
+  ],
+)
+def test_the_mesh_decides_what_the_kernel_can_read(G, tensor, backend):
+  mesh = jax.sharding.AbstractMesh((1, 1, tensor), ('data', 'fsdp', 'tensor'))
+  none = jax.sharding.AbstractMesh((), ())  # between meshes of different sizes
+  with jax.sharding.use_abstract_mesh(none), jax.sharding.use_abstract_mesh(mesh):
+    assert kv_cache.backend_for('tpu', G, 128, 'bfloat16') == backend
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+  """Runs the TPU's kernel on CPU; memory that nothing was written to is NaN."""
+  monkeypatch.setattr(
+    kernel.pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=pltpu.InterpretParams())
+  )
+  # What the interpreter does not know is to load from a reference that was reshaped.
+  wait = kernel.MultiPageAsyncCopyDescriptor.wait
+  monkeypatch.setattr(kernel.MultiPageAsyncCopyDescriptor, 'wait', lambda copy: wait(copy)[...])
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize(('N', 'G'), [(7, 1), (8, 2)])
+def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
+  """One position, a page, a block and their neighbours, all of them, and random ones."""
+  S, H = 1280, 128
+  rng = np.random.default_rng(0)
+  position_B = np.array([0, 1, 255, 256, 511, 512, 1023, 1024, 1279, *rng.integers(0, S, 3)])
+  B = len(position_B)
+  query_BNH, key_BSGH, value_BSGH = (
+    jnp.asarray(rng.normal(size=size), 'float32')
+    for size in ((B, N, H), (B, S, G, H), (B, S, G, H))
+  )
+  # What lies beyond a row's position is never seen.
+  beyond = (np.arange(S) > position_B[:, None])[..., None, None]
+  ragged = ragged_cache.from_sequence(
+    jnp.where(beyond, jnp.nan, key_BSGH), jnp.where(beyond, jnp.inf, value_BSGH)
+  )
+  found = jax.jit(ragged_cache.attend)(query_BNH, jnp.asarray(position_B, jnp.int32), ragged)
+  plain = dense_cache.dense_from_sequence(key_BSGH, value_BSGH)
+  expected = dense_cache.attend_dense(query_BNH, position_B, plain)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.fixture(scope='module')
@@ -38,8 +107,8 @@ def generate(one_device):
 
 
 # Rows that end early, caches that grow and shrink, and slots that are given up.
-LIMITS = [1, 3, 300, 2, 80, 1, 1]
-LONG = dict(limits=LIMITS, max_response=300, eos_ids=(NEVER,))
+LIMITS = [1, 3, 120, 2, 40, 1, 1]
+LONG = dict(limits=LIMITS, max_response=120, eos_ids=(NEVER,))
 
 
 @pytest.fixture(scope='module')
@@ -62,6 +131,25 @@ def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expec
     for ours, theirs in zip(found, wanted, strict=True):
       np.testing.assert_array_equal(ours.tokens, theirs.tokens)
       np.testing.assert_allclose(ours.logp, theirs.logp, atol=2e-5)
+
+
+@pytest.mark.usefixtures('interpreted')
+def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(one_device):
+  """With refills of slots, whose caches still hold the rows before."""
+  config = dataclasses.replace(CONFIG, head_size=128)
+  params = test_scheduler.make_params(config, one_device)
+  spec = dataclasses.replace(SPEC, slots=3, max_response=5)
+
+  def generate():
+    decoding = model.decode_layout(config, params, one_device)
+    return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, one_device)
+
+  expected = generate()
+  with decoding_by('ragged'):
+    found = generate()
+  for ours, theirs in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.logp, theirs.logp, atol=2e-5)
 
 
 def test_a_row_that_has_ended_writes_within_every_cache(monkeypatch, generate):
@@ -113,11 +201,26 @@ def compiled_for(topology, config, slots, length, data, tensor):
     ).compile()
 
 
-def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache():
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache(dtype):
+  """Neither with the kernel nor without: it has no float32."""
   slots, length = 256, 2048
-  program = compiled_for('v5e:8x8', SEVEN_B, slots, length, data=16, tensor=4)
-  assert len(re.findall(r' while\(', program.as_text())) == 1  # over tokens
-  layer = slots // 16 * length * 2 * SEVEN_B.head_size * 2  # bytes of a chip's keys and values
-  memory = program.memory_analysis()
-  assert memory.argument_size_in_bytes > SEVEN_B.num_layers * layer
+  config = dataclasses.replace(SEVEN_B, dtype=dtype)
+  program = compiled_for('v5e:8x8', config, slots, length, data=16, tensor=4)
+  text, memory = program.as_text(), program.memory_analysis()
+  assert len(re.findall(r' while\(', text)) == 1  # over tokens
+  assert ('ragged_paged_attention_kernel' in text) == (dtype == 'bfloat16')
+  # Bytes of the keys and values that a chip has of a layer.
+  layer = slots // 16 * length * 2 * config.head_size * jnp.dtype(dtype).itemsize
+  assert memory.argument_size_in_bytes > config.num_layers * layer
   assert memory.temp_size_in_bytes < layer / 2
+
+
+@pytest.mark.parametrize(
+  ('topology', 'N', 'G', 'tensor'),
+  [('v5e:2x2', 12, 2, 1), ('v6e:2x2', 32, 8, 4)],  # Qwen2.5-Math-1.5B, Llama-3.1-8B
+)
+def test_the_kernel_compiles_for_the_heads_of_the_backbones(topology, N, G, tensor):
+  config = dataclasses.replace(SEVEN_B, num_layers=1, num_heads=N, num_kv_heads=G)
+  program = compiled_for(topology, config, 32, 9216, data=4 // tensor, tensor=tensor)
+  assert 'ragged_paged_attention_kernel' in program.as_text()

@@ -1,0 +1,99 @@
+"""One layer's keys and values in pages, which Pallas' ragged paged attention reads on TPU.
+
+It reads as many positions of a row as the row has, rounded up to a block of pages, whatever the
+length of the cache; plain attention reads all positions. A row's pages are contiguous here, so the
+page table is the identity, and a cache is an array like any other.
+
+Shape letters as in kv_cache.py; C = 2G keys and values, interleaved: key, value, key, value, ….
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import ragged_paged_attention
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy.dense_cache import scattered
+
+PAGE = 256  # positions
+# Given by hand, as the kernel's tuner asks a device. A row is read in blocks of 512 positions. With
+# more queries in a block the kernel computes each row's products for all of them: for 8 queries the
+# compiler schedules 571 cycles a block, for one 244, and on v5e the block takes 480 to read.
+_PAGES_PER_BLOCK = 2
+_QUERIES_PER_BLOCK = 1
+_HEAD_SIZE = 128  # the kernel's loads are as wide as a vector register
+_AXES = ('batch', None, 'kv_heads', None)
+
+
+class Ragged(NamedTuple):
+  """Rotated keys and values; S is a multiple of PAGE."""
+
+  pair_BSCH: jax.Array
+
+
+def takes(G: int, H: int, dtype: str) -> bool:
+  """Whether the kernel can read a cache of G heads of size H, on the mesh of `jax.set_mesh`.
+
+  It wants heads as wide as a vector register, in bfloat16, whose keys and values fill whole
+  tiles; and the mesh must not part a key from its value.
+  """
+  num_shards = sharding.num_shards('kv_heads', G)
+  together = num_shards == sharding.num_shards('kv_heads', 2 * G)
+  heads = G // num_shards
+  fill_tiles = heads in (1, 2, 4) or heads % 8 == 0
+  return dtype == 'bfloat16' and H == _HEAD_SIZE and together and fill_tiles
+
+
+def whole_pages(S: int) -> int:
+  """S rounded up to whole pages."""
+  return PAGE * math.ceil(S / PAGE)
+
+
+def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
+  """A layer of T positions, all of them written."""
+  B, T, G, H = key_BTGH.shape
+  return Ragged(jnp.stack([key_BTGH, value_BTGH], axis=3).reshape(B, T, 2 * G, H))
+
+
+def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Ragged:
+  """The layer with each row's key and value written at its position, which must be below S."""
+  B, G, H = key_BGH.shape
+  pair_BCH = jnp.stack([key_BGH, value_BGH], axis=2).reshape(B, 2 * G, H)
+  write_rows = sharding.per_shard(
+    scattered, (_AXES, ('batch', 'kv_heads', None), ('batch',)), _AXES
+  )
+  return Ragged(write_rows(layer.pair_BSCH, pair_BCH, jnp.asarray(position_B)))
+
+
+def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged) -> jax.Array:
+  """Attention of each row's query to positions 0 .. position_B; reads these and few more.
+
+  A row at position 0, such as that of a free slot, costs one block.
+  """
+  B, N, H = query_BNH.shape
+  G = layer.pair_BSCH.shape[2] // 2
+  # By key/value heads, so that where the mesh replicates these it replicates their queries.
+  axes = ('batch', 'kv_heads', None, None)
+  attend_rows = sharding.per_shard(_attend, (axes, ('batch',), _AXES), axes)
+  query_BGRH = query_BNH.reshape(B, G, N // G, H)
+  return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
+
+
+def _attend(query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array) -> jax.Array:
+  B, S, C, H = pair_BSCH.shape
+  pages = S // PAGE
+  mixed_BNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
+    query_BGRH.reshape(B, -1, H),
+    pair_BSCH.reshape(B * pages, PAGE, C, H),
+    kv_lens=position_B + 1,
+    page_indices=jnp.arange(B * pages, dtype=jnp.int32).reshape(B, pages),
+    cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32),
+    num_seqs=jnp.full(1, B, jnp.int32),
+    sm_scale=1 / math.sqrt(H),
+    num_kv_pages_per_block=min(_PAGES_PER_BLOCK, pages),
+    num_queries_per_block=_QUERIES_PER_BLOCK,
+  )
+  return mixed_BNH.reshape(query_BGRH.shape)
