@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from exgrpo_jax import cli, evaluate, export, held_out, prior_experience, warm_start
 from exgrpo_jax.algorithm import objective, replay
@@ -90,6 +91,7 @@ def main(args: cli.Args) -> None:
       claim_workdir(args.config, args.workdir)
       start_or_resume(experiment, rollout, evaluations, params, successes, compiled)
     if hosts.is_first():
+      print(f'compiled {compiled}', flush=True)
       records, arguments = metrics.read(args.workdir), cli.config_arguments(sys.argv)
       print(messages.farewell(records, args.workdir, sys.orig_argv[0], arguments), flush=True)
 
@@ -234,7 +236,7 @@ def learn(
     )
     state, norms = gradients.apply_gradient(run.update, state, gradient)
     del gradient  # the next one needs its memory
-    all_sums.append(sums | norms | {'updates': jnp.float32(1)})
+    all_sums.append(sums | norms | {'updates': np.float32(1)})
   sums = objective.merge_sums(all_sums)
   run.clock.dispatched(sums)
   return state, sums

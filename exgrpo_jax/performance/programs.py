@@ -17,7 +17,7 @@ from exgrpo_jax.learner import gradients
 from exgrpo_jax.padding import length_bucket, length_buckets, rows_within
 from exgrpo_jax.performance.memory import StepArrays
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, scoring, stages, token_sampling
+from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
 
 
 class Program(NamedTuple):
@@ -53,13 +53,21 @@ def prefill(
 
   `params` are in the decode layout, on `mesh`.
   """
-  num_prompts, length = _largest(rollout.max_prompt, scheduler.prefilled_together)
+  num_prompts, length = max(
+    (
+      (prefilled.prefilled_together(length, rollout.prompts, mesh), length)
+      for length in prefilled.prefill_lengths(rollout.max_prompt)
+    ),
+    key=lambda shape: (shape[0] * shape[1], shape[1]),
+  )
   tokens_PT = jax.ShapeDtypeStruct(
     (num_prompts, length), jnp.int32, sharding=sharding.batch(mesh, num_prompts)
   )
-  lengths_P = jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=sharding.replicated(mesh))
+  number_P = jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=sharding.replicated(mesh))
   with jax.set_mesh(mesh):
-    return _measure(decode_loop.prefill.lower(shape, params, tokens_PT, lengths_P))
+    _, prompts = _slots_and_prompts(_decode_spec(rollout), shape)
+    args = shape, params, prompts, tokens_PT, number_P, number_P
+    return _measure(decode_loop.prefill.lower(*args))
 
 
 def decode(
@@ -69,24 +77,12 @@ def decode(
 
   `params` are in the decode layout, on `mesh`.
   """
-  decode_spec = decode_loop.DecodeSpec(
-    distribution=token_sampling.Distribution(rollout.temperature),
-    slots=rollout.slots,
-    max_prompt=rollout.max_prompt,
-    max_response=rollout.max_response,
-    eos_ids=(0,),
-    pad_id=0,
-  )
-  empty_args = shape, decode_spec, decode_spec.longest_row
+  spec = _decode_spec(rollout)
   with jax.set_mesh(mesh):
-    empty = decode_loop.empty.lower(*empty_args).compile()
-    state = jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      jax.eval_shape(functools.partial(decode_loop.empty, *empty_args)),
-      empty.output_shardings,
-    )
+    state, _ = _slots_and_prompts(spec, shape)
     key = jax.eval_shape(jax.random.key, 0)
-    return _measure(decode_loop.decode.lower(shape, decode_spec, params, key, state, 1))
+    args = shape, spec.at_any_temperature, params, key, state, 1, rollout.temperature
+    return _measure(decode_loop.decode.lower(*args))
 
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
@@ -129,6 +125,32 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
 def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """The optimiser's step."""
   return _measure(gradients.apply_gradient.lower(spec, arrays.state, arrays.gradient))
+
+
+def _decode_spec(rollout: stages.Config) -> decode_loop.DecodeSpec:
+  """Of a run's rollouts, with some tokens in the place of the tokenizer's."""
+  return decode_loop.DecodeSpec(
+    distribution=token_sampling.Distribution(rollout.temperature),
+    slots=rollout.slots,
+    prompts=rollout.prompts,
+    max_prompt=rollout.max_prompt,
+    max_response=rollout.max_response,
+    eos_ids=(0,),
+    pad_id=0,
+  )
+
+
+def _slots_and_prompts(
+  spec: decode_loop.DecodeSpec, shape: model.Config
+) -> tuple[decode_loop.State, decode_loop.Prompts]:
+  """Shapes and shardings of the slots, with the longest cache, and of the prompts."""
+  args = shape, spec, spec.longest_row
+  compiled = decode_loop.empty.lower(*args).compile()
+  return jax.tree.map(
+    lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+    jax.eval_shape(functools.partial(decode_loop.empty, *args)),
+    compiled.output_shardings,
+  )
 
 
 def _largest_pass(rollout: stages.Config, spec: gradients.UpdateSpec) -> tuple[int, int]:

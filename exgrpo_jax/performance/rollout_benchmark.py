@@ -66,6 +66,7 @@ class _Engine:
     spec = DecodeSpec(
       distribution=token_sampling.Distribution(),
       slots=self.workload.slots,
+      prompts=min(self.workload.questions, self.workload.slots),
       max_prompt=prompt or self.workload.prompt,
       max_response=max_response or max(lengths),
       eos_ids=(config.vocab_size,),  # never sampled, so only the limits end responses

@@ -1,11 +1,12 @@
 """What the slots of a rollout do on the device: prefill, insert, decode.
 
-Shape letters here: B slots, S positions of the cache, P prompts prefilled together,
-R slots filled together, N tokens decoded between two syncs with the host.
+Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P prompts prefilled
+together, R slots filled together, N tokens decoded between two syncs with the host.
 """
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ class DecodeSpec:
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
+  prompts: int  # W, whose prefill is kept at once for slots to begin with
   max_prompt: int  # tokens
   max_response: int  # tokens, the end token included
   eos_ids: tuple[int, ...]  # any of these ends a response
@@ -35,6 +37,14 @@ class DecodeSpec:
   def longest_row(self) -> int:
     """Tokens of the longest prompt with the longest response, and so of the longest cache."""
     return self.max_prompt + self.max_response
+
+  @property
+  def at_any_temperature(self) -> 'DecodeSpec':
+    """At temperature 1 in place of any above 0, which `decode` takes as an argument."""
+    kept = min(1.0, math.ceil(self.distribution.temperature))
+    return dataclasses.replace(
+      self, distribution=dataclasses.replace(self.distribution, temperature=kept)
+    )
 
 
 class State(NamedTuple):
@@ -50,11 +60,18 @@ class State(NamedTuple):
   cache: kv_cache.Cache
 
 
+class Prompts(NamedTuple):
+  """Prompts that are prefilled, and wait for slots."""
+
+  hidden_WD: jax.Array  # of each one's last token
+  cache: kv_cache.Cache  # spec.max_prompt positions
+
+
 class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts prefilled together
+  source_R: Array  # int32, index among the prompts
   position_R: Array  # int32, the prompt's length
   question_row_R: Array  # int32
   sample_index_R: Array  # int32
@@ -73,12 +90,16 @@ class Decoded(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def empty(config: model.Config, spec: DecodeSpec, length: int) -> State:
-  """All slots free, with a cache of `length` positions."""
+def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
+  """All slots free, with a cache of `length` positions, and no prompts."""
   B = spec.slots
   zeros_B = jnp.zeros(B, jnp.int32)
-  return State(
-    hidden_BD=sharding.constrain(jnp.zeros((B, config.width), config.dtype), ('batch', None)),
+
+  def hidden(rows: int) -> jax.Array:
+    return sharding.constrain(jnp.zeros((rows, config.width), config.dtype), ('batch', None))
+
+  state = State(
+    hidden_BD=hidden(B),
     position_B=zeros_B,
     length_B=zeros_B,
     live_B=jnp.zeros(B, bool),
@@ -87,6 +108,8 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> State:
     limit_B=zeros_B,
     cache=model.init_cache(config, B, length),
   )
+  W, longest = spec.prompts, spec.max_prompt
+  return state, Prompts(hidden_WD=hidden(W), cache=model.init_cache(config, W, longest))
 
 
 @jax.jit
@@ -110,35 +133,41 @@ def resize_cache(state: State, length: int) -> State:
 _resized = jax.jit(kv_cache.resized, static_argnums=1)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def prefill(
-  config: model.Config, params: model.Params, tokens_PT: Array, lengths_P: Array
-) -> tuple[jax.Array, kv_cache.Cache]:
-  """The last token's hidden state [P, D] and the keys and values of each prompt."""
+  config: model.Config,
+  params: model.Params,
+  prompts: Prompts,
+  tokens_PT: Array,
+  lengths_P: Array,
+  place_P: Array,
+) -> Prompts:
+  """Puts prompts, prefilled together, in places among `prompts`; one past the last is nowhere."""
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
-  return hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1], cache
+  last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
+  return Prompts(
+    hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
+    cache=kv_cache.replace_rows(prompts.cache, place_P, cache),
+  )
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def insert(
-  state: State, prefilled: tuple[jax.Array, kv_cache.Cache], insertion: Insertion
-) -> State:
-  """Puts prefilled prompts into slots, replacing what these held; other slots are unchanged."""
-  hidden_PD, prompts = prefilled
+def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
+  """Puts prompts into slots, replacing what these held; other slots are unchanged."""
   slot_R, source_R = insertion.slot_R, insertion.source_R
 
   def put(values: jax.Array, new: Array | int | bool) -> jax.Array:
     return values.at[slot_R].set(new, mode='drop')
 
   return State(
-    hidden_BD=put(state.hidden_BD, hidden_PD[source_R]),
+    hidden_BD=put(state.hidden_BD, prompts.hidden_WD[source_R]),
     position_B=put(state.position_B, insertion.position_R),
     length_B=put(state.length_B, 0),
     live_B=put(state.live_B, True),
     question_row_B=put(state.question_row_B, insertion.question_row_R),
     sample_index_B=put(state.sample_index_B, insertion.sample_index_R),
     limit_B=put(state.limit_B, insertion.limit_R),
-    cache=kv_cache.replace_rows(state.cache, slot_R, kv_cache.select_rows(prompts, source_R)),
+    cache=kv_cache.replace_rows(state.cache, slot_R, kv_cache.select_rows(prompts.cache, source_R)),
   )
 
 
@@ -150,10 +179,13 @@ def decode(
   key: jax.Array,
   state: State,
   min_finished: int,
+  temperature: float,
 ) -> tuple[State, Decoded]:
   """Up to N tokens of each live row.
 
-  Returns to the host earlier once `min_finished` rows have finished or the cache is full.
+  Returns to the host earlier once `min_finished` rows have finished or the cache is full. Where the
+  spec's temperature is above 0, it is multiplied by `temperature`; see
+  `DecodeSpec.at_any_temperature`.
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = model.unembedding(config, params)
@@ -171,7 +203,7 @@ def decode(
     time, state, decoded = carry
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
-      spec.distribution, logits_BV, randomness.uniforms(key_B, state.length_B)
+      spec.distribution, logits_BV / temperature, randomness.uniforms(key_B, state.length_B)
     )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(spec.eos_ids))
     length_B = state.length_B + state.live_B

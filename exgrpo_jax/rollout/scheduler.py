@@ -5,9 +5,13 @@ rows beside it. So slots, order and refills change nothing up to the rounding of
 (a draw on a boundary may flip when they move by an ulp).
 
 The device runs `decode_loop.decode` until some rows have finished. The host then takes their
-responses, prefills the next prompts, each once for all its samples, and inserts them into the
-free slots. It decides from small arrays that are the same on every host. The cache is as long
-as the rows now in it need, rounded up to one of few lengths, and never longer than the limit.
+responses, and inserts the next prompts, which were prefilled before, each once for all its samples
+(prefilled.py), into the free slots. It decides from small arrays that are the same on every host.
+
+Few programs are compiled. With ragged attention (`kv_cache.is_ragged`) the cache always has the
+length of the limit and all slots decode to the end, so there is one program of each kind. Else the
+cache is as long as the rows now in it need, rounded up to one of few lengths, and once no prompts
+wait the last rows close up.
 
 Shape letters as in decode_loop.py.
 """
@@ -15,6 +19,7 @@ Shape letters as in decode_loop.py.
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -22,20 +27,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array, Response
-from exgrpo_jax.padding import length_bucket, rows_within
-from exgrpo_jax.policy import kv_cache, model
+from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, State
+from exgrpo_jax.rollout.prefilled import Origin, Prefilled
 from exgrpo_jax.runtime import activity
 
-PREFILL_TOKENS = 16384  # in one prefill, so that its activations stay small
-# Refill once one slot in this many has finished: few host syncs, few idle slots.
+# Refill once one slot in this many has finished, and so many at a time: few host syncs, few idle
+# slots.
 _REFILL_SHARE = 8
-
-# What rows of one question and prompt start from: (hidden_PD, cache) of the prompts prefilled
-# together, and the index of their own among these.
-_Prefilled = tuple[tuple[jax.Array, kv_cache.Cache], int]
-_Origin = tuple[int, bytes]
+_SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
 
 
 def generate(
@@ -74,22 +75,29 @@ def generate(
       zip(prompts, question_rows, sample_indices, limits, strict=True)
     )
   )
+  program_spec, temperature = spec.at_any_temperature, spec.distribution.temperature or 1.0
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
-  prefilled: dict[_Origin, _Prefilled] = {}
-  state = None
+  state, prefilled = None, None
   with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
     while waiting or any(slots):
+      if not waiting and state is not None and not kv_cache.is_ragged(sharding.platform()):
+        state, slots = _compact(state, slots)
       free = [slot for slot, row in enumerate(slots) if row is None]
       for slot in free[: len(waiting)]:
         slots[slot] = waiting.popleft()
-      if not waiting and state is not None:
-        state, slots = _compact(state, slots)
-      state = _fit_cache(config, spec, state, slots)
-      state = _fill(config, spec, params, state, prefilled, slots, waiting)
+      length = _cache_length(spec, slots)
+      if state is None or prefilled is None:
+        state, empty_prompts = decode_loop.empty(config, program_spec, length)
+        prefilled = Prefilled(empty_prompts)
+      state = _fit_cache(state, length)
+      for insertion in _insertions(config, spec, params, mesh, prefilled, slots, waiting):
+        state = decode_loop.insert(state, prefilled.prompts, insertion)
       live = sum(row is not None for row in slots)
-      min_finished = max(1, spec.slots // _REFILL_SHARE) if waiting else live
-      state, decoded = decode_loop.decode(config, spec, params, key, state, min_finished)
+      min_finished = rows_per_insert(spec.slots) if waiting else live
+      state, decoded = decode_loop.decode(
+        config, program_spec, params, key, state, min_finished, temperature
+      )
       for slot, index, response in _harvest(slots, jax.device_get(decoded)):
         slots[slot] = None
         responses[index] = response
@@ -98,9 +106,20 @@ def generate(
   return [responses[index] for index in range(len(prompts))]
 
 
-def prefilled_together(length: int) -> int:
-  """The most prompts of `length` tokens in one prefill: a power of two, for few shapes."""
-  return 1 << rows_within(PREFILL_TOKENS, length).bit_length() - 1
+def rows_per_insert(slots: int) -> int:
+  """R: how many slots are filled together."""
+  return max(1, slots // _REFILL_SHARE)
+
+
+def cache_lengths(longest_row: int, platform: str) -> list[int]:
+  """Every length that the cache may have in a run, shortest first."""
+  if kv_cache.is_ragged(platform):
+    return [longest_row]
+  lengths = [_SHORTEST_CACHE]
+  while lengths[-1] * 2 <= longest_row:
+    lengths.append(lengths[-1] * 2)
+  # One that is nearly the longest would be a program for little.
+  return [length for length in lengths if length * 4 <= longest_row * 3] + [longest_row]
 
 
 # ---- The host's side ----
@@ -125,7 +144,7 @@ class _Row:
     return len(self.prompt) + self.length
 
   @functools.cached_property
-  def origin(self) -> _Origin:
+  def origin(self) -> Origin:
     """Equal for rows that start from the same prefill."""
     return self.question_row, self.prompt.tobytes()
 
@@ -154,81 +173,57 @@ def _compact(state: State, slots: _Slots) -> tuple[State, _Slots]:
   return compacted, [slots[slot] for slot in kept]
 
 
-def _fit_cache(config: model.Config, spec: DecodeSpec, state: State | None, slots: _Slots) -> State:
-  """The state with a cache as long as its rows need until the next sync."""
+def _cache_length(spec: DecodeSpec, slots: _Slots) -> int:
+  """How long a cache the rows need until the next sync."""
   rows = [row for row in slots if row is not None]
   longest = max(row.position for row in rows)
   furthest = max(len(row.prompt) + row.limit for row in rows)
-  # At the limit the bucket is the limit itself: the next power of two may take a third more memory.
   needed = min(longest + decode_loop.TOKENS_PER_SYNC, furthest)
-  length = length_bucket(needed, spec.longest_row)
-  if state is None:
-    return decode_loop.empty(config, spec, length)
+  lengths = cache_lengths(spec.longest_row, sharding.platform())
+  return next(length for length in lengths if length >= needed)
+
+
+def _fit_cache(state: State, length: int) -> State:
+  """The state with a cache of at least this length, and not much longer."""
   present = kv_cache.length(state.cache)
   if present < length or present >= 4 * length:  # no switching back and forth between two lengths
     return decode_loop.resize_cache(state, length)
   return state
 
 
-def _fill(
+def _insertions(
   config: model.Config,
   spec: DecodeSpec,
   params: model.Params,
-  state: State,
-  prefilled: dict[_Origin, _Prefilled],
+  mesh: Mesh,
+  prefilled: Prefilled,
   slots: _Slots,
   waiting: collections.deque[_Row],
-) -> State:
-  """The state with the prompts of new rows in their slots.
+) -> Iterator[Insertion]:
+  """Fills the slots of new rows, as many at a time as one insertion takes.
 
-  Updates `prefilled`, which keeps what rows that still wait will start from.
+  Each refers to what `prefilled` holds when it is returned; prompts that it lacks are prefilled.
   """
-  new = {slot: row for slot, row in enumerate(slots) if row is not None and not row.is_filled}
-  if not new:
-    return state
-  absent = {row.origin: row.prompt for row in new.values() if row.origin not in prefilled}
-  by_bucket = collections.defaultdict(list)
-  for origin, prompt in absent.items():
-    by_bucket[length_bucket(len(prompt), spec.max_prompt)].append((origin, prompt))
-  for length, group in sorted(by_bucket.items()):
-    together = prefilled_together(length)
-    for start in range(0, len(group), together):
-      prefilled |= _prefill(config, spec, params, group[start : start + together], length)
-  batches = {}
-  entries = collections.defaultdict(list)
-  for slot, row in new.items():
-    batch, source = prefilled[row.origin]
-    batches[id(batch)] = batch
-    entries[id(batch)].append((slot, source, row))
-    row.is_filled = True
-  for name, batch in batches.items():
-    state = decode_loop.insert(state, batch, _insertion(entries[name], spec.slots))
-  needed = {row.origin for row in waiting}
-  for origin in [origin for origin in prefilled if origin not in needed]:
-    del prefilled[origin]
-  return state
+  new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
+  while new:
+    if any(row.origin not in prefilled.places for _, row in new):
+      following = itertools.chain((row for _, row in new), waiting)
+      wanted = ((row.origin, row.prompt) for row in following)
+      prefilled.take_in(config, spec, params, mesh, wanted)
+    ready = [(slot, row) for slot, row in new if row.origin in prefilled.places]
+    new = [(slot, row) for slot, row in new if row.origin not in prefilled.places]
+    count = rows_per_insert(spec.slots)
+    for start in range(0, len(ready), count):
+      entries = [
+        (slot, prefilled.places[row.origin], row) for slot, row in ready[start : start + count]
+      ]
+      yield _insertion(entries, count, spec.slots)
+    for _, row in ready:
+      row.is_filled = True
 
 
-def _prefill(
-  config: model.Config,
-  spec: DecodeSpec,
-  params: model.Params,
-  group: Sequence[tuple[_Origin, np.ndarray]],
-  length: int,
-) -> Mapping[_Origin, _Prefilled]:
-  """The group's prompts, prefilled together in rows of `length` tokens."""
-  count = 1 << (len(group) - 1).bit_length()  # few shapes
-  tokens_PT = np.full((count, length), spec.pad_id, np.int32)
-  lengths_P = np.ones(count, np.int32)
-  for source, (_, prompt) in enumerate(group):
-    tokens_PT[source, : len(prompt)], lengths_P[source] = prompt, len(prompt)
-  batch = decode_loop.prefill(config, params, tokens_PT, lengths_P)
-  return {origin: (batch, source) for source, (origin, _) in enumerate(group)}
-
-
-def _insertion(entries: Sequence[tuple[int, int, _Row]], num_slots: int) -> Insertion:
-  """(slot, source, row) as arrays whose length is a power of two; what is left over fills none."""
-  count = 1 << (len(entries) - 1).bit_length()
+def _insertion(entries: Sequence[tuple[int, int, _Row]], count: int, num_slots: int) -> Insertion:
+  """(slot, source, row) as arrays of length `count`; what is left over fills none."""
 
   def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
     return np.array([*values, *[fill] * (count - len(values))], np.int32)

@@ -13,6 +13,8 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import sharding
 
+_WEIGHTS_TOGETHER = 65536  # tokens
+
 Candidate = tuple[int, Trajectory]  # with the group that may replay it
 
 
@@ -63,10 +65,13 @@ def weights(
   if not logps:
     return []
   ends = np.cumsum([len(logp) for logp in logps])
-  flat_2N = np.zeros((2, 1 << int(ends[-1] - 1).bit_length()), np.float32)  # few shapes
-  flat_2N[:, : ends[-1]] = np.concatenate(logps), np.concatenate(past)
-  weight_N = np.asarray(_weights(sharding.put(flat_2N, sharding.replicated(mesh)), config))
-  return np.split(weight_N[: ends[-1]], ends[:-1])
+  flat_2N = np.stack([np.concatenate(logps), np.concatenate(past)]).astype(np.float32)
+  pieces = []
+  for start in range(0, ends[-1], _WEIGHTS_TOGETHER):  # one shape
+    piece_2N = flat_2N[:, start : start + _WEIGHTS_TOGETHER]
+    padded_2N = np.pad(piece_2N, ((0, 0), (0, _WEIGHTS_TOGETHER - piece_2N.shape[1])))
+    pieces.append(_weights(sharding.put(padded_2N, sharding.replicated(mesh)), config))
+  return np.split(np.concatenate(jax.device_get(pieces))[: ends[-1]], ends[:-1])
 
 
 def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:

@@ -70,6 +70,11 @@ class Config:
     """Tokens of the longest prompt with the longest response."""
     return self.max_prompt + self.max_response
 
+  @property
+  def prompts(self) -> int:
+    """How many prompts are kept prefilled: all of a step's, or as many as there are slots."""
+    return min(self.questions, self.slots)
+
   def decode_spec(
     self, tokenizer: Tokenizer, distribution: Distribution | None = None
   ) -> DecodeSpec:
@@ -77,6 +82,7 @@ class Config:
     return DecodeSpec(
       distribution=distribution or Distribution(self.temperature),
       slots=self.slots,
+      prompts=self.prompts,
       max_prompt=self.max_prompt,
       max_response=self.max_response,
       eos_ids=tokenizer.eos_ids,

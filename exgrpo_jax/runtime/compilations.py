@@ -1,5 +1,6 @@
 """What XLA compiles: counted, and kept on disk for the next start."""
 
+import collections
 import contextlib
 import os
 from collections.abc import Iterator
@@ -14,11 +15,24 @@ class Counter:
 
   def __init__(self) -> None:
     self._durations: list[float] = []  # seconds
+    self._names: collections.Counter[str] = collections.Counter()
 
-  def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+  def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
     """Notes one of JAX's events; for `jax.monitoring`."""
     if event == _EVENT:
       self._durations.append(duration_secs)
+      self._names[str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')] += 1
+
+  @property
+  def names(self) -> dict[str, int]:
+    """How many programs each compiled function has, in the order of the first."""
+    return dict(self._names)
+
+  def __str__(self) -> str:
+    functions = ', '.join(
+      name if count == 1 else f'{name} {count}' for name, count in self._names.items()
+    )
+    return f'{self.count} programs in {self.seconds:.0f} s: {functions}'
 
   @property
   def count(self) -> int:

@@ -31,7 +31,13 @@ class Purpose(enum.IntEnum):
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
   """The JAX key of a purpose at a place, such as a step; `place` may be traced."""
-  return functools.reduce(jax.random.fold_in, (int(purpose), place), jax.random.key(seed))
+  # As JAX has a seed that is no argument: what exceeds 32 bits is cut off.
+  return _key(np.int64(seed), int(purpose), place)
+
+
+@jax.jit  # one program for all keys
+def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
+  return functools.reduce(jax.random.fold_in, (purpose, place), jax.random.key(seed))
 
 
 def generator(seed: int, purpose: Purpose, place: int = 0) -> np.random.Generator:

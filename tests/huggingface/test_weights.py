@@ -103,6 +103,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
       decode_loop.DecodeSpec(
         distribution=token_sampling.Distribution(temperature=0.0),
         slots=4,
+        prompts=3,
         max_prompt=max(map(len, prompts)),
         max_response=64,
         eos_ids=(no_token,),

@@ -9,8 +9,8 @@ import pytest
 
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
-from exgrpo_jax.runtime import activity, randomness
+from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, token_sampling
+from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -33,6 +33,7 @@ SCALE = 0.2 * CONFIG.width**0.5  # initial weights have standard deviation 1 / s
 SPEC = decode_loop.DecodeSpec(
   distribution=token_sampling.Distribution(),
   slots=4,
+  prompts=4,
   max_prompt=64,
   max_response=12,
   eos_ids=(3, 7),
@@ -302,9 +303,11 @@ def watched(monkeypatch):
   prefills, caches = [], []
   prefill, decode = decode_loop.prefill, decode_loop.decode
 
-  def watched_prefill(config, params, tokens_PT, lengths_P):
-    prefills.append((tokens_PT.shape, lengths_P.tolist()))
-    return prefill(config, params, tokens_PT, lengths_P)
+  def watched_prefill(config, params, prompts, tokens_PT, lengths_P, place_P):
+    num_places = len(prompts.hidden_WD)
+    found = [length for length, place in zip(lengths_P.tolist(), place_P) if place < num_places]
+    prefills.append((tokens_PT.shape, found))
+    return prefill(config, params, prompts, tokens_PT, lengths_P, place_P)
 
   def watched_decode(*args):
     caches.append(kv_cache.length(args[4].cache))
@@ -337,18 +340,47 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched)
   found = samples_of(decoding, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 6)
   prefills, _ = watched
   assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
-  assert {shape for shape, _ in prefills} == {(1, 32), (1, 48)}  # buckets
+  assert {shape for shape, _ in prefills} == {(4, 64)}
   alone = samples_of(decoding, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 32)
   assert_same_tokens(found[15:], alone)
 
 
-def test_many_prompts_of_one_length_are_prefilled_together_and_within_a_budget(
-  decoding, mesh, watched, monkeypatch
-):
-  monkeypatch.setattr(scheduler, 'PREFILL_TOKENS', 32 * 3)
-  samples_of(decoding, mesh, (1,) * 7, PROMPTS, 8)
+def test_prompts_are_prefilled_in_fixed_shapes_up_front(decoding, mesh, watched, monkeypatch):
+  """Seven prompts, four of which are kept at once, in rows of 64 tokens, 128 and 256."""
+  monkeypatch.setattr(prefilled, 'PREFILL_TOKENS', 256)
+  prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 64, 65, 3, 129, 4, 256))]
+  long = {'max_prompt': 256, 'slots': 8}
+  found = samples_of(decoding, mesh, (1,) * 7, prompts, **long)
   prefills, _ = watched
-  assert [shape for shape, _ in prefills] == [(2, 32), (2, 32), (2, 32), (1, 32)]
+  assert prefills == [
+    ((4, 64), [1, 64, 3]),
+    ((2, 128), [65]),
+    ((4, 64), [4]),
+    ((1, 256), [129]),
+    ((1, 256), [256]),
+  ]
+  for row in range(7):
+    counts = [int(other == row) for other in range(7)]
+    assert_same_tokens(samples_of(decoding, mesh, counts, prompts, **long), [found[row]])
+
+
+def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh, watched):
+  """Six questions in turn, three prompts kept: no row waits for a place that never becomes free."""
+  spec = dataclasses.replace(SPEC, slots=3, prompts=3)
+  order = [0, 1, 2, 4, 5, 6] * 2
+  found = scheduler.generate(
+    CONFIG,
+    decoding,
+    [PROMPTS[i] for i in order],
+    [ROWS[i] for i in order],
+    [0] * 6 + [1] * 6,
+    KEY,
+    spec,
+    mesh,
+  )
+  assert len(found) == 12
+  prefills, _ = watched
+  assert sum(len(lengths) for _, lengths in prefills) == 12
 
 
 def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
@@ -365,17 +397,47 @@ def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, me
     limits=[4, 4, 300, 4, 4, 4],
   )
   _, caches = watched
-  assert caches[0] == 32 and max(caches) == 384 and caches[-1] == 384
-  assert sorted(set(caches)) == [32, 96, 192, 256, 384]
+  assert caches[0] == 128 and max(caches) == 512 and caches[-1] == 512
+  assert sorted(set(caches)) == [128, 256, 512]
+
+
+def test_an_attention_that_is_ragged_needs_one_cache_and_all_slots(
+  decoding, mesh, watched, monkeypatch
+):
+  """One program of each kind, and the same tokens."""
+  spec = dataclasses.replace(SPEC, slots=32, max_response=300, eos_ids=(NEVER,))
+  args = CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, mesh
+  limits = [1, 1, 1, 250, 80, 1, 1]
+  expected = scheduler.generate(*args, limits=limits)
+  _, caches = watched
+  assert set(caches) == {128, 256}
+  caches.clear()
+  monkeypatch.setattr(kv_cache, 'is_ragged', bool)
+  monkeypatch.setattr(decode_loop, 'select_slots', None)
+  assert_same_tokens(scheduler.generate(*args, limits=limits), expected)
+  assert set(caches) == {364}
+
+
+@pytest.mark.parametrize(
+  ('platform', 'longest', 'expected'),
+  [
+    ('cpu', 9216, [128, 256, 512, 1024, 2048, 4096, 9216]),
+    ('gpu', 88, [88]),
+    ('cpu', 192, [128, 192]),
+    ('tpu', 9216, [9216]),
+  ],
+)
+def test_cache_lengths_are_powers_of_two_and_the_limit(platform, longest, expected):
+  assert scheduler.cache_lengths(longest, platform) == expected
 
 
 def test_the_cache_never_outgrows_the_limit(decoding, mesh, watched):
-  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 32 long."""
+  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
   limits = {'max_prompt': 20, 'max_response': 90, 'eos_ids': (NEVER,)}
   found = samples_of(decoding, mesh, (1,), [PROMPTS[6]], 1, **limits)
   prefills, caches = watched
-  assert [shape for shape, _ in prefills] == [(1, 20)]
-  assert max(caches) == caches[-1] == 110
+  assert [shape for shape, _ in prefills] == [(4, 20)]
+  assert set(caches) == {110}
   assert [len(response.tokens) for response in found] == [90]
 
 
@@ -385,7 +447,7 @@ def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watc
     CONFIG, decoding, PROMPTS[:3], ROWS[:3], SAMPLES[:3], KEY, spec, mesh, limits=[4, 300, 4]
   )
   _, caches = watched
-  assert (caches[0], max(caches), caches[-1]) == (32, 384, 32)
+  assert (caches[0], max(caches), caches[-1]) == (128, 512, 128)
 
 
 def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
@@ -418,11 +480,13 @@ def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
 
 
 def test_few_shapes_are_compiled(decoding, mesh):
-  """Whatever the number of prompts, of samples and of rows refilled."""
-  samples_of(decoding, mesh, (3, 2, 3), PROMPTS, 4)
-  compiled = decode_loop.decode._cache_size()
-  samples_of(decoding, mesh, (1, 5, 2, 4), PROMPTS, 4)
-  assert decode_loop.decode._cache_size() == compiled
+  """Whatever the number of prompts, of samples and of rows refilled, and the temperature."""
+  with compilations.counted() as compiled:
+    spec = {'max_prompt': 63, 'slots': 5}  # of no other test
+    samples_of(decoding, mesh, (3, 2, 3), PROMPTS, **spec)
+    cooler = token_sampling.Distribution(0.6)
+    samples_of(decoding, mesh, (1, 5, 2, 4, 1, 1), PROMPTS, distribution=cooler, **spec)
+  assert compiled.names == {'empty': 1, 'prefill': 1, 'insert': 1, 'decode': 1}
 
 
 # Against the trainer.
