@@ -85,6 +85,11 @@ def resized(layer: _Layer, size: int) -> _Layer:
   return _constrain(_by_name(resize, layer))
 
 
+def constrained(cache: Cache) -> Cache:
+  """The cache in its layout, rows and heads each over their axes; inside jit."""
+  return tuple(map(_constrain, cache))
+
+
 def select_rows(cache: Cache, row_R: Array) -> Cache:
   """The cache of rows `row_R`."""
   return tuple(_constrain(jax.tree.map(lambda x: x[row_R], layer)) for layer in cache)

@@ -7,7 +7,7 @@ together, R slots filled together, N tokens decoded between two syncs with the h
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,9 @@ class Prompts(NamedTuple):
   cache: kv_cache.Cache  # spec.max_prompt positions
 
 
+_Rows = TypeVar('_Rows', State, Prompts)
+
+
 class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
@@ -96,7 +99,7 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
   zeros_B = jnp.zeros(B, jnp.int32)
 
   def hidden(rows: int) -> jax.Array:
-    return sharding.constrain(jnp.zeros((rows, config.width), config.dtype), ('batch', None))
+    return jnp.zeros((rows, config.width), config.dtype)
 
   state = State(
     hidden_BD=hidden(B),
@@ -109,14 +112,14 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
     cache=model.init_cache(config, B, length),
   )
   W, longest = spec.prompts, spec.max_prompt
-  return state, Prompts(hidden_WD=hidden(W), cache=model.init_cache(config, W, longest))
+  return _laid_out(state), _laid_out(Prompts(hidden(W), model.init_cache(config, W, longest)))
 
 
 @jax.jit
 def select_slots(state: State, slot_R: Array) -> State:
   """The state of some of the slots."""
   rest = jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))
-  return rest._replace(cache=kv_cache.select_rows(state.cache, slot_R))
+  return _laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
 def resize_cache(state: State, length: int) -> State:
@@ -145,10 +148,11 @@ def prefill(
   """Puts prompts, prefilled together, in places among `prompts`; one past the last is nowhere."""
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
-  return Prompts(
+  updated = Prompts(
     hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
     cache=kv_cache.replace_rows(prompts.cache, place_P, cache),
   )
+  return _laid_out(updated)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -159,7 +163,7 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
   def put(values: jax.Array, new: Array | int | bool) -> jax.Array:
     return values.at[slot_R].set(new, mode='drop')
 
-  return State(
+  updated = State(
     hidden_BD=put(state.hidden_BD, prompts.hidden_WD[source_R]),
     position_B=put(state.position_B, insertion.position_R),
     length_B=put(state.length_B, 0),
@@ -169,6 +173,7 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
     limit_B=put(state.limit_B, insertion.limit_R),
     cache=kv_cache.replace_rows(state.cache, slot_R, kv_cache.select_rows(prompts.cache, source_R)),
   )
+  return _laid_out(updated)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
@@ -230,7 +235,19 @@ def decode(
   start = (jnp.int32(0), state, _nothing_decoded(state))
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
   # Replicated, for every host reads it.
-  return state, jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+  decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
+  return _laid_out(state), decoded
+
+
+def _laid_out(rows: _Rows) -> _Rows:
+  """Slots or prompts, spread over the mesh.
+
+  A program whose result had a layout of its own would have those that take it compiled anew.
+  """
+  rest = jax.tree.map(
+    lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
+  )
+  return rest._replace(cache=kv_cache.constrained(rows.cache))
 
 
 def _nothing_decoded(state: State) -> Decoded:

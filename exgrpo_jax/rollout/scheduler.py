@@ -69,12 +69,8 @@ def generate(
   limits = [spec.max_response] * len(prompts) if limits is None else limits
   assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
   assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
-  waiting = collections.deque(
-    _Row(index, prompt, question_row, sample_index, limit)
-    for index, (prompt, question_row, sample_index, limit) in enumerate(
-      zip(prompts, question_rows, sample_indices, limits, strict=True)
-    )
-  )
+  numbered = zip(range(len(prompts)), prompts, question_rows, sample_indices, limits, strict=True)
+  waiting = collections.deque(_Row(*row) for row in numbered)
   program_spec, temperature = spec.at_any_temperature, spec.distribution.temperature or 1.0
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
