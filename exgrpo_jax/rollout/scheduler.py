@@ -84,13 +84,12 @@ def generate(
         slots[slot] = waiting.popleft()
       length = _cache_length(spec, slots)
       if state is None or prefilled is None:
-        state, empty_prompts = decode_loop.empty(config, program_spec, length)
-        prefilled = Prefilled(empty_prompts)
+        state, places = decode_loop.empty(config, program_spec, length)
+        prefilled = Prefilled(places)
       state = _fit_cache(state, length)
       for insertion in _insertions(config, spec, params, mesh, prefilled, slots, waiting):
         state = decode_loop.insert(state, prefilled.prompts, insertion)
-      live = sum(row is not None for row in slots)
-      min_finished = rows_per_insert(spec.slots) if waiting else live
+      min_finished = rows_per_insert(spec.slots) if waiting else len(slots) - slots.count(None)
       state, decoded = decode_loop.decode(
         config, program_spec, params, key, state, min_finished, temperature
       )
