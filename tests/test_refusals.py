@@ -203,7 +203,7 @@ SETTINGS_AND_DATA = {
     'mesh.decoding.tensor=3',
     r'config\.mesh\.decoding data=-1, tensor=3 does not fit 1 device',
   ),
-  'old_mesh': ('mesh.fsdp=1', r"config\.mesh has no 'fsdp'; it has: training, decoding"),
+  'old_mesh': ('mesh.fsdp=1', r"config\.mesh has no 'fsdp'; it has: decoding, training"),
   'template': ('prompt.template=chat', r"template='chat' needs a chat template, .* Use 'plain' or"),
 }
 
