@@ -1,35 +1,90 @@
 """How fast this machine is, with random weights; compare figures within one run only.
 
+python -m exgrpo_jax.benchmark all --out=report.md
 python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
 python -m exgrpo_jax.benchmark update --questions=8 --samples=8
 python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
 python -m exgrpo_jax.benchmark grading --workers=2
 python -m exgrpo_jax.benchmark host --percent=10
+
+Exit status: 1 where a check failed or, of `all`, a part.
 """
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
 
 import jax
 from absl import flags
 
 from exgrpo_jax import cli
 from exgrpo_jax.performance import (
+  all_benchmark,
+  attention_benchmark,
+  device_benchmark,
+  device_facts,
   grading_benchmark,
   host_benchmark,
   loss_benchmark,
+  measurement,
+  parity_benchmark,
+  peaks,
   rollout_benchmark,
+  smoke_benchmark,
   update_benchmark,
 )
+from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.shapes import SHAPES
 from exgrpo_jax.performance.workload import LENGTHS, Workload
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import attention, model, sharding
+from exgrpo_jax.policy.sharding import Meshes
 
-BENCHMARKS = ('rollout', 'update', 'loss', 'grading', 'host')
+# On all devices, with random weights.
+_ON_MESHES: dict[str, Callable[[cli.Args, Workload, Meshes], list[Measurement]]] = {
+  'parity': lambda _, workload, meshes: parity_benchmark.measure(workload, meshes),
+  'rollout': lambda args, workload, meshes: rollout_benchmark.measure(
+    workload, meshes, _peaks(workload), args.scheduling
+  ),
+  'update': lambda _, workload, meshes: update_benchmark.measure(
+    workload, meshes.training, _peaks(workload)
+  ),
+  'loss': lambda _, workload, meshes: loss_benchmark.measure(workload, meshes.training),
+  'attention': lambda args, workload, meshes: attention_benchmark.measure_causal(
+    workload, meshes.training, args.backend, _peaks(workload)
+  ),
+  'decode_attention': lambda _, workload, meshes: attention_benchmark.measure_decoding(
+    workload, meshes.decoding, _peaks(workload)
+  ),
+}
+BENCHMARKS = ('all', *_ON_MESHES, 'device', 'grading', 'host', 'smoke')
 PERCENTS = (1, 10, 100)  # of the paper's scale, in host
 
 
 def define_flags() -> None:
   """Of this command."""
+  cli.define_out('Of all: the page to write, in Markdown.')
+  flags.DEFINE_float('minutes', 8.0, 'Of all: its parts are shrunk or skipped to keep within them.')
+  flags.DEFINE_string('json', None, 'A file to which all but all and host write their figures.')
+  flags.DEFINE_string('facts', None, 'A file to which device writes what it runs on, as JSON.')
   flags.DEFINE_enum(
-    'shape', 'reference', list(SHAPES), "The model's shape; its weights are random."
+    'shape',
+    None,
+    list(SHAPES),
+    "The model's shape; its weights are random. By default reference, and in all on an accelerator "
+    'qwen2_5_1_5b.',
+  )
+  flags.DEFINE_integer('layers', 0, "Layers of the model; 0 takes the shape's.", lower_bound=0)
+  flags.DEFINE_enum(
+    'backend', 'blockwise', attention.BACKENDS, "Of attention: the implementation's name."
+  )
+  flags.DEFINE_bool(
+    'scheduling',
+    True,
+    'Of rollout: also what refilled slots, shared prefill and the growing cache bring.',
+  )
+  flags.DEFINE_multi_string(
+    'setting', [], "Of smoke: a setting of the run's config, such as num_steps=1."
   )
   flags.DEFINE_integer('slots', 32, 'Rows that decode together.', lower_bound=1)
   flags.DEFINE_integer('questions', 32, 'Prompts.', lower_bound=1)
@@ -63,15 +118,42 @@ def define_flags() -> None:
 
 
 def main(args: cli.Args, benchmark: str) -> None:
-  """Runs one of BENCHMARKS; all but grading and host on a mesh of all devices."""
-  if benchmark == 'host':
+  """Runs one of BENCHMARKS."""
+  if benchmark == 'all':
+    if not all_benchmark.run(all_benchmark.check_out(args.out), args.shape, args.minutes):
+      sys.exit(1)
+  elif benchmark == 'host':
     host_benchmark.run(tuple(percent for percent in PERCENTS if percent <= args.percent))
-    return
+  else:
+    try:
+      measurements = _measure(args, benchmark)
+    except subprocess.CalledProcessError as error:
+      sys.exit(error.returncode)  # of smoke's run, which has said why
+    measurement.print_lines(measurements)
+    if args.json:
+      measurement.write(args.json, measurements)
+    if failures := measurement.failures(measurements):
+      sys.exit(f'error: {"; ".join(failures)}')
+
+
+def _measure(args: cli.Args, benchmark: str) -> list[Measurement]:
+  """Runs one of BENCHMARKS other than all and host."""
   if benchmark == 'grading':
-    grading_benchmark.run(args.workers, args.repeats)
-    return
+    return grading_benchmark.measure(args.workers, args.repeats)
+  if benchmark == 'smoke':
+    return smoke_benchmark.measure(args.setting)
+  shape = SHAPES[args.shape or 'reference']
+  if args.layers:
+    shape = dataclasses.replace(shape, num_layers=args.layers)
+  device = jax.devices()[0]
+  if benchmark == 'device':
+    facts = device_facts.describe()
+    measurement.print_facts(facts)
+    if args.facts:
+      measurement.write_facts(args.facts, facts)
+    return device_benchmark.measure(device.device_kind, shape.dtype)
   workload = Workload(
-    model=SHAPES[args.shape],
+    model=shape,
     slots=args.slots,
     questions=args.questions,
     samples=args.samples,
@@ -83,14 +165,19 @@ def main(args: cli.Args, benchmark: str) -> None:
     chunk=args.chunk,
     repeats=args.repeats,
   )
-  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
-  with jax.set_mesh(mesh):
-    if benchmark == 'rollout':
-      rollout_benchmark.run(workload, mesh, args.shape)
-    elif benchmark == 'update':
-      update_benchmark.run(workload, mesh)
-    else:
-      loss_benchmark.run(workload, mesh)
+  meshes = sharding.make_meshes(
+    sharding.Config(
+      training=sharding.TrainingConfig(data=1, fsdp=-1, tensor=1),
+      decoding=sharding.DecodingConfig(data=-1, tensor=1),
+    )
+  )
+  decodes = benchmark in ('rollout', 'decode_attention')
+  with jax.set_mesh(meshes.decoding if decodes else meshes.training):
+    return _ON_MESHES[benchmark](args, workload, meshes)
+
+
+def _peaks(workload: Workload) -> peaks.Peaks:
+  return peaks.of_devices(workload.model.dtype)
 
 
 if __name__ == '__main__':

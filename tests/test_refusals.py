@@ -56,7 +56,11 @@ COMMAND_LINES = {
     ['train', SMOKE, '--workdir=gs://bucket/run'],
     r'--workdir=gs://bucket/run must be a local folder',
   ),
-  'benchmark': (['benchmark', 'rolout'], r"'rolout': .* must be followed by one of: rollout, upd"),
+  'benchmark': (['benchmark', 'rolout'], r"'rolout': .* must be followed by one of: all, parity, "),
+  'benchmark_out': (
+    ['benchmark', 'all', '--out=nowhere/report.md'],
+    r'--out=nowhere/report.md cannot be written .*; all results go there, so name a file in a fold',
+  ),
   'topology': (
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.timing import median_seconds
 
 NUM_RESPONSES = 1024  # in a batch
@@ -24,8 +25,8 @@ _ANSWERS = (
 )
 
 
-def run(workers: int, repeats: int, num_responses: int = NUM_RESPONSES) -> None:
-  """Prints how fast a batch of responses is graded, and how long a single one takes.
+def measure(workers: int, repeats: int, num_responses: int = NUM_RESPONSES) -> list[Measurement]:
+  """How fast a batch of responses is graded, and how long a single one takes.
 
   Args:
     workers: grading processes; 0 is one per core.
@@ -49,14 +50,20 @@ def run(workers: int, repeats: int, num_responses: int = NUM_RESPONSES) -> None:
       start = time.perf_counter()
       grader.grade([response], [answer])
       milliseconds.append(1e3 * (time.perf_counter() - start))
-  print(
-    f'grading      {num_responses / total:9,.0f} responses/s   {total:.2f} s for {num_responses:,} '
-    f'of {_CHARACTERS:,} characters'
-  )
-  print(
-    f'single       {statistics.median(milliseconds):9.2f} ms   the median; the 95th percentile is '
-    f'{np.percentile(milliseconds, 95):.2f} ms'
-  )
+  return [
+    Measurement(
+      'grading',
+      num_responses / total,
+      'responses/s',
+      f'{total:.2f} s for {num_responses:,} of {_CHARACTERS:,} characters',
+    ),
+    Measurement(
+      'single',
+      statistics.median(milliseconds),
+      'ms',
+      f'the median; the 95th percentile is {np.percentile(milliseconds, 95):.2f} ms',
+    ),
+  ]
 
 
 def _responses_and_answers(count: int) -> tuple[list[str], list[str]]:

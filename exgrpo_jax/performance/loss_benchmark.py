@@ -4,16 +4,21 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from exgrpo_jax.algorithm import objective
+from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.timing import median_seconds
 from exgrpo_jax.performance.workload import OBJECTIVE, Workload, random_batch, random_params
 from exgrpo_jax.policy import logprobs, model
 
+# Of the largest difference of a gradient's entries, relative to the largest entry.
+_LIMITS = {'bfloat16': 2e-2, 'float32': 1e-4}
 
-def run(workload: Workload, mesh: Mesh) -> None:
-  """Prints time and memory of three losses. Call it inside `jax.set_mesh(mesh)`.
+
+def measure(workload: Workload, mesh: Mesh) -> list[Measurement]:
+  """Time and memory of three losses. Call it inside `jax.set_mesh(mesh)`.
 
   'fused' is `logprobs.fused_loss`, 'rematerialised' recomputes the logits chunk by chunk in the
   backward pass, and 'naive' keeps all logits. Each is run with its gradient with respect to the
@@ -56,10 +61,21 @@ def run(workload: Workload, mesh: Mesh) -> None:
   times = median_seconds(
     workload.repeats, *(functools.partial(execute, program) for program in programs.values())
   )
+  found = []
   for (name, program), seconds in zip(programs.items(), times):
     memory = program.memory_analysis()
     assert memory is not None, 'XLA counts the memory of every program'
-    print(
-      f'{name:<15}{seconds:9.2f} s   {seconds / times[0]:.2f}x   temporary memory '
-      f'{memory.temp_size_in_bytes / 2**20:,.0f} MiB'
-    )
+    found += [
+      Measurement(name, seconds, 's', f'{seconds / times[0]:.2f} times the fused loss'),
+      Measurement(f'{name}, memory', memory.temp_size_in_bytes / 2**20, 'MiB', 'temporary'),
+    ]
+  gradients, of_naive = (programs[name](hidden_BWD, kernel_DV)[1] for name in ('fused', 'naive'))
+  return [*found, _difference(workload.model.dtype, gradients, of_naive)]
+
+
+def _difference(dtype: str, gradients: Any, of_naive: Any) -> Measurement:
+  value = max(
+    float(jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y))) for x, y in zip(gradients, of_naive)
+  )
+  meaning = "the fused loss's largest difference from the naive one's, of the largest entry"
+  return Measurement('gradients', value, 'relative', meaning, limit=_LIMITS[dtype])

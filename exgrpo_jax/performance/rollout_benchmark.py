@@ -7,16 +7,23 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.performance.measurement import Measurement
+from exgrpo_jax.performance.memory import bytes_per_chip
+from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.products import decode_products
 from exgrpo_jax.performance.timing import median_seconds
-from exgrpo_jax.performance.workload import Workload, random_params, response_lengths
-from exgrpo_jax.policy import model
+from exgrpo_jax.performance.workload import (
+  Workload,
+  decode_spec,
+  random_params,
+  random_prompts,
+  response_lengths,
+)
+from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.kv_cache import Cache
 from exgrpo_jax.rollout import scheduler, token_sampling
-from exgrpo_jax.rollout.decode_loop import DecodeSpec
 
 _PRODUCT_STEPS = 64  # decode steps in one measurement of the matrix products
 _ATTENTION_STEPS = 16  # tokens in one measurement of attention
@@ -28,7 +35,7 @@ class _Engine:
   """The rollout engine on random weights and prompts."""
 
   workload: Workload
-  mesh: Mesh
+  meshes: sharding.Meshes
   params: model.Params  # in the decode layout
 
   @property
@@ -56,58 +63,47 @@ class _Engine:
     """
     config = self.workload.model
     samples = samples or self.workload.samples
-    rng = np.random.default_rng(1)
-    rows = range(first, first + len(lengths))
-    questions = [row // samples for row in rows]
-    prompts = {
-      question: rng.integers(0, config.vocab_size, prompt or self.workload.prompt).astype(np.int32)
-      for question in dict.fromkeys(questions)
-    }
-    spec = DecodeSpec(
-      distribution=token_sampling.Distribution(),
-      slots=self.workload.slots,
-      prompts=min(self.workload.questions, self.workload.slots),
-      max_prompt=prompt or self.workload.prompt,
-      max_response=max_response or max(lengths),
-      eos_ids=(config.vocab_size,),  # never sampled, so only the limits end responses
-      pad_id=0,
-    )
+    prompt = prompt or self.workload.prompt
+    questions = [row // samples for row in range(first, first + len(lengths))]
+    distinct = list(dict.fromkeys(questions))
+    prompts = dict(zip(distinct, random_prompts(config.vocab_size, len(distinct), prompt)))
     scheduler.generate(
       config,
       self.params,
       [prompts[question] for question in questions],
       questions,
-      [row % samples for row in rows],
+      [row % samples for row in range(first, first + len(lengths))],
       jax.random.key(0),
-      spec,
-      self.mesh,
+      decode_spec(self.workload, prompt, max_response or max(lengths)),
+      self.meshes.decoding,
       limits=lengths,
     )
 
 
-def run(workload: Workload, mesh: Mesh, shape_name: str) -> None:
-  """Prints the engine's throughput, compares it with a roofline, and splits up its time.
+def measure(
+  workload: Workload, meshes: sharding.Meshes, peaks: Peaks, scheduling: bool
+) -> list[Measurement]:
+  """The engine's throughput, how close it is to the device's bandwidth, and where its time goes.
 
-  Call it inside `jax.set_mesh(mesh)`.
+  With `scheduling` also what the scheduler gains. Call it inside
+  `jax.set_mesh(meshes.decoding)`.
   """
-  stored = random_params(workload, mesh)
-  params = jax.block_until_ready(model.decode_layout(workload.model, stored, mesh))
-  engine, lengths = _Engine(workload, mesh, params), response_lengths(workload)
-  print(
-    f'{shape_name} on {jax.device_count()} {jax.devices()[0].device_kind}: {len(lengths)} '
-    f'responses of {min(lengths)} to {max(lengths)} tokens in {workload.slots} slots, prompts of '
-    f'{workload.prompt}'
-  )
-  total, prefill = _print_throughput(engine, lengths)
-  _print_shares(engine, stored, lengths, total, prefill)
-  _print_scheduling(engine, lengths)
+  stored = random_params(workload, meshes.training)
+  params = jax.block_until_ready(model.decode_layout(workload.model, stored, meshes.decoding))
+  engine, lengths = _Engine(workload, meshes, params), response_lengths(workload)
+  total, prefill, throughput = _throughput(engine, lengths, peaks)
+  found = [*throughput, *_shares(engine, stored, lengths, total, prefill)]
+  return found + (_gains(engine, lengths) if scheduling else [])
 
 
-def _print_throughput(engine: _Engine, lengths: Sequence[int]) -> tuple[float, float]:
-  """Returns the seconds of the whole rollout, and up to the first token of every response."""
+def _throughput(
+  engine: _Engine, lengths: Sequence[int], peaks: Peaks
+) -> tuple[float, float, list[Measurement]]:
+  """Seconds of the whole rollout, those up to the first token of every response, and the rates."""
   workload = engine.workload
+  rows_of_device = engine.num_live // sharding.num_shards('batch', engine.num_live)
   run_products, flops = decode_products(
-    workload.model, engine.params, engine.num_live, _PRODUCT_STEPS
+    workload.model, engine.params, rows_of_device, _PRODUCT_STEPS
   )
   total, prefill, products = median_seconds(
     workload.repeats,
@@ -117,23 +113,60 @@ def _print_throughput(engine: _Engine, lengths: Sequence[int]) -> tuple[float, f
   )
   decode, product_step = total - prefill, products / _PRODUCT_STEPS
   decoded = sum(lengths) - len(lengths)
-  print(f'end to end   {sum(lengths) / total:10,.0f} tokens/s   {total:.2f} s')
-  print(f'decode only  {decoded / decode:10,.0f} tokens/s   {decode:.2f} s')
-  print(
-    f'roofline     {100 * product_step * decoded / engine.num_live / decode:9.0f}%   of the rate '
-    f"at which the model's matrix products alone run: {flops / product_step / 1e9:.0f} GFLOP/s, "
-    f'{1e3 * product_step:.1f} ms a step'
+  steps = decoded / engine.num_live
+  size = _bytes_of_step(engine, lengths)
+  return (
+    total,
+    prefill,
+    [
+      Measurement(
+        'end to end',
+        sum(lengths) / total,
+        'tokens/s',
+        f'{total:.2f} s for {len(lengths)} responses of {min(lengths)} to {max(lengths)} tokens in '
+        f'{workload.slots} slots, prompts of {workload.prompt}',
+      ),
+      Measurement('decode only', decoded / decode, 'tokens/s', f'{decode:.2f} s'),
+      Measurement('decode step', 1e3 * decode / steps, 'ms', f'{engine.num_live} rows together'),
+      Measurement(
+        'products alone',
+        100 * product_step * steps / decode,
+        '%',
+        "of the time; the model's matrix products alone run at "
+        f'{flops / product_step / 1e9:,.0f} GFLOP/s, {1e3 * product_step:.3g} ms a step',
+      ),
+      Measurement(
+        'share of bandwidth',
+        100 * size * steps / decode / peaks.bandwidth,
+        '%',
+        f'of {peaks.note}; a step must read {size / 1e9:.3g} GB of weights and cache on a device',
+      ),
+    ],
   )
-  return total, prefill
 
 
-def _print_shares(
+def _bytes_of_step(engine: _Engine, lengths: Sequence[int]) -> float:
+  """What a decode step must read on each device: all weights, and the keys and values so far."""
+  config = engine.workload.model
+  weights = bytes_per_chip(engine.params)
+  if not config.tied_embeddings:  # else the table is the unembedding
+    weights -= bytes_per_chip(engine.params['embedding_VD'])
+  rows = engine.num_live
+  tokens = np.average(
+    engine.workload.prompt + np.array(lengths) / 2, weights=np.array(lengths)
+  )  # of a row, on average over steps
+  cache = 2 * config.num_layers * config.num_kv_heads * config.head_size * rows * tokens
+  shards = sharding.num_shards('batch', rows) * sharding.num_shards('kv_heads', config.num_kv_heads)
+  return weights + cache * jnp.dtype(config.dtype).itemsize / shards
+
+
+def _shares(
   engine: _Engine,
   stored: model.Params,
   lengths: Sequence[int],
   total: float,
   prefill: float,
-) -> None:
+) -> list[Measurement]:
   """What prefill, sampling, attention and the conversion to the decode layout take of the total."""
   workload, config, rows = engine.workload, engine.workload.model, engine.num_live
   steps = (sum(lengths) - len(lengths)) / rows
@@ -144,18 +177,20 @@ def _print_shares(
   draws, resharding = median_seconds(
     workload.repeats,
     _draws(config, rows),
-    lambda: jax.block_until_ready(model.decode_layout(config, stored, engine.mesh)),
+    lambda: jax.block_until_ready(model.decode_layout(config, stored, engine.meshes.decoding)),
   )
-  for name, seconds in (
-    ('prefill', prefill),
-    ('sampling', draws / _SAMPLING_STEPS * steps),
-    ('attention', (with_attention - without) / _ATTENTION_STEPS * steps),
-    ('resharding', resharding),
-  ):
-    print(f'{name:<12} {100 * seconds / total:9.0f}%   {seconds:.3f} s')
+  return [
+    Measurement(name, 100 * seconds / total, '%', f'of the whole, {seconds:.3f} s')
+    for name, seconds in (
+      ('prefill', prefill),
+      ('sampling', draws / _SAMPLING_STEPS * steps),
+      ('attention', (with_attention - without) / _ATTENTION_STEPS * steps),
+      ('resharding', resharding),
+    )
+  ]
 
 
-def _print_scheduling(engine: _Engine, lengths: Sequence[int]) -> None:
+def _gains(engine: _Engine, lengths: Sequence[int]) -> list[Measurement]:
   """What refilling slots, sharing prefills and growing the cache gain."""
   workload, slots = engine.workload, engine.workload.slots
 
@@ -166,17 +201,9 @@ def _print_scheduling(engine: _Engine, lengths: Sequence[int]) -> None:
   refilled, in_batches = median_seconds(
     workload.repeats, lambda: engine.generate(lengths), generate_in_batches
   )
-  print(
-    f'refill       {in_batches / refilled:9.2f}x   the throughput of running each batch of {slots} '
-    'to its longest row'
-  )
   eight, one = median_seconds(
     workload.repeats,
     *(functools.partial(engine.generate, [1] * count, prompt=512, samples=8) for count in (8, 1)),
-  )
-  print(
-    f'shared       {eight / one:9.2f}x   the time of one sample, for 8 samples of one prompt of '
-    '512 tokens, up to the first token'
   )
   low, high = median_seconds(
     workload.repeats,
@@ -187,10 +214,26 @@ def _print_scheduling(engine: _Engine, lengths: Sequence[int]) -> None:
       for limit in (256, 4096)
     ),
   )
-  print(
-    f'cache limit  {high / low:9.2f}x   the time at a limit of 256 tokens, for a limit of 4,096, '
-    'while responses have 64'
-  )
+  return [
+    Measurement(
+      'refill',
+      in_batches / refilled,
+      'x',
+      f'the throughput of running each batch of {slots} to its longest row',
+    ),
+    Measurement(
+      'shared',
+      eight / one,
+      'x',
+      'the time of one sample, for 8 samples of one prompt of 512 tokens, up to the first token',
+    ),
+    Measurement(
+      'cache limit',
+      high / low,
+      'x',
+      'the time at a limit of 256 tokens, for a limit of 4,096, while responses have 64',
+    ),
+  ]
 
 
 def _tokens(engine: _Engine, cache_length: int) -> Callable[[], object]:

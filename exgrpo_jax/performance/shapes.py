@@ -11,6 +11,22 @@ _ROPE = rotary.Config(
   original_positions=4096,
 )
 SHAPES = {
+  # So small that a benchmark takes seconds: to try whether it runs.
+  'tiny': model.Config(
+    vocab_size=256,
+    width=64,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    mlp_width=128,
+    rope=_ROPE,
+    norm_epsilon=1e-6,
+    attention_bias=False,
+    query_key_norm=False,
+    tied_embeddings=False,
+    dtype='float32',
+  ),
   # 55.3 million parameters, 38.9 million of them in the matrix products of a decode step.
   'reference': model.Config(
     vocab_size=32000,

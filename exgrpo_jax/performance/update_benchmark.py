@@ -1,9 +1,14 @@
-"""One update: its time, and how close it comes to the rate of its matrix products."""
+"""One update: its time, and how close it comes to the device's rate of matrix products."""
+
+import dataclasses
 
 import jax
 from jax.sharding import Mesh
 
 from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.performance import roofline
+from exgrpo_jax.performance.measurement import Measurement
+from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.products import training_products
 from exgrpo_jax.performance.timing import median_seconds
 from exgrpo_jax.performance.workload import (
@@ -15,8 +20,8 @@ from exgrpo_jax.performance.workload import (
 )
 
 
-def run(workload: Workload, mesh: Mesh) -> None:
-  """Prints the time of an update and its utilisation. Call it inside `jax.set_mesh(mesh)`."""
+def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
+  """The time of an update and its utilisation. Call it inside `jax.set_mesh(mesh)`."""
   params = random_params(workload, mesh)
   batch = random_batch(workload)
   spec = gradients.UpdateSpec(
@@ -43,13 +48,29 @@ def run(workload: Workload, mesh: Mesh) -> None:
     jax.block_until_ready((sums, norms))
     states.append(state)
 
-  run_products, flops = training_products(workload, mesh, params)
+  # Each device's share of the rows; a device would otherwise multiply all of them.
+  share = dataclasses.replace(workload, questions=max(1, workload.questions // mesh.size))
+  run_products, flops = training_products(share, mesh, params)
   total, products = median_seconds(workload.repeats, update, run_products)
-  print(
-    f'update       {total:9.2f} s   {batch.tokens_BT.size / total:,.0f} tokens/s, '
-    f'{flops / 1e12:.2f} TFLOP in matrix products'
-  )
-  print(
-    f'utilisation  {100 * products / total:9.0f}%   of the rate at which these products alone run: '
-    f'{flops / products / 1e9:.0f} GFLOP/s'
-  )
+  tokens, length = batch.tokens_BT.size, batch.tokens_BT.shape[1]
+  responses = int(batch.response_mask_BT.sum())
+  # Of a forward and a backward pass; what is recomputed does not count.
+  model_flops = 3 * roofline.forward_flops(workload.model, tokens, length, responses)
+  return [
+    Measurement('update', total, 's', f'{workload.num_rows} rows of {length:,} tokens'),
+    Measurement(
+      'speed', tokens / total, 'tokens/s', f'{flops / 1e12:.2f} TFLOP in the products of a device'
+    ),
+    Measurement(
+      'products alone',
+      100 * products / total,
+      '%',
+      f'of the time; they run at {flops / products / 1e9:,.0f} GFLOP/s',
+    ),
+    Measurement(
+      'share of FLOPs',
+      100 * model_flops / total / peaks.flops / mesh.size,
+      '%',
+      f'of {peaks.note}, {model_flops / 1e12:.2f} TFLOP with attention',
+    ),
+  ]

@@ -10,6 +10,8 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import token_sampling
+from exgrpo_jax.rollout.decode_loop import DecodeSpec
 
 LENGTHS = ('equal', 'lognormal')  # how response lengths are distributed
 
@@ -89,6 +91,25 @@ def response_lengths(workload: Workload) -> list[int]:
 def random_params(workload: Workload, mesh: Mesh) -> model.Params:
   """Random parameters in the training layout."""
   return model.init(workload.model, jax.random.key(0), mesh)
+
+
+def random_prompts(vocab_size: int, count: int, length: int) -> list[np.ndarray]:
+  """`count` prompts of `length` random tokens."""
+  rng = np.random.default_rng(1)
+  return list(rng.integers(0, vocab_size, (count, length)).astype(np.int32))
+
+
+def decode_spec(workload: Workload, max_prompt: int, max_response: int) -> DecodeSpec:
+  """Sampling in which only the limits end responses."""
+  return DecodeSpec(
+    distribution=token_sampling.Distribution(),
+    slots=workload.slots,
+    prompts=min(workload.questions, workload.slots),
+    max_prompt=max_prompt,
+    max_response=max_response,
+    eos_ids=(workload.model.vocab_size,),  # never sampled
+    pad_id=0,
+  )
 
 
 def random_batch(workload: Workload) -> Batch:

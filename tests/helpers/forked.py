@@ -5,6 +5,7 @@ output what they are in a process of its own. It comes before JAX has a backend,
 to lose. `python -m tests.helpers.forked` is that process; `run` starts it.
 """
 
+import contextlib
 import json
 import os
 import runpy
@@ -36,13 +37,32 @@ def run(commands):
   process = subprocess.run(
     [sys.executable, '-m', 'tests.helpers.forked'],
     cwd=REPOSITORY,
-    input=json.dumps([list(map(str, command)) for command in commands]),
+    input=''.join(f'{json.dumps(list(map(str, command)))}\n' for command in commands),
     text=True,
     capture_output=True,
     check=False,
   )
   assert process.returncode == 0, process.stderr
-  return [Outcome(*fields) for fields in json.loads(process.stdout)]
+  return [Outcome(*json.loads(line)) for line in process.stdout.splitlines()]
+
+
+@contextlib.contextmanager
+def opened():
+  """A function like `run` of one command, for commands that depend on what came of others."""
+  with subprocess.Popen(
+    [sys.executable, '-m', 'tests.helpers.forked'],
+    cwd=REPOSITORY,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+
+    def run_one(command):
+      process.stdin.write(f'{json.dumps(list(map(str, command)))}\n')
+      process.stdin.flush()
+      return Outcome(*json.loads(process.stdout.readline()))
+
+    yield run_one
 
 
 def _outcome(command):
@@ -93,4 +113,5 @@ if __name__ == '__main__':
   warnings.filterwarnings('ignore', message='os.fork|.*found in sys.modules')
   for name in ('train', 'sweep', 'benchmark', 'capacity'):  # these import the others
     __import__(f'exgrpo_jax.{name}')
-  print(json.dumps([_outcome(command) for command in json.load(sys.stdin)]))
+  for line in sys.stdin:
+    print(json.dumps(_outcome(json.loads(line))), flush=True)

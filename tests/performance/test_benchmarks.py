@@ -1,21 +1,35 @@
 """Every benchmark runs and prints its lines, on a model of one layer; figures are not tested."""
 
 import dataclasses
+import math
 import re
+import shutil
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from exgrpo_jax.performance import (
+  attention_benchmark,
   buffer_benchmark,
+  device_benchmark,
   grading_benchmark,
   host_benchmark,
   loss_benchmark,
+  measurement,
+  parity_benchmark,
+  peaks,
   rollout_benchmark,
+  roofline,
+  smoke_benchmark,
   start_benchmark,
   update_benchmark,
+  workload,
 )
+from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.workload import Workload, response_lengths
+from exgrpo_jax.policy import attention, kv_cache, model
+from exgrpo_jax.policy.sharding import Meshes
 from tests.performance.shapes import SMALL
 
 WORKLOAD = Workload(
@@ -33,26 +47,33 @@ WORKLOAD = Workload(
 )
 
 
+PEAKS = Peaks(flops=1e12, bandwidth=1e10, source='measured')
+
+
 @pytest.fixture
-def printed(capsys, mesh):
-  """Runs a benchmark; gives the label of each line."""
+def measured(capsys, mesh):
+  """Runs a benchmark; gives the value of each figure by its name, which is printed too."""
 
   def run(benchmark, *args):
     with jax.set_mesh(mesh):
-      benchmark(*args)
+      found = benchmark(*args)
+    assert all(math.isfinite(figure.value) for figure in found)
+    assert all(figure.passes is not False for figure in found)
+    measurement.print_lines(found)
     lines = capsys.readouterr().out.splitlines()
-    assert not [line for line in lines if re.search(r'\b(nan|inf)\b', line)]
-    return [re.split(r' {2,}|\d', line)[0].strip() for line in lines]
+    assert all(line.startswith(figure.name) for line, figure in zip(lines, found, strict=True))
+    return {figure.name: figure.value for figure in found}
 
   return run
 
 
-def test_rollout(printed, mesh):
-  assert printed(rollout_benchmark.run, WORKLOAD, mesh, 'small') == [
-    'small on',
+def test_rollout(measured, mesh):
+  assert list(measured(rollout_benchmark.measure, WORKLOAD, Meshes(mesh, mesh), PEAKS, True)) == [
     'end to end',
     'decode only',
-    'roofline',
+    'decode step',
+    'products alone',
+    'share of bandwidth',
     'prefill',
     'sampling',
     'attention',
@@ -63,22 +84,137 @@ def test_rollout(printed, mesh):
   ]
 
 
-def test_update(printed, mesh):
-  assert printed(update_benchmark.run, WORKLOAD, mesh) == ['update', 'utilisation']
+def test_a_decode_step_reads_all_weights_and_the_cache_so_far(mesh):
+  """Half of a response of 16 tokens, on average over steps, with its prompt of 16."""
+  with jax.set_mesh(mesh):
+    params = model.decode_layout(WORKLOAD.model, workload.random_params(WORKLOAD, mesh), mesh)
+    engine = rollout_benchmark._Engine(WORKLOAD, Meshes(mesh, mesh), params)
+    size = rollout_benchmark._bytes_of_step(engine, [16] * 6)
+  # Queries and outputs, keys and values, the MLP, logits, three norms.
+  weights = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256 + 128 * 256 + 3 * 128
+  cache = 4 * 24 * 2 * 2 * 32  # rows, tokens, keys and values, heads, their size
+  assert size == 4 * (weights + cache)
 
 
-def test_loss(printed, mesh):
-  assert printed(loss_benchmark.run, WORKLOAD, mesh) == ['fused', 'rematerialised', 'naive']
+def test_update(measured, mesh):
+  """The share of FLOPs is what time and formula make of the peak."""
+  found = measured(update_benchmark.measure, WORKLOAD, mesh, PEAKS)
+  assert list(found) == ['update', 'speed', 'products alone', 'share of FLOPs']
+  flops = 3 * roofline.forward_flops(WORKLOAD.model, 6 * 32, 32, 6 * 16)
+  assert found['share of FLOPs'] == pytest.approx(100 * flops / found['update'] / 1e12)
 
 
-def test_grading(printed):
-  assert printed(grading_benchmark.run, 1, 1, 8) == ['grading', 'single']
+def test_loss(measured, mesh):
+  assert list(measured(loss_benchmark.measure, WORKLOAD, mesh)) == [
+    'fused',
+    'fused, memory',
+    'rematerialised',
+    'rematerialised, memory',
+    'naive',
+    'naive, memory',
+    'gradients',
+  ]
 
 
-def test_host(printed, monkeypatch):
+def test_grading(measured):
+  assert list(measured(grading_benchmark.measure, 1, 1, 8)) == ['grading', 'single']
+
+
+def test_parity(measured, mesh):
+  found = measured(parity_benchmark.measure, WORKLOAD, Meshes(mesh, mesh))
+  assert 0 < found['mean gap'] < found['largest gap']
+
+
+def test_parity_sees_a_sampler_that_rounds_otherwise(mesh, monkeypatch):
+  convert = model.decode_layout
+
+  def in_bfloat16(config, params, mesh):
+    rounded = jax.tree.map(lambda x: x.astype('bfloat16').astype(x.dtype), params)
+    return convert(config, rounded, mesh)
+
+  monkeypatch.setattr(model, 'decode_layout', in_bfloat16)
+  with jax.set_mesh(mesh):
+    found = parity_benchmark.measure(WORKLOAD, Meshes(mesh, mesh))
+  assert [figure.passes for figure in found] == [False, False]
+
+
+def test_attention(measured, mesh):
+  found = measured(attention_benchmark.measure_causal, WORKLOAD, mesh, 'blockwise', PEAKS)
+  assert list(found)[:2] == ['values', 'gradients']
+  assert found['values'] > 0
+
+
+def test_decode_attention(measured, mesh):
+  found = measured(attention_benchmark.measure_decoding, WORKLOAD, mesh, PEAKS)
+  assert list(found) == ['values', 'a token', 'share of bandwidth']
+
+
+def test_attention_that_sees_the_next_token_fails(mesh, monkeypatch):
+  attend, see = attention.causal, kv_cache.attend
+  monkeypatch.setattr(
+    attention,
+    'causal',
+    lambda q, k, v, backend: attend(q, *(jnp.roll(x, -1, axis=1) for x in (k, v)), backend),
+  )
+  monkeypatch.setattr(
+    kv_cache, 'attend', lambda q, position_B, cache: see(q, position_B + 1, cache)
+  )
+  with jax.set_mesh(mesh):
+    causal = attention_benchmark.measure_causal(WORKLOAD, mesh, 'blockwise', PEAKS)
+    decoding = attention_benchmark.measure_decoding(WORKLOAD, mesh, PEAKS)
+  checks = [figure.passes for figure in (*causal, *decoding) if figure.limit is not None]
+  assert checks == [False, False, False]
+
+
+def test_smoke_reads_the_figures_of_a_run(recorded, monkeypatch):
+  def train(command, check):
+    assert check
+    assert command[-1] == '--config.num_steps=3'
+    workdir = next(word for word in command if word.startswith('--workdir=')).partition('=')[2]
+    shutil.copy(recorded.workdir / 'metrics.jsonl', workdir)
+
+  monkeypatch.setattr(smoke_benchmark.subprocess, 'run', train)
+  found = smoke_benchmark.measure(['num_steps=3'])
+  assert [figure.name for figure in found] == ['smoke run', 'steps', 'last step', 'speed']
+  assert found[1].value == recorded.experiment.config.num_steps
+  assert min(figure.value for figure in found) > 0
+
+
+def test_device(measured):
+  assert list(measured(device_benchmark.measure, 'cpu', 'float32')) == ['product', 'copy']
+
+
+@pytest.mark.parametrize(
+  ('kind', 'flops', 'bandwidth'),
+  [
+    ('TPU v5 lite', 197e12, 819e9),
+    ('TPU v5', 459e12, 2765e9),
+    ('TPU v5p', 459e12, 2765e9),
+    ('TPU v6 lite', 918e12, 1640e9),
+    ('NVIDIA H100 80GB HBM3', 989e12, 3.35e12),
+    ('NVIDIA H100 PCIe', 756e12, 2.0e12),
+    ('NVIDIA H200', 989e12, 4.8e12),
+    ('NVIDIA A100-SXM4-40GB', 312e12, 1.555e12),
+    ('NVIDIA A100-SXM4-80GB', 312e12, 2.039e12),
+    ('NVIDIA A100 80GB PCIe', 312e12, 1.935e12),
+  ],
+)
+def test_peaks_of_known_devices_are_the_published_ones(kind, flops, bandwidth):
+  assert peaks.published(kind) == (flops, bandwidth, 'published')
+
+
+def test_an_unknown_device_has_no_published_peak():
+  assert peaks.published('cpu') is None
+  assert peaks.of_devices('bfloat16').source == 'measured'
+
+
+def test_host(capsys, monkeypatch):
   monkeypatch.setattr(buffer_benchmark, '_in_own_process', lambda run, *args: run(*args))
   monkeypatch.setattr(host_benchmark, '_MEASUREMENTS', (buffer_benchmark.measure,))
-  assert printed(host_benchmark.run, (0.01, 0.02)) == [
+  host_benchmark.run((0.01, 0.02))
+  lines = capsys.readouterr().out.splitlines()
+  assert not [line for line in lines if re.search(r'\b(nan|inf)\b', line)]
+  assert [re.split(r' {2,}|\d', line)[0].strip() for line in lines] == [
     "per cent of the paper's scale",
     'questions',
     'buffer, GB',

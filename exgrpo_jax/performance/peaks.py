@@ -1,0 +1,74 @@
+"""The peak rates of a device: published, or where its kind is unknown what it reaches here."""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.performance.chips import CHIPS
+from exgrpo_jax.performance.timing import median_seconds
+
+# Of jax.Device.device_kind.
+_TPUS = {'TPU v5( lite|e)': 'v5e', 'TPU v5p?': 'v5p', 'TPU v6( lite|e)': 'v6e'}
+# NVIDIA's data sheets: FLOPs per second in bfloat16 without sparsity, and bytes per second.
+_GPUS = {
+  '.*H200.*': (989e12, 4.8e12),
+  '.*H100.*NVL.*': (835e12, 3.9e12),
+  '.*H100.*PCIe.*': (756e12, 2.0e12),
+  '.*H100.*': (989e12, 3.35e12),
+  '.*A100.*PCI.*80GB.*|.*A100.*80GB.*PCI.*': (312e12, 1.935e12),
+  '.*A100.*80GB.*': (312e12, 2.039e12),
+  '.*A100.*': (312e12, 1.555e12),
+}
+_REPEATS = 3
+_WIDTHS = {'cpu': 1024}  # of the product's matrices
+_WIDTH = 8192  # on an accelerator
+_BYTES = {'cpu': 2**27}  # of the array that is copied, far more than a cache holds
+_ACCELERATOR_BYTES = 2**31
+
+
+class Peaks(NamedTuple):
+  """Of one device."""
+
+  flops: float  # per second
+  bandwidth: float  # of its memory, in bytes per second
+  source: str  # 'published', or 'measured' by a plain product and a plain copy
+
+  @property
+  def note(self) -> str:
+    """For the reader of a share of these."""
+    return f'the {self.source} {"peak" if self.source == "published" else "rate"}'
+
+
+def published(kind: str) -> Peaks | None:
+  """The peaks in bfloat16 of a `device_kind`, from vendors' documents; None if it is not known."""
+  for pattern, chip in _TPUS.items():
+    if re.fullmatch(pattern, kind):
+      return Peaks(CHIPS[chip].flops, CHIPS[chip].bandwidth, 'published')
+  for pattern, (flops, bandwidth) in _GPUS.items():
+    if re.fullmatch(pattern, kind):
+      return Peaks(flops, bandwidth, 'published')
+  return None
+
+
+def measured(dtype: str) -> Peaks:
+  """What the first device reaches in a plain matrix product and a plain copy."""
+  device = jax.devices()[0]
+  width = _WIDTHS.get(device.platform, _WIDTH)
+  size = _BYTES.get(device.platform, _ACCELERATOR_BYTES)
+  matrix = jax.device_put(jnp.ones((width, width), dtype), device)
+  array = jax.device_put(jnp.zeros(size, jnp.int8), device)
+  multiply, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
+  for_product, for_copy = median_seconds(
+    _REPEATS,
+    lambda: jax.block_until_ready(multiply(matrix, matrix)),
+    lambda: jax.block_until_ready(copy(array)),
+  )
+  return Peaks(2 * width**3 / for_product, 2 * size / for_copy, 'measured')
+
+
+def of_devices(dtype: str) -> Peaks:
+  """The published peaks, for what computes in bfloat16 on a known device; else measured ones."""
+  known = published(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
+  return known or measured(dtype)
