@@ -24,16 +24,18 @@ def measure(workload: Workload, meshes: Meshes) -> list[Measurement]:
   config, spec = workload.model, decode_spec(workload, workload.prompt, workload.response)
   params = random_params(workload, meshes.training)
   prompts = random_prompts(config.vocab_size, workload.num_rows, workload.prompt)
-  responses = scheduler.generate(
-    config,
-    model.decode_layout(config, params, meshes.decoding),
-    prompts,
-    range(len(prompts)),
-    [0] * len(prompts),
-    jax.random.key(0),
-    spec,
-    meshes.decoding,
-  )
+  decode_params = model.decode_layout(config, params, meshes.decoding)
+  with jax.set_mesh(meshes.decoding):
+    responses = scheduler.generate(
+      config,
+      decode_params,
+      prompts,
+      range(len(prompts)),
+      [0] * len(prompts),
+      jax.random.key(0),
+      spec,
+      meshes.decoding,
+    )
   logps, _ = scoring.score(
     config,
     params,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from exgrpo_jax.performance.chips import CHIPS
 from exgrpo_jax.performance.timing import median_seconds
+from exgrpo_jax.policy import sharding
 
 # Of jax.Device.device_kind.
 _TPUS = {'TPU v5( lite|e)': 'v5e', 'TPU v5p?': 'v5p', 'TPU v6( lite|e)': 'v6e'}
@@ -57,14 +58,15 @@ def measured(dtype: str) -> Peaks:
   device = jax.devices()[0]
   width = _WIDTHS.get(device.platform, _WIDTH)
   size = _BYTES.get(device.platform, _ACCELERATOR_BYTES)
-  matrix = jax.device_put(jnp.ones((width, width), dtype), device)
-  array = jax.device_put(jnp.zeros(size, jnp.int8), device)
-  multiply, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
-  for_product, for_copy = median_seconds(
-    _REPEATS,
-    lambda: jax.block_until_ready(multiply(matrix, matrix)),
-    lambda: jax.block_until_ready(copy(array)),
-  )
+  alone = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=1), [device])
+  with jax.set_mesh(alone):
+    matrix, array = jnp.ones((width, width), dtype), jnp.zeros(size, jnp.int8)
+    multiply, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
+    for_product, for_copy = median_seconds(
+      _REPEATS,
+      lambda: jax.block_until_ready(multiply(matrix, matrix)),
+      lambda: jax.block_until_ready(copy(array)),
+    )
   return Peaks(2 * width**3 / for_product, 2 * size / for_copy, 'measured')
 
 
