@@ -15,7 +15,8 @@ from exgrpo_jax.performance import benchmark_page, measurement
 from exgrpo_jax.performance.benchmark_page import Outcome
 from exgrpo_jax.performance.benchmark_parts import Part, device_part, parts
 
-_PATIENCE = 4  # a part may take so many times its own estimate
+# A part may take so many times its own estimate, and at least so many seconds.
+_PATIENCE, _LEAST_LIMIT = 4, 120
 _ERROR = re.compile(r'(error: |[\w.]*(Error|Exception|Interrupt|Exit)\b)')
 
 
@@ -94,7 +95,7 @@ def _run_part(part: Part, seconds_left: float, folder: str) -> Outcome:
   print(f'{part.name}: about {part.seconds:.0f} s, {seconds_left:.0f} s are left', flush=True)
   file = os.path.join(folder, 'measurements.json')
   started = time.monotonic()
-  limit = min(seconds_left, _PATIENCE * part.seconds)
+  limit = min(seconds_left, max(_LEAST_LIMIT, _PATIENCE * part.seconds))
   ended = execute([*part.command, f'--json={file}', f'--facts={_facts_file(folder)}'], limit)
   seconds = time.monotonic() - started
   measurements = measurement.read(file)
