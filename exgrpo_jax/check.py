@@ -11,6 +11,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, check_model_path, parse_config
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import weights_and_biases
+from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
 
 
@@ -48,7 +49,8 @@ def check_start(args: cli.Args) -> Config:
   check_writable(args.workdir)
   make_folder('config.warm_start.path', config.warm_start.path)
   make_folder('config.data.cache_dir', config.data.cache_dir)
-  make_folder('config.compilation_cache', config.compilation_cache)
+  compiled = compilations.folder(config.compilation_cache, args.workdir)
+  make_folder('config.compilation_cache', compiled)
   check_hosts(args.config, args.workdir)
   return config
 

@@ -38,7 +38,9 @@ class Config:
   seed: int = setting('[0, inf)', 'two runs of the same seed are equal bit for bit')
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
   compilation_cache: str = setting(
-    None, "a folder that keeps compiled programs for the next start; '' is JAX's own setting"
+    None,
+    'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
+    "of the run; '' is JAX's own setting",
   )
   rollout: stages.Config
   replay: replay.Config
@@ -146,7 +148,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
       f"config.model.vocab_size={vocab_size} must be at least the tokenizer's "
       f"{text_tokenizer.vocab_size}: every token needs an embedding. 0 takes the tokenizer's."
     )
-  compilations.keep(parsed.compilation_cache)
+  compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   model.check_meshes(shape, meshes)

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from absl import flags
 
-from exgrpo_jax import cli, evaluate, export, held_out, prior_experience, warm_start
+from exgrpo_jax import cli, evaluate, export, held_out, prior_experience, rehearsal, warm_start
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
@@ -65,6 +65,9 @@ def define_flags() -> None:
   """Of this command."""
   cli.define_config()
   cli.define_workdir()
+  flags.DEFINE_bool(
+    'compile_only', False, 'Compiles all programs of the run into its compilation cache, and ends.'
+  )
 
 
 def main(args: cli.Args) -> None:
@@ -84,6 +87,10 @@ def main(args: cli.Args) -> None:
     with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       every, num_steps = config.evaluation.every, config.num_steps
       print(messages.banner(rollout, evaluations, every, done, num_steps, args.workdir), flush=True)
+      if args.compile_only:
+        rehearsal.run(experiment, rollout)
+        print(f'compiled {compiled}', flush=True)
+        return
       checkpoint.check_disk_space(args.workdir, state_shapes(experiment))
       # A resumed run needs its initial parameters only where a KL term refers to them.
       needs_params = not done or config.objective.kl_coefficient
@@ -122,7 +129,7 @@ def start_or_resume(
     else:
       assert params is not None
       if reference is not None:  # a copy, for updates donate their input
-        reference = jax.tree.map(jnp.copy, params)
+        reference = model.copied(params)
       snapshot = first_snapshot(experiment, rollout, params, successes)
     # Records of steps after the checkpoint will be written again.
     first = snapshot.step + 1 if snapshot.step else 0

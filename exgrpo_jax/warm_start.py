@@ -25,7 +25,7 @@ from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.padding import right_padded
+from exgrpo_jax.padding import length_bucket, right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import scheduler
@@ -197,7 +197,32 @@ def _train(
             f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
           )
           break
-  return state.params
+  # In the layout of `model.init`: in another one they would be arguments of other programs.
+  return jax.device_put(state.params, jax.tree.map(lambda leaf: leaf.sharding, params))
+
+
+def rehearse(experiment: Experiment) -> None:
+  """Compiles the updates of a warm start: one at each length that its rows may be padded to."""
+  config, mesh = experiment.config.warm_start, experiment.meshes.training
+  key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
+  params = model.init(experiment.model, key, mesh)
+  optimizer_config = _optimizer(experiment.config.optimizer, config)
+  state = optimizer.init(optimizer_config, config.num_updates, params)
+  lengths = [len(prompt) + len(solution) for prompt, solution in _solutions(experiment)]
+  for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
+    zeros_BT = np.zeros((config.batch_size, length))
+    arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
+    tokens_BT, mask_BT = sharding.put(arrays, sharding.batch(mesh, config.batch_size))
+    state, _ = _update(
+      experiment.model,
+      optimizer_config,
+      config.num_updates,
+      experiment.config.rollout.logit_chunk,
+      state,
+      tokens_BT,
+      mask_BT,
+    )
+  jax.block_until_ready(state)
 
 
 def _pass_rate(

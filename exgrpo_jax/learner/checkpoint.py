@@ -314,12 +314,12 @@ def _checksums(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
   """
   return {f'cursor.{name}': value for name, value in cursor.items()} | {
     jax.tree_util.keystr(path): int(value)
-    for path, value in jax.tree_util.tree_leaves_with_path(jax.device_get(_bit_sums(state)))
+    for path, value in jax.tree_util.tree_leaves_with_path(jax.device_get(bit_sums(state)))
   }
 
 
 @jax.jit
-def _bit_sums(state: TrainState) -> Any:
+def bit_sums(state: TrainState) -> Any:
   """uint32 sums that wrap around, so that they do not depend on the order of addition."""
 
   def bits(leaf: jax.Array) -> jax.Array:

@@ -181,6 +181,12 @@ def hidden_states(
   return _embedding_and_head(config, params).final_norm(x_BTD)
 
 
+@jax.jit  # one program for all parameters
+def copied(params: Params) -> Params:
+  """A copy, for updates donate their input."""
+  return jax.tree.map(jnp.copy, params)
+
+
 def unembedding(config: Config, params: Params) -> jax.Array:
   """[D, V] in the compute dtype: logits = hidden @ unembedding."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']

@@ -86,9 +86,9 @@ def generate(
       if state is None or prefilled is None:
         state, places = decode_loop.empty(config, program_spec, length)
         prefilled = Prefilled(places)
-      state = _fit_cache(state, length)
-      for insertion in _insertions(config, spec, params, mesh, prefilled, slots, waiting):
-        state = decode_loop.insert(state, prefilled.prompts, insertion)
+      state = _fit_cache(spec, state, length)
+      for new in _insertions(config, spec, params, mesh, prefilled, slots, waiting):
+        state = decode_loop.insert(state, prefilled.prompts, new)
       min_finished = rows_per_insert(spec.slots) if waiting else len(slots) - slots.count(None)
       state, decoded = decode_loop.decode(
         config, program_spec, params, key, state, min_finished, temperature
@@ -104,6 +104,11 @@ def generate(
 def rows_per_insert(slots: int) -> int:
   """R: how many slots are filled together."""
   return max(1, slots // _REFILL_SHARE)
+
+
+def compacted_slots(slots: int) -> int:
+  """How many are left of so many slots when the last rows close up; 0 is not at all."""
+  return slots // 4  # halves would compile twice as many programs
 
 
 def cache_lengths(longest_row: int, platform: str) -> list[int]:
@@ -158,7 +163,7 @@ def _progress(slots: _Slots, responses: Mapping[int, Response], total: int) -> s
 def _compact(state: State, slots: _Slots) -> tuple[State, _Slots]:
   """A quarter of the slots, once the live rows fit into these and no others wait."""
   live = [slot for slot, row in enumerate(slots) if row is not None]
-  count = len(slots) // 4  # halves would compile twice as many programs
+  count = compacted_slots(len(slots))
   if len(live) > count:
     return state, slots
   free = [slot for slot, row in enumerate(slots) if row is None]
@@ -178,11 +183,16 @@ def _cache_length(spec: DecodeSpec, slots: _Slots) -> int:
   return next(length for length in lengths if length >= needed)
 
 
-def _fit_cache(state: State, length: int) -> State:
+def _fit_cache(spec: DecodeSpec, state: State, length: int) -> State:
   """The state with a cache of at least this length, and not much longer."""
   present = kv_cache.length(state.cache)
-  if present < length or present >= 4 * length:  # no switching back and forth between two lengths
-    return decode_loop.resize_cache(state, length)
+  if length <= present < 4 * length:  # no switching back and forth between two lengths
+    return state
+  lengths = cache_lengths(spec.longest_row, sharding.platform())
+  now, then = lengths.index(present), lengths.index(length)
+  step = 1 if then > now else -1
+  for place in range(now + step, then + step, step):  # one by one: few pairs to compile
+    state = decode_loop.resize_cache(state, lengths[place])
   return state
 
 
@@ -212,13 +222,14 @@ def _insertions(
       entries = [
         (slot, prefilled.places[row.origin], row) for slot, row in ready[start : start + count]
       ]
-      yield _insertion(entries, count, spec.slots)
+      yield insertion(entries, spec.slots)
     for _, row in ready:
       row.is_filled = True
 
 
-def _insertion(entries: Sequence[tuple[int, int, _Row]], count: int, num_slots: int) -> Insertion:
-  """(slot, source, row) as arrays of length `count`; what is left over fills none."""
+def insertion(entries: Sequence[tuple[int, int, _Row]], num_slots: int) -> Insertion:
+  """(slot, source, row) of at most `rows_per_insert` rows; what is left over fills no slot."""
+  count = rows_per_insert(num_slots)
 
   def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
     return np.array([*values, *[fill] * (count - len(values))], np.int32)

@@ -1,0 +1,68 @@
+"""A run compiles few programs, and none that --compile_only has not compiled before."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import REPOSITORY, TINY_CONFIG
+
+# Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
+CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6, 'parity.every': 1}
+
+
+@pytest.fixture(scope='module')
+def said(data, tmp_path_factory):
+  """What --compile_only prints, and then a run in another workdir that shares its cache."""
+  folder = tmp_path_factory.mktemp('rehearsed')
+  settings = CHANGES | {
+    'compilation_cache': '{workdir}/../compiled',
+    'objective.kl_coefficient': 0.01,
+    'data.train': data.train,
+    'warm_start.data': data.train,
+    'data.evaluation': f"('{data.evaluation}',)",
+    'data.cache_dir': data.cache,
+  }
+  command = [sys.executable, '-m', 'exgrpo_jax.train', f'--config={TINY_CONFIG}']
+  command += [f'--config.{name}={value}' for name, value in settings.items()]
+  env = os.environ | {'JAX_PLATFORMS': 'cpu'}
+
+  def train(name, *more):
+    process = subprocess.run(
+      [*command, f'--workdir={folder / name}', *more],
+      cwd=REPOSITORY,
+      env=env,
+      text=True,
+      capture_output=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+  return train('first', '--compile_only'), train('second'), folder
+
+
+def counts(output, pattern):
+  """{function: programs} of what was printed."""
+  (listed,) = re.findall(pattern, output)
+  pairs = [entry.partition(' ') for entry in listed.split(', ')]
+  return {name: int(number or 1) for name, _, number in pairs}
+
+
+def test_a_run_compiles_fewer_than_twenty_programs(said):
+  names = counts(said[1], r'compiled \d+ programs in \d+ s: (.*); not')
+  assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
+  assert sum(names.values()) < 20, names
+
+
+def test_a_run_compiles_nothing_after_compile_only(said):
+  rehearsed = counts(said[0], r'not in the compilation cache: (.*)\n')
+  assert rehearsed['decode'] == 3 and rehearsed['accumulate']  # 24 slots, 6 and 1
+  assert counts(said[1], r'not in the compilation cache: (.*)\n') == {'none': 1}
+
+
+def test_compile_only_takes_no_step(said):
+  folder = said[2] / 'first'
+  assert not {'metrics.jsonl', 'checkpoints', 'config.json'} & {*os.listdir(folder)}
+  assert (said[2] / 'second' / 'metrics.jsonl').exists()
