@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 
+MULTIPLE = 128  # of the positions of `Dense`: blocks of kernels divide them
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 
@@ -29,7 +30,7 @@ class Transposed(NamedTuple):
 
 
 class Dense(NamedTuple):
-  """Rotated keys and values, in the layout that is fast on accelerators."""
+  """Rotated keys and values, in the layout for accelerators; S is a multiple of MULTIPLE."""
 
   key_BGSH: jax.Array
   value_BGSH: jax.Array

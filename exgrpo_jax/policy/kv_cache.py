@@ -4,12 +4,15 @@ Backends of decoding, each with the layout of the cache that it reads:
 
   transposed  plain JAX, for CPU
   dense       plain JAX, for accelerators
-  ragged      a Pallas kernel for TPU, which reads no more of a row than the row has
+  cudnn       NVIDIA's flash attention, in bfloat16
+  pallas      Pallas' decode attention for GPU
+  ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
 
 A layer's arrays are named by their dimensions, and what is done alike in all layouts goes by these
 names. Further shape letters: S positions of the cache, R rows selected from B.
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,11 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import dense_cache, ragged_cache, sharding
+from exgrpo_jax.policy import dense_cache, gpu_decoding, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
-DECODE_BACKENDS = ('transposed', 'dense', 'ragged')
+DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'pallas', 'ragged')
 
 LayerCache = Transposed | Dense | Ragged
 Cache = tuple[LayerCache, ...]  # L of them
@@ -33,11 +36,13 @@ _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
   """The one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  On the mesh of `jax.set_mesh`. What the TPU's kernel cannot read is left to plain JAX.
+  On the mesh of `jax.set_mesh`. What a platform's kernel cannot read is left to plain JAX.
   """
   if platform == 'cpu':
     return 'transposed'
-  return 'ragged' if platform == 'tpu' and ragged_cache.takes(G, H, dtype) else 'dense'
+  if platform == 'tpu':
+    return 'ragged' if ragged_cache.takes(G, H, dtype) else 'dense'
+  return 'cudnn' if gpu_decoding.cudnn_takes(H, dtype) else 'dense'
 
 
 def is_ragged(platform: str) -> bool:
@@ -119,14 +124,29 @@ def write_token(
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
-def attend(query_BNH: jax.Array, position_B: Array, layer: LayerCache) -> jax.Array:
-  """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H]."""
-  return _ATTEND[type(layer)](query_BNH, position_B, layer)
+def attend(
+  query_BNH: jax.Array, position_B: Array, layer: LayerCache, backend: str | None = None
+) -> jax.Array:
+  """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
+
+  Args:
+    query_BNH: rotated queries.
+    position_B: int32.
+    layer: the layer's cache.
+    backend: one of DECODE_BACKENDS that reads the layout of `layer`, to compare them; by default
+      the platform's.
+  """
+  if backend is None:
+    G, H = _num_heads(layer), query_BNH.shape[-1]
+    backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
+  return _ATTEND[backend](query_BNH, position_B, layer)
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {
   'transposed': Transposed,
   'dense': Dense,
+  'cudnn': Dense,
+  'pallas': Dense,
   'ragged': Ragged,
 }
 _FROM_SEQUENCE: dict[type[LayerCache], Callable[..., LayerCache]] = {
@@ -139,16 +159,26 @@ _WRITE: dict[type[LayerCache], Callable[..., LayerCache]] = {
   Dense: dense_cache.write_dense,
   Ragged: ragged_cache.write,
 }
-_ATTEND: dict[type[LayerCache], Callable[..., jax.Array]] = {
-  Transposed: dense_cache.attend_transposed,
-  Dense: dense_cache.attend_dense,
-  Ragged: ragged_cache.attend,
+_ATTEND: dict[str, Callable[..., jax.Array]] = {
+  'transposed': dense_cache.attend_transposed,
+  'dense': dense_cache.attend_dense,
+  'cudnn': gpu_decoding.attend_cudnn,
+  'pallas': gpu_decoding.attend_pallas,
+  'ragged': ragged_cache.attend,
 }
 
 
 def _rounded(layout: type[LayerCache], S: int) -> int:
   """The least length of at least S that the layout can have."""
-  return ragged_cache.whole_pages(S) if layout is Ragged else S
+  multiple = {Transposed: 1, Dense: dense_cache.MULTIPLE, Ragged: ragged_cache.PAGE}[layout]
+  return multiple * math.ceil(S / multiple)
+
+
+def _num_heads(layer: LayerCache) -> int:
+  """G."""
+  if isinstance(layer, Ragged):
+    return layer.pair_BSCH.shape[2] // 2
+  return layer.value_BGSH.shape[1]
 
 
 def _axes(name: str) -> str:

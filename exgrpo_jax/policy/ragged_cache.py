@@ -47,11 +47,6 @@ def takes(G: int, H: int, dtype: str) -> bool:
   return dtype == 'bfloat16' and H == _HEAD_SIZE and together and fill_tiles
 
 
-def whole_pages(S: int) -> int:
-  """S rounded up to whole pages."""
-  return PAGE * math.ceil(S / PAGE)
-
-
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Ragged:
   """A layer of T positions, all of them written."""
   B, T, G, H = key_BTGH.shape

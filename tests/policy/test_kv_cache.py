@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
@@ -23,8 +25,10 @@ from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMP
   ('platform', 'dtype', 'G', 'H', 'backend'),
   [
     ('cpu', 'bfloat16', 4, 128, 'transposed'),
+    ('gpu', 'bfloat16', 4, 128, 'cudnn'),
+    ('cuda', 'bfloat16', 4, 64, 'cudnn'),
+    ('gpu', 'bfloat16', 4, 256, 'dense'),  # before Hopper 128 is the most
     ('gpu', 'float32', 4, 128, 'dense'),
-    ('cuda', 'float32', 4, 128, 'dense'),
     ('tpu', 'bfloat16', 4, 128, 'ragged'),
     ('tpu', 'bfloat16', 8, 128, 'ragged'),
     ('tpu', 'bfloat16', 1, 128, 'ragged'),
@@ -89,6 +93,43 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   plain = dense_cache.dense_from_sequence(key_BSGH, value_BSGH)
   expected = dense_cache.attend_dense(query_BNH, position_B, plain)
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def dense_inputs(B, S, N, G, H, dtype):
+  rng = np.random.default_rng(0)
+  query_BNH, key_BSGH, value_BSGH = (
+    jnp.asarray(rng.normal(size=size), dtype) for size in ((B, N, H), (B, S, G, H), (B, S, G, H))
+  )
+  return query_BNH, dense_cache.dense_from_sequence(key_BSGH, value_BSGH)
+
+
+@pytest.mark.parametrize('S', [128, 384, 1024])
+def test_pallas_attention_for_gpu_equals_plain_attention(monkeypatch, S):
+  """Interpreted on CPU: of short caches, of few blocks, and of many parts."""
+  interpreted = functools.partial(decode_attention.mqa, interpret=True)
+  monkeypatch.setattr(decode_attention, 'mqa', interpreted)
+  position_B = np.array([0, S // 2, S - 1, S - 2])
+  query_BNH, layer = dense_inputs(4, S, 14, 2, 64, 'float32')
+  found = kv_cache.attend(query_BNH, position_B, layer, 'pallas')
+  expected = kv_cache.attend(query_BNH, position_B, layer, 'dense')
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('backend', 'kernel_call'), [('cudnn', '__cudnn$fmha'), ('pallas', 'mha_forward')]
+)
+def test_kernels_for_gpu_are_lowered_and_read_the_cache_as_it_lies(
+  monkeypatch, backend, kernel_call
+):
+  """Lowered only: no GPU runs this."""
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91_000)
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda _: True)
+  query_BNH, layer = dense_inputs(2, 9216, 28, 4, 128, 'bfloat16')
+  attend = jax.jit(kv_cache.attend, static_argnums=3)
+  traced = attend.trace(query_BNH, jnp.zeros(2, jnp.int32), layer, backend)
+  text = traced.lower(lowering_platforms=('cuda',)).as_text()
+  assert kernel_call in text
+  assert not re.search(r'stablehlo.transpose.*9216', text)
 
 
 @pytest.fixture(scope='module')
@@ -185,7 +226,7 @@ def compiled_for(topology, config, slots, length, data, tensor):
   from exgrpo_jax.performance import chips
 
   mesh = sharding.make_mesh(
-    sharding.Config(data=data, fsdp=1, tensor=tensor), chips.slice_devices(topology)
+    sharding.DecodingConfig(data=data, tensor=tensor), chips.slice_devices(topology)
   )
   spec = dataclasses.replace(SPEC, slots=slots, max_prompt=length // 2, max_response=length // 2)
   with jax.set_mesh(mesh):

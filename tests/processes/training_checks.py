@@ -10,7 +10,7 @@ from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scheduler
 from tests.helpers.checks import Checks, case
-from tests.helpers.decoding import decoding_by
+from tests.helpers.decoding import decoding_by, plain_kernel
 from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface import stored_checkpoints
@@ -31,11 +31,14 @@ def sampled_tokens_are_those_of_one_device():
     with case(decoding):
       actual = sample_on(make_meshes((1, 8, 1), decoding))
       assert actual == expected, (actual, expected)
-  with decoding_by('dense'):
-    for decoding in ((4, 1, 2), (8, 1, 1), (2, 1, 4)):  # 4 does not divide two key/value heads
-      with case(decoding):
-        actual = sample_on(make_meshes((1, 8, 1), decoding))
-        assert actual == expected, (actual, expected)
+  for backend, decoding in (
+    ('dense', (4, 1, 2)),
+    ('dense', (2, 1, 4)),  # which does not divide two key/value heads
+    ('ragged', (4, 1, 2)),
+  ):
+    with case((backend, decoding)), decoding_by(backend), plain_kernel():
+      actual = sample_on(make_meshes((1, 8, 1), decoding))
+      assert actual == expected, (actual, expected)
 
 
 def sample_on(meshes):
