@@ -193,7 +193,7 @@ def decode(
   `DecodeSpec.at_any_temperature`.
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
-  unembedding_DV = model.unembedding(config, params)
+  unembedding_DV = _padded_unembedding(config, params)
   key_B = randomness.row_keys(key, state.question_row_B, state.sample_index_B)
   live_before_B = state.live_B
 
@@ -208,7 +208,10 @@ def decode(
     time, state, decoded = carry
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
-      spec.distribution, logits_BV / temperature, randomness.uniforms(key_B, state.length_B)
+      spec.distribution,
+      logits_BV / temperature,
+      randomness.uniforms(key_B, state.length_B),
+      config.vocab_size,
     )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(spec.eos_ids))
     length_B = state.length_B + state.live_B
@@ -248,6 +251,15 @@ def _laid_out(rows: _Rows) -> _Rows:
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
   )
   return rest._replace(cache=kv_cache.constrained(rows.cache))
+
+
+def _padded_unembedding(config: model.Config, params: model.Params) -> jax.Array:
+  """[D, V] with the columns that `token_sampling.padded_size` adds."""
+  unembedding_DV = model.unembedding(config, params)
+  more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
+  if not more:
+    return unembedding_DV
+  return sharding.constrain(jnp.pad(unembedding_DV, ((0, 0), (0, more))), (None, 'vocab'))
 
 
 def _nothing_decoded(state: State) -> Decoded:

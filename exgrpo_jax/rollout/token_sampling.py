@@ -9,6 +9,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from exgrpo_jax.policy import sharding
+
 _LANES = 128  # a block is a multiple of the widest vector register
 
 
@@ -27,8 +29,23 @@ class Distribution:
     return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+def padded_size(vocab_size: int) -> int:
+  """Columns of the logits with which each shard of the vocabulary has whole blocks.
+
+  Then block sums need no data of other shards. On the mesh of `jax.set_mesh`; where it does not
+  split the vocabulary nothing is added.
+  """
+  num_shards = sharding.num_shards('vocab', vocab_size)
+  if num_shards == 1:
+    return vocab_size
+  return _round_up(vocab_size, num_shards * _block_width(vocab_size))
+
+
 def sample_token(
-  distribution: Distribution, logits_BV: jax.Array, uniform_B2: jax.Array
+  distribution: Distribution,
+  logits_BV: jax.Array,
+  uniform_B2: jax.Array,
+  vocab_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """A token per row by inverse CDF, with its log-probability and the entropy, in nats.
 
@@ -41,17 +58,24 @@ def sample_token(
     distribution: temperature and truncation.
     logits_BV: float32.
     uniform_B2: float32 in [0, 1).
+    vocab_size: columns beyond it are padding; see `padded_size`. By default V.
 
   Returns:
     (token_B int32, logp_B float32, entropy_B float32).
   """
+  V = logits_BV.shape[-1]
+  vocab_size = vocab_size or V
   logits_BV = logits_BV / (distribution.temperature or 1.0)
+  if vocab_size < V:
+    logits_BV = jnp.where(jnp.arange(V) < vocab_size, logits_BV, -jnp.inf)
   if distribution.truncates:
     logits_BV = truncate(distribution, logits_BV)
   shifted_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
   weight_BV = jnp.exp(shifted_BV)
-  blocks_BCW = _blocks(weight_BV)
-  block_BC = jnp.sum(blocks_BCW, axis=-1)
+  blocks_BCW = _blocks(weight_BV, vocab_size)
+  # Replicated, as are the chosen block's weights below: so small that drawing from them needs no
+  # sums over shards.
+  block_BC = sharding.constrain(jnp.sum(blocks_BCW, axis=-1), ('batch', None))
   log_total_B = jnp.log(jnp.sum(block_BC, axis=-1))
   # Impossible tokens add 0, not 0 * -inf.
   product_BV = jnp.where(weight_BV > 0, weight_BV * shifted_BV, 0)
@@ -61,6 +85,7 @@ def sample_token(
   else:
     chosen_B = inverse_cdf(block_BC, uniform_B2[:, 0])
     within_BW = jnp.take_along_axis(blocks_BCW, chosen_B[:, None, None], axis=1)[:, 0]
+    within_BW = sharding.constrain(within_BW, ('batch', None))
     token_B = chosen_B * within_BW.shape[-1] + inverse_cdf(within_BW, uniform_B2[:, 1])
   logp_B = jnp.take_along_axis(shifted_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
   return token_B.astype(jnp.int32), logp_B, entropy_B
@@ -97,9 +122,17 @@ def truncate(distribution: Distribution, logits_BV: jax.Array) -> jax.Array:
   return logits_BV
 
 
-def _blocks(weight_BV: jax.Array) -> jax.Array:
-  """[B, C, W] with W near the root of V; padding in the last block has weight 0."""
+def _blocks(weight_BV: jax.Array, vocab_size: int) -> jax.Array:
+  """[B, C, W] with W near the root of the vocabulary's size; padding has weight 0."""
   B, V = weight_BV.shape
-  width = _LANES * math.ceil(math.sqrt(V) / _LANES)
-  count = math.ceil(V / width)
-  return jnp.pad(weight_BV, ((0, 0), (0, count * width - V))).reshape(B, count, width)
+  width = _block_width(vocab_size)
+  padded = _round_up(V, width)
+  return jnp.pad(weight_BV, ((0, 0), (0, padded - V))).reshape(B, padded // width, width)
+
+
+def _block_width(vocab_size: int) -> int:
+  return _round_up(math.ceil(math.sqrt(vocab_size)), _LANES)
+
+
+def _round_up(size: int, multiple: int) -> int:
+  return multiple * math.ceil(size / multiple)

@@ -557,7 +557,7 @@ def distance(config, params, row, ours, theirs):
   hidden_TD = jax.jit(model.hidden_states, static_argnums=0)(config, params, padded_T[None])[0]
   logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
   p_V = np.exp(logits_V - logits_V.max())
-  blocks_CW = np.asarray(token_sampling._blocks(p_V[None])[0], np.float64)
+  blocks_CW = np.asarray(token_sampling._blocks(p_V[None], len(p_V))[0], np.float64)
   key_B = randomness.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
   uniforms = np.asarray(randomness.uniforms(key_B, np.array([place])))[0]
   block = ours.tokens[place] // blocks_CW.shape[1]
