@@ -75,6 +75,8 @@ def generate(
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
   state, prefilled = None, None
+  # The caller may have made it on the mesh of training; a program's arguments share one mesh.
+  key = jax.device_put(key, sharding.replicated(mesh))
   with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
     while waiting or any(slots):
       if not waiting and state is not None and not kv_cache.is_ragged(sharding.platform()):

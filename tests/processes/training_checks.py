@@ -9,6 +9,8 @@ from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers.checks import Checks, case
 from tests.helpers.decoding import decoding_by, plain_kernel
 from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
@@ -44,13 +46,15 @@ def sampled_tokens_are_those_of_one_device():
 def sample_on(meshes):
   config = test_scheduler.CONFIG
   params = test_scheduler.make_params(config, meshes.training)
+  with jax.set_mesh(meshes.training):  # as in a step
+    key = randomness.key(0, Purpose.ROLLOUT, 1)
   responses = scheduler.generate(
     config,
     model.decode_layout(config, params, meshes.decoding),
     test_scheduler.PROMPTS,
     test_scheduler.ROWS,
     test_scheduler.SAMPLES,
-    test_scheduler.KEY,
+    key,
     test_scheduler.SPEC,
     meshes.decoding,
   )
