@@ -75,9 +75,10 @@ def generate(
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
   state, prefilled = None, None
-  # The caller may have made it on the mesh of training; a program's arguments share one mesh.
-  key = jax.device_put(key, sharding.replicated(mesh))
+  # The caller may have made it on the mesh of training, and a program's arguments share one mesh.
+  key_data = jax.device_get(jax.random.key_data(key))
   with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
+    key = jax.random.wrap_key_data(key_data)
     while waiting or any(slots):
       if not waiting and state is not None and not kv_cache.is_ragged(sharding.platform()):
         state, slots = _compact(state, slots)
