@@ -251,6 +251,7 @@ def update_spec(
     mesh=mesh,
     num_updates=parsed.num_updates,
     temperature=parsed.rollout.temperature,
+    longest_row=parsed.rollout.longest_row,
     max_response=parsed.rollout.max_response,
     logit_chunk=parsed.rollout.logit_chunk,
   )

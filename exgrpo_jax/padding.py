@@ -15,14 +15,6 @@ def length_bucket(length: int, limit: int | None = None) -> int:
   return bucket if limit is None else min(limit, bucket)
 
 
-def length_buckets(limit: int) -> list[int]:
-  """Every value of `length_bucket` at this limit, shortest first."""
-  lengths = [length_bucket(1, limit)]
-  while lengths[-1] < limit:
-    lengths.append(length_bucket(lengths[-1] + 1, limit))
-  return lengths
-
-
 def rows_within(num_tokens: int, length: int) -> int:
   """How many rows of `length` tokens a budget of tokens has room for; at least one."""
   return max(1, num_tokens // length)

@@ -314,7 +314,7 @@ def _update(
   mask_BT: jax.Array,
 ) -> tuple[TrainState, jax.Array]:
   def loss_of(params: model.Params) -> jax.Array:
-    logp_BT, _ = score_tokens(model_config, params, tokens_BT, 1.0, logit_chunk)
+    logp_BT, _ = score_tokens(model_config, params, tokens_BT, None, 1.0, logit_chunk)
     return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
 
   loss, gradient = jax.value_and_grad(loss_of)(state.params)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exgrpo_jax.padding import length_bucket, length_buckets, right_padded, rows_within
+from exgrpo_jax.padding import length_bucket, right_padded, rows_within
 
 
 def test_lengths_are_rounded_up_to_powers_of_two_and_their_middles():
@@ -20,11 +20,6 @@ def test_lengths_are_rounded_up_to_powers_of_two_and_their_middles():
     (385, None): 512,
   }
   assert {(length, limit): length_bucket(length, limit) for length, limit in expected} == expected
-
-
-def test_all_buckets_up_to_a_limit():
-  assert length_buckets(200) == [32, 48, 64, 96, 128, 192, 200]
-  assert length_buckets(20) == [20]
 
 
 def test_a_budget_has_room_for_at_least_one_row():

@@ -99,8 +99,7 @@ class Config:
 class LossInputs(NamedTuple):
   """All that a token's loss needs besides the current policy, normalisers included.
 
-  The loss of any slice by rows or by positions is that slice's share of the
-  minibatch's. Columns of width 1 belong to the row; they stay when positions are cut.
+  The loss of any choice of tokens is their share of the minibatch's, however they are arranged.
   """
 
   mask_BT: Array  # float32, 1 where the token is a response's own
@@ -109,11 +108,11 @@ class LossInputs(NamedTuple):
   kl_weight_BT: Array  # float32, share in the mean KL: of fresh rows alone
   old_logp_BT: Array  # float32, nats, of `Batch.behaviour_logp_BT`; 0 outside the mask
   tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
-  advantage_B1: Array  # float32
-  is_replay_B1: Array  # bool
+  advantage_BT: Array  # float32, of the token's row, as the next
+  is_replay_BT: Array  # bool
   # From passes over whole rows before the update; None where the config needs none.
   reference_logp_BT: Array | None = None  # float32, nats; where kl_coefficient > 0
-  row_log_ratio_B1: Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
+  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
 
 
 # ---- Before the update, on whole minibatches ----
@@ -133,32 +132,33 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     max_response: the configured response limit in tokens.
 
   Returns:
-    Inputs aligned with batch.tokens_BT. From here on rows may be permuted, split or, where their
-    mask is empty, dropped, and positions cut.
+    Inputs aligned with batch.tokens_BT. From here on tokens may be rearranged and, where the mask
+    is 0, dropped.
   """
-  mask_BT, is_replay_B1 = np.asarray(batch.response_mask_BT), np.asarray(batch.is_replay_B)[:, None]
+  mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
+  is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
   return LossInputs(
     mask_BT=mask_BT,
     weight_BT=normalisers.token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=normalisers.mean_weights(mask_BT),
     # On fresh rows only: k3 is unbiased under the current policy's own samples.
-    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_replay_B1),
+    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_replay_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
     tis_weight_BT=batch.tis_weight_BT,
-    advantage_B1=np.asarray(batch.advantage_B)[:, None],
-    is_replay_B1=is_replay_B1,
+    advantage_BT=np.broadcast_to(np.asarray(batch.advantage_B)[:, None], shape),
+    is_replay_BT=is_replay_BT,
   )
 
 
-def row_log_ratio(logp_BT: Array, inputs: LossInputs) -> jax.Array:
-  """The mean of log pi - log pi_old over each row's response tokens: [B, T] -> [B, 1].
+def row_log_ratio(logp_BT: Array, inputs: LossInputs, segment_BT: Array) -> jax.Array:
+  """The mean of log pi - log pi_old over the response tokens of each token's row: [B, T].
 
-  For `LossInputs.row_log_ratio_B1`, from a pass over whole rows; 0 for a row without tokens.
+  For `LossInputs.row_log_ratio_BT`, from a pass over whole rows; 0 for a row without tokens.
+  `segment_BT` says which row a token belongs to; see `terms.row_means`.
   """
   gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - inputs.old_logp_BT, 0.0)
-  length_B1 = inputs.mask_BT.sum(axis=1, keepdims=True)
-  return gap_BT.sum(axis=1, keepdims=True) / jnp.maximum(length_B1, 1)
+  return terms.row_means(gap_BT, inputs.mask_BT, segment_BT)
 
 
 # ---- The loss of some tokens ----
@@ -172,15 +172,15 @@ def fresh_terms(
   Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; with a larger upper bound
   that is clip-higher (DAPO, arXiv:2503.14476).
   """
-  advantage_B1 = inputs.advantage_B1
+  advantage_BT = inputs.advantage_BT
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
   if config.surrogate == 'cispo':
-    term_BT, is_clipped_BT = terms.cispo(logp_BT, ratio_BT, bounded_BT, advantage_B1, clip)
+    term_BT, is_clipped_BT = terms.cispo(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
   else:
-    term_BT, is_clipped_BT = terms.ppo(ratio_BT, bounded_BT, advantage_B1, clip)
+    term_BT, is_clipped_BT = terms.ppo(ratio_BT, bounded_BT, advantage_BT, clip)
     if config.dual_clip < float('inf'):
       term_BT, is_clipped_BT = terms.dual_clip(
-        term_BT, is_clipped_BT, advantage_B1, clip, config.dual_clip
+        term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
       )
   return inputs.tis_weight_BT * term_BT, is_clipped_BT
 
@@ -207,13 +207,13 @@ def policy_terms(
 
   Returns (term_BT, is_clipped_BT): the second is true where clipping chose the term.
   """
-  is_replay_B1 = inputs.is_replay_B1
+  is_replay_BT = inputs.is_replay_BT
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
-  ratio_BT = jnp.exp(jnp.where(is_replay_B1, 0.0, log_ratio_BT))
+  ratio_BT = jnp.exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
-  weight_BT = replay_weights(logp_BT, jnp.where(is_replay_B1, log_ratio_BT, 0.0), config)
-  replayed_BT = weight_BT * inputs.advantage_B1
-  return jnp.where(is_replay_B1, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_B1
+  weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
+  replayed_BT = weight_BT * inputs.advantage_BT
+  return jnp.where(is_replay_BT, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_BT
 
 
 def token_loss(
@@ -245,26 +245,26 @@ def token_loss(
     minibatches, except those named *_max, which combine by maximum (`merge_sums`).
   """
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
-  is_token_BT, is_replay_B1 = inputs.mask_BT > 0, inputs.is_replay_B1
+  is_token_BT, is_replay_BT = inputs.mask_BT > 0, inputs.is_replay_BT
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
   entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
   now_BT = jax.lax.stop_gradient(logp_BT)
   if config.ratio == 'sequence':
     # The value is the row's, the gradient the token's own.
-    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, _given(inputs.row_log_ratio_B1))
+    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, _given(inputs.row_log_ratio_BT))
   else:
     fresh_BT = logp_BT - jnp.where(is_first, now_BT, inputs.old_logp_BT)
   past_BT = inputs.old_logp_BT
   if not config.importance_correction:  # as for fresh rows
     past_BT = jnp.where(is_first, now_BT, past_BT)
-  log_ratio_BT = jnp.where(is_replay_B1, logp_BT - past_BT, fresh_BT)
+  log_ratio_BT = jnp.where(is_replay_BT, logp_BT - past_BT, fresh_BT)
   term_BT, is_clipped_BT = policy_terms(logp_BT, log_ratio_BT, inputs, clip, config)
   loss = -jnp.sum(inputs.weight_BT * term_BT)
   loss -= config.entropy_bonus * jnp.sum(inputs.entropy_weight_BT * entropy_BT)
   sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
-    gap_BT = jnp.where(is_token_BT & ~is_replay_B1, gap_BT, 0.0)
+    gap_BT = jnp.where(is_token_BT & ~is_replay_BT, gap_BT, 0.0)
     kl_BT = terms.k3(gap_BT)
     loss += config.kl_coefficient * jnp.sum(inputs.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
@@ -277,7 +277,7 @@ def token_loss(
 def zero_sums(config: Config) -> dict[str, jax.Array]:
   """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
   zero = jnp.zeros((1, 1))
-  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero))._replace(is_replay_B1=zero > 0)
+  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero))._replace(is_replay_BT=zero > 0)
   return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
 
 
@@ -328,7 +328,7 @@ def _metric_sums(
   inputs: LossInputs,
   config: Config,
 ) -> dict[str, jax.Array]:
-  replay_mask_BT = inputs.mask_BT * inputs.is_replay_B1
+  replay_mask_BT = inputs.mask_BT * inputs.is_replay_BT
   fresh_mask_BT = inputs.mask_BT - replay_mask_BT
   log_ratio_BT = jax.lax.stop_gradient(log_ratio_BT)
   ratio_BT = jnp.where(replay_mask_BT > 0, jnp.exp(log_ratio_BT), 0.0)

@@ -101,6 +101,24 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
 
 
+def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
+  """The mean of x over the tokens of each token's row: [B, T] -> [B, T].
+
+  Args:
+    x_BT: float32, 0 outside the mask.
+    mask_BT: float32, 1 where a token counts; a row in which none does has mean 0.
+    segment_BT: int32 in 0 … T, equal for tokens of one row. Several rows may lie in a sequence.
+  """
+
+  def means(x_T: Array, mask_T: Array, segment_T: Array) -> jax.Array:
+    num_segments = len(segment_T) + 1
+    total = jax.ops.segment_sum(x_T, segment_T, num_segments)
+    count = jax.ops.segment_sum(mask_T, segment_T, num_segments)
+    return (total / jnp.maximum(count, 1))[segment_T]
+
+  return jax.vmap(means)(x_BT, mask_BT, segment_BT)
+
+
 def k3(log_ratio_BT: Array) -> jax.Array:
   """KL(policy, reference) by Schulman's k3, of log(reference / policy): at least 0, in nats.
 

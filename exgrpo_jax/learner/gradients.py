@@ -1,9 +1,9 @@
-"""The gradient of one minibatch: rows cut into microbatches, whose gradients are added up.
+"""The gradient of one minibatch: rows packed into microbatches, whose gradients are added up.
 
 The normalisers are taken from the whole minibatch before it is cut (`objective.loss_inputs`),
-so microbatches, their order and the mesh change nothing but rounding. Shape letters of
-its own: W tokens of a row from its first response token on, which alone get logits;
-M microbatches of one shape.
+so packing, microbatches, their order and the mesh change nothing but rounding. Shape letters of
+its own, beside those of packing.py: M microbatches of one shape. B are sequences here, except in
+a `Batch` and its loss inputs, which have a row for each response.
 """
 
 import dataclasses
@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.policy import logprobs, model, sharding
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
@@ -35,7 +36,8 @@ class Config:
   tokens_per_microbatch: int = setting(
     '[1, inf)',
     'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
-    'on each part of the rows, padding included; at least one row in any case',
+    'on each part of the sequences, padding included; '
+    'at least one sequence of the longest row in any case',
   )
   remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
   drop_zero_advantage: bool = setting(
@@ -54,16 +56,18 @@ class UpdateSpec:
   mesh: Mesh
   num_updates: int  # of the run, for the learning rate's schedule
   temperature: float  # of sampling
+  longest_row: int  # tokens of prompt and response
   max_response: int  # tokens
   logit_chunk: int  # tokens whose logits exist at once, on each part of the rows
 
 
 class Microbatch(NamedTuple):
-  """Some of a minibatch's rows, as one forward and backward pass sees them."""
+  """Some of a minibatch's rows in sequences, as one forward and backward pass sees them."""
 
   tokens_BT: Array  # int32
-  first_B: Array  # int32, index of the first response token, at least 1
-  target_BW: Array  # int32, tokens from there on
+  segments: Segments  # [B, T]
+  predictor_BW: Array  # int32, positions before those of the targets
+  target_BW: Array  # int32
   inputs: objective.LossInputs  # [B, W], aligned with the targets
 
 
@@ -90,10 +94,10 @@ def minibatch_gradient(
   """
   inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
   _, num_shards = sharding.split(spec.mesh, 'batch')
-  cut = microbatches(spec.gradient, batch, inputs, num_shards)
+  cut = microbatches(spec, batch, inputs, num_shards)
   accumulator = zero_accumulator(spec, params)
   for count, stack in stack_by_shape(cut, len(batch.advantage_B)):
-    place = sharding.named(spec.mesh, (None, 'batch'), stack.first_B.shape)
+    place = sharding.named(spec.mesh, (None, 'batch'), stack.tokens_BT.shape[:2])
     accumulator = accumulate(
       spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, reference
     )
@@ -124,13 +128,13 @@ def accumulate(
   """
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
-    rows = jax.tree.map(lambda stacked: stacked[index], stack)
-    inputs = _with_whole_row_inputs(spec, params, rows, reference)
+    packed = jax.tree.map(lambda stacked: stacked[index], stack)
+    inputs = _with_whole_row_inputs(spec, params, packed, reference)
 
     def loss_of(params: model.Params) -> tuple[jax.Array, Sums]:
       return logprobs.fused_loss(
-        *_predictor_states(spec, params, rows),
-        rows.target_BW,
+        *_predictor_states(spec, params, packed),
+        packed.target_BW,
         inputs,
         functools.partial(
           objective.token_loss, config=spec.objective, clip=clip, is_first=is_first
@@ -162,29 +166,35 @@ def apply_gradient(
 
 
 def _with_whole_row_inputs(
-  spec: UpdateSpec, params: model.Params, rows: Microbatch, reference: model.Params | None
+  spec: UpdateSpec, params: model.Params, packed: Microbatch, reference: model.Params | None
 ) -> objective.LossInputs:
-  """The rows' loss inputs, completed by what a forward pass over whole rows gives."""
+  """The loss inputs, completed by what a forward pass over whole rows gives."""
 
   def logp_BW(params: model.Params) -> jax.Array:
-    return logprobs.target_logprobs(
-      *_predictor_states(spec, params, rows), rows.target_BW, spec.temperature, spec.logit_chunk
-    )[0]
+    states = _predictor_states(spec, params, packed)
+    return logprobs.target_logprobs(*states, packed.target_BW, spec.temperature, spec.logit_chunk)[
+      0
+    ]
 
-  inputs = rows.inputs
+  inputs = packed.inputs
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
   if spec.objective.ratio == 'sequence':
-    inputs = inputs._replace(row_log_ratio_B1=objective.row_log_ratio(logp_BW(params), inputs))
+    # A token and the one before, which predicts it, are of one row.
+    segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
+    ratio_BW = objective.row_log_ratio(logp_BW(params), inputs, segment_BW)
+    inputs = inputs._replace(row_log_ratio_BT=ratio_BW)
   return inputs
 
 
 def _predictor_states(
-  spec: UpdateSpec, params: model.Params, rows: Microbatch
+  spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[jax.Array, jax.Array]:
-  """(hidden_BWD, unembedding_DV), from which the rows' targets are predicted."""
-  hidden_BTD = model.hidden_states(spec.model, params, rows.tokens_BT, spec.gradient.remat)
-  hidden_BWD = logprobs.predictor_states(hidden_BTD, rows.first_B, rows.target_BW.shape[1])
+  """(hidden_BWD, unembedding_DV), from which the targets are predicted."""
+  hidden_BTD = model.hidden_states(
+    spec.model, params, packed.tokens_BT, packed.segments, spec.gradient.remat
+  )
+  hidden_BWD = logprobs.predictor_states(hidden_BTD, packed.predictor_BW)
   return hidden_BWD, model.unembedding(spec.model, params)
 
 
@@ -193,7 +203,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
   return jax.lax.with_sharding_constraint(gradient, model.shardings(spec.model, spec.mesh))
 
 
-# ---- Packing, on the host ----
+# ---- From rows to microbatches, on the host ----
 
 
 def minibatches(batch: Batch, count: int) -> list[Batch]:
@@ -206,37 +216,41 @@ def minibatches(batch: Batch, count: int) -> list[Batch]:
 
 
 def microbatches(
-  config: Config, batch: Batch, inputs: objective.LossInputs, num_shards: int
+  spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """The rows by falling length, cut so that each pass has about as many tokens; NumPy.
+  """The rows packed into passes of the two shapes of packing.py; NumPy.
 
-  Rows without a response token are left out: they weigh nothing. Lengths and numbers of
-  rows come from few values, so that few shapes are compiled; filler rows have an empty mask.
+  Rows without a response token are left out: they weigh nothing. A minibatch without tokens is
+  one pass nevertheless: an update without signal is still an update.
 
   Args:
-    config: the budget, and whether rows of advantage 0 count.
+    spec: the budget, the limits on a row, and whether rows of advantage 0 count.
     batch: the minibatch.
     inputs: its `objective.loss_inputs`.
-    num_shards: parts over which rows are spread; the number of rows is a multiple.
+    num_shards: parts over which sequences are spread.
   """
   mask_BT = np.asarray(inputs.mask_BT) > 0
   used_B = mask_BT.any(axis=1)
-  if config.drop_zero_advantage:
+  if spec.gradient.drop_zero_advantage:
     used_B &= np.asarray(batch.advantage_B) != 0
-  length = mask_BT.shape[1]
-  end_B = np.where(used_B, length - np.argmax(mask_BT[:, ::-1], axis=1), 2)
-  first_B = np.where(used_B, np.argmax(mask_BT, axis=1), 1)
-  order = sorted(np.flatnonzero(used_B), key=lambda row: -end_B[row])
-  cut, start = [], 0
-  while start < len(order) or not cut:  # a minibatch without tokens is still an update
-    longest = end_B[order[start]] if order else 2
-    size = length_bucket(int(longest), length)
-    room = max(1, config.tokens_per_microbatch // size) * num_shards
-    row_R = np.array(order[start : start + room], int)
-    count = min(room, num_shards * _round_up(-(-len(row_R) // num_shards)))
-    cut.append(_cut(batch, inputs, row_R, count, size, first_B, end_B))
-    start += room
-  return cut
+  length_B = np.where(used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
+  shapes = pass_shapes(spec, num_shards, len(length_B))
+  return [
+    _microbatch(batch, inputs, shape, packing.layout(shape, sequences, length_B))
+    for shape, sequences in packing.pack(length_B, mask_BT.sum(axis=1), *shapes)
+  ]
+
+
+def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape, Shape]:
+  """The long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
+  most = spec.longest_row * -(-num_rows // num_shards)  # a sequence for each row
+  tokens = min(spec.gradient.tokens_per_microbatch, most)
+  return packing.shapes(num_shards, tokens, spec.longest_row, spec.max_response)
+
+
+def most_passes(num_rows: int, count: int) -> int:
+  """How many passes of `count` sequences any rows can need: with one row in each sequence."""
+  return -(-num_rows // count)
 
 
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
@@ -245,53 +259,36 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, 
   M is as many as a minibatch of `num_rows` rows can have of that shape: it must not depend on
   the rows, or the program for it would be compiled anew. What is left over is zeros.
   """
-  alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Microbatch]] = {}
-  for rows in cut:
-    alike.setdefault((rows.tokens_BT.shape, rows.target_BW.shape), []).append(rows)
+  alike: dict[tuple[int, ...], list[Microbatch]] = {}
+  for packed in cut:
+    alike.setdefault(packed.tokens_BT.shape, []).append(packed)
 
   def stacked(*parts: np.ndarray) -> np.ndarray:
-    stack = np.zeros((-(-num_rows // len(parts[0])), *parts[0].shape), parts[0].dtype)
+    stack = np.zeros((most_passes(num_rows, len(parts[0])), *parts[0].shape), parts[0].dtype)
     stack[: len(parts)] = parts
     return stack
 
   return [(len(group), jax.tree.map(stacked, *group)) for group in alike.values()]
 
 
-def _round_up(count: int) -> int:
-  """The next power of two or middle between two; at least 1."""
-  power = 1 << max(0, count - 1).bit_length()
-  return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
-
-
-def _cut(
-  batch: Batch,
-  inputs: objective.LossInputs,
-  row_R: np.ndarray,
-  count: int,
-  size: int,
-  first_B: np.ndarray,
-  end_B: np.ndarray,
+def _microbatch(
+  batch: Batch, inputs: objective.LossInputs, shape: Shape, layout: packing.Layout
 ) -> Microbatch:
-  """The chosen rows, `size` tokens of each, in a microbatch of `count` rows."""
-  window = length_bucket(int((end_B - first_B)[row_R].max(initial=1)), size)
-  place_RW = first_B[row_R][:, None] + np.arange(window)
-  inside_RW = place_RW < end_B[row_R][:, None]
-  place_RW = np.minimum(place_RW, batch.tokens_BT.shape[1] - 1)
+  """One pass over rows of a minibatch, laid out so."""
+  mask_BT = layout.take(np.asarray(inputs.mask_BT)) > 0
+  predictor_BW = packing.predictors(mask_BT, shape.window)
+  is_target_BW = np.take_along_axis(mask_BT, predictor_BW + 1, axis=1)
+  tokens_RT = np.asarray(batch.tokens_BT)
 
-  def fill_up(rows: np.ndarray, value: int = 0) -> np.ndarray:
-    filled = np.full((count, *rows.shape[1:]), value, rows.dtype)
-    filled[: len(rows)] = rows
-    return filled
-
-  def take_window(x_BT: np.ndarray) -> np.ndarray:
-    """[B, T] -> [count, W]; [B, 1] stays a column."""
-    if x_BT.shape[1] == 1:
-      return fill_up(x_BT[row_R])
-    return fill_up(np.where(inside_RW, x_BT[row_R[:, None], place_RW], x_BT.dtype.type(0)))
+  def take_targets(x_RT: np.ndarray) -> np.ndarray:
+    """[R, T'] -> [B, W], 0 where nothing is predicted."""
+    x_BW = np.take_along_axis(layout.take(x_RT), predictor_BW + 1, axis=1)
+    return np.where(is_target_BW, x_BW, x_BW.dtype.type(0))
 
   return Microbatch(
-    tokens_BT=fill_up(np.asarray(batch.tokens_BT)[row_R, :size]),
-    first_B=fill_up(first_B[row_R].astype(np.int32), 1),
-    target_BW=take_window(np.asarray(batch.tokens_BT)),
-    inputs=jax.tree.map(take_window, inputs),
+    tokens_BT=layout.take(tokens_RT),
+    segments=layout.segments,
+    predictor_BW=predictor_BW,
+    target_BW=take_targets(tokens_RT),
+    inputs=jax.tree.map(take_targets, inputs),
   )

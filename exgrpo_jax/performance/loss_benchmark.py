@@ -28,7 +28,7 @@ def measure(workload: Workload, mesh: Mesh) -> list[Measurement]:
   batch = random_batch(workload)
   target_BW = batch.tokens_BT[:, workload.prompt :]
   inputs = jax.tree.map(
-    lambda x: x[:, workload.prompt :] if x.shape[1] > 1 else x,
+    lambda x: x[:, workload.prompt :],
     objective.loss_inputs(batch, OBJECTIVE, workload.response),
   )
   token_loss = functools.partial(objective.token_loss, config=OBJECTIVE, clip=False, is_first=True)

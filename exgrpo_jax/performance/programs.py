@@ -5,7 +5,6 @@ The memory is the compiler's own count for one chip. Call these functions inside
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.padding import length_bucket, length_buckets, rows_within
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.performance.memory import StepArrays
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
@@ -35,13 +34,18 @@ class Program(NamedTuple):
 
 def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
   """Scores as many tokens of written responses as one forward pass takes."""
-  num_rows, length = _largest_pass(rollout, spec)
-  tokens_BT = jax.ShapeDtypeStruct(
-    (num_rows, length), jnp.int32, sharding=sharding.batch(spec.mesh, num_rows)
+  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
+  tokens_BT: Any = jax.ShapeDtypeStruct(  # in the place of an array
+    (long.count, long.length), jnp.int32, sharding=sharding.batch(spec.mesh, long.count)
   )
   return _measure(
     scoring.score_tokens.lower(
-      spec.model, params, tokens_BT, rollout.temperature, rollout.logit_chunk
+      spec.model,
+      params,
+      tokens_BT,
+      Segments(tokens_BT, tokens_BT),
+      rollout.temperature,
+      rollout.logit_chunk,
     )
   )
 
@@ -86,30 +90,31 @@ def decode(
 
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
-  """Forward and backward passes over a minibatch, each of as many tokens as one pass takes."""
-  num_rows, length = _largest_pass(rollout, spec)
-  window = length_bucket(rollout.max_response, length)
+  """Forward and backward passes over a minibatch, each over as many long sequences as one holds."""
   rows_of_minibatch = rollout.questions * rollout.samples // spec.optimizer.minibatches
-  num_microbatches = -(-rows_of_minibatch // num_rows)
-  layout = sharding.named(spec.mesh, (None, 'batch'), (1, num_rows))
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  shape, _ = gradients.pass_shapes(spec, num_shards, rows_of_minibatch)
+  num_microbatches = gradients.most_passes(rows_of_minibatch, shape.count)
+  layout = sharding.named(spec.mesh, (None, 'batch'), (1, shape.count))
 
-  def stack(dtype: Any, *width: int) -> Any:  # a shape, in the place of an array
-    return jax.ShapeDtypeStruct((num_microbatches, num_rows, *width), dtype, sharding=layout)
+  def stack(dtype: Any, width: int) -> Any:  # a shape, in the place of an array
+    return jax.ShapeDtypeStruct((num_microbatches, shape.count, width), dtype, sharding=layout)
 
-  of_tokens, of_rows = stack(jnp.float32, window), stack(jnp.float32, 1)
+  of_tokens, of_targets = stack(jnp.int32, shape.length), stack(jnp.float32, shape.window)
   microbatches = gradients.Microbatch(
-    tokens_BT=stack(jnp.int32, length),
-    first_B=stack(jnp.int32),
-    target_BW=stack(jnp.int32, window),
+    tokens_BT=of_tokens,
+    segments=Segments(of_tokens, of_tokens),
+    predictor_BW=stack(jnp.int32, shape.window),
+    target_BW=stack(jnp.int32, shape.window),
     inputs=objective.LossInputs(
-      mask_BT=of_tokens,
-      weight_BT=of_tokens,
-      entropy_weight_BT=of_tokens,
-      kl_weight_BT=of_tokens,
-      old_logp_BT=of_tokens,
-      tis_weight_BT=of_tokens,
-      advantage_B1=of_rows,
-      is_replay_B1=stack(jnp.bool_, 1),
+      mask_BT=of_targets,
+      weight_BT=of_targets,
+      entropy_weight_BT=of_targets,
+      kl_weight_BT=of_targets,
+      old_logp_BT=of_targets,
+      tis_weight_BT=of_targets,
+      advantage_BT=of_targets,
+      is_replay_BT=stack(jnp.bool_, shape.window),
     ),
   )
   params = arrays.state.params
@@ -151,23 +156,6 @@ def _slots_and_prompts(
     jax.eval_shape(functools.partial(decode_loop.empty, *args)),
     compiled.output_shardings,
   )
-
-
-def _largest_pass(rollout: stages.Config, spec: gradients.UpdateSpec) -> tuple[int, int]:
-  """(rows, their length) of the largest pass over whole rows, in scoring and in the update."""
-  _, num_shards = sharding.split(spec.mesh, 'batch')
-  budget = spec.gradient.tokens_per_microbatch
-  return _largest(rollout.longest_row, lambda length: num_shards * rows_within(budget, length))
-
-
-def _largest(limit: int, count_of: Callable[[int], int]) -> tuple[int, int]:
-  """(rows, their length) with the most tokens, among the lengths up to `limit`.
-
-  Not always the longest: a budget of two rows less one token has room for one. Of equal numbers of
-  tokens the longest rows, which attend to most.
-  """
-  length = max(length_buckets(limit), key=lambda length: (count_of(length) * length, length))
-  return count_of(length), length
 
 
 def _measure(lowered: jax.stages.Lowered) -> Program:

@@ -34,7 +34,8 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
     mesh=mesh,
     num_updates=1,
     temperature=1.0,
-    max_response=workload.response,
+    longest_row=batch.tokens_BT.shape[1],
+    max_response=batch.tokens_BT.shape[1] - workload.prompt,
     logit_chunk=workload.chunk,
   )
   states = [optimizer.init(OPTIMIZER, 1, params)]  # a list, for each update donates its state

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
 
+from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
@@ -44,9 +45,13 @@ def backends_on(platform: str, dtype: str) -> tuple[str, ...]:
 
 
 def causal(
-  query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array, backend: str
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  backend: str,
+  segment_BT: Array | None = None,
 ) -> jax.Array:
-  """Attention of each position to itself and earlier ones; positions are 0 .. T-1.
+  """Attention of each token to itself and earlier ones, of its own segment where there are any.
 
   softmax(query . key / sqrt(H)) in float32, over values; N/G consecutive query heads
   share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
@@ -57,6 +62,7 @@ def causal(
     key_BTGH: rotated keys, same dtype.
     value_BTGH: same dtype.
     backend: one of BACKENDS; any other is a KeyError.
+    segment_BT: int32, tokens of equal number attend to each other; None is one segment a row.
 
   Returns:
     [B, T, N, H] in the query's dtype.
@@ -68,29 +74,40 @@ def causal(
   if repeats > 1:  # more devices than key/value heads: each gets those that its queries attend to
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
-  return sharding.per_shard(attend, (axes, axes, axes), axes)(query_BTNH, key_BTGH, value_BTGH)
+  segments = () if segment_BT is None else (segment_BT,)
+  in_axes = (axes, axes, axes, *(('batch', None) for _ in segments))
+  return sharding.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *segments)
 
 
-def _blockwise(query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array) -> jax.Array:
+def _blockwise(
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  segment_BT: Array | None = None,
+) -> jax.Array:
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
   # Queries are scaled rather than scores: there are more scores as soon as T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _BLOCK else _attend_in_blocks
-  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH)
+  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, segment_BT)
   return mixed_BGRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
 def _attend_in_strips(
-  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array
+  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
 ) -> jax.Array:
   """For T of at most one block. All scores exist at once, except those beyond a strip's end."""
 
   def attend_strip(start: int) -> jax.Array:
     end = start + _STRIP
     return _attend(
-      query_BGRTH[..., start:end, :], key_BGHT[..., :end], value_BGTH[..., :end, :], start
+      query_BGRTH[..., start:end, :],
+      key_BGHT[..., :end],
+      value_BGTH[..., :end, :],
+      start,
+      None if segment_BT is None else (segment_BT[:, start:end], segment_BT[:, :end]),
     )
 
   T = query_BGRTH.shape[3]
@@ -98,7 +115,7 @@ def _attend_in_strips(
 
 
 def _attend_in_blocks(
-  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array
+  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
 ) -> jax.Array:
   """For any T. Scores exist for one block at a time; the backward pass recomputes them."""
   B, G, R, T, H = query_BGRTH.shape
@@ -106,20 +123,32 @@ def _attend_in_blocks(
   num_blocks = query_BGRTH.shape[3] // _BLOCK
   blocks = jnp.moveaxis(query_BGRTH.reshape(B, G, R, num_blocks, _BLOCK, H), 3, 0)
 
+  segments = None  # of the queries, block by block
+  if segment_BT is not None:
+    segments = _pad_right(segment_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1)
+
   # Without the checkpoint, the loop would store every block's weights for the backward pass.
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def attend_block(query_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
-    query_BGRQH, start = query_and_start
-    return _attend(query_BGRQH, key_BGHT, value_BGTH, start)
+  def attend_block(block: tuple[jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
+    query_BGRQH, start, segment_BQ = block
+    pair = None if segment_BQ is None or segment_BT is None else (segment_BQ, segment_BT)
+    return _attend(query_BGRQH, key_BGHT, value_BGTH, start, pair)
 
-  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks)))
+  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), segments))
   return jnp.moveaxis(mixed, 0, 3).reshape(B, G, R, -1, H)[:, :, :, :T]
 
 
 def _attend(
-  query_BGRQH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, start: int | jax.Array
+  query_BGRQH: jax.Array,
+  key_BGHS: jax.Array,
+  value_BGSH: jax.Array,
+  start: int | jax.Array,
+  segments: tuple[Array, Array] | None,
 ) -> jax.Array:
-  """Attention of scaled queries at positions start, start + 1, ... to keys at 0 .. S-1."""
+  """Attention of scaled queries at positions start, start + 1, ... to keys at 0 .. S-1.
+
+  `segments` are those of the queries [B, Q] and of the keys [B, S].
+  """
   B, G, R, Q, H = query_BGRQH.shape
   S = key_BGHS.shape[3]
   # The R heads as rows of one matrix product with M = R * Q rows: the keys are read only once.
@@ -128,8 +157,13 @@ def _attend(
     'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
   )
   # The mask is added because XLA:CPU fuses an addition, but not a select. Finite in place of -inf.
-  mask_QS = jnp.where(jnp.arange(S) <= start + jnp.arange(Q)[:, None], 0.0, -1e30)
-  score_BGMS += jnp.tile(mask_QS, (R, 1))
+  is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
+  if segments is None:
+    score_BGMS += jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
+  else:
+    segment_BQ, segment_BS = segments
+    is_seen_BQS = is_seen_QS & (segment_BQ[:, :, None] == segment_BS[:, None])
+    score_BGMS += jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
   # No gradient through the maximum: it cancels out of the weights, whatever its value.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
@@ -145,17 +179,33 @@ def _attend(
   return mixed_BGMH.astype(query_BGRQH.dtype).reshape(B, G, R, Q, H)
 
 
-def _cudnn(query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array) -> jax.Array:
+def _cudnn(
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  segment_BT: Array | None = None,
+) -> jax.Array:
+  mask_B1TT = None
+  if segment_BT is not None:
+    # Read for each head: two bytes a pair of tokens. JAX does not expose cuDNN's packed layout.
+    segment_BT = _pad_right(segment_BT, 2, axis=1)
+    mask_B1TT = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
   # Padded because JAX has no backward pass for an odd T.
   mixed_BTNH: jax.Array = jax.nn.dot_product_attention(
     *(_pad_right(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),
+    mask=mask_B1TT,
     implementation='cudnn',
     is_causal=True,
   )
   return mixed_BTNH[:, : query_BTNH.shape[1]]
 
 
-def _splash(query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array) -> jax.Array:
+def _splash(
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  segment_BT: Array | None = None,
+) -> jax.Array:
   _, T, N, H = query_BTNH.shape
   query_BNTH, key_BGTH, value_BGTH = (
     _pad_right(x, _LANES, axis=1).swapaxes(1, 2)
@@ -164,7 +214,11 @@ def _splash(query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array) -
   length = query_BNTH.shape[2]
   mask = splash_attention.MultiHeadMask([splash_attention.CausalMask((length, length))] * N)
   attend = splash_attention.make_splash_mha_single_device(mask, block_sizes=_block_sizes(length))
-  mixed_BNTH = jax.vmap(attend)(query_BNTH, key_BGTH, value_BGTH)
+  segments = None
+  if segment_BT is not None:
+    segment_BT = _pad_right(segment_BT, _LANES, axis=1)
+    segments = splash_attention.SegmentIds(q=segment_BT, kv=segment_BT)
+  mixed_BNTH = jax.vmap(attend)(query_BNTH, key_BGTH, value_BGTH, segments)
   assert isinstance(mixed_BNTH, jax.Array)  # a tuple only if residuals are saved
   return mixed_BNTH[:, :, :T].swapaxes(1, 2)
 
@@ -182,7 +236,7 @@ def _block_sizes(T: int) -> splash_attention.BlockSizes:
   )
 
 
-def _pad_right(x: jax.Array, multiple: int, axis: int) -> jax.Array:
+def _pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
   """Pads to a multiple. On the right, where causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple

@@ -110,21 +110,23 @@ class Attention(nnx.Module):
     rotation: Rotation,
     cache: LayerCache | None,
     position_BT: Array | None,
+    segment_BT: Array | None,
   ) -> tuple[jax.Array, LayerCache]:
     """The attention's output, and the layer's keys and values.
 
     Args:
       x_BTD: normalised activations.
       rotation: of the T positions.
-      cache: where decoding stands, with T = 1; None for whole sequences at positions 0 .. T-1.
+      cache: where decoding stands, with T = 1; None for whole sequences.
       position_BT: needed with a cache only.
+      segment_BT: of whole sequences that hold several rows; see `attention.causal`.
     """
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
       cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
       backend = attention.backend_for(sharding.platform(), str(x_BTD.dtype))
-      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, backend)
+      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, backend, segment_BT)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
       position_B = position_BT[:, 0]
@@ -172,9 +174,12 @@ class Block(nnx.Module):
     rotation: Rotation,
     cache: LayerCache | None,
     position_BT: Array | None = None,
+    segment_BT: Array | None = None,
   ) -> tuple[jax.Array, LayerCache]:
     """The residual stream after the layer, and the layer's cache; see `Attention`."""
-    mixed_BTD, cache = self.attention(self.attention_norm(x_BTD), rotation, cache, position_BT)
+    mixed_BTD, cache = self.attention(
+      self.attention_norm(x_BTD), rotation, cache, position_BT, segment_BT
+    )
     x_BTD += mixed_BTD
     x_BTD += self.mlp(self.mlp_norm(x_BTD))
     return sharding.constrain(x_BTD, ('batch', None, None)), cache

@@ -19,20 +19,23 @@ TokenLoss = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 
 
-def predictor_states(hidden_BTD: jax.Array, first_B: Array, window: int) -> jax.Array:
-  """The hidden states that predict tokens first_B … first_B + window - 1 of each row.
+def predictor_states(hidden_BTD: jax.Array, position_BW: Array) -> jax.Array:
+  """The hidden states at some positions of each sequence, each to predict the token after it.
 
   Args:
     hidden_BTD: after the final norm.
-    first_B: int32, at least 1: nothing predicts token 0.
-    window: W, tokens of each row.
+    position_BW: int32, below T and rising in each sequence (see `packing.predictors`).
 
   Returns:
-    hidden_BWD; where the window extends beyond the row, the row's last state is repeated.
+    hidden_BWD.
   """
-  position_BW = first_B[:, None] - 1 + jnp.arange(window)
-  position_BW = jnp.clip(position_BW, 0, hidden_BTD.shape[1] - 1)
-  return jnp.take_along_axis(hidden_BTD, position_BW[..., None], axis=1)
+
+  def select(hidden_TD: jax.Array, position_W: Array) -> jax.Array:
+    return hidden_TD.at[position_W].get(
+      mode='promise_in_bounds', unique_indices=True, indices_are_sorted=True
+    )
+
+  return jax.vmap(select)(hidden_BTD, position_BW)
 
 
 def token_logprobs(
@@ -86,7 +89,7 @@ def fused_loss(
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
     unembedding_DV: same dtype.
     target_BW: int32.
-    operands: a pytree of [B, W] and [B, 1] arrays, chunked like the targets. They get no gradient.
+    operands: a pytree of [B, W] arrays, chunked like the targets. They get no gradient.
     loss_of_tokens: (logp_BS, entropy_BS, operands_BS) -> (loss, sums). The loss must be a sum over
       positions, so that its gradient can be computed chunk by chunk; logp and entropy are float32,
       nats. It may close over arrays, but not over any that are being differentiated.
@@ -250,13 +253,11 @@ def _chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
 
 
 def _split_chunks(x: Array, num_chunks: int, size: int) -> jax.Array:
-  """[B, W, …] -> [chunks, B, S, …], padded with zeros at the end; [B, 1] is repeated per chunk.
+  """[B, W, …] -> [chunks, B, S, …], padded with zeros at the end.
 
   Hidden states of zero add nothing to the unembedding's gradient, whatever the loss there.
   """
   num_rows, window = x.shape[:2]
-  if window == 1:
-    return jnp.broadcast_to(x, (num_chunks, *x.shape))
   padded = jnp.pad(x, ((0, 0), (0, num_chunks * size - window)) + ((0, 0),) * (x.ndim - 2))
   return padded.reshape(num_rows, num_chunks, size, *x.shape[2:]).swapaxes(0, 1)
 

@@ -6,9 +6,9 @@ axis of layers, so that a single layer is compiled and scanned. In the decode la
 has its own arrays, because a loop over tokens would copy every layer out of the stack for every
 token.
 
-Rows are padded on the right. Causality hides a row's padding from its tokens, so no mask of
-lengths is needed: `hidden_states` returns meaningless values at the padding, and `decode`
-overwrites the padding's cache with new tokens.
+Rows are padded on the right, or packed into sequences (see packing.py). Causality hides a row's
+padding from its tokens, so no mask of lengths is needed: `hidden_states` returns meaningless values
+at the padding, and `decode` overwrites the padding's cache with new tokens.
 """
 
 import functools
@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, rotary, sharding
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, Config, EmbeddingAndHead
@@ -151,23 +152,30 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
 
 
 def hidden_states(
-  config: Config, params: Params, tokens_BT: Array, remat: str = 'none'
+  config: Config,
+  params: Params,
+  tokens_BT: Array,
+  segments: Segments | None = None,
+  remat: str = 'none',
 ) -> jax.Array:
-  """The hidden states after the final norm, in the compute dtype; positions are 0 .. T-1.
+  """The hidden states after the final norm, in the compute dtype.
 
   Args:
     config: the decoder's shape.
     params: in the training layout, that of `init`.
     tokens_BT: int32.
+    segments: of sequences that hold several rows, of which none sees another; None is one row at
+      positions 0 .. T-1 in each.
     remat: what the backward pass recomputes, one of REMAT.
 
   Returns:
     [B, T, D].
   """
-  rotation = _rotation(config, _positions(tokens_BT))
+  rotation = _rotation(config, segments.position_BT if segments else _positions(tokens_BT))
+  segment_BT = segments.segment_BT if segments else None
 
   def apply_layer(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-    x_BTD, _ = _block(config, layer)(x_BTD, rotation, None)
+    x_BTD, _ = _block(config, layer)(x_BTD, rotation, None, segment_BT=segment_BT)
     return x_BTD, None
 
   if remat != 'none':

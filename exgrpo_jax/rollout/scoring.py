@@ -7,12 +7,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.padding import length_bucket, right_padded, rows_within
+from exgrpo_jax.packing import Segments, Shape
+from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import logprobs, model, sharding
-
-# A pass has as many rows as the budget has room for, or half, a quarter or an eighth of them.
-_LEAST_SHARE = 8
 
 
 def score(
@@ -29,60 +28,67 @@ def score(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """(log-probabilities, entropies) of response tokens under `params`, each [T] float32, nats.
 
-  Rows of similar length share a forward pass. How many do changes nothing but rounding.
+  Rows are packed into sequences (see packing.py); which share one changes nothing but rounding.
 
   Args:
     config: of the model.
     params: the policy.
-    mesh: rows are spread over its data axes.
+    mesh: sequences are spread over its data axes.
     rows: (prompt, response) token arrays.
     limit: the longest row there can be, in tokens.
-    tokens_per_pass: of one forward pass on each part of the rows, padding included; a row that is
-      longer has a pass of its own.
+    tokens_per_pass: of one forward pass on each part of the sequences, padding included; at least
+      one sequence of `limit` tokens in any case.
     pad_id: any valid token.
     temperature: that of sampling; logits are divided by it.
     logit_chunk: tokens whose logits exist at once, on each part of the rows.
   """
-  logp_of: dict[int, np.ndarray] = {}
-  entropy_of: dict[int, np.ndarray] = {}
-  lengths = [length_bucket(len(prompt) + len(response), limit) for prompt, response in rows]
+  if not rows:
+    return [], []
+  tokens_RT, mask_RT = right_padded(rows, limit, pad_id)
+  length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
+  logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
+  # Every position is scored: no window bounds the response tokens of a sequence.
+  passes = packing.pack(
+    length_R, np.zeros_like(length_R), *pass_shapes(mesh, limit, tokens_per_pass)
+  )
+  for shape, sequences in passes:
+    layout = packing.layout(shape, sequences, length_R)
+    on_devices = sharding.put(
+      (layout.take(tokens_RT), layout.segments), sharding.batch(mesh, shape.count)
+    )
+    scores = score_tokens(config, params, *on_devices, temperature, logit_chunk)
+    is_token_BT = np.asarray(layout.segments.segment_BT) > 0
+    place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
+    for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
+      x_RT[place] = x_BT[is_token_BT]
+  logps, entropies = (
+    [x_T[mask_T > 0] for x_T, mask_T in zip(x_RT, mask_RT, strict=True)]
+    for x_RT in (logp_RT, entropy_RT)
+  )
+  return logps, entropies
+
+
+def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Shape]:
+  """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
-  for length in sorted(set(lengths)):
-    same = [row for row, bucket in enumerate(lengths) if bucket == length]
-    room = rows_within(tokens_per_pass, length)
-    for start in range(0, len(same), room * num_shards):
-      chosen = same[start : start + room * num_shards]
-      # Some rows are repeated, so that few numbers of rows are compiled.
-      repeated = np.resize(chosen, num_shards * _num_rows(room, -(-len(chosen) // num_shards)))
-      tokens_BT, mask_BT = right_padded([rows[row] for row in repeated], limit, pad_id)
-      tokens_BT = sharding.put(tokens_BT, sharding.batch(mesh, len(tokens_BT)))
-      logp_BT, entropy_BT = jax.device_get(
-        score_tokens(config, params, tokens_BT, temperature, logit_chunk)
-      )
-      for b, row in enumerate(chosen):
-        logp_of[row] = logp_BT[b, mask_BT[b] > 0]
-        entropy_of[row] = entropy_BT[b, mask_BT[b] > 0]
-  return [logp_of[row] for row in range(len(rows))], [entropy_of[row] for row in range(len(rows))]
+  return packing.shapes(num_shards, tokens_per_pass, limit, limit)
 
 
-def _num_rows(room: int, needed: int) -> int:
-  """The least of room, room / 2, … room / _LEAST_SHARE that is at least `needed`."""
-  count, least = room, max(1, room // _LEAST_SHARE)
-  while count // 2 >= max(needed, least):
-    count //= 2
-  return count
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def score_tokens(
   config: model.Config,
   params: model.Params,
   tokens_BT: Array,
+  segments: Segments | None,
   temperature: float,
   logit_chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """(logp_BT, entropy_BT), float32, nats, of every token under `params`; entry 0 is 0."""
-  hidden_BTD = model.hidden_states(config, params, tokens_BT)
+  """(logp_BT, entropy_BT), float32, nats, of every token under `params`.
+
+  Nothing predicts the first token of a row: its entries are meaningless, but at index 0, where they
+  are 0. `segments` as in `model.hidden_states`.
+  """
+  hidden_BTD = model.hidden_states(config, params, tokens_BT, segments)
   scores = logprobs.token_logprobs(
     hidden_BTD,
     model.unembedding(config, params),

@@ -118,8 +118,8 @@ def replayed_token(logp, past_logp, advantage, config, first=False):
     kl_weight_BT=0 * one,
     old_logp_BT=past_logp * one,
     tis_weight_BT=one,
-    advantage_B1=advantage * one,
-    is_replay_B1=one > 0,
+    advantage_BT=advantage * one,
+    is_replay_BT=one > 0,
   )
   value, slope = jax.value_and_grad(
     lambda logp: jitted(config)(
@@ -180,8 +180,8 @@ def one_token(ratio, advantage, config, clip=True):
     kl_weight_BT=one,
     old_logp_BT=0 * one,
     tis_weight_BT=one,
-    advantage_B1=advantage * one,
-    is_replay_B1=one == 0,
+    advantage_BT=advantage * one,
+    is_replay_BT=one == 0,
   )
   (value, sums), slope = jax.value_and_grad(
     lambda logp: jitted(config)(
@@ -245,10 +245,23 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
 
 def test_a_row_without_tokens_has_log_ratio_0():
   logp, _, batch, _ = random_batch()
-  log_ratio_B1 = objective.row_log_ratio(logp, objective.loss_inputs(batch, PAPER, LIMIT))
+  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
+  log_ratio_BT = objective.row_log_ratio(logp, inputs, np.ones(logp.shape, int))
   gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # of row 1's response
-  assert log_ratio_B1.shape == (8, 1) and log_ratio_B1[6, 0] == 0
-  np.testing.assert_allclose(log_ratio_B1[1, 0], gap.mean(), rtol=1e-5)
+  assert log_ratio_BT.shape == logp.shape and (log_ratio_BT[6] == 0).all()
+  np.testing.assert_allclose(log_ratio_BT[1], gap.mean(), rtol=1e-5)
+
+
+def test_rows_that_share_a_sequence_have_log_ratios_of_their_own():
+  logp, _, batch, _ = random_batch()
+  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
+  segment = np.where(np.arange(9) < 5, 1, 2) * np.ones(logp.shape, int)  # cuts every row in two
+  log_ratio_BT = objective.row_log_ratio(logp, inputs, segment)
+  gap, mask = logp - batch.behaviour_logp_BT, batch.response_mask_BT
+  for part in (slice(5), slice(5, None)):
+    mean_B = (gap * mask)[:, part].sum(1) / np.maximum(mask[:, part].sum(1), 1)
+    for found_B in log_ratio_BT[:, part].T:
+      np.testing.assert_allclose(found_B, mean_B, rtol=1e-5, atol=1e-7)
 
 
 def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit():

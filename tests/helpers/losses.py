@@ -93,7 +93,7 @@ def inputs_of(batch, config, logp, reference_logp):
   inputs = objective.loss_inputs(batch, config, LIMIT)
   return inputs._replace(
     reference_logp_BT=reference_logp if config.kl_coefficient else None,
-    row_log_ratio_B1=np.asarray(objective.row_log_ratio(logp, inputs))
+    row_log_ratio_BT=np.asarray(objective.row_log_ratio(logp, inputs, np.ones(logp.shape, int)))
     if config.ratio == 'sequence'
     else None,
   )
@@ -182,9 +182,7 @@ def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
   batch = dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp * batch.response_mask_BT)
   inputs = inputs_of(batch, config, logp, reference_logp)
   inputs = objective.LossInputs(
-    **{
-      name: x if x is None or x.shape[1] == 1 else x[:, 1:] for name, x in inputs._asdict().items()
-    }
+    **{name: x if x is None else x[:, 1:] for name, x in inputs._asdict().items()}
   )
   return config, (hidden, unembedding, batch.tokens_BT[:, 1:], inputs), batch, reference_logp
 

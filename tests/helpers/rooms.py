@@ -10,7 +10,7 @@ from tests.helpers.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / 'exgrpo_jax'
 # Files at the bottom.
-FOUNDATION = ('config', 'datatypes', 'definition_file', 'errors', 'padding', '__init__')
+FOUNDATION = ('config', 'datatypes', 'definition_file', 'errors', 'packing', 'padding', '__init__')
 _ROW = re.compile(r'\| \[`([\w/*.]+?)/?`\]\([^)]*\) \| (.+?) \|(?: (.+?) \|)?')
 
 

@@ -1,4 +1,4 @@
-"""The update of a minibatch: cut into microbatches, in any order, it is the same."""
+"""The update of a minibatch: packed into microbatches in any way, it is that of its rows alone."""
 
 import dataclasses
 import functools
@@ -39,9 +39,9 @@ OBJECTIVE = config_lib.build(objective.Config, VALUES.objective, 'config.objecti
 OPTIMIZER = config_lib.build(optimizer.Config, VALUES.optimizer, 'config.optimizer')
 
 
-def make_batch():
+def make_batch(seed=0):
   """Prompts of 1 to 40 tokens, responses of 1 to 32, every fourth row replayed; two are empty."""
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   prompt_B = rng.integers(1, LENGTH - RESPONSE + 1, ROWS)
   end_B = prompt_B + rng.integers(1, RESPONSE + 1, ROWS)
   place_T = np.arange(LENGTH)
@@ -71,6 +71,7 @@ def make_spec(mesh, tokens=10**6, remat='none', drop=False, **changes):
     mesh=mesh,
     num_updates=10,
     temperature=1.0,
+    longest_row=LENGTH,
     max_response=RESPONSE,
     logit_chunk=256,
   )
@@ -122,68 +123,65 @@ def assert_same(found, expected, tolerance=1e-5):
       )
 
 
-def cut(tokens, shards=1, drop=False, batch=BATCH):
-  return gradients.microbatches(
-    gradients.Config(tokens, 'none', drop),
-    batch,
-    objective.loss_inputs(batch, OBJECTIVE, RESPONSE),
-    shards,
-  )
+def cut(mesh, tokens, shards=1, batch=BATCH, **changes):
+  spec = make_spec(mesh, tokens=tokens, **changes)
+  inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
+  return gradients.microbatches(spec, batch, inputs, shards)
 
 
-# ---- How rows are cut ----
+# ---- How rows are packed ----
 
 
 @pytest.mark.parametrize('shards', [1, 4])
-@pytest.mark.parametrize('tokens', [72, 200, 400, 10**6])
-def test_each_response_token_is_in_one_microbatch(tokens, shards):
-  """With its own target, weight and advantage; nothing else has weight."""
+@pytest.mark.parametrize('tokens', [72, 200, 10**6])
+def test_each_response_token_is_in_one_microbatch(mesh, tokens, shards):
+  """Once, after its own prefix, with its own weight and advantage; nothing else has weight."""
   whole, found, expected = objective.loss_inputs(BATCH, OBJECTIVE, RESPONSE), [], []
-  for rows in cut(tokens, shards):
-    count, length = rows.tokens_BT.shape
-    assert count % shards == 0 and count // shards * length <= max(tokens, length)
-    for row, place in np.argwhere(rows.inputs.mask_BT > 0):
-      at = rows.first_B[row] + place
-      assert rows.tokens_BT[row, at] == rows.target_BW[row, place]
-      found.append(
-        (
-          rows.target_BW[row, place],
-          rows.inputs.weight_BT[row, place],
-          rows.inputs.old_logp_BT[row, place],
-          rows.inputs.advantage_B1[row, 0],
-        )
-      )
-    assert not rows.inputs.weight_BT[rows.inputs.mask_BT == 0].any()
-  for row, place in np.argwhere(BATCH.response_mask_BT > 0):
-    expected.append(
-      (
-        BATCH.tokens_BT[row, place],
-        whole.weight_BT[row, place],
-        whole.old_logp_BT[row, place],
-        whole.advantage_B1[row, 0],
-      )
-    )
+  for packed in cut(mesh, tokens, shards):
+    count, length = packed.tokens_BT.shape
+    assert count % shards == 0 and count // shards * length <= max(tokens, LENGTH)
+    for b, w in np.argwhere(packed.inputs.mask_BT > 0):
+      at = packed.predictor_BW[b, w] + 1
+      start = at - packed.segments.position_BT[b, at]
+      assert (packed.segments.segment_BT[b, start : at + 1] > 0).all()
+      assert np.ptp(packed.segments.segment_BT[b, start : at + 1]) == 0
+      assert packed.tokens_BT[b, at] == packed.target_BW[b, w]
+      prefix = packed.tokens_BT[b, start : at + 1].tolist()
+      found.append((prefix, *(float(x[b, w]) for x in packed.inputs if x is not None)))
+    assert not packed.inputs.weight_BT[packed.inputs.mask_BT == 0].any()
+  for b, t in np.argwhere(BATCH.response_mask_BT > 0):
+    prefix = BATCH.tokens_BT[b, : t + 1].tolist()
+    expected.append((prefix, *(float(x[b, t]) for x in whole if x is not None)))
   assert sorted(found) == sorted(expected)
 
 
-def test_long_rows_come_first_and_short_ones_share_a_pass():
-  sizes = [rows.tokens_BT.shape for rows in cut(200)]
-  assert len(sizes) > 2
-  assert [length for _, length in sizes] == sorted((s[1] for s in sizes), reverse=True)
-  assert max(count for count, _ in sizes) > sizes[0][0]
+def test_shapes_do_not_depend_on_the_rows(mesh):
+  """Two of tokens and of stacks, whatever the lengths and however many rows have no response."""
+  shapes = set()
+  for seed in range(8):
+    batch = make_batch(seed)
+    if seed == 7:  # few tokens are left
+      keeps = np.arange(LENGTH) < 8
+      batch = dataclasses.replace(batch, response_mask_BT=batch.response_mask_BT * keeps)
+    for count, stack in gradients.stack_by_shape(cut(mesh, 72, 2, batch), ROWS):
+      shapes.add(jax.tree.map(np.shape, stack))
+      assert count <= len(stack.tokens_BT)
+  # A sequence of 72 tokens, or of a quarter of them, in each of two shards.
+  assert {packed.tokens_BT for packed in shapes} == {(8, 2, 72), (8, 2, 18)}
+  assert len(shapes) == 2
 
 
-def test_a_minibatch_without_tokens_is_one_empty_pass():
+def test_a_minibatch_without_tokens_is_one_empty_pass(mesh):
   empty = dataclasses.replace(BATCH, response_mask_BT=np.zeros_like(BATCH.response_mask_BT))
-  (rows,) = cut(200, 4, batch=empty)
-  assert len(rows.first_B) == 4 and not rows.inputs.weight_BT.any()
+  (packed,) = cut(mesh, 72, 4, batch=empty)
+  assert packed.tokens_BT.shape == (4, 18) and not packed.inputs.weight_BT.any()
 
 
-def test_rows_of_advantage_0_may_be_left_out(gradient):
-  left = np.concatenate(
-    [rows.inputs.advantage_B1[rows.inputs.mask_BT.any(1)] for rows in cut(200, drop=True)]
-  )
-  assert len(left) == ROWS - 2 - 3 and (left != 0).all()  # two are empty
+def test_rows_of_advantage_0_may_be_left_out(gradient, mesh):
+  without = cut(mesh, 200, drop=True)
+  assert all((p.inputs.advantage_BT[p.inputs.mask_BT > 0] != 0).all() for p in without)
+  num_rows = sum((p.segments.position_BT == 0)[p.segments.segment_BT > 0].sum() for p in without)
+  assert num_rows == ROWS - 2 - 3  # two are empty
   assert_same(gradient(drop=True, entropy_bonus=0.0)[:1], gradient(entropy_bonus=0.0)[:1])
 
 
@@ -197,9 +195,61 @@ def test_leaving_them_out_is_refused_where_a_term_pulls_at_them():
 # ---- The gradient ----
 
 
-@pytest.mark.parametrize(('tokens', 'count'), [(600, 2), (220, 4)])
-def test_microbatches_change_nothing(gradient, whole, tokens, count):
-  assert len(cut(tokens)) == count
+def alone(spec, params, batch, clip, is_first, reference=None):
+  """`gradients.minibatch_gradient` of rows that stand alone, by autodiff of all logits."""
+  inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
+
+  def logp_and_entropy(params):
+    hidden_BTD = model.hidden_states(CONFIG, params, batch.tokens_BT)
+    logp_BTV = jax.nn.log_softmax(hidden_BTD @ model.unembedding(CONFIG, params))[:, :-1]
+    logp_BT = jnp.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], -1)[..., 0]
+    entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
+    return (jnp.pad(x_BT, ((0, 0), (1, 0))) for x_BT in (logp_BT, entropy_BT))
+
+  def loss_of(params, inputs):
+    return objective.token_loss(
+      *logp_and_entropy(params), inputs, spec.objective, clip=clip, is_first=is_first
+    )
+
+  @jax.jit
+  def value_and_gradient(params, inputs):
+    if reference is not None:
+      inputs = inputs._replace(reference_logp_BT=next(logp_and_entropy(reference)))
+    if spec.objective.ratio == 'sequence':
+      logp_BT, row_BT = next(logp_and_entropy(params)), np.ones(batch.tokens_BT.shape, int)
+      ratio_BT = objective.row_log_ratio(logp_BT, inputs, row_BT)
+      inputs = inputs._replace(row_log_ratio_BT=ratio_BT)
+    return jax.value_and_grad(loss_of, has_aux=True)(params, inputs)
+
+  (loss, sums), gradient = value_and_gradient(params, inputs)
+  return gradient, sums | {'loss': loss}
+
+
+OPTIONS = {
+  'paper': {},
+  'token mean, KL': dict(aggregation='token_mean', kl_coefficient=0.5),
+  'GSPO': dict(ratio='sequence', aggregation='sequence_mean'),
+  'GSPO, KL': dict(ratio='sequence', aggregation='sequence_mean', kl_coefficient=0.5),
+}
+
+
+@pytest.mark.parametrize('tokens', [150, 10**6])  # two sequences a pass; all rows in one
+@pytest.mark.parametrize('options', OPTIONS)
+def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options, tokens):
+  spec = make_spec(mesh, tokens=tokens, **OPTIONS[options])
+  reference = jax.tree.map(lambda x: 0.9 * x, params) if spec.objective.kl_coefficient else None
+  with jax.set_mesh(mesh):
+    arguments = spec, params, BATCH, True, False, reference
+    found, expected = jax.device_get((gradients.minibatch_gradient(*arguments), alone(*arguments)))
+  # The gradient of k3 is a difference that rounding shows in.
+  tolerance = 1e-6 if reference is None else 1e-5
+  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize(('tokens', 'count'), [(600, 2), (220, 4), (72, 10)])
+def test_microbatches_change_nothing(gradient, whole, mesh, tokens, count):
+  assert len(cut(mesh, tokens)) == count
   assert_same(gradient(tokens=tokens), whole)
 
 
@@ -210,7 +260,7 @@ def test_more_layers_are_no_more_to_compile(mesh):
     shapes = model.shapes(config, mesh)
     with jax.set_mesh(mesh):
       nothing = jax.eval_shape(functools.partial(gradients.zero_accumulator, settings), shapes)
-      ((_, rows_M),) = gradients.stack_by_shape(cut(10**6), ROWS)
+      ((_, rows_M),) = gradients.stack_by_shape(cut(mesh, 10**6), ROWS)
       return (
         gradients.accumulate.lower(settings, shapes, nothing, rows_M, 1, False, True, None)
         .as_text()

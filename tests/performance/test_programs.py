@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import experiment
-from exgrpo_jax.padding import length_buckets
+from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import memory, programs
+from exgrpo_jax.policy import sharding
 from exgrpo_jax.rollout import scoring
 from tests.performance.shapes import SMALL
 
@@ -21,10 +22,13 @@ def rollout(parsed):
 
 @pytest.fixture
 def spec(parsed, mesh):
-  """Updates and scoring in passes of 4,999 tokens, which is one row of 2,500, or two of 2,048."""
+  """Updates and scoring in passes of 4,999 tokens, which is one row of 2,500."""
   whole = experiment.update_spec(parsed, SMALL, mesh)
   return dataclasses.replace(
-    whole, gradient=dataclasses.replace(whole.gradient, tokens_per_microbatch=4999)
+    whole,
+    gradient=dataclasses.replace(whole.gradient, tokens_per_microbatch=4999),
+    longest_row=2500,
+    max_response=1800,
   )
 
 
@@ -56,25 +60,29 @@ def test_scoring_is_compiled_for_the_most_tokens_that_a_pass_can_have(
 
   monkeypatch.setattr(scoring, 'score_tokens', stub)
   one = np.zeros(1, np.int32)
-  scoring.score(
-    SMALL,
-    {},
-    mesh,
-    [(one, np.zeros(n - 1, int)) for n in length_buckets(2500) for _ in range(160 * mesh.size)],
-    limit=rollout.longest_row,
-    tokens_per_pass=spec.gradient.tokens_per_microbatch,
-    pad_id=0,
-    temperature=1.0,
-    logit_chunk=64,
-  )
-  largest = max(asked, key=lambda shape: (np.prod(shape), shape[1]))
-  assert largest == (13 * mesh.size, 384)
-  assert largest in shapes
+  for num_rows in (1, 512):
+    scoring.score(
+      SMALL,
+      {},
+      mesh,
+      [(one, np.zeros(2499 - n % 7, int)) for n in range(num_rows)] + [(one, one)],
+      limit=rollout.longest_row,
+      tokens_per_pass=spec.gradient.tokens_per_microbatch,
+      pad_id=0,
+      temperature=1.0,
+      logit_chunk=64,
+    )
+  # 4,999 tokens are one row of 2,500.
+  assert set(asked) <= {(mesh.size, 2500), (mesh.size, 625)} and max(asked) in shapes
 
 
 def test_the_update_is_compiled_for_the_most_tokens_that_a_pass_can_have(rollout, spec, arguments):
   shapes = arguments(programs.accumulate, rollout, spec, memory.step_arrays(spec, spec.mesh))
-  assert (13, 384) in [shape[1:] for shape in shapes]
+  rows = rollout.questions * rollout.samples // spec.optimizer.minibatches
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  long, _ = gradients.pass_shapes(spec, num_shards, rows)
+  stacks = [shape for shape in shapes if shape[1:] == (long.count, 2500)]
+  assert stacks and all(count * long.count >= rows for count, *_ in stacks)
 
 
 def test_decoding_is_compiled_for_the_longest_cache_and_prefill_for_the_most_tokens(

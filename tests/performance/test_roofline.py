@@ -41,6 +41,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass(mesh, parsed):
   spec = dataclasses.replace(
     experiment.update_spec(parsed, shape, mesh),
     gradient=gradients.Config(tokens_per_microbatch=10**6, remat='none', drop_zero_advantage=False),
+    longest_row=64,
     max_response=32,
   )
   mask_BT = np.repeat(np.arange(64) >= 32, 8).reshape(64, 8).T.astype(np.float32)
@@ -54,9 +55,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass(mesh, parsed):
     tis_weight_BT=mask_BT,
   )
   inputs = objective.loss_inputs(batch, spec.objective, 32)
-  ((count, stack),) = gradients.stack_by_shape(
-    gradients.microbatches(spec.gradient, batch, inputs, 1), 8
-  )
+  ((count, stack),) = gradients.stack_by_shape(gradients.microbatches(spec, batch, inputs, 1), 8)
   params = model.shapes(shape, mesh)
   with jax.set_mesh(mesh):
     zero = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)

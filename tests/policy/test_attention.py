@@ -49,6 +49,23 @@ def actual(backend, *inputs):
   return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend), *inputs)
 
 
+def segments_of(B, T):
+  """int32 [B, T]: rows of random lengths, then padding."""
+  rng = np.random.default_rng(1)
+  starts_BT = rng.random((B, T)) < 4 / T
+  segment_BT = 1 + np.cumsum(starts_BT, axis=1)
+  segment_BT[:, T - T // 8 :] = 0
+  return segment_BT.astype(np.int32)
+
+
+def packed(backend, segment_BT, *inputs):
+  """Values and gradients, found and expected, where a token sees its own segment alone."""
+  found = value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, segment_BT), *inputs)
+  mask = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
+  attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
+  return found, value_and_gradients(lambda *qkv: attend(*qkv), *inputs)
+
+
 def assert_close(actual, expected, tolerance):
   for actual_x, expected_x in zip(actual, expected, strict=True):
     assert actual_x.dtype == expected_x.dtype
@@ -76,6 +93,19 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(attention, '_BLOCK', 16)
   inputs = random_inputs(2, T, N, G, 8)
   assert_close(actual('blockwise', *inputs), expected(*inputs), 1e-5)
+  assert_close(*packed('blockwise', segments_of(2, T), *inputs), 1e-5)
+
+
+@pytest.mark.parametrize('T', [48, 600])  # in strips; in blocks
+def test_no_token_sees_another_segment(T):
+  """Its output stays bit-equal whatever stands there."""
+  inputs, segment_BT = random_inputs(1, T, 2, 1, 8)[:3], np.repeat([1, 2, 3], T // 3)[None]
+  is_second = segment_BT[0] == 2
+  attend = jax.jit(lambda *qkv: attention.causal(*qkv, 'blockwise', segment_BT))
+  changed = [jnp.where((~is_second)[None, :, None, None], 100 - x, x) for x in inputs]
+  before, after = (np.asarray(attend(*qkv))[0] for qkv in (inputs, changed))
+  np.testing.assert_array_equal(before[is_second], after[is_second])
+  assert np.abs(before - after)[~is_second].min(axis=(1, 2)).max() > 1
 
 
 def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
@@ -119,6 +149,7 @@ def test_kernels_equal_jax(monkeypatch, backend, T):
   inputs = random_inputs(1, T, 4, 2, 64, 'float32' if exact else 'bfloat16')
   # A backward pass in bfloat16 sums terms with three digits.
   assert_close(actual(backend, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
+  assert_close(*packed(backend, segments_of(1, T), *inputs), 1e-5 if exact else 0.05)
 
 
 def interpret(monkeypatch):
@@ -156,13 +187,20 @@ def test_splash_compiles_for_a_tpu(monkeypatch, T, N, G, H, tensor):
     )
 
   query, key = sharded_input('heads', N), sharded_input('kv_heads', G)
+  shape = 8 // tensor, T
+  segment_BT = jax.ShapeDtypeStruct(
+    shape, 'int32', sharding=sharding.named(mesh, ('batch', None), shape)
+  )
+
+  @jax.jit
+  def packed_gradients(segment_BT, *inputs):
+    return value_and_gradients(lambda *qkv: attention.causal(*qkv, 'splash', segment_BT), *inputs)
+
   with jax.set_mesh(mesh):
-    compiled = value_and_gradients.lower(
-      lambda *qkv: attention.causal(*qkv, 'splash'), query, key, key, query
-    ).compile()
+    compiled = packed_gradients.lower(segment_BT, query, key, key, query).compile()
   text, memory = compiled.as_text(), compiled.memory_analysis()
   for kernel in ('fwd', 'dq', 'dkv'):
     assert f'splash_mha_{kernel}' in text
   scores = N // tensor * T * T * 4
   assert memory.temp_size_in_bytes < scores / 4
-  assert compiled.output_shardings[0].spec == query.sharding.spec
+  assert compiled.output_shardings[0].is_equivalent_to(query.sharding, query.ndim)

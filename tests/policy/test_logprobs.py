@@ -113,15 +113,17 @@ def test_no_more_logits_exist_at_once_than_the_chunk_allows():
   assert f'f32[{B},2,{V}]' in jaxpr and f'f32[{B},{T - 1},{V}]' not in jaxpr
 
 
-@pytest.mark.parametrize('window', [1, 4, 10])
-def test_a_window_starts_with_the_state_that_predicts_its_first_token(window):
-  first_B = np.array([1, 4, 9])
-  states_BWD = np.asarray(logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), first_B, window))
-  assert states_BWD.shape == (B, window, D)
-  for b in range(B):
-    for w in range(window):
-      position = min(first_B[b] + w, T) - 1  # beyond the row, its last state is repeated
-      np.testing.assert_array_equal(states_BWD[b, w], HIDDEN_BTD[b, position])
+def test_predictor_states_are_those_at_the_positions_and_so_are_their_gradients():
+  position_BW = np.array([[0, 1, 4], [3, 5, 6], [0, 2, T - 1]])
+  states_BWD = logprobs.predictor_states(jnp.asarray(HIDDEN_BTD), position_BW)
+  np.testing.assert_array_equal(
+    states_BWD, np.take_along_axis(HIDDEN_BTD, position_BW[..., None], axis=1)
+  )
+  slope_BTD = jax.grad(lambda hidden: logprobs.predictor_states(hidden, position_BW).sum())(
+    jnp.asarray(HIDDEN_BTD)
+  )
+  is_chosen_BT = (position_BW[..., None] == np.arange(T)).any(axis=1)
+  np.testing.assert_array_equal(slope_BTD, np.broadcast_to(is_chosen_BT[..., None], (B, T, D)))
 
 
 # ---- The fused loss ----
@@ -244,8 +246,8 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
   order = np.array([7, 0, 3, 6, 5, 4, 2, 1])
 
   def microbatches(x, positions):
-    """[2, B / 2, W / 2, …]: two microbatches of half a window; [B, 1] keeps its column."""
-    x = x[order] if x.shape[1] == 1 else x[order, positions]
+    """[2, B / 2, W / 2, …]: two microbatches of half a window."""
+    x = x[order, positions]
     return x.reshape(2, 4, *x.shape[1:])
 
   @jax.jit

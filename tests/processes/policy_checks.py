@@ -106,9 +106,9 @@ def attend_on(mesh, inputs):
   """Output and gradients, and the shapes of query and key that a device's backend is given."""
   blockwise, shapes = attention._ATTEND['blockwise'], []
 
-  def note_shapes(query, key, value):
+  def note_shapes(query, key, value, *segments):
     shapes.append((query.shape, key.shape))
-    return blockwise(query, key, value)
+    return blockwise(query, key, value, *segments)
 
   with mock.patch.dict(attention._ATTEND, blockwise=note_shapes), jax.set_mesh(mesh):
     return test_attention.actual('blockwise', *inputs), shapes
@@ -232,7 +232,7 @@ def fused_loss_on(mesh):
 
   def total(states, unembedding, target, tokens):
     # States start one position before the window, as the model's do.
-    hidden = logprobs.predictor_states(states, np.ones(8, int), 8)
+    hidden = logprobs.predictor_states(states, np.tile(np.arange(8), (8, 1)))
     return logprobs.fused_loss(
       hidden, unembedding, target, tokens, token_loss, temperature=temperature, chunk=chunk
     )

@@ -8,7 +8,7 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scoring
 from tests.performance.shapes import SMALL
 
-LIMIT = 80  # buckets of 32, 48, 64 and 80 tokens
+LIMIT = 80
 LENGTHS = [80, 79, 20, 33, 64, 3, 48, 80, 31, 32, 2, 70, 12]
 
 
@@ -57,21 +57,26 @@ def score(params, mesh, monkeypatch):
   return call
 
 
-def test_passes_of_any_size_give_the_same_scores_to_every_row(score):
-  """From a budget smaller than any row, which then has a pass of its own, to one for all rows."""
-  rows, expected, shapes = score(10**4)
-  assert len(shapes) == 4  # one of each length
-  for budget, largest in ((1, 80), (100, 96), (170, 160)):
+def test_passes_of_any_size_give_the_same_scores_to_every_row(score, params, mesh):
+  """Those of the row alone; a pass keeps to its tokens, or to one sequence of the longest row."""
+  rows, expected = score(1)[0], []
+  for prompt, response in rows:
+    tokens_T = np.concatenate([prompt, response])
+    with jax.set_mesh(mesh):
+      scores = scoring.score_tokens(SMALL, params, tokens_T[None], None, 1.0, 64)
+    expected.append([x_BT[0, len(prompt) :] for x_BT in jax.device_get(scores)])
+  for budget, count in ((1, 1), (100, 1), (170, 2), (10**3, 12)):
     _, scores, shapes = score(budget)
-    assert max(num_rows * length for num_rows, length in shapes) == largest
-    for found, one_pass in zip(scores, expected):
-      assert [len(values) for values in found] == [len(response) for _, response in rows]
-      np.testing.assert_allclose(np.concatenate(found), np.concatenate(one_pass), atol=1e-5)
+    assert set(shapes) <= {(count, 80), (count, 20)}
+    for found, alone in zip(zip(*scores), expected, strict=True):
+      np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
-def test_few_numbers_of_rows_are_compiled():
-  """At most four for one length, and never fewer rows than there are."""
-  for room in (1, 2, 3, 9, 18, 288):
-    counts = [scoring._num_rows(room, needed) for needed in range(1, room + 1)]
-    assert all(count >= needed for needed, count in enumerate(counts, 1))
-    assert len(set(counts)) <= 4 and max(counts) == room
+def test_equal_rows_of_a_sequence_have_equal_scores(params, mesh):
+  """And no rows are none."""
+  one = np.zeros(3, np.int32)
+  arguments = dict(limit=LIMIT, tokens_per_pass=80, pad_id=0, temperature=1.0, logit_chunk=64)
+  with jax.set_mesh(mesh):
+    assert scoring.score(SMALL, params, mesh, [], **arguments) == ([], [])
+    logps, _ = scoring.score(SMALL, params, mesh, [(one, one)] * 3, **arguments)
+  np.testing.assert_array_equal(logps[0], logps[2])

@@ -232,7 +232,7 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
   monkeypatch.setattr(scoring, 'score_tokens', stub)
   row = np.zeros(tiny.PROMPT, np.int32), np.zeros(tiny.RESPONSE, np.int32)
   experiment.make_rollout(opened, recorded.data).score({}, [row] * 6)
-  assert seen == [(4, tiny.LENGTH), (2, tiny.LENGTH)]
+  assert seen == [(4, tiny.LENGTH)] * 2
 
 
 # ---- Generate ----

@@ -1,0 +1,178 @@
+"""Rows packed into sequences of one of two lengths, so that little is padding; pure NumPy.
+
+A row is a prompt and its response. Sequences hold whole rows, one after another; attention keeps
+the rows of a sequence apart by their segments, and each row's positions begin at 0. All sequences
+of a forward pass have one length, and a pass has a fixed number of them, so two shapes are all
+that is compiled, whatever the rows' lengths. Shape letters of its own: R rows to pack, B sequences
+of a pass, T their length, W the response tokens of a sequence, which alone get logits.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from exgrpo_jax.datatypes import Array
+
+# Lengths of the sequences, as parts of the longest row. Shorter ones than a quarter waste less in a
+# pass that is not full, but then too many rows fit only long ones: at 64 shards, half as many
+# tokens again are padding.
+_SHORT_PART = 4
+# How many numbers of long passes are tried at most: with many passes, one more or less is little.
+_TRIALS = 8
+
+Rows = list[int]  # of one sequence, in their order
+
+
+class Shape(NamedTuple):
+  """Of one forward pass."""
+
+  count: int  # B, sequences
+  length: int  # T, tokens of each
+  window: int  # W, response tokens of each at most, below T
+
+  @property
+  def num_tokens(self) -> int:
+    """Of a pass, padding included."""
+    return self.count * self.length
+
+
+class Pass(NamedTuple):
+  """The rows of one forward pass."""
+
+  shape: Shape
+  sequences: list[Rows]  # at most shape.count
+
+
+class Segments(NamedTuple):
+  """Which row of its sequence a token belongs to, and where it stands in that row."""
+
+  segment_BT: Array  # int32, 1, 2, … by row; 0 is padding
+  position_BT: Array  # int32, from 0 in each row; 0 in the padding
+
+
+class Layout(NamedTuple):
+  """Where each token of a pass comes from."""
+
+  row_BT: np.ndarray  # int64, index of its row; 0 in the padding
+  segments: Segments  # NumPy
+
+  def take(self, x_RT: np.ndarray) -> np.ndarray:
+    """What the rows hold at each token of the pass, 0 in the padding: [R, T'] -> [B, T]."""
+    is_token_BT = np.asarray(self.segments.segment_BT) > 0
+    return np.where(is_token_BT, x_RT[self.row_BT, self.segments.position_BT], x_RT.dtype.type(0))
+
+
+def shapes(
+  num_shards: int, tokens_per_shard: int, longest_row: int, max_response: int
+) -> tuple[Shape, Shape]:
+  """The two shapes of a pass, the long one first; they depend on no row.
+
+  Args:
+    num_shards: parts over which sequences are spread; each holds equally many.
+    tokens_per_shard: of a pass of long sequences; each shard has one in any case.
+    longest_row: tokens of the longest row that there can be, at least 2.
+    max_response: of these, response tokens, fewer than `longest_row`.
+  """
+  count = num_shards * max(1, tokens_per_shard // longest_row)
+
+  def shape(length: int) -> Shape:
+    window = -(-length * max_response // longest_row)
+    return Shape(count, length, max(1, min(window, length - 1)))
+
+  return shape(longest_row), shape(max(2, -(-longest_row // _SHORT_PART)))
+
+
+def pack(length_R: np.ndarray, response_R: np.ndarray, long: Shape, short: Shape) -> list[Pass]:
+  """Passes that hold each row once, in about as few tokens as can be; at least one pass.
+
+  Best-fit decreasing: rows by falling length, each to the fullest sequence with room. Into as many
+  long passes as given, then the rest into short ones, for several numbers of long ones.
+
+  Args:
+    length_R: int, tokens of each row, at most those of the long shape; a row of 0 is left out.
+    response_R: int, its response tokens, at most the long shape's window.
+    long: of the first passes.
+    short: of the others.
+  """
+  order = np.argsort(-length_R, kind='stable')[: np.count_nonzero(length_R)].tolist()
+  only_long, _ = _best_fit(order, length_R, response_R, long, len(order))
+  needs_long_R = (length_R > short.length) | (response_R > short.window)
+  most = -(-len(only_long) // long.count)
+  least = -(-int(length_R[needs_long_R].sum()) // long.num_tokens)
+  best: list[Pass] = _passes(long, only_long)
+  for num_long in np.unique(np.linspace(least, most, _TRIALS).astype(int)):
+    in_long, rest = _best_fit(order, length_R, response_R, long, num_long * long.count)
+    if needs_long_R[rest].any():
+      continue
+    in_short, _ = _best_fit(rest, length_R, response_R, short, len(rest))
+    found = _passes(long, in_long) + _passes(short, in_short)
+    if not best or _cost(found) < _cost(best):
+      best = found
+  return best or [Pass(short, [])]
+
+
+def layout(shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray) -> Layout:
+  """The tokens of a pass whose sequences hold these rows."""
+  row_BT = np.zeros((shape.count, shape.length), int)
+  segment_BT, position_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(2))
+  for b, rows in enumerate(sequences):
+    start = 0
+    for segment, row in enumerate(rows, 1):
+      place = slice(start, start + length_R[row])
+      row_BT[b, place], segment_BT[b, place] = row, segment
+      position_BT[b, place] = np.arange(length_R[row])
+      start = place.stop
+  return Layout(row_BT, Segments(segment_BT, position_BT))
+
+
+def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
+  """The positions that predict the targets, each one before its target; others fill up the window.
+
+  Args:
+    is_target_BT: bool, False at position 0; at most `window` targets in a sequence.
+    window: W, fewer than T.
+
+  Returns:
+    int32 [B, W], rising in each sequence: no position twice, so that a gradient never adds up.
+  """
+  # Stable: predictors first, then the positions that predict nothing, both in their order.
+  order_BT = np.argsort(~is_target_BT[:, 1:], axis=1, kind='stable')
+  return np.sort(order_BT[:, :window], axis=1).astype(np.int32)
+
+
+def _best_fit(
+  order: Sequence[int],
+  length_R: np.ndarray,
+  response_R: np.ndarray,
+  shape: Shape,
+  count: int,
+) -> tuple[list[Rows], Rows]:
+  """(sequences with rows, rows without a sequence), of at most `count` sequences."""
+  sequences: list[Rows] = [[] for _ in range(count)]
+  tokens = np.full(count, shape.length)  # what each has room for
+  responses = np.full(count, shape.window)
+  left: Rows = []
+  for row in order:
+    length, response = int(length_R[row]), int(response_R[row])
+    room = np.where((tokens >= length) & (responses >= response), tokens, shape.length + 1)
+    fullest = int(room.argmin()) if count else 0
+    if not count or room[fullest] > shape.length:
+      left.append(row)
+      continue
+    sequences[fullest].append(row)
+    tokens[fullest] -= length
+    responses[fullest] -= response
+  return [rows for rows in sequences if rows], left
+
+
+def _passes(shape: Shape, sequences: list[Rows]) -> list[Pass]:
+  return [
+    Pass(shape, sequences[start : start + shape.count])
+    for start in range(0, len(sequences), shape.count)
+  ]
+
+
+def _cost(passes: Sequence[Pass]) -> tuple[int, int]:
+  """(tokens, passes)."""
+  return sum(one.shape.num_tokens for one in passes), len(passes)
