@@ -1,0 +1,49 @@
+"""Rows are packed whole, into sequences of two lengths, with little padding."""
+
+import numpy as np
+import pytest
+
+from exgrpo_jax import packing
+
+
+def long_tailed(seed, rows=512):
+  """(tokens, response tokens) of rows: responses of mean 1,500 up to 8,192, prompts of about 150."""
+  rng = np.random.default_rng(seed)
+  response_R = rng.lognormal(np.log(1500) - 0.9**2 / 2, 0.9, rows).astype(int).clip(1, 8192)
+  return response_R + rng.normal(150, 40, rows).astype(int).clip(30, 1024), response_R
+
+
+@pytest.mark.parametrize(('shards', 'most'), [(1, 1.06), (16, 1.1), (64, 1.25)])
+def test_rows_of_a_long_tail_are_packed_whole_with_little_padding(shards, most):
+  long, short = packing.shapes(shards, 9216, 9216, 8192)
+  for seed in range(4):
+    length_R, response_R = long_tailed(seed)
+    passes = packing.pack(length_R, response_R, long, short)
+    packed = sorted(row for one in passes for rows in one.sequences for row in rows)
+    assert packed == list(range(512))
+    for shape, sequences in passes:
+      assert shape in (long, short) and len(sequences) <= shape.count
+      for rows in sequences:
+        assert length_R[rows].sum() <= shape.length and response_R[rows].sum() <= shape.window
+    assert sum(one.shape.num_tokens for one in passes) <= most * length_R.sum()
+
+
+def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
+  long, short = packing.shapes(2, 1, 100, 80)
+  assert (long, short) == (packing.Shape(2, 100, 80), packing.Shape(2, 25, 20))
+  rows = np.array([100, 0]), np.array([80, 0])
+  assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
+  assert packing.pack(*(0 * x for x in rows), long, short) == [packing.Pass(short, [])]
+
+
+def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
+  layout = packing.layout(packing.Shape(2, 6, 5), [[1, 0]], np.array([2, 3]))
+  assert layout.segments.segment_BT.tolist() == [[1, 1, 1, 2, 2, 0], [0] * 6]
+  assert layout.segments.position_BT.tolist() == [[0, 1, 2, 0, 1, 0], [0] * 6]
+  rows = np.array([[10, 11, 99], [20, 21, 22]])
+  assert layout.take(rows).tolist() == [[20, 21, 22, 10, 11, 0], [0] * 6]
+
+
+def test_predictors_stand_before_their_targets_and_never_twice():
+  is_target_BT = np.array([[0, 0, 1, 0, 1, 1], [0] * 6]) > 0
+  assert packing.predictors(is_target_BT, 4).tolist() == [[0, 1, 3, 4], [0, 1, 2, 3]]
