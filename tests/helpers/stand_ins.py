@@ -76,6 +76,7 @@ def training(run='runs/first') -> Call:
     flags={
       'config': 'configs/qwen2_5_math_1_5b.py',
       'workdir': f'/mnt/my-bucket/{run}',
+      'config.compilation_cache': '/mnt/my-bucket/compiled',
       'config.model.path': 'gs://my-bucket/Qwen2.5-Math-1.5B',
       'config.data.train': 'gs://my-bucket/openr1.parquet',
       'config.data.validation': '("gs://my-bucket/valid.parquet",)',
