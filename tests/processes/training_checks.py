@@ -9,7 +9,7 @@ from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scheduler
-from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime import compilations, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers.checks import Checks, case
 from tests.helpers.decoding import decoding_by, plain_kernel
@@ -43,7 +43,20 @@ def sampled_tokens_are_those_of_one_device():
       assert actual == expected, (actual, expected)
 
 
-def sample_on(meshes):
+@CHECKS.add
+def a_rollout_compiles_one_program_of_each_kind():
+  """Also the second time that slots are filled, with what another program returned."""
+  for decoding in ((8, 1, 1), (4, 1, 2)):
+    with case(decoding):
+      meshes = make_meshes((1, 8, 1), decoding)
+      jax.clear_caches()
+      with compilations.counted() as compiled:
+        sample_on(meshes, slots=2 * decoding[0], samples=6)
+      kinds = ('empty', 'prefill', 'insert', 'decode')
+      assert [compiled.names[kind] for kind in kinds] == [1, 1, 1, 1], compiled.names
+
+
+def sample_on(meshes, slots=test_scheduler.SPEC.slots, samples=1):
   config = test_scheduler.CONFIG
   params = test_scheduler.make_params(config, meshes.training)
   with jax.set_mesh(meshes.training):  # as in a step
@@ -51,11 +64,11 @@ def sample_on(meshes):
   responses = scheduler.generate(
     config,
     model.decode_layout(config, params, meshes.decoding),
-    test_scheduler.PROMPTS,
-    test_scheduler.ROWS,
-    test_scheduler.SAMPLES,
+    test_scheduler.PROMPTS * samples,
+    test_scheduler.ROWS * samples,
+    test_scheduler.SAMPLES * samples,
     key,
-    test_scheduler.SPEC,
+    dataclasses.replace(test_scheduler.SPEC, slots=slots),
     meshes.decoding,
   )
   return [response.tokens.tolist() for response in responses]
