@@ -37,7 +37,7 @@ from exgrpo_jax.performance import (
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.shapes import SHAPES
 from exgrpo_jax.performance.workload import LENGTHS, Workload
-from exgrpo_jax.policy import attention, model, sharding
+from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
 
 # On all devices, with random weights.
@@ -53,8 +53,8 @@ _ON_MESHES: dict[str, Callable[[cli.Args, Workload, Meshes], list[Measurement]]]
   'attention': lambda args, workload, meshes: attention_benchmark.measure_causal(
     workload, meshes.training, args.backend, _peaks(workload)
   ),
-  'decode_attention': lambda _, workload, meshes: attention_benchmark.measure_decoding(
-    workload, meshes.decoding, _peaks(workload)
+  'decode_attention': lambda args, workload, meshes: attention_benchmark.measure_decoding(
+    workload, meshes.decoding, args.backend, _peaks(workload)
   ),
 }
 BENCHMARKS = ('all', *_ON_MESHES, 'device', 'grading', 'host', 'smoke')
@@ -76,7 +76,10 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer('layers', 0, "Layers of the model; 0 takes the shape's.", lower_bound=0)
   flags.DEFINE_enum(
-    'backend', 'blockwise', attention.BACKENDS, "Of attention: the implementation's name."
+    'backend',
+    None,
+    dict.fromkeys(attention.BACKENDS + kv_cache.DECODE_BACKENDS),  # some names are in both
+    "Of attention and decode_attention: the implementation's name; by default the platform's.",
   )
   flags.DEFINE_bool(
     'scheduling',

@@ -21,14 +21,18 @@ from exgrpo_jax.policy import attention, kv_cache, sharding
 LIMITS = {'bfloat16': 2e-2, 'float32': 1e-4}
 
 
-def measure_causal(workload: Workload, mesh: Mesh, backend: str, peaks: Peaks) -> list[Measurement]:
+def measure_causal(
+  workload: Workload, mesh: Mesh, backend: str | None, peaks: Peaks
+) -> list[Measurement]:
   """`attention.causal` by one of its backends, on rows of prompt and response.
 
-  Call it inside `jax.set_mesh(mesh)`.
+  `backend` is one of those on the platform, by default the one that trains. Call it
+  inside `jax.set_mesh(mesh)`.
   """
   shape, B, T = workload.model, workload.num_rows, workload.prompt + workload.response
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
   arrays = _random(mesh, shape.dtype, (B, T, N, H), (B, T, G, H), (B, T, G, H), (B, T, N, H))
+  backend = backend or attention.backend_for(sharding.platform(), shape.dtype)
   attend = functools.partial(attention.causal, backend=backend)
   forward, backward = jax.jit(attend), jax.jit(functools.partial(_gradients, attend))
   reference = jax.jit(causal_reference)
@@ -78,10 +82,13 @@ def causal_reference(
   return jnp.einsum('BNTS,BSNH->BTNH', weight_BNTS, value_BTNH)
 
 
-def measure_decoding(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
+def measure_decoding(
+  workload: Workload, mesh: Mesh, backend: str | None, peaks: Peaks
+) -> list[Measurement]:
   """`kv_cache.attend`: a token of each slot beside a cache of prompt and response.
 
-  Call it inside `jax.set_mesh(mesh)`.
+  `backend` is one of those on the platform, by default the one that decodes. Call it
+  inside `jax.set_mesh(mesh)`.
   """
   shape, B, S = workload.model, workload.slots, workload.prompt + workload.response
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
@@ -92,7 +99,7 @@ def measure_decoding(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measu
   cache = jax.jit(lambda *pair: kv_cache.resized(kv_cache.from_sequence(*pair), S))(
     key_BSGH, value_BSGH
   )
-  attend = jax.jit(kv_cache.attend)
+  attend = jax.jit(functools.partial(kv_cache.attend, backend=backend))
   full_B = jnp.full(B, S - 1)
   (seconds,) = median_seconds(
     workload.repeats, lambda: jax.block_until_ready(attend(query_BNH, full_B, cache))

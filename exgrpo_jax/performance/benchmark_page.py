@@ -149,7 +149,14 @@ def _goals(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
         else:
           verdict = f'not applicable: {reason}' if reason else outcome.verdict
         rows.append((goal.meaning, f'{goal.share:g}%', measured, verdict))
-  return ['## Goals', '', *_table(('goal', 'at least', 'measured', 'verdict'), rows)]
+  lines = _table(('goal', 'at least', 'measured', 'verdict'), rows)
+  if not facts.get('is_known'):
+    lines += [
+      'No published peak of this device is known here. Shares are of what a plain product and a '
+      'plain copy reach, which data that lie in a cache can exceed.',
+      '',
+    ]
+  return ['## Goals', '', *lines]
 
 
 def _inapplicable(facts: Mapping[str, Any], outcome: Outcome) -> str:

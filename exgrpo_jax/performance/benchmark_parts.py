@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.performance.roofline import layer_parameter_count, parameter_count
 from exgrpo_jax.performance.shapes import SHAPES
-from exgrpo_jax.policy import attention, model
+from exgrpo_jax.policy import attention, kv_cache, model
 
 # Bytes of one parameter during an update: itself, its gradient and two moments in float32.
 _BYTES_OF_PARAMETER = 16
@@ -76,7 +76,10 @@ def parts(facts: Mapping[str, Any], shape: str | None) -> list[Part]:
       part(f'training attention: {backend}', 'attention', backend=backend)
       for backend in attention.backends_on(platform, dtype)
     ),
-    part('decode attention', 'decode_attention'),
+    *(
+      part(f'decode attention: {backend}', 'decode_attention', backend=backend)
+      for backend in kv_cache.backends_on(platform)
+    ),
     part('rollout', 'rollout', scheduling=False),
     part('update', 'update'),
     Part('smoke run', 'smoke', sizes['smoke'].flags, sizes['smoke'].seconds, can_shrink=False),

@@ -45,6 +45,12 @@ def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
   return 'cudnn' if gpu_decoding.cudnn_takes(H, dtype) else 'dense'
 
 
+def backends_on(platform: str) -> tuple[str, ...]:
+  """Those of DECODE_BACKENDS that read the layout which 'cpu', 'gpu' (or 'cuda') or 'tpu' has."""
+  on_gpu = ('dense', 'cudnn', 'pallas')
+  return {'cpu': ('transposed',), 'tpu': ('ragged',)}.get(platform, on_gpu)
+
+
 def is_ragged(platform: str) -> bool:
   """Whether reads do not grow with the cache's length, as on TPU.
 

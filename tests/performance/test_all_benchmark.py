@@ -87,7 +87,7 @@ def test_a_part_that_fails_stops_no_other_and_is_named_with_its_error(page):
   good, text = page(stand_in=lambda name: Ended(1, crash) if name == 'rollout' else None)
   assert not good
   assert '| rollout | FAILED | 0 | exit status 1: jax.errors.JaxRuntimeError: out of mem' in text
-  assert '9 parts: 8 passed, 1 FAILED' in text
+  assert '11 parts: 10 passed, 1 FAILED' in text
 
 
 def test_a_device_that_cannot_be_asked_fails_and_the_rest_is_tried(page):
@@ -160,3 +160,21 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_has_started():
 def test_a_page_that_cannot_be_written_is_refused(tmp_path, path, why):
   with pytest.raises(InputError, match=why):
     all_benchmark.check_out(path and str(tmp_path / path))
+
+
+def test_every_implementation_of_attention_on_the_platform_is_measured():
+  def names(platform):
+    return [part.name for part in benchmark_parts.parts({'platform': platform}, None)]
+
+  assert [name for name in names('tpu') if 'attention' in name] == [
+    'training attention: blockwise',
+    'training attention: splash',
+    'decode attention: ragged',
+  ]
+  assert [name for name in names('gpu') if 'attention' in name] == [
+    'training attention: blockwise',
+    'training attention: cudnn',
+    'decode attention: dense',
+    'decode attention: cudnn',
+    'decode attention: pallas',
+  ]

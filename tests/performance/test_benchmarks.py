@@ -145,7 +145,7 @@ def test_attention(measured, mesh):
 
 
 def test_decode_attention(measured, mesh):
-  found = measured(attention_benchmark.measure_decoding, WORKLOAD, mesh, PEAKS)
+  found = measured(attention_benchmark.measure_decoding, WORKLOAD, mesh, None, PEAKS)
   assert list(found) == ['values', 'a token', 'share of bandwidth']
 
 
@@ -157,11 +157,11 @@ def test_attention_that_sees_the_next_token_fails(mesh, monkeypatch):
     lambda q, k, v, backend: attend(q, *(jnp.roll(x, -1, axis=1) for x in (k, v)), backend),
   )
   monkeypatch.setattr(
-    kv_cache, 'attend', lambda q, position_B, cache: see(q, position_B + 1, cache)
+    kv_cache, 'attend', lambda q, position_B, cache, backend: see(q, position_B + 1, cache, backend)
   )
   with jax.set_mesh(mesh):
     causal = attention_benchmark.measure_causal(WORKLOAD, mesh, 'blockwise', PEAKS)
-    decoding = attention_benchmark.measure_decoding(WORKLOAD, mesh, PEAKS)
+    decoding = attention_benchmark.measure_decoding(WORKLOAD, mesh, None, PEAKS)
   checks = [figure.passes for figure in (*causal, *decoding) if figure.limit is not None]
   assert checks == [False, False, False]
 
