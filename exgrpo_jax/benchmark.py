@@ -89,6 +89,10 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'setting', [], "Of smoke: a setting of the run's config, such as num_steps=1."
   )
+  _define_sizes()
+
+
+def _define_sizes() -> None:
   flags.DEFINE_integer('slots', 32, 'Rows that decode together.', lower_bound=1)
   flags.DEFINE_integer('questions', 32, 'Prompts.', lower_bound=1)
   flags.DEFINE_integer('samples', 1, 'Responses to each prompt.', lower_bound=1)
