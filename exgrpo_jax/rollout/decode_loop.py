@@ -92,6 +92,9 @@ class Decoded(NamedTuple):
   ended_B: jax.Array  # bool, by an end token
 
 
+_Carry = tuple[jax.Array, State, Decoded]  # time, the slots, what they wrote
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, Prompts]:
   """All slots free, with a cache of `length` positions, and no prompts."""
@@ -197,21 +200,17 @@ def decode(
   key_B = randomness.row_keys(key, state.question_row_B, state.sample_index_B)
   live_before_B = state.live_B
 
-  def goes_on(carry: tuple[jax.Array, State, Decoded]) -> jax.Array:
+  def goes_on(carry: _Carry) -> jax.Array:
     time, state, _ = carry
     fits = jnp.all(~state.live_B | (state.position_B < S))
     return (time < N) & fits & (jnp.sum(live_before_B & ~state.live_B) < min_finished)
 
-  def decode_token(
-    carry: tuple[jax.Array, State, Decoded],
-  ) -> tuple[jax.Array, State, Decoded]:
+  def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
+    uniform_B2 = randomness.uniforms(key_B, state.length_B)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
-      spec.distribution,
-      logits_BV / temperature,
-      randomness.uniforms(key_B, state.length_B),
-      config.vocab_size,
+      spec.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
     )
     ends_B = state.live_B & jnp.isin(token_B, jnp.array(spec.eos_ids))
     length_B = state.length_B + state.live_B

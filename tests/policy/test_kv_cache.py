@@ -230,15 +230,15 @@ def compiled_for(topology, config, slots, length, data, tensor):
   )
   spec = dataclasses.replace(SPEC, slots=slots, max_prompt=length // 2, max_response=length // 2)
   with jax.set_mesh(mesh):
-    layouts = decode_loop.empty.lower(config, spec, length).compile().output_shardings
+    layouts, _ = decode_loop.empty.lower(config, spec, length).compile().output_shardings
     state = jax.tree.map(
       lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      jax.eval_shape(lambda: decode_loop.empty(config, spec, length)),
+      jax.eval_shape(lambda: decode_loop.empty(config, spec, length))[0],
       layouts,
     )
     key = jax.eval_shape(jax.random.key, 0)
     return decode_loop.decode.lower(
-      config, spec, model.decode_shapes(config, mesh), key, state, 1
+      config, spec, model.decode_shapes(config, mesh), key, state, 1, 1.0
     ).compile()
 
 
