@@ -7,7 +7,7 @@ from exgrpo_jax import packing
 
 
 def long_tailed(seed, rows=512):
-  """(tokens, response tokens) of rows: responses of mean 1,500 up to 8,192, prompts of about 150."""
+  """(tokens, response tokens) of rows: responses of mean 1,500, at most 8,192; prompts of 150."""
   rng = np.random.default_rng(seed)
   response_R = rng.lognormal(np.log(1500) - 0.9**2 / 2, 0.9, rows).astype(int).clip(1, 8192)
   return response_R + rng.normal(150, 40, rows).astype(int).clip(30, 1024), response_R
