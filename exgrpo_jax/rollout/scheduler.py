@@ -67,24 +67,20 @@ def generate(
     limits: of each response, in tokens, from 1 to spec.max_response, the default.
   """
   limits = [spec.max_response] * len(prompts) if limits is None else limits
-  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
-  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
+  _check_lengths(spec, prompts, limits)
   numbered = zip(range(len(prompts)), prompts, question_rows, sample_indices, limits, strict=True)
   waiting = collections.deque(_Row(*row) for row in numbered)
   program_spec, temperature = spec.at_any_temperature, spec.distribution.temperature or 1.0
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
   state, prefilled = None, None
-  # The caller may have made it on the mesh of training, and a program's arguments share one mesh.
-  key_data = jax.device_get(jax.random.key_data(key))
+  key_data = jax.device_get(jax.random.key_data(key))  # the key may lie on the mesh of training
   with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
     key = jax.random.wrap_key_data(key_data)
     while waiting or any(slots):
       if not waiting and state is not None and not kv_cache.is_ragged(sharding.platform()):
         state, slots = _compact(state, slots)
-      free = [slot for slot, row in enumerate(slots) if row is None]
-      for slot in free[: len(waiting)]:
-        slots[slot] = waiting.popleft()
+      _take_slots(slots, waiting)
       length = _cache_length(spec, slots)
       if state is None or prefilled is None:
         state, places = decode_loop.empty(config, program_spec, length)
@@ -155,12 +151,24 @@ class _Row:
 _Slots = list[_Row | None]
 
 
+def _check_lengths(spec: DecodeSpec, prompts: Sequence[np.ndarray], limits: Sequence[int]) -> None:
+  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
+  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
+
+
 def _progress(slots: _Slots, responses: Mapping[int, Response], total: int) -> str:
   """How far it is, as of the last sync."""
   finished = list(responses.values())
   tokens = sum(len(response.tokens) for response in finished)
   tokens += sum(row.length for row in slots if row is not None)
   return f'{len(finished)} of {total} responses, {tokens:,} tokens'
+
+
+def _take_slots(slots: _Slots, waiting: collections.deque[_Row]) -> None:
+  """Gives each free slot a row that waits, the first to the first."""
+  free = [slot for slot, row in enumerate(slots) if row is None]
+  for slot in free[: len(waiting)]:
+    slots[slot] = waiting.popleft()
 
 
 def _compact(state: State, slots: _Slots) -> tuple[State, _Slots]:
