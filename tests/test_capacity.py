@@ -1,5 +1,6 @@
 """The command compiles a config for a TPU slice, and says what does not fit."""
 
+import re
 import subprocess
 import sys
 
@@ -32,9 +33,16 @@ def test_a_small_config_compiles_for_a_slice():
     '--config.model.vocab_size=512',
     '--config.rollout.max_response=1024',
     '--config.rollout.slots=8',
+    '--lengths=lognormal:40',
+    '--evaluated=20',
   )
   assert small.returncode == 0, small.stderr
   assert small.stdout.splitlines()[-1] == 'fits'
+  part = r'  {} +[0-9.]+ s  [0-9]+% of peak {}'
+  for name, bound in (('decode', 'bandwidth'), ('update', 'FLOPs'), ('optimizer', 'bandwidth')):
+    assert re.search(part.format(name, bound), small.stdout)
+  assert re.search(r'  sum +[0-9.]+ s  [0-9,]+ response tokens per second', small.stdout)
+  assert 'median 40, 99th percentile 8 medians, cut at 1,024' in small.stdout
   large = run(
     '--config.model.num_layers=200',
     '--config.model.width=3072',

@@ -151,7 +151,7 @@ assert not ours, ours
 def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
   flags = {
     'benchmark': {'slots', 'questions'},
-    'capacity': {'config', 'topology'},
+    'capacity': {'config', 'evaluated', 'lengths', 'topology'},
     'check': {'config', 'workdir', 'num_processes'},
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},

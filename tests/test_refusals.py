@@ -65,6 +65,14 @@ COMMAND_LINES = {
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',
   ),
+  'lengths': (
+    ['capacity', '--config=base', '--topology=v5e:4x4', '--lengths=lognormal:1k'],
+    r'--lengths=lognormal:1k must be lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tokens, such as',
+  ),
+  'lengths_of_no_run': (
+    ['capacity', '--config=base', '--topology=v5e:4x4', '--lengths=w'],
+    r'--lengths=w has no folder records: it must be lognormal:MEDIAN or ',
+  ),
   'no_held_out_questions': (
     ['train', SMOKE, '--workdir=w', '--config.data.evaluation=()', '--config.alignment.every=2'],
     r'alignment\.every=2 needs config\.data\.validation or config\.data\.evaluation: their quest',

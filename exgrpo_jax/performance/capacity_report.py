@@ -1,6 +1,7 @@
 """Whether a training step fits on the chips of a slice, and how much memory is to spare."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -15,7 +16,6 @@ from exgrpo_jax.performance.memory import (
   step_arrays,
 )
 from exgrpo_jax.performance.programs import Program
-from exgrpo_jax.performance.roofline import step_roofline
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import stages
 
@@ -23,10 +23,18 @@ from exgrpo_jax.rollout import stages
 _TRANSIENT = ('gradient', 'decode weights')
 
 
-def print_report(
+class Findings(NamedTuple):
+  """What a step needs of a chip."""
+
+  fits: bool
+  peaks: dict[str, float]  # bytes in use by program; inf where it does not compile
+  programs: dict[str, Program]  # those that compile
+
+
+def print_memory(
   rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, chip: Chip
-) -> bool:
-  """Prints what each part of a step needs of a chip; returns whether all of it fits.
+) -> Findings:
+  """Compiles the programs of a step, and prints what each needs of a chip.
 
   `decoding` is the mesh of sampling, of the same devices as spec.mesh. Call it inside
   `jax.set_mesh(spec.mesh)`.
@@ -34,15 +42,13 @@ def print_report(
   arrays = step_arrays(spec, decoding)
   sizes = _print_sizes(arrays)
   resident = {name: size for name, size in sizes.items() if name not in _TRANSIENT}
-  fits = _fit_without_programs(sizes, resident, chip)
+  fits, peaks, compiled = _fit_without_programs(sizes, resident, chip), {}, {}
   if fits:
-    peaks = _print_peaks(rollout, spec, decoding, arrays, sum(resident.values()), chip)
-    _print_roofline(rollout, spec, decoding, chip)
-    if peaks['decode'] < float('inf'):
+    peaks, compiled = _print_peaks(rollout, spec, decoding, arrays, sum(resident.values()), chip)
+    if 'decode' in compiled:
       _print_largest_cache(rollout, spec.model, decoding, peaks['decode'], chip)
     fits = max(peaks.values()) <= chip.memory
-  print('fits' if fits else 'does not fit')
-  return fits
+  return Findings(fits, peaks, compiled)
 
 
 def _print_sizes(arrays: StepArrays) -> dict[str, int]:
@@ -80,28 +86,30 @@ def _print_peaks(
   arrays: StepArrays,
   resident: int,
   chip: Chip,
-) -> dict[str, float]:
-  """Prints and returns the bytes in use while each program runs, by the program's name."""
+) -> tuple[dict[str, float], dict[str, Program]]:
+  """Prints and returns the bytes in use while each program runs, and the program, by its name."""
   # Resident arrays that a program takes as arguments are already counted there.
   moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
   params = arrays.state.params
   of_decoding = rollout, spec.model, decoding, arrays.decode_params
-  return {
-    name: _print_peak(name, beside, compile_program, chip)
-    for name, beside, compile_program in (
-      ('score', moments + reference, lambda: programs.score(rollout, spec, params)),
-      ('prefill', resident, lambda: programs.prefill(*of_decoding)),
-      ('decode', resident, lambda: programs.decode(*of_decoding)),
-      ('update', moments, lambda: programs.accumulate(rollout, spec, arrays)),
-      ('optimizer', reference, lambda: programs.apply_gradient(spec, arrays)),
-    )
-  }
+  peaks, compiled = {}, {}
+  for name, beside, compile_program in (
+    ('score', moments + reference, lambda: programs.score(rollout, spec, params)),
+    ('prefill', resident, lambda: programs.prefill(*of_decoding)),
+    ('decode', resident, lambda: programs.decode(*of_decoding)),
+    ('update', moments, lambda: programs.accumulate(rollout, spec, arrays)),
+    ('optimizer', reference, lambda: programs.apply_gradient(spec, arrays)),
+  ):
+    peaks[name], program = _print_peak(name, beside, compile_program, chip)
+    if program is not None:
+      compiled[name] = program
+  return peaks, compiled
 
 
 def _print_peak(
   name: str, beside: int, compile_program: Callable[[], Program], chip: Chip
-) -> float:
-  """Prints and returns the bytes in use while a program runs; inf if it does not compile.
+) -> tuple[float, Program | None]:
+  """Prints and returns the bytes in use while a program runs; (inf, None) if it does not compile.
 
   `beside` are the bytes of resident arrays that are not among the program's arguments.
   """
@@ -111,7 +119,7 @@ def _print_peak(
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     print(f'  {name:<24} DOES NOT FIT: {str(error).splitlines()[0][:300]}')
-    return float('inf')
+    return float('inf'), None
   peak = beside + program.peak
   spare = 1 - peak / chip.memory
   verdict = 'fits, ' if spare >= 0 else 'DOES NOT FIT: '
@@ -121,17 +129,7 @@ def _print_peak(
     f'{beside / GIB:.2f}; {verdict}{100 * spare:.0f}% to spare',
     flush=True,
   )
-  return peak
-
-
-def _print_roofline(
-  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, chip: Chip
-) -> None:
-  step = step_roofline(rollout, spec, decoding, chip)
-  print(
-    f'  roofline of a step of longest responses: prefill {step.prefill:.0f} s, decode '
-    f'{step.decode:.0f} s, update {step.update:.0f} s; update {step.update_flops / 1e15:,.0f} PFLOP'
-  )
+  return peak, program
 
 
 def _print_largest_cache(

@@ -16,6 +16,8 @@ from exgrpo_jax.performance.hlo import Computation, Module, Operation
 # Assumed of a Pallas kernel for attention: its share of the peak, where its heads are as wide as
 # the chip's matrix units.
 ATTENTION_EFFICIENCY = 0.5
+# Assumed of any other Pallas kernel: its share of the memory's bandwidth.
+READ_EFFICIENCY = 0.75
 # Assumed of a collective: both links of one axis of the slice are busy, and a hop takes so long.
 LINKS = 2
 HOP_SECONDS = 1e-6
@@ -126,7 +128,7 @@ def _kernel_seconds(operation: Operation, chip: Chip) -> float:
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
       return splash_seconds(math.prod(query[:-2]), query[-2], query[-1], products, chip)
   moved = operation.bytes + sum(map(hlo.array_bytes, operation.operand_arrays))
-  return moved / chip.bandwidth
+  return moved / chip.bandwidth / READ_EFFICIENCY
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:

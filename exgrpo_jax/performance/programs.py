@@ -1,10 +1,12 @@
-"""The programs of a training step, compiled at their largest, and the memory each needs on a chip.
+"""The programs of a training step, compiled at their largest: their memory on a chip, their text.
 
 The memory is the compiler's own count for one chip. Call these functions inside
 `jax.set_mesh(spec.mesh)`; the meshes may be of devices that exist only to compile for.
 """
 
 import functools
+import pathlib
+import tempfile
 from typing import Any, NamedTuple
 
 import jax
@@ -14,14 +16,17 @@ from jax.sharding import Mesh
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
+from exgrpo_jax.performance import hlo
 from exgrpo_jax.performance.memory import StepArrays
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
 
 
 class Program(NamedTuple):
-  """What one compiled program needs on a chip, in bytes."""
+  """One compiled program, and what it needs on a chip, in bytes."""
 
+  module: hlo.Module
+  shape: tuple[int, int]  # of what it works on: rows, and their length in tokens
   arguments: int
   results: int  # without those that reuse the memory of a donated argument
   temporary: int
@@ -46,7 +51,8 @@ def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Para
       Segments(tokens_BT, tokens_BT),
       rollout.temperature,
       rollout.logit_chunk,
-    )
+    ),
+    (long.count, long.length),
   )
 
 
@@ -71,7 +77,7 @@ def prefill(
   with jax.set_mesh(mesh):
     _, prompts = _slots_and_prompts(_decode_spec(rollout), shape)
     args = shape, params, prompts, tokens_PT, number_P, number_P
-    return _measure(decode_loop.prefill.lower(*args))
+    return _measure(decode_loop.prefill.lower(*args), (num_prompts, length))
 
 
 def decode(
@@ -86,7 +92,7 @@ def decode(
     state, _ = _slots_and_prompts(spec, shape)
     key = jax.eval_shape(jax.random.key, 0)
     args = shape, spec.at_any_temperature, params, key, state, 1, rollout.temperature
-    return _measure(decode_loop.decode.lower(*args))
+    return _measure(decode_loop.decode.lower(*args), (rollout.slots, rollout.longest_row))
 
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
@@ -123,7 +129,8 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
   return _measure(
     gradients.accumulate.lower(
       spec, params, accumulator, microbatches, 1, False, True, arrays.reference
-    )
+    ),
+    (shape.count, shape.length),
   )
 
 
@@ -158,11 +165,28 @@ def _slots_and_prompts(
   )
 
 
-def _measure(lowered: jax.stages.Lowered) -> Program:
-  memory = lowered.compile().memory_analysis()
+def _measure(lowered: jax.stages.Lowered, shape: tuple[int, int] = (0, 0)) -> Program:
+  compiled = lowered.compile()
+  memory = compiled.memory_analysis()
   assert memory is not None, 'XLA counts the memory of every program'
   return Program(
+    module=hlo.parse(_text(lowered, compiled)),
+    shape=shape,
     arguments=memory.argument_size_in_bytes,
     results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
     temporary=memory.temp_size_in_bytes,
   )
+
+
+def _text(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> str:
+  """Of the compiled program; where JAX cannot read it, as libtpu writes it in a second compilation.
+
+  JAX 0.10.2 fails on some programs for v6e: "async-update instruction should have 1 operands".
+  """
+  try:
+    return compiled.as_text() or ''
+  except jax.errors.JaxRuntimeError:
+    with tempfile.TemporaryDirectory() as folder:
+      lowered.compile(compiler_options={'xla_dump_to': folder})
+      (path,) = pathlib.Path(folder).glob('*.after_codegen.txt')
+      return path.read_text()

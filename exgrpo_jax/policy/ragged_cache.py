@@ -23,6 +23,7 @@ PAGE = 256  # positions
 # more queries in a block the kernel computes each row's products for all of them: for 8 queries the
 # compiler schedules 571 cycles a block, for one 244, and on v5e the block takes 480 to read.
 _PAGES_PER_BLOCK = 2
+BLOCK = _PAGES_PER_BLOCK * PAGE  # positions of a row that are read together
 _QUERIES_PER_BLOCK = 1
 _HEAD_SIZE = 128  # the kernel's loads are as wide as a vector register
 _AXES = ('batch', None, 'kv_heads', None)

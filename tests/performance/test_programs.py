@@ -1,6 +1,7 @@
 """What capacity compiles is the largest that a run asks for."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -36,7 +37,9 @@ def spec(parsed, mesh):
 def arguments(monkeypatch, mesh):
   """A function of a program and its arguments: the shapes that it is compiled for."""
   monkeypatch.setattr(
-    programs, '_measure', lambda lowered: [leaf.shape for leaf in jax.tree.leaves(lowered.in_avals)]
+    programs,
+    '_measure',
+    lambda lowered, *_: [leaf.shape for leaf in jax.tree.leaves(lowered.in_avals)],
   )
 
   def lower(program, *args):
@@ -94,3 +97,18 @@ def test_decoding_is_compiled_for_the_longest_cache_and_prefill_for_the_most_tok
   assert (8, G, H, 2500) in decode and (8, G, 2500, H) in decode
   prefill = arguments(programs.prefill, rollout, SMALL, spec.mesh, params)
   assert (min(rollout.prompts, mesh.size), 700) in prefill  # one for each part of the rows
+
+
+def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
+  """By a stand-in for the two compilations: which programs JAX cannot read is chance."""
+
+  class Unreadable:
+    def as_text(self):
+      raise jax.errors.JaxRuntimeError('INTERNAL: RET_CHECK failure')
+
+    def compile(self, compiler_options):
+      folder = pathlib.Path(compiler_options['xla_dump_to'])
+      (folder / 'module_0001.jit_f.cl_1.after_codegen.txt').write_text('HloModule jit_f')
+      (folder / 'module_0001.jit_f.cl_1.before_optimizations.txt').write_text('')
+
+  assert programs._text(Unreadable(), Unreadable()) == 'HloModule jit_f'

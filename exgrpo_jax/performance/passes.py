@@ -1,0 +1,32 @@
+"""The passes that scoring and the update make over rows of given lengths."""
+
+import numpy as np
+
+from exgrpo_jax import packing
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.packing import Pass
+from exgrpo_jax.policy import sharding
+from exgrpo_jax.rollout import scoring
+
+
+def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[list[Pass]]:
+  """Of each minibatch.
+
+  Args:
+    spec: of the update.
+    responses: int, tokens of each row's response, in the order of the rows.
+    prompt: tokens of each prompt.
+  """
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  minibatches = np.split(responses, spec.optimizer.minibatches)
+  shapes = gradients.pass_shapes(spec, num_shards, len(minibatches[0]))
+  return [packing.pack(part + prompt, part, *shapes) for part in minibatches]
+
+
+def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[Pass]:
+  """Of one call of `scoring.score`; arguments as in `of_update`."""
+  if not len(responses):
+    return []
+  budget = spec.gradient.tokens_per_microbatch
+  shapes = scoring.pass_shapes(spec.mesh, spec.longest_row, budget)
+  return packing.pack(responses + prompt, np.zeros_like(responses), *shapes)

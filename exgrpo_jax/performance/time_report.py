@@ -1,0 +1,54 @@
+"""A step's estimated time in print: a line for each part, the sum, and what it rests on."""
+
+from typing import NamedTuple
+
+from exgrpo_jax.performance import program_time, step_time
+from exgrpo_jax.performance.step_time import Estimator, Workload
+
+
+class Speed(NamedTuple):
+  """Of training, as estimated."""
+
+  seconds: float  # of a step
+  tokens_per_second: float  # of the step's responses, replayed ones included
+  chip_hours: float  # of 100 steps
+
+
+def print_time(estimator: Estimator, work: Workload, lengths: str) -> Speed:
+  """Prints and returns how long a step takes; `lengths` says in words where lengths are from."""
+  responses = [*work.fresh, *work.replayed]
+  print('a step, estimated, not measured:')
+  parts = estimator.parts(work)
+  for part in parts:
+    share = f'{100 * part.share:.0f}% of peak {part.bound}' if part.bound else ''
+    print(f'  {part.name:<12} {part.seconds:7.2f} s  {share:<22}  {part.detail}'.rstrip())
+  seconds = sum(part.seconds for part in parts)
+  num_chips = estimator.spec.mesh.size
+  speed = Speed(seconds, sum(responses) / seconds, 100 * seconds * num_chips / 3600)
+  print(
+    f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
+    f'{speed.chip_hours:,.0f} chip-hours per 100 steps'
+  )
+  print(_assumptions(work, lengths))
+  return speed
+
+
+def _assumptions(work: Workload, lengths: str) -> str:
+  mean = sum(work.fresh) / len(work.fresh)
+  links, hop = program_time.LINKS, 1e6 * program_time.HOP_SECONDS
+  efficiency = 100 * program_time.ATTENTION_EFFICIENCY
+  reading = 100 * program_time.READ_EFFICIENCY
+  sync, host = 1e3 * step_time.SYNC_SECONDS, step_time.HOST_SECONDS
+  return f"""\
+what it rests on:
+  compiler: cycles of all operations that it makes itself; shapes that were not compiled take time
+    in proportion to their tokens
+  formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, and are
+    hidden behind other work where they are asynchronous; resharding takes its bytes over the
+    links; attention reaches {efficiency:.0f}% of peak FLOPs in training, and {reading:.0f}% of the
+    memory's bandwidth in decoding, where it reads what is written of the cache
+  assumed: responses {lengths}
+    (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
+    {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each
+    sync and {host:.0f} s in each step; no compilation,
+    checkpoint, parity check or preemption"""

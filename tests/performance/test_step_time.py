@@ -1,0 +1,150 @@
+"""The arithmetic of a step's time, on programs whose times are given."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from exgrpo_jax import experiment
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.performance import hlo, memory, passes, step_time, time_report
+from exgrpo_jax.performance.chips import Chip
+from exgrpo_jax.performance.programs import Program
+from exgrpo_jax.policy import ragged_cache
+from tests.performance.shapes import SMALL
+
+# A cycle is a second; memory gives a gigabyte a second, so that the small model's weights are
+# nothing; links are as slow.
+CHIP = Chip(memory=1, flops=1e12, bandwidth=1e9, link=5e8, clock=1, matrix_unit=128)
+WORK = step_time.Workload(
+  prompt=10,
+  fresh=np.array([1, 3]),
+  replayed=np.array([2, 2]),
+  candidates=np.array([5, 6, 7]),
+  evaluated=np.array([1, 3, 1, 3]),
+  evaluation_every=10,
+)
+
+
+def program(shape, once=0, each=0, kernel=0):
+  """A program that takes `once` seconds, and `each` and the kernel's time in a loop over data."""
+  call = (
+    f'  %k = s8[0]{{0}} custom-call(%s), custom_call_target="tpu_custom_call", '
+    f'operand_layout_constraints={{s8[{kernel * 750_000_000}]{{0}}}}\n'
+  )
+  text = (
+    '%c (s: (s32[])) -> pred[] {\n  %s = (s32[]) parameter(0)\n  ROOT %b = pred[] fusion(%s)\n}\n'
+    '%d (s: (s32[])) -> (s32[]) {\n  %s = (s32[]) parameter(0)\n'
+    f'  %f = f32[8]{{0}} copy(%s), backend_config={{"estimated_cycles":"{each}"}}\n{call}'
+    '  ROOT %t = (s32[]) tuple(%f)\n}\n'
+    f'ENTRY %m (x: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} copy(%x), '
+    f'backend_config={{"estimated_cycles":"{once}"}}\n'
+    '  ROOT %w = (s32[]) while(%a), condition=%c, body=%d\n}\n'
+  )
+  return Program(hlo.parse(text), shape, arguments=0, results=0, temporary=0)
+
+
+@pytest.fixture
+def estimator(parsed, mesh):
+  """Two slots of rows of 20 tokens; passes of the update and of scoring have 20 tokens a shard."""
+  rollout = dataclasses.replace(parsed.rollout, max_prompt=12, max_response=8, slots=2, questions=1)
+  spec = dataclasses.replace(
+    experiment.update_spec(parsed, SMALL, mesh),
+    gradient=dataclasses.replace(parsed.gradient, tokens_per_microbatch=20),
+    max_response=8,
+    longest_row=20,
+  )
+  long, _ = gradients.pass_shapes(spec, mesh.size, 2)
+  programs = {
+    'score': program((long.count, long.length), once=5),
+    'prefill': program((3, 24), once=6),
+    'decode': program((2, 20), once=1, each=2, kernel=8),
+    'update': program((long.count, long.length), once=3, each=4, kernel=2),
+    'optimizer': program((0, 0), once=7),
+  }
+  return step_time.Estimator(rollout, spec, mesh, CHIP, programs)
+
+
+def part(estimator, name, work=WORK):
+  (found,) = [part for part in estimator.parts(work) if part.name == name]
+  return found
+
+
+def test_decoding_reads_what_is_written_of_the_cache(estimator, monkeypatch):
+  """Three steps of 2 s; the kernel takes 8 s for 40 positions.
+
+  Of these 11 + 11, 12 + 1 and 13 + 1 are read, a free slot's one included.
+  """
+  monkeypatch.setattr(ragged_cache, 'BLOCK', 1)
+  decode = part(estimator, 'decode')
+  assert decode.seconds == pytest.approx(1 + 3 * 2 + 8 * (22 + 13 + 14) / 40)
+  assert part(estimator, 'syncs').seconds == pytest.approx(step_time.SYNC_SECONDS)
+  assert '3 decode steps' in decode.detail and '1 of 2 slots live' in decode.detail
+
+
+def test_decoding_is_never_faster_than_memory(estimator):
+  slow = dataclasses.replace(estimator, chip=CHIP._replace(bandwidth=1e-3))
+  arrays = memory.step_arrays(estimator.spec, estimator.decoding)
+  at_least = 3 * memory.bytes_per_chip(arrays.decode_params) / 1e-3
+  assert part(slow, 'decode').seconds > at_least
+  assert part(slow, 'decode').share <= 1
+
+
+def test_prefill_takes_time_by_its_tokens(estimator):
+  """The compiled program has 72 tokens; one prompt of 10 is padded to 12, the limit."""
+  assert part(estimator, 'prefill').seconds == pytest.approx(6 * 12 / 72)
+
+
+def test_the_update_takes_its_passes_and_one_start_for_each_stack(estimator):
+  """Short ones: rows of 3 or 4 tokens fit sequences of 5."""
+  work = dataclasses.replace(WORK, prompt=2, fresh=np.array([1, 1]))
+  responses = np.concatenate([work.fresh, work.replayed])
+  minibatches = passes.of_update(estimator.spec, responses, work.prompt)
+  rows, length = estimator.programs['update'].shape
+  assert {one.shape.length for minibatch in minibatches for one in minibatch} == {5} != {length}
+  expected = 0.0
+  for minibatch in minibatches:
+    expected += 3 * len({one.shape for one in minibatch})
+    for one in minibatch:
+      tokens = one.shape.num_tokens / (rows * length)
+      expected += 4 * tokens + 2 * tokens * one.shape.length / length  # attention by the square
+  assert len(minibatches) == 2
+  assert part(estimator, 'update', work).seconds == pytest.approx(expected)
+  assert part(estimator, 'optimizer').seconds == pytest.approx(2 * 7)
+
+
+def test_scoring_takes_its_passes(estimator):
+  found = passes.of_scoring(estimator.spec, WORK.candidates, WORK.prompt)
+  rows, length = estimator.programs['score'].shape
+  tokens = sum(one.shape.num_tokens for one in found)
+  assert tokens >= 5 + 6 + 7 + 3 * 10
+  assert part(estimator, 'score').seconds == pytest.approx(5 * tokens / (rows * length))
+  nothing = dataclasses.replace(WORK, candidates=np.array([], int))
+  assert part(estimator, 'score', nothing).seconds == 0
+
+
+def test_an_evaluation_is_shared_out_over_its_steps(estimator):
+  """It takes as long as a rollout of its responses, of four questions in place of one."""
+  evaluation = part(estimator, 'evaluation')
+  rollout = dataclasses.replace(WORK, fresh=WORK.evaluated)
+  times = {'reshard': 1, 'prefill': 4, 'decode': 1, 'syncs': 1}
+  seconds = sum(count * part(estimator, name, rollout).seconds for name, count in times.items())
+  assert evaluation.seconds == pytest.approx(seconds / 10)
+  seldom = dataclasses.replace(WORK, evaluation_every=100)
+  assert part(estimator, 'evaluation', seldom).seconds == pytest.approx(evaluation.seconds / 10)
+  never = dataclasses.replace(WORK, evaluated=np.array([], int))
+  assert 'evaluation' not in [found.name for found in estimator.parts(never)]
+
+
+def test_the_report_adds_up(estimator, mesh, capsys):
+  speed = time_report.print_time(estimator, WORK, 'as given')
+  printed = capsys.readouterr().out
+  assert speed.seconds == pytest.approx(sum(found.seconds for found in estimator.parts(WORK)))
+  assert speed.tokens_per_second == pytest.approx((1 + 3 + 2 + 2) / speed.seconds)
+  assert speed.chip_hours == pytest.approx(100 * speed.seconds * mesh.size / 3600)
+  lines = {line.split()[0]: line for line in printed.splitlines()[1:]}
+  assert f'{speed.seconds:.2f} s' in lines['sum']
+  assert 'of peak bandwidth' in lines['decode'] and 'of peak FLOPs' in lines['update']
+  assert 'responses as given' in printed and 'not measured' in printed
+  assert jax.device_count() == mesh.size
