@@ -173,7 +173,7 @@ def score_policy(
   )
   responses = scheduler.generate(
     experiment.model,
-    model.decode_layout(experiment.model, params, experiment.meshes.decoding),
+    model.decode_layout(experiment.model, params, experiment.meshes),
     [prompt for prompt in data.prompts for _ in range(samples)],
     [question.row for question in questions for _ in range(samples)],
     list(range(samples)) * len(questions),

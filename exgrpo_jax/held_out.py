@@ -64,7 +64,7 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
     candidates=((),) * len(rows),
   )
   responses = rollout.generate(
-    model.decode_layout(run.experiment.model, params, run.experiment.meshes.decoding),
+    model.decode_layout(run.experiment.model, params, run.experiment.meshes),
     plan,
     randomness.key(config.seed, Purpose.ALIGNMENT, step),
     run.grader.submit,

@@ -36,7 +36,7 @@ def run(experiment: Experiment, rollout: Rollout) -> None:
   params = model.init(experiment.model, key, experiment.meshes.training)
   with activity.doing('compiling the rollout'):
     _score(rollout, params)
-    decode_params = model.decode_layout(experiment.model, params, experiment.meshes.decoding)
+    decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
     for spec in _decode_specs(experiment):
       _decode(experiment, decode_params, spec)
     del decode_params

@@ -198,7 +198,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     replays, scores = rollout.pick_replays(params, plan)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
-      model.decode_layout(experiment.model, params, experiment.meshes.decoding)
+      model.decode_layout(experiment.model, params, experiment.meshes)
     )
   with clock('generate'), activity.doing(run.grader.progress):
     key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)

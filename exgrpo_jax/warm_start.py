@@ -233,7 +233,7 @@ def _pass_rate(
   asked = data.questions[:CHECK_ROWS]
   responses = scheduler.generate(
     experiment.model,
-    model.decode_layout(experiment.model, params, experiment.meshes.decoding),
+    model.decode_layout(experiment.model, params, experiment.meshes),
     data.prompts[:CHECK_ROWS],
     range(len(asked)),
     [0] * len(asked),

@@ -24,7 +24,7 @@ def measure(workload: Workload, meshes: Meshes) -> list[Measurement]:
   config, spec = workload.model, decode_spec(workload, workload.prompt, workload.response)
   params = random_params(workload, meshes.training)
   prompts = random_prompts(config.vocab_size, workload.num_rows, workload.prompt)
-  decode_params = model.decode_layout(config, params, meshes.decoding)
+  decode_params = model.decode_layout(config, params, meshes)
   with jax.set_mesh(meshes.decoding):
     responses = scheduler.generate(
       config,

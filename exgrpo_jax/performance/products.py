@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from exgrpo_jax.performance.workload import Workload
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 
 
 def decode_matrices(config: model.Config, params: model.Params) -> list[jax.Array]:
@@ -76,7 +76,7 @@ def training_products(
     (run, FLOPs of one run).
   """
   config = workload.model
-  decode_params = model.decode_layout(config, params, mesh)
+  decode_params = model.decode_layout(config, params, sharding.Meshes(mesh, mesh))
   first_layer = decode_params | {'layers': decode_params['layers'][:1]}
   unembedding, *layer = decode_matrices(config, first_layer)
   length = workload.prompt + workload.response

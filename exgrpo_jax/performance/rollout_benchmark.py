@@ -89,7 +89,7 @@ def measure(
   `jax.set_mesh(meshes.decoding)`.
   """
   stored = random_params(workload, meshes.training)
-  params = jax.block_until_ready(model.decode_layout(workload.model, stored, meshes.decoding))
+  params = jax.block_until_ready(model.decode_layout(workload.model, stored, meshes))
   engine, lengths = _Engine(workload, meshes, params), response_lengths(workload)
   total, prefill, throughput = _throughput(engine, lengths, peaks)
   found = [*throughput, *_shares(engine, stored, lengths, total, prefill)]
@@ -177,7 +177,7 @@ def _shares(
   draws, resharding = median_seconds(
     workload.repeats,
     _draws(config, rows),
-    lambda: jax.block_until_ready(model.decode_layout(config, stored, engine.meshes.decoding)),
+    lambda: jax.block_until_ready(model.decode_layout(config, stored, engine.meshes)),
   )
   return [
     Measurement(name, 100 * seconds / total, '%', f'of the whole, {seconds:.3f} s')

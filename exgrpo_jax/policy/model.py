@@ -97,14 +97,13 @@ def shardings(config: Config, mesh: Mesh) -> Params:
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
-def decode_layout(config: Config, params: Params, mesh: Mesh) -> Params:
+def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
   """Converts parameters to the decode layout: cast, unstacked, and on the mesh of decoding.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
   used in float32, stay float32. 'layers' becomes a tuple of L trees.
   """
-  training = jax.tree.leaves(params)[0].sharding.mesh
-  return _decode_layout(config, sharding.Meshes(training, mesh))(params)
+  return _decode_layout(config, meshes)(params)
 
 
 @functools.cache

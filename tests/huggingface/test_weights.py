@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.huggingface import architecture, weights
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import (
@@ -95,7 +95,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
   with jax.set_mesh(mesh):
     responses = scheduler.generate(
       case.config,
-      model.decode_layout(case.config, case.params, mesh),
+      model.decode_layout(case.config, case.params, sharding.Meshes(mesh, mesh)),
       prompts,
       range(3),
       [0] * 3,

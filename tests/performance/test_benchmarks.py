@@ -28,7 +28,7 @@ from exgrpo_jax.performance import (
 )
 from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.workload import Workload, response_lengths
-from exgrpo_jax.policy import attention, kv_cache, model
+from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
 from tests.performance.shapes import SMALL
 
@@ -87,7 +87,9 @@ def test_rollout(measured, mesh):
 def test_a_decode_step_reads_all_weights_and_the_cache_so_far(mesh):
   """Half of a response of 16 tokens, on average over steps, with its prompt of 16."""
   with jax.set_mesh(mesh):
-    params = model.decode_layout(WORKLOAD.model, workload.random_params(WORKLOAD, mesh), mesh)
+    params = model.decode_layout(
+      WORKLOAD.model, workload.random_params(WORKLOAD, mesh), sharding.Meshes(mesh, mesh)
+    )
     engine = rollout_benchmark._Engine(WORKLOAD, Meshes(mesh, mesh), params)
     size = rollout_benchmark._bytes_of_step(engine, [16] * 6)
   # Queries and outputs, keys and values, the MLP, logits, three norms.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.performance import rollout_schedule
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
 from tests.performance.shapes import SMALL
 
@@ -36,7 +36,7 @@ def test_the_scheduler_decodes_as_often(mesh, monkeypatch):
   params = model.init(SMALL, jax.random.key(0), mesh)
   responses = scheduler.generate(
     SMALL,
-    model.decode_layout(SMALL, params, mesh),
+    model.decode_layout(SMALL, params, sharding.Meshes(mesh, mesh)),
     [np.ones(PROMPT, np.int32)] * len(lengths),
     list(range(len(lengths))),
     [0] * len(lengths),

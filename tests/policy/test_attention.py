@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from exgrpo_jax.policy import attention, sharding
 
@@ -169,16 +168,12 @@ def interpret(monkeypatch):
     (1000, 8, 4, 64, 8),  # two devices per key/value head, and T is not a multiple of the block
   ],
 )
-def test_splash_compiles_for_a_tpu(monkeypatch, T, N, G, H, tensor):
+def test_splash_compiles_for_a_tpu(T, N, G, H, tensor):
   pytest.importorskip('libtpu')
-  monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')  # do not query the metadata server for a TPU
-  from jax.experimental import topologies
+  from exgrpo_jax.performance import chips
 
-  chips = topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x4').devices
-  local = sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
-  mesh = Mesh(
-    np.array(chips).reshape(1, 8 // tensor, tensor), local.axis_names, axis_types=local.axis_types
-  )
+  shape = sharding.TrainingConfig(data=1, fsdp=-1, tensor=tensor)
+  mesh = sharding.make_mesh(shape, chips.slice_devices('v5e:2x4'))
 
   def sharded_input(heads, num_heads):
     shape = 8 // tensor, T, num_heads, H  # one row per device

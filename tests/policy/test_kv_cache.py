@@ -135,7 +135,7 @@ def test_kernels_for_gpu_are_lowered_and_read_the_cache_as_it_lies(
 @pytest.fixture(scope='module')
 def generate(one_device):
   params = test_scheduler.make_params(CONFIG, one_device)
-  decoding = model.decode_layout(CONFIG, params, one_device)
+  decoding = model.decode_layout(CONFIG, params, sharding.Meshes(one_device, one_device))
 
   def call(order=range(7), limits=None, **changes):
     rows = [[values[i] for i in order] for values in (PROMPTS, ROWS, SAMPLES)]
@@ -182,7 +182,7 @@ def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(one_device)
   spec = dataclasses.replace(SPEC, slots=3, max_response=5)
 
   def generate():
-    decoding = model.decode_layout(config, params, one_device)
+    decoding = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
     return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, one_device)
 
   expected = generate()

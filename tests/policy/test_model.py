@@ -87,7 +87,7 @@ def decode():
 
 @pytest.fixture(scope='module')
 def decode_params(params, one_device):
-  return model.decode_layout(CONFIG, params, one_device)
+  return model.decode_layout(CONFIG, params, sharding.Meshes(one_device, one_device))
 
 
 @pytest.fixture(scope='module')
@@ -175,7 +175,7 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
   prefill, params, one_device, tokens_BT, hidden_BTD
 ):
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  decode_params = model.decode_layout(config, params, one_device)
+  decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
   bfloat16_BTD, cache = prefill(config, decode_params, tokens_BT, 10)
   assert {x.dtype for x in jax.tree.leaves((bfloat16_BTD, cache))} == {jnp.dtype('bfloat16')}
   assert model.unembedding(config, params).dtype == jnp.bfloat16
@@ -212,7 +212,7 @@ def test_layers_apply_in_order(forward, prefill, params, one_device, tokens_BT, 
     layers[module][name] = layers[module][name].at[np.array([0, 2])].set(0)
   config, params = dataclasses.replace(CONFIG, num_layers=4), params | {'layers': layers}
   np.testing.assert_allclose(forward(config, params, tokens_BT), hidden_BTD, atol=1e-5)
-  decode_params = model.decode_layout(config, params, one_device)
+  decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
   unrolled_BTD, _ = prefill(config, decode_params, tokens_BT, 10)
   np.testing.assert_allclose(unrolled_BTD, hidden_BTD, atol=1e-5)
 

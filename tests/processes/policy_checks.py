@@ -137,7 +137,7 @@ def passes_on(meshes):
   rng = np.random.default_rng(0)
   tokens_BT = rng.integers(0, ONE_LAYER.vocab_size, (8, 6)).astype(np.int32)
   params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
-  decode_params = model.decode_layout(ONE_LAYER, params, meshes.decoding)
+  decode_params = model.decode_layout(ONE_LAYER, params, meshes)
   forward = jax.jit(model.hidden_states, static_argnums=0)
   prefill = jax.jit(model.prefill, static_argnums=(0, 3))
   decode = jax.jit(model.decode, static_argnums=0)
@@ -164,7 +164,7 @@ def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
   params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
   for dtype in ('float32', 'bfloat16'):
     config = dataclasses.replace(ONE_LAYER, dtype=dtype)
-    decode_params = model.decode_layout(config, params, meshes.decoding)
+    decode_params = model.decode_layout(config, params, meshes)
     layer = decode_params['layers'][0]
     kernel = layer['attention']['query_DNH']
     assert shard_shape(kernel) == (32, 2, 8) and kernel.dtype == dtype, kernel.sharding

@@ -63,7 +63,7 @@ def sample_on(meshes, slots=test_scheduler.SPEC.slots, samples=1):
     key = randomness.key(0, Purpose.ROLLOUT, 1)
   responses = scheduler.generate(
     config,
-    model.decode_layout(config, params, meshes.decoding),
+    model.decode_layout(config, params, meshes),
     test_scheduler.PROMPTS * samples,
     test_scheduler.ROWS * samples,
     test_scheduler.SAMPLES * samples,

@@ -75,7 +75,7 @@ def params(mesh):
 
 @pytest.fixture(scope='module')
 def decoding(params, mesh):
-  return model.decode_layout(CONFIG, params, mesh)
+  return model.decode_layout(CONFIG, params, sharding.Meshes(mesh, mesh))
 
 
 @pytest.fixture(scope='module')
@@ -502,7 +502,7 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   spec = dataclasses.replace(SPEC, slots=8, eos_ids=(NEVER,), max_response=150)
   found = scheduler.generate(
     config,
-    model.decode_layout(config, params, mesh),
+    model.decode_layout(config, params, sharding.Meshes(mesh, mesh)),
     prompts,
     range(24),
     [0] * 24,
@@ -529,7 +529,7 @@ def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
   """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
   config = dataclasses.replace(CONFIG, vocab_size=32_000)
   params = make_params(config, mesh)
-  decoding = model.decode_layout(config, params, mesh)
+  decoding = model.decode_layout(config, params, sharding.Meshes(mesh, mesh))
 
   def sample(slots, key=KEY):
     spec = dataclasses.replace(SPEC, slots=slots, eos_ids=(32_000,), max_response=24)

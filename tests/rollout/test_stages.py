@@ -245,7 +245,7 @@ def generation(recorded, chosen, params):
   first, *others = chosen.plan.questions
   questions = (dataclasses.replace(first, source='arithmetic'), *others)
   responses = rollout.generate(
-    model.decode_layout(rollout.model, params, rollout.meshes.decoding),
+    model.decode_layout(rollout.model, params, rollout.meshes),
     dataclasses.replace(chosen.plan, questions=questions),
     jax.random.key(7),
     lambda key, text, *others: submitted.setdefault(key, (text(), *others)),
