@@ -59,7 +59,7 @@ def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
 def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> None:
   """Prefill, insertion and decoding with every length of the cache and number of slots."""
   shape, mesh = experiment.model, experiment.meshes.decoding
-  key = randomness.key(experiment.config.seed, Purpose.ROLLOUT)
+  key = randomness.moved(randomness.key(experiment.config.seed, Purpose.ROLLOUT), mesh)
 
   def decode(state: State) -> State:
     return decode_loop.decode(shape, spec, params, key, state, 0, 1.0)[0]

@@ -31,7 +31,7 @@ from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion, State
 from exgrpo_jax.rollout.prefilled import Origin, Prefilled
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, randomness
 
 # Refill once one slot in this many has finished, and so many at a time: few host syncs, few idle
 # slots.
@@ -74,9 +74,8 @@ def generate(
   slots: list[_Row | None] = [None] * spec.slots
   responses: dict[int, Response] = {}
   state, prefilled = None, None
-  key_data = jax.device_get(jax.random.key_data(key))  # the key may lie on the mesh of training
+  key = randomness.moved(key, mesh)
   with jax.set_mesh(mesh), activity.doing(lambda: _progress(slots, responses, len(prompts))):
-    key = jax.random.wrap_key_data(key_data)
     while waiting or any(slots):
       if not waiting and state is not None and not kv_cache.is_ragged(sharding.platform()):
         state, slots = _compact(state, slots)

@@ -11,6 +11,7 @@ import functools
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 
 class Purpose(enum.IntEnum):
@@ -33,6 +34,16 @@ def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
   """The JAX key of a purpose at a place, such as a step; `place` may be traced."""
   # As JAX has a seed that is no argument: what exceeds 32 bits is cut off.
   return _key(np.int64(seed), int(purpose), place)
+
+
+def moved(key: jax.Array, mesh: Mesh) -> jax.Array:
+  """A key for programs on `mesh`, which may have been made on another mesh of the same devices.
+
+  The arguments of a program share one mesh, and a key made elsewhere is refused.
+  """
+  data = jax.device_get(jax.random.key_data(key))
+  with jax.set_mesh(mesh):
+    return jax.random.wrap_key_data(data)
 
 
 @jax.jit  # one program for all keys
