@@ -15,7 +15,7 @@ from exgrpo_jax.performance.hlo import Computation, Module, Operation
 
 # Assumed of a Pallas kernel for attention: its share of the peak, where its heads are as wide as
 # the chip's matrix units.
-ATTENTION_EFFICIENCY = 0.5
+_ATTENTION_EFFICIENCY = 0.5
 # Assumed of any other Pallas kernel: its share of the memory's bandwidth.
 READ_EFFICIENCY = 0.75
 # Assumed of a collective: both links of one axis of the slice are busy, and a hop takes so long.
@@ -109,7 +109,12 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 def splash_seconds(heads: int, length: int, head_size: int, products: int, chip: Chip) -> float:
   """Of causal attention: `products` of [T, H] by [H, T] for each head, a half of each skipped."""
   flops = products * heads * length * length * head_size
-  return flops / chip.flops / ATTENTION_EFFICIENCY * max(1, chip.matrix_unit / head_size)
+  return flops / chip.flops / attention_efficiency(head_size, chip)
+
+
+def attention_efficiency(head_size: int, chip: Chip) -> float:
+  """The share of the peak that attention in training reaches, as assumed."""
+  return _ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
 
 
 def _own(operation: Operation, chip: Chip) -> Seconds:

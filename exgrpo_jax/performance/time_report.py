@@ -29,14 +29,15 @@ def print_time(estimator: Estimator, work: Workload, lengths: str) -> Speed:
     f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
     f'{speed.chip_hours:,.0f} chip-hours per 100 steps'
   )
-  print(_assumptions(work, lengths))
+  print(_assumptions(estimator, work, lengths))
   return speed
 
 
-def _assumptions(work: Workload, lengths: str) -> str:
+def _assumptions(estimator: Estimator, work: Workload, lengths: str) -> str:
   mean = sum(work.fresh) / len(work.fresh)
   links, hop = program_time.LINKS, 1e6 * program_time.HOP_SECONDS
-  efficiency = 100 * program_time.ATTENTION_EFFICIENCY
+  head_size = estimator.spec.model.head_size
+  efficiency = 100 * program_time.attention_efficiency(head_size, estimator.chip)
   reading = 100 * program_time.READ_EFFICIENCY
   sync, host = 1e3 * step_time.SYNC_SECONDS, step_time.HOST_SECONDS
   return f"""\
@@ -50,5 +51,4 @@ what it rests on:
   assumed: responses {lengths}
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each
-    sync and {host:.0f} s in each step; no compilation,
-    checkpoint, parity check or preemption"""
+    sync and {host:.0f} s in each step; no compilation, checkpoint, parity check or preemption"""
