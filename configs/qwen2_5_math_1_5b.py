@@ -19,7 +19,7 @@ def get_config():
   config.model.repository = 'Qwen/Qwen2.5-Math-1.5B'
   # The checkpoint reads 4,096 tokens; so extended, as by the authors, prompt and response fit.
   config.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=16384))
-  config.rollout.slots = 128  # for v5e:4x4, of 16 chips; see tpu_scripts/README.md
+  config.rollout.slots = 512  # for v5e:4x4, of 16 chips; see docs/slices.md
   config.rollout.logit_chunk = 1024  # float32 logits of 0.6 GB on a chip
   config.prompt.template = 'paper'
   config.verifier.require_think = True

@@ -12,7 +12,7 @@ from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 def get_config():
   config = qwen2_5_math_1_5b.get_config()
-  config.rollout.slots = 256
+  config.rollout.slots = 1024  # for v5e:8x8, of 64 chips; see docs/slices.md
   config.mesh.decoding.tensor = 4  # a chip holds a quarter of the weights, not all
   config.model.repository = 'Qwen/Qwen2.5-Math-7B'
   config.model.update(

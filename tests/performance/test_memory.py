@@ -32,4 +32,4 @@ def test_the_cache_is_counted_where_heads_are_spread(mesh, parsed):
   shape = dataclasses.replace(SMALL, dtype='bfloat16')
   cache = memory.cache_bytes_per_chip(parsed.rollout, shape, mesh)
   # Keys and values, layers, slots, heads, positions, head size, bytes.
-  assert cache * mesh.size == math.prod((2, 2, 128, 2, 9216, 32, 2))
+  assert cache * mesh.size == math.prod((2, 2, parsed.rollout.slots, 2, 9216, 32, 2))
