@@ -92,11 +92,14 @@ def _print_peaks(
   moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
   params = arrays.state.params
   of_decoding = rollout, spec.model, decoding, arrays.decode_params
+  # Prefilled prompts wait beside the slots.
+  positions = rollout.prompts * rollout.max_prompt / (rollout.slots * rollout.longest_row)
+  prompts = int(positions * cache_bytes_per_chip(rollout, spec.model, decoding))
   peaks, compiled = {}, {}
   for name, beside, compile_program in (
     ('score', moments + reference, lambda: programs.score(rollout, spec, params)),
     ('prefill', resident, lambda: programs.prefill(*of_decoding)),
-    ('decode', resident, lambda: programs.decode(*of_decoding)),
+    ('decode', resident + prompts, lambda: programs.decode(*of_decoding)),
     ('update', moments, lambda: programs.accumulate(rollout, spec, arrays)),
     ('optimizer', reference, lambda: programs.apply_gradient(spec, arrays)),
   ):
