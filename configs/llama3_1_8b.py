@@ -13,7 +13,7 @@ from exgrpo_jax.configs import qwen2_5_math_1_5b
 
 def get_config():
   config = qwen2_5_math_1_5b.get_config()
-  config.rollout.slots = 512  # for v5e:8x8, of 64 chips; see docs/slices.md
+  config.rollout.slots = 448  # for v5e:8x8, of 64 chips; see docs/slices.md
   config.mesh.decoding.tensor = 4  # a chip holds a quarter of the weights, not all
   config.model.repository = 'meta-llama/Llama-3.1-8B'
   config.model.extension.update(dict(rope_theta=0.0, max_position_embeddings=0))

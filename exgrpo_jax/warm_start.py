@@ -8,7 +8,6 @@ plain supervised fine-tuning.
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import length_bucket, right_padded
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy.training_jit import jit_for_training
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.scoring import score_tokens
@@ -303,7 +303,7 @@ def _optimizer(config: optimizer.Config, warm_start: WarmStartConfig) -> optimiz
   )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
+@jit_for_training(static_argnums=(0, 1, 2, 3), donate_argnums=(4,))
 def _update(
   model_config: model.Config,
   optimizer_config: optimizer.Config,

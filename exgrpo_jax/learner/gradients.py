@@ -24,6 +24,7 @@ from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.policy import logprobs, model, sharding
+from exgrpo_jax.policy.training_jit import jit_for_training
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
 Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
@@ -111,7 +112,7 @@ def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@jit_for_training(static_argnums=0, donate_argnums=(2,))
 def accumulate(
   spec: UpdateSpec,
   params: model.Params,

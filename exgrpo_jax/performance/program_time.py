@@ -152,7 +152,7 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
         continue
       channels.add(channel)
       overlaps = inner.kind != kind or kind == 'collective-permute' or operation.cycles is not None
-      yield inner._replace(name=operation.name), not overlaps
+      yield inner._replace(name=f'{operation.name} {called}'), not overlaps
 
 
 def _branches(operation: Operation) -> list[str]:

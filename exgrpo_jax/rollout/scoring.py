@@ -1,6 +1,5 @@
 """Log-probabilities and entropies of responses that are already written, by a forward pass."""
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +11,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import logprobs, model, sharding
+from exgrpo_jax.policy.training_jit import jit_for_training
 
 
 def score(
@@ -53,10 +53,10 @@ def score(
   )
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R)
-    on_devices = sharding.put(
+    tokens_BT, segments = sharding.put(
       (layout.take(tokens_RT), layout.segments), sharding.batch(mesh, shape.count)
     )
-    scores = score_tokens(config, params, *on_devices, temperature, logit_chunk)
+    scores = score_tokens(config, params, tokens_BT, segments, temperature, logit_chunk)
     is_token_BT = np.asarray(layout.segments.segment_BT) > 0
     place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
     for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
@@ -74,7 +74,7 @@ def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Sh
   return packing.shapes(num_shards, tokens_per_pass, limit, limit)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 5))
+@jit_for_training(static_argnums=(0, 4, 5))
 def score_tokens(
   config: model.Config,
   params: model.Params,

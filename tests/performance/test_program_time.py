@@ -92,9 +92,12 @@ def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, wait
     assert time.total == pytest.approx(work + waits, abs=1e-5)
 
 
-def test_a_reduce_scatter_made_of_an_all_reduce_is_one_phase_of_it():
-  other = fused('one', 'all-reduce')
-  time = seconds_of('%all-reduce-scatter.3 = f32[250]{0} fusion(%x), calls=%one', other=other)
+@pytest.mark.parametrize(
+  ('fusion', 'called'), [('all-reduce-scatter.3', 'one'), ('fusion.3', 'all-reduce-scatter.1')]
+)
+def test_a_reduce_scatter_made_of_an_all_reduce_is_one_phase_of_it(fusion, called):
+  other = fused(called, 'all-reduce')
+  time = seconds_of(f'%{fusion} = f32[250]{{0}} fusion(%x), calls=%{called}', other=other)
   assert time.collectives == pytest.approx(1.5, abs=1e-5)
 
 
