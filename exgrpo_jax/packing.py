@@ -14,10 +14,16 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Array
 
-# Lengths of the sequences, as parts of the longest row. Shorter ones than a quarter waste less in a
-# pass that is not full, but then too many rows fit only long ones: at 64 shards, half as many
-# tokens again are padding.
+# A long sequence holds two of the longest rows where these are short: rows of more than half its
+# length have no partner else. Beyond, attention over all of it costs more than that saves.
+_PAIRED = 512  # tokens of both
+# Short sequences, as a part of the long ones. Shorter ones waste less in a pass that is not full,
+# but then too many rows fit only long ones: with an eighth, half as many tokens again are padding
+# at 64 shards.
 _SHORT_PART = 4
+# A pass takes about this part of the rows, where the budget allows more: passes are whole, and
+# with few of them much is padding.
+_PASSES = 8
 # How many numbers of long passes are tried at most: with many passes, one more or less is little.
 _TRIALS = 8
 
@@ -64,23 +70,29 @@ class Layout(NamedTuple):
 
 
 def shapes(
-  num_shards: int, tokens_per_shard: int, longest_row: int, max_response: int
+  num_shards: int, tokens_per_shard: int, longest_row: int, max_response: int, num_rows: int
 ) -> tuple[Shape, Shape]:
-  """The two shapes of a pass, the long one first; they depend on no row.
+  """The two shapes of a pass, the long one first; they do not depend on the rows' lengths.
 
   Args:
     num_shards: parts over which sequences are spread; each holds equally many.
-    tokens_per_shard: of a pass of long sequences; each shard has one in any case.
+    tokens_per_shard: of a pass of long sequences, at most; each shard has one sequence in any case.
     longest_row: tokens of the longest row that there can be, at least 2.
-    max_response: of these, response tokens, fewer than `longest_row`.
+    max_response: of these, response tokens, at most `longest_row`.
+    num_rows: about as many are packed at a time.
   """
-  count = num_shards * max(1, tokens_per_shard // longest_row)
+  rows_per_shard = -(-num_rows // num_shards)
+  is_paired = 2 * longest_row <= min(tokens_per_shard, _PAIRED) and rows_per_shard > 1
+  rows = 2 if is_paired else 1  # of the longest, in a long sequence
+  length, responses = rows * longest_row, rows * max_response
+  sequences = min(tokens_per_shard // length, -(-rows_per_shard // (rows * _PASSES)))
+  count = num_shards * max(1, sequences)
 
-  def shape(length: int) -> Shape:
-    window = -(-length * max_response // longest_row)
-    return Shape(count, length, max(1, min(window, length - 1)))
+  def shape(size: int) -> Shape:
+    window = -(-size * responses // length)
+    return Shape(count, size, max(1, min(window, size - 1)))
 
-  return shape(longest_row), shape(max(2, -(-longest_row // _SHORT_PART)))
+  return shape(length), shape(max(2, -(-length // _SHORT_PART)))
 
 
 def pack(length_R: np.ndarray, response_R: np.ndarray, long: Shape, short: Shape) -> list[Pass]:

@@ -10,6 +10,7 @@ import types
 import jax
 import pytest
 
+from exgrpo_jax import packing
 from exgrpo_jax.policy import sharding
 from tests.helpers import recording, stand_ins, tiny
 
@@ -26,6 +27,13 @@ def one_device():
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   with jax.set_mesh(mesh):
     yield mesh
+
+
+@pytest.fixture
+def large_passes(monkeypatch):
+  """Passes as large as the budget, in sequences of the longest row, whatever the number of rows."""
+  monkeypatch.setattr(packing, '_PASSES', 1)
+  monkeypatch.setattr(packing, '_PAIRED', 0)
 
 
 @pytest.fixture

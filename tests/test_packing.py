@@ -15,7 +15,7 @@ def long_tailed(seed, rows=512):
 
 @pytest.mark.parametrize(('shards', 'most'), [(1, 1.06), (16, 1.1), (64, 1.25)])
 def test_rows_of_a_long_tail_are_packed_whole_with_little_padding(shards, most):
-  long, short = packing.shapes(shards, 9216, 9216, 8192)
+  long, short = packing.shapes(shards, 9216, 9216, 8192, 512)
   for seed in range(4):
     length_R, response_R = long_tailed(seed)
     passes = packing.pack(length_R, response_R, long, short)
@@ -29,7 +29,7 @@ def test_rows_of_a_long_tail_are_packed_whole_with_little_padding(shards, most):
 
 
 def test_the_longest_row_fits_a_long_sequence_and_no_rows_are_a_short_pass():
-  long, short = packing.shapes(2, 1, 100, 80)
+  long, short = packing.shapes(2, 1, 100, 80, 2)
   assert (long, short) == (packing.Shape(2, 100, 80), packing.Shape(2, 25, 20))
   rows = np.array([100, 0]), np.array([80, 0])
   assert packing.pack(*rows, long, short) == [packing.Pass(long, [[0]])]
@@ -47,3 +47,14 @@ def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
 def test_predictors_stand_before_their_targets_and_never_twice():
   is_target_BT = np.array([[0, 0, 1, 0, 1, 1], [0] * 6]) > 0
   assert packing.predictors(is_target_BT, 4).tolist() == [[0, 1, 3, 4], [0, 1, 2, 3]]
+
+
+def test_short_rows_are_packed_two_and_more_to_a_sequence_in_several_passes():
+  """On one device with a budget for all rows at once, where one whole pass would be padding."""
+  rng = np.random.default_rng(0)
+  response_R = rng.integers(16, 65, 64)
+  length_R = response_R + 24
+  long, short = packing.shapes(1, 32768, 88, 64, 64)
+  assert (long, short) == (packing.Shape(4, 176, 128), packing.Shape(4, 44, 32))
+  passes = packing.pack(length_R, response_R, long, short)
+  assert sum(one.shape.num_tokens for one in passes) <= 1.2 * length_R.sum()

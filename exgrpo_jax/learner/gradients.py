@@ -244,9 +244,8 @@ def microbatches(
 
 def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape, Shape]:
   """The long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
-  most = spec.longest_row * -(-num_rows // num_shards)  # a sequence for each row
-  tokens = min(spec.gradient.tokens_per_microbatch, most)
-  return packing.shapes(num_shards, tokens, spec.longest_row, spec.max_response)
+  budget = spec.gradient.tokens_per_microbatch
+  return packing.shapes(num_shards, budget, spec.longest_row, spec.max_response, num_rows)
 
 
 def most_passes(num_rows: int, count: int) -> int:

@@ -13,6 +13,9 @@ from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import logprobs, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
+# Scored at a time on each part of the sequences, about: a pass is no larger than suits so many.
+_ROWS = 64
+
 
 def score(
   config: model.Config,
@@ -71,7 +74,7 @@ def score(
 def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Shape]:
   """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
-  return packing.shapes(num_shards, tokens_per_pass, limit, limit)
+  return packing.shapes(num_shards, tokens_per_pass, limit, limit, _ROWS * num_shards)
 
 
 @jit_for_training(static_argnums=(0, 4, 5))

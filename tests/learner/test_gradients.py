@@ -233,6 +233,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize('tokens', [150, 10**6])  # two sequences a pass; all rows in one
 @pytest.mark.parametrize('options', OPTIONS)
 def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options, tokens):
@@ -247,12 +248,14 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options, toke
     assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
 
 
+@pytest.mark.usefixtures('large_passes')
 @pytest.mark.parametrize(('tokens', 'count'), [(600, 2), (220, 4), (72, 10)])
 def test_microbatches_change_nothing(gradient, whole, mesh, tokens, count):
   assert len(cut(mesh, tokens)) == count
   assert_same(gradient(tokens=tokens), whole)
 
 
+@pytest.mark.usefixtures('large_passes')
 def test_more_layers_are_no_more_to_compile(mesh):
   def lowered(num_layers):
     config = dataclasses.replace(CONFIG, num_layers=num_layers)

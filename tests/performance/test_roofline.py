@@ -35,6 +35,7 @@ def test_flops_by_formula_are_the_compilers(mesh):
   assert flops == pytest.approx(roofline.forward_flops(SMALL, 256, 64, 0), rel=0.1)
 
 
+@pytest.mark.usefixtures('large_passes')
 def test_training_takes_three_times_the_flops_of_a_forward_pass(mesh, parsed):
   """On one layer, since the compiler counts a loop's body once."""
   shape = dataclasses.replace(SMALL, num_layers=1)
