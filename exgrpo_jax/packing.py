@@ -16,7 +16,7 @@ from exgrpo_jax.datatypes import Array
 
 # A long sequence holds two of the longest rows where these are short: rows of more than half its
 # length have no partner else. Beyond, attention over all of it costs more than that saves.
-_PAIRED = 512  # tokens of both
+_PAIRED = 256  # tokens of both
 # Short sequences, as a part of the long ones. Shorter ones waste less in a pass that is not full,
 # but then too many rows fit only long ones: with an eighth, half as many tokens again are padding
 # at 64 shards.
