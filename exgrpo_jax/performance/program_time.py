@@ -27,6 +27,7 @@ _SPLASH_PRODUCTS = {'splash_mha_fwd': 2, 'splash_mha_dq': 3, 'splash_mha_dkv': 4
 _FLOATS = ('bf16', 'f32')
 _FUSIONS = ('fusion', 'async-start')
 _PALLAS = 'tpu_custom_call'
+_ASYNC = 'async-collective-start'
 _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'collective-permute')
 
 
@@ -140,7 +141,8 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
   """(collective, whether the chip waits for it) of a computation, each once.
 
   The compiler writes an asynchronous one as a pair of -start and -done, or spreads it over a chain
-  of fusions, each of which repeats it under the same channel. It overlaps permutations too.
+  of fusions, each of which repeats it under the same channel: the first starts it, and it goes on
+  beside the products of the next. It overlaps permutations too.
   """
   channels = set()
   for operation in computation.operations.values():
@@ -151,7 +153,8 @@ def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Ope
       if kind not in _COLLECTIVES or (channel and channel in channels):
         continue
       channels.add(channel)
-      overlaps = inner.kind != kind or kind == 'collective-permute' or operation.cycles is not None
+      starts = inner.kind != kind or operation.name.startswith(_ASYNC)
+      overlaps = starts or kind == 'collective-permute' or operation.cycles is not None
       yield inner._replace(name=f'{operation.name} {called}'), not overlaps
 
 

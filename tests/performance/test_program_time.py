@@ -86,7 +86,12 @@ def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, wait
     f'%b = f32[8]{{0}} fusion(%a), calls=%two, {cycles(work / 2)}',
     other=other,
   )
-  for time in (pair, chain):
+  started = seconds_of(
+    '%async-collective-start.1 = f32[8]{0} fusion(%x), calls=%one',
+    f'%b = f32[8]{{0}} fusion(%a), calls=%two, {cycles(work)}',
+    other=other,
+  )
+  for time in (pair, chain, started):
     assert time.collectives == pytest.approx(waits, abs=1e-5)
     assert time.hidden == pytest.approx(1.5 - waits, abs=1e-5)
     assert time.total == pytest.approx(work + waits, abs=1e-5)
