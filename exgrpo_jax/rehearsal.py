@@ -93,11 +93,11 @@ def _score(rollout: Rollout, params: model.Params) -> None:
 
 
 def _update(experiment: Experiment, rollout: Rollout, state: TrainState) -> TrainState:
-  """An optimiser update of minibatches with and without a longest row; `state` is donated."""
+  """An optimiser update, of the longest row and of the shortest; `state` is donated."""
   config, all_sums = experiment.config, []
   spec = update_spec(config, experiment.model, experiment.meshes.training)
   reference = model.copied(state.params) if config.objective.kl_coefficient else None
-  batches = [_batch(rollout, with_long) for with_long in (True, False)]
+  batches = [_batch(rollout, row) for row in _long_and_short(rollout)]
   if config.alignment.every:
     alignment.measure(spec, state.params, batches[0], config.rollout.samples, False, batches[1])
   for batch in batches:
@@ -111,12 +111,12 @@ def _update(experiment: Experiment, rollout: Rollout, state: TrainState) -> Trai
   return state
 
 
-def _batch(rollout: Rollout, with_long: bool) -> Batch:
-  """A step's rows: short ones, the first of them as long as can be where `with_long`."""
-  long, short = _long_and_short(rollout)
+def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
+  """A step's rows, of which only the first is trained on: so it decides the shape of the pass."""
   num_rows = rollout.config.questions * rollout.config.samples
-  rows = [long if with_long else short] + [short] * (num_rows - 1)
+  rows = [row] * num_rows
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
+  mask_BT[1:] = 0
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT,

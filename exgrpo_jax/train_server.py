@@ -43,6 +43,7 @@ def _train(arguments: Sequence[str]) -> None:
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', flag_values=values)
   flags.DEFINE_string('workdir', None, '', flag_values=values)
+  flags.DEFINE_bool('compile_only', False, '', flag_values=values)
   try:
     values(config_files.resolved(sys.argv))
     train.main(values)

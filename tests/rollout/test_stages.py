@@ -217,6 +217,7 @@ def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the
   assert moved > 0.01
 
 
+@pytest.mark.usefixtures('large_passes')
 def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded, monkeypatch):
   config = recorded.experiment.config
   gradient = dataclasses.replace(config.gradient, tokens_per_microbatch=4 * tiny.LENGTH + 1)
