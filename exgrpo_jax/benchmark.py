@@ -104,8 +104,8 @@ def _define_sizes() -> None:
     'lengths',
     'equal',
     LENGTHS,
-    'How the lengths of responses are distributed, in rollout; lognormal: the 99th percentile is 8 '
-    'times the median.',
+    'How the lengths of responses are distributed, in rollout, update and loss: all equal, or '
+    'lognormal with a 99th percentile of 8 times the median.',
   )
   flags.DEFINE_integer(
     'repeats', 3, 'How often each measurement is made; medians are printed.', lower_bound=1

@@ -172,18 +172,7 @@ def _train(
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
-      tokens_BT, mask_BT = sharding.put(
-        arrays, sharding.batch(experiment.meshes.training, config.batch_size)
-      )
-      state, loss = _update(
-        experiment.model,
-        optimizer_config,
-        config.num_updates,
-        experiment.config.rollout.logit_chunk,
-        state,
-        tokens_BT,
-        mask_BT,
-      )
+      state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         writer.write(update + 1, {'loss': float(loss)})
         print(
@@ -203,26 +192,36 @@ def _train(
 
 def rehearse(experiment: Experiment) -> None:
   """Compiles the updates of a warm start: one at each length that its rows may be padded to."""
-  config, mesh = experiment.config.warm_start, experiment.meshes.training
+  config = experiment.config.warm_start
   key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
-  params = model.init(experiment.model, key, mesh)
+  params = model.init(experiment.model, key, experiment.meshes.training)
   optimizer_config = _optimizer(experiment.config.optimizer, config)
   state = optimizer.init(optimizer_config, config.num_updates, params)
   lengths = [len(prompt) + len(solution) for prompt, solution in _solutions(experiment)]
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
-    tokens_BT, mask_BT = sharding.put(arrays, sharding.batch(mesh, config.batch_size))
-    state, _ = _update(
-      experiment.model,
-      optimizer_config,
-      config.num_updates,
-      experiment.config.rollout.logit_chunk,
-      state,
-      tokens_BT,
-      mask_BT,
-    )
+    state, _ = _update_on(experiment, optimizer_config, state, arrays)
   jax.block_until_ready(state)
+
+
+def _update_on(
+  experiment: Experiment,
+  optimizer_config: optimizer.Config,
+  state: TrainState,
+  arrays: tuple[np.ndarray, np.ndarray],
+) -> tuple[TrainState, jax.Array]:
+  """(state, loss) after one update on tokens_BT and mask_BT of this host; `state` is donated."""
+  config = experiment.config.warm_start
+  rows = sharding.batch(experiment.meshes.training, config.batch_size)
+  return _update(
+    experiment.model,
+    optimizer_config,
+    config.num_updates,
+    experiment.config.rollout.logit_chunk,
+    state,
+    *sharding.put(arrays, rows),
+  )
 
 
 def _pass_rate(

@@ -29,7 +29,7 @@ def measure(workload: Workload, mesh: Mesh) -> list[Measurement]:
   target_BW = batch.tokens_BT[:, workload.prompt :]
   inputs = jax.tree.map(
     lambda x: x[:, workload.prompt :],
-    objective.loss_inputs(batch, OBJECTIVE, workload.response),
+    objective.loss_inputs(batch, OBJECTIVE, target_BW.shape[1]),
   )
   token_loss = functools.partial(objective.token_loss, config=OBJECTIVE, clip=False, is_first=True)
 

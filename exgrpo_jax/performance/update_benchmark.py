@@ -3,10 +3,11 @@
 import dataclasses
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.learner import gradients, optimizer
-from exgrpo_jax.performance import roofline
+from exgrpo_jax.performance import passes, roofline
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.products import training_products
@@ -49,18 +50,35 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
     jax.block_until_ready((sums, norms))
     states.append(state)
 
+  responses = int(batch.response_mask_BT.sum())
+  tokens = responses + workload.num_rows * workload.prompt
+  mean = round(tokens / workload.num_rows)
   # Each device's share of the rows; a device would otherwise multiply all of them.
-  share = dataclasses.replace(workload, questions=max(1, workload.questions // mesh.size))
+  share = dataclasses.replace(
+    workload,
+    questions=max(1, workload.questions // mesh.size),
+    response=mean - workload.prompt,
+    lengths='equal',
+  )
   run_products, flops = training_products(share, mesh, params)
   total, products = median_seconds(workload.repeats, update, run_products)
-  tokens, length = batch.tokens_BT.size, batch.tokens_BT.shape[1]
-  responses = int(batch.response_mask_BT.sum())
   # Of a forward and a backward pass; what is recomputed does not count.
-  model_flops = 3 * roofline.forward_flops(workload.model, tokens, length, responses)
+  model_flops = 3 * roofline.forward_flops(workload.model, tokens, mean, responses)
+  response_B = np.sum(batch.response_mask_BT, axis=1).astype(int)
+  [minibatch] = passes.of_update(spec, response_B, workload.prompt)
+  computed = sum(one.shape.num_tokens for one in minibatch)
   return [
-    Measurement('update', total, 's', f'{workload.num_rows} rows of {length:,} tokens'),
+    Measurement(
+      'update',
+      total,
+      's',
+      f'{workload.num_rows} rows of {mean:,} tokens on average, at most {spec.longest_row:,}',
+    ),
     Measurement(
       'speed', tokens / total, 'tokens/s', f'{flops / 1e12:.2f} TFLOP in the products of a device'
+    ),
+    Measurement(
+      'packing', computed / tokens, 'x', f'tokens computed for each, in {len(minibatch)} passes'
     ),
     Measurement(
       'products alone',

@@ -113,11 +113,13 @@ def decode_spec(workload: Workload, max_prompt: int, max_response: int) -> Decod
 
 
 def random_batch(workload: Workload) -> Batch:
-  """Random rows of equal length, every eighth of them replayed."""
+  """Random rows with the lengths of `response_lengths`, every eighth of them replayed."""
   rows, prompt, vocab_size = workload.num_rows, workload.prompt, workload.model.vocab_size
   rng = np.random.default_rng(0)
-  mask_BT = np.zeros((rows, prompt + workload.response), np.float32)
-  mask_BT[:, prompt:] = 1
+  response_B = np.array(response_lengths(workload))
+  place_T = np.arange(prompt + response_B.max())
+  is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
+  mask_BT = is_response_BT.astype(np.float32)
   return Batch(
     tokens_BT=rng.integers(0, vocab_size, mask_BT.shape).astype(np.int32),
     response_mask_BT=mask_BT,

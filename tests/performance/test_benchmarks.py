@@ -98,12 +98,18 @@ def test_a_decode_step_reads_all_weights_and_the_cache_so_far(mesh):
   assert size == 4 * (weights + cache)
 
 
-def test_update(measured, mesh):
-  """The share of FLOPs is what time and formula make of the peak."""
-  found = measured(update_benchmark.measure, WORKLOAD, mesh, PEAKS)
-  assert list(found) == ['update', 'speed', 'products alone', 'share of FLOPs']
-  flops = 3 * roofline.forward_flops(WORKLOAD.model, 6 * 32, 32, 6 * 16)
+@pytest.mark.parametrize('lengths', ['equal', 'lognormal'])
+def test_update(measured, mesh, lengths):
+  """Speed and share of FLOPs are of the rows' tokens, whatever is computed beside them."""
+  work = dataclasses.replace(WORKLOAD, lengths=lengths)
+  found = measured(update_benchmark.measure, work, mesh, PEAKS)
+  assert list(found) == ['update', 'speed', 'packing', 'products alone', 'share of FLOPs']
+  responses = sum(response_lengths(work))
+  tokens = responses + 6 * 16
+  assert found['speed'] == pytest.approx(tokens / found['update'])
+  flops = 3 * roofline.forward_flops(WORKLOAD.model, tokens, round(tokens / 6), responses)
   assert found['share of FLOPs'] == pytest.approx(100 * flops / found['update'] / 1e12)
+  assert 1 <= found['packing'] < 2
 
 
 def test_loss(measured, mesh):
