@@ -22,11 +22,13 @@ from exgrpo_jax.policy import sharding
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
 
-# Queries whose scores exist at a time. In float32, a block's scores of 9,216 keys take 18 MiB per
-# head.
+# Longer sequences are attended to block of queries by block, each beside all keys, and only one
+# block's scores exist at a time: in float32, those of 9,216 keys take 18 MiB per head.
+_LONGEST_WHOLE = 1024
 _BLOCK = 512
-# Within a block, a strip of queries attends only to keys up to the strip's end, which at 192 tokens
-# saves a third of the scores. Narrower strips would make the matrix products inefficiently small.
+# In shorter ones, a strip of queries attends only to keys up to the strip's end, which at 192
+# tokens saves a third of the scores, and at 1,024 takes half of the time. Narrower strips would
+# make the matrix products inefficiently small.
 _STRIP = 64
 # Block sizes of splash attention are multiples of the number of lanes of a TPU's vector unit.
 _LANES = 128
@@ -90,7 +92,7 @@ def _blockwise(
   # Queries are scaled rather than scores: there are more scores as soon as T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
-  attend = _attend_in_strips if T <= _BLOCK else _attend_in_blocks
+  attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
   mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, segment_BT)
   return mixed_BGRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
@@ -98,7 +100,7 @@ def _blockwise(
 def _attend_in_strips(
   query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
 ) -> jax.Array:
-  """For T of at most one block. All scores exist at once, except those beyond a strip's end."""
+  """For T of at most _LONGEST_WHOLE. All scores exist at once, but those beyond a strip's end."""
 
   def attend_strip(start: int) -> jax.Array:
     end = start + _STRIP

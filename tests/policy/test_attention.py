@@ -78,7 +78,7 @@ def assert_close(actual, expected, tolerance):
 
 @pytest.mark.parametrize(
   ('T', 'N', 'G'),
-  [  # with strips of 8 in blocks of 16
+  [  # with strips of 8, and blocks of 16 beyond 24
     (5, 2, 2),
     (13, 7, 1),
     (16, 8, 2),
@@ -90,12 +90,13 @@ def assert_close(actual, expected, tolerance):
 def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(attention, '_STRIP', 8)
   monkeypatch.setattr(attention, '_BLOCK', 16)
+  monkeypatch.setattr(attention, '_LONGEST_WHOLE', 24)
   inputs = random_inputs(2, T, N, G, 8)
   assert_close(actual('blockwise', *inputs), expected(*inputs), 1e-5)
   assert_close(*packed('blockwise', segments_of(2, T), *inputs), 1e-5)
 
 
-@pytest.mark.parametrize('T', [48, 600])  # in strips; in blocks
+@pytest.mark.parametrize('T', [48, 1200])  # in strips; in blocks
 def test_no_token_sees_another_segment(T):
   """Its output stays bit-equal whatever stands there."""
   inputs, segment_BT = random_inputs(1, T, 2, 1, 8)[:3], np.repeat([1, 2, 3], T // 3)[None]
