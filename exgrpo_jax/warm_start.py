@@ -186,8 +186,7 @@ def _train(
             f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
           )
           break
-  # In the layout of `model.init`: in another one they would be arguments of other programs.
-  return jax.device_put(state.params, jax.tree.map(lambda leaf: leaf.sharding, params))
+  return state.params
 
 
 def rehearse(experiment: Experiment) -> None:
@@ -214,7 +213,8 @@ def _update_on(
   """(state, loss) after one update on tokens_BT and mask_BT of this host; `state` is donated."""
   config = experiment.config.warm_start
   rows = sharding.batch(experiment.meshes.training, config.batch_size)
-  return _update(
+  layout = sharding.layout_of(state)
+  state, loss = _update(
     experiment.model,
     optimizer_config,
     config.num_updates,
@@ -222,6 +222,7 @@ def _update_on(
     state,
     *sharding.put(arrays, rows),
   )
+  return jax.device_put(state, layout), loss
 
 
 def _pass_rate(

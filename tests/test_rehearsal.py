@@ -1,4 +1,4 @@
-"""A run compiles few programs, and hardly one that --compile_only has not compiled before."""
+"""A run compiles few programs, and none that --compile_only has not compiled before."""
 
 import os
 import re
@@ -56,12 +56,10 @@ def test_a_run_compiles_fewer_than_twenty_programs(said):
   assert sum(names.values()) < 20, ', '.join(f'{k} {v}' for k, v in names.items())
 
 
-def test_a_run_compiles_hardly_anything_after_compile_only(said):
+def test_a_run_compiles_nothing_after_compile_only(said):
   rehearsed = counts(said[0], r'not in the compilation cache: (.*)\n')
-  assert rehearsed['decode'] == 3 and rehearsed['accumulate']  # 24 slots, 6 and 1
-  missed = counts(said[1], r'not in the compilation cache: (.*)\n')
-  # The text of a second shape's program may depend on what was traced before it, and so its key.
-  assert missed.items() <= {'none': 1, 'score_tokens': 1, 'accumulate': 1}.items()
+  assert rehearsed['decode'] == 3 and rehearsed['accumulate'] == 2  # 24 slots, 6 and 1; two shapes
+  assert 'not in the compilation cache: none\n' in said[1]
 
 
 def test_compile_only_takes_no_step(said):

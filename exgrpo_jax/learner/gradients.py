@@ -97,11 +97,13 @@ def minibatch_gradient(
   _, num_shards = sharding.split(spec.mesh, 'batch')
   cut = microbatches(spec, batch, inputs, num_shards)
   accumulator = zero_accumulator(spec, params)
+  layout = sharding.layout_of(accumulator)
   for count, stack in stack_by_shape(cut, len(batch.advantage_B)):
     place = sharding.named(spec.mesh, (None, 'batch'), stack.tokens_BT.shape[:2])
-    accumulator = accumulate(
+    added = accumulate(
       spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, reference
     )
+    accumulator = jax.device_put(added, layout)
   return accumulator
 
 
@@ -155,7 +157,6 @@ def accumulate(
   return jax.lax.fori_loop(0, count, add, accumulator)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def apply_gradient(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -163,6 +164,16 @@ def apply_gradient(
 
   `state` is donated; use the one returned. See `optimizer.apply_gradient`.
   """
+  layout = sharding.layout_of(state)
+  state, norms = optimizer_step(spec, state, gradient)
+  return jax.device_put(state, layout), norms
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def optimizer_step(
+  spec: UpdateSpec, state: TrainState, gradient: model.Params
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """The program of `apply_gradient`, which returns the state in a layout of XLA's choice."""
   return optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
 
 

@@ -107,7 +107,7 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 def init(config: Config, num_updates: int, params: Params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
   # The counts too: a state that an update returns in another layout would compile it anew.
-  layout = jax.tree.map(lambda leaf: leaf.sharding, shapes(config, num_updates, params).opt_state)
+  layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
 

@@ -136,7 +136,7 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
 
 def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """The optimiser's step."""
-  return _measure(gradients.apply_gradient.lower(spec, arrays.state, arrays.gradient))
+  return _measure(gradients.optimizer_step.lower(spec, arrays.state, arrays.gradient))
 
 
 def _decode_spec(rollout: stages.Config) -> decode_loop.DecodeSpec:

@@ -1,11 +1,13 @@
 """One update: its time, and how close it comes to the device's rate of matrix products."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.performance import passes, roofline
 from exgrpo_jax.performance.measurement import Measurement
@@ -19,38 +21,16 @@ from exgrpo_jax.performance.workload import (
   random_batch,
   random_params,
 )
+from exgrpo_jax.policy import model
 
 
 def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
   """The time of an update and its utilisation. Call it inside `jax.set_mesh(mesh)`."""
   params = random_params(workload, mesh)
   batch = random_batch(workload)
-  spec = gradients.UpdateSpec(
-    gradient=gradients.Config(
-      tokens_per_microbatch=workload.microbatch, remat=workload.remat, drop_zero_advantage=False
-    ),
-    objective=OBJECTIVE,
-    optimizer=OPTIMIZER,
-    model=workload.model,
-    mesh=mesh,
-    num_updates=1,
-    temperature=1.0,
-    longest_row=batch.tokens_BT.shape[1],
-    max_response=batch.tokens_BT.shape[1] - workload.prompt,
-    logit_chunk=workload.chunk,
-  )
-  states = [optimizer.init(OPTIMIZER, 1, params)]  # a list, for each update donates its state
-
-  def update() -> None:
-    state = states.pop()
-    gradient, sums = gradients.minibatch_gradient(
-      spec, state.params, batch, clip=False, is_first=True
-    )
-    state, norms = gradients.apply_gradient(spec, state, gradient)
-    jax.block_until_ready((sums, norms))
-    states.append(state)
-
-  responses = int(batch.response_mask_BT.sum())
+  spec = _spec(workload, mesh, longest_row=batch.tokens_BT.shape[1])
+  response_B = np.sum(batch.response_mask_BT, axis=1).astype(int)
+  responses = int(response_B.sum())
   tokens = responses + workload.num_rows * workload.prompt
   mean = round(tokens / workload.num_rows)
   # Each device's share of the rows; a device would otherwise multiply all of them.
@@ -61,10 +41,9 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
     lengths='equal',
   )
   run_products, flops = training_products(share, mesh, params)
-  total, products = median_seconds(workload.repeats, update, run_products)
+  total, products = median_seconds(workload.repeats, _updates(spec, params, batch), run_products)
   # Of a forward and a backward pass; what is recomputed does not count.
   model_flops = 3 * roofline.forward_flops(workload.model, tokens, mean, responses)
-  response_B = np.sum(batch.response_mask_BT, axis=1).astype(int)
   [minibatch] = passes.of_update(spec, response_B, workload.prompt)
   computed = sum(one.shape.num_tokens for one in minibatch)
   return [
@@ -93,3 +72,36 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
       f'of {peaks.note}, {model_flops / 1e12:.2f} TFLOP with attention',
     ),
   ]
+
+
+def _spec(workload: Workload, mesh: Mesh, longest_row: int) -> gradients.UpdateSpec:
+  return gradients.UpdateSpec(
+    gradient=gradients.Config(
+      tokens_per_microbatch=workload.microbatch, remat=workload.remat, drop_zero_advantage=False
+    ),
+    objective=OBJECTIVE,
+    optimizer=OPTIMIZER,
+    model=workload.model,
+    mesh=mesh,
+    num_updates=1,
+    temperature=1.0,
+    longest_row=longest_row,
+    max_response=longest_row - workload.prompt,
+    logit_chunk=workload.chunk,
+  )
+
+
+def _updates(spec: gradients.UpdateSpec, params: model.Params, batch: Batch) -> Callable[[], None]:
+  """A function that makes one update after another on the batch."""
+  states = [optimizer.init(OPTIMIZER, 1, params)]  # a list, for each update donates its state
+
+  def update() -> None:
+    state = states.pop()
+    gradient, sums = gradients.minibatch_gradient(
+      spec, state.params, batch, clip=False, is_first=True
+    )
+    state, norms = gradients.apply_gradient(spec, state, gradient)
+    jax.block_until_ready((sums, norms))
+    states.append(state)
+
+  return update

@@ -170,6 +170,16 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
   return jax.tree.map(from_host, tree)
 
 
+def layout_of(tree: Any) -> Any:
+  """The sharding of each array.
+
+  What a program returns may lack the mesh axes of one device. `jax.device_put` then brings the
+  layout back, without a copy: a program for arrays in another one has another text, so the
+  compilation cache would not know it.
+  """
+  return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   """Pins an activation's layout inside jit, on the mesh of `jax.set_mesh`.
 
