@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.performance.measurement import Measurement
@@ -26,38 +27,39 @@ def measure_causal(
 ) -> list[Measurement]:
   """`attention.causal` by one of its backends, on rows of prompt and response.
 
-  `backend` is one of those on the platform, by default the one that trains. Call it
-  inside `jax.set_mesh(mesh)`.
+  Of one row each, as in prefill, and packed, as in training. `backend` is one of those on the
+  platform, by default the one that trains. Call it inside `jax.set_mesh(mesh)`.
   """
   shape, B, T = workload.model, workload.num_rows, workload.prompt + workload.response
   N, G, H = shape.num_heads, shape.num_kv_heads, shape.head_size
   arrays = _random(mesh, shape.dtype, (B, T, N, H), (B, T, G, H), (B, T, G, H), (B, T, N, H))
+  segment_BT = jax.device_put(_segments(B, T), sharding.batch(mesh, B))
   backend = backend or attention.backend_for(sharding.platform(), shape.dtype)
-  attend = functools.partial(attention.causal, backend=backend)
-  forward, backward = jax.jit(attend), jax.jit(functools.partial(_gradients, attend))
-  reference = jax.jit(causal_reference)
-  seconds, with_gradient, of_reference = median_seconds(
+  whole = functools.partial(attention.causal, backend=backend)
+  packed = functools.partial(attention.causal, backend=backend, segment_BT=segment_BT)
+  packed_reference = functools.partial(causal_reference, segment_BT=segment_BT)
+  forward = jax.jit(whole)
+  seconds, with_gradient, with_packed_gradient, of_reference = median_seconds(
     workload.repeats,
     *(
       functools.partial(_execute, function, args)
       for function, args in (
         (forward, arrays[:3]),
-        (backward, arrays),
-        (reference, arrays[:3]),
+        (_gradients(whole), arrays),
+        (_gradients(packed), arrays),
+        (jax.jit(causal_reference), arrays[:3]),
       )
     ),
   )
   flops = 2 * B * N * H * T**2  # two products, half of whose entries the mask leaves
   return [
-    _difference(shape.dtype, 'values', forward(*arrays[:3]), reference(*arrays[:3])),
-    _difference(
-      shape.dtype,
-      'gradients',
-      backward(*arrays),
-      jax.jit(functools.partial(_gradients, causal_reference))(*arrays),
-    ),
+    *_differences(shape.dtype, '', whole, causal_reference, arrays),
+    *_differences(shape.dtype, ', packed', packed, packed_reference, arrays),
     Measurement('forward', 1e3 * seconds, 'ms', f'{B} rows of {T:,} tokens, one layer'),
     Measurement('with gradient', 1e3 * with_gradient, 'ms', 'forward and backward'),
+    Measurement(
+      'with gradient, packed', 1e3 * with_packed_gradient, 'ms', 'three rows in each sequence'
+    ),
     Measurement('reference, forward', 1e3 * of_reference, 'ms', 'the formula in float32'),
     Measurement(
       'share of FLOPs',
@@ -69,16 +71,21 @@ def measure_causal(
 
 
 def causal_reference(
-  query_BTNH: jax.Array, key_BTGH: jax.Array, value_BTGH: jax.Array
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  segment_BT: jax.Array | None = None,
 ) -> jax.Array:
-  """Causal attention in float32, with all scores at once."""
+  """Causal attention in float32, with all scores at once; to a token's own segment."""
   _, T, N, H = query_BTNH.shape
   key_BTNH, value_BTNH = (
     jnp.repeat(x, N // x.shape[2], axis=2).astype(jnp.float32) for x in (key_BTGH, value_BTGH)
   )
   score_BNTS = jnp.einsum('BTNH,BSNH->BNTS', query_BTNH.astype(jnp.float32), key_BTNH)
-  mask_TS = jnp.tril(jnp.ones((T, T), bool))
-  weight_BNTS = jax.nn.softmax(jnp.where(mask_TS, score_BNTS / math.sqrt(H), -jnp.inf))
+  is_seen = jnp.tril(jnp.ones((T, T), bool))
+  if segment_BT is not None:
+    is_seen = (is_seen & (segment_BT[:, :, None] == segment_BT[:, None]))[:, None]
+  weight_BNTS = jax.nn.softmax(jnp.where(is_seen, score_BNTS / math.sqrt(H), -jnp.inf))
   return jnp.einsum('BNTS,BSNH->BTNH', weight_BNTS, value_BTNH)
 
 
@@ -145,23 +152,43 @@ def _random(mesh: Mesh, dtype: str, *shapes: Sequence[int]) -> list[jax.Array]:
   ]
 
 
-def _gradients(
-  attend: Callable[..., jax.Array],
-  query_BTNH: jax.Array,
-  key_BTGH: jax.Array,
-  value_BTGH: jax.Array,
-  direction_BTNH: jax.Array,
-) -> tuple[jax.Array, ...]:
-  """With respect to the first three, of the result's product with the last."""
+def _segments(B: int, T: int) -> np.ndarray:
+  """[B, T] int32: a row of a half of each sequence, one of a third, and one of the rest."""
+  place_T = np.arange(T)
+  segment_T = 1 + (place_T >= T // 2) + (place_T >= T // 2 + T // 3)
+  return np.tile(segment_T.astype(np.int32), (B, 1))
 
-  def product(*inputs: jax.Array) -> jax.Array:
-    return jnp.sum(attend(*inputs).astype(jnp.float32) * direction_BTNH.astype(jnp.float32))
 
-  return jax.grad(product, argnums=(0, 1, 2))(query_BTNH, key_BTGH, value_BTGH)
+def _gradients(attend: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
+  """Compiled, of queries, keys, values and a direction: gradients of the result's product with it.
+
+  With respect to the first three.
+  """
+
+  def product(*arrays: jax.Array) -> jax.Array:
+    return jnp.sum(attend(*arrays[:3]).astype(jnp.float32) * arrays[3].astype(jnp.float32))
+
+  return jax.jit(jax.grad(product, argnums=(0, 1, 2)))
 
 
 def _execute(function: Callable[..., object], args: Sequence[jax.Array]) -> None:
   jax.block_until_ready(function(*args))
+
+
+def _differences(
+  dtype: str,
+  suffix: str,
+  attend: Callable[..., jax.Array],
+  reference: Callable[..., jax.Array],
+  arrays: Sequence[jax.Array],
+) -> list[Measurement]:
+  """Of values and of gradients."""
+  values = (jax.jit(function)(*arrays[:3]) for function in (attend, reference))
+  gradients = (_gradients(function)(*arrays) for function in (attend, reference))
+  return [
+    _difference(dtype, f'values{suffix}', *values),
+    _difference(dtype, f'gradients{suffix}', *gradients),
+  ]
 
 
 def _difference(dtype: str, name: str, found: object, reference: object) -> Measurement:
