@@ -1,11 +1,13 @@
 """Every attention backend against jax.nn's attention: values, gradients, memory."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from exgrpo_jax.policy import attention, sharding
 
@@ -150,6 +152,22 @@ def test_kernels_equal_jax(monkeypatch, backend, T):
   # A backward pass in bfloat16 sums terms with three digits.
   assert_close(actual(backend, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
   assert_close(*packed(backend, segments_of(1, T), *inputs), 1e-5 if exact else 0.05)
+
+
+def test_packed_rows_are_lowered_for_cudnn_with_a_mask_that_heads_share(monkeypatch):
+  """Lowered only, of an odd length, forward and backward: no GPU runs this."""
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91_000)
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda _: True)
+  inputs = random_inputs(2, 301, 14, 2, 64, 'bfloat16')
+
+  def attend(*qkv):
+    return attention.causal(*qkv, 'cudnn', segments_of(2, 301))
+
+  traced = value_and_gradients.trace(attend, *inputs)
+  text = traced.lower(lowering_platforms=('cuda',)).as_text()
+  calls = re.findall(r'custom_call @(__cudnn\S*?)\(', text)
+  assert calls == ['__cudnn$fmhaScaleBiasSoftmax', '__cudnn$fmhaScaleBiasSoftmaxBackward']
+  assert 'tensor<2x1x302x302xbf16>' in text and 'x14x302x302x' not in text
 
 
 def interpret(monkeypatch):
