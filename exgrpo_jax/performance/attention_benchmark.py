@@ -6,6 +6,7 @@ Shape letters as in policy/attention.py.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +36,31 @@ def measure_causal(
   arrays = _random(mesh, shape.dtype, (B, T, N, H), (B, T, G, H), (B, T, G, H), (B, T, N, H))
   segment_BT = jax.device_put(_segments(B, T), sharding.batch(mesh, B))
   backend = backend or attention.backend_for(sharding.platform(), shape.dtype)
-  whole = functools.partial(attention.causal, backend=backend)
-  packed = functools.partial(attention.causal, backend=backend, segment_BT=segment_BT)
-  packed_reference = functools.partial(causal_reference, segment_BT=segment_BT)
-  forward = jax.jit(whole)
+  attend = functools.partial(attention.causal, backend=backend)
+  whole, packed, reference, packed_reference = (
+    _compiled(function)
+    for function in (
+      attend,
+      functools.partial(attend, segment_BT=segment_BT),
+      causal_reference,
+      functools.partial(causal_reference, segment_BT=segment_BT),
+    )
+  )
   seconds, with_gradient, with_packed_gradient, of_reference = median_seconds(
     workload.repeats,
     *(
       functools.partial(_execute, function, args)
       for function, args in (
-        (forward, arrays[:3]),
-        (_gradients(whole), arrays),
-        (_gradients(packed), arrays),
-        (jax.jit(causal_reference), arrays[:3]),
+        (whole.values, arrays[:3]),
+        (whole.gradients, arrays),
+        (packed.gradients, arrays),
+        (reference.values, arrays[:3]),
       )
     ),
   )
   flops = 2 * B * N * H * T**2  # two products, half of whose entries the mask leaves
   return [
-    *_differences(shape.dtype, '', whole, causal_reference, arrays),
+    *_differences(shape.dtype, '', whole, reference, arrays),
     *_differences(shape.dtype, ', packed', packed, packed_reference, arrays),
     Measurement('forward', 1e3 * seconds, 'ms', f'{B} rows of {T:,} tokens, one layer'),
     Measurement('with gradient', 1e3 * with_gradient, 'ms', 'forward and backward'),
@@ -159,16 +166,19 @@ def _segments(B: int, T: int) -> np.ndarray:
   return np.tile(segment_T.astype(np.int32), (B, 1))
 
 
-def _gradients(attend: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
-  """Compiled, of queries, keys, values and a direction: gradients of the result's product with it.
+class _Compiled(NamedTuple):
+  """One form of attention; each function is compiled at its first call."""
 
-  With respect to the first three.
-  """
+  values: Callable[..., jax.Array]  # of queries, keys and values
+  # Of these and a direction: with respect to the three, of the values' product with it.
+  gradients: Callable[..., tuple[jax.Array, ...]]
 
+
+def _compiled(attend: Callable[..., jax.Array]) -> _Compiled:
   def product(*arrays: jax.Array) -> jax.Array:
     return jnp.sum(attend(*arrays[:3]).astype(jnp.float32) * arrays[3].astype(jnp.float32))
 
-  return jax.jit(jax.grad(product, argnums=(0, 1, 2)))
+  return _Compiled(jax.jit(attend), jax.jit(jax.grad(product, argnums=(0, 1, 2))))
 
 
 def _execute(function: Callable[..., object], args: Sequence[jax.Array]) -> None:
@@ -178,13 +188,13 @@ def _execute(function: Callable[..., object], args: Sequence[jax.Array]) -> None
 def _differences(
   dtype: str,
   suffix: str,
-  attend: Callable[..., jax.Array],
-  reference: Callable[..., jax.Array],
+  found: _Compiled,
+  reference: _Compiled,
   arrays: Sequence[jax.Array],
 ) -> list[Measurement]:
   """Of values and of gradients."""
-  values = (jax.jit(function)(*arrays[:3]) for function in (attend, reference))
-  gradients = (_gradients(function)(*arrays) for function in (attend, reference))
+  values = (form.values(*arrays[:3]) for form in (found, reference))
+  gradients = (form.gradients(*arrays) for form in (found, reference))
   return [
     _difference(dtype, f'values{suffix}', *values),
     _difference(dtype, f'gradients{suffix}', *gradients),
