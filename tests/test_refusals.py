@@ -40,7 +40,7 @@ COMMAND_LINES = {
   'flag': (['train', SMOKE, '--wokdir=w'], r'--wokdir is no flag of .*; did you mean --workdir\?'),
   'another_commands_flag': (
     ['train', SMOKE, '--samples=4'],
-    r'--samples is no flag of this command; there are: .*--config, .*--workdir\.',
+    r'--samples is no flag of this command; there are: --compile_only, --config, .*--workdir\.',
   ),
   'flag_type': (
     ['evaluate', SMOKE, '--step=last'],
