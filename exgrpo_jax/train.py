@@ -22,6 +22,7 @@ from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
 from exgrpo_jax.experiment import (
   Experiment,
+  keep_tokenizer,
   load_evaluations,
   load_questions,
   make_rollout,
@@ -96,6 +97,7 @@ def main(args: cli.Args) -> None:
       needs_params = not done or config.objective.kl_coefficient
       params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
       claim_workdir(args.config, args.workdir)
+      keep_tokenizer(experiment)
       start_or_resume(experiment, rollout, evaluations, params, successes, compiled)
     if hosts.is_first():
       print(f'compiled {compiled}', flush=True)

@@ -1,12 +1,14 @@
 """Configs become experiments; what is wrong with them is refused in one line that says why."""
 
 import importlib
+import pathlib
 import re
 
 import pytest
 
 from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from tests.helpers import tiny
 from tests.helpers.paths import REPOSITORY
@@ -164,6 +166,41 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
   written = (tmp_path / 'tokenizer.model').read_bytes()
   experiment.open_experiment(set_values(config, tokenizer__vocab_size=300), str(tmp_path))
   assert (tmp_path / 'tokenizer.model').read_bytes() == written
+
+
+def test_a_run_keeps_its_tokenizer(config, tmp_path):
+  opened = experiment.open_experiment(config, str(tmp_path))
+  unfinished = tmp_path / 'tokenizer.new'
+  unfinished.mkdir()
+  (unfinished / 'half').write_text('')  # by a kill
+  experiment.keep_tokenizer(opened)
+  kept = tokenizer.load(tmp_path / 'tokenizer')
+  assert kept.encode('12+7\n') == opened.tokenizer.encode('12+7\n')
+  assert not unfinished.exists() and not (tmp_path / 'tokenizer' / 'half').exists()
+
+
+def test_a_tokenizer_that_was_kept_stays(config, tmp_path):
+  opened = experiment.open_experiment(config, str(tmp_path))
+  (tmp_path / 'tokenizer').mkdir()
+  experiment.keep_tokenizer(opened)
+  assert list((tmp_path / 'tokenizer').iterdir()) == []
+
+
+def test_a_kill_leaves_no_part_of_a_tokenizer(config, tmp_path, monkeypatch):
+  opened = experiment.open_experiment(config, str(tmp_path))
+
+  def killed(folder):
+    (folder_path := pathlib.Path(folder)).mkdir()
+    (folder_path / 'tokenizer.model').write_text('half')
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(opened.tokenizer, 'save', killed)
+  with pytest.raises(KeyboardInterrupt):
+    experiment.keep_tokenizer(opened)
+  assert not (tmp_path / 'tokenizer').exists()
+  monkeypatch.undo()
+  experiment.keep_tokenizer(opened)
+  assert tokenizer.load(tmp_path / 'tokenizer').vocab_size == opened.tokenizer.vocab_size
 
 
 # ---- Data ----

@@ -116,7 +116,7 @@ def load(values, folder, compiled):
 def run_training(opened, params=None, values=None):
   """train.main without its checks: trains the opened experiment in its workdir, in this process.
 
-  Starts from `params`, or from the initial ones, and claims the workdir for `values` if given.
+  Starts from `params`, or from the initial ones, and claims the workdir for `values`, if given.
   """
   config = opened.config
   data = experiment.load_questions(opened, config.data.train)
@@ -128,6 +128,7 @@ def run_training(opened, params=None, values=None):
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)
+      experiment.keep_tokenizer(opened)
     train.start_or_resume(opened, rollout, evaluations, params, successes, compiled)
 
 
