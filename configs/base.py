@@ -182,5 +182,7 @@ def get_config():
   )  # for bfloat16; float32 keeps within 1e-4
   config.checkpoint = ConfigDict(dict(every=50, keep=2))
   config.export = ConfigDict(dict(best=False, best_without=(), last=False))
-  config.metrics = ConfigDict(dict(sampled_rows=16, records_every=10, wandb_project=''))
+  config.metrics = ConfigDict(
+    dict(sampled_rows=16, records_every=10, recorded_groups=4, wandb_project='')
+  )
   return config

@@ -289,7 +289,8 @@ def report(
   tokenizer = run.experiment.tokenizer
   with clock('records'):
     before, after = progress.bucketed, bucketed(run.experiment, buffer)
-    rows = step_rows.rows(config.replay, tokenizer, experience, before, after)
+    chosen = step_rows.recorded_groups(plan, config.metrics.recorded_groups, config.seed)
+    rows = step_rows.rows(config.replay, tokenizer, experience, before, after, chosen)
     run.records.add(plan.step, rows)
     progress.bucketed = after
   with clock('await_update'):

@@ -679,6 +679,13 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   )
   assert samples == expected_samples
   assert step_records.read(workdir) == step_records.read(recorded.workdir)
+  assert recorded_tokens(workdir) == recorded_tokens(recorded.workdir) != []
+  assert {path.name for path in (workdir / 'tokenizer').iterdir()} >= {'tokenizer.model'}
+
+
+def recorded_tokens(workdir):
+  paths = step_records.files(workdir, 'tokens')
+  return [row for path in paths for row in step_records.read_file(path, 'tokens').to_pylist()]
 
 
 def check_what_it_said(process, kept, done, command):

@@ -27,6 +27,9 @@ class Config:
   records_every: int = setting(
     '[1, inf)', 'steps whose rows are written to records/ together, as one file of each table'
   )
+  recorded_groups: int = setting(
+    '[0, inf)', 'groups of each step whose responses are recorded token by token; 0 is none'
+  )
   wandb_project: str = setting(
     None, "the Weights & Biases project that metrics are also sent to; '' is none"
   )

@@ -104,7 +104,8 @@ class Writer:
   def _write(self) -> None:
     if not self._is_written:
       for name, table in self._tables.items():
-        step_records.write_file(step_records.path_of(self._workdir, name, self._window), table)
+        if table.num_rows:  # of tokens there may be none
+          step_records.write_file(step_records.path_of(self._workdir, name, self._window), table)
       self._is_written = True
 
 

@@ -1,8 +1,10 @@
 """What a run records of every response and of every question, step by step: the folder records/.
 
-Two tables in parquet files of some steps each. The names of files end in the first of these steps;
-what is in a file is found by its column `step` alone. record_writer.py writes them while the run
-goes on, and step_rows.py says how each value comes about.
+Three tables in parquet files of some steps each. The names of files end in the first of these
+steps; what is in a file is found by its column `step` alone. record_writer.py writes them while the
+run goes on, and step_rows.py says how each value comes about.
+
+A later version may add columns, which are nullable; files of before have nulls in them.
 
 No JAX here, so that a process that only reads starts quickly.
 """
@@ -29,6 +31,7 @@ RESPONSES = pa.schema(
     pa.field('is_replay', pa.bool_(), nullable=False),
     pa.field('reward', pa.float64(), nullable=False),
     pa.field('outcome', pa.string(), nullable=False),  # of the verdict; 'correct' of a replayed one
+    pa.field('reason', pa.string()),  # why grading failed, in words; null where it did not
     # As the verifier extracted it, cut at worker.MAX_ANSWER characters; null where there is none,
     # grading failed, or the response is a replayed one.
     pa.field('answer', pa.string()),
@@ -49,6 +52,7 @@ RESPONSES = pa.schema(
     # Over tokens, of w = pi_now / pi_past; 1 without objective.importance_correction.
     pa.field('ratio_mean', pa.float32()),
     pa.field('ratio_max', pa.float32()),
+    pa.field('ratio_variance', pa.float32()),
     # Over tokens, of what multiplies the advantage: f(w), or what objective.shaping makes of w.
     pa.field('shaped_mean', pa.float32()),
     pa.field('shaped_variance', pa.float32()),
@@ -62,6 +66,9 @@ QUESTIONS = pa.schema(
     pa.field('step', pa.int32(), nullable=False),
     pa.field('question', pa.int32(), nullable=False),  # its row in the data
     pa.field('group', pa.int32(), nullable=False),
+    # The contents of its user messages with a blank line between: no system prompt, no template.
+    pa.field('text', pa.string()),
+    pa.field('answer', pa.string()),  # the ground truth
     pa.field('is_replay', pa.bool_(), nullable=False),
     # Share of successes, the replayed one counted in with replay.count_replayed.
     pa.field('correctness', pa.float64(), nullable=False),
@@ -71,12 +78,32 @@ QUESTIONS = pa.schema(
   ]
 )
 
-SCHEMAS = {'responses': RESPONSES, 'questions': QUESTIONS}
+# A response of a question that is recorded token by token, as config.metrics.recorded_groups says.
+# One value for each token, the end token included; in nats.
+TOKENS = pa.schema(
+  [
+    pa.field('step', pa.int32(), nullable=False),
+    pa.field('question', pa.int32(), nullable=False),
+    pa.field('group', pa.int32(), nullable=False),
+    pa.field('sample', pa.int32(), nullable=False),
+    pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
+    # Of a fresh one the sampler's, of a replayed one now.
+    pa.field('logp', pa.list_(pa.float32()), nullable=False),
+    pa.field('entropy', pa.list_(pa.float32()), nullable=False),
+    # Of a replayed one, under the policy that wrote it; null for others.
+    pa.field('past_logp', pa.list_(pa.float32())),
+  ]
+)
+
+SCHEMAS = {'responses': RESPONSES, 'questions': QUESTIONS, 'tokens': TOKENS}
 _ORDER = ('step', 'group', 'sample')
 
 
 class Records(NamedTuple):
-  """All that a run has recorded, in the order of steps, groups and samples."""
+  """What a run has recorded of responses and questions, in the order of steps, groups and samples.
+
+  Not the tokens, which may be many: they are read file by file, with `files` and `read_file`.
+  """
 
   responses: pa.Table  # of schema RESPONSES
   questions: pa.Table  # of schema QUESTIONS
@@ -88,7 +115,7 @@ def read(workdir: str | os.PathLike) -> Records:
   A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. The steps since the
   newest file are not among them while the run goes on. Raises InputError for a damaged file.
   """
-  return Records(*(_read_table(workdir, name) for name in SCHEMAS))
+  return Records(*(_read_table(workdir, name) for name in Records._fields))
 
 
 def _read_table(workdir: str | os.PathLike, name: str) -> pa.Table:
@@ -109,14 +136,26 @@ def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.P
 
 
 def read_file(path: pathlib.Path, name: str) -> pa.Table:
-  """One file of the table `name`; InputError where it cannot be read as one."""
+  """One file of the table `name`; InputError where it cannot be read as one.
+
+  What an earlier version wrote may lack nullable columns, which are null.
+  """
   try:
-    return parquet.read_table(path).cast(SCHEMAS[name])
+    return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])
   except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
     raise InputError(
       f'{path} cannot be read as {name} of a run ({str(error).splitlines()[0]:.200}); bring back a '
       'copy of it, or delete it to go on without its rows.'
     ) from error
+
+
+def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+  """The table with nulls for the nullable columns of `schema` that it lacks, in their place."""
+  for place, field in enumerate(schema):
+    if field.nullable and field.name not in table.column_names:
+      nulls = pa.nulls(table.num_rows, field.type)
+      table = table.add_column(min(place, table.num_columns), field, nulls)
+  return table
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:

@@ -1,6 +1,7 @@
 """The rows of a step's records, from what it collected; step_records.py says what they mean."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,34 @@ from exgrpo_jax.algorithm import replay
 from exgrpo_jax.algorithm.replay import Bucketed
 from exgrpo_jax.data.questions import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
-from exgrpo_jax.datatypes import Experience, Question, ReplayScores, Response, Trajectory, Verdict
+from exgrpo_jax.datatypes import (
+  Experience,
+  Plan,
+  Question,
+  ReplayScores,
+  Response,
+  Trajectory,
+  Verdict,
+)
 from exgrpo_jax.grading.code_blocks import has_code_block
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.record_writer import Columns, Rows
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
 
 _Row = Mapping[str, Any]
+
+
+def recorded_groups(plan: Plan, count: int, seed: int) -> list[int]:
+  """The groups of a step whose responses are recorded token by token, ascending; at most `count`.
+
+  Each question has a priority that depends on the seed and its row alone, and a step's first ones
+  are recorded. So what was recorded once is likely to be recorded at each later visit, and its
+  story is complete.
+  """
+  row_Q = np.array([question.row for question in plan.questions])
+  rank_Q = randomness.ranks(seed, Purpose.RECORDED_GROUPS, row_Q)
+  return sorted(np.argsort(rank_Q)[:count].tolist())
 
 
 def rows(
@@ -23,8 +46,9 @@ def rows(
   experience: Experience,
   before: Bucketed,
   after: Bucketed,
+  with_tokens: Collection[int],
 ) -> Rows:
-  """The step's rows of both tables.
+  """The step's rows of all tables.
 
   The policy as the step begins wrote the fresh responses and scored what is replayed, so entropies,
   probabilities and ratios are those of the first minibatch's loss, up to rounding.
@@ -35,10 +59,12 @@ def rows(
     experience: what the step collected.
     before: the buffer from which the step was planned.
     after: the buffer after the step.
+    with_tokens: the groups whose responses are recorded token by token, see `recorded_groups`.
   """
   return {
     'responses': _columns('responses', _responses(tokenizer, experience)),
     'questions': _columns('questions', _questions(config, experience, before, after)),
+    'tokens': _columns('tokens', _tokens(experience, with_tokens)),
   }
 
 
@@ -76,13 +102,12 @@ def _responses(tokenizer: Tokenizer, experience: Experience) -> Iterator[_Row]:
 
 
 def _fresh(response: Response, verdict: Verdict) -> _Row:
-  answer = verdict.answer
   return {
     'is_replay': False,
     'reward': verdict.reward,
     'outcome': verdict.outcome,
-    # Arrow takes no lone surrogates.
-    'answer': answer and answer.encode(errors='backslashreplace').decode(),
+    'reason': _escaped(verdict.reason) if verdict.reason else None,
+    'answer': None if verdict.answer is None else _escaped(verdict.answer),
     'length': len(response.tokens),
     'truncated': response.truncated,
     'entropy': float(np.mean(response.entropy)),
@@ -90,6 +115,11 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
     'has_code_block': verdict.has_code_block,
     'valid_steps': verdict.valid_steps,
   }
+
+
+def _escaped(text: str) -> str:
+  """Text without lone surrogates, of which Arrow takes none."""
+  return text.encode(errors='backslashreplace').decode()
 
 
 def _replayed(
@@ -111,10 +141,17 @@ def _replayed(
     'candidate_entropies': scores.candidate_entropies,
     'ratio_mean': float(np.mean(ratio)),
     'ratio_max': float(np.max(ratio)),
+    'ratio_variance': _variance(ratio),
     'shaped_mean': float(np.mean(scores.weight)),
     'shaped_variance': float(np.var(scores.weight)),
     'times_replayed': replayed.times_replayed + 1,
   }
+
+
+def _variance(ratio: np.ndarray) -> float:
+  """Infinite as soon as one ratio is, of which NumPy would make NaN."""
+  # float64, for the square of a large float32 is infinite.
+  return math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
 
 
 def _questions(
@@ -124,14 +161,50 @@ def _questions(
   visits = zip(plan.questions, plan.is_replay_Q.tolist(), experience.verdicts)
   for group, (question, is_replay, verdicts) in enumerate(visits):
     row = question.row
+    asked = '\n\n'.join(turn.content for turn in question.messages if turn.role == 'user')
     retires = row in after.buffer.retired_epoch and row not in before.buffer.retired_epoch
     yield {
       'step': plan.step,
       'question': row,
       'group': group,
+      'text': _escaped(asked),
+      'answer': _escaped(question.answer),
       'is_replay': is_replay,
       'correctness': replay.group_correctness(config, verdicts, is_replay),
       'bucket_before': before.bucket_of.get(row),
       'bucket_after': after.bucket_of.get(row),
       'retired_step': plan.step if retires else None,
     }
+
+
+def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
+  plan = experience.plan
+  for group in groups:
+    members = [_fresh_tokens(response) for response in experience.responses[group]]
+    replayed, scores = experience.replays[group], experience.scores[group]
+    if replayed and scores:
+      members.append(_replayed_tokens(replayed, scores))
+    for sample, member in enumerate(members):
+      yield {
+        'step': plan.step,
+        'question': plan.questions[group].row,
+        'group': group,
+        'sample': sample,
+        **member,
+      }
+
+
+# The arrays as they are, which the writer's thread turns into lists: a long response has thousands.
+
+
+def _fresh_tokens(response: Response) -> _Row:
+  return {'tokens': response.tokens, 'logp': response.logp, 'entropy': response.entropy}
+
+
+def _replayed_tokens(replayed: Trajectory, scores: ReplayScores) -> _Row:
+  return {
+    'tokens': replayed.tokens,
+    'logp': scores.logp,
+    'entropy': scores.entropy,
+    'past_logp': replayed.logp,
+  }

@@ -28,6 +28,7 @@ class Purpose(enum.IntEnum):
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
   SAMPLES = 9  # which responses samples/ shows; by step
   ALIGNMENT = 10  # held-out questions, and responses to them; by step
+  RECORDED_GROUPS = 11  # whose responses are recorded token by token; by question row
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
@@ -55,6 +56,20 @@ def generator(seed: int, purpose: Purpose, place: int = 0) -> np.random.Generato
   """The NumPy generator of a purpose at a place, such as a step."""
   # As a spawn key, not as a tuple of entropy: of that, trailing zeros do not count.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place)))
+
+
+def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
+  """Pseudo-random uint64 [N] of a purpose at int [N] places; no two places have the same.
+
+  The output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
+  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195), for all places at once: a generator for
+  each takes a hundred times as long, and JAX would wait for what the device is doing.
+  """
+  start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
+  rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
+  rank_N = (rank_N ^ (rank_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  rank_N = (rank_N ^ (rank_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return rank_N ^ (rank_N >> np.uint64(31))
 
 
 def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:

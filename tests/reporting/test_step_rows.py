@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Experience
+from exgrpo_jax.datatypes import Experience, Message, ReplayScores, Trajectory
 from exgrpo_jax.reporting import metrics, step_metrics, step_records, step_rows
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from tests.helpers import tiny
@@ -30,6 +31,16 @@ def records(recorded):
 def measured(recorded):
   """The run's metrics, by step."""
   return {int(record['step']): record for record in metrics.read(recorded.workdir)}
+
+
+@pytest.fixture(scope='module')
+def tokens(recorded):
+  """The rows of tokens of the run, by step."""
+  by_step = {number: [] for number in recorded.steps}
+  for path in step_records.files(recorded.workdir, 'tokens'):
+    for row in step_records.read_file(path, 'tokens').to_pylist():
+      by_step[row['step']].append(row)
+  return by_step
 
 
 def split(responses):
@@ -82,8 +93,10 @@ def test_a_fresh_row_is_a_response_and_its_verdict(recorded, records):
           'entropy': pytest.approx(response.entropy.mean(dtype=np.float64), rel=1e-5),
           'probability': pytest.approx(np.exp(response.logp.astype(np.float64)).mean(), rel=1e-5),
           'has_code_block': has_code,
+          'reason': verdict.reason or None,
           'valid_steps': None,  # no task that could check them
           'ratio_mean': None,
+          'ratio_variance': None,
           'times_replayed': None,
         }
         == row
@@ -126,6 +139,8 @@ def test_a_replayed_row_has_the_values_of_the_policy_as_the_step_began(recorded,
           'candidate_entropies': close([values_of(n)[1].mean() for n in range(len(stored))]),
           'ratio_mean': close(w.mean()),
           'ratio_max': close(w.max()),
+          'ratio_variance': close(w.var(), rel=1e-3, abs=1e-6),
+          'reason': None,
           'shaped_mean': close(f.mean()),
           'shaped_variance': close(f.var(), abs=1e-6),
         }
@@ -161,9 +176,11 @@ def test_a_question_row_is_its_visit(recorded, records):
     before, after = (
       either.bucket_of for either in bucketed(recorded.experiment.config.replay, step)
     )
-    for row, replayed, verdicts in zip(
-      records[number][1], step.replays, step.verdicts, strict=True
+    for row, question, replayed, verdicts in zip(
+      records[number][1], step.plan.questions, step.replays, step.verdicts, strict=True
     ):
+      assert row['text'] == f'{question.row}+0'  # as tiny.write_questions has it
+      assert row['answer'] == question.answer == str(question.row)
       correct = sum(verdict.correct for verdict in verdicts) + (replayed is not None)
       assert row['is_replay'] == (replayed is not None)
       assert row['correctness'] == correct / K
@@ -174,6 +191,68 @@ def test_a_question_row_is_its_visit(recorded, records):
         assert correct == K and row['retired_step'] == number and row['bucket_after'] is None
         assert retired.setdefault(row['question'], number) == number
   assert set(retired) == set(recorded.steps[tiny.NUM_STEPS].after.retired_epoch)
+
+
+# ---- Token by token ----
+
+
+def test_a_row_of_tokens_is_a_response_of_a_chosen_group(recorded, tokens):
+  count = recorded.experiment.config.metrics.recorded_groups
+  replayed_rows = 0
+  for number, step in recorded.steps.items():
+    groups = step_rows.recorded_groups(step.plan, count, tiny.SEED)
+    assert len(groups) == count and groups == sorted(set(groups))
+    assert [(row['group'], row['sample']) for row in tokens[number]] == [
+      (group, sample) for group in groups for sample in range(K)
+    ]
+    for row in tokens[number]:
+      group = row['group']
+      assert row['question'] == step.plan.questions[group].row
+      if row['sample'] < len(step.responses[group]):
+        written = step.responses[group][row['sample']]
+        expected = written.tokens, written.logp, written.entropy, None
+      else:
+        replayed_rows += 1
+        stored, scores = step.replays[group], step.scores[group]
+        expected = stored.tokens, scores.logp, scores.entropy, stored.logp
+        assert not np.array_equal(stored.logp, scores.logp)
+      for name, values in zip(('tokens', 'logp', 'entropy', 'past_logp'), expected, strict=True):
+        assert row[name] == (None if values is None else values.tolist())
+  assert replayed_rows > 10
+
+
+def test_the_tokens_of_a_response_add_up_to_its_row(records, tokens):
+  for number, rows in tokens.items():
+    of_place = {(row['group'], row['sample']): row for row in records[number][0]}
+    for row in rows:
+      response = of_place[row['group'], row['sample']]
+      assert response['length'] == len(row['tokens']) == len(row['logp']) == len(row['entropy'])
+      assert response['entropy'] == pytest.approx(np.mean(row['entropy']), rel=1e-5)
+      assert response['is_replay'] == (row['past_logp'] is not None)
+
+
+def test_a_question_that_was_recorded_once_is_nearly_always_recorded_again(recorded, tokens):
+  """Were the groups of each step drawn anew, 4 of 6, a later visit would be one in 2 of 3 cases."""
+  seen, visits, again = set(), 0, 0
+  for number, step in recorded.steps.items():
+    of_step = {row['question'] for row in tokens[number]}
+    for question in step.plan.questions:
+      if question.row in seen:
+        visits += 1
+        again += question.row in of_step
+    seen |= of_step
+  assert visits > 50 and again > 0.75 * visits
+
+
+def test_which_groups_are_recorded_depends_on_seed_and_question_alone(recorded):
+  plan = recorded.steps[1].plan
+  rows = [question.row for question in plan.questions]
+  chosen = [rows[group] for group in step_rows.recorded_groups(plan, 2, tiny.SEED)]
+  turned = dataclasses.replace(plan, step=9, questions=plan.questions[::-1])
+  assert [rows[::-1][g] for g in step_rows.recorded_groups(turned, 2, tiny.SEED)] == chosen[::-1]
+  assert len({tuple(step_rows.recorded_groups(plan, 2, seed)) for seed in range(20)}) > 5
+  assert step_rows.recorded_groups(plan, 0, tiny.SEED) == []
+  assert step_rows.recorded_groups(plan, 99, tiny.SEED) == list(range(Q))
 
 
 # ---- The rows add up to the metrics ----
@@ -282,18 +361,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
     replays[group], tokens=tokens, logp=np.zeros(len(tokens), np.float32)
   )
   scores[group] = dataclasses.replace(scores[group], logp=np.zeros(len(tokens), np.float32))
-  experience = Experience(
-    plan=step.plan,
-    replays=replays,
-    scores=scores,
-    responses=step.responses,
-    verdicts=verdicts,
-    batch=step.batch,
-    parity={},
-    alignment={},
-  )
-  config = recorded.experiment.config.replay
-  rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))
+  rows = rows_with(recorded, step, replays=replays, scores=scores, verdicts=verdicts)
   values = step_metrics.record_metrics(rows, K)
   num_fresh, num_replayed = sum(map(len, step.responses)), sum(map(bool, replays))
   assert values['code_blocks/fresh'] == 3 / num_fresh
@@ -301,18 +369,73 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
   assert values['valid_steps/correct'] == pytest.approx(2 / 3)
 
 
-def test_answers_that_no_file_can_hold_are_escaped(recorded):
-  step = recorded.steps[1]
-  experience = Experience(
-    plan=step.plan,
-    replays=step.replays,
-    scores=step.scores,
-    responses=step.responses,
-    verdicts=[[v._replace(answer='\ud800') for v in judged] for judged in step.verdicts],
-    batch=step.batch,
-    parity={},
-    alignment={},
-  )
+def rows_with(recorded, step, **changed):
+  """The rows of a recorded step of which something is changed, of tokens those of group 0."""
+  names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch')
+  values = {name: getattr(step, name) for name in names} | changed
+  experience = Experience(**values, parity={}, alignment={})
   config, tokenizer = recorded.experiment.config.replay, recorded.experiment.tokenizer
-  rows = step_rows.rows(config, tokenizer, experience, *bucketed(config, step))
-  assert set(rows['responses']['answer']) == {r'\ud800'}
+  return step_rows.rows(config, tokenizer, experience, *bucketed(config, step), with_tokens=[0])
+
+
+def test_texts_that_no_file_can_hold_are_escaped(recorded):
+  step = recorded.steps[1]
+  bad, escaped = '\ud800', r'\ud800'
+  verdicts = [[v._replace(answer=bad, reason=bad) for v in judged] for judged in step.verdicts]
+  questions = tuple(
+    dataclasses.replace(question, answer=bad, messages=(Message('user', bad),))
+    for question in step.plan.questions
+  )
+  plan = dataclasses.replace(step.plan, questions=questions)
+  rows = rows_with(recorded, step, plan=plan, verdicts=verdicts)
+  for table, column in (
+    ('responses', 'answer'),
+    ('responses', 'reason'),
+    ('questions', 'answer'),
+    ('questions', 'text'),
+  ):
+    assert set(rows[table][column]) == {escaped}
+
+
+def test_a_questions_text_is_what_the_user_says(recorded):
+  step = recorded.steps[1]
+  turns = [
+    Message('system', 'Be brief.'),
+    Message('user', '1+1?'),
+    Message('assistant', '2'),
+    Message('user', '2+2?'),
+  ]
+  first, *others = step.plan.questions
+  first = dataclasses.replace(first, messages=tuple(turns))
+  plan = dataclasses.replace(step.plan, questions=(first, *others))
+  assert rows_with(recorded, step, plan=plan)['questions']['text'][0] == '1+1?\n\n2+2?'
+
+
+def test_why_grading_failed_is_recorded(recorded):
+  step = recorded.steps[1]
+  (first, *others), *groups = step.verdicts
+  failed = first._replace(outcome='crashed', reason='it died', answer=None)
+  rows = rows_with(recorded, step, verdicts=[[failed, *others], *groups])['responses']
+  assert rows['reason'] == ['it died'] + [None] * (Q * K - 1)
+  assert rows['answer'][:2] == [None, others[0].answer]
+
+
+@pytest.mark.parametrize(
+  ('ratios', 'variance'),
+  [([1, 1], 0), ([1, 3], 1), ([1, math.inf], math.inf), ([0, 2e38], 1e76)],
+)
+def test_the_variance_of_ratios_counted_by_hand(recorded, ratios, variance):
+  """An infinite ratio, or a square beyond float32, makes no NaN and no warning."""
+  step = recorded.steps[1]
+  log_T = np.log(np.maximum(ratios, 1e-30)).clip(max=800)
+  now_T, past_T = np.minimum(log_T, 0).astype(np.float32), -np.maximum(log_T, 0).astype(np.float32)
+  zero_T = np.zeros(2, np.float32)
+  replays, scores = [None] * Q, [None] * Q
+  replays[0] = Trajectory(tokens=np.array([5, 1], np.int32), logp=past_T, reward=1.0, step=0)
+  scores[0] = ReplayScores(logp=now_T, entropy=zero_T, weight=zero_T)
+  responses = [step.responses[0][: K - 1], *step.responses[1:]]
+  verdicts = [step.verdicts[0][: K - 1], *step.verdicts[1:]]
+  changed = dict(replays=replays, scores=scores, responses=responses, verdicts=verdicts)
+  rows = rows_with(recorded, step, **changed)['responses']
+  assert rows['ratio_variance'][K - 1] == pytest.approx(variance, rel=1e-3)
+  assert rows['ratio_variance'].count(None) == Q * K - 1

@@ -25,6 +25,7 @@ def test_purposes_keep_their_numbers():
     'WARM_START_ORDER': 8,
     'SAMPLES': 9,
     'ALIGNMENT': 10,
+    'RECORDED_GROUPS': 11,
   }
 
 
@@ -37,6 +38,26 @@ def test_no_two_of_seed_purpose_and_place_share_a_stream_on_the_host():
     for seed, purpose, place in itertools.product((0, 1, 5), Purpose, PLACES)
   }
   assert len(set(streams.values())) == len(streams) == 3 * len(Purpose) * 6
+
+
+def test_the_ranks_of_places_differ_and_depend_on_each_place_alone():
+  place_N = np.arange(10_000)
+  rank_N = randomness.ranks(5, Purpose.RECORDED_GROUPS, place_N)
+  assert len(set(rank_N.tolist())) == 10_000
+  some = place_N[[9_999, 0, 3]]
+  np.testing.assert_array_equal(
+    randomness.ranks(5, Purpose.RECORDED_GROUPS, some), rank_N[[9_999, 0, 3]]
+  )
+  for seed, purpose in ((6, Purpose.RECORDED_GROUPS), (5, Purpose.SAMPLES)):
+    assert not np.isin(randomness.ranks(seed, purpose, place_N), rank_N).any()
+
+
+def test_ranks_are_uniform_whatever_the_places():
+  """Of 10,000 in a row, and of every hundredth, 1,000 ± 30 are in each tenth of the range."""
+  for step in (1, 100):
+    rank_N = randomness.ranks(0, Purpose.RECORDED_GROUPS, np.arange(0, 10_000 * step, step))
+    count, _ = np.histogram(rank_N / 2**64, bins=10, range=(0, 1))
+    assert (abs(count - 1000) < 150).all()
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_key():

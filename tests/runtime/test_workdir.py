@@ -43,6 +43,7 @@ def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_pa
     {'evaluation.every': 1},
     {'checkpoint.keep': 1},
     {'metrics.sampled_rows': 0},
+    {'metrics.recorded_groups': 0},
     {'data.evaluation': ('arithmetic:test',)},
     {'data.validation': ('arithmetic:test',)},
     {'parity.max': 2.0},
