@@ -299,6 +299,8 @@ def _records(
       'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
       'correct': [verdict.correct for verdict in verdicts[span]],
       'outcomes': [verdict.outcome for verdict in verdicts[span]],
+      # What the verifier compared; null where there was nothing, or grading failed.
+      'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
       'lengths': [len(response.tokens) for response in responses[span]],
       # Means over tokens, in nats, at the temperature of sampling.

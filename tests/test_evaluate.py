@@ -140,6 +140,27 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
     )
 
 
+def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, monkeypatch):
+  """The replaced verifier takes all for the answer; here the first has none, and one is no text."""
+  grade = evaluate._grade
+
+  def changed(*args):
+    first, second, *others = grade(*args)
+    return [first._replace(answer=None), second._replace(answer='\ud800'), *others]
+
+  monkeypatch.setattr(evaluate, '_grade', changed)
+  written = []
+  generate = scheduler.generate
+  monkeypatch.setattr(
+    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
+  )
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  extracted = [answer for line in text.splitlines() for answer in json.loads(line)['extracted']]
+  decode = recorded.experiment.tokenizer.decode
+  assert extracted == [None, '\ud800', *(decode(r.tokens)[:64] for r in written[2:])]
+  assert len(json.loads(text.splitlines()[0])['extracted']) == 2
+
+
 # ---- What a response must have ----
 
 
