@@ -18,7 +18,7 @@ import tokenizers
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import conversion, prompt
+from exgrpo_jax.data import conversion, pieces, prompt
 from exgrpo_jax.data.conversion import SPACE
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
@@ -84,6 +84,10 @@ class Tokenizer(abc.ABC):
     UTF-8 become U+FFFD.
     """
 
+  @abc.abstractmethod
+  def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each of `ids`; joined, what `decode` gives with `special`: see pieces.py."""
+
   def render(self, messages: Sequence[Message], template: str) -> str:
     """The prompt made of `messages`; see prompt.render."""
     return prompt.render(messages, template, self.chat)
@@ -146,6 +150,10 @@ class SentencePieceTokenizer(Tokenizer):
       )
     return self._model.decode([i for i in known if not self._is_special(i)])
 
+  def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """See Tokenizer.pieces."""
+    return pieces.of_sentencepiece(self._model, ids)
+
   def _is_special(self, id_: int) -> bool:
     return self._model.is_control(id_) or self._model.is_unknown(id_)
 
@@ -201,6 +209,10 @@ class JsonTokenizer(Tokenizer):
       return self._model.decode(known, skip_special_tokens=False)
     # An end token need not be one that the file calls special.
     return self._model.decode([i for i in known if i not in self.eos_ids], skip_special_tokens=True)
+
+  def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """See Tokenizer.pieces."""
+    return pieces.of_tokenizer_json(self._model, ids)
 
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})

@@ -1,0 +1,215 @@
+"""The text of each token: each character with the token that ends it, all of the text together."""
+
+import json
+import random
+import re
+
+import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from exgrpo_jax.data import pieces, tokenizer
+
+TEXTS = [
+  '12+7+31\n',
+  r'7+31=38 38+12=50 \boxed{50}',
+  '  Zürich  hat   Züge\n\nund 日本語',
+  'so 😀 it is, 日本',
+] * 20
+SPECIAL = ['<|endoftext|>', '<|im_start|>']
+
+
+def trained(folder):
+  """As a run trains one; neither adds nor removes spaces."""
+  tokenizer.train(TEXTS, 330, folder / 'tokenizer.model')
+  return tokenizer.load(folder / 'tokenizer.model')
+
+
+def converted(folder):
+  """The tokenizer.json of one that a run trained."""
+  trained(folder).save(folder / 'saved')
+  return tokenizer.load(folder / 'saved')
+
+
+def with_dummy_prefix(folder, **options):
+  """SentencePiece as Llama 2 has it: a space before each text, which decoding takes away."""
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS),
+    model_prefix=str(folder / 'tokenizer'),
+    model_type='bpe',
+    vocab_size=320,
+    hard_vocab_limit=False,
+    byte_fallback=True,
+    minloglevel=2,
+    **options,
+  )
+  return tokenizer.load(folder / 'tokenizer.model')
+
+
+def keeping_spaces(folder):
+  return with_dummy_prefix(folder, remove_extra_whitespaces=False)
+
+
+def of_json(folder, model):
+  model.add_special_tokens(SPECIAL)
+  model.save(str(folder / 'tokenizer.json'))
+  return tokenizer.load(folder)
+
+
+def byte_level(folder):
+  """As Qwen and Llama 3 have it."""
+  model = tokenizers.Tokenizer(models.BPE())
+  model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  model.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  model.train_from_iterator(
+    TEXTS,
+    trainers.BpeTrainer(vocab_size=310, show_progress=False, initial_alphabet=alphabet),
+  )
+  # Not of the alphabet: DeepSeek has such ones.
+  model.add_special_tokens(['<｜end▁of▁sentence｜>'])
+  return of_json(folder, model)
+
+
+def byte_fallback(folder):
+  """The tokenizer.json of Llama 2, which takes one space from the start of a text."""
+  words = ['▁', '▁a', '▁the', 'a', 'the', '▁▁', '\n', '日']
+  names = ['<unk>', *(f'<0x{byte:02X}>' for byte in range(256)), *words]
+  vocabulary = {name: index for index, name in enumerate(names)}
+  model = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token='<unk>', byte_fallback=True))
+  model.decoder = decoders.Sequence(
+    [
+      decoders.Replace('▁', ' '),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(' ', 1, 0),
+    ]
+  )
+  return of_json(folder, model)
+
+
+def metaspace(folder):
+  model = tokenizers.Tokenizer(models.BPE(unk_token='<unk>'))
+  model.pre_tokenizer = pre_tokenizers.Metaspace()
+  model.decoder = decoders.Metaspace()
+  model.train_from_iterator(
+    TEXTS, trainers.BpeTrainer(vocab_size=90, show_progress=False, special_tokens=['<unk>'])
+  )
+  return of_json(folder, model)
+
+
+KINDS = (
+  trained,
+  converted,
+  with_dummy_prefix,
+  keeping_spaces,
+  byte_level,
+  byte_fallback,
+  metaspace,
+)
+
+
+@pytest.fixture(scope='module', params=KINDS, ids=lambda make: make.__name__)
+def opened(request, tmp_path_factory):
+  return request.param(tmp_path_factory.mktemp('tokenizer'))
+
+
+def together(opened, ids):
+  """The joined pieces, one for each id."""
+  found = opened.pieces(ids)
+  assert len(found) == len(ids)
+  return ''.join(found)
+
+
+def test_the_pieces_of_random_ids_make_what_they_decode_to(opened):
+  rng, checked = random.Random(0), 0
+  for _ in range(3000):
+    ids = [rng.randrange(-1, opened.vocab_size + 2) for _ in range(rng.randint(0, 9))]
+    text = opened.decode(ids, special=True)
+    if '\ufffd' not in text:  # valid UTF-8
+      checked += 1
+      assert together(opened, ids) == text, ids
+  assert checked > 500
+
+
+def test_the_pieces_of_texts_make_the_texts(opened):
+  rng = random.Random(0)
+  parts = ['  ', ' ', 'a', ' the', '\n', '日本', '😀', 'ü', '12', *SPECIAL, '\u2581', '\ufffd']
+  for _ in range(500):
+    text = ''.join(rng.choices(parts, k=rng.randint(0, 12)))
+    ids = opened.encode(text)
+    assert together(opened, ids) == opened.decode(ids, special=True), text
+
+
+def test_pieces_of_characters_that_are_bytes_anywhere_among_others(opened):
+  """Also of those that random ids would hardly hit: characters of two to four bytes in a row."""
+  rng = random.Random(0)
+  for _ in range(500):
+    ids = []
+    for _ in range(rng.randint(1, 4)):
+      ids += opened.encode(rng.choice(['é', 'ж', '€', '𝄞', '語', 'Z']))
+      ids += [rng.randrange(opened.vocab_size)] * rng.randint(0, 1)
+    text = opened.decode(ids, special=True)
+    if '\ufffd' not in text:
+      assert together(opened, ids) == text, ids
+
+
+@pytest.mark.parametrize('make', [trained, converted, byte_level, byte_fallback])
+def test_a_character_of_several_tokens_is_the_last_ones(make, tmp_path):
+  opened = make(tmp_path)
+  for character in 'ж€𝄞':
+    ids = opened.encode(character)
+    assert len(ids) == len(character.encode())
+    assert opened.pieces(ids) == [''] * (len(ids) - 1) + [character]
+    assert opened.pieces(ids * 2) == opened.pieces(ids) * 2
+
+
+def test_spaces_stay_with_their_tokens(tmp_path):
+  opened = byte_fallback(tmp_path)
+  vocabulary = json.loads((tmp_path / 'tokenizer.json').read_text())['model']['vocab']
+  ids = [vocabulary[token] for token in ('▁a', '▁the', '▁', 'a', '▁▁', '▁the', '<0x20>', 'a')]
+  assert opened.pieces(ids) == ['a', ' the', ' ', 'a', '  ', ' the', ' ', 'a']
+  ids = [vocabulary[token] for token in ('▁', '▁the', '<0x20>', '▁a')]
+  assert opened.pieces(ids) == ['', ' the', ' ', ' a']
+
+
+def test_special_tokens_have_their_names_and_unknown_ids_nothing(tmp_path):
+  opened = trained(tmp_path)
+  one, end = opened.encode('1')[0], opened.eos_ids[0]
+  ids = [one, end, -1, one, opened.vocab_size, 2, 2**40]
+  assert opened.pieces(ids) == ['1', '</s>', '', '1', '', '<unk>', '']
+  opened = byte_level(tmp_path)
+  (one,), (start,) = opened.encode('1'), opened.encode('<|im_start|>')
+  ids = [start, one, -1, opened.vocab_size, start, 2**40]
+  assert opened.pieces(ids) == ['<|im_start|>', '1', '', '', '<|im_start|>', '']
+  assert opened.pieces([]) == []
+
+
+@pytest.mark.parametrize('make', [trained, converted, byte_level, byte_fallback])
+def test_bytes_that_are_no_character_spoil_none_beside_them(make, tmp_path):
+  opened = make(tmp_path)
+  (one,), note = opened.encode('1'), opened.encode('𝄞')
+  assert opened.pieces([one, note[-1], one]) == ['1', '\ufffd', '1']
+  assert re.sub('\ufffd+', '?', together(opened, [one, *note[:2], *note, one])) == '1?𝄞1'
+  *complete, cut = opened.pieces([one, *note, *note[:3]])  # at the limit of a response
+  assert complete == ['1', '', '', '', '𝄞', '', ''] and set(cut) == {'\ufffd'}
+
+
+@pytest.mark.parametrize('token', ['<0xE6>', '<0xFF>', '<0x20>', '<0x0A>', '▁', 'a', '<unk>'])
+def test_the_time_is_linear_whatever_the_tokens(tmp_path, monkeypatch, token):
+  """No more than a few ids are decoded for each one, in all calls together."""
+  opened, decoded = trained(tmp_path), []
+  id_ = opened._model.piece_to_id(token)
+  in_context = pieces._in_context
+
+  def counted(tokens, decode, byte_of):
+    def decode_and_count(ids):
+      decoded.append(len(ids))
+      return decode(ids)
+
+    return in_context(tokens, decode_and_count, byte_of)
+
+  monkeypatch.setattr(pieces, '_in_context', counted)
+  opened.pieces([*opened.encode('日'), *[id_] * 1000])
+  assert sum(decoded) < 12_000
