@@ -78,6 +78,31 @@ def read(folder: epath.Path) -> Buffer:
   return Buffer(entries=entries, retired_epoch=dict(retired), started=bool(columns['started']))
 
 
+def read_some(
+  folder: epath.Path, rows: Sequence[int], max_tokens: int
+) -> dict[int, tuple[Trajectory, ...]]:
+  """The trajectories of those of the questions `rows` that are in the buffer, oldest first.
+
+  Questions are taken in their order as long as the tokens of all are at most `max_tokens`; nothing
+  else is read. Raises as `read` does.
+  """
+  columns = _read_index(folder)
+  tokens = dict.fromkeys(columns['row'].tolist(), 0)
+  for row, length in zip(columns['question'].tolist(), columns['length'].tolist()):
+    tokens[row] += length
+  known = [row for row in rows if row in tokens]
+  fits = np.cumsum([tokens[row] for row in known]) <= max_tokens
+  chosen = [row for row, does in zip(known, fits) if does]
+  inside = np.isin(columns['question'], chosen)
+  of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step', 'times_replayed')
+  own = {name: columns[name][inside] for name in of_trajectory if name in columns}
+  found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
+  questions = columns['question'][inside].tolist()
+  for row, trajectory in zip(questions, _read_trajectories(folder, own)):
+    found[row].append(trajectory)
+  return {row: tuple(trajectories) for row, trajectories in found.items()}
+
+
 # ---- The index ----
 
 

@@ -80,6 +80,11 @@ def steps(workdir: str) -> list[int]:
   return sorted(map(int, filter(str.isdigit, names)))
 
 
+def buffer_folder(workdir: str, step: int) -> epath.Path:
+  """Where the checkpoint of a step keeps the replay buffer, see buffer_files.py."""
+  return _folder(workdir) / str(step) / 'buffer'
+
+
 def check_disk_space(workdir: str, state: TrainState) -> None:
   """Prints the size of a checkpoint of `state`, or of its shapes, and the free disk space.
 

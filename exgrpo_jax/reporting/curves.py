@@ -88,7 +88,7 @@ def draw(workdir: str | os.PathLike, kinds: Sequence[str] = ('png', 'svg')) -> l
 def all_panels(run: Run) -> list[Panel]:
   """The panels for which the run has data."""
   candidates = [
-    *_evaluations(run),
+    *evaluation_panels(run),
     *(_lines(run, *row) for row in _TRAINING),
     _outcomes(run),
     *(_lines(run, *row) for row in _REPLAY[:1]),
@@ -125,7 +125,7 @@ def _lines(
   return Lines(title, unit, tuple(lines), **options) if lines else None
 
 
-def _evaluations(run: Run) -> list[Lines]:
+def evaluation_panels(run: Run) -> list[Lines]:
   """A panel per kind of evaluation, with a line per data source."""
   names = {name for record in run for name in record}
   made = []

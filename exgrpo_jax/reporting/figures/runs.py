@@ -91,26 +91,32 @@ def read(workdirs: Sequence[str]) -> list[Group]:
   return groups
 
 
-def _read(workdir: str) -> Recorded:
+def has_metrics(workdir: str) -> bool:
+  """Whether the run has written any yet; InputError where there is no run in the folder."""
   if not os.path.exists(os.path.join(workdir, 'config.json')):
     raise InputError(
       f"{workdir} is no run's workdir: it holds no config.json; name train's --workdir."
     )
-  metrics = records.read(workdir)
+  return bool(records.read(workdir))
+
+
+def _read(workdir: str) -> Recorded:
+  metrics = records.read(workdir) if has_metrics(workdir) else []
   if not metrics:
     raise InputError(
       f'{workdir}: the run has not written any metrics yet; wait for its first step.'
     )
   tables = step_records.read(workdir)
-  return Recorded(workdir, _flat(read_config(workdir)), metrics, tables.responses, tables.questions)
+  return Recorded(workdir, flat(read_config(workdir)), metrics, tables.responses, tables.questions)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """A config by dotted names."""
+  found: dict[str, Any] = {}
   for name, value in values.items():
     is_section = isinstance(value, Mapping)
-    flat |= _flat(value, f'{prefix}{name}.') if is_section else {prefix + name: value}
-  return flat
+    found |= flat(value, f'{prefix}{name}.') if is_section else {prefix + name: value}
+  return found
 
 
 def _setting(run: Recorded) -> dict[str, Any]:
@@ -143,9 +149,12 @@ def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:
   """Source of an evaluation -> the metric of its score: avg@k, or pass@1 where k is 1."""
-  names = {
-    name for group in groups for run in group.runs for record in run.metrics for name in record
-  }
+  return score_names([run.metrics for group in groups for run in group.runs])
+
+
+def score_names(metrics: Sequence[Run]) -> dict[str, str]:
+  """The same of the metrics of some runs."""
+  names = {name for records_ in metrics for record in records_ for name in record}
   found: dict[str, str] = {}
   for name in sorted(names, reverse=True):  # pass@1 first, avg@k in its place
     head, _, measure = name.rpartition('/')

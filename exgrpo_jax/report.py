@@ -1,0 +1,212 @@
+"""One HTML page of one or several runs: curves, buffer, questions, responses token by token.
+
+python -m exgrpo_jax.report /tmp/chains --out=report.html
+python -m exgrpo_jax.report /tmp/first /tmp/second --out=both.html
+
+The page needs no network and nothing beside it. Of runs that go on, --watch writes it anew every
+so often, and --serve serves it to browsers on this machine. Into a workdir nothing is written, but
+for an --out that lies there.
+"""
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from exgrpo_jax import __version__, cli
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting.figures import runs
+from exgrpo_jax.reporting.figures.runs import Group, Recorded
+from exgrpo_jax.reporting.page import contents, document, evaluations, texts
+from exgrpo_jax.reporting.page.overview import Difference
+from exgrpo_jax.reporting.page.server import Server, Source
+from exgrpo_jax.reporting.records import FILE as METRICS
+
+PAGE = 'report.html'  # in the workdir of a run that has ended
+_BASE = 'exgrpo_jax.configs.base'
+_POLL = 2.0  # seconds from one look at the files to the next
+
+
+def define_flags() -> None:
+  """Of this command."""
+  cli.define_out(f'The file to write; ./{PAGE} by default.')
+  flags.DEFINE_enum(
+    'texts',
+    'sampled',
+    ['sampled', 'all'],
+    'Which of the responses that are recorded token by token the page has: as many as fit, or all, '
+    'in a folder beside it.',
+  )
+  flags.DEFINE_bool('watch', False, 'Writes the file anew until the runs have ended.')
+  flags.DEFINE_bool('serve', False, 'Serves the page on this machine instead of writing a file.')
+  flags.DEFINE_integer('port', 8700, 'Of --serve; 0 for any free one.', 0, 65535)
+  flags.DEFINE_float('every', 30.0, 'Seconds from one page to the next, at least.', 1.0)
+
+
+def main(args: cli.Args, *workdirs: str) -> None:
+  """Writes, watches or serves."""
+  for name in ('out', 'watch', 'texts'):
+    if args.serve and args[name].present:
+      raise InputError(
+        f'--serve and --{name}={args[name].value} exclude each other: a served page is no file, '
+        'and has all texts.'
+      )
+  out = pathlib.Path(args.out or PAGE).expanduser()
+  if args.serve:
+    _serve(workdirs, args.port, args.every)
+  elif args.watch:
+    _watch(workdirs, out, args.texts == 'all', args.every)
+  else:
+    _print_written(out, write(workdirs, out, args.texts == 'all'))
+
+
+def write(
+  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
+) -> list[Group]:
+  """Writes the page of these runs, and returns them as it shows them.
+
+  Args:
+    workdirs: of the runs.
+    out: the file; its folder is made where it is missing.
+    all_texts: also writes all texts into a folder beside it.
+    again: seconds after which the page looks whether it was written anew; 0 is never.
+
+  Raises:
+    InputError: a folder is no run's, has no metrics yet, or the file cannot be written.
+  """
+  groups = runs.read(workdirs)
+  folder = out.with_name(f'{out.stem}_texts')
+  try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if all_texts:
+      folder.mkdir(exist_ok=True)
+      for name, script in _all_texts(groups):
+        document.write(folder / name, script)
+    beside = f'{folder.name}/' if all_texts else None
+    document.write(out, _render(groups, texts=beside, again=again))
+  except OSError as error:
+    raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
+  return groups
+
+
+def _render(groups: Sequence[Group], **options: Any) -> str:
+  """The document; `options` go into its first part as they are, see browser/start.js."""
+  parts = contents.describe(groups, _differences)
+  now = datetime.datetime.now().astimezone()
+  parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
+  parts['page'] |= options
+  return document.render(parts)
+
+
+def _differences(run: Recorded) -> list[Difference]:
+  """What a run's config has otherwise than the base config."""
+  values = importlib.import_module(_BASE).get_config().to_dict()
+  base = runs.flat(json.loads(json.dumps(values)))  # as a run's config.json holds them
+  return [
+    (name, base.get(name), value) for name, value in run.config.items() if base.get(name) != value
+  ]
+
+
+def _all_texts(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+  """Name and content of a file for each step of each run whose responses are recorded."""
+  for index, run in enumerate(_runs(groups)):
+    for step in sorted({key.step for key in texts.sizes(pathlib.Path(run.workdir))}):
+      if script := _texts_script(index, run, step):
+        yield f'{index}_{step:06d}.js', script
+
+
+def _texts_script(index: int, run: Recorded, step: int) -> str | None:
+  found = contents.describe_step(run, step)
+  return found and document.texts_script(f'{index}/{step}', found)
+
+
+def _runs(groups: Sequence[Group]) -> list[Recorded]:
+  """In the order of the page."""
+  return [run for group in groups for run in group.runs]
+
+
+def _print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
+  steps = ', '.join(
+    f'{run.workdir}: step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}'
+    for run in _runs(groups)
+  )
+  print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
+
+
+# ---- Runs that go on ----
+
+
+def _watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
+  """Writes the page whenever the runs have gone on, until all of them have ended."""
+  _step_aside()
+  _await_metrics(workdirs)
+  seen = ''
+  while True:
+    started, now = time.monotonic(), _signature(workdirs)
+    if now != seen:
+      groups = runs.read(workdirs)
+      has_ended = all(run.metrics[-1]['step'] >= run.config['num_steps'] for run in _runs(groups))
+      _print_written(out, write(workdirs, out, all_texts, 0.0 if has_ended else every))
+      seen = now
+      if has_ended:
+        return
+    time.sleep(max(_POLL, every - (time.monotonic() - started)))
+
+
+def _serve(workdirs: Sequence[str], port: int, every: float) -> None:
+  """Serves the page until Ctrl-C."""
+  _step_aside()
+
+  def texts_of(index: int, step: int) -> str | None:
+    found = _runs(runs.read(workdirs))
+    return _texts_script(index, found[index], step) if index < len(found) else None
+
+  source = Source(
+    version=lambda: _signature(workdirs),
+    document=lambda version: _render(
+      runs.read(workdirs), texts='texts/', again=_POLL, version=version
+    ),
+    texts=texts_of,
+  )
+  with Server(source, port, every) as server:
+    _await_metrics(workdirs)
+    print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C ends it', flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+      server.serve_forever()
+
+
+def _await_metrics(workdirs: Sequence[str]) -> None:
+  """Returns once all runs have written metrics; at once where a folder is no run's."""
+  waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
+  if waiting:
+    print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
+  while not all(map(runs.has_metrics, waiting)):
+    time.sleep(_POLL)
+
+
+def _signature(workdirs: Sequence[str]) -> str:
+  """Changes whenever one of the runs has written something that the page shows."""
+  stats = []
+  for workdir in map(pathlib.Path, workdirs):
+    for path in (workdir / METRICS, workdir / step_records.FOLDER, workdir / evaluations.FOLDER):
+      if path.exists():
+        stats.append(f'{path.stat().st_mtime_ns}')
+  return ' '.join(stats)
+
+
+def _step_aside() -> None:
+  """Lets the run have the processor first."""
+  if hasattr(os, 'nice'):
+    os.nice(19)
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags, several='WORKDIR')

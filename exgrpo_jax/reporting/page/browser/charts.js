@@ -1,0 +1,280 @@
+// Charts by uPlot, all of those over steps linked: hover one and all show that step, drag over one
+// to zoom all, Escape or a double click to see everything again.
+
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4]];
+const PALETTE = 6;
+const charts = new Set(); // those on the page
+
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function lineColor(index) {
+  return color(`line-${index % PALETTE}`);
+}
+
+// A figure: title, what each line is and its value under the pointer, the chart, the values.
+function chart(panel, marks = []) {
+  const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);
+  const readout = h('p', { class: 'readout' });
+  const area = h('div', {
+    class: 'plot', tabindex: 0, role: 'img',
+    'aria-label': `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, Escape shows `
+      + 'all of it, and the values follow as a table.',
+  });
+  const figure = h('figure', { 'data-title': panel.title },
+    h('figcaption', null, h('h3', null, panel.title), h('span', { class: 'unit' }, panel.unit)),
+    area, readout, unfold('Values', () => valuesTable(panel, made)));
+  const show = (index) => readout.replaceChildren(...made.legend(index));
+  show(null);
+  // Drawn once it has a width.
+  new ResizeObserver(() => {
+    if (area.plot) area.plot.setSize(sizeOf(area));
+    else if (area.clientWidth) draw(area, panel, made, marks, show);
+  }).observe(area);
+  area.addEventListener('keydown', (event) => steer(event, area));
+  return figure;
+}
+
+function sizeOf(area) {
+  return { width: area.clientWidth, height: 210 };
+}
+
+function draw(area, panel, made, marks, show) {
+  const key = panel.x;
+  const plot = new uPlot({
+    ...sizeOf(area),
+    legend: { show: false },
+    cursor: { y: false, sync: { key, scales: ['x', null] }, drag: { x: true, y: false } },
+    scales: { x: { time: false }, y: made.scale },
+    axes: [axis({ space: 50 }), axis({ size: 58, ...made.axis })],
+    series: [{}, ...made.series],
+    bands: made.bands || [],
+    hooks: {
+      setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
+      setScale: [(u, name) => { if (name === 'x') zoomOthers(u, key); }],
+      drawClear: made.under ? [made.under] : [],
+      draw: [(u) => drawMarks(u, marks)],
+    },
+  }, made.data, area);
+  plot.kind = key;
+  plot.show = show;
+  area.plot = plot;
+  charts.add(plot);
+}
+
+function axis(more) {
+  return {
+    stroke: () => color('quiet'), font: '12px system-ui, sans-serif',
+    grid: { stroke: () => color('grid'), width: 1 }, ticks: { stroke: () => color('grid'), width: 1 },
+    values: (u, splits) => splits.map((value) => (value === null ? '' : number(value, 2).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, ''))),
+    ...more,
+  };
+}
+
+let isZooming = false;
+
+function zoomOthers(from, key) {
+  if (isZooming) return;
+  isZooming = true;
+  const { min, max } = from.scales.x;
+  for (const plot of charts) {
+    const isOther = plot !== from && plot.kind === key && plot.root.isConnected;
+    if (isOther && (plot.scales.x.min !== min || plot.scales.x.max !== max)) plot.setScale('x', { min, max });
+  }
+  isZooming = false;
+}
+
+function steer(event, area) {
+  const plot = area.plot;
+  if (!plot) return;
+  const steps = plot.data[0];
+  if (event.key === 'Escape') {
+    plot.setScale('x', { min: steps[0], max: steps[steps.length - 1] });
+  } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
+    const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
+    area.index = Math.min(Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0), steps.length - 1);
+    plot.setCursor({ left: plot.valToPos(steps[area.index], 'x'), top: 10 });
+    plot.show(area.index);
+  } else {
+    return;
+  }
+  event.preventDefault();
+}
+
+// A triangle at the top for each warning.
+function drawMarks(u, marks) {
+  if (u.kind !== 'step') return;
+  const { ctx, bbox } = u;
+  ctx.fillStyle = color('warning');
+  for (const step of new Set(marks)) {
+    const x = u.valToPos(step, 'x', true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    const size = 5 * devicePixelRatio;
+    ctx.beginPath();
+    ctx.moveTo(x - size, bbox.top);
+    ctx.lineTo(x + size, bbox.top);
+    ctx.lineTo(x, bbox.top + 1.6 * size);
+    ctx.fill();
+  }
+}
+
+// ---- Lines ----
+
+function linesChart(panel) {
+  const all = new Set();
+  for (const line of panel.lines) {
+    line.steps.forEach((step) => all.add(step));
+    if (line.band) line.band.steps.forEach((step) => all.add(step));
+  }
+  const steps = [...all].sort((a, b) => a - b);
+  const aligned = (own, values) => {
+    const known = new Map(own.map((step, index) => [step, values[index]]));
+    return steps.map((step) => known.get(step) ?? null);
+  };
+  const data = [steps];
+  const series = [];
+  const bands = [];
+  const add = (values, style) => { data.push(values); series.push({ spanGaps: true, ...style }); return data.length - 1; };
+  const shown = panel.lines.map((line, index) => {
+    const stroke = () => lineColor(index);
+    const few = line.steps.length < 40;
+    const points = { show: few, size: 6, fill: () => lineColor(index) };
+    const dash = DASHES[index % DASHES.length];
+    if (line.band) {
+      const none = { stroke: 'transparent', points: { show: false } };
+      const low = add(aligned(line.band.steps, line.band.low), none);
+      const high = add(aligned(line.band.steps, line.band.high), none);
+      bands.push({ series: [high, low], fill: () => `${lineColor(index)}2b` });
+    }
+    const values = aligned(line.steps, line.values);
+    if (line.smooth) {
+      add(values, { stroke: () => `${lineColor(index)}55`, width: 1, points: { show: false } });
+      add(aligned(line.steps, line.smooth), { stroke, width: 2, dash, points: { show: false } });
+    } else {
+      add(values, { stroke, width: 2, dash, points });
+    }
+    const at = line.band ? new Map(line.band.steps.map((step, place) => [step, place])) : null;
+    return { line, values, at };
+  });
+  const legend = (index) => [
+    h('span', { class: 'at' }, index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`),
+    ...shown.map(({ line, values, at }, place) => {
+      const inBand = index !== null && at ? at.get(steps[index]) : undefined;
+      const range = inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
+      return h('span', { class: 'key' }, sample(place), `${line.label} `,
+        index === null ? null : h('b', null, number(values[index])), range);
+    }),
+  ];
+  const columns = shown.map(({ line, values }) => [line.label, values]);
+  return { data, series, bands, legend, steps, columns, scale: panel.log ? { distr: 3 } : { range: tight(panel) }, axis: panel.log ? { filter: (u, splits) => splits } : {} };
+}
+
+// A range that shows all values, from 0 where that is near, and within [0, 1] for shares.
+function tight(panel) {
+  return (u, min, max) => {
+    if (min === null) return [0, 1];
+    const pad = 0.06 * (max - min) || Math.abs(max) * 0.1 || 1;
+    const low = min >= 0 && min - pad < 0.35 * max ? 0 : min - pad;
+    return [low, panel.share ? Math.min(max + pad, 1) : max + pad];
+  };
+}
+
+// A piece of the line as it is drawn.
+function sample(place) {
+  return svg('svg', { width: 26, height: 8, class: 'sample', 'aria-hidden': 'true' },
+    svg('line', {
+      x1: 0, x2: 26, y1: 4, y2: 4, class: `stroke-${place % PALETTE}`, 'stroke-width': 2.5,
+      'stroke-dasharray': DASHES[place % DASHES.length].join(' '),
+    }));
+}
+
+// ---- Areas ----
+
+function stackChart(panel) {
+  const sums = [];
+  panel.layers.forEach((layer, index) => {
+    sums.push(layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)));
+  });
+  // From the top downwards, so that each area covers what lies below it.
+  const order = panel.layers.map((_, index) => index).reverse();
+  const series = order.map((index) => ({
+    stroke: () => color('surface'), width: 1, fill: () => lineColor(index), points: { show: false },
+  }));
+  const legend = (at) => [
+    h('span', { class: 'at' }, at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
+    ...order.map((index) => h('span', { class: 'key' }, h('i', { class: `swatch fill-${index % PALETTE}` }),
+      `${panel.layers[index].label} `, at === null ? null : h('b', null, number(panel.layers[index].values[at])))),
+  ];
+  return {
+    data: [panel.steps, ...order.map((index) => sums[index])], series, legend, steps: panel.steps,
+    columns: panel.layers.map((layer) => [layer.label, layer.values]),
+    scale: { range: () => [0, panel.top] },
+  };
+}
+
+// ---- Heat maps ----
+
+function heatChart(panel) {
+  const most = Math.max(1, ...panel.counts.flat());
+  const steps = panel.steps;
+  const under = (u) => {
+    const { ctx } = u;
+    const shades = [color('heat-low'), color('heat-high')].map(rgb);
+    const height = Math.abs(u.valToPos(0, 'y', true) - u.valToPos(1, 'y', true));
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
+    ctx.clip();
+    steps.forEach((step, place) => {
+      const before = place ? (step + steps[place - 1]) / 2 : step - 0.5;
+      const after = place < steps.length - 1 ? (step + steps[place + 1]) / 2 : step + 0.5;
+      const [left, right] = [u.valToPos(before, 'x', true), u.valToPos(after, 'x', true)];
+      panel.counts.forEach((counts, bucket) => {
+        if (!counts[place]) return;
+        ctx.fillStyle = mixed(shades, 0.08 + 0.92 * Math.sqrt(counts[place] / most));
+        ctx.fillRect(left, u.valToPos(bucket + 0.5, 'y', true), right - left + 0.6, height);
+      });
+    });
+    ctx.restore();
+  };
+  const legend = (at) => [
+    h('span', { class: 'at' }, at === null ? `${panel.what}: 0 ` : `${panel.x} ${number(steps[at])}, ${panel.what} by bucket: `),
+    ...(at === null
+      ? [h('i', { class: 'ramp', 'aria-hidden': 'true' }), ` ${number(most)}`]
+      : panel.counts.map((counts, bucket) => h('span', { class: 'key' }, `${bucket}: `, h('b', null, number(counts[at]))))),
+  ];
+  return {
+    data: [steps, steps.map(() => null)], series: [{}], legend, steps, under,
+    columns: panel.counts.map((counts, bucket) => [`bucket ${bucket}`, counts]),
+    scale: { range: () => [-0.5, panel.counts.length - 0.5] },
+    axis: { splits: () => panel.counts.map((_, bucket) => bucket), grid: { show: false } },
+  };
+}
+
+function rgb(hex) {
+  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+}
+
+function mixed([low, high], share) {
+  return `rgb(${low.map((value, index) => Math.round(value + share * (high[index] - value))).join(' ')})`;
+}
+
+// ---- Values ----
+
+function valuesTable(panel, made) {
+  return table([panel.x, ...made.columns.map(([label]) => label)],
+    made.steps.map((step, index) => [step, ...made.columns.map(([, values]) => values[index] ?? MISSING)]),
+    panel.title);
+}
+
+function redraw() {
+  for (const plot of charts) {
+    if (plot.root.isConnected) plot.redraw();
+    else charts.delete(plot);
+  }
+}
+
+function grid(panels, marks) {
+  return h('div', { class: 'grid' }, panels.map((panel) => chart(panel, marks)));
+}

@@ -1,0 +1,81 @@
+// The frame around the pages: which run, which page, light or dark, and when to look again.
+
+const PAGES = { overview: overviewPage, buffer: bufferPage, question: questionPage, responses: responsesPage, evaluation: evaluationPage, compare: comparePage };
+
+function title(name) {
+  return name[0].toUpperCase() + name.slice(1);
+}
+
+function shownPage() {
+  const wanted = choice().get('page');
+  const fallback = page.compare ? 'compare' : 'overview';
+  return wanted in PAGES && (wanted !== 'compare' || page.compare) ? wanted : fallback;
+}
+
+function header() {
+  const [run, shown] = [currentRun(), shownPage()];
+  const names = Object.keys(PAGES).filter((name) => name !== 'compare' || page.compare);
+  const select = page.runs.length < 2 || shown === 'compare' ? null : h('label', null, 'run ',
+    h('select', { id: 'run', onchange: (event) => { location.hash = address({ run: event.target.value, page: shown }, new URLSearchParams()); } },
+      page.runs.map(({ name }, index) => h('option', { value: index, selected: index === run }, name))));
+  return [
+    h('h1', null, shown === 'compare' ? `${page.runs.length} runs` : page.runs[run].name,
+      h('small', null, shown === 'compare' ? '' : page.runs[run].progress)),
+    select,
+    h('nav', { 'aria-label': 'Pages' }, names.map((name) => h('a', {
+      href: address({ page: name }, new URLSearchParams({ run })), 'aria-current': name === shown ? 'page' : null,
+    }, title(name)))),
+    h('button', { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': 'Light or dark' }, '◐'),
+  ];
+}
+
+function changeTheme() {
+  const isDark = document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === 'dark'
+    : matchMedia('(prefers-color-scheme: dark)').matches;
+  document.documentElement.dataset.theme = isDark ? 'light' : 'dark';
+  redraw();
+}
+
+let showing = 0;
+
+async function show() {
+  const turn = ++showing;
+  const name = shownPage();
+  const content = await PAGES[name](currentRun());
+  if (turn !== showing) return; // another was asked for meanwhile
+  document.getElementById('header').replaceChildren(...header().filter(Boolean));
+  const main = document.getElementById('main');
+  const isSame = main.dataset.page === name;
+  const focused = isSame && document.activeElement ? document.activeElement.name : '';
+  main.dataset.page = name;
+  main.replaceChildren(...content.flat(Infinity).filter(Boolean));
+  document.title = `${title(name)} · ${page.title}`;
+  if (focused) main.querySelector(`[name="${CSS.escape(focused)}"]`)?.focus();
+  else if (!isSame) scrollTo(0, 0);
+  for (const plot of charts) if (!plot.root.isConnected) { plot.destroy(); charts.delete(plot); }
+  main.dataset.ready = turn;
+}
+
+// Looks again where the page is written or served anew, unless someone is at work in it.
+function follow() {
+  const isBusy = () => document.activeElement && /^(INPUT|SELECT)$/.test(document.activeElement.tagName);
+  if (!page.again) return;
+  setInterval(async () => {
+    if (isBusy() || document.hidden) return;
+    if (page.version && (await (await fetch('version')).text()) === page.version) return;
+    location.reload();
+  }, 1000 * page.again);
+}
+
+async function start() {
+  page = await part('page');
+  document.getElementById('footer').replaceChildren(h('p', { class: 'quiet' }, `Written ${page.written} by exgrpo_jax ${page.by}.`,
+    page.again ? ' It looks for newer steps by itself.' : ''));
+  addEventListener('hashchange', show);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  await show();
+  follow();
+}
+
+start();

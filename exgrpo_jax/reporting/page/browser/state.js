@@ -1,0 +1,92 @@
+// What is in the file, and which of it is shown. The address after # holds all that was chosen, so
+// that a link leads where it was copied from and a reload loses nothing.
+
+const parts = {};
+
+// A part of the data: JSON, compressed, in base64; read when it is first asked for.
+function part(name) {
+  if (!(name in parts)) {
+    const element = document.getElementById(`part-${name}`);
+    parts[name] = element ? unpack(element.textContent) : Promise.resolve(null);
+  }
+  return parts[name];
+}
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// The texts of a step that are beside the file, or that the server reads.
+const waiting = {};
+
+function exgrpoTexts(name, text) {
+  waiting[name](unpack(text));
+}
+
+function textsOf(run, step) {
+  const name = `${run}/${step}`;
+  const key = `texts ${name}`;
+  if (!(key in parts)) {
+    parts[key] = new Promise((resolve) => {
+      waiting[name] = resolve;
+      const file = `${page.texts}${run}_${String(step).padStart(6, '0')}.js`;
+      document.body.append(h('script', { src: file, onerror: () => resolve(null) }));
+    });
+  }
+  return parts[key];
+}
+
+let page = null;
+
+function choice() {
+  return new URLSearchParams(location.hash.slice(1));
+}
+
+// The address with some choices changed; null takes one away.
+function address(changes, from = choice()) {
+  const next = new URLSearchParams(from);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === '') next.delete(name);
+    else next.set(name, value);
+  }
+  return `#${next}`;
+}
+
+function link(changes, ...content) {
+  return h('a', { href: address(changes, new URLSearchParams({ run: choice().get('run') || 0 })) }, ...content);
+}
+
+function currentRun() {
+  const index = Number(choice().get('run') || 0);
+  return page.runs[index] ? index : 0;
+}
+
+// Visits, responses and replays of a run, with what leads from one to the other.
+async function recorded(run) {
+  const rows = await part(`visits-${run}`);
+  if (!rows || !rows.visits || rows.ofQuestion) return rows;
+  rows.ofQuestion = new Map();
+  rows.visits.question.forEach((question, visit) => {
+    if (!rows.ofQuestion.has(question)) rows.ofQuestion.set(question, []);
+    rows.ofQuestion.get(question).push(visit);
+  });
+  rows.visitOf = new Int32Array(rows.responses.length.length);
+  rows.visits.first.forEach((first, visit) => {
+    if (first >= 0) rows.visitOf.fill(visit, first, first + rows.visits.responses[visit]);
+  });
+  rows.replayOf = new Map(rows.replays.response.map((response, replay) => [response, replay]));
+  rows.place = new Map(rows.questions.row.map((row, place) => [row, place]));
+  rows.groupOf = groupsOf(rows.visits.step);
+  return rows;
+}
+
+// The place of each visit in its step.
+function groupsOf(steps) {
+  const groups = new Int32Array(steps.length);
+  for (let visit = 1; visit < steps.length; visit++) {
+    groups[visit] = steps[visit] === steps[visit - 1] ? groups[visit - 1] + 1 : 0;
+  }
+  return groups;
+}

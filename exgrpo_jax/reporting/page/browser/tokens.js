@@ -1,0 +1,128 @@
+// A response token by token, and the difference between two of them.
+
+const LEVELS = 6;
+const NATS = [0.05, 0.2, 0.5, 1, 1.8]; // from one level of entropy to the next
+const RATIOS = [0.05, 0.2, 0.7]; // from one level of |log-ratio| to the next
+
+function levelOf(value, limits) {
+  return limits.filter((limit) => value >= limit).length;
+}
+
+// What the colours of tokens can mean, of a response that has these values.
+const MEANINGS = {
+  entropy: {
+    title: 'entropy', has: (response) => Boolean(response.entropy),
+    level: (response, index) => `entropy-${levelOf(response.entropy[index] ?? 0, NATS)}`,
+    legend: () => h('p', { class: 'legend' }, 'Entropy in nats: ',
+      [0, ...NATS].map((limit, level) => h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`))),
+  },
+  ratio: {
+    title: 'log-ratio now against then', has: (response) => Boolean(response.past),
+    level: (response, index) => {
+      const ratio = logRatio(response, index);
+      return `ratio-${ratio < 0 ? 'down' : 'up'}-${levelOf(Math.abs(ratio), RATIOS)}`;
+    },
+    legend: () => h('p', { class: 'legend' }, 'log(π now / π then): ',
+      [...RATIOS].reverse().map((limit, level) => h('span', { class: `token ratio-down-${3 - level}` }, `≤ −${limit}`)),
+      h('span', { class: 'token' }, 'about 0'),
+      RATIOS.map((limit, level) => h('span', { class: `token ratio-up-${level + 1}` }, `≥ ${limit}`))),
+  },
+  logp: {
+    title: 'log-probability', has: (response) => Boolean(response.logp),
+    level: (response, index) => `entropy-${levelOf(-(response.logp[index] ?? 0), NATS)}`,
+    legend: () => h('p', { class: 'legend' }, 'Minus log-probability in nats: ',
+      [0, ...NATS].map((limit, level) => h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`))),
+  },
+};
+
+function logRatio(response, index) {
+  return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
+}
+
+// Coloured tokens with a choice of what the colours mean; the arrow keys go from token to token.
+function tokensView(response, wanted) {
+  const possible = Object.keys(MEANINGS).filter((name) => MEANINGS[name].has(response));
+  let meaning = possible.includes(wanted) ? wanted : possible[0];
+  const status = h('p', { class: 'readout', 'aria-live': 'polite' });
+  const legend = h('div');
+  const spans = response.texts.map((text) => h('span', { class: 'token' }, visible(text)));
+  const text = h('div', { class: 'tokens', tabindex: 0, role: 'group', 'aria-label': 'Response token by token; arrow keys move' }, spans);
+  const paint = () => {
+    spans.forEach((span, index) => { span.className = `token ${meaning ? MEANINGS[meaning].level(response, index) : ''}`; });
+    legend.replaceChildren(meaning ? MEANINGS[meaning].legend() : '');
+  };
+  let at = -1;
+  const go = (index) => {
+    if (spans[at]) spans[at].classList.remove('at');
+    at = index;
+    spans[at].classList.add('at');
+    status.textContent = describeToken(response, at);
+  };
+  text.addEventListener('pointerover', (event) => { const index = spans.indexOf(event.target); if (index >= 0) go(index); });
+  text.addEventListener('keydown', (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    go(Math.min(Math.max(at + step, 0), spans.length - 1));
+    event.preventDefault();
+  });
+  paint();
+  const choose = possible.length < 2 ? null : h('label', null, 'Colour by ',
+    h('select', { onchange: (event) => { meaning = event.target.value; paint(); } },
+      possible.map((name) => h('option', { value: name, selected: name === meaning }, MEANINGS[name].title))));
+  return h('div', { class: 'response' }, choose, legend, text, status);
+}
+
+function visible(text) {
+  return text.replace(/\n/g, '↵\n');
+}
+
+function describeToken(response, index) {
+  const values = [`token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`];
+  if (response.entropy) values.push(`entropy ${number(response.entropy[index])}`);
+  if (response.logp) values.push(`log-probability ${number(response.logp[index])}`);
+  if (response.past) values.push(`then ${number(response.past[index])}, log-ratio ${signed(logRatio(response, index))}`);
+  return values.join(' · ');
+}
+
+// A recorded response with the texts of its tokens.
+function withTexts(response, pieces) {
+  return { ...response, texts: response.pieces.map((piece) => pieces[piece]) };
+}
+
+// The recorded responses to a question in a step by sample; null where they are not recorded.
+async function recordedGroup(run, step, group) {
+  const key = `${step}/${group}`;
+  let found = await part(`texts-${run}`);
+  if (!found || !(key in found.groups)) found = page.texts ? await textsOf(run, step) : null;
+  if (!found || !(key in found.groups)) return null;
+  return new Map(found.groups[key].map((response) => [response.sample, withTexts(response, found.pieces)]));
+}
+
+// ---- Differences ----
+
+const MOST_CELLS = 4e6; // of the table of the longest common subsequence
+
+// Words that were taken away and added, as <del> and <ins>, whose texts browsers strike and underline.
+function difference(before, after) {
+  const [a, b] = [before, after].map((text) => text.match(/\s+|[\p{L}\p{N}_.]+|[^\s]/gu) || []);
+  if (a.length * b.length > MOST_CELLS) {
+    return h('p', { class: 'quiet' }, 'These two are too long to compare here.');
+  }
+  const width = b.length + 1;
+  const common = new Uint16Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      common[i * width + j] = a[i] === b[j]
+        ? common[(i + 1) * width + j + 1] + 1
+        : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
+    }
+  }
+  const shown = h('div', { class: 'tokens difference' });
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) { shown.append(a[i]); i++; j++; }
+    else if (j >= b.length || (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])) { shown.append(h('del', null, a[i])); i++; }
+    else { shown.append(h('ins', null, b[j])); j++; }
+  }
+  return shown;
+}

@@ -1,0 +1,137 @@
+"""What the page holds: one part that it opens with, and parts of each run that it reads on demand.
+
+A part is a value that JSON can hold. The page is small enough for mail: what grows with a run is
+sampled, within the limits below.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting.figures.runs import Group, Recorded
+from exgrpo_jax.reporting.page import (
+  comparison,
+  evaluations,
+  experience,
+  overview,
+  stored,
+  texts,
+  visits,
+)
+from exgrpo_jax.reporting.page.overview import Difference
+from exgrpo_jax.reporting.page.texts import Pieces
+
+# What all runs of a page share.
+_RESPONSES = 1_500_000  # rows of the table of responses
+_TOKENS = 900_000  # of responses token by token
+_STORED_TOKENS = 300_000  # of stored successes
+_CHARACTERS = 24_000_000  # of evaluations' files, of which texts are kept
+
+Parts = dict[str, Any]  # by name
+
+
+def describe(
+  groups: Sequence[Group], differences: Callable[[Recorded], Sequence[Difference]]
+) -> Parts:
+  """The parts of a page on these runs; what a run lacks is told in its 'missing'.
+
+  Args:
+    groups: the runs by setting.
+    differences: what a run's config has otherwise than the base config.
+  """
+  recorded = [run for group in groups for run in group.runs]
+  parts: Parts = {'page': {'runs': []}}
+  for index, run in enumerate(recorded):
+    own = _parts_of(run, len(recorded))
+    parts['page']['runs'].append(
+      {
+        'name': pathlib.Path(os.path.realpath(run.workdir)).name,
+        'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
+        'missing': _missing(run, own),
+        'overview': overview.describe(run, differences(run)),
+        'buffer': experience.describe(run),
+        'evaluation': evaluations.describe_scores(run),
+      }
+    )
+    parts |= {f'{name}-{index}': value for name, value in own.items()}
+  names = [run['name'] for run in parts['page']['runs']]
+  parts['page']['title'] = ', '.join(names)
+  parts['page']['compare'] = comparison.describe(groups) if len(recorded) > 1 else None
+  return parts
+
+
+def _parts_of(run: Recorded, runs: int) -> Parts:
+  """What is read on demand of one of so many runs; None where there is none of it."""
+  workdir = pathlib.Path(run.workdir)
+  own: Parts = {
+    'visits': visits.describe(run, _RESPONSES // runs) or None,
+    'evaluations': evaluations.describe(workdir, _CHARACTERS // runs) or None,
+    'texts': None,
+    'stored': None,
+  }
+  if pieces := open_pieces(run):
+    sizes = texts.sizes(workdir)
+    chosen = texts.choose(sizes, _TOKENS // runs)
+    if chosen:
+      own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
+    first = [question['question'] for question in experience.most_replayed(run)]
+    first += [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
+    rows = list(dict.fromkeys(first))
+    found = stored.read(run.workdir, rows, _STORED_TOKENS // runs) if rows else None
+    if found is not None:
+      own['stored'] = texts.describe_stored(found, pieces)
+  return own
+
+
+def describe_step(run: Recorded, step: int) -> Any:
+  """All that is recorded token by token of one step, as a part; None where nothing is."""
+  pieces = open_pieces(run)
+  if not pieces:
+    return None
+  wanted = texts.read(pathlib.Path(run.workdir), lambda key: key.step == step)
+  described = texts.describe(wanted, pieces)
+  return described if described['groups'] else None
+
+
+def open_pieces(run: Recorded) -> Pieces | None:
+  """How token ids become text: by the run's tokenizer; None where there is none any more.
+
+  A run keeps its tokenizer in its workdir; those of earlier versions kept only one of their own.
+  """
+  places = (
+    os.path.join(run.workdir, 'tokenizer'),
+    os.path.join(run.workdir, 'tokenizer.model'),
+    run.config['tokenizer.path'] or run.config['model.path'],
+  )
+  for place in filter(os.path.exists, places):
+    try:
+      return tokenizer.load(place).pieces
+    except InputError:
+      continue
+  return None
+
+
+def _missing(run: Recorded, own: Parts) -> list[str]:
+  """What the page cannot show of a run, and why."""
+  notes = []
+  if not run.questions.num_rows:
+    notes.append(
+      'There are no step records (the folder records/): Question and Responses are empty, and '
+      'Buffer shows the metrics alone. Runs of earlier versions wrote none; a new one writes them every '
+      f'config.metrics.records_every={run.config.get("metrics.records_every", 10)} steps.'
+    )
+  elif all(text is None for text in own['visits']['questions']['text']):
+    notes.append('The texts of questions and answers are not in the step records of this version.')
+  if run.questions.num_rows and own['texts'] is None:
+    notes.append(
+      'No response is recorded token by token: config.metrics.recorded_groups was 0, the run is of '
+      'an earlier version, or its tokenizer cannot be found.'
+    )
+  if own['stored'] is None:
+    notes.append('There is no checkpoint yet whose buffer can be read, so no stored successes.')
+  if own['evaluations'] is None:
+    notes.append('No evaluation is recorded (the folder evaluation/).')
+  return notes

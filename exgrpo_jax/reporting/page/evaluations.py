@@ -1,0 +1,125 @@
+"""Every evaluation question by question: who was right when, and what was extracted."""
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import curves
+from exgrpo_jax.reporting.figures.runs import Recorded
+from exgrpo_jax.reporting.page import charts
+
+FOLDER = 'evaluation'
+_FILE = re.compile(
+  r'step_(?P<step>\d+)_(?P<name>.+?)'
+  r'(?P<made>_temperature_(?P<temperature>[^_]+)_samples_\d+_(?P<time>\w+))?\.jsonl'
+)
+_MAX_TEXT = 300  # characters of a question, and of an extracted answer
+
+
+class _File(NamedTuple):
+  """The records of one evaluation."""
+
+  path: pathlib.Path
+  step: int
+  name: str  # of what it was evaluated on
+  made: str  # how, where it was made by hand; '' for those of the run
+
+
+def describe_scores(run: Recorded) -> dict[str, Any]:
+  """The panels of scores over steps, with intervals."""
+  panels = curves.evaluation_panels(run.metrics)
+  return {'panels': [charts.describe(panel) for panel in panels]}
+
+
+def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
+  """Each benchmark's questions, and of each evaluation which responses were right.
+
+  What was extracted and written is there for as many questions as `max_characters` allows,
+  evenly spaced, of each of them at all evaluations. A file is read line by line.
+  """
+  files = _files(workdir)
+  share = max_characters // max(1, len({file.name for file in files}))
+  benchmarks: dict[str, dict[str, Any]] = {}
+  for name in dict.fromkeys(file.name for file in files):
+    of_name = [file for file in files if file.name == name]
+    every = -(-sum(file.path.stat().st_size for file in of_name) // share)
+    for file in of_name:
+      _add(benchmarks, file, every)
+  return list(benchmarks.values())
+
+
+def _files(workdir: pathlib.Path) -> list[_File]:
+  found = []
+  for path in sorted((workdir / FOLDER).glob('step_*.jsonl')):
+    if match := _FILE.fullmatch(path.name):
+      made = f'temperature {match["temperature"]}, {match["time"]}' if match['made'] else ''
+      found.append(_File(path, int(match['step']), match['name'], made))
+  return found
+
+
+def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None:
+  """Adds one evaluation to the benchmarks on which it was made."""
+  records = list(_read(file.path, every))
+  sources = dict.fromkeys(record['source'] for record in records)
+  for source in sources:
+    rows = [record for record in records if record['source'] == source]
+    name = file.name if len(sources) == 1 else f'{file.name}/{source}'
+    new = {
+      'name': name,
+      'rows': [record['row'] for record in rows],
+      'texts': [record['question'][-_MAX_TEXT:].strip() for record in rows],
+      'answers': [record['answer'] for record in rows],
+      'evaluations': [],
+    }
+    benchmark = benchmarks.setdefault(name, new)
+    if benchmark['rows'] != new['rows']:  # by hand, on other questions of that name
+      benchmark = benchmarks.setdefault(f'{name} ({file.made or file.step})', new)
+    benchmark['evaluations'].append(
+      {
+        'step': file.step,
+        'made': file.made,
+        'correct': [sum(record['correct']) for record in rows],
+        'samples': len(rows[0]['correct']),
+        'responses': {
+          str(index): record['responses']
+          for index, record in enumerate(rows)
+          if record['responses']
+        },
+      }
+    )
+
+
+def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
+  """The records of a file, with what was written of every n-th one alone."""
+  with path.open(encoding='utf-8') as file:
+    for index, line in enumerate(file):
+      try:
+        record = json.loads(line)
+        kept = {name: record[name] for name in ('row', 'source', 'question', 'answer', 'correct')}
+        kept['responses'] = _responses(record) if index % every == 0 else None
+      except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+          f'{path}:{index + 1}: not a record of an evaluation ({error!r}); delete the line to read '
+          'the others.'
+        ) from error
+      yield kept
+
+
+def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+  """What was written for a question; runs of earlier versions kept no extracted answer."""
+  count = len(record['responses'])
+  extracted = record.get('extracted')
+  columns = zip(
+    record['responses'],
+    record['outcomes'],
+    record['lengths'],
+    extracted or [None] * count,
+  )
+  return [
+    {'text': text, 'outcome': outcome, 'length': length}
+    | ({'extracted': answer and answer[:_MAX_TEXT]} if extracted else {})
+    for text, outcome, length, answer in columns
+  ]

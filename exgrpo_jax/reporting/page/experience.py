@@ -1,0 +1,156 @@
+"""The replay buffer over a run: what entered and left it, and what was replayed of it."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from exgrpo_jax.reporting import curves
+from exgrpo_jax.reporting.figures.runs import Recorded
+from exgrpo_jax.reporting.page import charts
+from exgrpo_jax.reporting.page.columns import flags, known
+from exgrpo_jax.reporting.panels import HeatMap, Line, Lines
+
+_MOST_REPLAYED = 50  # questions of the table
+_AGE_BINS = 40  # at most
+
+
+def describe(run: Recorded) -> dict[str, Any]:
+  """Heat map, curves and tables of the buffer; what is not recorded is left out."""
+  buffer_panels = [p for p in curves.all_panels(run.metrics) if isinstance(p, HeatMap)]
+  described: dict[str, Any] = {
+    'panels': [charts.describe(panel) for panel in buffer_panels],
+    'replayed': most_replayed(run),
+  }
+  if not run.questions.num_rows:
+    return described
+  described['panels'].append(charts.describe(_flow(run.questions)))
+  replays = run.responses.filter(run.responses['is_replay'])
+  if replays.num_rows:
+    described['panels'] += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
+    described['panels'] += [charts.describe(panel, 'age') for panel in _by_age(replays)]
+  return described
+
+
+def _flow(questions: pa.Table) -> Lines:
+  """Questions that entered the buffer, moved in it, retired and were replayed, by step."""
+  step = questions['step'].to_numpy()
+  before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
+  was_in, is_in = ~np.isnan(before), ~np.isnan(after)
+  steps = np.unique(step)
+  flows = {
+    'entered': is_in & ~was_in,
+    'moved to another bucket': was_in & is_in & (before != after),
+    'retired': ~np.isnan(known(questions['retired_step'])),
+    'replayed': flags(questions['is_replay']),
+  }
+  lines = [
+    Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
+    for label, chosen in flows.items()
+  ]
+  return Lines('Into the buffer, within it and out of it', 'questions', tuple(lines), smooth=True)
+
+
+def _ages(replays: pa.Table) -> Lines:
+  """Median age of what is replayed, and the range of its middle eight tenths."""
+  age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
+  steps, (low, median, high) = _quantiles(replays['step'].to_numpy(), age, (0.1, 0.5, 0.9))
+  line = Line('median; band: 10% to 90%', steps, median, (steps, low, high))
+  return Lines('Age of what is replayed', 'steps', (line,), smooth=True)
+
+
+def _entropies(replays: pa.Table) -> Lines:
+  """Mean token entropy of what was chosen, and of all that was to choose from."""
+  step, chosen = replays['step'].to_numpy(), known(replays['entropy'])
+  steps = np.unique(step)
+  lines = [Line('chosen', steps, _means(steps, step, chosen))]
+  candidates = replays['candidate_entropies'].combine_chunks()
+  counts = np.asarray(candidates.value_lengths().fill_null(0))
+  several = counts > 1
+  if several.any():
+    offered = np.repeat(step, counts)[np.repeat(several, counts)]
+    values = np.asarray(candidates.flatten(), np.float64)[np.repeat(several, counts)]
+    among = np.unique(offered)
+    of_several = _means(among, step[several], chosen[several])
+    lines.append(Line('chosen where there were several', among, of_several))
+    lines.append(Line('all there were to choose from', among, _means(among, offered, values)))
+  return Lines('Entropy of what is replayed', 'nats per token', tuple(lines), smooth=True)
+
+
+def _by_age(replays: pa.Table) -> list[Lines]:
+  """Importance ratio, effective sample size and number of replays by age.
+
+  The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
+  of that name; runs of earlier versions recorded no variance of w, and have none.
+  """
+  age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
+  width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
+  group = age // width
+  bins = np.unique(group)
+  place, middle = np.searchsorted(bins, group), bins * width + (width - 1) / 2
+  tokens, ratio = known(replays['length']), known(replays['ratio_mean'])
+
+  def total(values: np.ndarray) -> np.ndarray:
+    return np.bincount(place, weights=values, minlength=len(bins))
+
+  unit = 'age in steps' if width == 1 else f'age in groups of {width} steps'
+  mean = total(tokens * ratio) / total(tokens)
+  largest = np.full(len(bins), -np.inf)
+  np.maximum.at(largest, place, known(replays['ratio_max']))
+  made = [
+    Lines(
+      f'Importance ratio by age ({unit})',
+      'ratio, log scale',
+      (Line('mean over tokens', middle, mean), Line('largest', middle, largest)),
+      log=True,
+    )
+  ]
+  variance = known(replays['ratio_variance'])
+  if not np.isnan(variance).all():
+    squares = total(tokens * (variance + ratio**2))
+    size = total(tokens * ratio) ** 2 / (total(tokens) * squares)
+    line = Line('effective sample size', middle, size)
+    made.append(
+      Lines(f'Effective sample size by age ({unit})', 'share of tokens', (line,), share=True)
+    )
+  counts = Line('replays', middle, np.bincount(place, minlength=len(bins)))
+  return [*made, Lines(f'Replays by age ({unit})', 'responses', (counts,))]
+
+
+def most_replayed(run: Recorded) -> list[dict[str, Any]]:
+  """The questions that were replayed most often, and where they stand now."""
+  questions, replays = run.questions, run.responses.filter(run.responses['is_replay'])
+  rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
+  chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
+  visits = {row: [] for row in chosen.tolist()}
+  wanted = np.isin(questions['question'].to_numpy(), chosen)
+  for visit in questions.filter(pa.array(wanted)).to_pylist():
+    visits[visit['question']].append(visit)
+  replayed = dict(zip(rows.tolist(), counts.tolist()))
+  return [
+    {
+      'question': row,
+      'replays': replayed[row],
+      'visits': len(of_row),
+      'first': of_row[0]['correctness'],
+      'last': of_row[-1]['correctness'],
+      'step': of_row[-1]['step'],
+      'retired': next((v['retired_step'] for v in of_row if v['retired_step'] is not None), None),
+    }
+    for row, of_row in visits.items()
+  ]
+
+
+def _quantiles(
+  step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+  """Steps, and of each share the quantile at each step; `step` is sorted."""
+  steps, starts = np.unique(step, return_index=True)
+  found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
+  return steps, list(np.array(found).T)
+
+
+def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarray:
+  place = np.searchsorted(steps, step)
+  counts = np.bincount(place, minlength=len(steps))
+  return np.bincount(place, weights=values, minlength=len(steps)) / counts
