@@ -29,6 +29,7 @@ from exgrpo_jax.reporting.page import contents, document, evaluations, texts
 from exgrpo_jax.reporting.page.overview import Difference
 from exgrpo_jax.reporting.page.server import Server, Source
 from exgrpo_jax.reporting.records import FILE as METRICS
+from exgrpo_jax.runtime import activity, hosts
 
 PAGE = 'report.html'  # in the workdir of a run that has ended
 _BASE = 'exgrpo_jax.configs.base'
@@ -65,10 +66,10 @@ def main(args: cli.Args, *workdirs: str) -> None:
   elif args.watch:
     _watch(workdirs, out, args.texts == 'all', args.every)
   else:
-    _print_written(out, write(workdirs, out, args.texts == 'all'))
+    _print_written(out, write_report(workdirs, out, args.texts == 'all'))
 
 
-def write(
+def write_report(
   workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
 ) -> list[Group]:
   """Writes the page of these runs, and returns them as it shows them.
@@ -95,6 +96,18 @@ def write(
   except OSError as error:
     raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
   return groups
+
+
+def write_at_end(workdir: str) -> None:
+  """Writes the page of a run that has ended into its workdir.
+
+  The run is done, so what hinders the page, as a damaged record does, is only warned of.
+  """
+  try:
+    with activity.doing(f'writing {PAGE}'):
+      write_report([workdir], pathlib.Path(workdir, PAGE))
+  except InputError as error:
+    hosts.warn(f'{PAGE} is not written: {error}')
 
 
 def _render(groups: Sequence[Group], **options: Any) -> str:
@@ -154,7 +167,7 @@ def _watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: f
     if now != seen:
       groups = runs.read(workdirs)
       has_ended = all(run.metrics[-1]['step'] >= run.config['num_steps'] for run in _runs(groups))
-      _print_written(out, write(workdirs, out, all_texts, 0.0 if has_ended else every))
+      _print_written(out, write_report(workdirs, out, all_texts, 0.0 if has_ended else every))
       seen = now
       if has_ended:
         return

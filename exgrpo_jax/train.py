@@ -35,6 +35,7 @@ from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
+from exgrpo_jax.report import write_at_end
 from exgrpo_jax.reporting import (
   curves,
   messages,
@@ -165,6 +166,7 @@ def start_or_resume(
         take_steps(run, snapshot, progress)
   if hosts.is_first() and (config.num_steps or evaluations):  # else there is nothing to draw
     curves.draw(workdir)
+    write_at_end(workdir)
 
 
 def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> None:

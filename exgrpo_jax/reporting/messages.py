@@ -138,6 +138,7 @@ def _learnt(records: Sequence[Mapping[str, float]]) -> str:
 def _places(workdir: str) -> str:
   """Where a run has written what."""
   files = {
+    'report': 'report.html',
     'curves': 'curves.png',
     'metrics': 'metrics.jsonl',
     'responses': 'samples',

@@ -16,7 +16,7 @@ from exgrpo_jax.reporting.artist import Artist
 from exgrpo_jax.reporting.records import Run, read
 from exgrpo_jax.runtime import hosts
 
-_Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
+Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +194,9 @@ def interval_95(
 
 
 def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
-  shrink = 1 + _Z_95**2 / n
-  center = (mean + _Z_95**2 / (2 * n)) / shrink
-  half = _Z_95 * math.sqrt(mean * (1 - mean) / n + _Z_95**2 / (4 * n**2)) / shrink
+  shrink = 1 + Z_95**2 / n
+  center = (mean + Z_95**2 / (2 * n)) / shrink
+  half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n**2)) / shrink
   return max(center - half, 0.0), min(center + half, 1.0)
 
 

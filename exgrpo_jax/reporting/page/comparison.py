@@ -1,7 +1,8 @@
 """Several runs beside each other: curves with seeds as bands, and paired differences."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,13 @@ import numpy as np
 from exgrpo_jax.reporting import bootstrap, direction
 from exgrpo_jax.reporting.figures import runs
 from exgrpo_jax.reporting.figures.runs import Group
+from exgrpo_jax.reporting.metrics import Z_95
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.panels import Line, Lines
 from exgrpo_jax.reporting.series import over_seeds
+
+Benchmark = Mapping[str, Any]  # see evaluations.describe
+Benchmarks = Mapping[str, Sequence[Benchmark]]  # of each run, by its workdir
 
 # What is compared besides the evaluations: metric, title, unit, and what else is true of it.
 _METRICS = (
@@ -36,8 +41,11 @@ _METRICS = (
 )
 
 
-def describe(groups: Sequence[Group]) -> dict[str, Any]:
-  """Settings, curves, scores and differences of runs, by what they were configured to do."""
+def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
+  """Settings, curves, scores and differences of runs, by what they were configured to do.
+
+  `benchmarks` are what `evaluations.describe` gives for each run.
+  """
   scores = runs.scores(groups)
   chosen = [(name, source, 'share correct', {'share': True}) for source, name in scores.items()]
   drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
@@ -53,7 +61,9 @@ def describe(groups: Sequence[Group]) -> dict[str, Any]:
     'panels': [charts.describe(panel) for panel in drawn if panel],
     'scores': [row for source, name in scores.items() for row in _scores(groups, source, name)],
     'differences': [
-      row for source, name in scores.items() for row in _differences(groups, source, name)
+      row
+      for source, name in scores.items()
+      for row in _differences(groups, benchmarks, source, name)
     ],
   }
 
@@ -98,45 +108,91 @@ def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, A
         'evaluation': source,
         'group': group.label,
         'seeds': len(series),
-        'last': charts.numbers([np.mean(last), np.std(last, ddof=1) if last[1:] else np.nan]),
-        'best': charts.numbers([np.mean(best), np.std(best, ddof=1) if best[1:] else np.nan]),
+        'last': _mean_and_deviation(last),
+        'best': _mean_and_deviation(best),
       }
     )
   return rows
 
 
-def _differences(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
-  """Between any two groups the mean over common seeds of the difference of their last scores.
+def _mean_and_deviation(values: Sequence[float]) -> list[float | None]:
+  deviation = np.std(values, ddof=1) if len(values) > 1 else np.nan
+  return charts.numbers(np.array([np.mean(values), deviation]))
 
-  The interval is of the paired bootstrap over seeds, see bootstrap.py; fewer than two common seeds
-  have none.
+
+def _differences(
+  groups: Sequence[Group], benchmarks: Benchmarks, source: str, name: str
+) -> list[dict[str, Any]]:
+  """Between any two groups the difference of their last scores, paired by what they have in common.
+
+  That is seeds, with the interval of the paired bootstrap (see bootstrap.py), or of runs that have
+  no two seeds in common the questions of one run of each.
   """
   rows = []
-  for first, second in itertools.combinations(groups, 2):
-    scores = [_last_by_seed(group, name) for group in (first, second)]
+  for pair in itertools.combinations(groups, 2):
+    scores = [_last_by_seed(group, name) for group in pair]
     seeds = sorted(set(scores[0]) & set(scores[1]))
-    steps = {scores[side][seed][0] for side in (0, 1) for seed in seeds}
-    if not seeds:
-      continue
-    paired = np.array([scores[1][seed][1] - scores[0][seed][1] for seed in seeds])
+    if len(seeds) > 1:
+      paired = np.array([scores[1][seed] - scores[0][seed] for seed in seeds])
+      estimate, over = bootstrap.estimate(paired, bootstrap.mean), f'{len(seeds)} seeds'
+    else:
+      first, second = (benchmarks[group.runs[0].workdir] for group in pair)
+      paired = _by_question(first, second, source)
+      if len(paired) < 2:
+        continue
+      estimate, over = _of_questions(paired), f'{len(paired)} questions'
     rows.append(
       {
         'evaluation': source,
-        'from': first.label,
-        'to': second.label,
-        'seeds': len(seeds),
-        'step': int(steps.pop()) if len(steps) == 1 else None,
-        'estimate': charts.numbers(bootstrap.estimate(paired, bootstrap.mean)),
+        'from': pair[0].label,
+        'to': pair[1].label,
+        'estimate': charts.numbers(estimate),
+        'paired': over,
       }
     )
   return rows
 
 
-def _last_by_seed(group: Group, name: str) -> dict[int, tuple[float, float]]:
-  """Seed -> the step and the value of the last score."""
+def _last_by_seed(group: Group, name: str) -> dict[int, float]:
+  """Seed -> the last score."""
   found = {}
   for run in group.runs:
-    points = [(record['step'], record[name]) for record in run.metrics if name in record]
-    if points:
-      found[run.config['seed']] = points[-1]
+    values = [record[name] for record in run.metrics if name in record]
+    if values:
+      found[run.config['seed']] = values[-1]
   return found
+
+
+def _by_question(
+  first: Sequence[Benchmark], second: Sequence[Benchmark], source: str
+) -> np.ndarray:
+  """For each common question of a benchmark the difference of the shares of right responses.
+
+  Rows of the same text (AIME lists each of its questions 32 times) count as one question.
+  """
+  shares = [_last_shares(benchmarks, source) for benchmarks in (first, second)]
+  common = shares[0].keys() & shares[1].keys()
+  by_text: dict[str, list[float]] = {}
+  for row, text in sorted(common):
+    difference = shares[1][row, text] - shares[0][row, text]
+    by_text.setdefault(text, []).append(difference)
+  return np.array([np.mean(differences) for differences in by_text.values()])
+
+
+def _last_shares(benchmarks: Sequence[Benchmark], source: str) -> dict[tuple[int, str], float]:
+  """(row, text) of a question -> the share of its responses that were right in the last evaluation.
+
+  Of the run's own evaluations, not of those by hand.
+  """
+  for benchmark in benchmarks:
+    own = [evaluation for evaluation in benchmark['evaluations'] if not evaluation['made']]
+    if benchmark['name'] == source and own:
+      keys = zip(benchmark['rows'], benchmark['texts'])
+      return {key: count / own[-1]['samples'] for key, count in zip(keys, own[-1]['correct'])}
+  return {}
+
+
+def _of_questions(paired: np.ndarray) -> tuple[float, float, float]:
+  """The mean and its 95% interval by the normal approximation."""
+  mean, error = float(paired.mean()), float(paired.std(ddof=1)) / math.sqrt(len(paired))
+  return mean, mean - Z_95 * error, mean + Z_95 * error

@@ -43,7 +43,7 @@ def describe(
     differences: what a run's config has otherwise than the base config.
   """
   recorded = [run for group in groups for run in group.runs]
-  parts: Parts = {'page': {'runs': []}}
+  parts: Parts = {'page': {'runs': [], 'compare': None}}
   for index, run in enumerate(recorded):
     own = _parts_of(run, len(recorded))
     parts['page']['runs'].append(
@@ -59,7 +59,11 @@ def describe(
     parts |= {f'{name}-{index}': value for name, value in own.items()}
   names = [run['name'] for run in parts['page']['runs']]
   parts['page']['title'] = ', '.join(names)
-  parts['page']['compare'] = comparison.describe(groups) if len(recorded) > 1 else None
+  if len(recorded) > 1:
+    benchmarks = {
+      run.workdir: parts[f'evaluations-{index}'] or [] for index, run in enumerate(recorded)
+    }
+    parts['page']['compare'] = comparison.describe(groups, benchmarks)
   return parts
 
 
@@ -120,8 +124,8 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
   if not run.questions.num_rows:
     notes.append(
       'There are no step records (the folder records/): Question and Responses are empty, and '
-      'Buffer shows the metrics alone. Runs of earlier versions wrote none; a new one writes them every '
-      f'config.metrics.records_every={run.config.get("metrics.records_every", 10)} steps.'
+      'Buffer shows the metrics alone. Earlier versions wrote none; a run writes its first after '
+      f'{run.config.get("metrics.records_every", 10)} steps (config.metrics.records_every).'
     )
   elif all(text is None for text in own['visits']['questions']['text']):
     notes.append('The texts of questions and answers are not in the step records of this version.')

@@ -28,7 +28,7 @@ def describe(run: Recorded) -> dict[str, Any]:
   replays = run.responses.filter(run.responses['is_replay'])
   if replays.num_rows:
     described['panels'] += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
-    described['panels'] += [charts.describe(panel, 'age') for panel in _by_age(replays)]
+    described['panels'] += _by_age(replays)
   return described
 
 
@@ -77,8 +77,8 @@ def _entropies(replays: pa.Table) -> Lines:
   return Lines('Entropy of what is replayed', 'nats per token', tuple(lines), smooth=True)
 
 
-def _by_age(replays: pa.Table) -> list[Lines]:
-  """Importance ratio, effective sample size and number of replays by age.
+def _by_age(replays: pa.Table) -> list[dict[str, Any]]:
+  """Panels of importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
   of that name; runs of earlier versions recorded no variance of w, and have none.
@@ -93,13 +93,12 @@ def _by_age(replays: pa.Table) -> list[Lines]:
   def total(values: np.ndarray) -> np.ndarray:
     return np.bincount(place, weights=values, minlength=len(bins))
 
-  unit = 'age in steps' if width == 1 else f'age in groups of {width} steps'
   mean = total(tokens * ratio) / total(tokens)
   largest = np.full(len(bins), -np.inf)
   np.maximum.at(largest, place, known(replays['ratio_max']))
   made = [
     Lines(
-      f'Importance ratio by age ({unit})',
+      'Importance ratio by age',
       'ratio, log scale',
       (Line('mean over tokens', middle, mean), Line('largest', middle, largest)),
       log=True,
@@ -110,11 +109,11 @@ def _by_age(replays: pa.Table) -> list[Lines]:
     squares = total(tokens * (variance + ratio**2))
     size = total(tokens * ratio) ** 2 / (total(tokens) * squares)
     line = Line('effective sample size', middle, size)
-    made.append(
-      Lines(f'Effective sample size by age ({unit})', 'share of tokens', (line,), share=True)
-    )
+    made.append(Lines('Effective sample size by age', 'share of tokens', (line,), share=True))
   counts = Line('replays', middle, np.bincount(place, minlength=len(bins)))
-  return [*made, Lines(f'Replays by age ({unit})', 'responses', (counts,))]
+  made.append(Lines('Replays by age', 'responses', (counts,)))
+  x = 'age' if width == 1 else f'age (groups of {width} steps)'
+  return [charts.describe(panel, x) for panel in made]
 
 
 def most_replayed(run: Recorded) -> list[dict[str, Any]]:

@@ -51,9 +51,8 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   ]
   if starts:
     device = starts[-1]['device']
-    facts.append(
-      ['devices', f'{device["count"]} × {device["kind"]}, {starts[-1]["hosts"]} host(s)']
-    )
+    hosts = f', {starts[-1]["hosts"]} hosts' if starts[-1]['hosts'] > 1 else ''
+    facts.append(['devices', f'{device["count"]} × {device["kind"]}{hosts}'])
     facts.append(['started', starts[0]['time'].replace('T', ' ')])
   return facts
 

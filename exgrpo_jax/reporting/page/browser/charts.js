@@ -1,8 +1,8 @@
 // Charts by uPlot, all of those over steps linked: hover one and all show that step, drag over one
 // to zoom all, Escape or a double click to see everything again.
 
-const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4]];
-const PALETTE = 6;
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
+const PALETTE = 8;
 const charts = new Set(); // those on the page
 
 function color(name) {
@@ -14,7 +14,7 @@ function lineColor(index) {
 }
 
 // A figure: title, what each line is and its value under the pointer, the chart, the values.
-function chart(panel, marks = []) {
+function chart(panel, marks, extent) {
   const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);
   const readout = h('p', { class: 'readout' });
   const area = h('div', {
@@ -30,7 +30,7 @@ function chart(panel, marks = []) {
   // Drawn once it has a width.
   new ResizeObserver(() => {
     if (area.plot) area.plot.setSize(sizeOf(area));
-    else if (area.clientWidth) draw(area, panel, made, marks, show);
+    else if (area.clientWidth) draw(area, panel, made, marks, show, extent);
   }).observe(area);
   area.addEventListener('keydown', (event) => steer(event, area));
   return figure;
@@ -40,17 +40,18 @@ function sizeOf(area) {
   return { width: area.clientWidth, height: 210 };
 }
 
-function draw(area, panel, made, marks, show) {
+function draw(area, panel, made, marks, show, extent) {
   const key = panel.x;
   const plot = new uPlot({
     ...sizeOf(area),
     legend: { show: false },
     cursor: { y: false, sync: { key, scales: ['x', null] }, drag: { x: true, y: false } },
-    scales: { x: { time: false }, y: made.scale },
+    scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
     axes: [axis({ space: 50 }), axis({ size: 58, ...made.axis })],
     series: [{}, ...made.series],
     bands: made.bands || [],
     hooks: {
+      ready: [(u) => { u.isReady = true; }],
       setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
       setScale: [(u, name) => { if (name === 'x') zoomOthers(u, key); }],
       drawClear: made.under ? [made.under] : [],
@@ -58,6 +59,7 @@ function draw(area, panel, made, marks, show) {
     },
   }, made.data, area);
   plot.kind = key;
+  plot.extent = extent;
   plot.show = show;
   area.plot = plot;
   charts.add(plot);
@@ -75,7 +77,7 @@ function axis(more) {
 let isZooming = false;
 
 function zoomOthers(from, key) {
-  if (isZooming) return;
+  if (isZooming || !from.isReady) return;
   isZooming = true;
   const { min, max } = from.scales.x;
   for (const plot of charts) {
@@ -90,7 +92,7 @@ function steer(event, area) {
   if (!plot) return;
   const steps = plot.data[0];
   if (event.key === 'Escape') {
-    plot.setScale('x', { min: steps[0], max: steps[steps.length - 1] });
+    plot.setScale('x', { min: plot.extent[0], max: plot.extent[1] });
   } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
     area.index = Math.min(Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0), steps.length - 1);
@@ -167,7 +169,14 @@ function linesChart(panel) {
     }),
   ];
   const columns = shown.map(({ line, values }) => [line.label, values]);
-  return { data, series, bands, legend, steps, columns, scale: panel.log ? { distr: 3 } : { range: tight(panel) }, axis: panel.log ? { filter: (u, splits) => splits } : {} };
+  return { data, series, bands, legend, steps, columns, scale: panel.log ? { distr: 3 } : { range: tight(panel) }, axis: panel.log ? { filter: logLabels } : {} };
+}
+
+// The ticks of a logarithmic axis that get a number: 1, 2 and 5 times powers of ten, or the powers alone.
+function logLabels(u, splits) {
+  const decades = Math.log10(u.scales.y.max / u.scales.y.min);
+  const firsts = decades > 2.5 ? [1] : [1, 2, 5];
+  return splits.map((value) => (firsts.includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3))) ? value : null));
 }
 
 // A range that shows all values, from 0 where that is near, and within [0, 1] for shares.
@@ -191,19 +200,23 @@ function sample(place) {
 
 // ---- Areas ----
 
+// Outcomes have the same colours everywhere; all else takes them in order.
+const FILLS = { correct: 2, wrong: 1, 'no answer': 5, 'timed out': 3, crashed: 4 };
+
 function stackChart(panel) {
   const sums = [];
+  const fills = panel.layers.map(({ label }, index) => FILLS[label] ?? index % PALETTE);
   panel.layers.forEach((layer, index) => {
     sums.push(layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)));
   });
   // From the top downwards, so that each area covers what lies below it.
   const order = panel.layers.map((_, index) => index).reverse();
   const series = order.map((index) => ({
-    stroke: () => color('surface'), width: 1, fill: () => lineColor(index), points: { show: false },
+    stroke: () => color('surface'), width: 1, fill: () => lineColor(fills[index]), points: { show: false },
   }));
   const legend = (at) => [
     h('span', { class: 'at' }, at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
-    ...order.map((index) => h('span', { class: 'key' }, h('i', { class: `swatch fill-${index % PALETTE}` }),
+    ...order.map((index) => h('span', { class: 'key' }, h('i', { class: `swatch fill-${fills[index]}` }),
       `${panel.layers[index].label} `, at === null ? null : h('b', null, number(panel.layers[index].values[at])))),
   ];
   return {
@@ -275,6 +288,14 @@ function redraw() {
   }
 }
 
-function grid(panels, marks) {
-  return h('div', { class: 'grid' }, panels.map((panel) => chart(panel, marks)));
+// Panels beside each other; those with the same horizontal axis show the same part of it.
+function grid(panels, marks = []) {
+  const extents = {};
+  for (const panel of panels) {
+    const steps = panel.kind === 'lines' ? panel.lines.flatMap((line) => line.steps) : panel.steps;
+    const known = extents[panel.x] || [Infinity, -Infinity];
+    extents[panel.x] = [Math.min(known[0], ...steps), Math.max(known[1], ...steps)];
+  }
+  for (const extent of Object.values(extents)) if (extent[0] === extent[1]) extent[1] += 1;
+  return h('div', { class: 'grid' }, panels.map((panel) => chart(panel, marks, extents[panel.x])));
 }

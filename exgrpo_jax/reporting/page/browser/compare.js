@@ -17,7 +17,7 @@ async function comparePage() {
       const [value, low, high] = row.estimate;
       return [row.evaluation, row.from, row.to, h('b', null, signed(value)), low === null ? MISSING : `${signed(low)} to ${signed(high)}`, forest(row.estimate, differences), row.paired];
     }), 'Paired differences')) : null,
-    section('Curves', h('p', { class: 'quiet' }, 'Means over seeds; the bands are one standard deviation.'), grid(panels, [])),
+    section('Curves', h('p', { class: 'quiet' }, 'Means over seeds; the bands are one standard deviation.'), grid(panels)),
   ];
 }
 

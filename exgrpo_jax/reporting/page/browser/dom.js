@@ -42,14 +42,16 @@ function plural(count, what) {
   return `${number(count)} ${what}${count === 1 ? '' : 's'}`;
 }
 
-// A table with its head. A cell is text, a number (set right) or an element.
+// A table with its head. A cell is text, a number (set right), an element, or null where there is none.
 function table(head, rows, caption) {
-  const cells = (row) => row.map((cell) => h('td', { class: typeof cell === 'number' ? 'number' : null },
-    typeof cell === 'number' ? number(cell) : cell));
+  const isNumber = (cell) => typeof cell === 'number';
+  const kinds = head.map((_, column) => (rows.some((row) => isNumber(row[column])) ? 'number' : null));
+  const cells = (row) => row.map((cell, column) => h('td', { class: isNumber(cell) || cell === null ? kinds[column] : null },
+    isNumber(cell) ? number(cell) : cell ?? MISSING));
   return h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
     h('table', null,
       caption ? h('caption', null, caption) : null,
-      h('thead', null, h('tr', null, head.map((name) => h('th', { scope: 'col' }, name)))),
+      h('thead', null, h('tr', null, head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name)))),
       h('tbody', null, rows.map((row) => h('tr', null, cells(row))))));
 }
 

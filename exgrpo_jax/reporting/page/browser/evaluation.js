@@ -7,7 +7,7 @@ async function evaluationPage(run) {
   const { evaluation, missing } = page.runs[run];
   return [
     notes(missing),
-    evaluation.panels.length ? grid(evaluation.panels, []) : null,
+    evaluation.panels.length ? grid(evaluation.panels) : null,
     benchmarks.length ? section('Gained and lost', between(benchmarks)) : h('p', { class: 'quiet' }, 'No evaluation has left its questions.'),
   ];
 }
@@ -52,7 +52,7 @@ function changes(benchmark, before, after) {
 
 function questionList(benchmark, indices, pair) {
   const rows = indices.slice(0, MOST_QUESTIONS).map((index) => [
-    benchmark.rows[index], h('span', { class: 'excerpt' }, benchmark.texts[index]), benchmark.answers[index],
+    String(benchmark.rows[index]), h('span', { class: 'excerpt' }, benchmark.texts[index]), benchmark.answers[index],
     ...pair.map((evaluation) => written(evaluation, index)),
   ]);
   const more = indices.length > MOST_QUESTIONS ? h('p', { class: 'quiet' }, `The first ${MOST_QUESTIONS} of ${indices.length}.`) : null;

@@ -21,7 +21,7 @@ async function overviewPage(run) {
 }
 
 function stepLink(step) {
-  return link({ page: 'responses', from: step, to: step }, number(step));
+  return link({ page: 'responses', from: step, to: step }, String(step));
 }
 
 function notes(missing) {
@@ -42,19 +42,19 @@ async function bufferPage(run) {
   const rows = await recorded(run);
   return [
     notes(missing),
-    buffer.panels.length ? grid(buffer.panels, []) : h('p', { class: 'quiet' }, 'The buffer was never used, or nothing of it is recorded.'),
+    buffer.panels.length ? grid(buffer.panels) : h('p', { class: 'quiet' }, 'The buffer was never used, or nothing of it is recorded.'),
     buffer.replayed.length ? section('Replayed most often',
       table(['question', 'text', 'replays', 'visits', 'first pass rate', 'last pass rate', 'last visit', 'retired'],
         buffer.replayed.map((question) => [
           questionLink(question.question), questionText(rows, question.question), question.replays, question.visits,
-          number(question.first), number(question.last), question.step,
+          question.first, question.last, question.step,
           question.retired === null ? 'no' : `step ${question.retired}`,
         ]), 'Questions replayed most often')) : null,
   ];
 }
 
 function questionLink(row) {
-  return link({ page: 'question', question: row }, number(row));
+  return link({ page: 'question', question: row }, String(row));
 }
 
 function questionText(rows, row) {

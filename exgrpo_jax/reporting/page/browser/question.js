@@ -36,7 +36,7 @@ function found(rows, wanted) {
     const row = rows.questions.row[place];
     const last = rows.ofQuestion.get(row).at(-1);
     return [questionLink(row), questionText(rows, row), rows.questions.answer[place] ?? MISSING, visits(place),
-      number(rows.visits.correctness[last])];
+      rows.visits.correctness[last]];
   });
   const more = places.length > MOST_FOUND ? `, of which these ${MOST_FOUND} were visited most often` : '';
   return [
@@ -58,6 +58,7 @@ async function story(run, rows, row) {
     h('p', null, 'Answer: ', h('b', null, rows.questions.answer[place] ?? 'not recorded')),
     section('Visits', strip(rows, visits), visitsTable(rows, visits)),
     await solutions(run, rows, row, visits, recordings),
+    replayed(rows, visits, recordings),
     mistakes(rows, visits, recordings));
 }
 
@@ -67,16 +68,27 @@ function strip(rows, visits) {
   return h('ol', { class: 'strip', tabindex: 0, 'aria-label': 'Visits in the order of steps' }, visits.map((visit) => {
     const share = correctness[visit];
     const fate = retired_step[visit] !== null ? 'retired' : bucket_after[visit] === null ? 'not kept' : `bucket ${bucket_after[visit]}`;
+    const replay = replayed[visit] ? replayOfVisit(rows, visit) : null;
     const column = h('span', { class: `bar ${replayed[visit] ? 'replayed' : 'fresh'}` });
     column.style.height = `${Math.round(4 + 56 * share)}px`;
     return h('li', null, h('a', { href: groupAddress(rows, visit) },
       h('span', { class: 'well' }, column), h('b', null, `${Math.round(100 * share)}%`),
-      h('span', null, `${replayed[visit] ? '↻ replayed' : '● fresh'}`), h('span', null, fate), h('span', { class: 'quiet' }, `step ${step[visit]}`)));
+      h('span', null, kindOfVisit(rows, visit)), h('span', null, fate),
+      h('span', null, replay ? `age ${replay.age}` : ''), h('span', { class: 'quiet' }, `step ${step[visit]}`)));
   }));
 }
 
+function kindOfVisit(rows, visit) {
+  return rows.visits.replayed[visit] ? KINDS.replayed : KINDS.fresh;
+}
+
+// As the recorded texts name it.
+function groupName(rows, visit) {
+  return `${rows.visits.step[visit]}/${rows.groupOf[visit]}`;
+}
+
 function groupAddress(rows, visit) {
-  return address({ page: 'responses', group: `${rows.visits.step[visit]}/${rows.groupOf[visit]}`, question: null, find: null });
+  return address({ page: 'responses', group: groupName(rows, visit), question: null, find: null });
 }
 
 function visitsTable(rows, visits) {
@@ -85,10 +97,10 @@ function visitsTable(rows, visits) {
   return table(['step', 'kind', 'pass rate', 'bucket before', 'after', 'replayed one written in', 'age', 'its entropy', "others' entropies", 'mean ratio', 'largest', 'mean weight'],
     visits.map((visit) => {
       const replay = replayed[visit] ? replayOfVisit(rows, visit) : null;
-      const shared = [h('a', { href: groupAddress(rows, visit) }, String(step[visit])), replayed[visit] ? '↻ replayed' : '● fresh',
-        number(correctness[visit]), bucket(bucket_before[visit]), bucket(bucket_after[visit])];
-      if (!replay) return [...shared, ...Array(7).fill(MISSING)];
-      return [...shared, replay.written ? `step ${replay.written}` : 'before the run', replay.age, number(replay.entropy), replay.others, number(replay.ratio_mean), number(replay.ratio_max), number(replay.shaped_mean)];
+      const shared = [h('a', { href: groupAddress(rows, visit) }, String(step[visit])), kindOfVisit(rows, visit),
+        correctness[visit], bucket(bucket_before[visit]), bucket(bucket_after[visit])];
+      if (!replay) return [...shared, ...Array(7).fill(null)];
+      return [...shared, replay.written ? `step ${replay.written}` : 'before the run', replay.age, replay.entropy, replay.others, replay.ratio_mean, replay.ratio_max, replay.shaped_mean];
     }), 'Visits of this question');
 }
 
@@ -137,7 +149,7 @@ async function solutions(run, rows, row, visits, recordings) {
     section('Stored successes', items.length ? items
       : h('p', { class: 'quiet' }, whyNone(rows, visits, all))),
     section('First and latest solution', first && first !== last
-      ? [h('p', { class: 'quiet' }, 'From step ', String(first.step), ' to step ', String(last.step), ': ', h('del', null, 'taken away'), ' ', h('ins', null, 'added')),
+      ? isSame(first, last) ? h('p', { class: 'quiet' }, `In step ${last.step} it is word for word that of step ${first.step}.`) : [h('p', { class: 'quiet' }, 'From step ', String(first.step), ' to step ', String(last.step), ': ', h('del', null, 'taken away'), ' ', h('ins', null, 'added')),
         difference(first.texts.join(''), last.texts.join(''))]
       : h('p', { class: 'quiet' }, 'There are no two recorded solutions to compare.')),
   ];
@@ -174,6 +186,13 @@ function recordedWhere(rows, visits, recordings, isWanted) {
     .map(([sample, response]) => ({ ...response, step: rows.visits.step[visit], index: rows.visits.first[visit] + sample })));
 }
 
+function replayed(rows, visits, recordings) {
+  const replays = lastReplays(rows, visits, recordings);
+  return section(`Replays (${replays.length} recorded)`, replays.map((replay) => unfold(
+    `Step ${replay.step}: the solution of step ${replay.written}`, () => tokensView(replay, 'ratio'))),
+  replays.length ? null : h('p', { class: 'quiet' }, 'No replay is recorded token by token.'));
+}
+
 function mistakes(rows, visits, recordings) {
   const wrong = recordedWhere(rows, visits, recordings, (name) => name !== 'correct');
   return section(`Not correct (${wrong.length} recorded)`, wrong.map((response) => unfold(
@@ -183,12 +202,12 @@ function mistakes(rows, visits, recordings) {
 
 // Why a response got its verdict.
 function why(rows, index) {
-  const { outcomes, outcome: codes, answer, reason } = rows.responses;
+  const { outcomes, outcome: codes, reason } = rows.responses;
   const name = outcomes[codes[index]];
   const place = rows.place.get(rows.visits.question[rows.visitOf[index]]);
   const truth = rows.questions.answer[place];
   const words = {
-    wrong: ['extracted ', h('b', null, answer[index] ?? 'nothing'), ' where the answer is ', h('b', null, truth ?? 'not recorded')],
+    wrong: ['extracted ', h('b', null, extracted(rows, index) ?? 'nothing'), ' where the answer is ', h('b', null, truth ?? 'not recorded')],
     'no answer': ['no answer could be extracted'],
   }[name] || (reason[index] ? [reason[index]] : []);
   return [outcome(name), words.length ? ': ' : '', words, rows.responses.truncated[index] ? ' (cut at the limit)' : ''];

@@ -1,7 +1,8 @@
 // All responses of a run: a table that is filtered, and a group with its advantages and tokens.
 
 const ROWS = 50; // of a page of the table
-const FILTERS = ['from', 'to', 'outcome', 'kind', 'truncated', 'reward', 'shortest', 'longest'];
+const FILTERS = ['from', 'to', 'outcome', 'kind', 'truncated', 'reward', 'shortest', 'longest', 'texts'];
+const KINDS = { fresh: '●\u00a0fresh', replayed: '↻\u00a0replayed' };
 const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
 
 async function responsesPage(run) {
@@ -11,7 +12,7 @@ async function responsesPage(run) {
   if (group) return groupView(run, rows, ...group.split('/').map(Number));
   return [
     rows.every > 1 ? h('p', { class: 'notes' }, `Of every ${rows.every}th step the responses are in this file.`) : null,
-    filters(rows), results(rows),
+    filters(rows), results(rows, await part(`texts-${run}`)),
   ];
 }
 
@@ -22,19 +23,20 @@ function filters(rows) {
   const set = (name) => (event) => { location.hash = address({ [name]: event.target.value, at: null }); };
   const field = (name, title, attributes) => h('label', null, `${title} `,
     h('input', { name, type: 'number', value: now.get(name) || '', onchange: set(name), ...attributes }));
-  const select = (name, title, options) => h('label', null, `${title} `, h('select', { name, onchange: set(name) },
-    [['', 'any'], ...options].map(([value, text]) => h('option', { value, selected: value === (now.get(name) || '') }, text))));
+  const select = (name, title, options, otherwise = 'any') => h('label', null, `${title} `, h('select', { name, onchange: set(name) },
+    [['', otherwise], ...options].map(([value, text]) => h('option', { value, selected: value === (now.get(name) || '') }, text))));
   return h('form', { class: 'filters', 'aria-label': 'Filters', onsubmit: (event) => event.preventDefault() },
     field('from', 'step from', { min: 1 }), field('to', 'to', { min: 1 }),
     select('outcome', 'outcome', rows.responses.outcomes.map((name) => [name, name])),
     select('kind', 'kind', [['fresh', 'fresh'], ['replayed', 'replayed']]),
     select('truncated', 'truncated', [['yes', 'yes'], ['no', 'no']]),
     field('reward', 'reward', { step: 'any' }), field('shortest', 'tokens from', { min: 1 }), field('longest', 'to', { min: 1 }),
-    select('sort', 'sorted by', SORTS.flatMap((name) => [[name, name], [`-${name}`, `${name}, falling`]])),
+    select('texts', 'token by token', [['yes', 'in this file']]),
+    select('sort', 'sorted by', SORTS.flatMap((name) => [[name, name], [`-${name}`, `${name}, falling`]]).slice(1), 'step'),
     h('a', { href: address(Object.fromEntries([...FILTERS, 'sort', 'at'].map((name) => [name, null]))) }, 'Clear'));
 }
 
-function chosen(rows) {
+function chosen(rows, texts) {
   const now = choice();
   const has = (name) => now.get(name) !== null && now.get(name) !== '';
   const limit = (name) => Number(now.get(name));
@@ -49,6 +51,7 @@ function chosen(rows) {
   if (has('reward')) tests.push((i) => Math.abs(responses.reward[i] - limit('reward')) < 1e-6);
   if (has('shortest')) tests.push((i) => responses.length[i] >= limit('shortest'));
   if (has('longest')) tests.push((i) => responses.length[i] <= limit('longest'));
+  if (has('texts')) tests.push((i) => texts !== null && groupName(rows, visitOf[i]) in texts.groups);
   const found = [];
   for (let i = 0; i < responses.length.length; i++) if (tests.every((test) => test(i))) found.push(i);
   return sorted(rows, found, now.get('sort') || 'step');
@@ -64,8 +67,8 @@ function sorted(rows, found, wanted) {
 
 // ---- The table ----
 
-function results(rows) {
-  const found = chosen(rows);
+function results(rows, texts) {
+  const found = chosen(rows, texts);
   const at = Math.max(0, Math.min(Number(choice().get('at') || 0), found.length - 1));
   const { responses } = rows;
   const mean = (name) => number(found.reduce((sum, i) => sum + (responses[name][i] ?? 0), 0) / found.length);
@@ -87,12 +90,12 @@ function responseRow(rows, i) {
     rows.visits.step[visit], questionLink(rows.visits.question[visit]),
     h('a', { href: groupAddress(rows, visit), 'aria-label': `group ${rows.groupOf[visit]} of step ${rows.visits.step[visit]}` }, `group ${rows.groupOf[visit]}`),
     kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i], signed(responses.advantage[i]),
-    responses.length[i], number(responses.entropy[i]), responses.truncated[i] ? 'yes' : 'no',
+    responses.length[i], responses.entropy[i], responses.truncated[i] ? 'yes' : 'no',
   ];
 }
 
 function kindOf(rows, i) {
-  return rows.responses.replayed[i] ? '↻ replayed' : '● fresh';
+  return rows.responses.replayed[i] ? KINDS.replayed : KINDS.fresh;
 }
 
 function outcomeOf(rows, i) {
@@ -100,7 +103,13 @@ function outcomeOf(rows, i) {
 }
 
 function answerOf(rows, i) {
-  return h('span', { class: 'excerpt' }, rows.responses.answer[i] ?? MISSING);
+  return h('span', { class: 'excerpt' }, extracted(rows, i) ?? MISSING);
+}
+
+// What the verifier extracted; true stands for the question's own answer.
+function extracted(rows, i) {
+  const own = rows.responses.answer[i];
+  return own === true ? rows.questions.answer[rows.place.get(rows.visits.question[rows.visitOf[i]])] : own;
 }
 
 // ---- A group ----
@@ -136,7 +145,7 @@ function groupTable(rows, members) {
       const bar = h('i', { class: `advantage ${responses.advantage[i] < 0 ? 'negative' : 'positive'}` });
       bar.style.width = `${Math.round(40 * Math.abs(responses.advantage[i]) / most)}px`;
       return [sample, kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i],
-        h('span', { class: 'with-bar' }, signed(responses.advantage[i]), bar), responses.length[i], number(responses.entropy[i]), number(responses.probability[i]),
-        ...(replay === undefined ? [MISSING, MISSING, MISSING] : [replays.written[replay], number(replays.ratio_mean[replay]), number(replays.ratio_max[replay])])];
+        h('span', { class: 'with-bar' }, signed(responses.advantage[i]), bar), responses.length[i], responses.entropy[i], responses.probability[i],
+        ...(replay === undefined ? [null, null, null] : [replays.written[replay], replays.ratio_mean[replay], replays.ratio_max[replay]])];
     }), 'Responses of the group');
 }
