@@ -6,6 +6,7 @@ python -m exgrpo_jax.benchmark update --questions=8 --samples=8
 python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
 python -m exgrpo_jax.benchmark grading --workers=2
 python -m exgrpo_jax.benchmark host --percent=10
+python -m exgrpo_jax.benchmark report --steps=70
 
 Exit status: 1 where a check failed or, of `all`, a part.
 """
@@ -30,12 +31,14 @@ from exgrpo_jax.performance import (
   measurement,
   parity_benchmark,
   peaks,
+  report_benchmark,
   rollout_benchmark,
   smoke_benchmark,
   update_benchmark,
 )
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.shapes import SHAPES
+from exgrpo_jax.performance.synthetic_visits import Size
 from exgrpo_jax.performance.workload import LENGTHS, Workload
 from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
@@ -57,7 +60,7 @@ _ON_MESHES: dict[str, Callable[[cli.Args, Workload, Meshes], list[Measurement]]]
     workload, meshes.decoding, args.backend, _peaks(workload)
   ),
 }
-BENCHMARKS = ('all', *_ON_MESHES, 'device', 'grading', 'host', 'smoke')
+BENCHMARKS = ('all', *_ON_MESHES, 'device', 'grading', 'host', 'report', 'smoke')
 PERCENTS = (1, 10, 100)  # of the paper's scale, in host
 
 
@@ -122,6 +125,12 @@ def _define_sizes() -> None:
     "Up to which share of the paper's scale host measures: 1, 10 and 100 per cent.",
     lower_bound=1,
   )
+  flags.DEFINE_integer(
+    'steps',
+    700,
+    "Of report: steps of the run; the paper's by default, each of 128 questions.",
+    lower_bound=1,
+  )
 
 
 def main(args: cli.Args, benchmark: str) -> None:
@@ -135,7 +144,7 @@ def main(args: cli.Args, benchmark: str) -> None:
     try:
       measurements = _measure(args, benchmark)
     except subprocess.CalledProcessError as error:
-      sys.exit(error.returncode)  # of smoke's run, which has said why
+      sys.exit(error.returncode)  # of smoke's run or report's, which has said why
     measurement.print_lines(measurements)
     if args.json:
       measurement.write(args.json, measurements)
@@ -149,6 +158,8 @@ def _measure(args: cli.Args, benchmark: str) -> list[Measurement]:
     return grading_benchmark.measure(args.workers, args.repeats)
   if benchmark == 'smoke':
     return smoke_benchmark.measure(args.setting)
+  if benchmark == 'report':
+    return report_benchmark.measure(Size(steps=args.steps))
   shape = SHAPES[args.shape or 'reference']
   if args.layers:
     shape = dataclasses.replace(shape, num_layers=args.layers)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,17 @@ import pytest
 
 from exgrpo_jax.performance import (
   attention_benchmark,
+  browser,
   buffer_benchmark,
   device_benchmark,
   grading_benchmark,
   host_benchmark,
   loss_benchmark,
   measurement,
+  own_process,
   parity_benchmark,
   peaks,
+  report_benchmark,
   rollout_benchmark,
   roofline,
   smoke_benchmark,
@@ -27,6 +31,7 @@ from exgrpo_jax.performance import (
   workload,
 )
 from exgrpo_jax.performance.peaks import Peaks
+from exgrpo_jax.performance.synthetic_visits import Size
 from exgrpo_jax.performance.workload import Workload, response_lengths
 from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
@@ -245,6 +250,53 @@ def test_host(capsys, monkeypatch):
     'restore, s',
     'restore, GB held besides the buffer',
   ]
+
+
+RUN = Size(
+  steps=7,
+  questions=8,
+  samples=4,
+  rows=100,
+  median=30,
+  longest=120,
+  recorded=2,
+  evaluated=5,
+  evaluate_every=4,
+  stored=10,
+)
+
+
+def test_report():
+  found = report_benchmark.measure(RUN)
+  loading = [] if browser.missing() else ['loading']
+  assert [figure.name for figure in found] == ['page', 'writing', 'memory', *loading]
+  assert min(figure.value for figure in found) > 0
+  parts = re.findall(r'([a-z]+(-0)?) \d+\.\d+', found[0].meaning)
+  assert [name for name, _ in parts] == [
+    'page',
+    'visits-0',
+    'evaluations-0',
+    'texts-0',
+    'stored-0',
+  ]
+
+
+def test_report_without_a_browser_says_that_loading_is_not_measured(monkeypatch):
+  usage = own_process.Usage(2.0, 300.0)
+  monkeypatch.setattr(report_benchmark.synthetic_run, 'write', lambda *_: None)
+
+  def measure(command):
+    Path(command[-1].removeprefix('--out=')).write_text('a page')
+    return usage
+
+  monkeypatch.setattr(report_benchmark.own_process, 'measure', measure)
+  monkeypatch.setattr(browser.shutil, 'which', lambda _: None)
+  monkeypatch.setattr(browser.importlib.util, 'find_spec', lambda name: name)
+  found = report_benchmark.measure(RUN)
+  assert [figure.name for figure in found] == ['page', 'writing', 'memory']
+  assert 'loading is not measured: no Chromium is installed' in found[0].meaning
+  monkeypatch.setattr(browser.importlib.util, 'find_spec', lambda _: None)
+  assert browser.missing() == 'the package playwright is not installed'
 
 
 def test_start():
