@@ -8,7 +8,6 @@ so often, and --serve serves it to browsers on this machine. Into a workdir noth
 for an --out that lies there.
 """
 
-import contextlib
 import datetime
 import importlib
 import json
@@ -78,7 +77,7 @@ def write_report(
     workdirs: of the runs.
     out: the file; its folder is made where it is missing.
     all_texts: also writes all texts into a folder beside it.
-    again: seconds after which the page looks whether it was written anew; 0 is never.
+    again: seconds after which the page of runs that go on is read anew; 0 is never.
 
   Raises:
     InputError: a folder is no run's, has no metrics yet, or the file cannot be written.
@@ -92,7 +91,8 @@ def write_report(
       for name, script in _all_texts(groups):
         document.write(folder / name, script)
     beside = f'{folder.name}/' if all_texts else None
-    document.write(out, _render(groups, texts=beside, again=again))
+    follows = 0.0 if _have_ended(groups) else again
+    document.write(out, _render(groups, texts=beside, again=follows))
   except OSError as error:
     raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
   return groups
@@ -146,6 +146,10 @@ def _runs(groups: Sequence[Group]) -> list[Recorded]:
   return [run for group in groups for run in group.runs]
 
 
+def _have_ended(groups: Sequence[Group]) -> bool:
+  return all(run.metrics[-1]['step'] >= run.config['num_steps'] for run in _runs(groups))
+
+
 def _print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   steps = ', '.join(
     f'{run.workdir}: step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}'
@@ -165,12 +169,11 @@ def _watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: f
   while True:
     started, now = time.monotonic(), _signature(workdirs)
     if now != seen:
-      groups = runs.read(workdirs)
-      has_ended = all(run.metrics[-1]['step'] >= run.config['num_steps'] for run in _runs(groups))
-      _print_written(out, write_report(workdirs, out, all_texts, 0.0 if has_ended else every))
-      seen = now
-      if has_ended:
+      groups = write_report(workdirs, out, all_texts, every)
+      _print_written(out, groups)
+      if _have_ended(groups):
         return
+      seen = now
     time.sleep(max(_POLL, every - (time.monotonic() - started)))
 
 
@@ -192,8 +195,7 @@ def _serve(workdirs: Sequence[str], port: int, every: float) -> None:
   with Server(source, port, every) as server:
     _await_metrics(workdirs)
     print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C ends it', flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-      server.serve_forever()
+    server.serve_forever()
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:

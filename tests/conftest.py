@@ -11,8 +11,9 @@ import jax
 import pytest
 
 from exgrpo_jax import packing
+from exgrpo_jax.performance import browser
 from exgrpo_jax.policy import sharding
-from tests.helpers import recording, stand_ins, tiny
+from tests.helpers import recording, stand_ins, tabs, tiny
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -141,3 +142,19 @@ def recorded(values, make_once, compiled):
   """The recording.Recording of a run from its first step to its last."""
   folder = make_once('recording', lambda folder: recording.record(values, folder, compiled))
   return recording.load(values, folder, compiled)
+
+
+@pytest.fixture(scope='session')
+def chromium():
+  """A headless Chromium; the test is skipped where there is none."""
+  if why := browser.missing():
+    pytest.skip(why)
+  with browser.opened() as opened:
+    yield opened
+
+
+@pytest.fixture
+def tab(chromium):
+  """A tab of 1280 pixels; whatever its console complains of fails the test."""
+  with tabs.open_tab(chromium) as opened:
+    yield opened

@@ -8,11 +8,10 @@ import shutil
 import statistics
 import types
 
-import pyarrow as pa
 import pytest
 
 from exgrpo_jax.reporting import step_records
-from tests.helpers import forked, tiny
+from tests.helpers import forked, other_runs, tiny
 
 NAMES = (
   'dynamics', 'buffer', 'reasoning_entropy', 'correctness_entropy', 'code_share', 'evaluations',
@@ -22,38 +21,8 @@ EXGRPO, GRPO = 'replay.ratio=0.5', 'replay.ratio=0.0'
 LAST = tiny.NUM_STEPS
 
 
-def another_run(recorded, folder, *, seed, ratio, shift):
-  """A copy of the recorded run with other metrics, whose steps can be checked, with code blocks."""
-  folder.mkdir()
-  config = json.loads((recorded.workdir / 'config.json').read_text())
-  config['seed'], config['replay']['ratio'] = seed, ratio
-  (folder / 'config.json').write_text(json.dumps(config))
-  with open(folder / 'metrics.jsonl', 'w') as file:
-    for line in lines(recorded.workdir / 'metrics.jsonl'):
-      record = json.loads(line)
-      changed = {name: value + shift for name, value in record.items() if is_shifted(name)}
-      if not ratio:
-        changed |= {name: 0.0 for name in record if name.startswith('buffer/')}
-      file.write(json.dumps(record | changed) + '\n')
-  shutil.copytree(recorded.workdir / 'records', folder / 'records')
-  for path in step_records.files(folder, 'responses'):
-    table = step_records.read_file(path, 'responses')
-    rows = [row | marks(row, seed) for row in table.to_pylist()]
-    step_records.write_file(path, pa.Table.from_pylist(rows, step_records.RESPONSES))
-  return folder
-
-
 def lines(path):
   return path.read_text().splitlines()
-
-
-def is_shifted(name):
-  return name in ('reward', 'entropy') or name.startswith('eval/')
-
-
-def marks(row, seed):
-  place = row['step'] + row['group'] * 3 + row['sample'] + seed
-  return {'valid_steps': (None, True, False)[place % 3], 'has_code_block': place % 4 == 0}
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +30,7 @@ def drawn(recorded, tmp_path_factory):
   """Two seeds of ExGRPO and one of GRPO, drawn by the command: their folders, tables and output."""
   place = tmp_path_factory.mktemp('figures')
   folders = [
-    another_run(recorded, place / name, seed=seed, ratio=ratio, shift=shift)
+    other_runs.copied(recorded, place / name, seed=seed, ratio=ratio, shift=shift)
     for name, seed, ratio, shift in (
       ('a', 5, 0.5, 0.0),
       ('b', 6, 0.5, 0.25),
@@ -240,7 +209,7 @@ def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, t
 
 
 def test_what_is_no_run_is_refused(recorded, tmp_path):
-  twin = another_run(recorded, tmp_path / 'twin', seed=tiny.SEED, ratio=0.5, shift=0.0)
+  twin = other_runs.copied(recorded, tmp_path / 'twin', seed=tiny.SEED, ratio=0.5, shift=0.0)
   empty = tmp_path / 'empty'
   empty.mkdir()
   shutil.copy(recorded.workdir / 'config.json', empty)

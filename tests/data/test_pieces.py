@@ -191,6 +191,7 @@ def test_bytes_that_are_no_character_spoil_none_beside_them(make, tmp_path):
   opened = make(tmp_path)
   (one,), note = opened.encode('1'), opened.encode('𝄞')
   assert opened.pieces([one, note[-1], one]) == ['1', '\ufffd', '1']
+  assert opened.pieces([one, note[0], one, *note])[3:] == ['', '', '', '𝄞']
   assert re.sub('\ufffd+', '?', together(opened, [one, *note[:2], *note, one])) == '1?𝄞1'
   *complete, cut = opened.pieces([one, *note, *note[:3]])  # at the limit of a response
   assert complete == ['1', '', '', '', '𝄞', '', ''] and set(cut) == {'\ufffd'}

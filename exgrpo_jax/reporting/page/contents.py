@@ -45,14 +45,16 @@ def describe(
   recorded = [run for group in groups for run in group.runs]
   parts: Parts = {'page': {'runs': [], 'compare': None}}
   for index, run in enumerate(recorded):
-    own = _parts_of(run, len(recorded))
+    buffer = experience.describe(run)
+    replayed = [question['question'] for question in buffer['replayed']]
+    own = _parts_of(run, len(recorded), replayed)
     parts['page']['runs'].append(
       {
         'name': pathlib.Path(os.path.realpath(run.workdir)).name,
         'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
         'missing': _missing(run, own),
         'overview': overview.describe(run, differences(run)),
-        'buffer': experience.describe(run),
+        'buffer': buffer,
         'evaluation': evaluations.describe_scores(run),
       }
     )
@@ -67,8 +69,11 @@ def describe(
   return parts
 
 
-def _parts_of(run: Recorded, runs: int) -> Parts:
-  """What is read on demand of one of so many runs; None where there is none of it."""
+def _parts_of(run: Recorded, runs: int, replayed: Sequence[int]) -> Parts:
+  """What is read on demand of one of so many runs; None where there is none of it.
+
+  `replayed` are the questions whose stored successes are wanted most.
+  """
   workdir = pathlib.Path(run.workdir)
   own: Parts = {
     'visits': visits.describe(run, _RESPONSES // runs) or None,
@@ -81,9 +86,8 @@ def _parts_of(run: Recorded, runs: int) -> Parts:
     chosen = texts.choose(sizes, _TOKENS // runs)
     if chosen:
       own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
-    first = [question['question'] for question in experience.most_replayed(run)]
-    first += [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
-    rows = list(dict.fromkeys(first))
+    others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
+    rows = list(dict.fromkeys([*replayed, *others]))
     found = stored.read(run.workdir, rows, _STORED_TOKENS // runs) if rows else None
     if found is not None:
       own['stored'] = texts.describe_stored(found, pieces)

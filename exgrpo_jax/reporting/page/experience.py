@@ -20,7 +20,7 @@ def describe(run: Recorded) -> dict[str, Any]:
   buffer_panels = [p for p in curves.all_panels(run.metrics) if isinstance(p, HeatMap)]
   described: dict[str, Any] = {
     'panels': [charts.describe(panel) for panel in buffer_panels],
-    'replayed': most_replayed(run),
+    'replayed': _most_replayed(run),
   }
   if not run.questions.num_rows:
     return described
@@ -116,7 +116,7 @@ def _by_age(replays: pa.Table) -> list[dict[str, Any]]:
   return [charts.describe(panel, x) for panel in made]
 
 
-def most_replayed(run: Recorded) -> list[dict[str, Any]]:
+def _most_replayed(run: Recorded) -> list[dict[str, Any]]:
   """The questions that were replayed most often, and where they stand now."""
   questions, replays = run.questions, run.responses.filter(run.responses['is_replay'])
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)

@@ -88,7 +88,7 @@ function responseRow(rows, i) {
   const { responses } = rows;
   return [
     rows.visits.step[visit], questionLink(rows.visits.question[visit]),
-    h('a', { href: groupAddress(rows, visit), 'aria-label': `group ${rows.groupOf[visit]} of step ${rows.visits.step[visit]}` }, `group ${rows.groupOf[visit]}`),
+    h('a', { href: groupAddress(rows, visit), 'aria-label': `group ${rows.groupOf[visit]} of step ${rows.visits.step[visit]}` }, `group\u00a0${rows.groupOf[visit]}`),
     kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i], signed(responses.advantage[i]),
     responses.length[i], responses.entropy[i], responses.truncated[i] ? 'yes' : 'no',
   ];
@@ -130,9 +130,9 @@ async function groupView(run, rows, step, group) {
     members.length ? groupTable(rows, members) : h('p', { class: 'notes' }, 'The responses of this step are not in this file.'),
     texts ? null : h('p', { class: 'notes' }, 'This group was not recorded token by token (config.metrics.recorded_groups), or there was no room '
       + 'for it in this file (--texts=all has all that is recorded).'),
-    texts ? members.map((i, sample) => (texts.has(sample) ? unfold(
+    texts ? h('div', null, members.map((i, sample) => (texts.has(sample) ? unfold(
       h('span', null, `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i)),
-      () => tokensView(texts.get(sample), rows.responses.replayed[i] ? 'ratio' : 'entropy'), sample === 0 || Boolean(rows.responses.replayed[i])) : null)) : null,
+      () => tokensView(texts.get(sample), rows.responses.replayed[i] ? 'ratio' : 'entropy'), sample === 0 || Boolean(rows.responses.replayed[i])) : null))) : null,
   ];
 }
 

@@ -1,0 +1,306 @@
+"""The page of a run in a browser: what it says is read off it and held to what was recorded."""
+
+import collections
+import json
+import re
+import shutil
+import types
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.reporting import records, step_records
+from tests.helpers import forked, tiny
+from tests.helpers.tabs import go, open_tab, rows_of, shown, values_of
+
+PAGES = ('overview', 'buffer', 'question', 'responses', 'evaluation')
+HOSTILE = '<script>document.title="run"</script></textarea><img src=x onerror=alert(1)>'
+WARNING = 'step 7: no learning signal <b>at all</b>'
+
+
+def change(folder, name, changed):
+  """Rewrites the rows of a table of records, each by `changed`."""
+  for path in step_records.files(folder, name):
+    rows = [changed(row) for row in step_records.read_file(path, name).to_pylist()]
+    step_records.write_file(path, pa.Table.from_pylist(rows, step_records.SCHEMAS[name]))
+
+
+@pytest.fixture(scope='module')
+def run(recorded, tmp_path_factory):
+  """A copy of the recorded run in which a model, a question and an evaluation wrote markup."""
+  folder = tmp_path_factory.mktemp('report') / 'run'
+  shutil.copytree(recorded.workdir, folder)
+  ids = tokenizer.load(folder / 'tokenizer').encode(HOSTILE)
+  attacked = step_records.read_file(step_records.files(folder, 'tokens')[0], 'tokens').to_pylist()[
+    0
+  ]
+  key = tuple(attacked[name] for name in ('step', 'group', 'sample'))
+
+  def with_hostile_tokens(row):
+    if tuple(row[name] for name in ('step', 'group', 'sample')) != key:
+      return row
+    values = {name: [0.5] * len(ids) for name in ('logp', 'entropy')}
+    return row | {'tokens': ids} | values
+
+  change(folder, 'tokens', with_hostile_tokens)
+  question = attacked['question']
+  change(
+    folder,
+    'questions',
+    lambda row: row | ({'text': HOSTILE} if row['question'] == question else {}),
+  )
+  for path in (folder / 'evaluation').iterdir():
+    lines = [json.loads(line) | {'responses': [HOSTILE]} for line in path.read_text().splitlines()]
+    path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  with open(folder / 'console.log', 'a') as file:
+    file.write(f'WARNING: {WARNING}\n')
+  tables = step_records.read(folder)
+  return types.SimpleNamespace(
+    folder=folder,
+    metrics=records.read(folder),
+    responses=tables.responses.to_pylist(),
+    questions=tables.questions.to_pylist(),
+    attacked=attacked,
+    ids=ids,
+  )
+
+
+@pytest.fixture(scope='module')
+def report(run):
+  """The page of that run, written by the command."""
+  out = run.folder.parent / 'deep' / 'report.html'
+  (outcome,) = forked.run([['report', run.folder, f'--out={out}']])
+  assert outcome.status == 0, outcome.err
+  assert f'{run.folder}: step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in outcome.out
+  assert not outcome.used_device  # a TPU belongs to the run alone
+  return out
+
+
+# ---- All pages ----
+
+
+@pytest.mark.parametrize(('width', 'scheme'), [(1280, 'light'), (400, 'dark')])
+def test_every_page_opens_and_fits_its_window(chromium, report, width, scheme):
+  with open_tab(chromium, width, scheme) as tab:
+    for name in PAGES:
+      go(tab, report, f'page={name}')
+      assert tab.locator('nav [aria-current=page]').inner_text() == name.title()
+      assert tab.locator('main').inner_text().count('\n') > 5, name
+      assert tab.evaluate('document.documentElement.scrollWidth') == width, name
+      empty = tab.locator('.plot').evaluate_all('all => all.filter(area => !area.plot).length')
+      assert empty == 0, name
+
+
+def test_pages_are_reached_and_charts_read_by_keyboard(tab, report, run):
+  go(tab, report, 'page=overview')
+  tab.keyboard.press('Tab')
+  assert tab.locator(':focus').inner_text() == 'Skip to the content'
+  tab.locator('nav a', has_text='Buffer').focus()
+  tab.keyboard.press('Enter')
+  tab.wait_for_selector('main[data-page=buffer]')
+  go(tab, report, 'page=overview')
+  figure = tab.locator('figure[data-title="Reward"]')
+  figure.locator('.plot').focus()
+  for _ in range(3):
+    tab.keyboard.press('ArrowRight')
+  expected = [(r['step'], r['reward']) for r in run.metrics if 'reward' in r]
+  steps = figure.locator('.plot').evaluate('area => area.plot.data[0]')
+  step = steps[2]
+  assert f'step {step}' in figure.locator('.readout').inner_text()
+  assert shown(dict(expected)[step]) in figure.locator('.readout').inner_text()
+
+
+def test_charts_over_steps_are_zoomed_together(tab, report):
+  go(tab, report, 'page=overview')
+  ranges = """all => all.map(area => area.plot).filter(plot => plot.kind === 'step')
+    .map(plot => [plot.scales.x.min, plot.scales.x.max])"""
+  plots = tab.locator('.plot')
+  whole = plots.evaluate_all(ranges)
+  assert len(whole) > 8 and len(set(map(tuple, whole))) == 1
+  box = plots.nth(2).locator('.u-over').bounding_box()
+  middle = box['y'] + box['height'] / 2
+  tab.mouse.move(box['x'] + 0.3 * box['width'], middle)
+  tab.mouse.down()
+  tab.mouse.move(box['x'] + 0.6 * box['width'], middle, steps=5)
+  tab.mouse.up()
+  zoomed = plots.evaluate_all(ranges)
+  assert len(set(map(tuple, zoomed))) == 1
+  low, high = zoomed[0]
+  assert whole[0][0] < low < high < whole[0][1]
+  plots.nth(5).focus()
+  tab.keyboard.press('Escape')
+  assert plots.evaluate_all(ranges) == whole
+
+
+# ---- Numbers ----
+
+
+def test_overview_has_the_scores_settings_and_warnings_of_the_run(tab, report, run):
+  go(tab, report, 'page=overview')
+  text = tab.locator('main').inner_text()
+  evaluated = [r for r in run.metrics if 'eval/data_evaluation/pass@1' in r]
+  for record in (evaluated[0], evaluated[-1]):
+    value, low, high = (
+      record[f'eval/data_evaluation/pass@1{end}'] for end in ('', '_low', '_high')
+    )
+    expected = f'{shown(value)} ({shown(low)} to {shown(high)}) at step {record["step"]}'
+    assert expected in text
+  assert WARNING in text
+  settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
+  table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
+  assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
+  tokens = sum(r.get('length/total', 0) for r in run.metrics)
+  assert f'{tokens:,.0f}' in tab.locator('.facts').inner_text()
+
+
+def test_the_values_of_a_chart_are_those_of_the_metrics(tab, report, run):
+  go(tab, report, 'page=overview')
+  for title, label, name in (
+    ('Reward', 'reward', 'reward'),
+    ('Replay buffer', 'retired', 'buffer/retired'),
+    ('Importance ratio of replayed tokens', 'max', 'replay/ratio_max'),
+  ):
+    found = values_of(tab, title)
+    expected = {str(r['step']): shown(r[name]) for r in run.metrics if name in r}
+    assert len(expected) > 15
+    assert dict(zip(found['step'], found[label])) == expected, title
+
+
+def test_flows_of_the_buffer_are_those_of_the_records(tab, report, run):
+  go(tab, report, 'page=buffer')
+  found = values_of(tab, 'Into the buffer, within it and out of it')
+  flows = collections.defaultdict(collections.Counter)
+  for row in run.questions:
+    before, after = row['bucket_before'], row['bucket_after']
+    flows['entered'][row['step']] += before is None and after is not None
+    flows['moved to another bucket'][row['step']] += None not in (before, after) and before != after
+    flows['retired'][row['step']] += row['retired_step'] is not None
+    flows['replayed'][row['step']] += row['is_replay']
+  for name, counts in flows.items():
+    assert sum(counts.values()) > 0
+    assert found[name] == tuple(str(counts[int(step)]) for step in found['step']), name
+
+
+def test_ratios_and_sample_sizes_by_age_are_those_of_the_records(tab, report, run):
+  go(tab, report, 'page=buffer')
+  weights = collections.defaultdict(lambda: np.zeros(3))
+  for row in run.responses:
+    if row['is_replay']:
+      tokens, mean = row['length'], row['ratio_mean']
+      sums = (tokens, tokens * mean, tokens * (row['ratio_variance'] + mean**2))
+      weights[row['step'] - row['policy_step']] += sums
+  ratios, sizes = (
+    values_of(tab, 'Importance ratio by age'),
+    values_of(tab, 'Effective sample size by age'),
+  )
+  (head, *_) = ratios
+  assert head == 'age' and len(weights) > 3
+  for age, ratio, size in zip(
+    ratios['age'], ratios['mean over tokens'], sizes['effective sample size']
+  ):
+    tokens, total, squares = weights[int(age)]
+    assert (ratio, size) == (
+      shown(round(total / tokens, 6)),
+      shown(round(total**2 / (tokens * squares), 6)),
+    )
+
+
+def test_a_question_tells_its_whole_story(tab, report, run):
+  replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
+  question = replays.most_common(1)[0][0]
+  go(tab, report, f'page=question&question={question}')
+  visits = [row for row in run.questions if row['question'] == question]
+  table = tab.locator('section', has=tab.locator('h2', has_text='Visits')).locator('table')
+  found = rows_of(table)
+  assert [(int(row[0]), row[2]) for row in found] == [
+    (visit['step'], shown(visit['correctness'])) for visit in visits
+  ]
+  chosen = {r['step']: r for r in run.responses if r['is_replay'] and r['question'] == question}
+  assert len(chosen) > 1
+  for row in found:
+    if int(row[0]) in chosen:
+      replay = chosen[int(row[0])]
+      assert row[6] == str(replay['step'] - replay['policy_step'])
+      assert row[7] == shown(round(replay['entropy'], 4)) and row[9] == shown(replay['ratio_mean'])
+  assert tab.locator('.strip li').count() == len(visits)
+
+
+# ---- Search, filters, groups ----
+
+
+def test_a_question_is_found_by_text_row_and_answer(tab, report, run):
+  other = next(q for q in run.questions if q['question'] != run.attacked['question'])
+  for word in (other['text'], str(other['question']), '</textarea>'):
+    go(tab, report, 'page=question')
+    tab.locator('#find').fill(word)
+    wanted = other if word != '</textarea>' else run.attacked
+    links = tab.locator('search table tbody tr td:first-child').all_inner_texts()
+    assert str(wanted['question']) in links, word
+  tab.locator('search table a').first.click()
+  tab.wait_for_selector('#story')
+
+
+def test_filters_leave_what_the_records_have(tab, report, run):
+  wrong = [r for r in run.responses if r['outcome'] == 'wrong' and 5 <= r['step'] <= 9]
+  go(tab, report, 'page=responses')
+  tab.locator('[name=outcome]').select_option('wrong')
+  tab.locator('[name=from]').fill('5')
+  tab.locator('[name=from]').press('Enter')
+  tab.locator('[name=to]').fill('9')
+  tab.locator('[name=to]').press('Enter')
+  assert len(wrong) > 1
+  tab.locator('#count', has_text=re.compile(f'^{len(wrong)} responses')).wait_for()
+  lengths = [int(row[8]) for row in rows_of(tab.locator('main table'))]
+  assert lengths == [row['length'] for row in wrong][: len(lengths)]
+  replayed = sum(r['is_replay'] for r in run.responses)
+  go(tab, report, 'page=responses&kind=replayed&sort=-length')
+  assert tab.locator('#count').inner_text().startswith(f'{replayed} responses')
+  lengths = [int(row[8]) for row in rows_of(tab.locator('main table'))]
+  assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
+  replay = next(r for r in run.responses if r['is_replay'] and r['advantage'])
+  members = [
+    r for r in run.responses if (r['step'], r['group']) == (replay['step'], replay['group'])
+  ]
+  go(tab, report, f'page=responses&group={replay["step"]}/{replay["group"]}')
+  found = rows_of(tab.locator('main table'))
+  assert [(row[4], row[5]) for row in found] == [
+    (shown(r['reward']), ('+' if r['advantage'] > 0 else '') + shown(round(r['advantage'], 6)))
+    for r in members
+  ]
+  assert found[-1][9] == str(replay['policy_step'])
+  path = next(p for p in step_records.files(run.folder, 'tokens')[::-1])
+  last = step_records.read_file(path, 'tokens').to_pylist()[-1]
+  go(tab, report, f'page=responses&group={last["step"]}/{last["group"]}')
+  text = tokenizer.load(run.folder / 'tokenizer').decode(last['tokens'], special=True)
+  tab.locator('main > details').last.evaluate('details => { details.open = true; }')
+  tokens = tab.locator('main > details').last.locator('.tokens')
+  tokens.wait_for()
+  assert tokens.evaluate('element => element.textContent').replace('↵', '') == text
+  tokens.focus()
+  tab.keyboard.press('ArrowRight')
+  said = tab.locator('main > details').last.locator('.readout').inner_text()
+  assert f'token 1 of {len(last["tokens"])}' in said
+  assert f'log-probability {shown(round(last["logp"][0], 3))}' in said
+
+
+def test_what_a_model_wrote_is_text_and_never_markup(tab, report, run):
+  scripts = 'document.querySelectorAll("script, img, textarea").length'
+  go(tab, report, f'page=responses&group={run.attacked["step"]}/{run.attacked["group"]}')
+  before = tab.evaluate(scripts)
+  tokens = tab.locator('.tokens').first
+  assert tokens.evaluate('element => element.textContent') == HOSTILE
+  assert tab.locator('.question').inner_text() == HOSTILE
+  go(tab, report, 'page=evaluation')
+  for details in tab.locator('main details').all():
+    details.evaluate('details => { details.open = true; }')
+  tab.locator('td details').first.evaluate('details => { details.open = true; }')
+  tab.wait_for_selector('td .tokens')
+  assert tab.locator('td .tokens').first.inner_text() == HOSTILE
+  assert tab.evaluate(scripts) == before
+  assert tab.title() == 'Evaluation · run'
+  assert HOSTILE not in report.read_text()
