@@ -134,8 +134,7 @@ def start_or_resume(
       if reference is not None:  # a copy, for updates donate their input
         reference = model.copied(params)
       snapshot = first_snapshot(experiment, rollout, params, successes)
-    # Records of steps after the checkpoint will be written again.
-    first = snapshot.step + 1 if snapshot.step else 0
+    first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
     record_start(workdir, first)
     settings = dataclasses.asdict(config)
     with (

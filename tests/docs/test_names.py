@@ -14,7 +14,7 @@ from tests.docs.documents import PACKAGE, names
 from tests.helpers.paths import REPOSITORY
 
 _FILE = re.compile(r'[\w./-]+\.(?:py|md|sh|toml|cfg|yml|cff)')
-_DATA_FILE = re.compile(r'(?:[\w/-]+/)?([\w.-]+\.(?:csv|jsonl?|png|svg|txt|log|model|lock))')
+_DATA_FILE = re.compile(r'(?:[\w/-]+/)?([\w.-]+\.(?:csv|html|jsonl?|png|svg|txt|log|model|lock))')
 _DOTTED = re.compile(r'[A-Za-z_]\w*(?:\.\w+)+')
 _SETTING = re.compile(r'([a-z]\w*(?:\.\w+)*\.(?:\w+|\*))(?:=.*)?')
 _CALL = re.compile(r'(\w+)\(\)')

@@ -86,7 +86,7 @@ def describe(responses: Iterator[dict[str, Any]], pieces: Pieces) -> dict[str, A
         'past': response['past_logp'] and _rounded(response['past_logp']),
       }
     )
-  return {'groups': groups, 'pieces': vocabulary.texts()}
+  return {'groups': groups, 'pieces': vocabulary.words()}
 
 
 def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
     ]
     for row, trajectories in stored.items()
   }
-  return {'questions': questions, 'pieces': vocabulary.texts()}
+  return {'questions': questions, 'pieces': vocabulary.words()}
 
 
 class _Vocabulary:
@@ -117,7 +117,7 @@ class _Vocabulary:
   def numbers(self, tokens: Sequence[int]) -> list[int]:
     return [self._number.setdefault(text, len(self._number)) for text in self._pieces(tokens)]
 
-  def texts(self) -> list[str]:
+  def words(self) -> list[str]:
     return list(self._number)
 
 
