@@ -110,9 +110,9 @@ def write_at_end(workdir: str) -> None:
     hosts.warn(f'{PAGE} is not written: {error}')
 
 
-def _render(groups: Sequence[Group], **options: Any) -> str:
+def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
   """The document; `options` go into its first part as they are, see browser/start.js."""
-  parts = contents.describe(groups, _differences)
+  parts = contents.describe(groups, _differences, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
   parts['page'] |= options
@@ -188,7 +188,7 @@ def _serve(workdirs: Sequence[str], port: int, every: float) -> None:
   source = Source(
     version=lambda: _signature(workdirs),
     document=lambda version: _render(
-      runs.read(workdirs), texts='texts/', again=_POLL, version=version
+      runs.read(workdirs), True, texts='texts/', again=_POLL, version=version
     ),
     texts=texts_of,
   )

@@ -272,7 +272,7 @@ def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
     (shown(r['reward']), ('+' if r['advantage'] > 0 else '') + shown(round(r['advantage'], 6)))
     for r in members
   ]
-  assert found[-1][9] == str(replay['policy_step'])
+  assert found[-1][8] == str(replay['policy_step'])
   path = next(p for p in step_records.files(run.folder, 'tokens')[::-1])
   last = step_records.read_file(path, 'tokens').to_pylist()[-1]
   go(tab, report, f'page=responses&group={last["step"]}/{last["group"]}')

@@ -1,5 +1,6 @@
 """The parts of the page that grow with a run: what is kept of them, and what is left out."""
 
+import math
 import types
 
 import numpy as np
@@ -61,7 +62,7 @@ def run(recorded):
 
 
 def test_each_visit_has_its_own_responses(run):
-  columns = visits.describe(run, 10**9)
+  columns = visits.describe(run, math.inf)
   rows = run.responses.to_pylist()
   assert columns['every'] == 1 and len(columns['responses']['length']) == len(rows)
   described = columns['visits']
@@ -69,8 +70,9 @@ def test_each_visit_has_its_own_responses(run):
     members = rows[first : first + described['responses'][visit]]
     assert {row['question'] for row in members} == {described['question'][visit]}
     assert {row['step'] for row in members} == {described['step'][visit]}
-  replays = columns['replays']['response']
-  assert [rows[index]['is_replay'] for index in replays] == [True] * len(replays)
+  replays = [row for row in rows if row['is_replay']]
+  assert columns['replays']['written'] == [row['policy_step'] for row in replays]
+  assert sum(described['replayed']) == len(replays) > 9
 
 
 def test_of_too_many_responses_whole_steps_are_left_out(run):
@@ -78,6 +80,7 @@ def test_of_too_many_responses_whole_steps_are_left_out(run):
   columns = visits.describe(run, total // 3)
   assert columns['every'] == 3  # 11 of 32 steps
   assert len(columns['responses']['length']) == total * 11 // tiny.NUM_STEPS
+  assert columns['replays'] == visits.describe(run, math.inf)['replays']  # of all steps
   shown = {
     step for step, first in zip(columns['visits']['step'], columns['visits']['first']) if first >= 0
   }
@@ -86,11 +89,25 @@ def test_of_too_many_responses_whole_steps_are_left_out(run):
   assert len(columns['visits']['step']) == run.questions.num_rows  # of all steps
 
 
+def test_groups_that_are_there_token_by_token_keep_their_responses(run):
+  columns = visits.describe(run, run.responses.num_rows // 3, {Group(2, 1)})
+  described = columns['visits']
+  kept = [s for s, first in zip(described['step'], described['first']) if first >= 0 and s < 4]
+  assert kept == [1] * tiny.QUESTIONS + [2]
+
+
 def test_responses_whose_visit_is_lost_are_left_out(run):
   kept = run.questions.filter(pa.array(np.array(run.questions['step']) > 3))
-  columns = visits.describe(Recorded(run.workdir, {}, [], run.responses, kept), 10**9)
+  columns = visits.describe(Recorded(run.workdir, {}, [], run.responses, kept), math.inf)
   expected = [row['length'] for row in run.responses.to_pylist() if row['step'] > 3]
   assert columns['responses']['length'] == expected and min(columns['visits']['first']) == 0
+  without = pa.array(np.array(run.responses['step']) != 5)
+  lost = visits.describe(
+    Recorded(run.workdir, {}, [], run.responses.filter(without), run.questions), math.inf
+  )
+  of_step = [lost['visits']['step'][v] for v, yes in enumerate(lost['visits']['replayed']) if yes]
+  nothing = [step for step, age in zip(of_step, lost['replays']['written']) if age is None]
+  assert set(nothing) == {5} and nothing
 
 
 FULL = 8  # a step after which the recorded run's buffer has questions

@@ -4,6 +4,7 @@ A part is a value that JSON can hold. The page is small enough for mail: what gr
 sampled, within the limits below.
 """
 
+import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -24,30 +25,35 @@ from exgrpo_jax.reporting.page import (
 from exgrpo_jax.reporting.page.overview import Difference
 from exgrpo_jax.reporting.page.texts import Pieces
 
-# What all runs of a page share.
-_RESPONSES = 1_500_000  # rows of the table of responses
-_TOKENS = 900_000  # of responses token by token
-_STORED_TOKENS = 300_000  # of stored successes
-_CHARACTERS = 24_000_000  # of evaluations' files, of which texts are kept
+# What all runs of a page share, so that it stays below 15 MB: `benchmark report` measures it.
+_RESPONSES = 400_000  # rows of the table of responses
+_TOKENS = 500_000  # of responses token by token
+_STORED_TOKENS = 150_000  # of stored successes
+_CHARACTERS = 6_000_000  # of evaluations' files, of which texts are kept
 
 Parts = dict[str, Any]  # by name
 
 
 def describe(
-  groups: Sequence[Group], differences: Callable[[Recorded], Sequence[Difference]]
+  groups: Sequence[Group],
+  differences: Callable[[Recorded], Sequence[Difference]],
+  all_responses: bool = False,
 ) -> Parts:
   """The parts of a page on these runs; what a run lacks is told in its 'missing'.
 
   Args:
     groups: the runs by setting.
     differences: what a run's config has otherwise than the base config.
+    all_responses: the table of responses has all of them, however many, as a page that is no file
+      may.
   """
   recorded = [run for group in groups for run in group.runs]
   parts: Parts = {'page': {'runs': [], 'compare': None}}
   for index, run in enumerate(recorded):
     buffer = experience.describe(run)
     replayed = [question['question'] for question in buffer['replayed']]
-    own = _parts_of(run, len(recorded), replayed)
+    limit = math.inf if all_responses else _RESPONSES // len(recorded)
+    own = _parts_of(run, len(recorded), limit, replayed)
     parts['page']['runs'].append(
       {
         'name': pathlib.Path(os.path.realpath(run.workdir)).name,
@@ -69,28 +75,28 @@ def describe(
   return parts
 
 
-def _parts_of(run: Recorded, runs: int, replayed: Sequence[int]) -> Parts:
+def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
   """What is read on demand of one of so many runs; None where there is none of it.
 
   `replayed` are the questions whose stored successes are wanted most.
   """
   workdir = pathlib.Path(run.workdir)
+  pieces = open_pieces(run)
+  sizes = texts.sizes(workdir) if pieces else {}
+  chosen = texts.choose(sizes, _TOKENS // runs)
   own: Parts = {
-    'visits': visits.describe(run, _RESPONSES // runs) or None,
+    'visits': visits.describe(run, max_responses, chosen) or None,
     'evaluations': evaluations.describe(workdir, _CHARACTERS // runs) or None,
     'texts': None,
     'stored': None,
   }
-  if pieces := open_pieces(run):
-    sizes = texts.sizes(workdir)
-    chosen = texts.choose(sizes, _TOKENS // runs)
-    if chosen:
-      own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
-    others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
-    rows = list(dict.fromkeys([*replayed, *others]))
-    found = stored.read(run.workdir, rows, _STORED_TOKENS // runs) if rows else None
-    if found is not None:
-      own['stored'] = texts.describe_stored(found, pieces)
+  if pieces and chosen:
+    own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
+  others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
+  rows = list(dict.fromkeys([*replayed, *others]))
+  if pieces and rows:
+    found = stored.read(run.workdir, rows, _STORED_TOKENS // runs)
+    own['stored'] = None if found is None else texts.describe_stored(found, pieces)
   return own
 
 

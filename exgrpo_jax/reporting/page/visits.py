@@ -1,6 +1,10 @@
-"""Every visit of a question and every response of a run, as columns that the page filters."""
+"""Every visit of a question and the responses of a run, as columns that the page filters.
 
-from collections.abc import Sequence
+A visit is a question in a step. A run has a hundred thousand of them, and eight times as many
+responses, so what is kept of these has a limit.
+"""
+
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,51 +13,62 @@ import pyarrow as pa
 from exgrpo_jax.reporting.figures.runs import Recorded
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.columns import flags, known
+from exgrpo_jax.reporting.page.texts import Group
 
-_MAX_TEXT = 300  # characters of a question that are kept
-_MAX_ANSWER = 60  # of an extracted answer
+_MAX_ANSWER = 60  # characters of an extracted answer
+# Of the text of a question. Most are visited once, and of those enough is kept to find them by.
+_MAX_TEXT, _MAX_TEXT_ONCE = 600, 120
 _ENTROPY_DIGITS = 4
 
 
-def describe(run: Recorded, max_responses: int) -> dict[str, Any]:
+def describe(
+  run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
+) -> dict[str, Any]:
   """Columns of questions, visits, responses and replays; nothing where there are no records.
 
-  A visit is a question in a step; its responses are those from 'first' on, and a replay belongs to
-  the response of that number. Where there are more than `max_responses`, only every n-th step has
-  its responses, and 'every' says which.
+  The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
+  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1, and only
+  every n-th step has its responses, and besides it the groups `with_texts`.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
     return {}
-  every = -(-responses.num_rows // max_responses)
-  if every > 1:
-    kept = np.unique(responses['step'].to_numpy())[::every]
-    responses = responses.filter(pa.array(np.isin(responses['step'].to_numpy(), kept)))
+  every = int(-(-responses.num_rows // max_responses))
   place = _place(visits, responses)
-  responses = responses.filter(pa.array(place >= 0))  # of a visit whose row is lost, there is none
-  place = place[place >= 0]
+  is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
+  # Nor is a response kept whose visit is lost with a damaged file: its place is -1.
+  kept = responses.filter(pa.array(is_kept))
   first = np.full(visits.num_rows, -1)
-  counts = np.bincount(place, minlength=visits.num_rows)
-  with_responses = np.unique(place)
-  first[with_responses] = np.searchsorted(place, with_responses)
+  with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
+  first[with_responses] = starts
+  number = np.zeros(visits.num_rows, int)
+  number[with_responses] = counts
   return {
     'every': every,
-    'visits': _visits(visits) | {'first': first.tolist(), 'responses': counts.tolist()},
-    'responses': _responses(responses, _asked(visits, place)),
-    'replays': _replays(responses),
+    'visits': _visits(visits) | {'first': first.tolist(), 'responses': number.tolist()},
+    'responses': _responses(kept, _asked(visits, place[is_kept])),
+    'replays': _replays(visits, responses, place),
     'questions': _questions(visits),
   }
 
 
+def _key(table: pa.Table) -> np.ndarray:
+  """The step and group of each row, as one number."""
+  return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
+
+
 def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
   """The visit of each response, both in the order of steps and groups; -1 where it is missing."""
-
-  def key(table: pa.Table) -> np.ndarray:
-    return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
-
-  keys, wanted = key(visits), key(responses)
+  keys, wanted = _key(visits), _key(responses)
   found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[found] == wanted, found, -1)
+
+
+def _kept(visits: pa.Table, every: int, with_texts: Collection[Group]) -> np.ndarray:
+  """Which visits have their responses on the page."""
+  step = visits['step'].to_numpy()
+  recorded = [key.step << 32 | key.group for key in with_texts]
+  return np.isin(step, np.unique(step)[::every]) | np.isin(_key(visits), recorded)
 
 
 def _visits(visits: pa.Table) -> dict[str, list]:
@@ -68,7 +83,7 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
   """An extracted answer that is the question's own is written as true."""
   outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
   names = outcome.dictionary.to_pylist() if responses.num_rows else []
-  answers = _cut(responses['answer'], _MAX_ANSWER)
+  answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
   return {
     'outcomes': names,
     'outcome': outcome.indices.to_pylist() if responses.num_rows else [],
@@ -78,7 +93,6 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
     'truncated': flags(responses['truncated']).astype(int).tolist(),
     'replayed': flags(responses['is_replay']).astype(int).tolist(),
     'entropy': _rounded(responses['entropy']),
-    'probability': _rounded(responses['probability']),
     'reason': _reasons(responses),
     'answer': [
       True if own is not None and own == truth else own for own, truth in zip(answers, asked)
@@ -93,17 +107,20 @@ def _reasons(responses: pa.Table) -> dict[str, str]:
   return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
 
 
-def _replays(responses: pa.Table) -> dict[str, list]:
-  chosen = flags(responses['is_replay'])
-  replays = responses.filter(pa.array(chosen))
+def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
+  """What is known of the replayed response of each visit that replayed; null where it is lost."""
+  is_replay = flags(responses['is_replay']) & (place >= 0)
+  index = np.full(visits.num_rows, -1)
+  index[place[is_replay]] = np.flatnonzero(is_replay)
+  index = index[flags(visits['is_replay'])]
+  replays = responses.take(pa.array(index, mask=index < 0))
   names = ('ratio_mean', 'ratio_max', 'shaped_mean', 'shaped_variance')
-  numbers = {name: charts.numbers(known(replays[name])) for name in names}
-  return numbers | {
-    'response': np.flatnonzero(chosen).tolist(),
+  return {name: charts.numbers(known(replays[name])) for name in names} | {
     'written': replays['policy_step'].to_pylist(),
     'times': replays['times_replayed'].to_pylist(),
+    'entropy': _rounded(replays['entropy']),
     'candidates': [
-      None if entropies is None else charts.numbers(entropies)
+      None if entropies is None else charts.numbers(np.round(entropies, _ENTROPY_DIGITS))
       for entropies in replays['candidate_entropies'].to_pylist()
     ],
   }
@@ -111,11 +128,14 @@ def _replays(responses: pa.Table) -> dict[str, list]:
 
 def _questions(visits: pa.Table) -> dict[str, list]:
   """Each question that was visited, once: its row, its text and its answer."""
-  rows, index = np.unique(visits['question'].to_numpy(), return_index=True)
+  rows, index, counts = np.unique(
+    visits['question'].to_numpy(), return_index=True, return_counts=True
+  )
   taken = visits.take(pa.array(index))
+  limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
   return {
     'row': rows.tolist(),
-    'text': _cut(taken['text'], _MAX_TEXT),
+    'text': [_cut(text, limit) for text, limit in zip(taken['text'].to_pylist(), limits)],
     'answer': taken['answer'].to_pylist(),
   }
 
@@ -126,8 +146,9 @@ def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
   return answers[place].tolist()
 
 
-def _cut(column: pa.ChunkedArray, length: int) -> list[str | None]:
-  return [text and text[:length] for text in column.to_pylist()]
+def _cut(text: str | None, limit: int) -> str | None:
+  """Its beginning, with three dots where something is left out."""
+  return text if text is None or len(text) <= limit else f'{text[:limit]} …'
 
 
 def _rounded(column: pa.ChunkedArray) -> list[float | None]:

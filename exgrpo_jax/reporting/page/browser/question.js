@@ -68,7 +68,7 @@ function strip(rows, visits) {
   return h('ol', { class: 'strip', tabindex: 0, 'aria-label': 'Visits in the order of steps' }, visits.map((visit) => {
     const share = correctness[visit];
     const fate = retired_step[visit] !== null ? 'retired' : bucket_after[visit] === null ? 'not kept' : `bucket ${bucket_after[visit]}`;
-    const replay = replayed[visit] ? replayOfVisit(rows, visit) : null;
+    const replay = replayOfVisit(rows, visit);
     const column = h('span', { class: `bar ${replayed[visit] ? 'replayed' : 'fresh'}` });
     column.style.height = `${Math.round(4 + 56 * share)}px`;
     return h('li', null, h('a', { href: groupAddress(rows, visit) },
@@ -96,7 +96,7 @@ function visitsTable(rows, visits) {
   const bucket = (value) => (value === null ? 'none' : String(value));
   return table(['step', 'kind', 'pass rate', 'bucket before', 'after', 'replayed one written in', 'age', 'its entropy', "others' entropies", 'mean ratio', 'largest', 'mean weight'],
     visits.map((visit) => {
-      const replay = replayed[visit] ? replayOfVisit(rows, visit) : null;
+      const replay = replayOfVisit(rows, visit);
       const shared = [h('a', { href: groupAddress(rows, visit) }, String(step[visit])), kindOfVisit(rows, visit),
         correctness[visit], bucket(bucket_before[visit]), bucket(bucket_after[visit])];
       if (!replay) return [...shared, ...Array(7).fill(null)];
@@ -104,15 +104,12 @@ function visitsTable(rows, visits) {
     }), 'Visits of this question');
 }
 
-// What is known of the stored success that a visit replayed; null where its step has no responses here.
+// What is known of the stored success that a visit replayed; null where its record is lost.
 function replayOfVisit(rows, visit) {
-  const first = rows.visits.first[visit];
-  if (first < 0) return null;
-  const response = first + rows.visits.responses[visit] - 1;
-  const index = rows.replayOf.get(response);
-  if (index === undefined) return null;
   const { replays } = rows;
-  const entropy = rows.responses.entropy[response];
+  const index = rows.replayOf.get(visit);
+  if (index === undefined || replays.written[index] === null) return null;
+  const entropy = replays.entropy[index];
   const others = replays.candidates[index] && without(replays.candidates[index], entropy);
   return {
     written: replays.written[index], age: rows.visits.step[visit] - replays.written[index], entropy,
@@ -165,7 +162,7 @@ function whyNone(rows, visits, all) {
 // The recorded replays, the newest first.
 function lastReplays(rows, visits, recordings) {
   return visits.flatMap((visit, index) => {
-    const replay = recordings[index] && rows.visits.replayed[visit] ? replayOfVisit(rows, visit) : null;
+    const replay = recordings[index] ? replayOfVisit(rows, visit) : null;
     const response = replay && [...recordings[index].values()].find((member) => member.past);
     return response ? [{ ...response, written: replay.written, step: rows.visits.step[visit] }] : [];
   }).reverse();

@@ -11,7 +11,7 @@ async function responsesPage(run) {
   const group = choice().get('group');
   if (group) return groupView(run, rows, ...group.split('/').map(Number));
   return [
-    rows.every > 1 ? h('p', { class: 'notes' }, `Of every ${rows.every}th step the responses are in this file.`) : null,
+    rows.every > 1 ? h('p', { class: 'notes' }, `Of one step in ${rows.every} the responses are in this file, besides the groups that it has token by token; a served page (--serve) has all.`) : null,
     filters(rows), results(rows, await part(`texts-${run}`)),
   ];
 }
@@ -137,15 +137,15 @@ async function groupView(run, rows, step, group) {
 }
 
 function groupTable(rows, members) {
-  const { responses, replays } = rows;
+  const { responses } = rows;
   const most = Math.max(1e-9, ...members.map((i) => Math.abs(responses.advantage[i])));
-  return table(['sample', 'kind', 'outcome', 'extracted', 'reward', 'advantage', 'tokens', 'entropy', 'mean probability', 'written in step', 'mean ratio', 'largest'],
+  return table(['sample', 'kind', 'outcome', 'extracted', 'reward', 'advantage', 'tokens', 'entropy', 'written in step', 'mean ratio', 'largest'],
     members.map((i, sample) => {
-      const replay = rows.replayOf.get(i);
+      const replay = responses.replayed[i] ? replayOfVisit(rows, rows.visitOf[i]) : null;
       const bar = h('i', { class: `advantage ${responses.advantage[i] < 0 ? 'negative' : 'positive'}` });
       bar.style.width = `${Math.round(40 * Math.abs(responses.advantage[i]) / most)}px`;
       return [sample, kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i],
-        h('span', { class: 'with-bar' }, signed(responses.advantage[i]), bar), responses.length[i], responses.entropy[i], responses.probability[i],
-        ...(replay === undefined ? [null, null, null] : [replays.written[replay], replays.ratio_mean[replay], replays.ratio_max[replay]])];
+        h('span', { class: 'with-bar' }, signed(responses.advantage[i]), bar), responses.length[i], responses.entropy[i],
+        ...(replay ? [replay.written, replay.ratio_mean, replay.ratio_max] : [null, null, null])];
     }), 'Responses of the group');
 }

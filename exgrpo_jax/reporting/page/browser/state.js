@@ -76,10 +76,17 @@ async function recorded(run) {
   rows.visits.first.forEach((first, visit) => {
     if (first >= 0) rows.visitOf.fill(visit, first, first + rows.visits.responses[visit]);
   });
-  rows.replayOf = new Map(rows.replays.response.map((response, replay) => [response, replay]));
+  rows.replayOf = replaysOf(rows.visits.replayed);
   rows.place = new Map(rows.questions.row.map((row, place) => [row, place]));
   rows.groupOf = groupsOf(rows.visits.step);
   return rows;
+}
+
+// Where each visit that replayed has its values among the replays.
+function replaysOf(replayed) {
+  const places = new Map();
+  replayed.forEach((flag, visit) => { if (flag) places.set(visit, places.size); });
+  return places;
 }
 
 // The place of each visit in its step.
