@@ -38,7 +38,7 @@ from exgrpo_jax.performance import (
 )
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.shapes import SHAPES
-from exgrpo_jax.performance.synthetic_visits import Size
+from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.performance.workload import LENGTHS, Workload
 from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes

@@ -5,9 +5,10 @@ import re
 import sys
 import tempfile
 
-from exgrpo_jax.performance import browser, own_process, synthetic_run
+from exgrpo_jax.performance import browser, own_process
 from exgrpo_jax.performance.measurement import Measurement
-from exgrpo_jax.performance.synthetic_visits import Size
+from exgrpo_jax.performance.synthetic import run_folder
+from exgrpo_jax.performance.synthetic.history import Size
 
 # What a page is held to: small enough for mail, and open before one loses patience.
 _MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
@@ -26,7 +27,7 @@ def measure(size: Size) -> list[Measurement]:
   with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as folder:
     workdir, page = pathlib.Path(folder, 'run'), pathlib.Path(folder, 'report.html')
     workdir.mkdir()
-    synthetic_run.write(workdir, size)
+    run_folder.write(workdir, size)
     command = [sys.executable, '-m', 'exgrpo_jax.report', str(workdir), f'--out={page}']
     usage = own_process.measure(command)
     why = browser.missing()

@@ -31,7 +31,7 @@ from exgrpo_jax.performance import (
   workload,
 )
 from exgrpo_jax.performance.peaks import Peaks
-from exgrpo_jax.performance.synthetic_visits import Size
+from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.performance.workload import Workload, response_lengths
 from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
@@ -283,7 +283,7 @@ def test_report():
 
 def test_report_without_a_browser_says_that_loading_is_not_measured(monkeypatch):
   usage = own_process.Usage(2.0, 300.0)
-  monkeypatch.setattr(report_benchmark.synthetic_run, 'write', lambda *_: None)
+  monkeypatch.setattr(report_benchmark.run_folder, 'write', lambda *_: None)
 
   def measure(command):
     Path(command[-1].removeprefix('--out=')).write_text('a page')

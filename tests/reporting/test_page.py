@@ -277,13 +277,13 @@ def test_a_group_has_its_advantages_and_its_tokens(tab, report, run):
   last = step_records.read_file(path, 'tokens').to_pylist()[-1]
   go(tab, report, f'page=responses&group={last["step"]}/{last["group"]}')
   text = tokenizer.load(run.folder / 'tokenizer').decode(last['tokens'], special=True)
-  tab.locator('main > details').last.evaluate('details => { details.open = true; }')
-  tokens = tab.locator('main > details').last.locator('.tokens')
+  tab.locator('main > div > details').last.evaluate('details => { details.open = true; }')
+  tokens = tab.locator('main > div > details').last.locator('.tokens')
   tokens.wait_for()
   assert tokens.evaluate('element => element.textContent').replace('↵', '') == text
   tokens.focus()
   tab.keyboard.press('ArrowRight')
-  said = tab.locator('main > details').last.locator('.readout').inner_text()
+  said = tab.locator('main > div > details').last.locator('.readout').inner_text()
   assert f'token 1 of {len(last["tokens"])}' in said
   assert f'log-probability {shown(round(last["logp"][0], 3))}' in said
 

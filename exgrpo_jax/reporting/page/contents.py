@@ -29,7 +29,7 @@ from exgrpo_jax.reporting.page.texts import Pieces
 _RESPONSES = 400_000  # rows of the table of responses
 _TOKENS = 500_000  # of responses token by token
 _STORED_TOKENS = 150_000  # of stored successes
-_CHARACTERS = 6_000_000  # of evaluations' files, of which texts are kept
+_CHARACTERS = 5_000_000  # of evaluations' files, of which texts are kept
 
 Parts = dict[str, Any]  # by name
 

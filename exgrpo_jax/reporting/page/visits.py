@@ -17,7 +17,7 @@ from exgrpo_jax.reporting.page.texts import Group
 
 _MAX_ANSWER = 60  # characters of an extracted answer
 # Of the text of a question. Most are visited once, and of those enough is kept to find them by.
-_MAX_TEXT, _MAX_TEXT_ONCE = 600, 120
+_MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.learner import buffer_files, checkpoint
-from exgrpo_jax.performance import synthetic_run
-from exgrpo_jax.performance.synthetic_visits import Size
+from exgrpo_jax.performance.synthetic import run_folder
+from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.reporting import records, step_records
 
 SIZE = Size(
@@ -30,7 +30,7 @@ SIZE = Size(
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('invented')
-  synthetic_run.write(folder, SIZE)
+  run_folder.write(folder, SIZE)
   return folder
 
 
@@ -110,6 +110,6 @@ def test_the_buffer_has_questions_that_were_visited(workdir, tables):
 
 
 def test_the_same_run_comes_out_each_time(workdir, tmp_path):
-  synthetic_run.write(tmp_path, SIZE)
+  run_folder.write(tmp_path, SIZE)
   for name in ('metrics.jsonl', 'console.log', 'records/responses_000001.parquet'):
     assert (tmp_path / name).read_bytes() == pathlib.Path(workdir, name).read_bytes()

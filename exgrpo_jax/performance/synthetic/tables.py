@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.performance.synthetic_text import Text
-from exgrpo_jax.performance.synthetic_visits import Size, Visits
+from exgrpo_jax.performance.synthetic.history import Size, Visits
+from exgrpo_jax.performance.synthetic.prose import Text
 from exgrpo_jax.reporting import step_records
 
 _STEPS_OF_FILE = 10

@@ -5,8 +5,8 @@ import zlib
 import numpy as np
 
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.performance import synthetic_text
-from exgrpo_jax.performance.synthetic_text import Text
+from exgrpo_jax.performance.synthetic import prose
+from exgrpo_jax.performance.synthetic.prose import Text
 
 
 def test_pieces_are_cut_one_after_the_other():
@@ -18,7 +18,7 @@ def test_pieces_are_cut_one_after_the_other():
 
 
 def test_text_is_as_dense_as_reasoning(tmp_path):
-  text = synthetic_text.make(tmp_path, np.random.default_rng(0))
+  text = prose.make(tmp_path, np.random.default_rng(0))
   opened = tokenizer.load(tmp_path)
   assert text.characters.startswith(opened.decode(text.tokens[:1000]))
   content = text.characters.encode()

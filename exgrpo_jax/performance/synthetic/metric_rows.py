@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.performance.synthetic_visits import Size
+from exgrpo_jax.performance.synthetic.history import Size
 
 BENCHMARKS = ('first_benchmark', 'second_benchmark')
 _NOISE = 0.05  # relative, of a value around its course

@@ -10,15 +10,10 @@ from etils import epath
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory
 from exgrpo_jax.learner import buffer_files, checkpoint
-from exgrpo_jax.performance import (
-  synthetic_metrics,
-  synthetic_records,
-  synthetic_text,
-  synthetic_visits,
-)
-from exgrpo_jax.performance.synthetic_records import Data
-from exgrpo_jax.performance.synthetic_text import Text
-from exgrpo_jax.performance.synthetic_visits import Size, Visits
+from exgrpo_jax.performance.synthetic import history, metric_rows, prose, tables
+from exgrpo_jax.performance.synthetic.history import Size, Visits
+from exgrpo_jax.performance.synthetic.prose import Text
+from exgrpo_jax.performance.synthetic.tables import Data
 from exgrpo_jax.reporting import messages, records
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime import workdir as workdirs
@@ -32,13 +27,13 @@ _CHARACTERS_OF_TOKEN = 3.2
 def write(workdir: pathlib.Path, size: Size) -> None:
   """Writes the run into an empty folder; the same one each time."""
   rng = np.random.default_rng(0)
-  text = synthetic_text.make(workdir / 'tokenizer', rng)
-  data = synthetic_records.make_data(size, text, rng)
-  visits = synthetic_visits.simulate(size, rng)
+  text = prose.make(workdir / 'tokenizer', rng)
+  data = tables.make_data(size, text, rng)
+  visits = history.simulate(size, rng)
   _write_config(workdir, size)
   environment.record_start(str(workdir), 1)
-  synthetic_records.write(workdir, size, visits, data, text, rng)
-  metrics = list(synthetic_metrics.make(size, rng))
+  tables.write(workdir, size, visits, data, text, rng)
+  metrics = list(metric_rows.make(size, rng))
   records.write(workdir / records.FILE, metrics)
   _write_console(workdir, size, metrics)
   _write_evaluations(workdir, size, text, data, rng)
@@ -49,7 +44,7 @@ def _write_config(workdir: pathlib.Path, size: Size) -> None:
   config = importlib.import_module(_BASE).get_config()
   config.num_steps = size.steps
   config.rollout.questions, config.rollout.samples = size.questions, size.samples
-  config.data.evaluation = tuple(f'{name}.jsonl' for name in synthetic_metrics.BENCHMARKS)
+  config.data.evaluation = tuple(f'{name}.jsonl' for name in metric_rows.BENCHMARKS)
   workdirs.claim_workdir(config, str(workdir))
 
 
@@ -68,14 +63,12 @@ def _write_evaluations(
 ) -> None:
   """Files of each evaluation, whose responses have some thousands of characters."""
   (workdir / 'evaluation').mkdir()
-  for step in filter(
-    lambda step: synthetic_metrics.is_evaluated(size, step), range(size.steps + 1)
-  ):
-    for offset, name in enumerate(synthetic_metrics.BENCHMARKS):
+  for step in filter(lambda step: metric_rows.is_evaluated(size, step), range(size.steps + 1)):
+    for offset, name in enumerate(metric_rows.BENCHMARKS):
       rows = np.arange(size.evaluated) + offset * size.evaluated
-      lengths = synthetic_records.lengths(size, size.evaluated, rng)
+      lengths = tables.lengths(size, size.evaluated, rng)
       texts = text.cut(rng.random(len(rows)), (_CHARACTERS_OF_TOKEN * lengths).astype(int))
-      correct = rng.random(len(rows)) < synthetic_metrics.pass_rate(step / size.steps)
+      correct = rng.random(len(rows)) < metric_rows.pass_rate(step / size.steps)
       given = np.where(correct, data.answers[rows], rng.permutation(data.answers)[: len(rows)])
       rows_of_file = (
         {
@@ -109,10 +102,10 @@ def _write_buffer(
   rows = seen[np.argsort(-times[seen], kind='stable')][: size.stored].tolist()
 
   def trajectory() -> Trajectory:
-    length = synthetic_records.lengths(size, 1, rng)
+    length = tables.lengths(size, 1, rng)
     tokens = text.cut_tokens(rng.random(1), length)
     tokens[-1] = text.eos
-    logp, _ = synthetic_records.token_values(len(tokens), rng)
+    logp, _ = tables.token_values(len(tokens), rng)
     step = int(rng.integers(1, size.steps + 1))
     return Trajectory(tokens=tokens, logp=logp, reward=1.0, step=step, times_replayed=step % 4)
 
