@@ -14,7 +14,7 @@ import pytest
 from exgrpo_jax.reporting import records, step_records
 from tests.helpers import forked, other_runs, tiny
 from tests.helpers.paths import REPOSITORY
-from tests.helpers.tabs import go, rows_of, shown, values_of
+from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
 
 LONG = 60  # seconds, for what takes one or two
 
@@ -230,7 +230,7 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
       url = process.stdout.readline().split()[0]
       assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
       tab.goto(f'{url}#page=overview')
-      tab.wait_for_selector('main[data-ready]')
+      await_page(tab)
       assert 'step 19 of' in tab.locator('h1').inner_text()
       growing.grow(1)
       tab.locator('h1', has_text='step 20 of').wait_for()
@@ -249,8 +249,8 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
         connection.close()
       busy = report(growing.folder, '--serve', f'--port={url.split(":")[-1].strip("/")}')
       assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
-      process.send_signal(signal.SIGINT)
-      assert process.wait(LONG) == -signal.SIGINT
+      process.terminate()
+      assert process.wait(LONG) == -signal.SIGTERM
     finally:
       process.kill()
   assert set(files_of(growing.folder)) == before

@@ -20,7 +20,13 @@ def open_tab(chromium, width=1280, scheme='light'):
 def go(tab, report, address):
   tab.goto('about:blank')  # so that a change after # alone loads the file again
   tab.goto(f'{report.as_uri()}#{address}')
+  await_page(tab)
+
+
+def await_page(tab):
   tab.wait_for_selector('main[data-ready]')
+  # Charts are drawn once they have a width.
+  tab.locator('.plot:not(:has(.uplot))').first.wait_for(state='detached')
 
 
 def rows_of(table):

@@ -100,6 +100,7 @@ def test_the_end_says_where_everything_is(recorded):
   text = messages.farewell(metrics.read(workdir), workdir, 'python', [])
   named = {word for word in text.split() if word.startswith(workdir)}
   assert {os.path.basename(path) for path in named if os.path.exists(path)} == {
+    'report.html',
     'curves.png',
     'metrics.jsonl',
     'samples',
