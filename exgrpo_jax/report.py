@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -24,7 +24,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.figures import runs
 from exgrpo_jax.reporting.figures.runs import Group, Recorded
-from exgrpo_jax.reporting.page import contents, document, evaluations, texts
+from exgrpo_jax.reporting.page import contents, document, evaluations
 from exgrpo_jax.reporting.page.overview import Difference
 from exgrpo_jax.reporting.page.server import Server, Source
 from exgrpo_jax.reporting.records import FILE as METRICS
@@ -84,15 +84,16 @@ def write_report(
   """
   groups = runs.read(workdirs)
   folder = out.with_name(f'{out.stem}_texts')
+  text = _render(
+    groups,
+    texts=f'{folder.name}/' if all_texts else None,
+    again=0.0 if _have_ended(groups) else again,
+  )
   try:
     out.parent.mkdir(parents=True, exist_ok=True)
     if all_texts:
-      folder.mkdir(exist_ok=True)
-      for name, script in _all_texts(groups):
-        document.write(folder / name, script)
-    beside = f'{folder.name}/' if all_texts else None
-    follows = 0.0 if _have_ended(groups) else again
-    document.write(out, _render(groups, texts=beside, again=follows))
+      _write_texts(groups, folder)
+    document.write(out, text)
   except OSError as error:
     raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
   return groups
@@ -128,17 +129,13 @@ def _differences(run: Recorded) -> list[Difference]:
   ]
 
 
-def _all_texts(groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
-  """Name and content of a file for each step of each run whose responses are recorded."""
+def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
+  """A file for each step of each run whose responses are recorded."""
+  folder.mkdir(exist_ok=True)
   for index, run in enumerate(_runs(groups)):
-    for step in sorted({key.step for key in texts.sizes(pathlib.Path(run.workdir))}):
-      if script := _texts_script(index, run, step):
-        yield f'{index}_{step:06d}.js', script
-
-
-def _texts_script(index: int, run: Recorded, step: int) -> str | None:
-  found = contents.describe_step(run, step)
-  return found and document.texts_script(f'{index}/{step}', found)
+    for step, found in contents.describe_steps(run):
+      script = document.texts_script(f'{index}/{step}', found)
+      document.write(folder / f'{index}_{step:06d}.js', script)
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
@@ -182,8 +179,9 @@ def _serve(workdirs: Sequence[str], port: int, every: float) -> None:
   _step_aside()
 
   def texts_of(index: int, step: int) -> str | None:
-    found = _runs(runs.read(workdirs))
-    return _texts_script(index, found[index], step) if index < len(found) else None
+    recorded = _runs(runs.read(workdirs))
+    found = contents.describe_step(recorded[index], step) if index < len(recorded) else None
+    return found and document.texts_script(f'{index}/{step}', found)
 
   source = Source(
     version=lambda: _signature(workdirs),

@@ -7,7 +7,7 @@ sampled, within the limits below.
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from exgrpo_jax.data import tokenizer
@@ -102,12 +102,15 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
 
 def describe_step(run: Recorded, step: int) -> Any:
   """All that is recorded token by token of one step, as a part; None where nothing is."""
-  pieces = open_pieces(run)
-  if not pieces:
-    return None
-  wanted = texts.read(pathlib.Path(run.workdir), lambda key: key.step == step)
-  described = texts.describe(wanted, pieces)
-  return described if described['groups'] else None
+  pieces, found = open_pieces(run), texts.read_step(pathlib.Path(run.workdir), step)
+  return texts.describe(found, pieces) if pieces and found else None
+
+
+def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
+  """The same of each step of which anything is."""
+  if pieces := open_pieces(run):
+    for step, found in texts.read_by_step(pathlib.Path(run.workdir)):
+      yield step, texts.describe(found, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +71,29 @@ def read(workdir: pathlib.Path, wanted: Callable[[Group], bool]) -> Iterator[dic
     yield from table.filter(pa.array([wanted(key) for key in keys], pa.bool_())).to_pylist()
 
 
-def describe(responses: Iterator[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
+def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+  """All recorded responses of each step; a file at a time is in memory."""
+  for path in step_records.files(workdir, 'tokens'):
+    table = step_records.read_file(path, 'tokens')
+    for step in np.unique(table['step'].to_numpy()).tolist():
+      yield step, _of_step(table, step)
+
+
+def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+  """All recorded responses of one step, which are in one file, named after it or an earlier one."""
+  last = step_records.path_of(workdir, 'tokens', step)
+  paths = [path for path in step_records.files(workdir, 'tokens') if path <= last]
+  for path in reversed(paths):
+    if found := _of_step(step_records.read_file(path, 'tokens'), step):
+      return found
+  return []
+
+
+def _of_step(table: pa.Table, step: int) -> list[dict[str, Any]]:
+  return table.filter(pa.array(table['step'].to_numpy() == step)).to_pylist()
+
+
+def describe(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, Any]:
   """Recorded responses by 'step/group', each with its sample, pieces of text and their values."""
   vocabulary = _Vocabulary(pieces)
   groups: dict[str, list[dict[str, Any]]] = {}
