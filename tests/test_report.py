@@ -1,6 +1,7 @@
 """The command report: which files it writes, reads and serves, and what it refuses."""
 
 import http.client
+import itertools
 import json
 import re
 import shutil
@@ -193,9 +194,11 @@ def growing(run):
   (run / 'metrics.jsonl').write_text(''.join(lines[:20]))
   (run / 'report.html').unlink()
 
+  rest = iter(lines[20:])
+
   def grow(count):
     with open(run / 'metrics.jsonl', 'a') as file:
-      file.writelines(lines[20 : 20 + count])
+      file.writelines(itertools.islice(rest, count))
 
   return types.SimpleNamespace(folder=run, grow=grow, rest=len(lines) - 20)
 
@@ -234,6 +237,12 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
       assert 'step 19 of' in tab.locator('h1').inner_text()
       growing.grow(1)
       tab.locator('h1', has_text='step 20 of').wait_for()
+      tab.keyboard.press('Tab')  # who is at work in the page is asked first
+      growing.grow(1)
+      tab.locator('#newer').wait_for()
+      assert 'step 20 of' in tab.locator('h1').inner_text()
+      tab.locator('#newer').click()
+      tab.locator('h1', has_text='step 21 of').wait_for()
       table = step_records.read_file(step_records.files(growing.folder, 'tokens')[0], 'tokens')
       step = table['step'][0].as_py()
       assert tab.evaluate(f'textsOf(0, {step}).then(found => Object.keys(found.groups).length > 0)')

@@ -32,7 +32,10 @@ function chart(panel, marks, extent) {
     if (area.plot) area.plot.setSize(sizeOf(area));
     else if (area.clientWidth) draw(area, panel, made, marks, show, extent);
   }).observe(area);
-  area.addEventListener('keydown', (event) => steer(event, area));
+  area.addEventListener('keydown', (event) => {
+    readout.setAttribute('aria-live', 'polite'); // read aloud where one goes by keys, not by pointer
+    steer(event, area);
+  });
   return figure;
 }
 
@@ -45,7 +48,10 @@ function draw(area, panel, made, marks, show, extent) {
   const plot = new uPlot({
     ...sizeOf(area),
     legend: { show: false },
-    cursor: { y: false, sync: { key, scales: ['x', null] }, drag: { x: true, y: false } },
+    cursor: {
+      y: false, sync: { key, scales: ['x', null] }, drag: { x: true, y: false },
+      bind: { dblclick: (u) => () => showAll(u) },
+    },
     scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
     axes: [axis({ space: 50 }), axis({ size: 58, ...made.axis })],
     series: [{}, ...made.series],
@@ -87,12 +93,16 @@ function zoomOthers(from, key) {
   isZooming = false;
 }
 
+function showAll(plot) {
+  plot.setScale('x', { min: plot.extent[0], max: plot.extent[1] });
+}
+
 function steer(event, area) {
   const plot = area.plot;
   if (!plot) return;
   const steps = plot.data[0];
   if (event.key === 'Escape') {
-    plot.setScale('x', { min: plot.extent[0], max: plot.extent[1] });
+    showAll(plot);
   } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
     area.index = Math.min(Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0), steps.length - 1);

@@ -57,15 +57,37 @@ async function show() {
   main.dataset.ready = turn;
 }
 
-// Looks again where the page is written or served anew, unless someone is at work in it.
+// Looks again where the page is written or served anew: at once where nobody has touched it for a
+// while, else when asked to.
+const UNTOUCHED = 60; // seconds
+
 function follow() {
-  const isBusy = () => document.activeElement && /^(INPUT|SELECT)$/.test(document.activeElement.tagName);
   if (!page.again) return;
+  let touched = -Infinity;
+  for (const event of ['pointerdown', 'keydown', 'wheel']) {
+    addEventListener(event, () => { touched = performance.now(); }, { passive: true });
+  }
   setInterval(async () => {
-    if (isBusy() || document.hidden) return;
-    if (page.version && (await (await fetch('version')).text()) === page.version) return;
-    location.reload();
+    if (document.hidden || !(await isNewer())) return;
+    if (performance.now() - touched > 1000 * UNTOUCHED) location.reload();
+    else offerReload();
   }, 1000 * page.again);
+}
+
+// Of a file nobody knows before it is read again; a server says so, as long as it runs.
+async function isNewer() {
+  if (!page.version) return true;
+  try {
+    return (await (await fetch('version')).text()) !== page.version;
+  } catch {
+    return false;
+  }
+}
+
+function offerReload() {
+  if (document.getElementById('newer')) return;
+  document.getElementById('header').append(
+    h('button', { type: 'button', id: 'newer', onclick: () => location.reload() }, 'Show newer steps'));
 }
 
 async function start() {
