@@ -43,14 +43,17 @@ WARNING: step 2: half of all is truncated
 WARNING: the grader is slow
 step  2/60 | reward  0.500
 WARNING: step 2: half of all is truncated
+WARNING: step 4: the run is killed before the line of its step
+step  3/60 | reward  0.500
 WARNING: after the last
 """
   (tmp_path / 'console.log').write_text(lines)
   assert [(found['step'], found['text']) for found in warnings_log.read(tmp_path)] == [
     (1, 'before the first step'),
-    (2, 'after the last'),
     (2, 'step 2: half of all is truncated'),
     (2, 'the grader is slow'),
+    (3, 'after the last'),
+    (4, 'step 4: the run is killed before the line of its step'),
   ]
   assert warnings_log.read(tmp_path / 'nowhere') == []
 

@@ -29,7 +29,7 @@ function notes(missing) {
 }
 
 function scoresTable(scores) {
-  const cell = (point) => h('span', null, h('b', null, number(point.value)), ` (${interval(point.low, point.high)}) at step ${point.step}`);
+  const cell = (point) => h('span', { class: 'point' }, h('b', null, number(point.value)), ` (${interval(point.low, point.high)}) at step ${point.step}`);
   return table(['benchmark', 'measure', 'first', 'last', 'best'],
     scores.map((score) => [score.evaluation, score.measure, cell(score.first), cell(score.last), cell(score.best)]),
     'Scores with 95% intervals');
