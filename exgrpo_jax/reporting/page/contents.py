@@ -148,7 +148,10 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'an earlier version, or its tokenizer cannot be found.'
     )
   if own['stored'] is None:
-    notes.append('There is no checkpoint yet whose buffer can be read, so no stored successes.')
+    notes.append(
+      'There are no stored successes: no checkpoint has a buffer that can be read, or there is no '
+      'tokenizer to read it with.'
+    )
   if own['evaluations'] is None:
     notes.append('No evaluation is recorded (the folder evaluation/).')
   return notes

@@ -19,8 +19,8 @@ from typing import Any
 from exgrpo_jax.reporting.page.contents import Parts
 
 _HERE = pathlib.Path(__file__).parent
-# uPlot 1.6.32 (MIT, see its licence beside it) as it is published: a twentieth of the larger
-# libraries, and linked charts of many points are what it is made for.
+# uPlot 1.6.32 (MIT, see its licence beside it) as it is published: 51 KB, where Vega has 520 and
+# plotly 1,190, and linked charts of many points are what it is made for.
 _CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
 _CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
 _SCRIPTS = (  # one after the other they are one script

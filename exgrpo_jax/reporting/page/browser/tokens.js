@@ -1,6 +1,5 @@
 // A response token by token, and the difference between two of them.
 
-const LEVELS = 6;
 const NATS = [0.05, 0.2, 0.5, 1, 1.8]; // from one level of entropy to the next
 const RATIOS = [0.05, 0.2, 0.7]; // from one level of |log-ratio| to the next
 
