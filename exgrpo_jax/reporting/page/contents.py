@@ -90,6 +90,8 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
     'texts': None,
     'stored': None,
   }
+  if own['visits']:  # where it is worth while to ask for texts
+    own['visits']['recorded'] = sorted({key.step for key in sizes})
   if pieces and chosen:
     own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
   others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()

@@ -92,7 +92,10 @@ function withTexts(response, pieces) {
 async function recordedGroup(run, step, group) {
   const key = `${step}/${group}`;
   let found = await part(`texts-${run}`);
-  if (!found || !(key in found.groups)) found = page.texts ? await textsOf(run, step) : null;
+  if (!found || !(key in found.groups)) {
+    const { recorded: steps } = await recorded(run);
+    found = page.texts && steps.includes(step) ? await textsOf(run, step) : null;
+  }
   if (!found || !(key in found.groups)) return null;
   return new Map(found.groups[key].map((response) => [response.sample, withTexts(response, found.pieces)]));
 }
