@@ -53,7 +53,7 @@ function draw(area, panel, made, marks, show, extent) {
       bind: { dblclick: (u) => () => showAll(u) },
     },
     scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
-    axes: [axis({ space: 50 }), axis({ size: 58, ...made.axis })],
+    axes: [axis({ space: 50, grid: made.grid }), axis({ size: 58, grid: made.grid, ...made.axis })],
     series: [{}, ...made.series],
     bands: made.bands || [],
     hooks: {
@@ -74,9 +74,10 @@ function draw(area, panel, made, marks, show, extent) {
 function axis(more) {
   return {
     stroke: () => color('quiet'), font: '12px system-ui, sans-serif',
-    grid: { stroke: () => color('grid'), width: 1 }, ticks: { stroke: () => color('grid'), width: 1 },
+    ticks: { stroke: () => color('grid'), width: 1 },
     values: (u, splits) => splits.map((value) => (value === null ? '' : number(value, 2).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, ''))),
     ...more,
+    grid: more.grid || { stroke: () => color('grid'), width: 1 },
   };
 }
 
@@ -271,7 +272,8 @@ function heatChart(panel) {
     data: [steps, steps.map(() => null)], series: [{}], legend, steps, under,
     columns: panel.counts.map((counts, bucket) => [`bucket ${bucket}`, counts]),
     scale: { range: () => [-0.5, panel.counts.length - 0.5] },
-    axis: { splits: () => panel.counts.map((_, bucket) => bucket), grid: { show: false } },
+    axis: { splits: () => panel.counts.map((_, bucket) => bucket) },
+    grid: { show: false }, // it would be drawn over the colours
   };
 }
 

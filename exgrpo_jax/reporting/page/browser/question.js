@@ -74,7 +74,8 @@ function strip(rows, visits) {
     return h('li', null, h('a', { href: groupAddress(rows, visit) },
       h('span', { class: 'well' }, column), h('b', null, `${Math.round(100 * share)}%`),
       h('span', null, kindOfVisit(rows, visit)), h('span', null, fate),
-      h('span', null, replay ? `age ${replay.age}` : ''), h('span', { class: 'quiet' }, `step ${step[visit]}`)));
+      replay ? [`age ${replay.age}`, `entropy ${number(replay.entropy)}`, `ratio ${number(replay.ratio_mean)}`].map((text) => h('span', null, text)) : null,
+      h('span', { class: 'quiet' }, `step ${step[visit]}`)));
   }));
 }
 
