@@ -144,7 +144,7 @@ def recorded(values, make_once, compiled):
   return recording.load(values, folder, compiled)
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')  # it runs an event loop, which other tests do not expect
 def chromium():
   """A headless Chromium; the test is skipped where there is none."""
   if why := browser.missing():

@@ -26,9 +26,11 @@ def run(recorded, tmp_path):
   return shutil.copytree(recorded.workdir, tmp_path / 'run')
 
 
-def report(*arguments):
-  (outcome,) = forked.run([['report', *arguments]])
-  return outcome
+@pytest.fixture(scope='module')
+def report():
+  """The command: a function of its arguments."""
+  with forked.opened() as run_one:
+    yield lambda *arguments: run_one(['report', *arguments])
 
 
 def files_of(folder):
@@ -66,13 +68,13 @@ def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
   assert not (run / 'report.html').exists()
 
 
-def test_reading_a_run_changes_nothing_in_it(run, tmp_path):
+def test_reading_a_run_changes_nothing_in_it(run, tmp_path, report):
   before = files_of(run)
   outcome = report(run, f'--out={tmp_path}/report.html')
   assert outcome.status == 0 and files_of(run) == before
 
 
-def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
+def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, report):
   first, *_ = step_records.files(run, 'tokens')
   first.unlink()
   outcome = report(run, f'--out={tmp_path}/page.html', '--texts=all')
@@ -94,7 +96,9 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab):
   assert len(members[-1]['pieces']) == len(last['tokens'])
 
 
-def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, tmp_path, tab):
+def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
+  run, tmp_path, tab, report
+):
   for name in ('records', 'evaluation', 'checkpoints', 'tokenizer', 'samples'):
     shutil.rmtree(run / name)
   for name in ('tokenizer.model', 'environment.json', 'console.log'):
@@ -112,7 +116,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(run, t
   assert values_of(tab, 'Reward')['reward'][0] == shown(reward)
 
 
-def test_records_without_tokens_have_all_but_the_texts(run, tmp_path, tab):
+def test_records_without_tokens_have_all_but_the_texts(run, tmp_path, tab, report):
   for path in step_records.files(run, 'tokens'):
     path.unlink()
   assert report(run, f'--out={tmp_path}/page.html').status == 0
@@ -126,7 +130,7 @@ def test_records_without_tokens_have_all_but_the_texts(run, tmp_path, tab):
 # ---- Several runs ----
 
 
-def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab):
+def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab, report):
   folders = [
     other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=shift)
     for name, seed, ratio, shift in (
@@ -165,7 +169,7 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   assert 'responses' in tab.locator('#count').inner_text()
 
 
-def test_single_runs_are_compared_over_their_questions(recorded, tmp_path, tab):
+def test_single_runs_are_compared_over_their_questions(recorded, tmp_path, tab, report):
   folders = [
     other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=0.0)
     for name, seed, ratio in (('a', 5, 0.5), ('b', 6, 0.0))
@@ -231,7 +235,7 @@ def test_watch_writes_the_page_anew_until_the_run_has_ended(growing, tmp_path):
       process.kill()
 
 
-def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab):
+def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report):
   before = set(files_of(growing.folder))
   with start(growing.folder, '--serve', '--port=0', '--every=1') as process:
     try:
@@ -285,7 +289,7 @@ def test_watch_waits_for_the_first_metrics(growing, tmp_path):
 # ---- Refusals ----
 
 
-def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
+def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   (tmp_path / 'file').touch()
   refused = (
     ([], 'must be followed by one WORKDIR or more'),
@@ -297,7 +301,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path):
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999 must be'),
   )
-  outcomes = forked.run([['report', *arguments] for arguments, _ in refused])
-  for outcome, (arguments, words) in zip(outcomes, refused):
+  for arguments, words in refused:
+    outcome = report(*arguments)
     assert outcome.status == 2, arguments
     assert words in outcome.err and outcome.err.count('\n') == 1, outcome.err
