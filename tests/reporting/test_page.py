@@ -89,6 +89,8 @@ def test_every_page_opens_and_fits_its_window(chromium, report, width, scheme):
       assert tab.locator('nav [aria-current=page]').inner_text() == name.title()
       assert tab.locator('main').inner_text().count('\n') > 5, name
       assert tab.evaluate('document.documentElement.scrollWidth') == width, name
+      shade = tab.evaluate('getComputedStyle(document.body).backgroundColor')
+      assert (shade == 'rgb(18, 22, 27)') == (scheme == 'dark')
       empty = tab.locator('.plot').evaluate_all('all => all.filter(area => !area.plot).length')
       assert empty == 0, name
 

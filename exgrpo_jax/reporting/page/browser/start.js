@@ -29,12 +29,21 @@ function header() {
   ];
 }
 
-function changeTheme() {
-  const isDark = document.documentElement.dataset.theme
-    ? document.documentElement.dataset.theme === 'dark'
-    : matchMedia('(prefers-color-scheme: dark)').matches;
-  document.documentElement.dataset.theme = isDark ? 'light' : 'dark';
+// As the system has it, until one changes it here.
+function followSystem() {
+  const system = matchMedia('(prefers-color-scheme: dark)');
+  const adopt = () => setTheme(system.matches);
+  system.addEventListener('change', adopt);
+  adopt();
+}
+
+function setTheme(isDark) {
+  document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
   redraw();
+}
+
+function changeTheme() {
+  setTheme(document.documentElement.dataset.theme !== 'dark');
 }
 
 let showing = 0;
@@ -91,11 +100,11 @@ function offerReload() {
 }
 
 async function start() {
+  followSystem();
   page = await part('page');
   document.getElementById('footer').replaceChildren(h('p', { class: 'quiet' }, `Written ${page.written} by exgrpo_jax ${page.by}.`,
     page.again ? ' It looks for newer steps by itself.' : ''));
   addEventListener('hashchange', show);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
   await show();
   follow();
 }
