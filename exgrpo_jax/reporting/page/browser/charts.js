@@ -18,13 +18,21 @@ function chart(panel, marks, extent) {
   const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);
   const readout = h('p', { class: 'readout' });
   const area = h('div', {
-    class: 'plot', tabindex: 0, role: 'img',
-    'aria-label': `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, Escape shows `
-      + 'all of it, and the values follow as a table.',
+    class: 'plot',
+    tabindex: 0,
+    role: 'img',
+    'aria-label':
+      `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, Escape shows ` +
+      'all of it, and the values follow as a table.',
   });
-  const figure = h('figure', { 'data-title': panel.title },
+  const figure = h(
+    'figure',
+    { 'data-title': panel.title },
     h('figcaption', null, h('h3', null, panel.title), h('span', { class: 'unit' }, panel.unit)),
-    area, readout, unfold('Values', () => valuesTable(panel, made)));
+    area,
+    readout,
+    unfold('Values', () => valuesTable(panel, made)),
+  );
   const show = (index) => readout.replaceChildren(...made.legend(index));
   show(null);
   // Drawn once it has a width.
@@ -45,25 +53,42 @@ function sizeOf(area) {
 
 function draw(area, panel, made, marks, show, extent) {
   const key = panel.x;
-  const plot = new uPlot({
-    ...sizeOf(area),
-    legend: { show: false },
-    cursor: {
-      y: false, sync: { key, scales: ['x', null] }, drag: { x: true, y: false },
-      bind: { dblclick: (u) => () => showAll(u) },
+  const plot = new uPlot(
+    {
+      ...sizeOf(area),
+      legend: { show: false },
+      cursor: {
+        y: false,
+        sync: { key, scales: ['x', null] },
+        drag: { x: true, y: false },
+        bind: { dblclick: (u) => () => showAll(u) },
+      },
+      scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
+      axes: [
+        axis({ space: 50, grid: made.grid }),
+        axis({ size: 58, grid: made.grid, ...made.axis }),
+      ],
+      series: [{}, ...made.series],
+      bands: made.bands || [],
+      hooks: {
+        ready: [
+          (u) => {
+            u.isReady = true;
+          },
+        ],
+        setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
+        setScale: [
+          (u, name) => {
+            if (name === 'x') zoomOthers(u, key);
+          },
+        ],
+        drawClear: made.under ? [made.under] : [],
+        draw: [(u) => drawMarks(u, marks)],
+      },
     },
-    scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
-    axes: [axis({ space: 50, grid: made.grid }), axis({ size: 58, grid: made.grid, ...made.axis })],
-    series: [{}, ...made.series],
-    bands: made.bands || [],
-    hooks: {
-      ready: [(u) => { u.isReady = true; }],
-      setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
-      setScale: [(u, name) => { if (name === 'x') zoomOthers(u, key); }],
-      drawClear: made.under ? [made.under] : [],
-      draw: [(u) => drawMarks(u, marks)],
-    },
-  }, made.data, area);
+    made.data,
+    area,
+  );
   plot.kind = key;
   plot.extent = extent;
   plot.show = show;
@@ -73,9 +98,17 @@ function draw(area, panel, made, marks, show, extent) {
 
 function axis(more) {
   return {
-    stroke: () => color('quiet'), font: '12px system-ui, sans-serif',
+    stroke: () => color('quiet'),
+    font: '12px system-ui, sans-serif',
     ticks: { stroke: () => color('grid'), width: 1 },
-    values: (u, splits) => splits.map((value) => (value === null ? '' : number(value, 2).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, ''))),
+    values: (u, splits) =>
+      splits.map((value) =>
+        value === null
+          ? ''
+          : number(value, 2)
+              .replace(/(\.\d*?)0+$/, '$1')
+              .replace(/\.$/, ''),
+      ),
     ...more,
     grid: more.grid || { stroke: () => color('grid'), width: 1 },
   };
@@ -89,7 +122,8 @@ function zoomOthers(from, key) {
   const { min, max } = from.scales.x;
   for (const plot of charts) {
     const isOther = plot !== from && plot.kind === key && plot.root.isConnected;
-    if (isOther && (plot.scales.x.min !== min || plot.scales.x.max !== max)) plot.setScale('x', { min, max });
+    if (isOther && (plot.scales.x.min !== min || plot.scales.x.max !== max))
+      plot.setScale('x', { min, max });
   }
   isZooming = false;
 }
@@ -106,7 +140,10 @@ function steer(event, area) {
     showAll(plot);
   } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
-    area.index = Math.min(Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0), steps.length - 1);
+    area.index = Math.min(
+      Math.max(from + (event.key === 'ArrowLeft' ? -1 : 1), 0),
+      steps.length - 1,
+    );
     plot.setCursor({ left: plot.valToPos(steps[area.index], 'x'), top: 10 });
     plot.show(area.index);
   } else {
@@ -132,165 +169,17 @@ function drawMarks(u, marks) {
   }
 }
 
-// ---- Lines ----
-
-function linesChart(panel) {
-  const all = new Set();
-  for (const line of panel.lines) {
-    line.steps.forEach((step) => all.add(step));
-    if (line.band) line.band.steps.forEach((step) => all.add(step));
-  }
-  const steps = [...all].sort((a, b) => a - b);
-  const aligned = (own, values) => {
-    const known = new Map(own.map((step, index) => [step, values[index]]));
-    return steps.map((step) => known.get(step) ?? null);
-  };
-  const data = [steps];
-  const series = [];
-  const bands = [];
-  const add = (values, style) => { data.push(values); series.push({ spanGaps: true, ...style }); return data.length - 1; };
-  const shown = panel.lines.map((line, index) => {
-    const stroke = () => lineColor(index);
-    const few = line.steps.length < 40;
-    const points = { show: few, size: 6, fill: () => lineColor(index) };
-    const dash = DASHES[index % DASHES.length];
-    if (line.band) {
-      const none = { stroke: 'transparent', points: { show: false } };
-      const low = add(aligned(line.band.steps, line.band.low), none);
-      const high = add(aligned(line.band.steps, line.band.high), none);
-      bands.push({ series: [high, low], fill: () => `${lineColor(index)}2b` });
-    }
-    const values = aligned(line.steps, line.values);
-    if (line.smooth) {
-      add(values, { stroke: () => `${lineColor(index)}55`, width: 1, points: { show: false } });
-      add(aligned(line.steps, line.smooth), { stroke, width: 2, dash, points: { show: false } });
-    } else {
-      add(values, { stroke, width: 2, dash, points });
-    }
-    const at = line.band ? new Map(line.band.steps.map((step, place) => [step, place])) : null;
-    return { line, values, at };
-  });
-  const legend = (index) => [
-    h('span', { class: 'at' }, index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`),
-    ...shown.map(({ line, values, at }, place) => {
-      const inBand = index !== null && at ? at.get(steps[index]) : undefined;
-      const range = inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
-      return h('span', { class: 'key' }, sample(place), `${line.label} `,
-        index === null ? null : h('b', null, number(values[index])), range);
-    }),
-  ];
-  const columns = shown.map(({ line, values }) => [line.label, values]);
-  return { data, series, bands, legend, steps, columns, scale: panel.log ? { distr: 3 } : { range: tight(panel) }, axis: panel.log ? { filter: logLabels } : {} };
-}
-
-// The ticks of a logarithmic axis that get a number: 1, 2 and 5 times powers of ten, or the powers alone.
-function logLabels(u, splits) {
-  const decades = Math.log10(u.scales.y.max / u.scales.y.min);
-  const firsts = decades > 2.5 ? [1] : [1, 2, 5];
-  return splits.map((value) => (firsts.includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3))) ? value : null));
-}
-
-// A range that shows all values, from 0 where that is near, and within [0, 1] for shares.
-function tight(panel) {
-  return (u, min, max) => {
-    if (min === null) return [0, 1];
-    const pad = 0.06 * (max - min) || Math.abs(max) * 0.1 || 1;
-    const low = min >= 0 && min - pad < 0.35 * max ? 0 : min - pad;
-    return [low, panel.share ? Math.min(max + pad, 1) : max + pad];
-  };
-}
-
-// A piece of the line as it is drawn.
-function sample(place) {
-  return svg('svg', { width: 26, height: 8, class: 'sample', 'aria-hidden': 'true' },
-    svg('line', {
-      x1: 0, x2: 26, y1: 4, y2: 4, class: `stroke-${place % PALETTE}`, 'stroke-width': 2.5,
-      'stroke-dasharray': DASHES[place % DASHES.length].join(' '),
-    }));
-}
-
-// ---- Areas ----
-
-// Outcomes have the same colours everywhere; all else takes them in order.
-const FILLS = { correct: 2, wrong: 1, 'no answer': 5, 'timed out': 3, crashed: 4 };
-
-function stackChart(panel) {
-  const sums = [];
-  const fills = panel.layers.map(({ label }, index) => FILLS[label] ?? index % PALETTE);
-  panel.layers.forEach((layer, index) => {
-    sums.push(layer.values.map((value, place) => (index ? sums[index - 1][place] : 0) + (value ?? 0)));
-  });
-  // From the top downwards, so that each area covers what lies below it.
-  const order = panel.layers.map((_, index) => index).reverse();
-  const series = order.map((index) => ({
-    stroke: () => color('surface'), width: 1, fill: () => lineColor(fills[index]), points: { show: false },
-  }));
-  const legend = (at) => [
-    h('span', { class: 'at' }, at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
-    ...order.map((index) => h('span', { class: 'key' }, h('i', { class: `swatch fill-${fills[index]}` }),
-      `${panel.layers[index].label} `, at === null ? null : h('b', null, number(panel.layers[index].values[at])))),
-  ];
-  return {
-    data: [panel.steps, ...order.map((index) => sums[index])], series, legend, steps: panel.steps,
-    columns: panel.layers.map((layer) => [layer.label, layer.values]),
-    scale: { range: () => [0, panel.top] },
-  };
-}
-
-// ---- Heat maps ----
-
-function heatChart(panel) {
-  const most = Math.max(1, ...panel.counts.flat());
-  const steps = panel.steps;
-  const under = (u) => {
-    const { ctx } = u;
-    const shades = [color('heat-low'), color('heat-high')].map(rgb);
-    const height = Math.abs(u.valToPos(0, 'y', true) - u.valToPos(1, 'y', true));
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
-    ctx.clip();
-    steps.forEach((step, place) => {
-      const before = place ? (step + steps[place - 1]) / 2 : step - 0.5;
-      const after = place < steps.length - 1 ? (step + steps[place + 1]) / 2 : step + 0.5;
-      const [left, right] = [u.valToPos(before, 'x', true), u.valToPos(after, 'x', true)];
-      panel.counts.forEach((counts, bucket) => {
-        if (!counts[place]) return;
-        ctx.fillStyle = mixed(shades, 0.08 + 0.92 * Math.sqrt(counts[place] / most));
-        ctx.fillRect(left, u.valToPos(bucket + 0.5, 'y', true), right - left + 0.6, height);
-      });
-    });
-    ctx.restore();
-  };
-  const legend = (at) => [
-    h('span', { class: 'at' }, at === null ? `${panel.what}: 0 ` : `${panel.x} ${number(steps[at])}, ${panel.what} by bucket: `),
-    ...(at === null
-      ? [h('i', { class: 'ramp', 'aria-hidden': 'true' }), ` ${number(most)}`]
-      : panel.counts.map((counts, bucket) => h('span', { class: 'key' }, `${bucket}: `, h('b', null, number(counts[at]))))),
-  ];
-  return {
-    data: [steps, steps.map(() => null)], series: [{}], legend, steps, under,
-    columns: panel.counts.map((counts, bucket) => [`bucket ${bucket}`, counts]),
-    scale: { range: () => [-0.5, panel.counts.length - 0.5] },
-    axis: { splits: () => panel.counts.map((_, bucket) => bucket) },
-    grid: { show: false }, // it would be drawn over the colours
-  };
-}
-
-function rgb(hex) {
-  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
-}
-
-function mixed([low, high], share) {
-  return `rgb(${low.map((value, index) => Math.round(value + share * (high[index] - value))).join(' ')})`;
-}
-
 // ---- Values ----
 
 function valuesTable(panel, made) {
-  return table([panel.x, ...made.columns.map(([label]) => label)],
-    made.steps.map((step, index) => [step, ...made.columns.map(([, values]) => values[index] ?? MISSING)]),
-    panel.title);
+  return table(
+    [panel.x, ...made.columns.map(([label]) => label)],
+    made.steps.map((step, index) => [
+      step,
+      ...made.columns.map(([, values]) => values[index] ?? MISSING),
+    ]),
+    panel.title,
+  );
 }
 
 function redraw() {
@@ -309,5 +198,9 @@ function grid(panels, marks = []) {
     extents[panel.x] = [Math.min(known[0], ...steps), Math.max(known[1], ...steps)];
   }
   for (const extent of Object.values(extents)) if (extent[0] === extent[1]) extent[1] += 1;
-  return h('div', { class: 'grid' }, panels.map((panel) => chart(panel, marks, extents[panel.x])));
+  return h(
+    'div',
+    { class: 'grid' },
+    panels.map((panel) => chart(panel, marks, extents[panel.x])),
+  );
 }

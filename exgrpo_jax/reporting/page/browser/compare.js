@@ -3,21 +3,73 @@
 async function comparePage() {
   const { groups, settings, panels, scores, differences } = page.compare;
   return [
-    section('Runs', table(['runs', 'seeds', 'folders'], groups.map(({ label, runs }, index) => [
-      h('span', { class: 'key' }, sample(index), label), runs.map(({ seed }) => seed).join(', '), h('code', null, runs.map(({ workdir }) => workdir).join(' ')),
-    ]), 'Runs by setting')),
-    settings.length ? section('Settings that differ', table(['setting', ...groups.map(({ label }) => label)],
-      settings.map(([name, ...values]) => [h('code', null, name), ...values]), 'Settings that differ')) : null,
-    section('Scores', table(['benchmark', 'runs', 'seeds', 'last', 'best'], scores.map((score) => [
-      score.evaluation, score.group, score.seeds, withDeviation(score.last), withDeviation(score.best),
-    ]), 'Scores: mean over seeds ± standard deviation')),
-    differences.length ? section('Differences of last scores', h('p', { class: 'quiet' },
-      'With 95% intervals: over common seeds by the paired bootstrap, of which few seeds give too narrow ones; of a single seed over common questions.'),
-    table(['benchmark', 'from', 'to', 'difference', '95% interval', '', 'paired over'], differences.map((row) => {
-      const [value, low, high] = row.estimate;
-      return [row.evaluation, row.from, row.to, h('b', null, signed(value)), low === null ? MISSING : `${signed(low)} to ${signed(high)}`, forest(row.estimate, differences), row.paired];
-    }), 'Paired differences')) : null,
-    section('Curves', h('p', { class: 'quiet' }, 'Means over seeds; the bands are one standard deviation.'), grid(panels)),
+    section(
+      'Runs',
+      table(
+        ['runs', 'seeds', 'folders'],
+        groups.map(({ label, runs }, index) => [
+          h('span', { class: 'key' }, sample(index), label),
+          runs.map(({ seed }) => seed).join(', '),
+          h('code', null, runs.map(({ workdir }) => workdir).join(' ')),
+        ]),
+        'Runs by setting',
+      ),
+    ),
+    settings.length
+      ? section(
+          'Settings that differ',
+          table(
+            ['setting', ...groups.map(({ label }) => label)],
+            settings.map(([name, ...values]) => [h('code', null, name), ...values]),
+            'Settings that differ',
+          ),
+        )
+      : null,
+    section(
+      'Scores',
+      table(
+        ['benchmark', 'runs', 'seeds', 'last', 'best'],
+        scores.map((score) => [
+          score.evaluation,
+          score.group,
+          score.seeds,
+          withDeviation(score.last),
+          withDeviation(score.best),
+        ]),
+        'Scores: mean over seeds ± standard deviation',
+      ),
+    ),
+    differences.length
+      ? section(
+          'Differences of last scores',
+          h(
+            'p',
+            { class: 'quiet' },
+            'With 95% intervals: over common seeds by the paired bootstrap, of which few seeds give too narrow ones; of a single seed over common questions.',
+          ),
+          table(
+            ['benchmark', 'from', 'to', 'difference', '95% interval', '', 'paired over'],
+            differences.map((row) => {
+              const [value, low, high] = row.estimate;
+              return [
+                row.evaluation,
+                row.from,
+                row.to,
+                h('b', null, signed(value)),
+                low === null ? MISSING : `${signed(low)} to ${signed(high)}`,
+                forest(row.estimate, differences),
+                row.paired,
+              ];
+            }),
+            'Paired differences',
+          ),
+        )
+      : null,
+    section(
+      'Curves',
+      h('p', { class: 'quiet' }, 'Means over seeds; the bands are one standard deviation.'),
+      grid(panels),
+    ),
   ];
 }
 
@@ -27,10 +79,18 @@ function withDeviation([mean, deviation]) {
 
 // The interval as a line, the difference as a dot on it, and where 0 is.
 function forest([value, low, high], all) {
-  const most = Math.max(1e-9, ...all.flatMap(({ estimate }) => estimate.map((end) => Math.abs(end ?? 0))));
+  const most = Math.max(
+    1e-9,
+    ...all.flatMap(({ estimate }) => estimate.map((end) => Math.abs(end ?? 0))),
+  );
   const x = (share) => 60 + 55 * (share / most);
-  return svg('svg', { width: 120, height: 16, class: 'forest', 'aria-hidden': 'true' },
+  return svg(
+    'svg',
+    { width: 120, height: 16, class: 'forest', 'aria-hidden': 'true' },
     svg('line', { x1: 60, x2: 60, y1: 0, y2: 16, class: 'zero' }),
-    ...(low === null ? [] : [svg('line', { x1: x(low), x2: x(high), y1: 8, y2: 8, class: 'range' })]),
-    svg('circle', { cx: x(value), cy: 8, r: 4, class: 'dot' }));
+    ...(low === null
+      ? []
+      : [svg('line', { x1: x(low), x2: x(high), y1: 8, y2: 8, class: 'range' })]),
+    svg('circle', { cx: x(value), cy: 8, r: 4, class: 'dot' }),
+  );
 }

@@ -8,7 +8,9 @@ function h(tag, attributes, ...children) {
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined),
+  );
   return element;
 }
 
@@ -31,7 +33,9 @@ function number(value, digits = 3) {
 }
 
 function signed(value, digits = 3) {
-  return value === null || value === undefined ? MISSING : (value > 0 ? '+' : '') + number(value, digits);
+  return value === null || value === undefined
+    ? MISSING
+    : (value > 0 ? '+' : '') + number(value, digits);
 }
 
 function interval(low, high) {
@@ -45,14 +49,40 @@ function plural(count, what) {
 // A table with its head. A cell is text, a number (set right), an element, or null where there is none.
 function table(head, rows, caption) {
   const isNumber = (cell) => typeof cell === 'number';
-  const kinds = head.map((_, column) => (rows.some((row) => isNumber(row[column])) ? 'number' : null));
-  const cells = (row) => row.map((cell, column) => h('td', { class: isNumber(cell) || cell === null ? kinds[column] : null },
-    isNumber(cell) ? number(cell) : cell ?? MISSING));
-  return h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
-    h('table', null,
+  const kinds = head.map((_, column) =>
+    rows.some((row) => isNumber(row[column])) ? 'number' : null,
+  );
+  const cells = (row) =>
+    row.map((cell, column) =>
+      h(
+        'td',
+        { class: isNumber(cell) || cell === null ? kinds[column] : null },
+        isNumber(cell) ? number(cell) : (cell ?? MISSING),
+      ),
+    );
+  return h(
+    'div',
+    { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
+    h(
+      'table',
+      null,
       caption ? h('caption', null, caption) : null,
-      h('thead', null, h('tr', null, head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name)))),
-      h('tbody', null, rows.map((row) => h('tr', null, cells(row))))));
+      h(
+        'thead',
+        null,
+        h(
+          'tr',
+          null,
+          head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name)),
+        ),
+      ),
+      h(
+        'tbody',
+        null,
+        rows.map((row) => h('tr', null, cells(row))),
+      ),
+    ),
+  );
 }
 
 function section(title, ...content) {
@@ -62,9 +92,16 @@ function section(title, ...content) {
 // What is in it is made when it is first opened.
 function unfold(summary, make, open = false) {
   const details = h('details', null, h('summary', null, summary));
-  const fill = () => { if (details.childElementCount === 1) details.append(make()); };
-  details.addEventListener('toggle', () => { if (details.open) fill(); });
-  if (open) { details.open = true; fill(); }
+  const fill = () => {
+    if (details.childElementCount === 1) details.append(make());
+  };
+  details.addEventListener('toggle', () => {
+    if (details.open) fill();
+  });
+  if (open) {
+    details.open = true;
+    fill();
+  }
   return details;
 }
 

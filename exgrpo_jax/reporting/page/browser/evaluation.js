@@ -8,7 +8,9 @@ async function evaluationPage(run) {
   return [
     notes(missing),
     evaluation.panels.length ? grid(evaluation.panels) : null,
-    benchmarks.length ? section('Gained and lost', between(benchmarks)) : h('p', { class: 'quiet' }, 'No evaluation has left its questions.'),
+    benchmarks.length
+      ? section('Gained and lost', between(benchmarks))
+      : h('p', { class: 'quiet' }, 'No evaluation has left its questions.'),
   ];
 }
 
@@ -16,16 +18,51 @@ function between(benchmarks) {
   const now = choice();
   const benchmark = benchmarks.find(({ name }) => name === now.get('benchmark')) || benchmarks[0];
   const { evaluations } = benchmark;
-  const place = (name, otherwise) => Math.min(Number(now.get(name) ?? otherwise), evaluations.length - 1);
+  const place = (name, otherwise) =>
+    Math.min(Number(now.get(name) ?? otherwise), evaluations.length - 1);
   const [first, second] = [place('first', 0), place('second', evaluations.length - 1)];
-  const select = (name, title, options, selected) => h('label', null, `${title} `,
-    h('select', { name, onchange: (event) => { location.hash = address({ [name]: event.target.value }); } },
-      options.map((text, index) => h('option', { value: name === 'benchmark' ? text : index, selected: index === selected }, text))));
-  const titles = evaluations.map(({ step, made }) => `step ${step}${made ? `, by hand: ${made}` : ''}`);
+  const select = (name, title, options, selected) =>
+    h(
+      'label',
+      null,
+      `${title} `,
+      h(
+        'select',
+        {
+          name,
+          onchange: (event) => {
+            location.hash = address({ [name]: event.target.value });
+          },
+        },
+        options.map((text, index) =>
+          h(
+            'option',
+            { value: name === 'benchmark' ? text : index, selected: index === selected },
+            text,
+          ),
+        ),
+      ),
+    );
+  const titles = evaluations.map(
+    ({ step, made }) => `step ${step}${made ? `, by hand: ${made}` : ''}`,
+  );
   return [
-    h('form', { class: 'filters', 'aria-label': 'Evaluations', onsubmit: (event) => event.preventDefault() },
-      select('benchmark', 'benchmark', benchmarks.map(({ name }) => name), benchmarks.indexOf(benchmark)),
-      select('first', 'from', titles, first), select('second', 'to', titles, second)),
+    h(
+      'form',
+      {
+        class: 'filters',
+        'aria-label': 'Evaluations',
+        onsubmit: (event) => event.preventDefault(),
+      },
+      select(
+        'benchmark',
+        'benchmark',
+        benchmarks.map(({ name }) => name),
+        benchmarks.indexOf(benchmark),
+      ),
+      select('first', 'from', titles, first),
+      select('second', 'to', titles, second),
+    ),
     changes(benchmark, evaluations[first], evaluations[second]),
   ];
 }
@@ -39,32 +76,71 @@ function changes(benchmark, before, after) {
   const kinds = { gained: [], lost: [], 'right in both': [], 'wrong in both': [] };
   benchmark.rows.forEach((_, index) => {
     const [was, is] = [isRight(before, index), isRight(after, index)];
-    kinds[was ? (is ? 'right in both' : 'lost') : (is ? 'gained' : 'wrong in both')].push(index);
+    kinds[was ? (is ? 'right in both' : 'lost') : is ? 'gained' : 'wrong in both'].push(index);
   });
-  const share = (evaluation) => evaluation.correct.reduce((sum, count) => sum + count, 0) / (evaluation.samples * benchmark.rows.length);
-  const summary = h('p', { id: 'changes' }, `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost: `,
-    h('b', null, `${number(share(before))} → ${number(share(after))}`), ` of the responses are right.`,
-    before.samples > 1 ? ' A question counts as right where at least half of its responses are.' : '');
-  return h('div', null, summary, Object.entries(kinds).map(([kind, indices]) => unfold(
-    `${{ gained: '▲ ', lost: '▼ ' }[kind] || ''}${kind}: ${number(indices.length)}`,
-    () => questionList(benchmark, indices, [before, after]), kind === 'gained' || kind === 'lost')));
+  const share = (evaluation) =>
+    evaluation.correct.reduce((sum, count) => sum + count, 0) /
+    (evaluation.samples * benchmark.rows.length);
+  const summary = h(
+    'p',
+    { id: 'changes' },
+    `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost: `,
+    h('b', null, `${number(share(before))} → ${number(share(after))}`),
+    ` of the responses are right.`,
+    before.samples > 1
+      ? ' A question counts as right where at least half of its responses are.'
+      : '',
+  );
+  return h(
+    'div',
+    null,
+    summary,
+    Object.entries(kinds).map(([kind, indices]) =>
+      unfold(
+        `${{ gained: '▲ ', lost: '▼ ' }[kind] || ''}${kind}: ${number(indices.length)}`,
+        () => questionList(benchmark, indices, [before, after]),
+        kind === 'gained' || kind === 'lost',
+      ),
+    ),
+  );
 }
 
 function questionList(benchmark, indices, pair) {
-  const rows = indices.slice(0, MOST_QUESTIONS).map((index) => [
-    String(benchmark.rows[index]), h('span', { class: 'excerpt' }, benchmark.texts[index]), benchmark.answers[index],
-    ...pair.map((evaluation) => written(evaluation, index)),
-  ]);
-  const more = indices.length > MOST_QUESTIONS ? h('p', { class: 'quiet' }, `The first ${MOST_QUESTIONS} of ${indices.length}.`) : null;
-  return h('div', null, more, table(['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)], rows, null));
+  const rows = indices
+    .slice(0, MOST_QUESTIONS)
+    .map((index) => [
+      String(benchmark.rows[index]),
+      h('span', { class: 'excerpt' }, benchmark.texts[index]),
+      benchmark.answers[index],
+      ...pair.map((evaluation) => written(evaluation, index)),
+    ]);
+  const more =
+    indices.length > MOST_QUESTIONS
+      ? h('p', { class: 'quiet' }, `The first ${MOST_QUESTIONS} of ${indices.length}.`)
+      : null;
+  return h(
+    'div',
+    null,
+    more,
+    table(['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)], rows, null),
+  );
 }
 
 // The responses of an evaluation to a question: verdict and extracted answer, and the text on demand.
 function written(evaluation, index) {
   const responses = evaluation.responses[index];
   if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} right`;
-  return h('div', null, responses.map((response) => {
-    const got = 'extracted' in response ? h('span', null, ', extracted ', h('b', null, response.extracted ?? 'nothing')) : null;
-    return unfold(h('span', null, outcome(response.outcome), got), () => h('div', { class: 'tokens' }, response.text));
-  }));
+  return h(
+    'div',
+    null,
+    responses.map((response) => {
+      const got =
+        'extracted' in response
+          ? h('span', null, ', extracted ', h('b', null, response.extracted ?? 'nothing'))
+          : null;
+      return unfold(h('span', null, outcome(response.outcome), got), () =>
+        h('div', { class: 'tokens' }, response.text),
+      );
+    }),
+  );
 }

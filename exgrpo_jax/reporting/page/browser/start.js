@@ -1,6 +1,13 @@
 // The frame around the pages: which run, which page, light or dark, and when to look again.
 
-const PAGES = { overview: overviewPage, buffer: bufferPage, question: questionPage, responses: responsesPage, evaluation: evaluationPage, compare: comparePage };
+const PAGES = {
+  overview: overviewPage,
+  buffer: bufferPage,
+  question: questionPage,
+  responses: responsesPage,
+  evaluation: evaluationPage,
+  compare: comparePage,
+};
 
 function title(name) {
   return name[0].toUpperCase() + name.slice(1);
@@ -15,17 +22,56 @@ function shownPage() {
 function header() {
   const [run, shown] = [currentRun(), shownPage()];
   const names = Object.keys(PAGES).filter((name) => name !== 'compare' || page.compare);
-  const select = page.runs.length < 2 || shown === 'compare' ? null : h('label', null, 'run ',
-    h('select', { id: 'run', onchange: (event) => { location.hash = address({ run: event.target.value, page: shown }, new URLSearchParams()); } },
-      page.runs.map(({ name }, index) => h('option', { value: index, selected: index === run }, name))));
+  const select =
+    page.runs.length < 2 || shown === 'compare'
+      ? null
+      : h(
+          'label',
+          null,
+          'run ',
+          h(
+            'select',
+            {
+              id: 'run',
+              onchange: (event) => {
+                location.hash = address(
+                  { run: event.target.value, page: shown },
+                  new URLSearchParams(),
+                );
+              },
+            },
+            page.runs.map(({ name }, index) =>
+              h('option', { value: index, selected: index === run }, name),
+            ),
+          ),
+        );
   return [
-    h('h1', null, shown === 'compare' ? `${page.runs.length} runs` : page.runs[run].name,
-      h('small', null, shown === 'compare' ? '' : page.runs[run].progress)),
+    h(
+      'h1',
+      null,
+      shown === 'compare' ? `${page.runs.length} runs` : page.runs[run].name,
+      h('small', null, shown === 'compare' ? '' : page.runs[run].progress),
+    ),
     select,
-    h('nav', { 'aria-label': 'Pages' }, names.map((name) => h('a', {
-      href: address({ page: name }, new URLSearchParams({ run })), 'aria-current': name === shown ? 'page' : null,
-    }, title(name)))),
-    h('button', { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': 'Light or dark' }, '◐'),
+    h(
+      'nav',
+      { 'aria-label': 'Pages' },
+      names.map((name) =>
+        h(
+          'a',
+          {
+            href: address({ page: name }, new URLSearchParams({ run })),
+            'aria-current': name === shown ? 'page' : null,
+          },
+          title(name),
+        ),
+      ),
+    ),
+    h(
+      'button',
+      { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': 'Light or dark' },
+      '◐',
+    ),
   ];
 }
 
@@ -62,7 +108,11 @@ async function show() {
   document.title = `${title(name)} · ${page.title}`;
   if (focused) main.querySelector(`[name="${CSS.escape(focused)}"]`)?.focus();
   else if (!isSame) scrollTo(0, 0);
-  for (const plot of charts) if (!plot.root.isConnected) { plot.destroy(); charts.delete(plot); }
+  for (const plot of charts)
+    if (!plot.root.isConnected) {
+      plot.destroy();
+      charts.delete(plot);
+    }
   main.dataset.ready = turn;
 }
 
@@ -74,7 +124,13 @@ function follow() {
   if (!page.again) return;
   let touched = -Infinity;
   for (const event of ['pointerdown', 'keydown', 'wheel']) {
-    addEventListener(event, () => { touched = performance.now(); }, { passive: true });
+    addEventListener(
+      event,
+      () => {
+        touched = performance.now();
+      },
+      { passive: true },
+    );
   }
   setInterval(async () => {
     if (document.hidden || !(await isNewer())) return;
@@ -95,15 +151,30 @@ async function isNewer() {
 
 function offerReload() {
   if (document.getElementById('newer')) return;
-  document.getElementById('header').append(
-    h('button', { type: 'button', id: 'newer', onclick: () => location.reload() }, 'Show newer steps'));
+  document
+    .getElementById('header')
+    .append(
+      h(
+        'button',
+        { type: 'button', id: 'newer', onclick: () => location.reload() },
+        'Show newer steps',
+      ),
+    );
 }
 
 async function start() {
   followSystem();
   page = await part('page');
-  document.getElementById('footer').replaceChildren(h('p', { class: 'quiet' }, `Written ${page.written} by exgrpo_jax ${page.by}.`,
-    page.again ? ' It looks for newer steps by itself.' : ''));
+  document
+    .getElementById('footer')
+    .replaceChildren(
+      h(
+        'p',
+        { class: 'quiet' },
+        `Written ${page.written} by exgrpo_jax ${page.by}.`,
+        page.again ? ' It looks for newer steps by itself.' : '',
+      ),
+    );
   addEventListener('hashchange', show);
   await show();
   follow();

@@ -55,7 +55,11 @@ function address(changes, from = choice()) {
 }
 
 function link(changes, ...content) {
-  return h('a', { href: address(changes, new URLSearchParams({ run: choice().get('run') || 0 })) }, ...content);
+  return h(
+    'a',
+    { href: address(changes, new URLSearchParams({ run: choice().get('run') || 0 })) },
+    ...content,
+  );
 }
 
 function currentRun() {
@@ -85,7 +89,9 @@ async function recorded(run) {
 // Where each visit that replayed has its values among the replays.
 function replaysOf(replayed) {
   const places = new Map();
-  replayed.forEach((flag, visit) => { if (flag) places.set(visit, places.size); });
+  replayed.forEach((flag, visit) => {
+    if (flag) places.set(visit, places.size);
+  });
   return places;
 }
 

@@ -10,27 +10,55 @@ function levelOf(value, limits) {
 // What the colours of tokens can mean, of a response that has these values.
 const MEANINGS = {
   entropy: {
-    title: 'entropy', has: (response) => Boolean(response.entropy),
+    title: 'entropy',
+    has: (response) => Boolean(response.entropy),
     level: (response, index) => `entropy-${levelOf(response.entropy[index] ?? 0, NATS)}`,
-    legend: () => h('p', { class: 'legend' }, 'Entropy in nats: ',
-      [0, ...NATS].map((limit, level) => h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`))),
+    legend: () =>
+      h(
+        'p',
+        { class: 'legend' },
+        'Entropy in nats: ',
+        [0, ...NATS].map((limit, level) =>
+          h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`),
+        ),
+      ),
   },
   ratio: {
-    title: 'log-ratio now against then', has: (response) => Boolean(response.past),
+    title: 'log-ratio now against then',
+    has: (response) => Boolean(response.past),
     level: (response, index) => {
       const ratio = logRatio(response, index);
       return `ratio-${ratio < 0 ? 'down' : 'up'}-${levelOf(Math.abs(ratio), RATIOS)}`;
     },
-    legend: () => h('p', { class: 'legend' }, 'log(π now / π then): ',
-      [...RATIOS].reverse().map((limit, level) => h('span', { class: `token ratio-down-${3 - level}` }, `≤ −${limit}`)),
-      h('span', { class: 'token' }, 'about 0'),
-      RATIOS.map((limit, level) => h('span', { class: `token ratio-up-${level + 1}` }, `≥ ${limit}`))),
+    legend: () =>
+      h(
+        'p',
+        { class: 'legend' },
+        'log(π now / π then): ',
+        [...RATIOS]
+          .reverse()
+          .map((limit, level) =>
+            h('span', { class: `token ratio-down-${3 - level}` }, `≤ −${limit}`),
+          ),
+        h('span', { class: 'token' }, 'about 0'),
+        RATIOS.map((limit, level) =>
+          h('span', { class: `token ratio-up-${level + 1}` }, `≥ ${limit}`),
+        ),
+      ),
   },
   logp: {
-    title: 'log-probability', has: (response) => Boolean(response.logp),
+    title: 'log-probability',
+    has: (response) => Boolean(response.logp),
     level: (response, index) => `entropy-${levelOf(-(response.logp[index] ?? 0), NATS)}`,
-    legend: () => h('p', { class: 'legend' }, 'Minus log-probability in nats: ',
-      [0, ...NATS].map((limit, level) => h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`))),
+    legend: () =>
+      h(
+        'p',
+        { class: 'legend' },
+        'Minus log-probability in nats: ',
+        [0, ...NATS].map((limit, level) =>
+          h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`),
+        ),
+      ),
   },
 };
 
@@ -45,9 +73,20 @@ function tokensView(response, wanted) {
   const status = h('p', { class: 'readout', 'aria-live': 'polite' });
   const legend = h('div');
   const spans = response.texts.map((text) => h('span', { class: 'token' }, visible(text)));
-  const text = h('div', { class: 'tokens', tabindex: 0, role: 'group', 'aria-label': 'Response token by token; arrow keys move' }, spans);
+  const text = h(
+    'div',
+    {
+      class: 'tokens',
+      tabindex: 0,
+      role: 'group',
+      'aria-label': 'Response token by token; arrow keys move',
+    },
+    spans,
+  );
   const paint = () => {
-    spans.forEach((span, index) => { span.className = `token ${meaning ? MEANINGS[meaning].level(response, index) : ''}`; });
+    spans.forEach((span, index) => {
+      span.className = `token ${meaning ? MEANINGS[meaning].level(response, index) : ''}`;
+    });
     legend.replaceChildren(meaning ? MEANINGS[meaning].legend() : '');
   };
   let at = -1;
@@ -57,7 +96,10 @@ function tokensView(response, wanted) {
     spans[at].classList.add('at');
     status.textContent = describeToken(response, at);
   };
-  text.addEventListener('pointerover', (event) => { const index = spans.indexOf(event.target); if (index >= 0) go(index); });
+  text.addEventListener('pointerover', (event) => {
+    const index = spans.indexOf(event.target);
+    if (index >= 0) go(index);
+  });
   text.addEventListener('keydown', (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -65,9 +107,26 @@ function tokensView(response, wanted) {
     event.preventDefault();
   });
   paint();
-  const choose = possible.length < 2 ? null : h('label', null, 'Colour by ',
-    h('select', { onchange: (event) => { meaning = event.target.value; paint(); } },
-      possible.map((name) => h('option', { value: name, selected: name === meaning }, MEANINGS[name].title))));
+  const choose =
+    possible.length < 2
+      ? null
+      : h(
+          'label',
+          null,
+          'Colour by ',
+          h(
+            'select',
+            {
+              onchange: (event) => {
+                meaning = event.target.value;
+                paint();
+              },
+            },
+            possible.map((name) =>
+              h('option', { value: name, selected: name === meaning }, MEANINGS[name].title),
+            ),
+          ),
+        );
   return h('div', { class: 'response' }, choose, legend, text, status);
 }
 
@@ -76,10 +135,15 @@ function visible(text) {
 }
 
 function describeToken(response, index) {
-  const values = [`token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`];
+  const values = [
+    `token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`,
+  ];
   if (response.entropy) values.push(`entropy ${number(response.entropy[index])}`);
   if (response.logp) values.push(`log-probability ${number(response.logp[index])}`);
-  if (response.past) values.push(`then ${number(response.past[index])}, log-ratio ${signed(logRatio(response, index))}`);
+  if (response.past)
+    values.push(
+      `then ${number(response.past[index])}, log-ratio ${signed(logRatio(response, index))}`,
+    );
   return values.join(' · ');
 }
 
@@ -97,7 +161,9 @@ async function recordedGroup(run, step, group) {
     found = page.texts && steps.includes(step) ? await textsOf(run, step) : null;
   }
   if (!found || !(key in found.groups)) return null;
-  return new Map(found.groups[key].map((response) => [response.sample, withTexts(response, found.pieces)]));
+  return new Map(
+    found.groups[key].map((response) => [response.sample, withTexts(response, found.pieces)]),
+  );
 }
 
 // ---- Differences ----
@@ -114,17 +180,29 @@ function difference(before, after) {
   const common = new Uint16Array((a.length + 1) * width);
   for (let i = a.length - 1; i >= 0; i--) {
     for (let j = b.length - 1; j >= 0; j--) {
-      common[i * width + j] = a[i] === b[j]
-        ? common[(i + 1) * width + j + 1] + 1
-        : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
+      common[i * width + j] =
+        a[i] === b[j]
+          ? common[(i + 1) * width + j + 1] + 1
+          : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
     }
   }
   const shown = h('div', { class: 'tokens difference' });
   let [i, j] = [0, 0];
   while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && a[i] === b[j]) { shown.append(a[i]); i++; j++; }
-    else if (j >= b.length || (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])) { shown.append(h('del', null, a[i])); i++; }
-    else { shown.append(h('ins', null, b[j])); j++; }
+    if (i < a.length && j < b.length && a[i] === b[j]) {
+      shown.append(a[i]);
+      i++;
+      j++;
+    } else if (
+      j >= b.length ||
+      (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])
+    ) {
+      shown.append(h('del', null, a[i]));
+      i++;
+    } else {
+      shown.append(h('ins', null, b[j]));
+      j++;
+    }
   }
   return shown;
 }

@@ -1,0 +1,49 @@
+// The replay buffer over the run, and the questions that it gave most often.
+
+async function bufferPage(run) {
+  const { buffer, missing } = page.runs[run];
+  const rows = await recorded(run);
+  return [
+    notes(missing),
+    buffer.panels.length
+      ? grid(buffer.panels)
+      : h('p', { class: 'quiet' }, 'The buffer was never used, or nothing of it is recorded.'),
+    buffer.replayed.length
+      ? section(
+          'Replayed most often',
+          table(
+            [
+              'question',
+              'text',
+              'replays',
+              'visits',
+              'first pass rate',
+              'last pass rate',
+              'last visit',
+              'retired',
+            ],
+            buffer.replayed.map((question) => [
+              questionLink(question.question),
+              questionText(rows, question.question),
+              question.replays,
+              question.visits,
+              question.first,
+              question.last,
+              question.step,
+              question.retired === null ? 'no' : `step ${question.retired}`,
+            ]),
+            'Questions replayed most often',
+          ),
+        )
+      : null,
+  ];
+}
+
+function questionLink(row) {
+  return link({ page: 'question', question: row }, String(row));
+}
+
+function questionText(rows, row) {
+  const text = rows && rows.place ? rows.questions.text[rows.place.get(row)] : null;
+  return h('span', { class: 'excerpt' }, text ?? 'text not recorded');
+}

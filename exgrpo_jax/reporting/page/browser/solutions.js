@@ -1,0 +1,158 @@
+// What was written for a question: stored, replayed, wrong, and how it changed.
+
+async function solutions(run, rows, row, visits, recordings) {
+  const all = await part(`stored-${run}`);
+  const stored = (all && all.questions[row]) || [];
+  const replays = lastReplays(rows, visits, recordings);
+  const items = stored.map((solution) => {
+    const own = withTexts(solution, all.pieces);
+    const replay = replays.find((other) => other.written === solution.step && isSame(own, other));
+    const words = [
+      solution.step ? `Written in step ${solution.step}` : 'Written before the run',
+      plural(own.texts.length, 'token'),
+      `replayed ${plural(solution.times, 'time')}`,
+    ];
+    return unfold(
+      words.join(', ') + (replay ? `; values of the replay in step ${replay.step}` : ''),
+      () => tokensView(replay || own, 'ratio'),
+      stored.length < 3,
+    );
+  });
+  const solved = recordedSuccesses(rows, visits, recordings);
+  const [first, last] = [solved[0], solved.at(-1)];
+  return [
+    section(
+      'Stored successes',
+      items.length ? items : h('p', { class: 'quiet' }, whyNone(rows, visits, all)),
+    ),
+    section(
+      'First and latest solution',
+      first && first !== last
+        ? isSame(first, last)
+          ? h(
+              'p',
+              { class: 'quiet' },
+              `In step ${last.step} it is word for word that of step ${first.step}.`,
+            )
+          : [
+              h(
+                'p',
+                { class: 'quiet' },
+                'From step ',
+                String(first.step),
+                ' to step ',
+                String(last.step),
+                ': ',
+                h('del', null, 'taken away'),
+                ' ',
+                h('ins', null, 'added'),
+              ),
+              difference(first.texts.join(''), last.texts.join('')),
+            ]
+        : h('p', { class: 'quiet' }, 'There are no two recorded solutions to compare.'),
+    ),
+  ];
+}
+
+function whyNone(rows, visits, all) {
+  if (!all) return 'The newest checkpoint could not be read.';
+  const isKept = rows.visits.bucket_after[visits.at(-1)] !== null;
+  return isKept
+    ? 'It is in the buffer, but there was no room for its solutions in this file, or the newest checkpoint is older than they are.'
+    : 'It is not in the buffer: it was never partly solved, or has retired.';
+}
+
+// The recorded replays, the newest first.
+function lastReplays(rows, visits, recordings) {
+  return visits
+    .flatMap((visit, index) => {
+      const replay = recordings[index] ? replayOfVisit(rows, visit) : null;
+      const response = replay && [...recordings[index].values()].find((member) => member.past);
+      return response
+        ? [{ ...response, written: replay.written, step: rows.visits.step[visit] }]
+        : [];
+    })
+    .reverse();
+}
+
+function isSame(one, other) {
+  return one.texts.join('') === other.texts.join('');
+}
+
+function recordedSuccesses(rows, visits, recordings) {
+  return recordedWhere(
+    rows,
+    visits,
+    recordings,
+    (name, response) => name === 'correct' && !response.past,
+  );
+}
+
+function recordedWhere(rows, visits, recordings, isWanted) {
+  const { outcomes, outcome: codes } = rows.responses;
+  return visits.flatMap((visit, index) =>
+    [...(recordings[index] || [])]
+      .filter(
+        ([sample, response]) =>
+          rows.visits.first[visit] >= 0 &&
+          isWanted(outcomes[codes[rows.visits.first[visit] + sample]], response),
+      )
+      .map(([sample, response]) => ({
+        ...response,
+        step: rows.visits.step[visit],
+        index: rows.visits.first[visit] + sample,
+      })),
+  );
+}
+
+function replayed(rows, visits, recordings) {
+  const replays = lastReplays(rows, visits, recordings);
+  return section(
+    `Replays (${replays.length} recorded)`,
+    replays.map((replay) =>
+      unfold(`Step ${replay.step}: the solution of step ${replay.written}`, () =>
+        tokensView(replay, 'ratio'),
+      ),
+    ),
+    replays.length ? null : h('p', { class: 'quiet' }, 'No replay is recorded token by token.'),
+  );
+}
+
+function mistakes(rows, visits, recordings) {
+  const wrong = recordedWhere(rows, visits, recordings, (name) => name !== 'correct');
+  return section(
+    `Not correct (${wrong.length} recorded)`,
+    wrong.map((response) =>
+      unfold(h('span', null, `Step ${response.step}: `, why(rows, response.index)), () =>
+        tokensView(response, 'entropy'),
+      ),
+    ),
+    wrong.length
+      ? null
+      : h('p', { class: 'quiet' }, 'No such response is recorded token by token.'),
+  );
+}
+
+// Why a response got its verdict.
+function why(rows, index) {
+  const { outcomes, outcome: codes, reason } = rows.responses;
+  const name = outcomes[codes[index]];
+  const place = rows.place.get(rows.visits.question[rows.visitOf[index]]);
+  const truth = rows.questions.answer[place];
+  const words =
+    {
+      wrong: [
+        'extracted ',
+        h('b', null, extracted(rows, index) ?? 'nothing'),
+        ' where the answer is ',
+        h('b', null, truth ?? 'not recorded'),
+      ],
+      'no answer': ['no answer could be extracted'],
+    }[name] || (reason[index] ? [reason[index]] : []);
+  return [
+    outcome(name),
+    words.length ? ': ' : '',
+    words,
+    rows.responses.truncated[index] ? ' (cut at the limit)' : '',
+  ];
+}
