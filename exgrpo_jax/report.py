@@ -178,16 +178,21 @@ def _serve(workdirs: Sequence[str], port: int, every: float) -> None:
   """Serves the page until Ctrl-C."""
   _step_aside()
 
+  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # by the newest page, in its order
+
+  def render(version: str) -> str:
+    groups = runs.read(workdirs)
+    shown[:] = [(run, contents.open_pieces(run)) for run in _runs(groups)]
+    return _render(groups, True, texts='texts/', again=_POLL, version=version)
+
   def texts_of(index: int, step: int) -> str | None:
-    recorded = _runs(runs.read(workdirs))
-    found = contents.describe_step(recorded[index], step) if index < len(recorded) else None
+    run, pieces = shown[index] if index < len(shown) else (None, None)
+    found = contents.describe_step(run, pieces, step) if run and pieces else None
     return found and document.texts_script(f'{index}/{step}', found)
 
   source = Source(
     version=lambda: _signature(workdirs),
-    document=lambda version: _render(
-      runs.read(workdirs), True, texts='texts/', again=_POLL, version=version
-    ),
+    document=render,
     texts=texts_of,
   )
   with Server(source, port, every) as server:

@@ -92,7 +92,7 @@ def all_panels(run: Run) -> list[Panel]:
     *(_lines(run, *row) for row in _TRAINING),
     _outcomes(run),
     *(_lines(run, *row) for row in _REPLAY[:1]),
-    _buckets(run),
+    bucket_panel(run),
     *(_lines(run, *row) for row in _REPLAY[1:]),
     _phases(run),
   ]
@@ -166,7 +166,7 @@ def _outcomes(run: Run) -> Stack | None:
   )
 
 
-def _buckets(run: Run) -> HeatMap | None:
+def bucket_panel(run: Run) -> HeatMap | None:
   """The buffer's questions by bucket."""
   names = []
   while any(f'buffer/bucket_{len(names)}' in record for record in run):

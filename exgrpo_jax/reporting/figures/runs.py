@@ -93,15 +93,19 @@ def read(workdirs: Sequence[str]) -> list[Group]:
 
 def has_metrics(workdir: str) -> bool:
   """Whether the run has written any yet; InputError where there is no run in the folder."""
+  return bool(_read_metrics(workdir))
+
+
+def _read_metrics(workdir: str) -> Run:
   if not os.path.exists(os.path.join(workdir, 'config.json')):
     raise InputError(
       f"{workdir} is no run's workdir: it holds no config.json; name train's --workdir."
     )
-  return bool(records.read(workdir))
+  return records.read(workdir)
 
 
 def _read(workdir: str) -> Recorded:
-  metrics = records.read(workdir) if has_metrics(workdir) else []
+  metrics = _read_metrics(workdir)
   if not metrics:
     raise InputError(
       f'{workdir}: the run has not written any metrics yet; wait for its first step.'

@@ -102,10 +102,10 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
   return own
 
 
-def describe_step(run: Recorded, step: int) -> Any:
+def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
   """All that is recorded token by token of one step, as a part; None where nothing is."""
-  pieces, found = open_pieces(run), texts.read_step(pathlib.Path(run.workdir), step)
-  return texts.describe(found, pieces) if pieces and found else None
+  found = texts.read_step(pathlib.Path(run.workdir), step)
+  return texts.describe(found, pieces) if found else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:

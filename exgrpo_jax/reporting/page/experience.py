@@ -9,7 +9,7 @@ from exgrpo_jax.reporting import curves
 from exgrpo_jax.reporting.figures.runs import Recorded
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.columns import flags, known
-from exgrpo_jax.reporting.panels import HeatMap, Line, Lines
+from exgrpo_jax.reporting.panels import Line, Lines
 
 _MOST_REPLAYED = 50  # questions of the table
 _AGE_BINS = 40  # at most
@@ -17,19 +17,15 @@ _AGE_BINS = 40  # at most
 
 def describe(run: Recorded) -> dict[str, Any]:
   """Heat map, curves and tables of the buffer; what is not recorded is left out."""
-  buffer_panels = [p for p in curves.all_panels(run.metrics) if isinstance(p, HeatMap)]
-  described: dict[str, Any] = {
-    'panels': [charts.describe(panel) for panel in buffer_panels],
-    'replayed': _most_replayed(run),
-  }
-  if not run.questions.num_rows:
-    return described
-  described['panels'].append(charts.describe(_flow(run.questions)))
   replays = run.responses.filter(run.responses['is_replay'])
+  buckets = curves.bucket_panel(run.metrics)
+  panels = [charts.describe(buckets)] if buckets else []
+  if run.questions.num_rows:
+    panels.append(charts.describe(_flow(run.questions)))
   if replays.num_rows:
-    described['panels'] += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
-    described['panels'] += _by_age(replays)
-  return described
+    panels += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
+    panels += _by_age(replays)
+  return {'panels': panels, 'replayed': _most_replayed(run.questions, replays)}
 
 
 def _flow(questions: pa.Table) -> Lines:
@@ -116,9 +112,8 @@ def _by_age(replays: pa.Table) -> list[dict[str, Any]]:
   return [charts.describe(panel, x) for panel in made]
 
 
-def _most_replayed(run: Recorded) -> list[dict[str, Any]]:
+def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
   """The questions that were replayed most often, and where they stand now."""
-  questions, replays = run.questions, run.responses.filter(run.responses['is_replay'])
   rows, counts = np.unique(replays['question'].to_numpy(), return_counts=True)
   chosen = rows[np.argsort(-counts, kind='stable')][:_MOST_REPLAYED]
   visits = {row: [] for row in chosen.tolist()}
