@@ -121,7 +121,7 @@ function zoomOthers(from, key) {
   isZooming = true;
   const { min, max } = from.scales.x;
   for (const plot of charts) {
-    const isOther = plot !== from && plot.kind === key && plot.root.isConnected;
+    const isOther = plot !== from && plot.kind === key;
     if (isOther && (plot.scales.x.min !== min || plot.scales.x.max !== max))
       plot.setScale('x', { min, max });
   }
@@ -183,10 +183,7 @@ function valuesTable(panel, made) {
 }
 
 function redraw() {
-  for (const plot of charts) {
-    if (plot.root.isConnected) plot.redraw();
-    else charts.delete(plot);
-  }
+  for (const plot of charts) plot.redraw();
 }
 
 // Panels beside each other; those with the same horizontal axis show the same part of it.

@@ -75,6 +75,7 @@ async function story(run, rows, row) {
   const recordings = await Promise.all(
     visits.map((visit) => recordedGroup(run, rows.visits.step[visit], rows.groupOf[visit])),
   );
+  const replays = lastReplays(rows, visits, recordings);
   return h(
     'article',
     { id: 'story' },
@@ -86,8 +87,8 @@ async function story(run, rows, row) {
     ),
     h('p', null, 'Answer: ', h('b', null, rows.questions.answer[place] ?? 'not recorded')),
     section('Visits', strip(rows, visits), visitsTable(rows, visits)),
-    await solutions(run, rows, row, visits, recordings),
-    replayed(rows, visits, recordings),
+    await solutions(run, rows, row, visits, recordings, replays),
+    replayed(replays),
     mistakes(rows, visits, recordings),
   );
 }

@@ -1,9 +1,8 @@
 // What was written for a question: stored, replayed, wrong, and how it changed.
 
-async function solutions(run, rows, row, visits, recordings) {
+async function solutions(run, rows, row, visits, recordings, replays) {
   const all = await part(`stored-${run}`);
   const stored = (all && all.questions[row]) || [];
-  const replays = lastReplays(rows, visits, recordings);
   const items = stored.map((solution) => {
     const own = withTexts(solution, all.pieces);
     const replay = replays.find((other) => other.written === solution.step && isSame(own, other));
@@ -105,8 +104,7 @@ function recordedWhere(rows, visits, recordings, isWanted) {
   );
 }
 
-function replayed(rows, visits, recordings) {
-  const replays = lastReplays(rows, visits, recordings);
+function replayed(replays) {
   return section(
     `Replays (${replays.length} recorded)`,
     replays.map((replay) =>
