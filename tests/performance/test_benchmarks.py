@@ -31,11 +31,10 @@ from exgrpo_jax.performance import (
   workload,
 )
 from exgrpo_jax.performance.peaks import Peaks
-from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.performance.workload import Workload, response_lengths
 from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
-from tests.performance.shapes import SMALL
+from tests.performance.shapes import SMALL, SMALL_RUN
 
 WORKLOAD = Workload(
   model=dataclasses.replace(SMALL, num_layers=1),
@@ -252,22 +251,8 @@ def test_host(capsys, monkeypatch):
   ]
 
 
-RUN = Size(
-  steps=7,
-  questions=8,
-  samples=4,
-  rows=100,
-  median=30,
-  longest=120,
-  recorded=2,
-  evaluated=5,
-  evaluate_every=4,
-  stored=10,
-)
-
-
 def test_report():
-  found = report_benchmark.measure(RUN)
+  found = report_benchmark.measure(SMALL_RUN)
   loading = [] if browser.missing() else ['loading']
   assert [figure.name for figure in found] == ['page', 'writing', 'memory', *loading]
   assert min(figure.value for figure in found) > 0
@@ -292,7 +277,7 @@ def test_report_without_a_browser_says_that_loading_is_not_measured(monkeypatch)
   monkeypatch.setattr(report_benchmark.own_process, 'measure', measure)
   monkeypatch.setattr(browser.shutil, 'which', lambda _: None)
   monkeypatch.setattr(browser.importlib.util, 'find_spec', lambda name: name)
-  found = report_benchmark.measure(RUN)
+  found = report_benchmark.measure(SMALL_RUN)
   assert [figure.name for figure in found] == ['page', 'writing', 'memory']
   assert 'loading is not measured: no Chromium is installed' in found[0].meaning
   monkeypatch.setattr(browser.importlib.util, 'find_spec', lambda _: None)

@@ -1,5 +1,6 @@
 """The invented run is whole: its files are read as a run's, and fit together."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -10,21 +11,10 @@ import pytest
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.performance.synthetic import run_folder
-from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.reporting import records, step_records
+from tests.performance.shapes import SMALL_RUN
 
-SIZE = Size(
-  steps=12,
-  questions=8,
-  samples=4,
-  rows=100,
-  median=30,
-  longest=120,
-  recorded=2,
-  evaluated=5,
-  evaluate_every=5,
-  stored=10,
-)
+SIZE = dataclasses.replace(SMALL_RUN, steps=12, evaluate_every=5)
 
 
 @pytest.fixture(scope='module')
