@@ -109,21 +109,31 @@ check_free() {
 start() {
   check_free
   mkdir -p "$state"
-  rm -f "$state/exit_code"
+  rm -f "$state/exit_code" "$state/pid"
   echo "--- $(date -u +%FT%TZ) ${*:2}" >>"$state/log"
   setsid bash "${BASH_SOURCE[0]}" supervise "$@" >>"$state/log" 2>&1 </dev/null &
-  echo $! >"$state/pid"
+  # Who asks for the status as soon as this returns must not take training for lost, and start it
+  # again.
+  while [[ ! -e $state/pid ]]; do
+    kill -0 $! 2>/dev/null || {
+      echo "error: training did not start; $state/log may say why." >&2
+      exit 1
+    }
+    sleep 0.1
+  done
 }
 
-# Runs the command and records its exit code, atomically.
+# Records its process, runs the command and records its exit code; both atomically.
 supervise() {
   local code=0
+  echo $$ >"$state/pid.new"
+  mv "$state/pid.new" "$state/pid"
   run_in_foreground "$@" || code=$?
   echo "$code" >"$state/exit_code.new"
   mv "$state/exit_code.new" "$state/exit_code"
 }
 
-# Whether the process that `start` started is running.
+# Whether the supervisor that `start` started is running.
 running() {
   local process
   [[ -e $state/pid && ! -e $state/exit_code ]] || return 1

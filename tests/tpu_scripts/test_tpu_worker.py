@@ -1,6 +1,7 @@
 """tpu_scripts/worker.sh: what runs on a worker, with real processes."""
 
 import os
+import pathlib
 import signal
 import subprocess
 
@@ -42,6 +43,22 @@ def test_a_worker_keeps_the_exit_code_and_the_output(place):
   start(place, 'echo hello; exit 3')
   await_status(place, 'exit_code 3')
   await_log(place, 'hello')
+
+
+def test_training_is_running_as_soon_as_start_returns(place):
+  """A machine under load takes a while to start a process."""
+  fake(place, 'setsid', 'sleep .5', 'exec /usr/bin/setsid "$@"')
+  start(place, TRAIN)
+  process = (place / 'exgrpo' / 'pid').read_text().strip()
+  _, script, verb, *_ = pathlib.Path(f'/proc/{process}/cmdline').read_text().split('\0')
+  assert (pathlib.Path(script).name, verb) == ('worker.sh', 'supervise')
+
+
+def test_training_that_cannot_be_started_is_said_to_be(place):
+  fake(place, 'setsid', 'exit 1')
+  started = worker(place, 'start', '/none', 'true')
+  assert started.returncode == 1
+  assert started.stderr == f'error: training did not start; {place}/exgrpo/log may say why.\n'
 
 
 def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
