@@ -61,8 +61,24 @@ def define_model() -> None:
   flags.DEFINE_string(
     'model',
     None,
-    'A Hugging Face folder, in place of --checkpoint; without --config it takes base and '
-    "prompt.template='paper'.",
+    'A Hugging Face folder, in place of --checkpoint; without --config it is asked by its chat '
+    'template, with prompts and responses of up to 2,048 tokens.',
+  )
+
+
+def define_sampling() -> None:
+  """--temperature and --max_response, of commands that sample responses."""
+  flags.DEFINE_float(
+    'temperature',
+    None,
+    'Of sampling; 0 is greedy. By default config.evaluation.temperature.',
+    lower_bound=0.0,
+  )
+  flags.DEFINE_integer(
+    'max_response',
+    None,
+    'Longest response, in tokens; by default config.rollout.max_response.',
+    lower_bound=1,
   )
 
 

@@ -1,52 +1,125 @@
-"""Which policy a command evaluates: a run's checkpoint, or a Hugging Face folder without a run."""
+"""Which policy a command asks: a run's checkpoint, or a Hugging Face folder without a run."""
 
+import copy
+import dataclasses
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import cli, config_files
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, parse_config
-from exgrpo_jax.huggingface import weights
+from exgrpo_jax.experiment import Experiment, model_config, open_experiment, parse_config
+from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import activity
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
+# Of a model that is asked without a config: tokens of a prompt and of a response, and the bytes of
+# the cache that decides how many responses are decoded together.
+_LONGEST = 2048
+_CACHE_BYTES = 4 * 2**30
 
-def config_values(args: cli.Args) -> ConfigDict:
-  """The config to evaluate with: --config, else the run's own, or one for a model without a run.
 
-  Raises InputError where the flags name no policy or two, or the run has another config.
-  """
+class Source(NamedTuple):
+  """Where a policy is kept."""
+
+  kind: str  # 'run' or 'model'
+  path: str  # the run's workdir, or the model's folder
+  step: int | None = None  # of the run's checkpoints; None is the newest
+
+  def describe(self) -> dict[str, str]:
+    """Its kind and absolute path, as evaluations.jsonl and tables say whose a row is."""
+    return {self.kind: self.path if '://' in self.path else os.path.abspath(self.path)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """A language model with what is needed to ask it."""
+
+  source: Source
+  experiment: Experiment
+  params: model.Params
+  step: int  # of the run, after which it has them; 0 of a model
+
+
+def chosen(args: cli.Args) -> Source:
+  """What --checkpoint and --step, or --model, name; InputError where they name none or two."""
   if bool(args.checkpoint) == bool(args.model):
     raise InputError(
       "one of --checkpoint and --model is needed: a run's workdir, or a Hugging Face folder."
     )
-  if args.config:
-    parse_config(args.config)
   if args.checkpoint:
-    run = read_config(args.checkpoint)
-    if not args.config:
-      return ConfigDict(run)
-    check_workdir(args.config, args.checkpoint, ('model', 'tokenizer', 'prompt'))
-    return args.config
+    return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(f'--step={args.step} is of a run, and --model={args.model} has no steps.')
   if 'model.path' in overrides(args):
     raise InputError(
       f'--config.model.path and --model={args.model} both name a model; leave one of them out.'
     )
-  values: Any = args.config
+  return Source('model', args.model)
+
+
+def at(path: str) -> Source:
+  """The run of this workdir, or else the model of this folder."""
+  is_run = os.path.isdir(os.path.join(path, 'checkpoints'))
+  return Source('run' if is_run else 'model', path)
+
+
+def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
+  """The config to ask it with: the one given, else the run's own or one that suits the model.
+
+  A copy. Raises InputError where the run has another model, tokenizer or prompt than the given one.
+  """
+  values: Any = copy.deepcopy(given)
+  if values:
+    parse_config(values)
+  if source.kind == 'run':
+    if not values:
+      return ConfigDict(read_config(source.path))
+    check_workdir(values, source.path, ('model', 'tokenizer', 'prompt'))
+    return values
   if not values:
-    values = config_files.load(config_files.shipped_path('base', config_files.CONFIGS, 'config'))
-    values.prompt.template = 'paper'
-    values.data.evaluation = ()
+    return _suited_to(source.path)
   with values.unlocked():
-    values.model.path = args.model
+    values.model.path = source.path
   return values
+
+
+def _suited_to(path: str) -> ConfigDict:
+  """A config to ask a model with: by its chat template, if it has one, in so much memory."""
+  values: Any = base_config()
+  limit = architecture.read_json(path).get('max_position_embeddings', 2 * _LONGEST)
+  longest = min(_LONGEST, limit // 2)
+  values.model.path = path
+  values.prompt.template = 'chat' if tokenizer.load(path).chat.template else 'plain'
+  values.rollout.update(dict(max_prompt=longest, max_response=longest))
+  shape = model_config(parse_config(values))
+  token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
+  row_bytes = 2 * longest * token_bytes * jnp.dtype(shape.dtype).itemsize
+  values.rollout.slots = max(1, min(values.rollout.slots, _CACHE_BYTES // row_bytes))
+  return values
+
+
+def base_config() -> ConfigDict:
+  """configs/base.py, with nothing to evaluate on."""
+  values: Any = config_files.load(config_files.shipped_path('base', config_files.CONFIGS, 'config'))
+  values.data.evaluation = ()
+  return values
+
+
+def with_sampling(args: cli.Args, values: ConfigDict) -> ConfigDict:
+  """A copy of the config, sampled from as --temperature and --max_response say."""
+  changed: Any = copy.deepcopy(values)
+  with changed.unlocked():
+    if args.temperature is not None:
+      changed.evaluation.temperature = args.temperature
+    changed.rollout.max_response = args.max_response or changed.rollout.max_response
+  return changed
 
 
 def overrides(args: cli.Args) -> dict[str, Any]:
@@ -54,18 +127,30 @@ def overrides(args: cli.Args) -> dict[str, Any]:
   return config_flags.get_override_values(args['config']) if args.config else {}
 
 
-def origin(args: cli.Args) -> dict[str, str]:
-  """What the policy is, 'run' or 'model', and where that lies."""
-  path = args.checkpoint or args.model
-  kind = 'run' if args.checkpoint else 'model'
-  return {kind: path if '://' in path else os.path.abspath(path)}
+def open_policy(path: str, values: ConfigDict | None = None, step: int | None = None) -> Policy:
+  """The policy that a run's workdir or a Hugging Face folder holds, with its parameters.
+
+  Args:
+    path: of the workdir or folder.
+    values: the config to ask it with; by default the run's own, or one that suits the model.
+    step: of the run's checkpoints; the newest by default.
+
+  Raises:
+    InputError: there is no such policy, it is damaged, or the config is another's.
+  """
+  source = at(path)._replace(step=step)
+  if step is not None and source.kind == 'model':
+    raise InputError(f'step={step} is of a run, and {path} holds no checkpoints.')
+  return restore(source, open_experiment(config_values(source, values), path))
 
 
-def restore(args: cli.Args, experiment: Experiment) -> tuple[model.Params, int]:
-  """The policy's parameters, and the step of the run after which it has them; 0 of a model."""
-  if args.checkpoint:
-    like = model.shapes(experiment.model, experiment.meshes.training)
-    return checkpoint.restore_params(args.checkpoint, args.step, like)
-  with activity.doing(f'reading the weights of {args.model}'):
-    params = weights.load(args.model, experiment.model, experiment.meshes.training)
-  return jax.block_until_ready(params), 0
+def restore(source: Source, experiment: Experiment) -> Policy:
+  """The policy of an experiment that was opened for `source`."""
+  with jax.set_mesh(experiment.meshes.training):
+    if source.kind == 'run':
+      like = model.shapes(experiment.model, experiment.meshes.training)
+      params, step = checkpoint.restore_params(source.path, source.step, like)
+      return Policy(source, experiment, params, step)
+    with activity.doing(f'reading the weights of {source.path}'):
+      params = weights.load(source.path, experiment.model, experiment.meshes.training)
+      return Policy(source, experiment, jax.block_until_ready(params), 0)

@@ -5,6 +5,7 @@ import dataclasses
 from exgrpo_jax.config import setting
 from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.policy import model
+from exgrpo_jax.rollout.token_sampling import Distribution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ class EvaluationConfig:
   require_box: bool = setting(
     None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'
   )
+
+  @property
+  def distribution(self) -> Distribution:
+    """What its responses are sampled from."""
+    return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
 
   def steps(self, num_steps: int) -> list[int]:
     """After which of so many steps there is one; the one at the start is not among them."""

@@ -22,7 +22,7 @@ from exgrpo_jax.runtime.workdir import write_json
 
 SUITES = 'exgrpo_jax.configs.suites'
 
-Record = Mapping[str, Any]  # of a question, see evaluate.score_policy
+Record = Mapping[str, Any]  # of a question, see evaluation.score_policy
 
 
 class Table(NamedTuple):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import cli, evaluate, export, held_out, prior_experience, rehearsal, warm_start
+from exgrpo_jax import cli, evaluation, export, held_out, prior_experience, rehearsal, warm_start
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.check import check_start
 from exgrpo_jax.datatypes import Cursor, Experience, Plan, QuestionSet
@@ -145,7 +145,7 @@ def start_or_resume(
       progress = progress_after(experiment, rollout, snapshot.buffer, compiled)
       if not snapshot.step:
         with activity.doing('evaluate'), progress.pace.evaluation():
-          scores = evaluate.score_all(experiment, snapshot.state.params, evaluations, 0)
+          scores = evaluation.score_all(experiment, snapshot.state.params, evaluations, 0)
         writer.write(0, scores)
       with watchdog.watching() as clock, preemption.listening() as told_to_stop:
         run = Run(
@@ -301,7 +301,7 @@ def report(
   if plan.step in config.evaluation.steps(config.num_steps):
     with progress.pace.evaluation():
       with clock('evaluate'):
-        scores = evaluate.score_all(run.experiment, state.params, run.evaluations, plan.step)
+        scores = evaluation.score_all(run.experiment, state.params, run.evaluations, plan.step)
         measured |= scores
       if config.export.best:
         with clock('export', device_waits=True):

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from exgrpo_jax import evaluate, experiment
+from exgrpo_jax import evaluate, evaluation, experiment, policies
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
@@ -16,6 +16,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.rollout import scheduler
 from tests.helpers import recording, tiny
+from tests.helpers.paths import CHECKPOINTS
 
 VERIFIER = pool.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
 
@@ -35,6 +36,7 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
       config=copy.deepcopy(values),
       checkpoint=str(recorded.workdir),
       model=None,
+      compare=None,
       suite=None,
       name=None,
       step=step,
@@ -42,6 +44,7 @@ def by_hand(recorded, values, tmp_path, monkeypatch):
       data=None,
       samples=None,
       temperature=None,
+      max_response=None,
     )
     vars(args).update(changes)
     capsys.readouterr()
@@ -63,7 +66,7 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
   (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
   scores = {name: value for name, value in record.items() if name.startswith('eval/')}
   spec = recorded.evaluations[0].spec
-  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{evaluate.table(scores)}\n')
+  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{evaluation.table(scores)}\n')
 
 
 def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
@@ -121,6 +124,47 @@ def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
   assert written != own.read_text()
 
 
+def test_two_policies_are_compared_question_by_question(
+  recorded, by_hand, capsys, data, tmp_path, monkeypatch
+):
+  """A model without a run against the recorded one, by the records that both leave."""
+  monkeypatch.setattr(policies, 'base_config', lambda: copy.deepcopy(recorded.values))
+  pair = [str(CHECKPOINTS / 'qwen2_tied'), str(recorded.workdir)]
+  _, printed = by_hand(
+    None,
+    capsys,
+    config=None,
+    checkpoint=None,
+    compare=pair,
+    data=[data.train],
+    samples=3,
+    temperature=0.7,
+  )
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [line.get('model') or line.get('run') for line in made] == pair
+  assert [(line['temperature'], line['samples']) for line in made] == [(0.7, 3)] * 2
+  records = [
+    [json.loads(row) for row in (tmp_path / 'out' / line['file']).read_text().splitlines()]
+    for line in made
+  ]
+  first, second = ([np.mean(record['correct']) for record in of_one] for of_one in records)
+  difference = np.subtract(second, first)
+  error = difference.std(ddof=1) / np.sqrt(len(difference))
+  low, high = difference.mean() - 1.96 * error, difference.mean() + 1.96 * error
+  found = re.search(
+    rf'avg@3 +(\S+)  \(95%: (\S+) to (\S+), paired; of {tiny.POOL} questions '
+    r'(\d+) better, (\d+) worse\)',
+    printed,
+  )
+  assert found and len(difference) == tiny.POOL
+  assert [float(found[n]) for n in (1, 2, 3)] == pytest.approx(
+    [difference.mean(), low, high], abs=1e-4
+  )
+  assert (int(found[4]), int(found[5])) == ((difference > 0).sum(), (difference < 0).sum())
+  assert found[4] != '0'
+
+
 def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
   """The style of each by its own text, where the task knows styles."""
   written = []
@@ -128,7 +172,7 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
   monkeypatch.setattr(
     scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
   )
-  monkeypatch.setattr(evaluate, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
+  monkeypatch.setattr(evaluation, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
   records = [json.loads(line) for line in text.splitlines()]
   entropies = [response.entropy.mean() for response in written]
@@ -142,13 +186,13 @@ def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys
 
 def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, monkeypatch):
   """The replaced verifier takes all for the answer; here the first has none, and one is no text."""
-  grade = evaluate._grade
+  grade = evaluation._grade
 
   def changed(*args):
     first, second, *others = grade(*args)
     return [first._replace(answer=None), second._replace(answer='\ud800'), *others]
 
-  monkeypatch.setattr(evaluate, '_grade', changed)
+  monkeypatch.setattr(evaluation, '_grade', changed)
   written = []
   generate = scheduler.generate
   monkeypatch.setattr(
@@ -231,7 +275,7 @@ def test_the_best_policy_is_chosen_by_the_validation_set_alone(
     scores = {f'eval/{name}/{source}/pass@1': share for source, share in shares.items()}
     return scores, [row for source, share in shares.items() for row in records(source, share)]
 
-  monkeypatch.setattr(evaluate, 'score_policy', scored)
+  monkeypatch.setattr(evaluation, 'score_policy', scored)
   monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
   with recorded.compiling():
     recording.run_training(experiment.open_experiment(config, str(tmp_path)))

@@ -107,12 +107,14 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
       checkpoint=None,
       step=None,
       model=str(MODEL),
+      compare=None,
       out=str(tmp_path / 'table'),
       suite='paper',
       name=name,
       data=files,
       samples=None,
       temperature=None,
+      max_response=None,
     )
     monkeypatch.setattr(policies, 'overrides', lambda args: settings if args.config else {})
     if write:
@@ -360,13 +362,17 @@ def refusals():
       ['--model=b', '--suite=papr', '--out=o'],
       r'--suite=papr: there is no config of that name; it must be .*, or one of: paper\.',
     ),
-    'out': (['--model=b', '--data=x.jsonl'], r'--out is needed: neither config nor run names what'),
+    'compare_one': (['--compare=a'], r'--compare=a must name two policies, A,B: each a run'),
+    'compare_model': (
+      ['--compare=a,b', '--model=b'],
+      r'--compare names both policies, so --model cannot be beside it\.',
+    ),
     'data': (
-      ['--model=b', '--out=o'],
+      [f'--model={MODEL}'],
       r'--data is needed: neither config nor run names what to ev',
     ),
     'context': (
-      [f'--model={MODEL}', '--out=o', '--data=x.jsonl'],
+      [*base_with, f'--model={MODEL}', '--data=x.jsonl'],
       r'= 9216 tokens exceed max_position_embeddings=128 of .*config\.json; lower them, or set',
     ),
     'file': (

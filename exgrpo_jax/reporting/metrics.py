@@ -182,15 +182,42 @@ def interval_95(
   Returns:
     (mean, low, high).
   """
-  score_Q = np.mean(correct_QK, axis=1, dtype=np.float64)
+  score_Q = correct_QK.mean(axis=1, dtype=np.float64)
   mean = float(score_Q.mean())
-  _, index_Q = np.unique(np.asarray(cluster_Q), return_inverse=True)
-  residual_G = np.bincount(index_Q, weights=score_Q - mean)
-  clusters = len(residual_G)
-  variance = clusters / max(clusters - 1, 1) * np.sum((residual_G / len(correct_QK)) ** 2)
+  variance, clusters = _variance_of_mean(score_Q, cluster_Q)
   # Equal clusters have variance 0, but for rounding errors below 1e-15.
   n = mean * (1 - mean) / variance if variance > 1e-15 else clusters
   return mean, *_wilson_interval(mean, min(float(n), np.size(correct_QK)))
+
+
+def difference_95(
+  difference_Q: np.ndarray, cluster_Q: Sequence[Any] | np.ndarray
+) -> tuple[float, float, float]:
+  """The mean of paired differences and its 95% confidence interval, by the normal approximation.
+
+  The standard error is cluster-robust, as that of `interval_95`.
+
+  Args:
+    difference_Q: [questions], between two policies' shares of right responses.
+    cluster_Q: [questions]: equal ones form a cluster.
+
+  Returns:
+    (mean, low, high).
+  """
+  mean = float(difference_Q.mean())
+  error = math.sqrt(_variance_of_mean(difference_Q, cluster_Q)[0])
+  return mean, max(mean - Z_95 * error, -1.0), min(mean + Z_95 * error, 1.0)
+
+
+def _variance_of_mean(
+  score_Q: np.ndarray, cluster_Q: Sequence[Any] | np.ndarray
+) -> tuple[float, int]:
+  """The cluster-robust variance of the mean of scores, and the number G of clusters."""
+  _, index_Q = np.unique(np.asarray(cluster_Q), return_inverse=True)
+  residual_G = np.bincount(index_Q, weights=score_Q - score_Q.mean())
+  clusters = len(residual_G)
+  variance = clusters / max(clusters - 1, 1) * np.sum((residual_G / len(score_Q)) ** 2)
+  return float(variance), clusters
 
 
 def _wilson_interval(mean: float, n: float) -> tuple[float, float]:

@@ -180,6 +180,23 @@ def test_95_percent_of_intervals_contain_the_true_mean(prompts, copies, samples,
   assert 0.93 <= coverage <= 0.975
 
 
+@pytest.mark.parametrize(
+  ('difference_Q', 'cluster_Q', 'expected'),
+  [
+    # Residuals .75, -.25, -.25, -.25: se^2 = 4/3 * .75 / 16 = 1/16, so half = 1.95996 / 4.
+    pytest.param([1.0, 0.0, 0.0, 0.0], range(4), (0.25, -0.23999, 0.73999), id='one_of_four'),
+    pytest.param(
+      [1.0, 0.0, 0.0, 0.0] * 8, list('abcd') * 8, (0.25, -0.23999, 0.73999), id='equal_rows'
+    ),
+    # se^2 = 2/1 * (1 + 1) / 4 = 1, so half = 1.95996, beyond what a difference can be.
+    pytest.param([1.0, -1.0], range(2), (0.0, -1.0, 1.0), id='at_most_one'),
+  ],
+)
+def test_paired_differences_worked_out_by_hand(difference_Q, cluster_Q, expected):
+  found = metrics.difference_95(np.array(difference_Q), list(cluster_Q))
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
 def test_every_row_needs_a_cluster():
   with pytest.raises(ValueError, match='same length'):
     metrics.interval_95(np.zeros((3, 1)), [0, 1])

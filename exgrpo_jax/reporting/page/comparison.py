@@ -1,16 +1,14 @@
 """Several runs beside each other: curves with seeds as bands, and paired differences."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.reporting import bootstrap, direction
+from exgrpo_jax.reporting import bootstrap, direction, metrics
 from exgrpo_jax.reporting.figures import runs
 from exgrpo_jax.reporting.figures.runs import Group
-from exgrpo_jax.reporting.metrics import Z_95
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.panels import Line, Lines
 from exgrpo_jax.reporting.series import over_seeds
@@ -140,7 +138,10 @@ def _differences(
       paired = _by_question(first, second, source)
       if len(paired) < 2:
         continue
-      estimate, over = _of_questions(paired), f'{len(paired)} questions'
+      estimate, over = (
+        metrics.difference_95(paired, np.arange(len(paired))),
+        f'{len(paired)} questions',
+      )
     rows.append(
       {
         'evaluation': source,
@@ -190,9 +191,3 @@ def _last_shares(benchmarks: Sequence[Benchmark], source: str) -> dict[tuple[int
       keys = zip(benchmark['rows'], benchmark['texts'])
       return {key: count / own[-1]['samples'] for key, count in zip(keys, own[-1]['correct'])}
   return {}
-
-
-def _of_questions(paired: np.ndarray) -> tuple[float, float, float]:
-  """The mean and its 95% interval by the normal approximation."""
-  mean, error = float(paired.mean()), float(paired.std(ddof=1)) / math.sqrt(len(paired))
-  return mean, mean - Z_95 * error, mean + Z_95 * error

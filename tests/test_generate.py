@@ -1,0 +1,75 @@
+"""Responses to a prompt that is typed."""
+
+import types
+
+import numpy as np
+import pytest
+
+from exgrpo_jax import generate, policies
+from exgrpo_jax.errors import InputError
+from tests.helpers import tiny
+from tests.helpers.paths import CHECKPOINTS
+
+
+@pytest.fixture(scope='module')
+def policy(recorded):
+  with recorded.compiling():
+    yield policies.open_policy(str(recorded.workdir))
+
+
+def tokens(responses):
+  return [[response.tokens.tolist() for response in group] for group in responses]
+
+
+def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
+  """Against all logits at once; the run evaluates at temperature 1."""
+  assert policy.step == tiny.NUM_STEPS
+  groups = generate.sample(policy, ['3+0', '12+0'], samples=3)
+  assert [len(group) for group in groups] == [3, 3]
+  for text, group in zip(('3+0', '12+0'), groups):
+    prompt = np.array(policy.experiment.tokenizer.encode(f'{text}\n'), np.int32)
+    for response in group:
+      logp, entropy = recorded.values_of(policy.params, prompt, response.tokens)
+      np.testing.assert_allclose(response.logp, logp, atol=1e-4)
+      np.testing.assert_allclose(response.entropy, entropy, atol=1e-4)
+
+
+def test_a_seed_writes_the_same_and_each_sample_something_else(policy):
+  first = tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
+  assert first == tokens(generate.sample(policy, ['3+0'], samples=3, seed=1))
+  assert first != tokens(generate.sample(policy, ['3+0'], samples=3, seed=2))
+  assert len({tuple(response) for response in first[0]}) > 1
+
+
+def test_a_prompt_over_the_limit_is_refused(policy):
+  with pytest.raises(
+    InputError, match=r'a prompt has 2\d tokens, .* config\.rollout\.max_prompt=8'
+  ):
+    generate.sample(policy, ['1234567890 + 1234567890'])
+
+
+def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
+  args = types.SimpleNamespace(
+    config=None,
+    checkpoint=None,
+    step=None,
+    model=str(CHECKPOINTS / 'qwen2_tied'),
+    prompt='How?',
+    samples=2,
+    temperature=0.0,
+    max_response=4,
+    seed=0,
+    tokens=True,
+  )
+  with recorded.compiling():
+    generate.main(args)
+  prompt, first, second = capsys.readouterr().out.split('\n---')
+  assert '<|im_start|>user\nHow?<|im_end|>' in prompt
+  heads, lines = zip(*(part.strip().split('\n', 1) for part in (first, second)))
+  assert [head[:6] for head in heads] == ['1 of 2', '2 of 2']
+  assert lines[0] == lines[1]  # the most probable tokens
+  logps = [float(line.split(maxsplit=1)[0]) for line in lines[0].split('\n')]
+  assert f'{len(logps)} tokens' in heads[0] and len(logps) <= 4
+  assert float(heads[0].split('log-probability ')[1].split(',')[0]) == pytest.approx(
+    sum(logps), abs=0.01
+  )
