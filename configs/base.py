@@ -167,6 +167,7 @@ def get_config():
   config.evaluation = ConfigDict(
     dict(
       every=10,
+      patience=0,  # all steps are taken
       samples=1,
       temperature=0.6,
       top_k=0,
@@ -183,6 +184,6 @@ def get_config():
   config.checkpoint = ConfigDict(dict(every=50, keep=2))
   config.export = ConfigDict(dict(best=False, best_without=(), last=False))
   config.metrics = ConfigDict(
-    dict(sampled_rows=16, records_every=10, recorded_groups=4, wandb_project='')
+    dict(sampled_rows=16, records_every=10, recorded_groups=4, traced_steps=(), wandb_project='')
   )
   return config

@@ -6,6 +6,8 @@ Takes the flags of train, and checks what train checks first: flags, config and 
 writes nothing. Exit status: 0, or 2 for what cannot be run.
 """
 
+from ml_collections import ConfigDict
+
 from exgrpo_jax import cli, prior_experience
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, check_model_path, parse_config
@@ -24,34 +26,34 @@ def define_flags() -> None:
 
 def main(args: cli.Args) -> None:
   """Checks a command line of train."""
-  check_command(args)
+  check_command(args.config, args.workdir)
   print('nothing is wrong with the flags and the config; data, weights and devices were not tried')
 
 
-def check_command(args: cli.Args) -> Config:
-  """The checked configuration of a command line of train; InputError says what is wrong with it."""
-  if not args.config or not args.workdir:
+def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
+  """The checked configuration of a run; InputError says what is wrong with it."""
+  if not values or not workdir:
     raise InputError(
       '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
     )
-  config = parse_config(args.config)
+  config = parse_config(values)
   check_model_path(config)
-  check_workdir(args.config, args.workdir)
-  prior_experience.check(config.experience, args.workdir)
+  check_workdir(values, workdir)
+  prior_experience.check(config.experience, workdir)
   pool.check(config.grading, config.verifier)
   return config
 
 
-def check_start(args: cli.Args) -> Config:
+def check_start(values: ConfigDict, workdir: str) -> Config:
   """`check_command`, and what this machine and the other hosts have; makes missing folders."""
-  config = check_command(args)
+  config = check_command(values, workdir)
   weights_and_biases.check(config.metrics.wandb_project)
-  check_writable(args.workdir)
+  check_writable(workdir)
   make_folder('config.warm_start.path', config.warm_start.path)
   make_folder('config.data.cache_dir', config.data.cache_dir)
-  compiled = compilations.folder(config.compilation_cache, args.workdir)
+  compiled = compilations.folder(config.compilation_cache, workdir)
   make_folder('config.compilation_cache', compiled)
-  check_hosts(args.config, args.workdir)
+  check_hosts(values, workdir)
   return config
 
 

@@ -103,6 +103,11 @@ def parse_config(values: ConfigDict) -> Config:
       'config.export.best=True needs config.data.validation: the best policy is chosen by other '
       'questions than those of config.data.evaluation, on which it is reported.'
     )
+  if parsed.evaluation.patience and not parsed.data.validation:
+    raise InputError(
+      f'config.evaluation.patience={parsed.evaluation.patience} needs config.data.validation: when '
+      'to stop is decided by other questions than those of config.data.evaluation.'
+    )
   if parsed.experience.path and not parsed.replay.ratio:
     raise InputError(
       f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '

@@ -21,7 +21,6 @@ from exgrpo_jax.rollout import decode_loop, scheduler, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.prefilled import Prefilled, prefill_lengths
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import activity, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -49,10 +48,8 @@ def run(experiment: Experiment, rollout: Rollout) -> None:
 def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
   """Of training and of evaluation; one, where they differ in nothing that is compiled."""
   config, wanted = experiment.config.rollout, experiment.config.evaluation
-  evaluated = Distribution(
-    temperature=wanted.temperature, top_k=wanted.top_k, top_p=wanted.top_p, min_p=wanted.min_p
-  )
-  specs = (config.decode_spec(experiment.tokenizer, d) for d in (None, evaluated))
+  distributions = (None, wanted.distribution)
+  specs = (config.decode_spec(experiment.tokenizer, d) for d in distributions)
   return dict.fromkeys(spec.at_any_temperature for spec in specs)
 
 

@@ -21,7 +21,7 @@ from absl import flags
 
 from exgrpo_jax import __version__, cli
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting import early_stop, step_records
 from exgrpo_jax.reporting.figures import runs
 from exgrpo_jax.reporting.figures.runs import Group, Recorded
 from exgrpo_jax.reporting.page import contents, document, evaluations
@@ -144,7 +144,12 @@ def _runs(groups: Sequence[Group]) -> list[Recorded]:
 
 
 def _have_ended(groups: Sequence[Group]) -> bool:
-  return all(run.metrics[-1]['step'] >= run.config['num_steps'] for run in _runs(groups))
+  return all(run.metrics[-1]['step'] >= _last_step(run) for run in _runs(groups))
+
+
+def _last_step(run: Recorded) -> int:
+  patience = run.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
+  return early_stop.last_step(early_stop.scores(run.metrics), run.config['num_steps'], patience)
 
 
 def _print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:

@@ -14,7 +14,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics, record_writer, regime, step_metrics
+from exgrpo_jax.reporting import early_stop, metrics, record_writer, regime, step_metrics
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import compilations, hosts
@@ -47,6 +47,7 @@ class Progress:
   pace: Pace
   bucketed: Bucketed  # the buffer after the last step that was reported
   silent_steps: int  # in a row, up to now, without any difference in reward
+  scores: dict[int, float]  # step -> validation score
   history: regime.History
 
 
@@ -60,8 +61,15 @@ def progress_after(
     pace=Pace(compiled, past),
     bucketed=bucketed(experiment, buffer),
     silent_steps=sum(1 for _ in itertools.takewhile(bool, is_silent)),
+    scores=early_stop.scores(past),
     history=regime.history(regime_setup(experiment, rollout), past),
   )
+
+
+def last_step(run: Run, progress: Progress) -> int:
+  """The step after which the run ends, by what is known up to now; see `early_stop.last_step`."""
+  config = run.experiment.config
+  return early_stop.last_step(progress.scores, config.num_steps, config.evaluation.patience)
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:

@@ -53,6 +53,11 @@ class EvaluationConfig:
   every: int = setting(
     '[1, inf)', 'steps between evaluations; there is always one at the start and one at the end'
   )
+  patience: int = setting(
+    '[0, inf)',
+    'evaluations in a row without a higher validation/score, the mean over the sources of '
+    'config.data.validation, after which the run ends early; 0 takes all steps',
+  )
   samples: int = setting('[1, inf)', 'responses to each question (k of avg@k)')
   temperature: float = setting('[0, inf)', 'of sampling; 0 is greedy')
   top_k: int = setting('[0, inf)', 'only the k most probable tokens; 0 is all')

@@ -22,7 +22,7 @@ from exgrpo_jax import cli, config, config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.reporting import comparison, metrics
+from exgrpo_jax.reporting import comparison, early_stop, metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import launcher, trials
 
@@ -160,7 +160,10 @@ def is_finished(trial: Trial) -> bool:
     records = metrics.read(trial.workdir)
   except InputError:
     return False  # train will refuse it and say where
-  wanted = parse_config(trial.values).num_steps
+  config = parse_config(trial.values)
+  wanted = early_stop.last_step(
+    early_stop.scores(records), config.num_steps, config.evaluation.patience
+  )
   # A run whose checkpoints were all deleted is still finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment, train
+from exgrpo_jax import experiment, training
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Trajectory
 from exgrpo_jax.learner import optimizer
@@ -295,7 +295,7 @@ def learn(run, params, batch):
   )
   plan = types.SimpleNamespace(replay_started=True)
   with run.compiling():
-    _, sums = train.learn(stand_in, state, types.SimpleNamespace(plan=plan, batch=batch))
+    _, sums = training.learn(stand_in, state, types.SimpleNamespace(plan=plan, batch=batch))
   return float(sums['skipped']), float(sums['gradient_norm'])
 
 

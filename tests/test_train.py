@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from pyarrow import compute
 
-from exgrpo_jax import cli, experiment, train
+from exgrpo_jax import cli, experiment, train, training
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, optimizer
@@ -345,7 +345,7 @@ def one_minibatch(recorded):
 
 
 def learn(opened, params, batch):
-  """(change of the parameters / SCALE, sums as floats) of train.learn from a new state."""
+  """(change of the parameters / SCALE, sums as floats) of training.learn from a new state."""
   on_mesh = jax.device_put(params, model.shardings(opened.model, opened.meshes.training))
   state = optimizer.init(opened.config.optimizer, opened.config.num_updates, on_mesh)
   run = types.SimpleNamespace(
@@ -355,7 +355,7 @@ def learn(opened, params, batch):
     clock=Clock(),
   )
   before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped
-  state, sums = train.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
+  state, sums = training.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
   change = jax.tree.map(
     lambda new, old: (np.asarray(new, np.float64) - old) / SCALE, state.params, params
   )

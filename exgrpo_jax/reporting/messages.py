@@ -66,6 +66,7 @@ def progress_line(
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
 
   left = '-' if seconds_left is None else _duration(seconds_left)
+  memory = 'memory/device_peak'  # a CPU does not say it
   return ' | '.join(
     (
       f'step {step:>{len(str(num_steps))}}/{num_steps}',
@@ -76,6 +77,7 @@ def progress_line(
       f'buffer {show("buffer/questions", ".0f", 5)}',
       f'retired {show("buffer/retired", ".0f", 5)}',
       f'{show("speed/tokens_per_second", ",.0f", 7)} tok/s',
+      *([f'{show(memory, ".1f", 5)} GiB'] if memory in metrics else []),
       f'{left:>8} left',
     )
   )
@@ -86,6 +88,14 @@ def finished(workdir: str, done: int, num_steps: int) -> str:
   return (
     f'{workdir}: the run is finished, at step {done} of {num_steps}; nothing was changed. With a '
     'larger --config.num_steps it goes on.'
+  )
+
+
+def ended_early(step: int, num_steps: int, patience: int) -> str:
+  """Of a run whose validation score no longer rises."""
+  return (
+    f'ended after step {step} of {num_steps}: validation/score has not risen in {patience} '
+    'evaluations in a row (config.evaluation.patience); with a larger one, or 0, the run goes on'
   )
 
 

@@ -30,6 +30,9 @@ class Config:
   recorded_groups: int = setting(
     '[0, inf)', 'groups of each step whose responses are recorded token by token; 0 is none'
   )
+  traced_steps: tuple[int, ...] = setting(
+    None, "steps of which JAX's profiler writes a trace into the workdir's traces/, such as (10,)"
+  )
   wandb_project: str = setting(
     None, "the Weights & Biases project that metrics are also sent to; '' is none"
   )

@@ -26,7 +26,7 @@ def measure(
     experience: what the step collected.
     after: the buffer after the step.
     rows: of the step's records.
-    sums: of the update, as `train.learn` returns them, on the host.
+    sums: of the update, as `training.learn` returns them, on the host.
   """
   totals = {name: float(np.asarray(value)) for name, value in sums.items()}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)

@@ -50,7 +50,7 @@ class Clock:
     """Times a block as `phase`; with `device_waits` the device idles meanwhile."""
     start = time.monotonic()
     self._phase = (phase, start)
-    with activity.doing(phase.replace('_', ' ')):
+    with activity.doing(phase.replace('_', ' ')), jax.profiler.TraceAnnotation(phase):
       yield
     now = time.monotonic()
     self._phase = ('', now)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from exgrpo_jax import experiment, prior_experience, train, warm_start
+from exgrpo_jax import experiment, prior_experience, session, warm_start
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, gradients
@@ -51,7 +51,7 @@ class Step:
 
 @dataclasses.dataclass
 class Recording:
-  """A whole run through train.start_or_resume, and its experiment, data and rollout."""
+  """A whole run through session.train, and its experiment, data and rollout."""
 
   workdir: pathlib.Path
   compiled: pathlib.Path  # JAX's compilation cache, which this process uses within .compiling()
@@ -122,14 +122,15 @@ def run_training(opened, params=None, values=None):
   data = experiment.load_questions(opened, config.data.train)
   evaluations = experiment.load_evaluations(opened)
   rollout = experiment.make_rollout(opened, data)
-  is_new = not checkpoint.steps(opened.workdir)
-  successes = prior_experience.load(opened, data) if is_new else ()
+  done = max(checkpoint.steps(opened.workdir), default=0)
+  successes = () if done else prior_experience.load(opened, data)
   with jax.set_mesh(opened.meshes.training), compilations.counted() as compiled:
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)
       experiment.keep_tokenizer(opened)
-    train.start_or_resume(opened, rollout, evaluations, params, successes, compiled)
+    loaded = session.Loaded(opened, rollout, evaluations, successes, done)
+    session.train(loaded, params, compiled)
 
 
 def _listen(patch, steps):

@@ -1,0 +1,220 @@
+"""A training run that is open in this process: its steps, its buffer, its policy.
+
+`train` takes all of a run's steps; a notebook may take some, and look at what they did.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from exgrpo_jax import evaluation, held_out, prior_experience, warm_start
+from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.check import check_start
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.experiment import (
+  Experiment,
+  keep_tokenizer,
+  load_evaluations,
+  load_questions,
+  make_rollout,
+  open_experiment,
+  state_shapes,
+  update_spec,
+)
+from exgrpo_jax.grading import pool
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.learner.checkpoint import Snapshot
+from exgrpo_jax.policies import Policy, Source
+from exgrpo_jax.policy import model
+from exgrpo_jax.report import write_at_end
+from exgrpo_jax.reporting import curves, metrics, record_writer
+from exgrpo_jax.rollout import seeding
+from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.run import Progress, Run, first_snapshot, progress_after
+from exgrpo_jax.runtime import activity, compilations, hosts, preemption, watchdog
+from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.runtime.environment import record_start
+from exgrpo_jax.runtime.workdir import claim_workdir
+from exgrpo_jax.training import Step, save, take_steps
+
+Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
+
+
+@dataclasses.dataclass
+class Session:
+  """A run that is open, and where it stands."""
+
+  run: Run
+  progress: Progress
+  snapshot: Snapshot  # after the last step that was taken
+
+  def steps(self) -> Iterator[Step]:
+    """The steps that are left, each taken when it is asked for; all of them end the run."""
+    for step in take_steps(self.run, self.snapshot, self.progress):
+      self.snapshot = step.snapshot
+      yield step
+
+  @property
+  def buffer(self) -> Buffer:
+    """The replay buffer, a value that no later step changes."""
+    return self.snapshot.buffer
+
+  @property
+  def policy(self) -> Policy:
+    """As it is now; the next step takes its memory."""
+    experiment = self.run.experiment
+    source = Source('run', experiment.workdir)
+    return Policy(source, experiment, self.snapshot.state.params, self.snapshot.step)
+
+
+class Loaded(NamedTuple):
+  """What a run is about: all that is read before anything is computed."""
+
+  experiment: Experiment
+  rollout: Rollout  # on the training questions
+  evaluations: tuple[QuestionSet, ...]
+  successes: Sequence[seeding.Candidate]  # what the buffer of a new run begins with
+  done: int  # steps up to the newest checkpoint
+
+
+@contextlib.contextmanager
+def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
+  """A run whose steps are taken by hand, resumed where the workdir holds one.
+
+  Writes what train writes; a step that was taken and not yet saved is saved in the end. The block
+  runs on the mesh of training.
+
+  Args:
+    config: such as `config_files.load_by_name` returns.
+    workdir: the run's.
+
+  Raises:
+    InputError: what train refuses.
+  """
+  check_start(config, workdir)
+  loaded = load(config, workdir)
+  with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
+    params = claim(loaded, config)
+    # A person may think between two steps, and stop them as any other code.
+    guard = contextlib.nullcontext((Clock(), lambda: ''))
+    with opened(loaded, params, compiled, guard) as session:
+      yield session
+
+
+def load(config: ConfigDict, workdir: str) -> Loaded:
+  """Reads the data and opens the experiment."""
+  done = hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
+  with activity.doing('reading the data'):
+    experiment = open_experiment(config, workdir)
+    rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
+    evaluations = load_evaluations(experiment)
+    held_out.check(experiment.config.alignment, evaluations)
+  successes = () if done else prior_experience.load(experiment, rollout.data)
+  return Loaded(experiment, rollout, evaluations, successes, done)
+
+
+def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
+  """Makes the workdir this config's; returns what the run starts from, None where it needs none."""
+  experiment, workdir = loaded.experiment, loaded.experiment.workdir
+  checkpoint.check_disk_space(workdir, state_shapes(experiment))
+  # A resumed run needs its initial parameters only where a KL term refers to them.
+  needs_params = not loaded.done or experiment.config.objective.kl_coefficient
+  params = warm_start.initial_params(experiment, loaded.rollout.data) if needs_params else None
+  claim_workdir(config, workdir)
+  keep_tokenizer(experiment)
+  return params
+
+
+def train(loaded: Loaded, params: model.Params | None, compiled: compilations.Counter) -> None:
+  """Takes all steps; watched, and stopped by SIGTERM after a step."""
+  with opened(loaded, params, compiled, _guarded()) as session:
+    for _ in session.steps():
+      pass
+
+
+@contextlib.contextmanager
+def opened(
+  loaded: Loaded, params: model.Params | None, compiled: compilations.Counter, guard: Guard
+) -> Iterator[Session]:
+  """The run at its newest checkpoint, or at its start, where it is evaluated; on training's mesh.
+
+  Args:
+    loaded: what the run is about.
+    params: the initial ones, to which a KL term refers; None for a run that is resumed and has no
+      such term.
+    compiled: counts the programs from now on.
+    guard: entered after the evaluation at the start; gives the clock of the steps, and whether they
+      are to end.
+  """
+  experiment, config, workdir = (
+    loaded.experiment,
+    loaded.experiment.config,
+    loaded.experiment.workdir,
+  )
+  reference = params if config.objective.kl_coefficient else None
+  with (
+    checkpoint.explain_full_disk(workdir),
+    checkpoint.open_manager(workdir, config.checkpoint) as manager,
+  ):
+    with activity.doing('reading the newest checkpoint'):
+      snapshot = checkpoint.restore_newest(manager, state_shapes(experiment))
+    if snapshot:
+      print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
+    else:
+      assert params is not None
+      if reference is not None:  # a copy, for updates donate their input
+        reference = model.copied(params)
+      snapshot = first_snapshot(experiment, loaded.rollout, params, loaded.successes)
+    first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
+    record_start(workdir, first)
+    settings = dataclasses.asdict(config)
+    with (
+      metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
+      record_writer.Writer(workdir, first, config.metrics.records_every) as records,
+      pool.Grader(config.grading, config.verifier) as grader,
+    ):
+      progress = progress_after(experiment, loaded.rollout, snapshot.buffer, compiled)
+      if not snapshot.step:
+        with activity.doing('evaluate'), progress.pace.evaluation():
+          scores = evaluation.score_all(experiment, snapshot.state.params, loaded.evaluations, 0)
+        writer.write(0, scores)
+      with guard as (clock, told_to_stop):
+        run = Run(
+          experiment=experiment,
+          rollout=loaded.rollout,
+          evaluations=loaded.evaluations,
+          update=update_spec(config, experiment.model, experiment.meshes.training),
+          reference=reference,
+          grader=grader,
+          writer=writer,
+          records=records,
+          checkpoints=manager,
+          clock=clock,
+          compiled=compiled,
+          told_to_stop=told_to_stop,
+        )
+        session = Session(run, progress, snapshot)
+        yield session
+        _save_rest(session)
+  if hosts.is_first() and (config.num_steps or loaded.evaluations):  # else nothing to draw
+    curves.draw(workdir)
+    write_at_end(workdir)
+
+
+def _save_rest(session: Session) -> None:
+  """Saves the last step that was taken, unless it is saved already."""
+  run, snapshot = session.run, session.snapshot
+  if snapshot.step and snapshot.step not in run.checkpoints.all_steps():
+    save(run, snapshot, is_last=True)
+  run.checkpoints.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
+  """Of a run that is left to itself."""
+  with watchdog.watching() as clock, preemption.listening() as told_to_stop:
+    yield clock, told_to_stop
