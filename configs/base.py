@@ -129,7 +129,7 @@ def get_config():
     dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
   )
 
-  config.prompt = ConfigDict(dict(template='plain'))
+  config.prompt = ConfigDict(dict(template='plain', system=''))
   config.tokenizer = ConfigDict(dict(path='', vocab_size=512))
   config.data = ConfigDict(
     dict(
@@ -140,6 +140,7 @@ def get_config():
       answer_field='',
       solution_field='',
       default_kind='',
+      unverifiable='refuse',
       overlong='refuse',
       cache_dir='~/.cache/exgrpo_jax',
     )

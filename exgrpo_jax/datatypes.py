@@ -8,7 +8,7 @@ Shape letters, used in names everywhere:
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,8 @@ class Question:
   kind: str  # how answers are compared: one of verifier.KINDS
   solution: str  # a worked solution that ends in the answer; '' where there is none
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
+  # The row as its data set has it, by column, for rewards; JSON values. Empty for embedded tasks.
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 class Questions(Sequence[Question]):

@@ -97,6 +97,7 @@ def parse_config(values: ConfigDict) -> Config:
       'groups.'
     )
   replay.check_bounds(parsed.replay, parsed.rollout.samples)
+  prompt.check(parsed.prompt)
   alignment.check(parsed.alignment, parsed.data.evaluated)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
@@ -201,7 +202,7 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
   """
   parsed = experiment.config
   return question_set.load(
-    parsed.data, spec, experiment.tokenizer, parsed.prompt.template, parsed.rollout.max_prompt
+    parsed.data, spec, experiment.tokenizer, parsed.prompt, parsed.rollout.max_prompt
   )
 
 
@@ -295,7 +296,9 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
     spec = parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train
     texts = (
       text
-      for question in itertools.islice(questions.load(parsed.data, spec), TOKENIZER_TEXTS)
+      for question in itertools.islice(
+        questions.load(parsed.data, spec, parsed.prompt.system), TOKENIZER_TEXTS
+      )
       for text in (prompt.render(question.messages, parsed.prompt.template), question.solution)
     )
     tokenizer.train(texts, parsed.tokenizer.vocab_size, path)

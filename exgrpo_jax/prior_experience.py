@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from exgrpo_jax import config
-from exgrpo_jax.data import question_set, questions, tokenizer, traces
+from exgrpo_jax.data import prompt, question_set, questions, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
@@ -129,7 +129,7 @@ def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSe
       theirs,
       theirs.train,
       experiment.tokenizer,
-      values['prompt']['template'],
+      config.build(prompt.Config, values['prompt'], f'{path}/config.json: prompt'),
       values['rollout']['max_prompt'],
     )
   except InputError as error:

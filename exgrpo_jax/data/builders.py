@@ -7,20 +7,37 @@ import contextlib
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow_datasets as tfds
 from etils import epath
 
 from exgrpo_jax.data import progress, records
-from exgrpo_jax.data.records import Fields
+from exgrpo_jax.data.columns import Fields
 from exgrpo_jax.data.tasks.catalogue import TASKS
-from exgrpo_jax.data.tasks.embedded import Record, RecordBuilder
+from exgrpo_jax.data.tasks.embedded import Record, RecordBuilder, record_features
 from exgrpo_jax.errors import InputError
 
-FILE_SPLIT = 'rows'  # the only split of a file
+FILE_SPLIT = 'rows'  # the only split of files
 _CHUNK = 1 << 20  # bytes
+
+
+class LeftOut(NamedTuple):
+  """Rows that were left out for one reason."""
+
+  rows: int
+  first: str  # where the first of them is
+
+
+class Preparation(NamedTuple):
+  """How files were read; kept beside what was prepared of them."""
+
+  layouts: list[str]  # how their columns were read, mostly one line for all files
+  left_out: dict[str, LeftOut]  # by reason: rows whose answer cannot be checked
+
+
+NOTHING = Preparation([], {})
 
 
 def of_task(cache_dir: str, name: str) -> tfds.core.DatasetBuilder:
@@ -28,33 +45,58 @@ def of_task(cache_dir: str, name: str) -> tfds.core.DatasetBuilder:
   return _prepare_own(functools.partial(TASKS[name], **_storage(cache_dir)), name)
 
 
-def of_file(cache_dir: str, fields: Fields, path: str) -> tfds.core.DatasetBuilder:
-  """A jsonl or parquet file, under a name that hashes its content and all that shapes its records.
+def of_files(
+  cache_dir: str, fields: Fields, paths: Sequence[str], source: str = ''
+) -> tfds.core.DatasetBuilder:
+  """The rows of some files in turn, under a name that hashes all that shapes their records.
+
+  `preparation` says how they were read, and which have no answer to check and are left out.
+
+  Args:
+    cache_dir: where prepared data is kept.
+    fields: what the user says of their columns.
+    paths: of spec_names.FILE_ENDINGS; at least one.
+    source: of the questions where no column says it; '' is the first file's name.
 
   Raises:
-    InputError: it is not there, cannot be read or stored, or one of its rows cannot be used.
+    InputError: one is not there, cannot be read or stored, or one of its rows cannot be used.
   """
+  source = source or epath.Path(paths[0]).stem
+  digests = {path: _digest(_chunks(path)) for path in paths}
+  named = [(epath.Path(path).name, digest) for path, digest in digests.items()]
+  key = _digest([repr((source, *fields, named)).encode()])[:32]
+  place = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
+  report = progress.reporter(lambda done: f'{place}: {done:,} questions prepared')
+  make = functools.partial(
+    _FileBuilder,
+    read=functools.partial(_records, digests, fields, source, report),
+    config=tfds.core.BuilderConfig(name=key),
+    **_storage(cache_dir),
+  )
+  return _prepare_own(make, place)
+
+
+def _existing(path: str) -> epath.Path:
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
       f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the '
       'path of a file, absolute or relative to the current folder.'
     )
-  key = _key(file, fields, _chunks(file, path))
-  report = progress.reporter(lambda done: f'{path}: {done:,} questions prepared')
-  make = functools.partial(
-    _FileBuilder,
-    read=functools.partial(_records, file, fields, path, key, report),
-    config=tfds.core.BuilderConfig(name=key),
-    **_storage(cache_dir),
-  )
-  return _prepare_own(make, path)
+  return file
 
 
-def of_tfds(cache_dir: str, fields: Fields, spec: str, name: str) -> tfds.core.DatasetBuilder:
-  """A dataset that TFDS knows; InputError where it cannot be prepared, or lacks a field."""
+def preparation(builder: tfds.core.DatasetBuilder) -> Preparation:
+  """Of what `of_files` gave."""
+  kept: Any = builder.info.metadata
+  left_out = {reason: LeftOut(*values) for reason, values in kept['left_out'].items()}
+  return Preparation(kept['layouts'], left_out)
+
+
+def of_tfds(cache_dir: str, spec: str, name: str) -> tfds.core.DatasetBuilder:
+  """A dataset that TFDS knows; InputError where it cannot be prepared."""
   try:
-    builder = _prepare(functools.partial(tfds.builder, name, **_storage(cache_dir)))
+    return _prepare(functools.partial(tfds.builder, name, **_storage(cache_dir)))
   except tfds.core.DatasetNotFoundError as error:
     raise InputError(
       f"{spec}: '{name}' is neither an embedded task ({', '.join(TASKS)}) nor a dataset that TFDS "
@@ -67,12 +109,6 @@ def of_tfds(cache_dir: str, fields: Fields, spec: str, name: str) -> tfds.core.D
       'must not need TensorFlow, and config.data.cache_dir must be writable, with space for it, '
       'and must not hold it in another format.'
     ) from error
-  features = builder.info.features
-  present = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
-  for key, field in [('question', fields.question), ('answer', fields.answer)]:
-    if field not in present:
-      raise InputError(records.no_field(spec, field, present, key))
-  return builder
 
 
 def _storage(cache_dir: str) -> dict[str, Any]:
@@ -119,32 +155,33 @@ def _reason(error: Exception) -> str:
 
 
 class _FileBuilder(RecordBuilder, skip_registration=True):
-  """The records of one jsonl or parquet file, in its order."""
+  """The records of some files, in their order."""
 
   name = 'question_file'
-  VERSION = tfds.core.Version('1.1.0')  # increase it when records.py reads files differently
+  VERSION = tfds.core.Version('1.2.0')  # increase it when files are read differently
 
-  def __init__(self, *, read: Callable[[], Iterator[Record]], **kwargs: Any) -> None:
+  def __init__(self, *, read: Callable[[dict[str, Any]], Iterator[Record]], **kwargs: Any) -> None:
     self._read = read
     super().__init__(**kwargs)
 
+  def _info(self) -> tfds.core.DatasetInfo:
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict({**record_features(), 'columns': tfds.features.Text()}),
+      metadata=tfds.core.MetadataDict(),
+      disable_shuffling=True,
+    )
+
   def rows(self) -> dict[str, Iterator[Record]]:
     """See RecordBuilder.rows."""
-    return {FILE_SPLIT: self._read()}
+    metadata: Any = self.info.metadata
+    return {FILE_SPLIT: self._read(metadata)}
 
 
-def _key(file: epath.Path, fields: Fields, chunks: Iterable[bytes]) -> str:
-  """A hash of a file's content, in `chunks`, and of all else that shapes its records."""
-  hashed = hashlib.sha256(repr((file.suffix, file.stem, *fields)).encode())
-  for chunk in chunks:
-    hashed.update(chunk)
-  return hashed.hexdigest()[:32]
-
-
-def _chunks(file: epath.Path, path: str) -> Iterator[bytes]:
-  """The file's content, without holding all of it: a prepared file is only hashed."""
+def _chunks(path: str) -> Iterator[bytes]:
+  """A file's content, without holding all of it: a prepared file is only hashed."""
   try:
-    with file.open('rb') as opened:
+    with _existing(path).open('rb') as opened:
       while chunk := opened.read(_CHUNK):
         yield chunk
   except OSError as error:
@@ -153,14 +190,48 @@ def _chunks(file: epath.Path, path: str) -> Iterator[bytes]:
     ) from error
 
 
+def _digest(chunks: Iterable[bytes]) -> str:
+  hashed = hashlib.sha256()
+  for chunk in chunks:
+    hashed.update(chunk)
+  return hashed.hexdigest()
+
+
 def _records(
-  file: epath.Path, fields: Fields, path: str, key: str, report: Callable[[int], None]
-) -> Iterator[dict[str, Any]]:
-  """The records of the file whose key is `key`."""
-  content = b''.join(_chunks(file, path))
-  if _key(file, fields, [content]) != key:
-    raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
-  reader = records.jsonl_rows if file.suffix == '.jsonl' else records.parquet_rows
-  for row, record in enumerate(records.non_empty(reader(fields, path, content), path)):
-    report(row)
-    yield record
+  digests: Mapping[str, str],
+  fields: Fields,
+  source: str,
+  report: Callable[[int], None],
+  metadata: dict[str, Any],
+) -> Iterator[Record]:
+  """The records of files, by path with their digests; `metadata` becomes a `Preparation`."""
+  layouts: dict[str, None] = {}
+  left_out: dict[str, LeftOut] = {}
+  count = 0
+  for path, digest in digests.items():
+    content = b''.join(_chunks(path))
+    if _digest([content]) != digest:
+      raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
+    layout, rows = records.of_file(fields, path, content, source)
+    layouts |= {layout.describe(): None} if layout else {}
+    for place, record in rows:
+      if isinstance(record, records.Uncheckable):
+        named = epath.Path(path).name + place.removeprefix(path)  # for the file may be moved
+        so_far = left_out.get(record.reason, LeftOut(0, named))
+        left_out[record.reason] = so_far._replace(rows=so_far.rows + 1)
+        continue
+      report(count)
+      count += 1
+      yield record
+  if not count:
+    raise InputError(_nothing(next(iter(digests)), left_out))
+  metadata.update(Preparation(list(layouts), left_out)._asdict())
+
+
+def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
+  """The error message where no record is left."""
+  for reason, (rows, first) in left_out.items():
+    return (
+      f'{path}: no row has an answer that can be checked: {reason} ({rows} rows, as at {first}).'
+    )
+  return f'{path}: the file holds no question; at least one is needed.'

@@ -9,6 +9,7 @@ Templates that use it (Llama 3.2's) fall back to a fixed date.
 import dataclasses
 import functools
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 
 import jinja2
@@ -39,6 +40,20 @@ class Config:
     "checkpoint's chat template, 'paper' adds a system prompt that asks for reasoning and a boxed "
     'answer',
   )
+  system: str = setting(
+    None,
+    "a system prompt for questions whose data has no system message; '' adds none, but for that of "
+    "the template 'paper'",
+  )
+
+
+def check(config: Config) -> None:
+  """InputError where the template would leave out the system prompt that the config sets."""
+  if config.system and config.template == 'plain':
+    raise InputError(
+      f"config.prompt.system={reprlib.repr(config.system)} needs config.prompt.template 'chat' or "
+      "'paper', not 'plain', which leaves system messages out: no model could see it."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,6 +89,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, template: str) -> Prompts:
 def _name(data: Dataset, tokenizer: Tokenizer, template: str) -> str:
   shaping = (
     data.source.identity,
+    data.source.system,
     template,
     sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
     _code(),

@@ -1,13 +1,13 @@
 """The questions of a data spec with their prompts: what a run trains or is evaluated on."""
 
-from exgrpo_jax.data import prompt_file, questions
+from exgrpo_jax.data import prompt, prompt_file, questions
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.runtime import hosts
 
 
 def load(
-  config: questions.Config, spec: str, tokenizer: Tokenizer, template: str, max_prompt: int
+  config: questions.Config, spec: str, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
 ) -> QuestionSet:
   """The questions of `spec`, prepared and tokenised if that has not been done; all hosts call it.
 
@@ -15,16 +15,16 @@ def load(
     config: where data is kept, and what to do with prompts over the limit.
     spec: the data spec.
     tokenizer: of the prompts.
-    template: how messages become text, see prompt.Config.
+    prompts: how messages become text.
     max_prompt: the limit, in tokens.
 
   Raises:
     InputError: there is no such data, a row cannot be used or is too long, or hosts disagree.
   """
   with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
-    loaded = questions.load(config, spec)
-    prompts = prompt_file.tokenized(loaded, tokenizer, template)
-  kept = questions.check_prompts(spec, prompts.lengths, max_prompt, config.overlong)
-  hosts.check_same(spec, 'the questions', lambda: prompts.checksum + kept.tobytes())
+    loaded = questions.load(config, spec, prompts.system)
+    tokens = prompt_file.tokenized(loaded, tokenizer, prompts.template)
+  kept = questions.check_prompts(spec, tokens.lengths, max_prompt, config.overlong)
+  hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
   # Rows are numbered anew: the stream and the buffer address questions by place.
-  return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=prompts.select(kept))
+  return QuestionSet(spec=spec, questions=loaded.select(kept), prompts=tokens.select(kept))

@@ -2,8 +2,8 @@
 
 A spec is one of
   arithmetic:train      an embedded task and its split
-  path/to/x.jsonl       one JSON object per line, with GSM8K's fields unless configured
-  path/to/x.parquet     verl's columns: data_source, prompt, reward_model.ground_truth
+  path/to/x.parquet     a file, also .jsonl, .json and .csv; columns.py says which is which
+  path/to/x-*.parquet   several of them, in the order of their names
   tfds_name:split       any dataset that TFDS can prepare, such as math_dataset:train
 and may end in a slice in TFDS syntax: [:640], [100:200], [:10%].
 TFDS converts the data to array_record once; after that, rows are read by index, when needed.
@@ -11,6 +11,7 @@ TFDS converts the data to array_record once; after that, rows are read by index,
 
 import dataclasses
 import functools
+import json
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import builders, records, spec_names
+from exgrpo_jax.data import builders, columns, records, spec_names
 from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, STYLES, TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
@@ -43,20 +44,27 @@ class Config:
     None, 'the data specs to evaluate on that are reported alone'
   )
   question_field: str = setting(
-    None, "the field of jsonl and TFDS rows that holds the question; '' means 'question'"
+    None,
+    "the column that holds the question, as text or chat messages; '' recognises it by its name",
   )
   answer_field: str = setting(
-    None, "the field of jsonl and TFDS rows that holds the answer; '' means 'answer'"
+    None,
+    "the column that holds the answer, 'a.b' for field b of structs in column a; '' recognises it "
+    'by its name',
   )
   solution_field: str = setting(
     None,
-    'the field or parquet column that holds a worked solution (rows may lack it); '
-    "'' takes the text before GSM8K's '#### ', if there is one",
+    "the column that holds a worked solution (rows may lack it); '' recognises it by its name, or "
+    "takes the text before GSM8K's '#### ' or a chat's last turn of the assistant",
   )
   default_kind: str = setting(
     ('', *KINDS),
     "how answers are compared if a row does not specify it: '' means math, and rejects "
-    'parquet rows with an unknown data_source',
+    "rows in verl's columns with an unknown data_source",
+  )
+  unverifiable: str = setting(
+    ('refuse', 'drop'),
+    "what to do with rows of a file whose answer cannot be checked: there is none, or 'proof'",
   )
   overlong: str = setting(
     ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
@@ -82,6 +90,8 @@ class Source:
   size: int  # rows
   read: Callable[[list[int]], Sequence[Any]]  # many rows at once
   to_question: Callable[[int, Any], Question]  # of a row's number and what was read
+  system: str = ''  # what questions without a system message begin with
+  preparation: builders.Preparation = builders.NOTHING  # what is known of files and TFDS's names
 
 
 class Dataset(Questions):
@@ -118,42 +128,80 @@ class Dataset(Questions):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
     found = self.source.read(self._rows[list(rows)].tolist())
-    return [self.source.to_question(row, record) for row, record in zip(rows, found)]
+    return [
+      _with_system(self.source.to_question(row, record), self.source.system)
+      for row, record in zip(rows, found)
+    ]
 
 
-def load(config: Config, spec: str) -> Dataset:
+def load(config: Config, spec: str, system: str = '') -> Dataset:
   """The questions that `spec` names; prepares the data first if that has not been done.
 
   Safe to call from several processes at once: each prepares the data in a temporary
   folder of its own, and the first to finish renames it.
 
+  Args:
+    config: how the data is read.
+    spec: the data spec.
+    system: see prompt.Config.system.
+
   Raises:
     InputError: there is no such data, or one of its rows cannot be used.
   """
+  return Dataset(spec, dataclasses.replace(_named(config, spec), system=system))
+
+
+def _named(config: Config, spec: str) -> Source:
   base, slicing = spec_names.split(spec)
-  fields = records.Fields(
-    question=config.question_field or 'question',
-    answer=config.answer_field or 'answer',
+  fields = columns.Fields(
+    question=config.question_field,
+    answer=config.answer_field,
     solution=config.solution_field,
     default_kind=config.default_kind,
   )
   if base.endswith(spec_names.FILE_ENDINGS):
-    builder = builders.of_file(config.cache_dir, fields, base)
-    return Dataset(spec, _source(spec, builder, builders.FILE_SPLIT, slicing))
+    builder = builders.of_files(config.cache_dir, fields, *spec_names.files(base))
+    preparation = builders.preparation(builder)
+    if config.unverifiable == 'refuse':
+      _refuse_unverifiable(spec, preparation)
+    source = _source(spec, builder, builders.FILE_SPLIT, slicing)
+    return dataclasses.replace(source, preparation=preparation)
   name, _, split = base.rpartition(':')
   if not name or not split:
     raise InputError(
       f"the data spec '{spec}' must be an embedded task's split ("
-      f'{", ".join(f"{task}:train" for task in TASKS)}), a file (path/to/x.jsonl or '
-      'path/to/x.parquet) or a TFDS split (name:split), optionally followed by a slice such as '
-      '[:640]; nothing else can be read.'
+      f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
+      f'{", ".join(spec_names.FILE_ENDINGS)}, or a TFDS split (name:split), optionally followed by '
+      'a slice such as [:640]; nothing else can be read.'
     )
   if name in TASKS:
-    builder = builders.of_task(config.cache_dir, name)
-    return Dataset(spec, _source(spec, builder, split, slicing))
-  builder = builders.of_tfds(config.cache_dir, fields, spec, name)
-  to_question = functools.partial(_question_from_fields, fields=fields, spec=spec, source=name)
-  return Dataset(spec, _source(spec, builder, split, slicing, fields, to_question))
+    return _source(spec, builders.of_task(config.cache_dir, name), split, slicing)
+  builder = builders.of_tfds(config.cache_dir, spec, name)
+  features = builder.info.features
+  present = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
+  layout = columns.recognize(present, fields, spec)
+  to_question = functools.partial(
+    _question_from_row, layout=layout, fields=fields, spec=spec, source=name
+  )
+  source = _source(spec, builder, split, slicing, fields, to_question)
+  return dataclasses.replace(source, preparation=builders.Preparation([layout.describe()], {}))
+
+
+def _refuse_unverifiable(spec: str, preparation: builders.Preparation) -> None:
+  left_out = preparation.left_out
+  if left_out:
+    counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in left_out.items())
+    raise InputError(
+      f'{spec}: {sum(rows for rows, _ in left_out.values()):,} rows have no answer that can be '
+      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give them one, or '
+      "set config.data.unverifiable='drop' to leave them out."
+    )
+
+
+def _with_system(question: Question, system: str) -> Question:
+  if not system or any(message.role == 'system' for message in question.messages):
+    return question
+  return dataclasses.replace(question, messages=(Message('system', system), *question.messages))
 
 
 def _source(
@@ -161,7 +209,7 @@ def _source(
   builder: tfds.core.DatasetBuilder,
   split: str,
   slicing: str,
-  fields: records.Fields | None = None,
+  fields: columns.Fields | None = None,
   to_question: Callable[[int, Any], Question] | None = None,
 ) -> Source:
   """A prepared split or, if `slicing` is not '', that slice of it.
@@ -216,21 +264,27 @@ def _question_from_record(row: int, record: bytes) -> Question:
 
   (answer,), (kind,), (solution,), (source,) = map(texts, ('answer', 'kind', 'solution', 'source'))
   messages = map(Message, texts('messages/role'), texts('messages/content'))
-  return Question(row, tuple(messages), answer, kind, solution, source)
+  row_of_data = next(map(json.loads, texts('columns')), {})
+  return Question(row, tuple(messages), answer, kind, solution, source, row_of_data)
 
 
-def _question_from_fields(
-  row: int, record: Mapping[str, Any], *, fields: records.Fields, spec: str, source: str
+def _question_from_row(
+  row: int,
+  values: Mapping[str, Any],
+  *,
+  layout: columns.Layout,
+  fields: columns.Fields,
+  spec: str,
+  source: str,
 ) -> Question:
-  question, answer, solution = records.texts(fields, record, f'{spec}: row {row}')
-  return Question(
-    row=row,
-    messages=(Message('user', question),),
-    answer=answer,
-    kind=fields.default_kind or 'math',
-    solution=solution,
-    source=source,
-  )
+  """Of a row of TFDS's; one whose answer cannot be checked is refused when it is read."""
+  place = f'{spec}: row {row}'
+  record = records.record(layout, fields, values, place, source)
+  if isinstance(record, records.Uncheckable):
+    raise InputError(f'{place}: {record.reason}, so its answer cannot be checked.')
+  messages = tuple(Message(**message) for message in record.pop('messages'))
+  row_of_data = json.loads(record.pop('columns'))
+  return Question(row=row, messages=messages, columns=row_of_data, **record)
 
 
 # ---- Prompts over the limit ----

@@ -1,24 +1,25 @@
-"""Reads records from the content of a jsonl or parquet file, and the fields of a TFDS row.
+r"""From the rows of a file or data set to records: what a question is, whatever its columns.
 
-A record is what embedded.record_features describes: messages, answer, kind, solution, source.
+A record is what embedded.record_features describes (messages, answer, kind, solution, source), and
+`columns`, the row as it was. Rows whose answer cannot be checked make no record.
 """
 
-import io
+import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from etils import epath
 
-from exgrpo_jax.data import json_lines
+from exgrpo_jax.data import columns, row_files
+from exgrpo_jax.data.columns import Fields, Layout
+from exgrpo_jax.data.json_lines import Numeral
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
 
-_VERL = 'data_source, prompt (chat messages) and reward_model.ground_truth'
+_ROLES = ('system', 'user', 'assistant')
 # How answers are compared if reward_model.style is verl's 'rule'.
 _KIND_OF_SOURCE = {
   **dict.fromkeys(
@@ -44,187 +45,184 @@ _KIND_OF_SOURCE = {
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
-
-class Fields(NamedTuple):
-  """Names of the fields to read. Parquet has verl's columns, and only `solution` is used."""
-
-  question: str
-  answer: str
-  solution: str  # '' if there is none
-  default_kind: str  # kind of the answers if a row does not specify it; '' if there is none
+Record = dict[str, Any]
 
 
-# ---- Files ----
+class Uncheckable(NamedTuple):
+  """A row without an answer that a response could be compared with."""
+
+  reason: str
 
 
-def jsonl_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, Any]]:
-  """The records of a file with one JSON object per line.
+def of_file(
+  fields: Fields, path: str, content: bytes, source: str
+) -> tuple[Layout | None, Iterator[tuple[str, Record | Uncheckable]]]:
+  """How a file is read, None where it is empty, and each row's place and record.
 
   Args:
-    fields: names of the fields to read.
-    path: the file's path, for error messages; its stem becomes the records' source.
+    fields: what the user says of its columns.
+    path: the file's path, whose ending says what it is; for error messages too.
     content: what the file holds.
+    source: of its questions where no column says it.
 
   Raises:
-    InputError: a line is not a JSON object, or one of its fields cannot be used.
+    InputError: now or on reading a row: the file is damaged, its columns are not understood, or one
+      of them holds what it cannot.
   """
-  source = epath.Path(path).stem
-  for location, record in json_lines.objects(io.BytesIO(content), path):
-    question, answer, solution = texts(fields, record, location)
-    yield {
-      'messages': [{'role': 'user', 'content': question}],
-      'answer': answer,
-      'kind': fields.default_kind or 'math',
-      'solution': solution,
-      'source': source,
-    }
+  file = row_files.opened(path, content)
+  if not file.columns:
+    return None, iter(())
+  layout = columns.recognize(file.columns, fields, path)
+  read = {name.partition('.')[0] for name in (layout.question, layout.answer, layout.solution)}
+  unread = set(layout.bulky) - read
+  return layout, (
+    (place, record(layout, fields, row, place, source)) for place, row in file.rows(unread)
+  )
 
 
-def parquet_rows(fields: Fields, path: str, content: bytes) -> Iterator[dict[str, Any]]:
-  """The records of a file with verl's columns.
+def record(
+  layout: Layout, fields: Fields, row: Mapping[str, Any], place: str, source: str
+) -> Record | Uncheckable:
+  """The record of a row; `place` and `source` as in `of_file`. Raises InputError as it does."""
+  messages = _messages(_value(row, layout.question, 'question', place), layout.question, place)
+  turn = ''  # that answers, where the data has one
+  if messages[-1]['role'] == 'assistant':
+    *messages, last = messages
+    turn = last['content']
+    if not messages:
+      raise InputError(f"{place}: '{layout.question}' has nothing before the assistant's turn.")
+  solution = _optional(row.get(layout.solution), layout.solution, place) or turn
+  if layout.answer:
+    given = _optional(_value(row, layout.answer, 'answer', place), layout.answer, place)
+    answer, worked = _split(given)
+    solution = solution or worked
+  elif layout.solution or turn:
+    answer, solution = _conclusion(solution, layout.worked or bool(turn))
+  else:
+    raise InputError(columns.no_answer(place, list(row)))
+  if layout.source:
+    source = _text(row.get(layout.source), layout.source, place)
+  kind = _kind(layout, fields, row, source, place)
+  reason = _uncheckable(layout, row, answer, kind)
+  if reason:
+    return Uncheckable(reason)
+  kept = {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
+  return {
+    'messages': messages,
+    'answer': answer,
+    'kind': kind,
+    'solution': solution,
+    'source': source,
+    'columns': json.dumps(kept),
+  }
 
-  Args:
-    fields: of which `solution` names an optional column, and `default_kind` applies to
-      rows of an unknown data_source.
-    path: the file's path, for error messages.
-    content: what the file holds.
 
-  Raises:
-    InputError: the file is damaged, or a column is missing or holds an unusable value.
+# ---- Answers ----
+
+
+def _split(text: str) -> tuple[str, str]:
+  """The answer of a column of answers, and the worked solution that GSM8K has in the same text."""
+  _, mark, final = text.rpartition(_FINAL_ANSWER)
+  return (final.strip(), _CALCULATOR.sub('', text)) if mark else (text, '')
+
+
+def _conclusion(text: str, worked: bool) -> tuple[str, str]:
+  """The answer of a column of solutions, '' where it has none, and the solution.
+
+  Unless all of them are `worked`, one without a box or '#### ' is the answer alone, as in TRL.
   """
-  table = _parquet_table(fields, path, content)
-  rows = (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist())
-  for number, row in enumerate(rows):
-    location = f'{path}: row {number}'
-    if not isinstance(row['reward_model'], dict):
-      raise InputError(
-        f'{location}: reward_model is {reprlib.repr(row["reward_model"])}; it must be a '
-        'struct with ground_truth, the answer to verify against.'
-      )
-    solution = row.get(fields.solution)
-    source = _text(row['data_source'], 'data_source', location)
-    truth = row['reward_model'].get('ground_truth')
-    yield {
-      'messages': _messages(row['prompt'], location),
-      'answer': _text(truth, 'reward_model.ground_truth', location),
-      'kind': _kind(row['reward_model'].get('style', 'rule'), source, fields, location),
-      'solution': '' if solution is None else _text(solution, fields.solution, location),
-      'source': source,
-    }
+  if '\\boxed' in text:
+    return extraction.extract(text, require_think=False, require_box=True) or '', text
+  if _FINAL_ANSWER in text or worked:
+    answer, solution = _split(text)
+    return (answer, solution) if solution else ('', text)
+  return text, ''
 
 
-def _kind(style: Any, source: str, fields: Fields, location: str) -> str:
-  """One of KINDS: `style` if it names one, otherwise by the data source."""
+def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str) -> str:
+  """Why an answer cannot be checked; '' where it can."""
+  for name in layout.proofs:
+    if str(row.get(name)).strip().lower() == 'proof':
+      return f"'{name}' is 'proof'"
+  if not answer.strip():
+    return f"'{layout.answer or layout.solution or layout.question}' has no answer"
+  if kind == 'math' and answer.strip().lower() in columns.NO_ANSWERS:
+    return f"the answer is '{answer.strip().lower()}'"
+  return ''
+
+
+def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, place: str) -> str:
+  """One of KINDS: verl's style if it names one, otherwise by verl's data source."""
+  if not layout.style:
+    return fields.default_kind or 'math'
+  style = _value(row, layout.style, 'answer', place) or 'rule'
   if style in KINDS:
     return style
-  if style != 'rule':
+  # DAPO-Math-17k has 'rule-lighteval/MATH_v2'.
+  if not isinstance(style, str) or style.partition('-')[0] != 'rule':
     raise InputError(
-      f"{location}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', "
-      f'which decides by data_source, or one of {_quote(KINDS)}, because it determines how '
-      'answers are compared.'
+      f"{place}: reward_model.style is {reprlib.repr(style)}; it must be 'rule', which decides by "
+      f'data_source, or one of {columns.quote(KINDS)}, because it determines how answers are '
+      'compared.'
     )
-  kind = _KIND_OF_SOURCE.get(source, fields.default_kind)
+  kind = _KIND_OF_SOURCE.get(source, '') if layout.source else 'math'
+  kind = kind or fields.default_kind
   if not kind:
     raise InputError(
-      f"{location}: data_source '{source}' is not a known one ({', '.join(_KIND_OF_SOURCE)}), so "
-      'it is unclear how its answers should be compared; set config.data.default_kind to one of '
-      f'{_quote(KINDS)}, or set reward_model.style to one of them.'
+      f"{place}: data_source '{source}' is not a known one ({', '.join(_KIND_OF_SOURCE)}), so it "
+      'is unclear how its answers should be compared; set config.data.default_kind to one of '
+      f'{columns.quote(KINDS)}, or set reward_model.style to one of them.'
     )
   return kind
 
 
-def _parquet_table(fields: Fields, path: str, content: bytes) -> pa.Table:
-  try:
-    columns = pq.read_schema(pa.BufferReader(content)).names
-    needed = ['data_source', 'prompt', 'reward_model']
-    for column in needed:
-      if column not in columns:
-        raise InputError(
-          f"{path}: no column '{column}' (has: {_quote(columns)}); a parquet "
-          f"file must have verl's columns {_VERL}."
-        )
-    optional = [column for column in columns if column == fields.solution]
-    return pq.read_table(pa.BufferReader(content), columns=needed + optional)
-  except (pa.ArrowInvalid, OSError) as error:
+# ---- Values ----
+
+
+def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
+  """What a column holds; 'a.b' is a field of a struct unless there is a column of that name.
+
+  InputError where the row lacks the column; `key` is of its setting.
+  """
+  column, _, field = name.partition('.')
+  if name in row:
+    return row[name]
+  if column not in row:
+    raise InputError(columns.no_field(place, name, list(row), key))
+  struct = row[column]
+  if not isinstance(struct, Mapping):
     raise InputError(
-      f'{path}: not a complete parquet file ({error}); write it again, for example '
-      'with pyarrow or pandas.'
-    ) from error
+      f'{place}: {column} is {reprlib.repr(struct)}; it must be a struct with {field}.'
+    )
+  return struct.get(field)
 
 
-def _messages(prompt: Any, location: str) -> list[dict[str, str]]:
-  turns = prompt if isinstance(prompt, list) else []
+def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
+  """The chat messages of a question; a text is what the user says."""
+  if not isinstance(value, (list, np.ndarray)):
+    return [{'role': 'user', 'content': _text(value, name, place)}]
+  turns = list(value)
   if not turns or not all(
-    isinstance(turn, dict) and turn.get('role') in ('system', 'user', 'assistant') for turn in turns
+    isinstance(turn, Mapping) and turn.get('role') in _ROLES for turn in turns
   ):
     raise InputError(
-      f'{location}: prompt is {reprlib.repr(prompt)}; it must be a list of chat '
-      "messages, each with a role ('system', 'user' or 'assistant') and a content."
+      f'{place}: {name} is {reprlib.repr(turns)}; it must be text or a list of chat messages, each '
+      "with a role ('system', 'user' or 'assistant') and a content."
     )
   return [
-    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', location)}
+    {'role': turn['role'], 'content': _text(turn.get('content'), 'content', place)}
     for turn in turns
   ]
 
 
-def non_empty(rows: Iterable[dict[str, Any]], path: str) -> Iterator[dict[str, Any]]:
-  """Yields `rows`, of which there must be at least one.
-
-  TFDS only asserts this, without naming the file.
-
-  Raises:
-    InputError: there are none.
-  """
-  empty = True
-  for row in rows:
-    empty = False
-    yield row
-  if empty:
-    raise InputError(f'{path}: the file holds no question; at least one is needed.')
+def _optional(value: Any, name: str, place: str) -> str:
+  """`_text`, or '' where there is nothing but white space."""
+  if value is None or (isinstance(value, (str, bytes)) and not value.strip()):
+    return ''
+  return _text(value, name, place)
 
 
-# ---- One row's fields ----
-
-
-def texts(fields: Fields, record: Mapping[str, Any], location: str) -> tuple[str, str, str]:
-  """The question, ground truth and worked solution ('' if none) of a row with named fields.
-
-  A field in GSM8K's format, which ends in '#### ' and the final answer, is both the worked
-  solution and the ground truth. `location` says where the row is, for error messages.
-
-  Raises:
-    InputError: a field is missing, empty or not text, or no answer follows '#### '.
-  """
-  question = _field(record, fields.question, 'question', location)
-  full_answer = _field(record, fields.answer, 'answer', location)
-  _, mark, final = full_answer.rpartition(_FINAL_ANSWER)
-  if mark and not final.strip():
-    raise InputError(
-      f"{location}: nothing follows the last '{_FINAL_ANSWER}' of field "
-      f"'{fields.answer}'; the final answer belongs there."
-    )
-  solution = _CALCULATOR.sub('', full_answer) if mark else ''
-  if record.get(fields.solution) is not None:
-    solution = _field(record, fields.solution, 'solution', location)
-  return question, final.strip() if mark else full_answer, solution
-
-
-def _field(record: Mapping[str, Any], field: str, key: str, location: str) -> str:
-  if field not in record:
-    raise InputError(no_field(location, field, record, key))
-  return _text(record[field], field, location)
-
-
-def no_field(location: str, field: str, present: Iterable[str], key: str) -> str:
-  """The error message if `field`, set by config.data.<key>_field, is not among `present`."""
-  return f"{location}: no field '{field}' (has: {_quote(present)}); set config.data.{key}_field."
-
-
-def _quote(names: Iterable[str]) -> str:
-  return ', '.join(f"'{name}'" for name in names) or 'nothing'
-
-
-def _text(value: Any, name: str, location: str) -> str:
+def _text(value: Any, name: str, place: str) -> str:
   """`value` as text; numbers are accepted and written as Python does."""
   if isinstance(value, bytes):
     value = value.decode(errors='replace')
@@ -232,13 +230,26 @@ def _text(value: Any, name: str, location: str) -> str:
     value = str(value)
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
-    raise InputError(
-      f"{location}: field '{name}' is {shown}; it must be non-empty text or a number."
-    )
+    raise InputError(f"{place}: field '{name}' is {shown}; it must be non-empty text or a number.")
   try:
     value.encode()
   except UnicodeEncodeError as error:  # JSON allows lone surrogates: "\ud83d"
     raise InputError(
-      f"{location}: field '{name}' is not valid Unicode ({error}); it cannot be stored as UTF-8."
+      f"{place}: field '{name}' is not valid Unicode ({error}); it cannot be stored as UTF-8."
     ) from error
-  return value
+  return str(value)
+
+
+def _plain(value: Any) -> Any:
+  """`value` as JSON has it: what JSON does not know becomes text."""
+  if isinstance(value, Numeral):
+    return json.loads(value)
+  if isinstance(value, Mapping):
+    return {str(name): _plain(inner) for name, inner in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(inner) for inner in value]
+  if isinstance(value, (np.ndarray, np.generic)):
+    return _plain(value.tolist())
+  if isinstance(value, bytes):
+    return value.decode(errors='replace')
+  return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

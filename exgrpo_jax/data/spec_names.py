@@ -1,20 +1,41 @@
 """Short names for data specs, under which evaluations report their scores and keep their files."""
 
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+
+from etils import epath
 
 from exgrpo_jax.errors import InputError
 
 _SPEC = re.compile(r'(?P<base>.+?)(?P<slicing>\[[^\[\]]*\])?')
 _SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
-FILE_ENDINGS = ('.jsonl', '.parquet')
+FILE_ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
+LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
 
 
 def split(spec: str) -> tuple[str, str]:
   """A data spec without its slice, and the slice with its brackets; '' where there is none."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
+
+
+def files(base: str) -> tuple[list[str], str]:
+  """The files that a spec without its slice names, and what they are called together; '' is none.
+
+  In the last part of the path `*` stands for any characters; files come in the order of names.
+
+  Raises:
+    InputError: there is none of that pattern.
+  """
+  folder, _, pattern = base.rpartition('/')
+  if '*' not in pattern:
+    return [base], ''
+  found = sorted(map(os.fspath, epath.Path(folder).expanduser().glob(pattern)))
+  if not found:
+    raise InputError(f'{base}: there is no file of that pattern.')
+  return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
 
 
 def spec_name(spec: str) -> str:

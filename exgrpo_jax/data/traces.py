@@ -48,7 +48,7 @@ class Config:
   @property
   def is_file(self) -> bool:
     """Whether `path` names a file, not a workdir."""
-    return self.path.endswith(spec_names.FILE_ENDINGS)
+    return self.path.endswith(spec_names.LINES_OR_PARQUET)
 
 
 @dataclasses.dataclass(frozen=True)

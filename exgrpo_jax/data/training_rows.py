@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_jax.data import json_lines, spec_names
+from exgrpo_jax.data.columns import NO_ANSWERS
 from exgrpo_jax.errors import InputError
 
 VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
@@ -27,8 +28,6 @@ SCHEMA = pa.schema(
   ]
 )
 _ROLES = ('system', 'user', 'assistant')
-# What NuminaMath, from which OpenR1-Math comes, has in place of an answer.
-_NO_ANSWERS = ('proof', 'notfound')
 _BATCH = 1024  # rows that are in memory together
 
 
@@ -86,24 +85,24 @@ def rows(shard: Shard, keep_target: bool) -> Iterator[dict[str, Any] | str]:
 def _files(place: str) -> list[pathlib.Path]:
   path = pathlib.Path(place).expanduser()
   if path.is_file():
-    if path.name.endswith(spec_names.FILE_ENDINGS):
+    if path.name.endswith(spec_names.LINES_OR_PARQUET):
       return [path]
     raise InputError(
       f'--data={place} must be a folder, or a file that ends in '
-      f'{" or ".join(spec_names.FILE_ENDINGS)}: others cannot be read.'
+      f'{" or ".join(spec_names.LINES_OR_PARQUET)}: others cannot be read.'
     )
   if not path.is_dir():
     raise InputError(f'--data={place}: there is no such file or folder.')
   inside = [
     file
     for file in sorted(path.rglob('*'))
-    if file.name.endswith(spec_names.FILE_ENDINGS)
+    if file.name.endswith(spec_names.LINES_OR_PARQUET)
     and not any(part.startswith('.') for part in file.relative_to(path).parts)
   ]
   if not inside:
     raise InputError(
-      f'--data={place}: no file in it ends in {" or ".join(spec_names.FILE_ENDINGS)}; it must hold '
-      "the data set's files, as hf download leaves them."
+      f'--data={place}: no file in it ends in {" or ".join(spec_names.LINES_OR_PARQUET)}; it must '
+      "hold the data set's files, as hf download leaves them."
     )
   return inside
 
@@ -199,7 +198,7 @@ def _row(
     return 'no prompt'
   if not answer:
     return 'no ground truth'
-  if answer.strip().lower() in _NO_ANSWERS:
+  if answer.strip().lower() in NO_ANSWERS:
     return f'{answer.strip()} in place of a ground truth'
   return {
     'data_source': source,

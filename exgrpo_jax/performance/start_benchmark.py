@@ -15,7 +15,7 @@ import time
 
 from absl import logging
 
-from exgrpo_jax.data import question_set, questions, tokenizer
+from exgrpo_jax.data import prompt, question_set, questions, tokenizer
 
 QUESTIONS = 300_000  # at scale 1
 _STEP = 128  # questions, at most
@@ -70,13 +70,15 @@ def _main(folder: str) -> None:
     answer_field='',
     solution_field='',
     default_kind='',
+    unverifiable='refuse',
     overlong='refuse',
     cache_dir=os.path.join(folder, 'cache'),
   )
   before, started = _peak_memory(), time.perf_counter()
   opened = tokenizer.load(os.path.join(folder, 'tokenizer.model'))
   path = os.path.join(folder, 'train.jsonl')
-  data = question_set.load(config, path, opened, template='plain', max_prompt=1024)
+  prompts = prompt.Config(template='plain', system='')
+  data = question_set.load(config, path, opened, prompts, max_prompt=1024)
   seconds = time.perf_counter() - started
   rows = random.Random(0).sample(range(len(data.questions)), k=min(_STEP, len(data.questions)))
   started = time.perf_counter()

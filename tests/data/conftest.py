@@ -16,6 +16,7 @@ def config(tmp_path):
     answer_field='',
     solution_field='',
     default_kind='',
+    unverifiable='refuse',
     overlong='refuse',
     cache_dir=str(tmp_path / 'cache'),
   )

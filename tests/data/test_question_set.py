@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from exgrpo_jax.data import question_set, tokenizer
+from exgrpo_jax.data import prompt, question_set, tokenizer
 from exgrpo_jax.runtime import hosts
 
+PLAIN = prompt.Config(template='plain', system='')
 LINES = [{'question': f'{"1+" * n}1', 'answer': f'{n + 1}'} for n in range(6)]
 
 
@@ -19,7 +20,7 @@ def compared(config, jsonl, tmp_path, monkeypatch):
 
   def load(lines, cache, limit):
     own = dataclasses.replace(config, cache_dir=str(tmp_path / cache), overlong='drop')
-    question_set.load(own, jsonl(*lines), opened, 'plain', limit)
+    question_set.load(own, jsonl(*lines), opened, PLAIN, limit)
     return seen.pop()
 
   return load

@@ -82,6 +82,7 @@ def test_a_tfds_name(config):
       kind='math',
       solution='',
       source='tiny_qa',
+      columns={'question': f'Was ist {number} größer?', 'answer': number, 'hint': 'x'},
     )
     for row, number in enumerate([1, 2])
   ]
@@ -163,8 +164,8 @@ def test_steps_are_checked_against_the_question_where_its_task_can(config, jsonl
     ),
     pytest.param('', "data spec '' must be", id='empty'),
     pytest.param(
-      'data/train.csv',
-      r"data spec 'data/train\.csv' must be .*jsonl or .*parquet",
+      'data/train.arrow',
+      r"data spec 'data/train\.arrow' must be .*a file that ends in \.jsonl, \.json, \.csv, ",
       id='unknown_kind_of_file',
     ),
     pytest.param('absent/x.jsonl', r'absent/x\.jsonl: there is no such file', id='missing_file'),
@@ -252,7 +253,7 @@ def test_selected_questions_are_numbered_anew(config, jsonl):
 
 
 def prepared_folders(config):
-  return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.1.0'))
+  return sorted(pathlib.Path(config.cache_dir).glob('question_file/*/1.2.0'))
 
 
 def test_a_file_is_prepared_once_and_again_if_it_or_its_fields_change(config, jsonl):
@@ -276,13 +277,12 @@ def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(config, jso
   script = f"""
 import os
 from exgrpo_jax.data import questions, records
-rows = records.jsonl_rows
+made = []
+record = records.record
 def killed_at_row_10(*args):
-  for number, row in enumerate(rows(*args)):
-    if number == 10:
-      os._exit(9)
-    yield row
-records.jsonl_rows = killed_at_row_10
+  made.append(args)
+  return record(*args) if len(made) <= 10 else os._exit(9)
+records.record = killed_at_row_10
 questions.load(questions.{config!r}, {path!r})
 """
   assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
@@ -296,13 +296,18 @@ questions.load(questions.{config!r}, {path!r})
 
 def test_two_threads_can_prepare_the_same_file_at_once(config, jsonl, monkeypatch):
   path, lengths, barrier = jsonl(*LINES), [], threading.Barrier(2, timeout=30)
-  jsonl_rows = records.jsonl_rows
+  of_file = records.of_file
 
   def rows_then_wait(*args):
-    yield from jsonl_rows(*args)
+    layout, rows = of_file(*args)
+    yield layout
+    yield then_wait(rows)
+
+  def then_wait(rows):
+    yield from rows
     barrier.wait()  # neither thread renames its folder before the other has begun to write
 
-  monkeypatch.setattr(records, 'jsonl_rows', rows_then_wait)
+  monkeypatch.setattr(records, 'of_file', rows_then_wait)
   threads = [
     threading.Thread(target=lambda: lengths.append(len(questions.load(config, path))))
     for _ in range(2)

@@ -49,6 +49,7 @@ def test_gsm8k_fields_are_the_default(config, jsonl):
     kind='math',
     solution='3+1 = 4.\n#### 4',
     source='train',
+    columns=LINES[3],
   )
   assert [question.row for question in dataset] == list(range(20))
 
@@ -116,13 +117,14 @@ GOOD = {'question': 'q', 'answer': 'a'}
       id='missing_answer',
     ),
     pytest.param(
-      {'prompt': 'q', 'answer': 'a'},
-      r"no field 'question' \(has: 'prompt', 'answer'\); set config\.data\.question_field",
+      {'text': 'q', 'answer': 'a'},
+      r"no field 'question' \(has: 'text', 'answer'\); set config\.data\.question_field",
       id='missing_question',
     ),
     pytest.param(
       {'question': 'q', 'answer': None},
-      r"train\.jsonl:2: field 'answer' is null; it must",
+      r"1 rows have no answer that can be checked \('answer' has no answer: 1\), the first at "
+      r"train\.jsonl:2; .* config\.data\.unverifiable='drop'",
       id='null',
     ),
     pytest.param(
@@ -134,7 +136,7 @@ GOOD = {'question': 'q', 'answer': 'a'}
     pytest.param({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must", id='blank'),
     pytest.param(
       {'question': 'q', 'answer': 'so\n#### \n'},
-      "nothing follows the last '#### '",
+      r"'answer' has no answer: 1\), the first at train\.jsonl:2",
       id='nothing_after_the_mark',
     ),
     pytest.param(
@@ -179,6 +181,7 @@ def test_verl_columns(config, parquet):
     kind='math',
     solution='',
     source='aime',
+    columns={**VERL, 'data_source': 'aime'},
   )
 
 
@@ -212,11 +215,13 @@ def test_a_parquet_column_of_solutions(config, parquet):
   assert questions.load(config, parquet(VERL))[0].solution == ''
 
 
-@pytest.mark.parametrize('column', ['data_source', 'prompt', 'reward_model'])
-def test_error_names_a_missing_column_and_the_present_ones(config, parquet, column):
+@pytest.mark.parametrize(
+  ('column', 'message'), [('prompt', 'the question'), ('reward_model', 'the answer')]
+)
+def test_error_names_a_missing_column_and_the_present_ones(config, parquet, column, message):
   row = {name: value for name, value in VERL.items() if name != column}
   with pytest.raises(
-    InputError, match=rf"bench\.parquet: no column '{column}' \(has: .*'extra_info'"
+    InputError, match=rf"bench\.parquet: no column is known to be {message} \(has: .*'extra_info'"
   ):
     questions.load(config, parquet(row))
 
@@ -226,12 +231,12 @@ def test_error_names_a_missing_column_and_the_present_ones(config, parquet, colu
   [
     pytest.param(
       {'reward_model': {'ground_truth': None, 'style': 'rule'}},
-      r"parquet: row 1: field 'reward_model.ground_truth' is null",
+      r"'reward_model.ground_truth' has no answer: 1\), the first at bench\.parquet: row 1",
       id='null_truth',
     ),
     pytest.param({'reward_model': None}, 'row 1: reward_model is None', id='null_reward_model'),
     pytest.param(
-      {'prompt': []}, r'row 1: prompt is \[\]; it must be a list of chat', id='empty_prompt'
+      {'prompt': []}, r'row 1: prompt is \[\]; it must be text or a list', id='empty_prompt'
     ),
     pytest.param(
       {'prompt': [{'role': 'tool', 'content': 'x'}]}, 'row 1: prompt is .*tool', id='unknown_role'
@@ -258,11 +263,6 @@ def test_error_names_a_missing_column_and_the_present_ones(config, parquet, colu
 def test_error_names_the_invalid_parquet_row(config, parquet, change, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, parquet(VERL, {**VERL, **change}))
-
-
-def test_a_text_prompt_is_refused(config, parquet):
-  with pytest.raises(InputError, match=r"row 0: prompt is 'What.*must be a list of chat messages"):
-    questions.load(config, parquet({**VERL, 'prompt': 'What is 1+1?'}))
 
 
 def test_a_text_reward_model_is_refused(config, parquet):

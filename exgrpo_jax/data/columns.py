@@ -1,0 +1,207 @@
+r"""Which column of a data set holds what: known sets, and other sets by the names in common use.
+
+`recognize` alone decides, from the names of the columns, whatever file or data set they come from.
+A public data set is one entry of KNOWN_SETS.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from exgrpo_jax.errors import InputError
+
+NO_ANSWERS = ('proof', 'notfound')  # what NuminaMath and sets made of it have in place of an answer
+# Columns in common use; of the first and of the second line a set must have no more than one.
+_QUESTIONS = ('question', 'problem', 'prompt', 'messages')
+_ANSWERS = ('answer', 'final_answer')
+_SOLUTION = 'solution'
+
+
+class Fields(NamedTuple):
+  """What the user says of the columns; '' leaves it to `recognize`."""
+
+  question: str
+  answer: str
+  solution: str
+  default_kind: str  # how answers are compared where a row does not say it
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Which column holds what; 'a.b' is the field b of a column a of structs."""
+
+  name: str  # of the set, for people
+  question: str  # text, or chat messages
+  answer: str = ''  # '' takes it from the solution, or from the assistant's last turn
+  solution: str = ''  # worked; '' where there is none
+  worked: bool = False  # the solution is never the answer alone: that is in a box or after ####
+  source: str = ''  # '' is the file's name
+  style: str = ''  # verl's reward_model.style
+  proofs: tuple[str, ...] = ()  # columns that say 'proof' where there is no answer to check
+  bulky: tuple[str, ...] = ()  # columns that no reward reads, and that are too large to keep
+
+  def describe(self) -> str:
+    """One line that says how a row is read."""
+    solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
+    taken = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
+    answer = f"'{self.answer}'" if self.answer else taken
+    parts = [f"question '{self.question}'", f'answer {answer}']
+    if self.solution:
+      parts.append(f"solution '{self.solution}'")
+    if self.source:
+      parts.append(f"source '{self.source}'")
+    return f'{self.name}: {", ".join(parts)}'
+
+
+class _KnownSet(NamedTuple):
+  columns: frozenset[str]  # which a set is known by; others may be there
+  layout: Layout
+
+
+_NUMINA = Layout(
+  'NuminaMath-1.5',
+  question='problem',
+  answer='answer',
+  solution='solution',
+  source='source',
+  proofs=('problem_type', 'question_type'),
+)
+# The first whose columns are all there, so that the more special ones come first.
+KNOWN_SETS = (
+  _KnownSet(
+    frozenset({'prompt', 'solution', 'source_prompt'}),
+    Layout(
+      'DAPO-Math-17k, processed',
+      question='prompt',
+      answer='solution',
+      source='data_source',
+      bulky=('source_prompt',),
+    ),
+  ),
+  _KnownSet(
+    frozenset({'prompt', 'reward_model'}),
+    Layout(
+      "verl's columns",
+      question='prompt',
+      answer='reward_model.ground_truth',
+      source='data_source',
+      style='reward_model.style',
+      bulky=('target',),  # OpenR1-Math-46k's solutions by R1
+    ),
+  ),
+  _KnownSet(
+    frozenset({'problem', 'solution', 'answer', 'generations'}),
+    dataclasses.replace(_NUMINA, name='OpenR1-Math-220k', bulky=('generations', 'messages')),
+  ),
+  _KnownSet(frozenset({'problem', 'solution', 'answer', 'problem_type'}), _NUMINA),
+  _KnownSet(
+    frozenset({'problem', 'solution', 'answer', 'unique_id'}),
+    Layout('MATH-500', question='problem', answer='answer', solution='solution'),
+  ),
+  _KnownSet(
+    frozenset({'question', 'final_answer', 'r1_solution_1'}),
+    Layout(
+      'DeepMath-103K',
+      question='question',
+      answer='final_answer',
+      solution='r1_solution_1',
+      bulky=('r1_solution_1', 'r1_solution_2', 'r1_solution_3'),
+    ),
+  ),
+  _KnownSet(
+    frozenset({'problem', 'solution', 'level', 'type'}),
+    Layout('MATH', question='problem', solution='solution', worked=True),
+  ),
+  _KnownSet(
+    frozenset({'source', 'problem', 'solution', 'messages'}),
+    Layout(
+      'NuminaMath-CoT',
+      question='problem',
+      solution='solution',
+      worked=True,
+      source='source',
+      bulky=('messages',),
+    ),
+  ),
+)
+
+
+def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
+  """How the rows of a set with these columns are read; what `fields` says comes first.
+
+  Args:
+    columns: the names of all columns.
+    fields: what the user says of them.
+    place: the file or data spec, for error messages.
+
+  Raises:
+    InputError: a column that the user names is not there, or nothing says which is the question
+      or the answer.
+  """
+  for key, named in (('question', fields.question), ('answer', fields.answer)):
+    if named and not {named, named.partition('.')[0]} & set(columns):
+      raise InputError(no_field(place, named, columns, key))
+  known = next((known.layout for known in KNOWN_SETS if known.columns <= set(columns)), None)
+  layout = known or _by_common_names(columns, fields, place)
+  answer = fields.answer or layout.answer or ('answer' if 'answer' in columns else '')
+  return dataclasses.replace(
+    layout,
+    question=fields.question or layout.question,
+    answer=answer,
+    solution=fields.solution or (layout.solution if layout.solution != answer else ''),
+    worked=layout.worked and not answer,
+    source=layout.source if layout.source in columns else '',
+  )
+
+
+def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layout:
+  question = fields.question or _only(_QUESTIONS, columns, 'question', place)
+  answer = fields.answer or _only(_ANSWERS, columns, 'answer', place)
+  solution = _SOLUTION if _SOLUTION in columns else ''
+  if not question:
+    raise InputError(_unknown(place, columns, 'question', _QUESTIONS))
+  if not (answer or solution or fields.solution or fields.question or question == 'messages'):
+    raise InputError(no_answer(place, columns))
+  named = [name for name in (question, answer, fields.solution or solution) if name]
+  return Layout(
+    f'columns {" and ".join(dict.fromkeys(named))}',
+    question,
+    answer,
+    solution,
+    # TRL's `solution`, beside a prompt, may be the answer alone; that of a problem is worked.
+    worked=not answer and question in ('problem', 'messages'),
+  )
+
+
+def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) -> str:
+  """The one of `names` that is a column, '' where none is."""
+  found = [name for name in names if name in columns]
+  if len(found) > 1:
+    raise InputError(
+      f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}); set '
+      f'config.data.{key}_field to one of them.'
+    )
+  return found[0] if found else ''
+
+
+def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
+  return (
+    f'{place}: no column is known to be the {key} (has: {quote(columns)}); set '
+    f'config.data.{key}_field. Without it one of {quote(names)} is read, or the columns of a known '
+    f'set: {", ".join(known.layout.name for known in KNOWN_SETS)}.'
+  )
+
+
+def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
+  """The error message if `field`, which config.data.<key>_field may set, is not in `columns`."""
+  return f"{place}: no field '{field}' (has: {quote(columns)}); set config.data.{key}_field."
+
+
+def no_answer(place: str, columns: Sequence[str]) -> str:
+  """The error message where none of `columns` has the answer."""
+  return _unknown(place, columns, 'answer', (*_ANSWERS, _SOLUTION))
+
+
+def quote(names: Sequence[str]) -> str:
+  """The names as a list in a message."""
+  return ', '.join(f"'{name}'" for name in names) or 'nothing'

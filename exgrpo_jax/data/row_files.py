@@ -1,0 +1,121 @@
+"""The rows of a file, whatever its format: jsonl, a JSON array, csv or parquet."""
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_jax.data import json_lines
+from exgrpo_jax.errors import InputError
+
+Row = dict[str, Any]  # by column; a row of jsonl may lack some
+
+
+class RowFile(NamedTuple):
+  """What a file holds."""
+
+  columns: list[str]  # of all rows together, in the order in which they first occur
+  rows: Callable[[Collection[str]], Iterator[tuple[str, Row]]]
+  """Where each row is and what it holds, without the columns given."""
+
+
+def opened(path: str, content: bytes) -> RowFile:
+  """The file of this content; its ending says how it is read.
+
+  Raises:
+    InputError: now or on reading a row: the file is damaged, or not of its format.
+  """
+  return _READERS[path[path.rindex('.') :]](path, content)
+
+
+def _jsonl(path: str, content: bytes) -> RowFile:
+  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
+    for place, row in json_lines.objects(io.BytesIO(content), path):
+      yield place, _others(row, without)
+
+  return RowFile(_all_columns(rows(())), rows)
+
+
+def _json(path: str, content: bytes) -> RowFile:
+  found = list(json_lines.array(content, path))
+
+  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
+    return ((place, _others(row, without)) for place, row in found)
+
+  return RowFile(_all_columns(found), rows)
+
+
+def _csv(path: str, content: bytes) -> RowFile:
+  def reader() -> csv.DictReader:
+    text = io.TextIOWrapper(io.BytesIO(content), encoding='utf-8-sig', newline='')
+    return csv.DictReader(text, strict=True)
+
+  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
+    found = reader()
+    for number in range(sys.maxsize):
+      place = f'{path}: row {number}'  # a value may span lines
+      try:
+        row = next(found, None)
+      except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f'{place}: not valid CSV in UTF-8 ({error}); write it again.') from error
+      if row is None:
+        return
+      if None in row or None in row.values():
+        raise InputError(
+          f'{place}: it has not the {len(columns)} values that the first line names; a value with '
+          'a comma or a line break stands in quotes.'
+        )
+      yield place, _others(row, without)
+
+  csv.field_size_limit(sys.maxsize)  # 131,072 characters, less than some solutions
+  try:
+    columns = [*(reader().fieldnames or ())]
+  except (csv.Error, UnicodeDecodeError) as error:
+    raise InputError(f'{path}: not valid CSV in UTF-8 ({error}); write it again.') from error
+  return RowFile(columns, rows)
+
+
+def _parquet(path: str, content: bytes) -> RowFile:
+  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
+    wanted = [column for column in columns if column not in without]
+    number = 0
+    try:
+      for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(1024, columns=wanted):
+        for row in batch.to_pylist():
+          yield f'{path}: row {number}', row
+          number += 1
+    except (pa.ArrowInvalid, OSError) as error:
+      raise _damaged(path, error) from error
+
+  try:
+    columns = pq.read_schema(pa.BufferReader(content)).names
+  except (pa.ArrowInvalid, OSError) as error:
+    raise _damaged(path, error) from error
+  return RowFile(columns, rows)
+
+
+_READERS: dict[str, Callable[[str, bytes], RowFile]] = {
+  '.jsonl': _jsonl,
+  '.json': _json,
+  '.csv': _csv,
+  '.parquet': _parquet,
+}
+
+
+def _all_columns(rows: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) -> list[str]:
+  return list(dict.fromkeys(name for _, row in rows for name in row))
+
+
+def _others(row: Row, without: Collection[str]) -> Row:
+  return {name: value for name, value in row.items() if name not in without}
+
+
+def _damaged(path: str, error: Exception) -> InputError:
+  return InputError(
+    f'{path}: not a complete parquet file ({error}); write it again, for example with pyarrow or '
+    'pandas.'
+  )

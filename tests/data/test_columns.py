@@ -1,0 +1,351 @@
+"""Tests of columns: public data sets are recognised by their columns, as they are published."""
+
+import csv
+import dataclasses
+import json
+import pathlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_jax.data import columns, prompt, question_set, questions, tokenizer
+from exgrpo_jax.data.columns import Fields
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import verifier
+from tests.helpers.paths import REAL_DATA
+
+NOTHING_SAID = Fields(question='', answer='', solution='', default_kind='')
+USER = {'role': 'user', 'content': 'What is 1+1?'}
+WORKED = r'We add: $1+1 = \boxed{2}$, so it is.'
+OTHER_BOX = r'Not \boxed{3}. ' + WORKED
+
+# A row of each set, with all of its columns.
+PUBLISHED = {
+  'DAPO-Math-17k, processed': {
+    'prompt': 'What is 1+1?',
+    'solution': '2',
+    'data_source': 'math_dapo',
+    'source_prompt': [USER],
+    'ability': 'MATH',
+    'reward_model': {'ground_truth': '2', 'style': 'rule-lighteval/MATH_v2'},
+    'extra_info': {'index': '9a'},
+  },
+  "verl's columns": {  # DAPO-Math-17k
+    'data_source': 'math_dapo',
+    'prompt': [USER],
+    'ability': 'MATH',
+    'reward_model': {'ground_truth': '2', 'style': 'rule-lighteval/MATH_v2'},
+    'extra_info': {'index': '9a'},
+  },
+  'OpenR1-Math-220k': {
+    'problem': 'What is 1+1?',
+    'solution': WORKED,
+    'answer': '2',
+    'problem_type': 'Algebra',
+    'question_type': 'math-word-problem',
+    'source': 'olympiads',
+    'uuid': 'e3',
+    'is_reasoning_complete': [True],
+    'generations': ['<think>…'],
+    'correctness_math_verify': [True],
+    'correctness_llama': None,
+    'finish_reasons': None,
+    'correctness_count': 1,
+    'messages': [USER, {'role': 'assistant', 'content': '<think>…'}],
+  },
+  'NuminaMath-1.5': {
+    'problem': 'What is 1+1?',
+    'solution': WORKED,
+    'answer': '2',
+    'problem_type': 'Algebra',
+    'question_type': 'math-word-problem',
+    'problem_is_valid': 'Yes',
+    'solution_is_valid': 'Yes',
+    'source': 'olympiads',
+    'synthetic': False,
+  },
+  'NuminaMath-CoT': {
+    'source': 'olympiads',
+    'problem': 'What is 1+1?',
+    'solution': OTHER_BOX,
+    'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}],
+  },
+  'MATH': {
+    'problem': 'What is 1+1?',
+    'level': 'Level 1',
+    'type': 'Algebra',
+    'solution': OTHER_BOX,
+  },
+  'MATH-500': {
+    'problem': 'What is 1+1?',
+    'solution': WORKED,
+    'answer': '2',
+    'subject': 'Algebra',
+    'level': 1,
+    'unique_id': 'test/algebra/1.json',
+  },
+  'DeepMath-103K': {
+    'question': 'What is 1+1?',
+    'final_answer': '2',
+    'difficulty': 1.5,
+    'topic': 'Algebra',
+    'r1_solution_1': WORKED,
+    'r1_solution_2': 'long',
+    'r1_solution_3': 'long',
+  },
+}
+# What has no name of its own.
+COMMON = {
+  'gsm8k': {'question': 'What is 1+1?', 'answer': 'It is <<1+1=2>>2.\n#### 2'},
+  'trl_solution': {'prompt': [USER], 'solution': '2'},
+  'trl_worked': {'prompt': 'What is 1+1?', 'solution': WORKED},
+  'trl_answer': {'prompt': [USER], 'answer': '2'},
+  'worked': {'problem': 'What is 1+1?', 'solution': OTHER_BOX},
+  'chat': {'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}]},
+  'chat_gsm8k': {'messages': [USER, {'role': 'assistant', 'content': 'It is 2.\n#### 2'}]},
+}
+
+
+@pytest.fixture
+def parquet(tmp_path):
+  def write(*rows, name='x.parquet'):
+    pq.write_table(pa.Table.from_pylist(list(rows)), tmp_path / name)
+    return str(tmp_path / name)
+
+  return write
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_a_public_set_is_recognised(config, parquet, name):
+  (question,) = loaded = questions.load(config, parquet(PUBLISHED[name]))
+  assert loaded.source.preparation.layouts[0].startswith(f'{name}: ')
+  assert question.messages == (Message('user', 'What is 1+1?'),)
+  assert (question.answer, question.kind) == ('2', 'math')
+
+
+@pytest.mark.parametrize('name', COMMON)
+def test_columns_in_common_use_are_recognised(config, jsonl, name):
+  (question,) = questions.load(config, jsonl(COMMON[name]))
+  assert question.messages == (Message('user', 'What is 1+1?'),)
+  assert (question.answer, question.source) == ('2', 'train')
+
+
+@pytest.mark.parametrize(
+  ('row', 'solution'),
+  [
+    (PUBLISHED['MATH'], OTHER_BOX),
+    (PUBLISHED['DeepMath-103K'], WORKED),
+    (PUBLISHED['OpenR1-Math-220k'], WORKED),
+    (COMMON['trl_solution'], ''),
+    (COMMON['trl_worked'], WORKED),
+    (COMMON['chat'], OTHER_BOX),
+    ({**COMMON['chat'], 'answer': '2', 'solution': 'mine'}, 'mine'),
+  ],
+)
+def test_worked_solutions_are_kept(config, jsonl, row, solution):
+  assert questions.load(config, jsonl(row))[0].solution == solution
+
+
+def test_a_column_that_the_user_names_comes_first(config, jsonl):
+  row = {**PUBLISHED['MATH-500'], 'asked': 'And 2+2?', 'key': {'value': '4'}, 'work': 'by hand'}
+  named = dataclasses.replace(
+    config, question_field='asked', answer_field='key.value', solution_field='work'
+  )
+  (question,) = questions.load(named, jsonl(row))
+  assert question.messages == (Message('user', 'And 2+2?'),)
+  assert (question.answer, question.solution) == ('4', 'by hand')
+  chat = dataclasses.replace(config, question_field='conversation')
+  (question,) = questions.load(chat, jsonl({'conversation': COMMON['chat']['messages']}))
+  assert (question.answer, question.solution) == ('2', OTHER_BOX)
+
+
+@pytest.mark.parametrize(
+  ('names', 'message'),
+  [
+    (
+      ['question', 'prompt', 'answer'],
+      "x: 'question', 'prompt' could each be the question .*; set config.data.question_field to",
+    ),
+    (
+      ['question', 'answer', 'final_answer'],
+      "x: 'answer', 'final_answer' could each be the answer .* set config.data.answer_field to one",
+    ),
+    (['text', 'answer'], "x: no column is known to be the question .has: 'text', 'answer'.; set "),
+    (['prompt', 'completion'], 'x: no column is known to be the answer .*MATH-500, DeepMath-103K'),
+    ([], 'no column is known to be the question .has: nothing.'),
+  ],
+)
+def test_columns_that_could_mean_several_things_or_none_are_refused(names, message):
+  with pytest.raises(InputError, match=message):
+    columns.recognize(names, NOTHING_SAID, 'x')
+
+
+def test_a_named_column_settles_what_is_ambiguous():
+  said = NOTHING_SAID._replace(question='prompt')
+  layout = columns.recognize(['question', 'prompt', 'answer'], said, 'x')
+  assert (layout.question, layout.answer) == ('prompt', 'answer')
+
+
+# ---- Rows without an answer ----
+
+UNVERIFIABLE = [
+  {**PUBLISHED['NuminaMath-1.5'], **change}
+  for change in (
+    {'answer': 'proof'},
+    {'answer': 'notfound'},
+    {'answer': None},
+    {'answer': ' '},
+    {'question_type': 'proof'},
+    {'problem_type': 'proof'},
+  )
+]
+
+
+def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config, parquet):
+  path = parquet(PUBLISHED['NuminaMath-1.5'], *UNVERIFIABLE, PUBLISHED['NuminaMath-1.5'])
+  with pytest.raises(
+    InputError,
+    match=r"x\.parquet: 6 rows have no answer that can be checked \(the answer is 'proof': 1, .*"
+    r"'answer' has no answer: 2.*\), the first at x\.parquet: row 1; .*unverifiable='drop'",
+  ):
+    questions.load(config, path)
+  dropping = dataclasses.replace(config, unverifiable='drop')
+  loaded = questions.load(dropping, path)
+  assert [question.row for question in loaded] == [0, 1]
+  assert loaded.source.preparation.left_out["'answer' has no answer"] == (2, 'x.parquet: row 3')
+  assert len(list(pathlib.Path(config.cache_dir).glob('question_file/*/*'))) == 1
+
+
+def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
+  dropping = dataclasses.replace(config, unverifiable='drop')
+  lines = [{**PUBLISHED['MATH'], 'solution': text} for text in ('It is 2.', r'\boxed{2', WORKED)]
+  assert [question.solution for question in questions.load(dropping, jsonl(*lines))] == [WORKED]
+  with pytest.raises(InputError, match=r"no row has an answer that can be .* 'solution' has no "):
+    questions.load(dropping, jsonl(*lines[:2]))
+
+
+def test_a_text_answer_may_be_the_word_proof(config, jsonl):
+  text = dataclasses.replace(config, default_kind='text')
+  assert questions.load(text, jsonl({'question': 'q', 'answer': 'proof'}))[0].answer == 'proof'
+
+
+# ---- Other formats, several files, and the other columns ----
+
+
+def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
+  row = {**PUBLISHED['OpenR1-Math-220k'], 'level': 3, 'rate': 0.50, 'tests': ['a', {'b': None}]}
+  left = {name: row[name] for name in row if name not in ('generations', 'messages')}
+  assert questions.load(config, jsonl(row))[0].columns == left
+  kept = questions.load(config, parquet(row | {'tests': ['a', 'b']}))[0].columns
+  assert kept == left | {'tests': ['a', 'b']}
+
+
+def test_csv_and_json_are_read_like_jsonl(config, jsonl, tmp_path):
+  rows = [{'question': f'{n}, "{n}"\n+0?', 'answer': f'{n}.50'} for n in range(3)]
+  with (tmp_path / 'x.csv').open('w', newline='') as file:
+    writer = csv.DictWriter(file, ['question', 'answer'])
+    writer.writeheader()
+    writer.writerows(rows)
+  (tmp_path / 'x.json').write_text(json.dumps(rows))
+  first = list(questions.load(config, jsonl(*rows, name='x.jsonl')))
+  assert [question.answer for question in first] == ['0.50', '1.50', '2.50']
+  assert list(questions.load(config, f'{tmp_path}/x.csv')) == first
+  assert list(questions.load(config, f'{tmp_path}/x.json')) == first
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    ('x.csv', 'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has not the 2 values'),
+    ('x.csv', 'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has not the 2 values'),
+    ('x.csv', 'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
+    ('x.json', '{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
+    ('x.json', '["a"]', r"x\.json: row 0: 'a' is not an object"),
+    ('x.csv', '', r'x\.csv: the file holds no question'),
+  ],
+)
+def test_a_damaged_file_is_refused(config, tmp_path, name, content, message):
+  (tmp_path / name).write_text(content)
+  with pytest.raises(InputError, match=message):
+    questions.load(config, str(tmp_path / name))
+
+
+def test_several_files_are_one_data_set(config, jsonl, tmp_path):
+  jsonl({'question': 'b', 'answer': '2'}, name='train-1.jsonl')
+  jsonl({'question': 'a', 'answer': '1'}, name='train-0.jsonl')
+  loaded = questions.load(config, f'{tmp_path}/train-*.jsonl')
+  assert [(q.row, q.answer, q.source) for q in loaded] == [(0, '1', 'train'), (1, '2', 'train')]
+  with pytest.raises(InputError, match=r'test-\*\.jsonl: there is no file of that pattern'):
+    questions.load(config, f'{tmp_path}/test-*.jsonl')
+
+
+# ---- The same questions in other columns ----
+
+
+def prompts_and_verdicts(config, path, folder, template='paper', system=''):
+  """What the model is asked, as text, and how the verifier judges a right and a wrong response."""
+  prompts = prompt.Config(template=template, system=system)
+  opened = tokenizer.load(folder / 'tokenizer.model')
+  data = question_set.load(config, path, opened, prompts, max_prompt=10_000)
+  asked = list(data.questions)
+  right = [f'<think>\n</think> So \\boxed{{{q.answer}}}.' for q in asked]
+  wrong = [f'<think>\n</think> So \\boxed{{{q.answer}1}}.' for q in asked]
+  return [opened.decode(ids, special=True) for ids in data.prompts], [
+    verifier.judge(response, question.answer, kind=question.kind)
+    for responses in (right, wrong)
+    for response, question in zip(responses, asked)
+  ]
+
+
+def in_other_columns(row):
+  """A row of GSM8K as one of TRL and one of verl."""
+  final, chat = row['answer'].rpartition('#### ')[2], [{'role': 'user', 'content': row['question']}]
+  trl = {'prompt': chat, 'solution': final}
+  verl = {
+    'data_source': 'openai/gsm8k',
+    'prompt': chat,
+    'ability': 'math',
+    'reward_model': {'style': 'rule', 'ground_truth': final},
+    'extra_info': {'index': 0, 'split': 'train'},
+  }
+  return trl, verl
+
+
+def gsm8k(number):
+  return {
+    'question': f'Ann has {number} pens and buys 1,000 more. How many has she?',
+    'answer': f'She has {number}+1000=<<{number}+1000={number + 1000}>>.\n#### 1,{number:03}',
+  }
+
+
+def real_rows():
+  path = REAL_DATA / 'gsm8k_test.jsonl'
+  if not path.is_file():
+    pytest.skip(f'the real datasets are not in {REAL_DATA}')
+  return [json.loads(line) for line in path.read_text().splitlines()[:200]]
+
+
+@pytest.mark.parametrize('rows', [lambda: list(map(gsm8k, range(5))), real_rows])
+def test_the_same_questions_make_the_same_prompts_and_verdicts(
+  config, jsonl, parquet, tmp_path, rows
+):
+  rows = rows()
+  tokenizer.train([row['question'] for row in rows], 400, tmp_path / 'tokenizer.model')
+  trl, verl = zip(*map(in_other_columns, rows))
+  first = prompts_and_verdicts(config, jsonl(*rows), tmp_path)
+  assert len(set(first[0])) == len(rows) and prompt.SYSTEM in first[0][0]
+  assert first[1] == ['correct'] * len(rows) + ['wrong'] * len(rows)
+  assert prompts_and_verdicts(config, jsonl(*trl, name='trl.jsonl'), tmp_path) == first
+  assert prompts_and_verdicts(config, parquet(*verl), tmp_path) == first
+  assert prompts_and_verdicts(config, parquet(*trl, name='trl.parquet'), tmp_path) == first
+
+
+def test_a_system_prompt_is_added_where_the_data_has_none(config, jsonl, tmp_path):
+  mine = {'prompt': [{'role': 'system', 'content': 'Mine.'}, USER], 'answer': '2'}
+  path = jsonl(mine, COMMON['trl_answer'])
+  tokenizer.train(['What is 1+1? Mine. Yours.'], 300, tmp_path / 'tokenizer.model')
+  first, second = prompts_and_verdicts(config, path, tmp_path, system='Yours.')[0]
+  assert first.startswith('Mine.\n') and second.startswith('Yours.\n')
+  assert prompt.SYSTEM in prompts_and_verdicts(config, path, tmp_path)[0][1]  # not of the cache
