@@ -138,8 +138,9 @@ def run(
     define_hosts()
   args = flags.FLAGS
   # --help lists the flags of the main module alone, and these are its own.
-  for flag in args.flags_by_module_dict().get(__name__, []):
-    args.register_key_flag_for_module(sys.argv[0], flag)
+  for module in (__name__, define_flags.__module__):
+    for flag in args.flags_by_module_dict().get(module, []):
+      args.register_key_flag_for_module(sys.argv[0], flag)
 
   def guarded(argv: list[str]) -> None:
     logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail below it

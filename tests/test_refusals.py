@@ -56,6 +56,10 @@ COMMAND_LINES = {
     ['train', SMOKE, '--workdir=gs://bucket/run'],
     r'--workdir=gs://bucket/run must be a local folder',
   ),
+  'data': (['data'], r"'': the first word must be one of: show; --help says more\."),
+  'data_word': (['data', 'shwo', 'x.csv'], r"'shwo': the first word must be one of: show"),
+  'data_spec': (['data', 'show'], r'must be followed by one data spec or more; --help says more'),
+  'data_file': (['data', 'show', 'nowhere.csv'], r'nowhere\.csv: there is no such file; a data'),
   'benchmark': (['benchmark', 'rolout'], r"'rolout': .* must be followed by one of: all, parity, "),
   'benchmark_out': (
     ['benchmark', 'all', '--out=nowhere/report.md'],
@@ -155,19 +159,33 @@ FILES = {
 
 DATA = {
   'missing': (None, '{folder}/nowhere.jsonl', r'nowhere\.jsonl: there is no such file; a data sp'),
-  'suffix': (('x.json', '[]'), '{file}', r"the data spec '.*x\.json' must be an embedded task"),
+  'suffix': (('x.txt', '[]'), '{file}', r"the data spec '.*x\.txt' must be an embedded task"),
   'json': (
     ('x.jsonl', text_of(*GOOD, '{"question": ')),
     '{file}',
     r'x\.jsonl:13: not valid JSON \(.*\); every line must hold one object, in UTF-8\.',
   ),
   'field': (
-    ('x.jsonl', text_of({'question': '1', 'solution': '2'})),
+    ('x.jsonl', text_of({'question': '1', 'key': '2'})),
     '{file}',
-    r"x\.jsonl:1: no field 'answer' \(has: 'question', 'solution'\); set config\.data\.answer_fi",
+    r"no column is known to be the answer \(has: 'question', 'key'\); set config\.data\.answer_fi",
+  ),
+  'ambiguous': (
+    ('x.jsonl', text_of({'question': '1', 'prompt': '1', 'answer': '2'})),
+    '{file}',
+    r"'question', 'prompt' could each be the question \(.*\); set config\.data\.question_field to",
+  ),
+  'unverifiable': (
+    ('x.jsonl', text_of(*GOOD, {'question': '1', 'answer': 'proof'})),
+    '{file}',
+    r"1 rows have no answer that can be checked \(the answer is 'proof': 1\), the first at x\.json",
   ),
   'empty': (('x.jsonl', ''), '{file}', r'x\.jsonl: the file holds no question; at least one is'),
-  'columns': (('x.parquet', None), '{file}', r"no column 'data_source' \(has: 'prompt'\); a par"),
+  'columns': (
+    ('x.parquet', None),
+    '{file}',
+    r"no column is known to be the answer \(has: 'prompt'",
+  ),
   'damaged': (('x.parquet', 'PAR1'), '{file}', r'not a complete parquet file .* write it again'),
   'tfds': (None, 'nosuch:train', r"'nosuch' is neither an embedded task \(arithmetic, chains\)"),
   'slice': (None, '{good}[a:b]', r'the slice \[a:b\] must follow TFDS syntax, such as \[:640\]'),
@@ -216,6 +234,7 @@ SETTINGS_AND_DATA = {
     r'config\.mesh\.decoding data=-1, tensor=3 does not fit 1 device',
   ),
   'old_mesh': ('mesh.fsdp=1', r"config\.mesh has no 'fsdp'; it has: decoding, training"),
+  'system': ('prompt.system=Be brief.', r"prompt\.system='Be brief\.' needs .* leaves system mess"),
   'template': ('prompt.template=chat', r"template='chat' needs a chat template, .* Use 'plain' or"),
 }
 

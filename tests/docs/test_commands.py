@@ -51,6 +51,8 @@ def wrong(command, keys):
 def is_command(name):
   """Whether `python -m name` runs something."""
   spec = importlib.util.find_spec(name)
+  if spec and spec.submodule_search_locations:
+    return is_command(f'{name}.__main__')
   return bool(spec and spec.origin and '__main__' in pathlib.Path(spec.origin).read_text())
 
 

@@ -21,8 +21,10 @@ def table(path):
 
 
 def room_of(module):
-  """The room of 'policy.model', 'train' or 'errors'."""
+  """The room of 'policy.model', 'train' or 'errors'; a __main__ of any room is a command."""
   head, _, rest = module.partition('.')
+  if rest == '__main__':
+    return 'commands'
   if rest or (PACKAGE / head).is_dir():
     return head
   return 'foundation' if head in FOUNDATION else 'commands'

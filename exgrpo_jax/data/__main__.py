@@ -1,0 +1,31 @@
+"""What a data set is to a model, before anything is trained on it.
+
+python -m exgrpo_jax.data show gsm8k_train.jsonl --model=Qwen2.5-Math-1.5B
+python -m exgrpo_jax.data show x.parquet --config=base --config.data.question_field=ask
+"""
+
+import sys
+
+from exgrpo_jax import cli, preview
+from exgrpo_jax.errors import InputError
+
+COMMANDS = {'show': preview}
+
+
+def main() -> None:
+  """Runs the command that the first word names."""
+  word = sys.argv[1] if len(sys.argv) > 1 else ''
+  if word in COMMANDS:
+    del sys.argv[1]
+  elif word not in ('--help', '-h'):
+    cli.refuse(
+      InputError(
+        f"'{word}': the first word must be one of: {', '.join(COMMANDS)}; --help says more."
+      )
+    )
+  command = COMMANDS.get(word, preview)
+  cli.run(command.main, command.define_flags, several='data spec')
+
+
+if __name__ == '__main__':
+  main()
