@@ -27,7 +27,7 @@ def shown(jsonl, tmp_path):
   def show(opened=None, rows=ROWS, **changes):
     values = base.get_config()
     values.data.cache_dir = str(tmp_path / 'cache')
-    values.rollout.max_prompt = 20
+    values.rollout.max_prompt = 5  # tokens of the shortest
     for key, value in changes.items():
       section, name = key.split('__')
       values[section][name] = value
@@ -52,7 +52,7 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
     "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
     "  left out   1 rows of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
     "them without config.data.unverifiable='drop'",
-    '  left out   1 questions: over config.rollout.max_prompt=20 tokens; a run refuses them '
+    '  left out   1 questions: over config.rollout.max_prompt=5 tokens; a run refuses them '
     "without config.data.overlong='drop'",
     '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
   ):

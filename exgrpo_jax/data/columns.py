@@ -138,10 +138,13 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
     InputError: a column that the user names is not there, or nothing says which is the question
       or the answer.
   """
+  known = next((known.layout for known in KNOWN_SETS if known.columns <= set(columns)), None)
   for key, named in (('question', fields.question), ('answer', fields.answer)):
     if named and not {named, named.partition('.')[0]} & set(columns):
-      raise InputError(no_field(place, named, columns, key))
-  known = next((known.layout for known in KNOWN_SETS if known.columns <= set(columns)), None)
+      # The same settings are of benchmarks in verl's columns beside training data with its own.
+      if not (known and known.style):
+        raise InputError(no_field(place, named, columns, key))
+      fields = fields._replace(**{key: ''})
   layout = known or _by_common_names(columns, fields, place)
   answer = fields.answer or layout.answer or ('answer' if 'answer' in columns else '')
   return dataclasses.replace(

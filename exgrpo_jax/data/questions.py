@@ -90,8 +90,8 @@ class Source:
   size: int  # rows
   read: Callable[[list[int]], Sequence[Any]]  # many rows at once
   to_question: Callable[[int, Any], Question]  # of a row's number and what was read
-  system: str = ''  # what questions without a system message begin with
-  preparation: builders.Preparation = builders.NOTHING  # what is known of files and TFDS's names
+  system: str = ''  # put before questions that have no system message
+  preparation: builders.Preparation = builders.NOTHING  # how columns were read; not of tasks
 
 
 class Dataset(Questions):
@@ -152,6 +152,7 @@ def load(config: Config, spec: str, system: str = '') -> Dataset:
 
 
 def _named(config: Config, spec: str) -> Source:
+  """The rows that a spec names, prepared."""
   base, slicing = spec_names.split(spec)
   fields = columns.Fields(
     question=config.question_field,

@@ -15,6 +15,7 @@ import numpy as np
 from exgrpo_jax.data import columns, row_files
 from exgrpo_jax.data.columns import Fields, Layout
 from exgrpo_jax.data.json_lines import Numeral
+from exgrpo_jax.data.tasks.embedded import Record
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
@@ -44,8 +45,6 @@ _KIND_OF_SOURCE = {
 }
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence
 _CALCULATOR = re.compile(r'<<.*?>>')  # GSM8K's annotations: 48/2 = <<48/2=24>>24
-
-Record = dict[str, Any]
 
 
 class Uncheckable(NamedTuple):

@@ -188,6 +188,13 @@ def test_a_named_column_settles_what_is_ambiguous():
   assert (layout.question, layout.answer) == ('prompt', 'answer')
 
 
+def test_columns_named_for_other_data_leave_those_of_verl_as_they_are(config, parquet):
+  """A run that trains on a file with columns of its own may be evaluated on verl's."""
+  named = dataclasses.replace(config, question_field='asked', answer_field='key')
+  (question,) = questions.load(named, parquet(PUBLISHED["verl's columns"]))
+  assert (question.messages[0].content, question.answer) == ('What is 1+1?', '2')
+
+
 # ---- Rows without an answer ----
 
 UNVERIFIABLE = [
@@ -220,10 +227,11 @@ def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config
 
 def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
   dropping = dataclasses.replace(config, unverifiable='drop')
-  lines = [{**PUBLISHED['MATH'], 'solution': text} for text in ('It is 2.', r'\boxed{2', WORKED)]
+  texts = ('It is 2.', r'\boxed{2', r'So \boxed 2.', WORKED)
+  lines = [{**PUBLISHED['MATH'], 'solution': text} for text in texts]
   assert [question.solution for question in questions.load(dropping, jsonl(*lines))] == [WORKED]
   with pytest.raises(InputError, match=r"no row has an answer that can be .* 'solution' has no "):
-    questions.load(dropping, jsonl(*lines[:2]))
+    questions.load(dropping, jsonl(*lines[:3]))
 
 
 def test_a_text_answer_may_be_the_word_proof(config, jsonl):
