@@ -17,7 +17,7 @@ from absl import flags
 
 from exgrpo_jax import cli
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Config, model_config, parse_config, update_spec
+from exgrpo_jax.experiment import Config, model_config, parse_config, update_spec, with_folders
 from exgrpo_jax.performance import capacity_report, chips, lengths, roofline, time_report
 from exgrpo_jax.performance.step_time import Estimator, Workload
 from exgrpo_jax.performance.time_report import Speed
@@ -63,7 +63,9 @@ def main(args: cli.Args) -> None:
     raise InputError(
       '--config and --topology are both needed, e.g. --config=qwen2_5_math_7b --topology=v5e:8x8.'
     )
-  if not examine(parse_config(args.config), args.topology, args.lengths, args.evaluated).fits:
+  config = parse_config(args.config)
+  config = with_folders(config, config.model.path)  # else it says the shape itself
+  if not examine(config, args.topology, args.lengths, args.evaluated).fits:
     sys.exit(1)
 
 

@@ -2,18 +2,20 @@
 
 python -m exgrpo_jax.check --config=arithmetic --workdir=/tmp/arithmetic
 
-Takes the flags of train, and checks what train checks first: flags, config and reward function. It
-writes nothing. Exit status: 0, or 2 for what cannot be run.
+Takes the flags of train, and checks what train checks first: flags, config and reward function. Of
+a model that is named on the Hub it fetches what describes it, no weights; else it writes nothing.
+Exit status: 0, or 2 for what cannot be run.
 """
 
 from ml_collections import ConfigDict
 
 from exgrpo_jax import cli, prior_experience
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Config, check_model_path, parse_config
+from exgrpo_jax.experiment import Config, model_config, model_name, parse_config, with_folders
 from exgrpo_jax.grading import pool
+from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import weights_and_biases
-from exgrpo_jax.runtime import compilations
+from exgrpo_jax.runtime import compilations, hub
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
 
 
@@ -26,7 +28,12 @@ def define_flags() -> None:
 
 def main(args: cli.Args) -> None:
   """Checks a command line of train."""
-  check_command(args.config, args.workdir)
+  config = check_command(args.config, args.workdir)
+  hub.recall(args.workdir)
+  name = model_name(config)
+  with_files = with_folders(config, name)
+  if hub_checkpoint.named(name):
+    model_config(with_files)
   print('nothing is wrong with the flags and the config; data, weights and devices were not tried')
 
 
@@ -37,7 +44,6 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
       '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
     )
   config = parse_config(values)
-  check_model_path(config)
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)
   pool.check(config.grading, config.verifier)

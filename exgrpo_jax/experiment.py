@@ -21,12 +21,12 @@ from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier
-from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import parity, stages
-from exgrpo_jax.runtime import compilations, hosts
+from exgrpo_jax.runtime import activity, compilations, hosts, hub
 from exgrpo_jax.settings import EvaluationConfig, ExportConfig, ModelConfig, WarmStartConfig
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
@@ -84,6 +84,7 @@ class Experiment:
   tokenizer: Tokenizer
   meshes: sharding.Meshes
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
+  model_name: str  # of the checkpoint: config.model.path as the user has it; '' for none
 
 
 def parse_config(values: ConfigDict) -> Config:
@@ -126,27 +127,41 @@ def parse_config(values: ConfigDict) -> Config:
   return parsed
 
 
-def check_model_path(parsed: Config) -> None:
-  """InputError where the config starts from a checkpoint, and does not say where that is."""
-  if parsed.model.repository and not parsed.model.path:
-    name = parsed.model.repository
-    folder = name.split('/')[-1]
-    raise InputError(
-      f'config.model.path is not set, and this config starts from {name}. Fetch it with '
-      f"'pip install huggingface_hub' and 'hf download {name} --local-dir {folder}' (after "
-      f"'hf auth login' where its licence requires it), and pass --config.model.path={folder}."
-    )
+def model_name(parsed: Config) -> str:
+  """The checkpoint that the config starts from: a folder, or a name of the Hub; '' is none."""
+  return parsed.model.path or parsed.model.repository
+
+
+def with_folders(parsed: Config, model: str) -> Config:
+  """The config with the folders of its tokenizer and its model in place of their names on the Hub.
+
+  Fetches what describes them, no weights. All hosts call it. `model` is the model's name or folder,
+  or ''. Raises InputError where a name cannot be fetched.
+  """
+  return dataclasses.replace(
+    parsed,
+    model=dataclasses.replace(parsed.model, path=hub_checkpoint.folder(model, 'config.model.path')),
+    tokenizer=dataclasses.replace(
+      parsed.tokenizer, path=hub_checkpoint.folder(parsed.tokenizer.path, 'config.tokenizer.path')
+    ),
+  )
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
 
+  Names of the Hub mean what they mean to the run in `workdir`, where there is one.
+
   Model code runs on a mesh: inside `with jax.set_mesh(experiment.meshes.training)`, where
   `scheduler.generate` enters that of decoding by itself.
   """
-  parsed = parse_config(values)
-  check_model_path(parsed)
+  hub.recall(workdir)
+  as_given = parse_config(values)
+  name = model_name(as_given)
+  parsed = with_folders(as_given, name)
   shape = model_config(parsed)
+  if not parsed.tokenizer.path and not parsed.model.path:  # then one is trained
+    questions.settle(parsed.data, _tokenizer_data(parsed))
   with hosts.first_host_first('tokenizer'):  # the first host may train one, which the others read
     text_tokenizer = _open_tokenizer(parsed, workdir)
   vocab_size = shape.vocab_size or text_tokenizer.vocab_size
@@ -160,7 +175,12 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   model.check_meshes(shape, meshes)
   return Experiment(
-    config=parsed, workdir=workdir, tokenizer=text_tokenizer, meshes=meshes, model=shape
+    config=parsed,
+    workdir=workdir,
+    tokenizer=text_tokenizer,
+    meshes=meshes,
+    model=shape,
+    model_name=name,
   )
 
 
@@ -193,6 +213,15 @@ def model_config(parsed: Config) -> model.Config:
       'config.model.extension to a longer context.'
     )
   return architecture.parse(values, file, own.dtype)
+
+
+def load_weights(experiment: Experiment) -> model.Params:
+  """The parameters of the checkpoint that the config starts from, fetched where it is a name."""
+  name = experiment.model_name
+  folder = hub_checkpoint.folder(name, 'config.model.path', weights=True)
+  with activity.doing(f'reading the weights of {name}'):
+    params = weights.load(folder, experiment.model, experiment.meshes.training)
+    return jax.block_until_ready(params)
 
 
 def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
@@ -292,14 +321,19 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   # Without a config.json it was left by a refused start, and perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
-    # The same whatever is trained on afterwards, so that runs can share a warm start.
-    spec = parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train
+    found = questions.load(parsed.data, _tokenizer_data(parsed), parsed.prompt.system)
     texts = (
       text
-      for question in itertools.islice(
-        questions.load(parsed.data, spec, parsed.prompt.system), TOKENIZER_TEXTS
-      )
+      for question in itertools.islice(found, TOKENIZER_TEXTS)
       for text in (prompt.render(question.messages, parsed.prompt.template), question.solution)
     )
     tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
   return tokenizer.load(path)
+
+
+def _tokenizer_data(parsed: Config) -> str:
+  """The data spec whose text trains a tokenizer.
+
+  The same whatever is trained on afterwards, so that runs can share a warm start.
+  """
+  return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

@@ -1,4 +1,4 @@
-"""Which policy a command asks: a run's checkpoint, or a Hugging Face folder without a run."""
+"""Which policy a command asks: a run's checkpoint, or a Hugging Face model without a run."""
 
 import copy
 import dataclasses
@@ -12,11 +12,18 @@ from ml_collections import ConfigDict, config_flags
 from exgrpo_jax import cli, config_files
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, model_config, open_experiment, parse_config
-from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.experiment import (
+  Experiment,
+  load_weights,
+  model_config,
+  open_experiment,
+  parse_config,
+  with_folders,
+)
+from exgrpo_jax.huggingface import architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 # Of a model that is asked without a config: tokens of a prompt and of a response, and the bytes of
@@ -29,12 +36,18 @@ class Source(NamedTuple):
   """Where a policy is kept."""
 
   kind: str  # 'run' or 'model'
-  path: str  # the run's workdir, or the model's folder
+  path: str  # the run's workdir, or the model's folder or name on the Hub
   step: int | None = None  # of the run's checkpoints; None is the newest
 
   def describe(self) -> dict[str, str]:
-    """Its kind and absolute path, as evaluations.jsonl and tables say whose a row is."""
-    return {self.kind: self.path if '://' in self.path else os.path.abspath(self.path)}
+    """Its kind and where it is, as evaluations.jsonl and tables say whose a row is.
+
+    A model named on the Hub has its commit, once that has been asked for.
+    """
+    if '://' in self.path:
+      return {self.kind: self.path}
+    repository = self.kind == 'model' and hub_checkpoint.named(self.path)
+    return {self.kind: str(hub.as_known(repository)) if repository else os.path.abspath(self.path)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +64,8 @@ def chosen(args: cli.Args) -> Source:
   """What --checkpoint and --step, or --model, name; InputError where they name none or two."""
   if bool(args.checkpoint) == bool(args.model):
     raise InputError(
-      "one of --checkpoint and --model is needed: a run's workdir, or a Hugging Face folder."
+      "one of --checkpoint and --model is needed: a run's workdir, or a Hugging Face model, by its "
+      'folder or its name.'
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
@@ -93,12 +107,13 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
 def _suited_to(path: str) -> ConfigDict:
   """A config to ask a model with: by its chat template, if it has one, in so much memory."""
   values: Any = base_config()
-  limit = architecture.read_json(path).get('max_position_embeddings', 2 * _LONGEST)
-  longest = min(_LONGEST, limit // 2)
   values.model.path = path
-  values.prompt.template = 'chat' if tokenizer.load(path).chat.template else 'plain'
+  folder = hub_checkpoint.folder(path, '--model')
+  limit = architecture.read_json(folder).get('max_position_embeddings', 2 * _LONGEST)
+  longest = min(_LONGEST, limit // 2)
+  values.prompt.template = 'chat' if tokenizer.load(folder).chat.template else 'plain'
   values.rollout.update(dict(max_prompt=longest, max_response=longest))
-  shape = model_config(parse_config(values))
+  shape = model_config(with_folders(parse_config(values), path))
   token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
   row_bytes = 2 * longest * token_bytes * jnp.dtype(shape.dtype).itemsize
   values.rollout.slots = max(1, min(values.rollout.slots, _CACHE_BYTES // row_bytes))
@@ -151,6 +166,4 @@ def restore(source: Source, experiment: Experiment) -> Policy:
       like = model.shapes(experiment.model, experiment.meshes.training)
       params, step = checkpoint.restore_params(source.path, source.step, like)
       return Policy(source, experiment, params, step)
-    with activity.doing(f'reading the weights of {source.path}'):
-      params = weights.load(source.path, experiment.model, experiment.meshes.training)
-      return Policy(source, experiment, jax.block_until_ready(params), 0)
+    return Policy(source, experiment, load_weights(experiment), 0)

@@ -15,9 +15,10 @@ from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment
 from exgrpo_jax.grading import pool
+from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.rollout import seeding
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import read_config
 
 
@@ -74,14 +75,16 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
 def _of_run(experiment: Experiment, path: str) -> Iterable[traces.Trace]:
   """The buffer of another run's newest checkpoint; retired questions have left it."""
   values = read_config(path)
-  own = _tokenizer_of(path, values['tokenizer']['path'] or values['model']['path'])
+  with hub.as_in(path):
+    own = _tokenizer_of(path, values)
   if not _same(own, experiment.tokenizer):
     raise InputError(
       f'config.experience.path={path}: that run has another tokenizer, whose tokens would mean '
       f'other text here; set config.tokenizer.path={path}/tokenizer.model where that is there, or '
       'to its config.tokenizer.path.'
     )
-  theirs = _questions_of(experiment, path, values)
+  with hub.as_in(path):
+    theirs = _questions_of(experiment, path, values)
   buffer, step = checkpoint.restore_buffer(path)
   rows = sorted(buffer.entries)
   if not rows:
@@ -110,8 +113,11 @@ def _of_run(experiment: Experiment, path: str) -> Iterable[traces.Trace]:
       )
 
 
-def _tokenizer_of(path: str, named: str) -> Tokenizer:
-  return tokenizer.load(named or os.path.join(path, 'tokenizer.model'))
+def _tokenizer_of(path: str, values: dict) -> Tokenizer:
+  model = values['model']
+  named = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
+  folder = hub_checkpoint.folder(named, f'config.experience.path={path}: its tokenizer')
+  return tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
 
 
 def _same(first: Tokenizer, second: Tokenizer) -> bool:

@@ -35,7 +35,7 @@ from exgrpo_jax.reporting import curves, metrics, record_writer
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.run import Progress, Run, first_snapshot, progress_after
-from exgrpo_jax.runtime import activity, compilations, hosts, preemption, watchdog
+from exgrpo_jax.runtime import activity, compilations, hosts, hub, preemption, watchdog
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.workdir import claim_workdir
@@ -124,6 +124,7 @@ def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
   # A resumed run needs its initial parameters only where a KL term refers to them.
   needs_params = not loaded.done or experiment.config.objective.kl_coefficient
   params = warm_start.initial_params(experiment, loaded.rollout.data) if needs_params else None
+  hub.record(workdir)
   claim_workdir(config, workdir)
   keep_tokenizer(experiment)
   return params

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax import cli, config, config_files, sweep, warm_start
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import model_config, parse_config
+from exgrpo_jax.experiment import model_config, parse_config, with_folders
 from exgrpo_jax.reporting import bootstrap, study_runs, study_table
 from exgrpo_jax.reporting.figures import canvas, study_curves
 from exgrpo_jax.reporting.study_runs import StudyRun
@@ -103,7 +103,8 @@ def _shared_warm_start(
     return {}  # refused where the trials are planned, by its name
   if not parsed.warm_start.num_updates or parsed.warm_start.path:
     return {}
-  origin = warm_start.origin(parsed, model_config(parsed))
+  shape = model_config(with_folders(parsed, parsed.model.path))
+  origin = warm_start.origin(parsed, shape)
   digest = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:12]
   return {'warm_start.path': str(pathlib.Path(workdir, 'warm_starts', digest))}
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Config, Experiment, load_questions
+from exgrpo_jax.experiment import Config, Experiment, load_questions, load_weights
 from exgrpo_jax.grading.pool import Grader
-from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import length_bucket, right_padded
@@ -52,14 +51,13 @@ def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
 
   `data` are the training questions, on which the warm start is checked.
   """
-  path, rows = experiment.config.model.path, None
+  name, rows = experiment.model_name, None
   if experiment.config.warm_start.num_updates and not _is_kept(experiment):
     rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
-  if path:
-    with activity.doing(f'reading the weights of {path}'):
-      params = weights.load(path, experiment.model, experiment.meshes.training)
+  if name:
+    params = load_weights(experiment)
     count = sum(x.size for x in jax.tree.leaves(params))
-    print(f'weights of {path}: {count:,} parameters', flush=True)
+    print(f'weights of {name}: {count:,} parameters', flush=True)
   else:
     key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
     params = model.init(experiment.model, key, experiment.meshes.training)

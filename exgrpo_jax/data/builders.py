@@ -86,6 +86,17 @@ def _existing(path: str) -> epath.Path:
   return file
 
 
+def knows(cache_dir: str, name: str) -> bool:
+  """Whether TFDS has a dataset called so, or one is prepared."""
+  try:
+    tfds.builder(name, **_storage(cache_dir))
+  except tfds.core.DatasetNotFoundError:
+    return False
+  except Exception:  # it has one, and refuses the rest of the name
+    return True
+  return True
+
+
 def preparation(builder: tfds.core.DatasetBuilder) -> Preparation:
   """Of what `of_files` gave."""
   kept: Any = builder.info.metadata

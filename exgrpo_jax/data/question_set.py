@@ -21,6 +21,7 @@ def load(
   Raises:
     InputError: there is no such data, a row cannot be used or is too long, or hosts disagree.
   """
+  questions.settle(config, spec)
   with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
     loaded = questions.load(config, spec, prompts.system)
     tokens = prompt_file.tokenized(loaded, tokenizer, prompts.template)

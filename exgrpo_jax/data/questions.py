@@ -5,6 +5,7 @@ A spec is one of
   path/to/x.parquet     a file, also .jsonl, .json and .csv; columns.py says which is which
   path/to/x-*.parquet   several of them, in the order of their names
   tfds_name:split       any dataset that TFDS can prepare, such as math_dataset:train
+  owner/name:config:split   a data set of the Hugging Face Hub, see hub_split.py
 and may end in a slice in TFDS syntax: [:640], [100:200], [:10%].
 TFDS converts the data to array_record once; after that, rows are read by index, when needed.
 """
@@ -23,7 +24,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import builders, columns, records, spec_names
+from exgrpo_jax.data import builders, columns, hub_split, records, spec_names
 from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, STYLES, TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
@@ -161,19 +162,16 @@ def _named(config: Config, spec: str) -> Source:
     default_kind=config.default_kind,
   )
   if base.endswith(spec_names.FILE_ENDINGS):
-    builder = builders.of_files(config.cache_dir, fields, *spec_names.files(base))
-    preparation = builders.preparation(builder)
-    if config.unverifiable == 'refuse':
-      _refuse_unverifiable(spec, preparation)
-    source = _source(spec, builder, builders.FILE_SPLIT, slicing)
-    return dataclasses.replace(source, preparation=preparation)
+    return _of_files(config, spec, fields, *spec_names.files(base))
+  if split := _hub_split(config, base):
+    return _of_files(config, spec, fields, hub_split.files(split), split.repository.name)
   name, _, split = base.rpartition(':')
   if not name or not split:
     raise InputError(
       f"the data spec '{spec}' must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(spec_names.FILE_ENDINGS)}, or a TFDS split (name:split), optionally followed by '
-      'a slice such as [:640]; nothing else can be read.'
+      f'{", ".join(spec_names.FILE_ENDINGS)}, a split of the Hub (owner/name:config:split) or of '
+      'TFDS (name:split), optionally followed by a slice such as [:640]; nothing else can be read.'
     )
   if name in TASKS:
     return _source(spec, builders.of_task(config.cache_dir, name), split, slicing)
@@ -186,6 +184,18 @@ def _named(config: Config, spec: str) -> Source:
   )
   source = _source(spec, builder, split, slicing, fields, to_question)
   return dataclasses.replace(source, preparation=builders.Preparation([layout.describe()], {}))
+
+
+def _of_files(
+  config: Config, spec: str, fields: columns.Fields, paths: Sequence[str], name: str
+) -> Source:
+  """The rows of some files; `name` is their source where no column says it."""
+  builder = builders.of_files(config.cache_dir, fields, paths, name)
+  preparation = builders.preparation(builder)
+  if config.unverifiable == 'refuse':
+    _refuse_unverifiable(spec, preparation)
+  source = _source(spec, builder, builders.FILE_SPLIT, spec_names.split(spec)[1])
+  return dataclasses.replace(source, preparation=preparation)
 
 
 def _refuse_unverifiable(spec: str, preparation: builders.Preparation) -> None:
@@ -203,6 +213,24 @@ def _with_system(question: Question, system: str) -> Question:
   if not system or any(message.role == 'system' for message in question.messages):
     return question
   return dataclasses.replace(question, messages=(Message('system', system), *question.messages))
+
+
+def settle(config: Config, spec: str) -> None:
+  """Has all hosts agree on the commit that a spec means, where it names a data set of the Hub.
+
+  All hosts call it before `load`. Raises InputError where the Hub or the cache has no such data.
+  """
+  if split := _hub_split(config, spec_names.split(spec)[0]):
+    hub_split.settle(split)
+
+
+def _hub_split(config: Config, base: str) -> hub_split.Split | None:
+  """What a spec without its slice names on the Hub; None where it is something else, or TFDS's."""
+  if base.endswith(spec_names.FILE_ENDINGS):
+    return None
+  split = hub_split.parse(base)
+  is_other = split and builders.knows(config.cache_dir, split.repository.name)
+  return None if is_other else split
 
 
 def _source(

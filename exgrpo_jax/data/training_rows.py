@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import json_lines, spec_names
+from exgrpo_jax.data import hub_split, json_lines, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
 from exgrpo_jax.errors import InputError
 
@@ -44,7 +44,7 @@ class Shard(NamedTuple):
 
 
 def shards(places: list[str]) -> list[Shard]:
-  """The files in these places, in order: those named, and those in folders named.
+  """The files in these places, in order: those named, and those of folders and splits named.
 
   Raises:
     InputError: a place does not exist or has no such file, or a file cannot be read or has other
@@ -92,7 +92,12 @@ def _files(place: str) -> list[pathlib.Path]:
       f'{" or ".join(spec_names.LINES_OR_PARQUET)}: others cannot be read.'
     )
   if not path.is_dir():
-    raise InputError(f'--data={place}: there is no such file or folder.')
+    if split := hub_split.parse(place):
+      return [pathlib.Path(file) for file in hub_split.files(split)]
+    raise InputError(
+      f'--data={place}: there is no such file or folder, nor is it a split of the Hub, such as '
+      'owner/name:train.'
+    )
   inside = [
     file
     for file in sorted(path.rglob('*'))
@@ -102,7 +107,7 @@ def _files(place: str) -> list[pathlib.Path]:
   if not inside:
     raise InputError(
       f'--data={place}: no file in it ends in {" or ".join(spec_names.LINES_OR_PARQUET)}; it must '
-      "hold the data set's files, as hf download leaves them."
+      "hold the data set's files."
     )
   return inside
 

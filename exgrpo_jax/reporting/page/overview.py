@@ -58,7 +58,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
 
 
 def _model(config: Mapping[str, Any]) -> str:
-  return config['model.path'] or (
+  return (config['model.path'] or config.get('model.repository', '')) or (
     f'{config["model.num_layers"]} layers of width {config["model.width"]}, from scratch'
   )
 

@@ -1,0 +1,54 @@
+"""Checkpoints that the Hugging Face Hub has: a name becomes the folder of its files."""
+
+import os
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts, hub
+
+# What tokenizer.py and architecture.py read, and an export keeps.
+_DESCRIPTION = (
+  'config.json',
+  'generation_config.json',
+  'tokenizer*',
+  'tokenization.py',
+  'special_tokens_map.json',
+  'added_tokens.json',
+  'chat_template.jinja',
+  'vocab.json',
+  'merges.txt',
+  '*.model',
+)
+_WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
+
+
+def named(path: str) -> hub.Repository | None:
+  """The repository that `path` names; None where it has another form, or a file or folder is there.
+
+  A name has the form owner/name or owner/name@revision.
+  """
+  return None if os.path.exists(path) else hub.parse('model', path)
+
+
+def folder(path: str, key: str, weights: bool = False) -> str:
+  """Where the files of a checkpoint are: `path` itself, unless that is a name.
+
+  All hosts call it, for what a name means is settled between them; the first one fetches first, so
+  that hosts which share a cache fetch once.
+
+  Args:
+    path: a setting's value, perhaps ''.
+    key: the setting, for error messages.
+    weights: whether they are needed, beside config.json and the tokenizer's files.
+
+  Raises:
+    InputError: it cannot be fetched.
+  """
+  repository = named(path)
+  if not repository:
+    return path
+  try:
+    repository = hub.pinned(repository)
+    with hosts.first_host_first(key):
+      return hub.fetch(repository, _DESCRIPTION + _WEIGHTS if weights else _DESCRIPTION)
+  except InputError as error:
+    raise InputError(f'{key}={path}: {error}') from error

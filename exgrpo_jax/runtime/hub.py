@@ -1,0 +1,246 @@
+"""Repositories of the Hugging Face Hub by name: the commit that a name means, and its files.
+
+`owner/name` is the default branch of a model or data set, `owner/name@revision` a branch, tag or
+commit of it. huggingface_hub fetches what is needed into the cache that all its users share
+(HF_HOME), and takes the token from where `hf auth login` puts it.
+
+A branch moves, so it is asked for once: within a process a name means one commit, on all hosts the
+same, and a run keeps in workdir/hub.json what its names mean (`record`), which a resumed run takes
+from there (`recall`).
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import huggingface_hub
+from huggingface_hub import constants, errors, utils
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime.workdir import write_json
+
+FILE = 'hub.json'  # in a workdir: 'models/owner/name@main' -> commit
+
+_NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', re.ASCII)
+# Fetched where a commit is asked for: what says which splits a data set has, and whether a model
+# may be had at all, for its README.md may be read without accepting its licence.
+_FIRST = ('README.md', 'config.json')
+
+_WORTH_TELLING = 1e6  # bytes; less is fetched at once
+
+_recorded: dict[str, str] = {}  # what hub.json says
+_commits: dict[str, str] = {}  # what names mean in this process
+
+
+class NoRevisionError(InputError):
+  """A repository has no such branch, tag or commit."""
+
+
+class Repository(NamedTuple):
+  """A model or data set of the Hub."""
+
+  kind: str  # 'model' or 'dataset'
+  name: str  # owner/name
+  revision: str  # a branch, tag or commit; '' is the default branch
+
+  def __str__(self) -> str:
+    return f'{self.name}@{self.revision}' if self.revision else self.name
+
+  @property
+  def key(self) -> str:
+    """What hub.json calls it."""
+    return f'{self.kind}s/{self.name}@{self.revision or constants.DEFAULT_REVISION}'
+
+  @property
+  def page(self) -> str:
+    """Its address."""
+    folder = '' if self.kind == 'model' else f'{self.kind}s/'
+    return f'{constants.ENDPOINT}/{folder}{self.name}'
+
+
+# ---- Which commit a name means ----
+
+
+def parse(kind: str, text: str) -> Repository | None:
+  """The repository that `text` names; None where it has another form than owner/name."""
+  match = _NAME.fullmatch(text)
+  return Repository(kind, match['name'], match['revision'] or '') if match else None
+
+
+def recall(workdir: str) -> None:
+  """From now on names mean what they mean to the run in `workdir`, where there is one."""
+  _commits.clear()
+  _recorded.clear()
+  _recorded.update(_read(workdir))
+
+
+@contextlib.contextmanager
+def as_in(workdir: str) -> Iterator[None]:
+  """In the block names mean what they mean to another run."""
+  kept = dict(_recorded), dict(_commits)
+  recall(workdir)
+  try:
+    yield
+  finally:
+    for registry, content in zip((_recorded, _commits), kept):
+      registry.clear()
+      registry.update(content)
+
+
+def _read(workdir: str) -> dict[str, str]:
+  """What a run's names mean: `Repository.key` -> commit."""
+  path = os.path.join(workdir, FILE)
+  # Without a config.json it was left by a refused start.
+  if not os.path.exists(path) or not os.path.exists(os.path.join(workdir, 'config.json')):
+    return {}
+  try:
+    with open(path) as file:
+      return dict(json.load(file))
+  except (OSError, ValueError, TypeError) as error:
+    raise InputError(
+      f'{path} cannot be read as the commits of a run ({error}); bring back a copy of it.'
+    ) from error
+
+
+def record(workdir: str) -> None:
+  """Writes what names have meant in this process, for `recall`; of several hosts only the first."""
+  if commits := _recorded | _commits:
+    write_json(os.path.join(workdir, FILE), commits)
+
+
+def pinned(repository: Repository) -> Repository:
+  """The repository at the commit that it means, which is printed the first time.
+
+  All hosts call it. Raises InputError where there is no such repository or revision, or neither
+  the Hub nor the cache can tell.
+  """
+  if repository.key not in _commits:
+    commit, origin = _recorded.get(repository.key), f', as in {FILE}'
+    if not commit:
+      first = hosts.is_first() and os.path.basename(fetch(repository, _FIRST))
+      commit, origin = hosts.broadcast_from_first(first), ''
+    _commits[repository.key] = commit
+    print(f'{repository.kind} {repository}: commit {commit}{origin}', flush=True)
+  return as_known(repository)
+
+
+def as_known(repository: Repository) -> Repository:
+  """The repository at the commit that it means, where this process has asked for that."""
+  return repository._replace(revision=_commits.get(repository.key, repository.revision))
+
+
+# ---- Files ----
+
+
+def fetch(repository: Repository, patterns: Sequence[str]) -> str:
+  """The folder of the repository's files, of which those that match a pattern are there.
+
+  What the cache has is not fetched again, and a connection that breaks is taken up where it broke.
+  InputError says in one line why something cannot be fetched.
+  """
+  bars, bar_class = _counters()
+  with _refusals(repository), activity.doing(lambda: _progress(repository, bars)):
+    folder = huggingface_hub.snapshot_download(
+      repository.name,
+      repo_type=repository.kind,
+      revision=repository.revision or None,
+      allow_patterns=list(patterns),
+      tqdm_class=bar_class,
+    )
+  if (fetched := _bytes(bars)[0]) >= _WORTH_TELLING:
+    print(f'fetched {_in_units(fetched)} of {repository.name} into {folder}', flush=True)
+  return folder
+
+
+def listing(repository: Repository) -> list[str]:
+  """The paths of all files of a pinned repository, from which `fetch` has fetched something."""
+  with _refusals(repository):
+    files = huggingface_hub.get_cached_repo_tree(
+      repository.name, repo_type=repository.kind, revision=repository.revision
+    )
+  return sorted(file.path for file in files)
+
+
+@contextlib.contextmanager
+def _refusals(repository: Repository) -> Iterator[None]:
+  """Turns what the library raises into an InputError of one line."""
+  kind, name = repository.kind.replace('dataset', 'data set'), repository.name
+  try:
+    yield
+  except errors.RevisionNotFoundError as error:
+    raise NoRevisionError(
+      f"the {kind} {name} has no revision '{repository.revision}'; {repository.page} lists its "
+      'branches, tags and commits.'
+    ) from error
+  except errors.GatedRepoError as error:
+    login = (
+      'the token in use has not been granted it'
+      if huggingface_hub.get_token()
+      else "then run 'hf auth login', or set HF_TOKEN"
+    )
+    raise InputError(
+      f'the {kind} {name} is only for those who have accepted its licence: do so on '
+      f'{repository.page}; {login}.'
+    ) from error
+  except errors.RepositoryNotFoundError as error:
+    raise InputError(
+      f'there is no folder {name}, and {constants.ENDPOINT} has no {kind} of that name, or a '
+      "private one, which needs 'hf auth login' or HF_TOKEN."
+    ) from error
+  except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+    why = (
+      'HF_HUB_OFFLINE is set'
+      if constants.HF_HUB_OFFLINE
+      else f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)})'
+    )
+    raise InputError(
+      f'the {kind} {name} cannot be fetched, for {why}, and the cache {constants.HF_HUB_CACHE} '
+      'does not have all that is needed of it.'
+    ) from error
+  except Exception as error:  # of the network, the disk, and what the library checks itself
+    raise InputError(
+      f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}); the '
+      'same command goes on from there. HF_HOME names another folder.'
+    ) from error
+
+
+def _reason(error: BaseException) -> str:
+  return f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
+
+
+# ---- How far a fetch is ----
+
+
+def _counters() -> tuple[list[Any], type]:
+  """Bars that count and show nothing, for console.py does; and the class that makes them."""
+  bars: list[Any] = []
+
+  class Counter(utils.tqdm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+      super().__init__(*args, **kwargs | {'disable': True})
+      if kwargs.get('unit') == 'B':  # others count files
+        bars.append(self)
+
+    def update(self, n: float | None = 1) -> None:
+      self.n += n or 0
+
+  return bars, Counter
+
+
+def _bytes(bars: Sequence[Any]) -> tuple[float, float]:
+  """How many are fetched, and of how many; a bar before the last counts what the network sends."""
+  return (bars[-1].n, bars[-1].total or 0) if bars else (0, 0)
+
+
+def _progress(repository: Repository, bars: Sequence[Any]) -> str:
+  done, total = _bytes(bars)
+  counted = f', {_in_units(done)} of {_in_units(total)}' if total else ''
+  return f'fetching {repository.name}{counted}'
+
+
+def _in_units(count: float) -> str:
+  return f'{count / 1e9:,.2f} GB' if count >= 1e8 else f'{count / 1e6:,.1f} MB'

@@ -1,0 +1,182 @@
+"""A stand-in for the Hugging Face Hub: as much of its HTTP interface as huggingface_hub uses.
+
+What it cannot stand in for: Xet storage, redirects to other hosts, real sizes and speeds.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import json
+import re
+import threading
+import urllib.parse
+
+_API = re.compile(r'/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?')
+_FILE = re.compile(r'/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+|refs%2F[^/]+)/(.+)')
+
+
+@dataclasses.dataclass
+class Repository:
+  """What the server has under one name."""
+
+  commits: dict[str, dict[str, bytes]]  # commit -> path -> content
+  branches: dict[str, str]  # name -> commit
+  needs_token: bool = False  # to read anything but README.md
+
+  def commit(self, content):
+    """Moves main to a new commit with these files; returns its hash."""
+    return self.branch('main', content)
+
+  def branch(self, name, content):
+    files = {
+      path: text.encode() if isinstance(text, str) else text for path, text in content.items()
+    }
+    sha = hashlib.sha1(repr((name, sorted(files.items()))).encode()).hexdigest()
+    self.commits[sha] = files
+    self.branches[name] = sha
+    return sha
+
+
+class Hub:
+  """Repositories by (kind, name), and what was asked of them."""
+
+  def __init__(self):
+    self.repositories = {}
+    self.requests = []  # (method, path, the Range asked for)
+    self.cuts = {}  # path of a file -> after how many bytes its next response breaks off
+    self.url = ''
+
+  def add(self, kind, name, content, **settings):
+    """A repository with one commit on main."""
+    repository = self.repositories[kind, name] = Repository({}, {}, **settings)
+    repository.commit(content)
+    return repository
+
+  def fetched(self):
+    """The files that were asked for, without those that were only looked up."""
+    return [
+      path.rpartition('/resolve/')[2]
+      for method, path, _ in self.requests
+      if method == 'GET' and '/resolve/' in path
+    ]
+
+  def environment(self, folder):
+    """What a process needs to use this Hub in place of the real one, with a cache of its own."""
+    return {
+      'HF_ENDPOINT': self.url,
+      'HF_HOME': str(folder / 'huggingface'),
+      'HF_HUB_DISABLE_TELEMETRY': '1',
+      'HF_TOKEN': '',
+    }
+
+
+@contextlib.contextmanager
+def serving():
+  """A Hub that answers on a port of its own while the block runs."""
+  hub = Hub()
+  handler = type('Handler', (_Handler,), {'hub': hub})
+  server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
+  hub.url = f'http://127.0.0.1:{server.server_port}'
+  thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+  thread.start()
+  try:
+    yield hub
+  finally:
+    server.shutdown()
+    server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = 'HTTP/1.1'
+  hub: Hub
+
+  def log_message(self, *arguments):
+    pass
+
+  def do_HEAD(self):
+    self._answer()
+
+  def do_GET(self):
+    self._answer()
+
+  def _answer(self):
+    path = self.path.partition('?')[0]
+    self.hub.requests.append((self.command, path, self.headers.get('Range')))
+    if match := _API.fullmatch(path):
+      kind, name, what, revision = match.groups()
+      found = self._commit(kind, name, revision or 'main')
+      if found:
+        repository, sha = found
+        content = _tree(repository.commits[sha]) if what == 'tree' else _info(name, repository, sha)
+        self._send(json.dumps(content).encode(), {'Content-Type': 'application/json'})
+    elif match := _FILE.fullmatch(path):
+      kind, name, revision, file = match.groups()
+      if found := self._commit(kind or 'models', name, revision):
+        self._send_file(*found, urllib.parse.unquote(file))
+    else:
+      self._refuse(404, '')
+
+  def _commit(self, kind, name, revision):
+    """(repository, commit), or None once it has been refused."""
+    repository = self.hub.repositories.get((kind.removesuffix('s'), name))
+    if not repository:
+      return self._refuse(401, 'RepoNotFound')
+    revision = urllib.parse.unquote(revision)
+    sha = repository.branches.get(revision, revision)
+    if sha not in repository.commits:
+      return self._refuse(404, 'RevisionNotFound')
+    return repository, sha
+
+  def _send_file(self, repository, sha, file):
+    content = repository.commits[sha].get(file)
+    if content is None:
+      self._refuse(404, 'EntryNotFound')
+    elif repository.needs_token and file != 'README.md':
+      self._refuse(403 if self.headers.get('Authorization') else 401, 'GatedRepo')
+    else:
+      headers = {'ETag': f'"{_oid(content)}"', 'X-Repo-Commit': sha}
+      self._send(content, headers, self.hub.cuts.pop(file, None) if self.command == 'GET' else None)
+
+  def _send(self, content, headers, cut=None):
+    start = int(re.match(r'bytes=(\d+)-', self.headers.get('Range', 'bytes=0-'))[1])
+    self.send_response(206 if start else 200)
+    if start:
+      headers = headers | {'Content-Range': f'bytes {start}-{len(content) - 1}/{len(content)}'}
+    for name, value in (headers | {'Content-Length': str(len(content) - start)}).items():
+      self.send_header(name, value)
+    self.end_headers()
+    if self.command == 'GET':
+      self.wfile.write(content[start:cut])
+    if cut:
+      self.close_connection = True
+
+  def _refuse(self, status, code):
+    self.send_response(status)
+    for name, value in {
+      'X-Error-Code': code,
+      'X-Error-Message': code,
+      'Content-Length': '0',
+    }.items():
+      self.send_header(name, value)
+    self.end_headers()
+
+
+def _oid(content):
+  return hashlib.sha1(content).hexdigest()
+
+
+def _info(name, repository, sha):
+  return {
+    'id': name,
+    'sha': sha,
+    'private': False,
+    'siblings': [{'rfilename': path} for path in repository.commits[sha]],
+  }
+
+
+def _tree(files):
+  return [
+    {'type': 'file', 'path': path, 'size': len(content), 'oid': _oid(content)}
+    for path, content in files.items()
+  ]
