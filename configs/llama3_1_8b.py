@@ -1,8 +1,6 @@
-r"""The paper's weak backbone, which collapses on-policy.
+"""The paper's weak backbone, which collapses on-policy.
 
-hf download meta-llama/Llama-3.1-8B --local-dir Llama-3.1-8B
-python -m exgrpo_jax.train --config=llama3_1_8b --workdir=/tmp/run \
-    --config.model.path=Llama-3.1-8B
+python -m exgrpo_jax.train --config=llama3_1_8b --workdir=/tmp/run
 The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
 distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8; not yet run here. The data are
 those of qwen2_5_math_1_5b.py.

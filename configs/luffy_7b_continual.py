@@ -1,8 +1,6 @@
-r"""The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXiv:2504.14945).
+"""The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXiv:2504.14945).
 
-hf download Elliott/LUFFY-Qwen-Math-7B-Zero --local-dir LUFFY-Qwen-Math-7B-Zero
-python -m exgrpo_jax.train --config=luffy_7b_continual --workdir=/tmp/run \
-    --config.model.path=LUFFY-Qwen-Math-7B-Zero
+python -m exgrpo_jax.train --config=luffy_7b_continual --workdir=/tmp/run
 Not yet run here. The data are those of qwen2_5_math_1_5b.py. Off-policy traces, as LUFFY itself
 was trained on, are --config.experience.path=openr1.parquet, whose target column has them if prepare
 was told to --keep_target; --config.experience.missing_logprobs=zero weighs them as LUFFY does.

@@ -1,8 +1,6 @@
-r"""A backbone that follows instructions already.
+"""A backbone that follows instructions already.
 
-hf download Qwen/Qwen2.5-7B-Instruct --local-dir Qwen2.5-7B-Instruct
-python -m exgrpo_jax.train --config=qwen2_5_7b_instruct --workdir=/tmp/run \
-    --config.model.path=Qwen2.5-7B-Instruct
+python -m exgrpo_jax.train --config=qwen2_5_7b_instruct --workdir=/tmp/run
 The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2; not yet
 run here. The data are those of qwen2_5_math_1_5b.py.
 """

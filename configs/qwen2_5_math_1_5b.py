@@ -1,10 +1,7 @@
-r"""The paper's smallest backbone, and what all five share.
+"""The paper's smallest backbone, and what all five share.
 
-hf download Qwen/Qwen2.5-Math-1.5B --local-dir Qwen2.5-Math-1.5B
-hf download Elliott/Openr1-Math-46k-8192 --repo-type dataset --local-dir openr1
-python -m exgrpo_jax.prepare --data=openr1 --out=openr1.parquet
-python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run \
-    --config.model.path=Qwen2.5-Math-1.5B
+python -m exgrpo_jax.prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
+python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run
 python -m exgrpo_jax.evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 valid.parquet and the suite's files are the authors', in the current folder (docs/data.md). The
 paper's figures (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2; not yet run

@@ -61,8 +61,9 @@ def define_model() -> None:
   flags.DEFINE_string(
     'model',
     None,
-    'A Hugging Face folder, in place of --checkpoint; without --config it is asked by its chat '
-    'template, with prompts and responses of up to 2,048 tokens.',
+    'A Hugging Face model, in place of --checkpoint: a folder, or a name on the Hub such as '
+    'owner/name or owner/name@revision. Without --config it is asked by its chat template, with '
+    'prompts and responses of up to 2,048 tokens.',
   )
 
 

@@ -1,11 +1,10 @@
-r"""Makes the file of training questions of a public data set, in verl's columns.
+"""Makes the file of training questions of a public data set, in verl's columns.
 
-hf download Elliott/Openr1-Math-46k-8192 --repo-type dataset --local-dir openr1
-python -m exgrpo_jax.prepare --data=openr1 --out=openr1.parquet
+python -m exgrpo_jax.prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
 
-Reads a folder's parquet and jsonl files, or those that are named, with verl's columns or with
-`problem` and `answer`. Every row that is written has a prompt and a ground truth; what is left out
-is counted.
+Reads a folder's parquet and jsonl files, those that are named, or those of a split on the Hugging
+Face Hub, with verl's columns or with `problem` and `answer`. Every row that is written has a prompt
+and a ground truth; what is left out is counted.
 """
 
 import collections
@@ -28,7 +27,9 @@ _GROUP = 1024  # rows that are written together
 
 def define_flags() -> None:
   """Of this command."""
-  flags.DEFINE_list('data', None, 'Folders and files to read, in this order.')
+  flags.DEFINE_list(
+    'data', None, 'Folders, files and splits of the Hub (owner/name:split) to read, in this order.'
+  )
   cli.define_out('The parquet file to write; it must not exist.')
   flags.DEFINE_bool(
     'keep_target',

@@ -14,11 +14,14 @@ class ModelConfig(model.Config):
 
   path: str = setting(
     None,
-    "a Hugging Face checkpoint's folder, whose weights, shape and "
-    "tokenizer are taken; '' is a model from scratch",
+    "a Hugging Face checkpoint's folder, or its name on the Hub (owner/name or "
+    'owner/name@revision), whose weights, shape and tokenizer are taken; '
+    "'' is `repository` or, without that, a model from scratch",
   )
   repository: str = setting(
-    None, "what must be at `path`: its shape is compared with the one given here; '' allows any"
+    None,
+    'the name of what must be at `path`, and is fetched where that is empty: its shape is compared '
+    "with the one given here; '' allows any",
   )
   extension: architecture.Extension
 

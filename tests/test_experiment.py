@@ -34,8 +34,6 @@ def set_values(config, **changes):
 def test_a_config_file_makes_valid_settings(name):
   module = importlib.import_module(f'exgrpo_jax.configs.{name}')
   values = module.get_config()
-  if values.model.repository:
-    values.model.path = 'checkpoint'  # refused where it is missing: see test_export.py
   assert experiment.parse_config(values).rollout.samples >= 2
   assert module.get_config() == module.get_config() is not module.get_config()
   assert f'--config={name}' in module.__doc__ or name == 'base'  # its command
@@ -65,7 +63,6 @@ def test_the_base_config_has_the_papers_values():
 def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
   """The details of docs/algorithm.md that are settings."""
   values = importlib.import_module(f'exgrpo_jax.configs.{name}').get_config()
-  values.model.path = 'checkpoint'
   config = experiment.parse_config(values)
   assert config.replay.retire == 'with_replay' and config.replay.failed == 'stay'
   assert replay.retires(config.replay)

@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import os
+import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -27,7 +30,7 @@ from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime.workdir import read_config
-from tests.helpers import tiny
+from tests.helpers import hub_server, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
 
 STORED = CHECKPOINTS / 'qwen2_tied'
@@ -74,12 +77,26 @@ def train(checkpoint_folder, workdir, data, *flags):
 
 
 @pytest.fixture(scope='module')
-def run(data, tmp_path_factory):
-  """The workdir of a run of three steps that started from the stored checkpoint."""
+def hub(data, tmp_path_factory):
+  """A stand-in for the Hub that has the stored checkpoint and the training questions."""
+  with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
+    served.add('model', 'tiny/Qwen2', {p.name: p.read_bytes() for p in STORED.iterdir()})
+    questions = pathlib.Path(data.train).read_bytes()
+    served.add('dataset', 'tiny/sums', {'train.jsonl': questions})
+    yield served
+
+
+@pytest.fixture(scope='module')
+def run(hub, data, tmp_path_factory):
+  """The workdir of a run of three steps from the stored checkpoint; all is named on the Hub."""
   workdir = tmp_path_factory.mktemp('from_hugging_face')
-  printed = train(STORED, workdir, data, '--config.num_steps=3')
+  named = types.SimpleNamespace(**vars(data) | {'train': 'tiny/sums:train'})
+  printed = train('tiny/Qwen2', workdir, named, '--config.num_steps=3')
   parameters = sum(value.size for value in tensors(STORED).values())
-  assert f'weights of {STORED}: {parameters:,} parameters' in printed
+  assert f'weights of tiny/Qwen2: {parameters:,} parameters' in printed
+  for kind, name in hub.repositories:
+    (commit,) = hub.repositories[kind, name].commits
+    assert f'{kind} {name}: commit {commit}\n' in printed
   return workdir
 
 
@@ -103,6 +120,20 @@ def test_training_starts_from_the_checkpoints_weights(run):
   moved = {name: np.abs(last[name] - start[name]).max() for name in start}
   assert 0 < max(moved.values()) < 0.05
   assert sum(size > 0 for size in moved.values()) > len(moved) * 0.9
+
+
+def test_a_run_goes_on_with_the_commits_that_it_began_with(run, hub):
+  began = {name: list(found.commits) for (_, name), found in hub.repositories.items()}
+  for found in hub.repositories.values():
+    found.commit({'README.md': 'all else is gone'})
+  asked = len(hub.requests)
+  opened = experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
+  assert pathlib.Path(opened.config.model.path).name in began['tiny/Qwen2']
+  assert len(experiment.load_questions(opened, 'tiny/sums:train').questions) == tiny.POOL
+  assert json.loads((run / 'hub.json').read_text()) == {
+    f'{kind}s/{name}@main': began[name][0] for kind, name in hub.repositories
+  }
+  assert hub.requests[asked:] == []  # the cache has all of it
 
 
 def test_an_export_is_the_checkpoint_to_the_bit(run, exported):
@@ -276,7 +307,15 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   assert written['rope_parameters']['rope_theta'] == 4e4
 
 
-def test_a_backbones_config_without_a_path_is_refused_with_what_to_fetch(tmp_path):
+@pytest.mark.usefixtures('hub')
+def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(tmp_path):
+  values = values_from_stored(path='', repository='tiny/Qwen2@main')
+  values.model.update(dict(vocab_size=320, num_layers=2, head_size=8))
+  opened = experiment.open_experiment(values, str(tmp_path))
+  assert sorted(os.listdir(opened.config.model.path)) == sorted(os.listdir(STORED))
+
+
+def test_a_backbones_config_names_the_papers_checkpoint():
   for config, name in (
     (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'),
     (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
@@ -285,10 +324,4 @@ def test_a_backbones_config_without_a_path_is_refused_with_what_to_fetch(tmp_pat
     (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
     (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct'),
   ):
-    with pytest.raises(
-      InputError,
-      match=re.escape(
-        f'config.model.path is not set, and this config starts from {name}. Fetch it with '
-      ),
-    ):
-      experiment.open_experiment(config.get_config(), str(tmp_path))
+    assert experiment.model_name(experiment.parse_config(config.get_config())) == name

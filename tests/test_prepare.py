@@ -44,7 +44,7 @@ def problem_row(number, **changes):
 
 @pytest.fixture
 def folder(tmp_path):
-  """As hf download leaves it: shards in a folder data/, and its own notes in .cache/."""
+  """As `hf download` leaves it: shards in a folder data/, and its own notes in .cache/."""
   shards = tmp_path / 'openr1' / 'data'
   shards.mkdir(parents=True)
   (tmp_path / 'openr1' / 'README.md').write_text('# OpenR1')
@@ -186,7 +186,7 @@ def test_the_command_line_is_refused_in_one_line(tmp_path):
       '--data=a',
       '--out=x.jsonl',
     ],
-    r'--data=nowhere: there is no such file or folder\.': [
+    r'--data=nowhere: there is no such file or folder, nor is it a split of the Hub': [
       '--data=nowhere',
       f'--out={tmp_path}/x.parquet',
     ],

@@ -118,7 +118,7 @@ def _absent(split: Split, layout: Layout) -> str:
 
 def _layout(repository: hub.Repository) -> Layout:
   """The splits of a repository at a commit, of files that can be read."""
-  folder = hub.fetch(repository, ['README.md'])
+  folder = hub.fetch(repository, hub.DESCRIPTION)
   paths = [path for path in hub.listing(repository) if path.endswith(FILE_ENDINGS)]
   readme = os.path.join(folder, 'README.md')
   return _declared(_configs(readme), paths) or _by_place(paths)

@@ -26,9 +26,9 @@ from exgrpo_jax.runtime.workdir import write_json
 FILE = 'hub.json'  # in a workdir: 'models/owner/name@main' -> commit
 
 _NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', re.ASCII)
-# Fetched where a commit is asked for: what says which splits a data set has, and whether a model
-# may be had at all, for its README.md may be read without accepting its licence.
-_FIRST = ('README.md', 'config.json')
+# Fetched where a commit is asked for: what every repository has, what says which splits a data set
+# has, and whether a model may be had at all, for its README.md may be read without a licence.
+DESCRIPTION = ('.gitattributes', 'README.md', 'config.json')
 
 _WORTH_TELLING = 1e6  # bytes; less is fetched at once
 
@@ -121,7 +121,7 @@ def pinned(repository: Repository) -> Repository:
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', as in {FILE}'
     if not commit:
-      first = hosts.is_first() and os.path.basename(fetch(repository, _FIRST))
+      first = hosts.is_first() and os.path.basename(fetch(repository, DESCRIPTION))
       commit, origin = hosts.broadcast_from_first(first), ''
     _commits[repository.key] = commit
     print(f'{repository.kind} {repository}: commit {commit}{origin}', flush=True)

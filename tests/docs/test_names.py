@@ -24,7 +24,7 @@ _MODULE_AND_NAME = re.compile(r'(exgrpo_jax[\w.]*):(\w+)')
 _FOREIGN = ('absl', 'flax', 'jax', 'jnp', 'ml_collections', 'nnx', 'np', 'optax', 'orbax', 'pytest')
 _FOREIGN += ('reward_model',)  # a column of verl's
 # Examples of the user's own, and data.
-_EXAMPLES = ('package.module', 'x.jsonl', 'cases.jsonl', '.parquet')
+_EXAMPLES = ('package.module', 'x.jsonl', 'cases.jsonl', '.parquet', 'owner/name')
 
 
 @pytest.fixture(scope='module')

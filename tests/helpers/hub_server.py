@@ -8,9 +8,15 @@ import dataclasses
 import hashlib
 import http.server
 import json
+import os
 import re
 import threading
 import urllib.parse
+from unittest import mock
+
+from huggingface_hub import constants
+
+from exgrpo_jax.runtime import hub as registry
 
 _API = re.compile(r'/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?')
 _FILE = re.compile(r'/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+|refs%2F[^/]+)/(.+)')
@@ -29,9 +35,9 @@ class Repository:
     return self.branch('main', content)
 
   def branch(self, name, content):
-    files = {
-      path: text.encode() if isinstance(text, str) else text for path, text in content.items()
-    }
+    files = {'.gitattributes': b''}  # as every repository has
+    for path, text in content.items():
+      files[path] = text.encode() if isinstance(text, str) else text
     sha = hashlib.sha1(repr((name, sorted(files.items()))).encode()).hexdigest()
     self.commits[sha] = files
     self.branches[name] = sha
@@ -61,14 +67,22 @@ class Hub:
       if method == 'GET' and '/resolve/' in path
     ]
 
-  def environment(self, folder):
-    """What a process needs to use this Hub in place of the real one, with a cache of its own."""
-    return {
-      'HF_ENDPOINT': self.url,
-      'HF_HOME': str(folder / 'huggingface'),
-      'HF_HUB_DISABLE_TELEMETRY': '1',
-      'HF_TOKEN': '',
+  @contextlib.contextmanager
+  def in_use(self, folder):
+    """In the block this process, and those that it starts, use it with a cache in `folder`."""
+    patched = {
+      'ENDPOINT': self.url,
+      'HUGGINGFACE_CO_URL_TEMPLATE': f'{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}',
+      'HF_HUB_CACHE': str(folder / 'hub'),
+      'HF_TOKEN_PATH': str(folder / 'token'),
     }
+    environment = {'HF_ENDPOINT': self.url, 'HF_HOME': str(folder), 'HF_TOKEN': ''}
+    with (
+      mock.patch.multiple(constants, **patched),  # read from the environment at its import
+      mock.patch.dict(os.environ, environment),
+      registry.as_in(folder),  # nothing is known yet of what names mean
+    ):
+      yield self
 
 
 @contextlib.contextmanager
@@ -102,7 +116,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _answer(self):
     path = self.path.partition('?')[0]
-    self.hub.requests.append((self.command, path, self.headers.get('Range')))
+    if _API.fullmatch(path) or _FILE.fullmatch(path):  # the library asks other things, too
+      self.hub.requests.append((self.command, path, self.headers.get('Range')))
     if match := _API.fullmatch(path):
       kind, name, what, revision = match.groups()
       found = self._commit(kind, name, revision or 'main')

@@ -1,0 +1,199 @@
+"""Names of the Hub mean one commit, and what cannot be fetched is refused in one line.
+
+Against a stand-in server, through huggingface_hub itself.
+"""
+
+import json
+import re
+
+import pytest
+from huggingface_hub import constants
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hub
+from tests.helpers import hub_server
+
+WEIGHTS = bytes(range(256)) * 8000  # 2 MB
+
+
+@pytest.fixture(autouse=True)
+def served(tmp_path):
+  with hub_server.serving() as server, server.in_use(tmp_path / 'huggingface'):
+    server.add('model', 'me/model', {'config.json': '{"a": 1}', 'model.safetensors': WEIGHTS})
+    yield server
+
+
+def fetch(name, *patterns):
+  """The folder of a pinned model's files."""
+  repository = hub.parse('model', name)
+  assert repository
+  return hub.fetch(hub.pinned(repository), patterns)
+
+
+def refusal(name='me/model', *patterns):
+  """The one line that says why a model cannot be fetched."""
+  with pytest.raises(InputError) as refused:
+    fetch(name, *(patterns or ['*']))
+  assert '\n' not in str(refused.value)
+  return str(refused.value)
+
+
+@pytest.mark.parametrize(
+  ('text', 'name', 'revision'),
+  [
+    ('Qwen/Qwen2.5-1.5B-Instruct', 'Qwen/Qwen2.5-1.5B-Instruct', ''),
+    ('me/model@v1.0', 'me/model', 'v1.0'),
+    ('me/model@refs/pr/1', 'me/model', 'refs/pr/1'),
+  ],
+)
+def test_owner_and_name_are_a_name(text, name, revision):
+  assert hub.parse('model', text) == ('model', name, revision)
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['', 'gpt2', './me/model', '~/model', '/me/model', '../model', 'a/b/c', 'gs://b/m', 'a/b@'],
+)
+def test_all_else_is_a_path(text):
+  assert hub.parse('model', text) is None
+
+
+def test_only_the_files_that_are_wanted_are_fetched_and_each_once(served, tmp_path):
+  folder = fetch('me/model', 'config.json')
+  assert not any(path.endswith('model.safetensors') for path in served.fetched())
+  again = fetch('me/model', '*.safetensors')
+  assert again == folder and folder.startswith(str(tmp_path))
+  with open(f'{folder}/model.safetensors', 'rb') as file:
+    assert file.read() == WEIGHTS
+  fetch('me/model', '*')
+  assert len(served.fetched()) == len(set(served.fetched())) == 2
+
+
+def test_a_name_means_one_commit_in_a_process_and_says_which(served, capsys):
+  (commit,) = served.repositories['model', 'me/model'].commits
+  folder = fetch('me/model', 'config.json')
+  served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
+  assert fetch('me/model', 'config.json') == folder == fetch('me/model@main', 'config.json')
+  assert capsys.readouterr().out == f'model me/model: commit {commit}\n'
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(served):
+  found = served.repositories['model', 'me/model']
+  (first,) = found.commits
+  found.branch('v2', {'config.json': '{"a": 2}'})
+  found.commit({'config.json': '{"a": 3}'})
+  for revision, value in (('v2', 2), (first, 1), ('main', 3)):
+    with open(f'{fetch(f"me/model@{revision}", "config.json")}/config.json') as file:
+      assert json.load(file) == {'a': value}
+
+
+def test_a_workdir_keeps_what_names_mean(served, tmp_path):
+  folder = fetch('me/model', 'config.json')
+  hub.record(str(tmp_path))
+  served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
+  hub.recall(str(tmp_path))
+  assert fetch('me/model', 'config.json') != folder  # without a config.json no run has begun
+  (tmp_path / 'config.json').write_text('{}')
+  hub.recall(str(tmp_path))
+  assert fetch('me/model', 'config.json') == folder
+
+
+def test_a_damaged_record_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / hub.FILE).write_text('{')
+  with pytest.raises(InputError, match=r'hub\.json cannot be read as the commits of a run'):
+    hub.recall(str(tmp_path))
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(served, monkeypatch):
+  monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', 500_000)  # what is written at once: 10 MB
+  served.cuts['model.safetensors'] = 1_500_000
+  with open(f'{fetch("me/model", "*")}/model.safetensors', 'rb') as file:
+    assert file.read() == WEIGHTS
+  ranges = [
+    wanted
+    for method, path, wanted in served.requests
+    if method == 'GET' and path.endswith('model.safetensors')
+  ]
+  assert ranges == [None, 'bytes=1500000-']
+
+
+def test_what_is_being_fetched_is_said_with_its_size():
+  bars, bar_class = hub._counters()
+  repository = hub.parse('model', 'me/model')
+  assert hub._progress(repository, bars) == 'fetching me/model'
+  bar = bar_class(unit='B', total=0)
+  bar.total += 3_000_000_000
+  bar.update(1_234_000_000)
+  bar_class(unit='it', total=2).update(1)
+  assert hub._progress(repository, bars) == 'fetching me/model, 1.23 GB of 3.00 GB'
+
+
+def test_it_says_what_it_has_fetched_and_where(capfd):
+  folder = fetch('me/model', '*')
+  out, err = capfd.readouterr()
+  assert f'fetched 2.0 MB of me/model into {folder}\n' in out
+  assert err == ''  # the library's bars are off
+
+
+# ---- What cannot be fetched ----
+
+
+def test_a_name_that_does_not_exist():
+  assert re.search(
+    r'there is no folder me/modle, and http://\S+ has no model of that name, or a private one, '
+    r"which needs 'hf auth login' or HF_TOKEN\.",
+    refusal('me/modle'),
+  )
+
+
+def test_a_revision_that_does_not_exist():
+  assert re.search(
+    r"the model me/model has no revision 'v9'; http://\S+/me/model lists its branches",
+    refusal('me/model@v9'),
+  )
+
+
+def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
+  served.repositories['model', 'me/model'].needs_token = True
+  message = refusal()
+  assert re.search(
+    r'only for those who have accepted its licence: do so on http://\S+/me/model; ', message
+  )
+  assert message.endswith("then run 'hf auth login', or set HF_TOKEN.")
+  monkeypatch.setenv('HF_TOKEN', 'hf_abc')
+  assert refusal().endswith('the token in use has not been granted it.')
+
+
+def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
+  folder = fetch('me/model', 'config.json')
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  with hub.as_in('nowhere'):
+    assert fetch('me/model', 'config.json') == folder
+    for message in (refusal('me/model', '*.safetensors'), refusal('me/other')):
+      assert 'cannot be fetched, for HF_HUB_OFFLINE is set, and the cache /' in message
+      assert message.endswith('/hub does not have all that is needed of it.')
+
+
+def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
+  folder = fetch('me/model', 'config.json')
+  # The port 'discard', where nothing answers.
+  monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
+  with hub.as_in('nowhere'):
+    assert fetch('me/model', 'config.json') == folder
+    assert re.search(
+      r'the model me/other cannot be fetched, for http://127\.0\.0\.1:9 cannot be reached '
+      r'\(ConnectError: .*\), and the cache',
+      refusal('me/other'),
+    )
+
+
+def test_a_full_disk(monkeypatch):
+  def full(*_, **__):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr('huggingface_hub.file_download.http_get', full)
+  assert re.search(
+    r'cannot be fetched into \S+ \(OSError: \[Errno 28\] No space left on device\); the same',
+    refusal(),
+  )
