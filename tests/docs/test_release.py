@@ -20,8 +20,8 @@ def setup():
   return parser
 
 
-def jobs():
-  return read_yaml('.github/workflows/tests.yml')['jobs']
+def jobs(workflow='tests'):
+  return read_yaml(f'.github/workflows/{workflow}.yml')['jobs']
 
 
 def test_the_citation_and_the_changelog_have_the_version():
@@ -44,7 +44,28 @@ def test_every_python_of_the_classifiers_is_tested():
   classifiers = setup()['metadata']['classifiers']
   pythons = re.findall(r'Python :: (3\.\d+)', classifiers)
   assert jobs()['tests']['strategy']['matrix']['python'] == pythons
+  assert jobs('release')['test']['strategy']['matrix']['python'] == pythons
   assert setup()['options']['python_requires'] == f'>={pythons[0]}'
+
+
+def test_the_images_are_built_of_what_the_wheel_needs_with_extras_that_exist():
+  extras = setup()['options.extras_require']
+  for path in (REPOSITORY / 'docker').glob('*.Dockerfile'):
+    text = path.read_text()
+    copied = {
+      name for line in re.findall(r'^COPY (.*) \S+$', text, re.MULTILINE) for name in line.split()
+    }
+    assert copied == {
+      'setup.cfg',
+      'pyproject.toml',
+      'README.md',
+      'LICENSE',
+      'configs',
+      'exgrpo_jax',
+    }
+    assert all((REPOSITORY / name).exists() for name in copied)
+    for named in re.findall(r'EXTRAS=([\w,]+)', text):
+      assert set(named.split(',')) <= set(extras), named
 
 
 def test_the_oldest_jax_allowed_and_the_newest_are_tested():
