@@ -66,7 +66,7 @@ def test_a_split_of_several_files_is_read_in_their_order_and_sliced(served, conf
       'main/train-00001-of-00002.parquet': parquet(3, 4),
       'main/train-00000-of-00002.parquet': parquet(0, 1, 2),
       'main/test.parquet': parquet(5),
-      'main/deeper/train-00000-of-00001.parquet': parquet(6),
+      'main/train-old/00000.parquet': parquet(6),
     },
   )
   assert answers(config, 'me/sums:main:train') == ['0', '1', '2', '3', '4']
@@ -76,7 +76,7 @@ def test_a_split_of_several_files_is_read_in_their_order_and_sliced(served, conf
 
 
 LAYOUTS = {
-  'shards_in_data': ({'data/train-00000-of-00001-a1b2.parquet': parquet(1)}, 'train'),
+  'shards_in_data': ({'data/train-00000-of-00001-a1b2.parquet': parquet(1)}, 'default:train'),
   'shards_in_a_config': ({'main/train-00000-of-00001.parquet': parquet(1)}, 'main:train'),
   'folder_of_a_split': ({'main/train/0000.parquet': parquet(1)}, 'main:train'),
   'the_only_config': ({'main/train.parquet': parquet(1)}, 'train'),

@@ -98,6 +98,14 @@ def test_a_workdir_keeps_what_names_mean(served, tmp_path):
   assert fetch('me/model', 'config.json') == folder
 
 
+def test_within_a_block_names_mean_what_they_mean_to_another_run(served, tmp_path):
+  folder = fetch('me/model', 'config.json')
+  served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
+  with hub.as_in(str(tmp_path)):
+    assert fetch('me/model', 'config.json') != folder
+  assert fetch('me/model', 'config.json') == folder
+
+
 def test_a_damaged_record_is_refused(tmp_path):
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / hub.FILE).write_text('{')

@@ -1,0 +1,69 @@
+"""A checkpoint that is named on the Hub becomes a folder, for all commands alike."""
+
+import os
+import re
+
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import hub_checkpoint
+from tests.helpers import forked, hub_server
+from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
+
+STORED = CHECKPOINTS / 'qwen2_tied'
+
+
+@pytest.fixture(autouse=True)
+def served(tmp_path):
+  """A Hub with the stored checkpoint and, beside it, files that nobody needs."""
+  files = {path.name: path.read_bytes() for path in STORED.iterdir()}
+  others = {'README.md': 'text', 'pytorch_model.bin': b'1', 'original/consolidated.00.pth': b'2'}
+  with hub_server.serving() as server, server.in_use(tmp_path / 'huggingface'):
+    server.add('model', 'tiny/Qwen2', files | others)
+    server.add('model', 'tiny/gated', files, needs_token=True)
+    yield server
+
+
+def test_weights_are_fetched_where_they_are_needed(served):
+  folder = hub_checkpoint.folder('tiny/Qwen2', 'config.model.path')
+  described = {path.name for path in STORED.iterdir()} - {'model.safetensors', 'expected.npz'}
+  assert set(os.listdir(folder)) == described | {'README.md', '.gitattributes'}
+  assert hub_checkpoint.folder('tiny/Qwen2', 'config.model.path', weights=True) == folder
+  assert (STORED / 'model.safetensors').read_bytes() == served.repositories[
+    'model', 'tiny/Qwen2'
+  ].commits[os.path.basename(folder)]['model.safetensors']
+  assert not any(path.endswith(('.bin', '.pth')) for path in served.fetched())
+
+
+def test_a_folder_that_is_there_is_no_name(served, tmp_path, monkeypatch):
+  (tmp_path / 'tiny' / 'Qwen2').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path)
+  assert hub_checkpoint.folder('tiny/Qwen2', 'config.model.path') == 'tiny/Qwen2'
+  assert hub_checkpoint.folder('', 'config.model.path') == ''
+  assert served.requests == []
+
+
+def test_what_cannot_be_fetched_is_refused_by_its_setting():
+  with pytest.raises(InputError, match=r'^config\.tokenizer\.path=tiny/none: there is no folder'):
+    hub_checkpoint.folder('tiny/none', 'config.tokenizer.path')
+
+
+def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
+  command = ['check', f'--config={TINY_CONFIG}', f'--workdir={tmp_path}/run']
+  fits = ['--config.rollout.max_prompt=64', '--config.model.path=tiny/Qwen2']
+  good, gated, long, by_hand = forked.run(
+    [
+      [*command, *fits],
+      [*command, '--config.model.path=tiny/gated'],
+      [*command, *fits, '--config.rollout.max_response=100'],
+      ['evaluate', '--model=tiny/none', '--data=arithmetic:test', f'--out={tmp_path}/out'],
+    ]
+  )
+  assert good.status == 0 and good.out.startswith('model tiny/Qwen2: commit ')
+  assert not any(path.endswith('.safetensors') for path in served.fetched())
+  for outcome, message in (
+    (gated, r'config\.model\.path=tiny/gated: .* only for those who have accepted its licence: .*'),
+    (long, r'config\.rollout\.max_prompt .* = 164 tokens exceed max_position_embeddings=128 of .*'),
+    (by_hand, r'config\.model\.path=tiny/none: there is no folder tiny/none, and http.*'),
+  ):
+    assert outcome.status == 2 and re.fullmatch(f'error: {message}\n', outcome.err), outcome.err
