@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -309,10 +308,11 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
 
 @pytest.mark.usefixtures('hub')
 def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(tmp_path):
-  values = values_from_stored(path='', repository='tiny/Qwen2@main')
-  values.model.update(dict(vocab_size=320, num_layers=2, head_size=8))
+  shape = experiment.model_config(experiment.parse_config(values_from_stored()))
+  values = values_from_stored(path='', repository='tiny/Qwen2@main', **dataclasses.asdict(shape))
   opened = experiment.open_experiment(values, str(tmp_path))
-  assert sorted(os.listdir(opened.config.model.path)) == sorted(os.listdir(STORED))
+  assert opened.config.model.path != str(STORED)
+  assert (opened.model, opened.model_name) == (shape, 'tiny/Qwen2@main')
 
 
 def test_a_backbones_config_names_the_papers_checkpoint():
