@@ -149,7 +149,17 @@ def get_config():
   config.verifier = ConfigDict(dict(require_think=False, require_box=False))
   config.grading = ConfigDict(
     dict(
-      workers=0, time_limit=5.0, memory_limit=1024, max_length=200_000, max_failures=0.01, reward=''
+      workers=0,
+      time_limit=5.0,
+      memory_limit=1024,
+      max_length=200_000,
+      max_failures=0.01,
+      rewards=('correctness',),
+      weights=(),
+      batched=(),
+      batch_size=64,
+      batch_timeout=60.0,
+      overlong_buffer=0,
     )
   )
 

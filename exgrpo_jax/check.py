@@ -2,7 +2,7 @@
 
 python -m exgrpo_jax.check --config=arithmetic --workdir=/tmp/arithmetic
 
-Takes the flags of train, and checks what train checks first: flags, config and reward function. Of
+Takes the flags of train, and checks what train checks first: flags, config and reward functions. Of
 a model that is named on the Hub it fetches what describes it, no weights; else it writes nothing.
 Exit status: 0, or 2 for what cannot be run.
 """
@@ -10,11 +10,13 @@ Exit status: 0, or 2 for what cannot be run.
 from ml_collections import ConfigDict
 
 from exgrpo_jax import cli, prior_experience
+from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, model_config, model_name, parse_config, with_folders
 from exgrpo_jax.grading import pool
 from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import weights_and_biases
+from exgrpo_jax.rollout import facts
 from exgrpo_jax.runtime import compilations, hub
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
 
@@ -61,6 +63,12 @@ def check_start(values: ConfigDict, workdir: str) -> Config:
   make_folder('config.compilation_cache', compiled)
   check_hosts(values, workdir)
   return config
+
+
+def check_rewards(config: Config, data: QuestionSet) -> None:
+  """InputError where a reward that reads a question's row cannot use that of the first one."""
+  if any(':' in spec for spec in config.grading.rewards):  # ours read none
+    pool.check(config.grading, config.verifier, facts.of_question(data.questions[0]))
 
 
 if __name__ == '__main__':

@@ -84,12 +84,14 @@ FAILURES = ('timed out', 'crashed')  # of grading, not of the response
 class Verdict(NamedTuple):
   """How one response was graded."""
 
-  reward: float  # 0 where grading failed
+  reward: float  # the weighted sum of its components; 0 where grading failed
   outcome: str  # one of verifier.OUTCOMES or FAILURES
   reason: str = ''  # why grading failed, in words
   answer: str | None = None  # extracted from the response, its first worker.MAX_ANSWER characters
   has_code_block: bool = False  # see `code_blocks.has_code_block`
   valid_steps: bool | None = None  # whether each step is right; None where that cannot be checked
+  # What each function of config.grading.rewards gave, by its name; None where grading failed.
+  components: Mapping[str, float] | None = None
 
   @property
   def correct(self) -> bool:

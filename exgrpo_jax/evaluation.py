@@ -169,7 +169,7 @@ def _grade(
   """
   samples = len(texts) // len(questions)
   asked = [question for question in questions for _ in range(samples)]
-  grading = dataclasses.replace(config.grading, reward='')
+  grading = config.grading.correctness_alone
   wanted = config.evaluation
   required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
   with Grader(grading, required) as grader:

@@ -20,7 +20,8 @@ from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokeniz
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading import settings as grading_settings
+from exgrpo_jax.grading import verifier
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
 from exgrpo_jax.policy import model, sharding
@@ -55,7 +56,7 @@ class Config:
   data: questions.Config
   experience: traces.Config
   verifier: verifier.Config
-  grading: pool.Config
+  grading: grading_settings.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
   alignment: alignment.Config
@@ -99,6 +100,7 @@ def parse_config(values: ConfigDict) -> Config:
     )
   replay.check_bounds(parsed.replay, parsed.rollout.samples)
   prompt.check(parsed.prompt)
+  grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   alignment.check(parsed.alignment, parsed.data.evaluated)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(

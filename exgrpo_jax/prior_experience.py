@@ -60,7 +60,8 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
     activity.doing(f'grading the experience in {path}'),
     pool.Grader(parsed.grading, parsed.verifier) as grader,
   ):
-    right = seeding.successes(path, proposed, data, experiment.tokenizer, grader)
+    limit = parsed.rollout.max_response
+    right = seeding.successes(path, proposed, data, experiment.tokenizer, limit, grader)
   counts['wrong'] = len(proposed) - len(right)
   left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
   print(

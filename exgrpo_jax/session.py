@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax import evaluation, held_out, prior_experience, warm_start
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.check import check_start
+from exgrpo_jax.check import check_rewards, check_start
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.experiment import (
   Experiment,
@@ -111,6 +111,7 @@ def load(config: ConfigDict, workdir: str) -> Loaded:
   with activity.doing('reading the data'):
     experiment = open_experiment(config, workdir)
     rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
+    check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
     held_out.check(experiment.config.alignment, evaluations)
   successes = () if done else prior_experience.load(experiment, rollout.data)

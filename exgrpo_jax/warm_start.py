@@ -239,7 +239,7 @@ def _pass_rate(
     config.rollout.decode_spec(tokenizer),
     experiment.meshes.decoding,
   )
-  with Grader(dataclasses.replace(config.grading, reward=''), config.verifier) as grader:
+  with Grader(config.grading.correctness_alone, config.verifier) as grader:
     verdicts = grader.grade(
       [tokenizer.decode(response.tokens) for response in responses],
       [question.answer for question in asked],

@@ -64,9 +64,9 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_anything_is_trained(
     train(
       '--config=configs/smoke.py',
       f'--workdir={tmp_path}',
-      '--config.grading.reward=nowhere_at_all:reward',
+      '--config.grading.rewards=nowhere_at_all:reward',
     ),
-    "config.grading.reward='nowhere_at_all:reward' cannot be used "
+    "config.grading.rewards: 'nowhere_at_all:reward' cannot be used "
     "(ModuleNotFoundError: No module named 'nowhere_at_all'): it must be ",
   )
   assert not (tmp_path / 'config.json').exists()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import experiment
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import alignment, gradients
 from exgrpo_jax.reporting import metrics
 from tests.helpers import recording, tiny
@@ -44,7 +44,7 @@ def train(values, workdir, compiled):
   run = recording.Recording(workdir, compiled, values, steps={})
   compared, applied = [], []
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(pool, 'COMMAND', tiny.WORKER)
+    patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
     policy_gradient, apply_gradient = alignment.policy_gradient, gradients.apply_gradient
 
     def note_compared(spec, params, batch, clip):

@@ -135,7 +135,7 @@ OVERRIDES = {
     'experience.path=nowhere',
     r'path=nowhere is neither a \.jsonl nor a \.parquet fi',
   ),
-  'reward': ('grading.reward=nowhere:f', r"config\.grading\.reward='nowhere:f' cannot be used"),
+  'reward': ('grading.rewards=nowhere:f', r"config\.grading\.rewards: 'nowhere:f' cannot be used"),
 }
 
 FILES = {

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from exgrpo_jax import evaluation, experiment, generate, session
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
 from tests.helpers import recording, tiny
@@ -19,7 +19,7 @@ BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
 @pytest.fixture
 def workdir(recorded, tmp_path, monkeypatch):
   """The recorded run as it was after some steps."""
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
   folder = tmp_path / 'run'
   shutil.copytree(recorded.workdir, folder)
   for step in checkpoint.steps(str(folder)):
@@ -76,7 +76,7 @@ def test_a_run_whose_validation_no_longer_improves_ends(
   config.data.update(dict(validation=(data.train,), evaluation=()))
   config.evaluation.update(dict(every=1, patience=2))
   monkeypatch.setattr(evaluation, 'score_policy', scored)
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
 
   def train():
     with recorded.compiling():

@@ -26,7 +26,7 @@ from pyarrow import compute
 
 from exgrpo_jax import cli, experiment, train, training
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_records
@@ -587,7 +587,7 @@ def test_a_run_writes_curves_samples_and_tensorboard_files(recorded):
 
 
 def test_at_ratio_0_a_run_is_plain_grpo(recorded, values, tmp_path, monkeypatch):
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.replay.ratio, config.num_steps, config.warm_start.num_updates = 0.0, 3, 0
   opened = experiment.open_experiment(config, str(tmp_path))
@@ -606,7 +606,7 @@ def test_at_ratio_0_a_run_is_plain_grpo(recorded, values, tmp_path, monkeypatch)
 
 def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, values, tmp_path):
   config = copy.deepcopy(values)
-  config.grading.update(dict(reward='tests.helpers.misbehaving:always_fails', workers=1))
+  config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))
   config.warm_start.num_updates = 0
   opened = experiment.open_experiment(config, str(tmp_path))
   rows = Q * K
@@ -732,7 +732,7 @@ def terminate_in(monkeypatch):
 def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed(
   recorded, values, tmp_path, monkeypatch, terminate_in, capsys
 ):
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
   config = copy.deepcopy(values)
   config.num_steps = 10
   opened = experiment.open_experiment(config, str(tmp_path))

@@ -11,50 +11,32 @@ import contextlib
 import dataclasses
 import os
 import queue
-import sys
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
-from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import code_blocks, verifier
-from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
+from exgrpo_jax.grading import code_blocks, verifier, worker_slot
+from exgrpo_jax.grading.batches import Batches, Judged, Scorer
+from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
+from exgrpo_jax.grading.worker_slot import WorkerSlot
 from exgrpo_jax.runtime import activity, hosts
 
-# -P: the worker's search path is ours, without the folder that it happens to start in.
-COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
-
-_MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
-_STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
-_MAX_STARTS = 3  # attempts to start a worker
 _MAX_DEATHS = 2  # workers that may die of a response before it is taken for the cause
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-  """The pool of workers, and what one response may cost them."""
+class Submission:
+  """A response to be judged; what it calls is called in a thread, on the host that judges it."""
 
-  workers: int = setting(
-    '[0, inf)', f'worker processes; 0 means one per core, {_MAX_AUTO_WORKERS} at most'
-  )
-  time_limit: float = setting('(0, inf)', 'seconds to judge a response; then its worker is killed')
-  memory_limit: int = setting('[1, inf)', 'MiB of memory that a worker may use to judge responses')
-  max_length: int = setting(
-    '[1, inf)',
-    'characters of a response that are judged: a longer one is cut at the start of its thought, '
-    "and has no answer where what follows the last '</think>' is longer too",
-  )
-  max_failures: float = setting(
-    '[0, 1]', "share of a step's responses that may time out or crash before a warning"
-  )
-  reward: str = setting(
-    None,
-    "'package.module:function' of (response, answer, outcome) that returns a finite number, e.g. "
-    "'exgrpo_jax.grading.rewards:think_format'; '' means 1 for a correct response, else 0",
-  )
+  text: Callable[[], str]
+  answer: str  # the ground truth
+  kind: str = 'math'  # how answers are compared, one of verifier.KINDS
+  # Whether each step of the text is right; it decides nothing. None where that cannot be checked.
+  check_steps: Callable[[str], bool] | None = None
+  # What rewards may ask for besides text, answer and outcome, by name: `facts.of_response`.
+  facts: Callable[[], Mapping[str, Any]] = dict
 
 
 class Grader:
@@ -65,64 +47,57 @@ class Grader:
   """
 
   def __init__(self, config: Config, verifier_config: verifier.Config) -> None:
-    count = config.workers or min(_count_cores(), _MAX_AUTO_WORKERS)
-    self._slots = [_Slot(config, verifier_config) for _ in range(count)]
+    count = config.workers or min(_count_cores(), MAX_AUTO_WORKERS)
+    self._config = config
+    self._slots = [worker_slot.of_responses(config, verifier_config) for _ in range(count)]
     # Last in, first out: the slot used last has a running worker.
-    self._free: queue.LifoQueue[_Slot] = queue.LifoQueue()
+    self._free: queue.LifoQueue[WorkerSlot] = queue.LifoQueue()
     for slot in reversed(self._slots):
       self._free.put(slot)
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='grader')
-    # None where another host judges the response.
-    self._pending: dict[Hashable, concurrent.futures.Future[Verdict] | None] = {}
+    self._scorer = Scorer(config, verifier_config) if config.batched else None
+    self._keys: dict[Hashable, None] = {}  # of what `collect` will return
+    self._round = self._new_round()
 
   def __enter__(self) -> Self:
     return self
 
   def __exit__(self, *_: object) -> None:
+    parts = [*self._slots, *filter(None, [self._scorer])]
     self._threads.shutdown(wait=False, cancel_futures=True)
-    for slot in self._slots:
-      slot.stop()  # threads that wait for a worker return now
+    for part in parts:
+      part.stop()  # threads that wait for a worker return now
     self._threads.shutdown()
-    for slot in self._slots:
-      slot.close()
+    for part in parts:
+      part.close()
 
-  def submit(
-    self,
-    key: Hashable,
-    response: Callable[[], str],
-    answer: str,
-    kind: str = 'math',
-    check_steps: Callable[[str], bool] | None = None,
-  ) -> None:
+  def submit(self, key: Hashable, submission: Submission) -> None:
     """Starts judging a response; `collect` returns its verdict under `key`.
-
-    Args:
-      key: identifies the response until the next `collect`.
-      response: returns the response's text. It is called in a thread, and only on the host that
-        judges the response.
-      answer: the ground truth.
-      kind: how answers are compared, one of verifier.KINDS.
-      check_steps: whether each step of a response's text is right; it decides nothing, and is
-        called in the thread too. None where that cannot be checked.
 
     Raises:
       KeyError: `key` already awaits a verdict.
     """
-    if key in self._pending:
+    if key in self._keys:
       raise KeyError(f'a response with key {key!r} is already being graded')
-    self._pending[key] = self._start(len(self._pending), response, answer, kind, check_steps)
+    self._keys[key] = None
+    self._round.add(submission)
 
   def progress(self) -> str:
     """How many of the responses submitted since the last `collect` this host has judged."""
-    return _progress(list(self._pending.values()))
+    return self._round.progress()
 
   def collect(self) -> dict[Hashable, Verdict]:
     """Waits for everything submitted since the last call; returns it in that order."""
-    pending, self._pending = self._pending, {}
-    return dict(zip(pending, _gather(pending.values())))
+    keys, self._keys = self._keys, {}
+    submitted, self._round = self._round, self._new_round()
+    return dict(zip(keys, submitted.verdicts(), strict=True))
 
   def grade(
-    self, responses: Sequence[str], answers: Sequence[str], kinds: Sequence[str] | None = None
+    self,
+    responses: Sequence[str],
+    answers: Sequence[str],
+    kinds: Sequence[str] | None = None,
+    facts: Sequence[Callable[[], Mapping[str, Any]]] | None = None,
   ) -> list[Verdict]:
     """Judges responses and waits for the verdicts; leaves alone what was submitted.
 
@@ -130,6 +105,7 @@ class Grader:
       responses: their texts.
       answers: the ground truth of each.
       kinds: how the answers of each are compared, of verifier.KINDS; 'math' by default.
+      facts: of each, as in Submission; none by default.
 
     Returns:
       A verdict for each response, in their order.
@@ -138,49 +114,135 @@ class Grader:
       ValueError: the arguments differ in length.
     """
     kinds = ['math'] * len(answers) if kinds is None else kinds
-    return _gather(
-      [
-        self._start(number, lambda text=text: text, answer, kind)
-        for number, (text, answer, kind) in enumerate(zip(responses, answers, kinds, strict=True))
-      ]
+    facts = [dict] * len(answers) if facts is None else facts
+    graded = self._new_round()
+    for text, answer, kind, known in zip(responses, answers, kinds, facts, strict=True):
+      graded.add(Submission(lambda text=text: text, answer, kind, facts=known))
+    return graded.verdicts()
+
+  def _new_round(self) -> '_Round':
+    return _Round(
+      self._config.weight_of,
+      lambda submission: self._threads.submit(self._judge, submission),
+      Batches(self._scorer) if self._scorer else None,
     )
 
-  def _start(
-    self,
-    number: int,
-    response: Callable[[], str],
-    answer: str,
-    kind: str,
-    check_steps: Callable[[str], bool] | None = None,
-  ) -> concurrent.futures.Future[Verdict] | None:
-    if not hosts.is_own_share(number):
-      return None
-    return self._threads.submit(self._judge, response, answer, kind, check_steps)
-
-  def _judge(
-    self,
-    response: Callable[[], str],
-    answer: str,
-    kind: str,
-    check_steps: Callable[[str], bool] | None,
-  ) -> Verdict:
+  def _judge(self, submission: Submission) -> Judged:
     slot = self._free.get()
     try:
-      text = response()
-      verdict = slot.judge(text, answer, kind)
+      text, facts = submission.text(), submission.facts()
+      verdict = _verdict(slot, self._config.time_limit, text, submission, facts)
     finally:
       self._free.put(slot)
     # Here and not by whoever reads verdicts: texts are decoded once, and by one host.
-    return verdict._replace(
+    verdict = verdict._replace(
       has_code_block=code_blocks.has_code_block(text),
-      valid_steps=check_steps(text) if check_steps else None,
+      valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
+    own = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
+    return Judged(verdict, {**facts, **own})
 
 
-def check(config: Config, verifier_config: verifier.Config) -> None:
-  """Starts a worker once; raises InputError where `config.reward` cannot be used."""
-  with contextlib.closing(_Slot(config, verifier_config)) as slot:
+class _Round:
+  """Responses whose verdicts are collected together; this host judges its share of them."""
+
+  def __init__(
+    self,
+    weight_of: Mapping[str, float],
+    start: Callable[[Submission], concurrent.futures.Future[Judged]],
+    batches: Batches | None,
+  ) -> None:
+    self._weight_of, self._start, self._batches = weight_of, start, batches
+    self._count = 0  # of all hosts
+    self._own: list[concurrent.futures.Future[Judged]] = []
+
+  def add(self, submission: Submission) -> None:
+    """Starts judging it, where that is this host's share."""
+    if hosts.is_own_share(self._count):
+      self._own.append(self._start(submission))
+      if self._batches:
+        self._batches.add(self._own[-1])
+    self._count += 1
+
+  def progress(self) -> str:
+    """How many of this host's have been judged; '' where it has none."""
+    done = sum(future.done() for future in self._own)
+    return f'{done} of {len(self._own)} graded' if self._own else ''
+
+  def verdicts(self) -> list[Verdict]:
+    """Waits for this host's; returns those of all hosts, in the order of submission."""
+    with activity.doing(self.progress):
+      if self._batches:
+        found = self._batches.verdicts()
+      else:
+        found = [future.result().verdict for future in self._own]
+    weighed = [self._weighed(verdict) for verdict in found]
+    return [Verdict._make(fields) for fields in hosts.merge_shares(weighed)]
+
+  def _weighed(self, verdict: Verdict) -> Verdict:
+    """With its reward: the weighted sum of its components, 0 where grading failed."""
+    if verdict.components is None:
+      return verdict
+    components = {name: verdict.components[name] for name in self._weight_of}
+    reward = sum(weight * components[name] for name, weight in self._weight_of.items())
+    return verdict._replace(reward=reward, components=components)
+
+
+def _verdict(
+  slot: WorkerSlot,
+  time_limit: float,
+  text: str,
+  submission: Submission,
+  facts: Mapping[str, Any],
+) -> Verdict:
+  """The verdict on a response, also where it kills or blocks its worker; without its reward yet."""
+  reason = ''
+  for _ in range(_MAX_DEATHS):
+    worker = slot.ready()
+    request = [text, submission.answer, submission.kind, slot.asked(facts)]
+    try:
+      reply = slot.ask(worker, request, time.monotonic() + time_limit)
+    except EOFError as error:
+      reason = str(error)
+      slot.drop()
+    except TimeoutError:
+      slot.drop()
+      reason = f'no verdict after {time_limit:g} s'
+      return Verdict(reward=0.0, outcome='timed out', reason=reason)
+    else:
+      if reply['must_be_replaced']:
+        slot.drop()
+      return Verdict(
+        reward=0.0,
+        outcome=reply['outcome'],
+        reason=reply['reason'],
+        answer=reply['given'],
+        components=reply['components'],
+      )
+  reason = f'{_MAX_DEATHS} workers died of it, the last {reason}'
+  return Verdict(reward=0.0, outcome='crashed', reason=reason)
+
+
+def check(
+  config: Config, verifier_config: verifier.Config, row: Mapping[str, Any] | None = None
+) -> None:
+  """Starts each kind of worker once; raises InputError where `config.rewards` cannot be used.
+
+  Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
+  the others.
+  """
+  with contextlib.closing(worker_slot.of_responses(config, verifier_config, row)) as slot:
     slot.start()
+  if config.batched:
+    with contextlib.closing(worker_slot.of_batches(config, verifier_config, row)) as slot:
+      try:
+        slot.start()
+      except RuntimeError as error:
+        raise InputError(
+          f'config.grading.batched={config.batched} cannot be used ({error}): a batch of three '
+          'responses must have its rewards within config.grading.batch_timeout='
+          f'{config.batch_timeout:g} s, and a minute more to load.'
+        ) from error
 
 
 def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
@@ -191,133 +253,9 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
       f'{where}: grading failed for all {len(verdicts)} responses, so the run stops. The first '
-      f'reason: {verdicts[0].reason}. See config.grading (reward, time_limit, memory_limit); the '
-      'same command resumes from the newest checkpoint.'
+      f'reason: {verdicts[0].reason}. See config.grading (rewards, time_limit, memory_limit, '
+      'batch_timeout); the same command resumes from the newest checkpoint.'
     )
-
-
-def _gather(futures: Iterable[concurrent.futures.Future[Verdict] | None]) -> list[Verdict]:
-  """Waits for this host's verdicts; returns those of all hosts."""
-  own = [future for future in futures if future is not None]
-  with activity.doing(lambda: _progress(own)):
-    verdicts = [future.result() for future in own]
-  return [Verdict._make(fields) for fields in hosts.merge_shares(verdicts)]
-
-
-def _progress(futures: Sequence[concurrent.futures.Future[Verdict] | None]) -> str:
-  own = [future for future in futures if future is not None]
-  return f'{sum(future.done() for future in own)} of {len(own)} graded' if own else ''
-
-
-class _Slot:
-  """A place for one worker, which is replaced when it dies.
-
-  Only one thread at a time may call `judge` and `start`; another may call `stop`.
-  """
-
-  def __init__(self, config: Config, verifier_config: verifier.Config) -> None:
-    self._config, self._verifier_config = config, verifier_config
-    self._worker: WorkerProcess | None = None
-    self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
-    self._stopped = False
-    self._lock = threading.Lock()  # guards these three
-
-  def judge(self, response: str, answer: str, kind: str) -> Verdict:
-    """The verdict on a response, also where it kills or blocks its worker."""
-    reason = ''
-    for _ in range(_MAX_DEATHS):
-      worker = self._worker
-      if worker is None or not worker.is_idle():
-        worker = self.start()
-      try:
-        return self._request(worker, [response, answer, kind])
-      except EOFError as error:
-        reason = str(error)
-        self._drop()
-      except TimeoutError:
-        self._drop()
-        limit = f'{self._config.time_limit:g} s'
-        return Verdict(reward=0.0, outcome='timed out', reason=f'no verdict after {limit}')
-    reason = f'{_MAX_DEATHS} workers died of it, the last {reason}'
-    return Verdict(reward=0.0, outcome='crashed', reason=reason)
-
-  def start(self) -> WorkerProcess:
-    """Replaces the worker, by the standby if there is one, and waits until it is ready."""
-    reason = ''
-    for _ in range(_MAX_STARTS):
-      self._drop()
-      self._start_standby()
-      with self._lock:
-        worker, self._standby = self._standby, None
-        self._worker = worker
-      assert worker is not None  # only this thread takes the standby
-      try:
-        refusal = worker.receive(time.monotonic() + START_TIMEOUT).get('refused')
-      except (EOFError, TimeoutError) as error:
-        reason = str(error)
-        continue
-      if refusal:
-        raise InputError(
-          f'config.grading.reward={self._config.reward!r} cannot be used ({refusal}): it must '
-          "be 'package.module:function', importable where the run is started, of (response, "
-          'answer, outcome), and return a finite number for any response, such as '
-          'exgrpo_jax.grading.rewards:think_format.'
-        )
-      return worker
-    raise RuntimeError(f'{_MAX_STARTS} grading workers in a row did not start: {reason}')
-
-  def stop(self) -> None:
-    """Kills the workers for good."""
-    with self._lock:
-      self._stopped = True
-      for worker in filter(None, (self._worker, self._standby)):
-        worker.kill()
-
-  def close(self) -> None:
-    """Kills the workers for good and frees their sockets."""
-    self.stop()
-    for worker in filter(None, (self._worker, self._standby)):
-      worker.close()
-
-  def _request(self, worker: WorkerProcess, request: list[str]) -> Verdict:
-    deadline = time.monotonic() + self._config.time_limit
-    worker.send(request, deadline)
-    try:
-      reply = worker.receive(min(deadline, time.monotonic() + _STANDBY_DELAY))
-    except TimeoutError:
-      self._start_standby()
-      reply = worker.receive(deadline)
-    if reply['must_be_replaced']:
-      self._drop()
-    return Verdict(
-      reward=reply['reward'],
-      outcome=reply['outcome'],
-      reason=reply['reason'],
-      answer=reply['given'],
-    )
-
-  def _start_standby(self) -> None:
-    with self._lock:
-      if self._stopped:
-        raise concurrent.futures.CancelledError
-      if self._standby is None:
-        self._standby = WorkerProcess(COMMAND, self._setup())
-
-  def _setup(self) -> dict[str, Any]:
-    """What the worker reads first: the fields of worker.Setup."""
-    return {
-      'parent': os.getpid(),
-      'memory_limit': self._config.memory_limit,
-      'max_length': self._config.max_length,
-      'reward': self._config.reward,
-      'verifier': dataclasses.asdict(self._verifier_config),
-    }
-
-  def _drop(self) -> None:
-    with self._lock:
-      worker, self._worker = self._worker, None
-    if worker is not None:
-      worker.close()
 
 
 def _count_cores() -> int:

@@ -1,18 +1,39 @@
-"""Rewards to be named in config.grading.reward, in place of the verifier's 1 or 0.
+"""The rewards that come with the package, to be named in config.grading.rewards.
 
-A reward is a function (response, answer, outcome) -> float of the text that the model wrote, the
-ground truth and the verifier's outcome: 'correct', 'wrong' or 'no answer'. It runs in grading's
-worker processes under their limits, so this file must not import jax.
+A reward is a function that asks by the names of its parameters for what it needs (see
+reward_functions.PARAMETERS) and returns a finite number. These run in grading's worker processes
+under their limits, so this file must not import jax.
 """
 
+import functools
+import unicodedata
 
-def think_format(response: str, answer: str, outcome: str) -> float:
+from exgrpo_jax.grading.answers import extraction
+
+_DEFAULT_BUFFER_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
+
+
+def correctness(outcome: str) -> float:
+  """1 for a response that the verifier finds correct, else 0."""
+  return float(outcome == 'correct')
+
+
+def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
+  """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13): 0 down to -1.
+
+  0 for at most `max_response` - `overlong_buffer` tokens, then linear to -1 at `max_response`,
+  beyond which there is none. The end token counts. A buffer of 0 is a fifth of the limit.
+  """
+  buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
+  return min(0.0, max(-1.0, (max_response - buffer - length) / buffer))
+
+
+def think_format(response: str) -> float:
   """1 for the format that the paper's template requests, else 0; the answer does not matter.
 
   The prompt has already opened the think section (prompt.THINK), so the response must close it
   once, open none, and have text both before and after.
   """
-  del answer, outcome
   thought, _, solution = response.partition('</think>')
   return float(
     bool(thought.strip())
@@ -20,3 +41,38 @@ def think_format(response: str, answer: str, outcome: str) -> float:
     and '</think>' not in solution
     and '<think>' not in response
   )
+
+
+def boxed_format(response: str) -> float:
+  r"""1 where the answer stands in a \boxed{...} that is closed and not empty, else 0.
+
+  Only what follows the last '</think>' counts, if there is one, as it does for the verifier.
+  """
+  return float(extraction.extract(response, require_think=False, require_box=True) is not None)
+
+
+def latin_script(response: str) -> float:
+  """Share of the response's letters that are of the Latin script; 1 where it has no letters.
+
+  For models that fall into another language, as DeepSeek-R1's language consistency is
+  (arXiv:2501.12948, by words of the target language). A script is all that this sees: not whether
+  Latin letters are English, French or code. Greek and mathematical letters, of which formulas
+  are made, do not count.
+  """
+  kinds = [kind for kind in map(_script, response) if kind]
+  return kinds.count('latin') / len(kinds) if kinds else 1.0
+
+
+@functools.lru_cache(maxsize=65536)
+def _script(character: str) -> str:
+  """'latin', 'other', or '' for what does not count."""
+  name = unicodedata.name(character, '') if character.isalpha() else ''
+  if not name or name.startswith(('GREEK', 'MATHEMATICAL')):
+    return ''
+  return 'latin' if name.startswith(('LATIN', 'FULLWIDTH LATIN')) else 'other'
+
+
+BUILT_IN = {
+  function.__name__: function
+  for function in (correctness, overlong, think_format, boxed_format, latin_script)
+}

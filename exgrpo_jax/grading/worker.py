@@ -1,45 +1,40 @@
 """The worker process: judges what a model wrote, one response after another.
 
-pool.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Both sides
-send lines of JSON over a socket, which is the worker's standard input:
+worker_slot.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Both
+sides send lines of JSON over a socket, which is the worker's standard input:
 
-  the fields of `Setup`        answered by {'ready': true} or {'refused': reason}
-  [response, answer, kind]     answered by {'outcome': …, 'reward': …, 'reason': …, 'given': …,
-                               'must_be_replaced': …}, as often as the pool asks
+  the fields of `Setup`                 answered by {'asks': names of what rewards ask for besides
+                                        `OWN`} or {'refused': reason, 'reward': which}
+  [response, answer, kind, facts]       answered by {'outcome': …, 'components': {name: reward},
+                                        'reason': …, 'given': …, 'must_be_replaced': …}
+  [index of a reward, [facts, …]]       where the rewards take batches; answered by
+                                        {'rewards': [number, …]} or {'reason': …}
 
-Whatever a reward prints goes to standard error and cannot pass for a verdict. The worker imports
-no jax: it must start in an instant, and leave the accelerator alone.
+Facts are values by the names of parameters (reward_functions.py). Requests come as often as the
+other side asks. Whatever a reward prints goes to standard error and cannot pass for a verdict. The
+worker imports no jax: it must start in an instant, and leave the accelerator alone.
 """
 
 import ctypes
 import dataclasses
-import importlib
-import inspect
 import io
 import json
-import math
-import numbers
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exgrpo_jax.grading import verifier
+from exgrpo_jax.grading import reward_functions, verifier
+from exgrpo_jax.grading.reward_functions import RewardFunction
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
-_MAX_REASON = 300  # characters of an error's text
+_MAX_REASON = 500  # characters of an error's text
 
-# A right, a wrong and an empty response, on which a reward is tried: (response, answer, outcome).
-_TRIALS = (
-  (r'So it is \boxed{1}.', '1', 'correct'),
-  (r'So it is \boxed{2}.', '1', 'wrong'),
-  ('', '1', 'no answer'),
-)
-
-Reward = Callable[[str, str, str], float]  # of response, answer and outcome
+# What the worker knows by itself of a response that it judges.
+OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +42,13 @@ class Setup:
   """What the pool sends first."""
 
   parent: int  # process id
-  memory_limit: int  # MiB, in addition to what the process uses when it is ready
+  memory_limit: int  # MiB, in addition to what the process uses when it is ready; 0 is none
   max_length: int  # characters
-  reward: str  # 'package.module:function', or ''
+  rewards: Sequence[str]  # see reward_functions.load
+  is_batched: bool  # whether these take batches
+  overlong_buffer: int  # tokens
+  # Question, messages and columns of a row, to try the rewards that read these; None: the others.
+  row: Mapping[str, Any] | None
   verifier: verifier.Config
 
 
@@ -62,16 +61,22 @@ def main() -> None:
     return  # the parent has ended already
   setup = Setup(**values | {'verifier': verifier.Config(**values['verifier'])})
   _die_with(setup.parent)
-  try:
-    reward = _load_reward(setup.reward)
-  except Exception as error:  # the user's module may raise anything
-    _write(replies, {'refused': _summarize(error)})
-    return
-  _limit_memory(setup.memory_limit)
-  _write(replies, {'ready': True})
+  loaded: list[RewardFunction] = []
+  for spec in setup.rewards:
+    try:
+      loaded.append(reward_functions.load(spec))
+      _try(loaded[-1], setup)
+    except Exception as error:  # the user's module may raise anything
+      _write(replies, {'refused': _summarize(error), 'reward': spec})
+      return
+  if setup.memory_limit:
+    _limit_memory(setup.memory_limit)
+  asked = {name for reward in loaded for name in (*reward.required, *reward.optional)}
+  _write(replies, {'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
   for line in requests:
-    response, answer, kind = json.loads(line)
-    _write(replies, _grade(response, answer, kind, reward, setup))
+    request = json.loads(line)
+    reply = _score if setup.is_batched else _grade
+    _write(replies, reply(*request, rewards=loaded, setup=setup))
 
 
 def bounded(response: str, max_length: int) -> str | None:
@@ -88,18 +93,26 @@ def bounded(response: str, max_length: int) -> str | None:
 
 
 def _grade(
-  response: str, answer: str, kind: str, reward: Reward | None, setup: Setup
+  response: str,
+  answer: str,
+  kind: str,
+  facts: Mapping[str, Any],
+  rewards: Sequence[RewardFunction],
+  setup: Setup,
 ) -> dict[str, Any]:
+  place = ''  # whose error it is
   try:
     judged = bounded(response, setup.max_length)
     given = None if judged is None else verifier.extract(judged, setup.verifier)
     outcome = verifier.compare(given, answer, kind)
-    value = float(outcome == 'correct')
-    if reward is not None:
-      value = _check_reward(reward(response, answer, outcome), setup.reward)
+    own = dict(zip(OWN, (response, answer, outcome, setup.overlong_buffer), strict=True))
+    components = {}
+    for reward in rewards:
+      place = f'{reward.spec}: '
+      components[reward_functions.name_of(reward.spec)] = reward.of_one({**facts, **own})
     return {
       'outcome': outcome,
-      'reward': value,
+      'components': components,
       'reason': '',
       'given': given and given[:MAX_ANSWER],
       'must_be_replaced': False,
@@ -107,39 +120,49 @@ def _grade(
   except Exception as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
-      'reward': 0.0,
-      'reason': _summarize(error),
+      'components': None,
+      'reason': place + _summarize(error),
       'given': None,
       'must_be_replaced': isinstance(error, MemoryError),  # it may have left things inconsistent
     }
 
 
-def _load_reward(name: str) -> Reward | None:
-  """The function 'package.module:function'; raises if it gives no reward for `_TRIALS`."""
-  if not name:
-    return None
-  module, colon, attribute = name.partition(':')
-  if not (module and colon and attribute):
-    raise ValueError("it does not have the form 'package.module:function'")
-  function = getattr(importlib.import_module(module), attribute)
-  inspect.signature(function).bind('response', 'answer', 'outcome')
-  for trial in _TRIALS:
+def _score(
+  index: int,
+  rows: Sequence[Mapping[str, Any]],
+  rewards: Sequence[RewardFunction],
+  setup: Setup,
+) -> dict[str, Any]:
+  own = {'overlong_buffer': setup.overlong_buffer}
+  try:
+    return {'rewards': rewards[index].of_batch([{**row, **own} for row in rows])}
+  except Exception as error:
+    return {'reason': f'{rewards[index].spec}: {_summarize(error)}'}
+
+
+def _try(reward: RewardFunction, setup: Setup) -> None:
+  """Raises ValueError if it gives no reward for the trials, or asks for a column that is not there.
+
+  Tries nothing where `setup` lacks the row that it reads, or has one for rewards that read it.
+  """
+  if reward.reads_row != (setup.row is not None):
+    return
+  row = {**(setup.row or {}), 'overlong_buffer': setup.overlong_buffer}
+  for name in reward.columns:
+    if name not in row:
+      columns = [f"'{name}'" for name in row if name not in reward_functions.PARAMETERS]
+      raise ValueError(
+        f"it asks for '{name}', which is no column of the data (they have: "
+        f'{", ".join(columns) or "none"}) and none of {", ".join(reward_functions.PARAMETERS)}'
+      )
+  rows = [row | trial for trial in reward_functions.TRIALS]
+  for trials in [rows] if setup.is_batched else [[row] for row in rows]:
     try:
-      _check_reward(function(*trial), name)
+      reward.of_batch(trials) if setup.is_batched else reward.of_one(trials[0])
     except Exception as error:
-      raise ValueError(f'tried on {trial}: {_summarize(error)}') from error
-  return function
-
-
-def _check_reward(value: Any, name: str) -> float:
-  """A reward as a Python float; raises ValueError if it is not a finite number."""
-  # NumPy's bool is the one scalar that does not count as a real number.
-  if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
-    raise ValueError(f'{name} returned {value!r}, not a number')
-  number = float(value)
-  if not math.isfinite(number):
-    raise ValueError(f'{name} returned {value!r}, not a finite number')
-  return number
+      tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
+      shown = f'a batch of {len(trials)} responses' if setup.is_batched else tried
+      raise ValueError(f'tried on {shown}: {_summarize(error)}') from error
 
 
 def _summarize(error: Exception) -> str:

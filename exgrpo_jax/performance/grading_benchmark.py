@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading import pool, settings, verifier
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.timing import median_seconds
 
@@ -33,13 +33,18 @@ def measure(workers: int, repeats: int, num_responses: int = NUM_RESPONSES) -> l
     repeats: of the batch; the median counts.
     num_responses: in the batch.
   """
-  config = pool.Config(
+  config = settings.Config(
     workers=workers,
     time_limit=5.0,
     memory_limit=1024,
     max_length=200_000,
     max_failures=0.0,
-    reward='',
+    rewards=('correctness',),
+    weights=(),
+    batched=(),
+    batch_size=64,
+    batch_timeout=60.0,
+    overlong_buffer=0,
   )
   verifier_config = verifier.Config(require_think=True, require_box=False)
   responses, answers = _responses_and_answers(num_responses)

@@ -57,8 +57,9 @@ def rollout_metrics(
   'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of each
   group's own, the replayed reward included: what advantages are made of. 'zero_variance' is the
   share of groups in which all rewards, the replayed one included, are equal: their advantages are
-  0, so they give no learning signal. 'grading/…' are the shares of each outcome. Lengths are in
-  tokens, ages in steps.
+  0, so they give no learning signal. 'rewards/…' are the means of the reward's components, each
+  before its weight, over the responses that have one. 'grading/…' are the shares of each outcome.
+  Lengths are in tokens, ages in steps.
 
   Args:
     plan: which questions the step worked on.
@@ -85,6 +86,9 @@ def rollout_metrics(
     'epoch': plan.epoch,
     'replay/rows': int(sum(plan.is_replay_Q)),
   }
+  components = [verdict.components for verdict in fresh if verdict.components]
+  for name in components[0] if components else ():
+    metrics[f'rewards/{name}'] = _mean([of_response[name] for of_response in components])
   for outcome in OUTCOMES:
     share = _mean([verdict.outcome == outcome for verdict in fresh])
     metrics[f'grading/{outcome.replace(" ", "_")}'] = share

@@ -30,6 +30,9 @@ RESPONSES = pa.schema(
     pa.field('sample', pa.int32(), nullable=False),  # 0 … K - 1; a replayed one is the last
     pa.field('is_replay', pa.bool_(), nullable=False),
     pa.field('reward', pa.float64(), nullable=False),
+    # What each function of config.grading.rewards gave, by its name, before its weight; null where
+    # grading failed, and of a replayed one, which keeps only their weighted sum.
+    pa.field('components', pa.map_(pa.string(), pa.float64())),
     pa.field('outcome', pa.string(), nullable=False),  # of the verdict; 'correct' of a replayed one
     pa.field('reason', pa.string()),  # why grading failed, in words; null where it did not
     # As the verifier extracted it, cut at worker.MAX_ANSWER characters; null where there is none,

@@ -105,6 +105,7 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
   return {
     'is_replay': False,
     'reward': verdict.reward,
+    'components': verdict.components,
     'outcome': verdict.outcome,
     'reason': _escaped(verdict.reason) if verdict.reason else None,
     'answer': None if verdict.answer is None else _escaped(verdict.answer),

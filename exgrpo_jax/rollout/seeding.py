@@ -6,6 +6,7 @@ run's own verifier, in the run's tokens, within its limits, and have log-probabi
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
+from exgrpo_jax.rollout import facts
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import hosts
 
@@ -136,17 +138,28 @@ def successes(
   proposed: Sequence[Candidate],
   data: QuestionSet,
   tokenizer: Tokenizer,
+  limit: int,
   grader: pool.Grader,
 ) -> list[Candidate]:
   """Those that the run's verifier finds right, with their rewards; all hosts call it.
 
-  Raises InputError where there is none.
+  `limit` is the longest response, in tokens. Raises InputError where there is none.
   """
   questions = data.questions.read([candidate.row for candidate in proposed])
   verdicts: list[Verdict] = grader.grade(
     [tokenizer.decode(candidate.tokens) for candidate in proposed],
     [question.answer for question in questions],
     [question.kind for question in questions],
+    [
+      functools.partial(
+        facts.of_response,
+        question,
+        candidate.tokens,
+        int(candidate.tokens[-1]) not in tokenizer.eos_ids,
+        limit,
+      )
+      for question, candidate in zip(questions, proposed)
+    ],
   )
   pool.refuse_all_failed(source, verdicts)
   right = [

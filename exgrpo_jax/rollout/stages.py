@@ -30,7 +30,7 @@ from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import parity, scheduler, scoring, selection
+from exgrpo_jax.rollout import facts, parity, scheduler, scoring, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
 from exgrpo_jax.runtime import randomness
@@ -170,9 +170,7 @@ class Rollout:
     params: Params,
     plan: Plan,
     key: jax.Array,
-    on_finish: Callable[
-      [tuple[int, int], Callable[[], str], str, str, Callable[[str], bool] | None], None
-    ],
+    on_finish: Callable[[tuple[int, int], pool.Submission], None],
   ) -> list[list[Response]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
 
@@ -180,8 +178,8 @@ class Rollout:
       params: in the decode layout (`model.decode_layout`).
       plan: of the step.
       key: of the step.
-      on_finish: called with ((group, sample), text, answer, kind, check_steps) as responses
-        finish, where `text()` is the response's: `Grader.submit`.
+      on_finish: called with (group, sample) and what is to be judged as responses finish:
+        `Grader.submit`.
     """
     samples = self.config.samples
     rows = [
@@ -192,9 +190,20 @@ class Rollout:
 
     def submit(index: int, response: Response) -> None:
       question = plan.questions[rows[index][0]]
-      text = functools.partial(self.tokenizer.decode, response.tokens)
-      check_steps = step_checker(question)
-      on_finish(rows[index], text, question.answer, question.kind, check_steps)
+      submission = pool.Submission(
+        text=functools.partial(self.tokenizer.decode, response.tokens),
+        answer=question.answer,
+        kind=question.kind,
+        check_steps=step_checker(question),
+        facts=functools.partial(
+          facts.of_response,
+          question,
+          response.tokens,
+          response.truncated,
+          self.config.max_response,
+        ),
+      )
+      on_finish(rows[index], submission)
 
     responses = scheduler.generate(
       self.model,

@@ -28,6 +28,7 @@ FREE = (
   'parity.max',
   'grading.workers',
   'grading.max_failures',
+  'grading.batch_timeout',
   'rollout.slots',
   'rollout.logit_chunk',
   'gradient.tokens_per_microbatch',

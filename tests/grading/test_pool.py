@@ -13,30 +13,36 @@ import pytest
 
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading import pool, verifier, worker_slot
+from exgrpo_jax.grading.pool import Submission
 from exgrpo_jax.runtime import activity
+from tests.helpers import tiny
 from tests.helpers.processes import is_running
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)
-CONFIG = pool.Config(
-  workers=1, time_limit=30.0, memory_limit=256, max_length=1000, max_failures=0.0, reward=''
-)
+CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0)
 QUICK = dataclasses.replace(CONFIG, time_limit=2.0)
-RIGHT = Verdict(reward=1.0, outcome='correct', answer='1')
-WRONG = Verdict(reward=0.0, outcome='wrong', answer='1')
-NONE = Verdict(reward=0.0, outcome='no answer')
+RIGHT = Verdict(reward=1.0, outcome='correct', answer='1', components={'correctness': 1.0})
+WRONG = Verdict(reward=0.0, outcome='wrong', answer='1', components={'correctness': 0.0})
+NONE = Verdict(reward=0.0, outcome='no answer', components={'correctness': 0.0})
 PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
 
 
 def grader(reward='', config=CONFIG, **changes):
-  name = f'tests.helpers.misbehaving:{reward}' if reward else ''
-  return pool.Grader(dataclasses.replace(config, reward=name, **changes), VERIFIER)
+  if reward:
+    changes['rewards'] = (f'tests.helpers.misbehaving:{reward}',)
+  return pool.Grader(dataclasses.replace(config, **changes), VERIFIER)
 
 
 @pytest.fixture(scope='module')
 def plain():
   with grader() as shared:
     yield shared
+
+
+def rewarded(reward, outcome, answer=None, name='reward'):
+  """The verdict with the reward of one function, which has that name."""
+  return Verdict(reward, outcome, answer=answer, components={name: reward})
 
 
 def outcomes(verdicts):
@@ -65,14 +71,14 @@ def test_verdicts_of_several_workers_are_complete_and_in_order():
 
 
 def test_collect_gives_each_verdict_once_under_its_key_as_submitted(plain):
-  plain.submit(('question', 1), lambda: r'\boxed{1}', '1')
-  plain.submit(('question', 0), lambda: r'\boxed{1}', '2')
+  plain.submit(('question', 1), Submission(lambda: r'\boxed{1}', '1'))
+  plain.submit(('question', 0), Submission(lambda: r'\boxed{1}', '2'))
   assert list(plain.collect().items()) == [(('question', 1), RIGHT), (('question', 0), WRONG)]
   assert plain.collect() == {}
 
 
 def test_grading_a_list_leaves_alone_what_was_submitted(plain):
-  plain.submit(0, lambda: r'\boxed{1}', '1')
+  plain.submit(0, Submission(lambda: r'\boxed{1}', '1'))
   assert plain.grade([r'\boxed{1}'], ['4']) == [WRONG]
   assert plain.collect() == {0: RIGHT}
 
@@ -80,7 +86,7 @@ def test_grading_a_list_leaves_alone_what_was_submitted(plain):
 def test_submit_does_not_wait_for_the_verdict(tmp_path):
   path = tmp_path / 'pid'
   with grader('reward') as running:
-    running.submit(0, lambda: f'sleep_once {path}', '')  # would hang if it waited
+    running.submit(0, Submission(lambda: f'sleep_once {path}', ''))  # would hang if it waited
     wait_until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
     assert outcomes(running.collect().values()) == ['no answer']
@@ -88,7 +94,7 @@ def test_submit_does_not_wait_for_the_verdict(tmp_path):
 
 def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
   assert plain.progress() == ''
-  plain.submit(0, lambda: r'\boxed{1}', '1')
+  plain.submit(0, Submission(lambda: r'\boxed{1}', '1'))
   wait_until(lambda: plain.progress() == '1 of 1 graded')
   seen = []
 
@@ -96,15 +102,16 @@ def test_while_responses_are_judged_it_can_be_asked_how_many_have_been(plain):
     seen.append(activity.now())
     return ''
 
-  plain.submit(1, lambda: wait_until(lambda: 'graded' in activity.now()) or text(), '1')
+  waiting = Submission(lambda: wait_until(lambda: 'graded' in activity.now()) or text(), '1')
+  plain.submit(1, waiting)
   plain.collect()
   assert seen[0].startswith('1 of 2 graded (') and activity.now() == ''
 
 
 def test_a_key_is_not_submitted_twice(plain):
-  plain.submit(0, str, '')
+  plain.submit(0, Submission(str, ''))
   with pytest.raises(KeyError, match='key 0'):
-    plain.submit(0, str, '')
+    plain.submit(0, Submission(str, ''))
   assert plain.collect() == {0: NONE}
 
 
@@ -117,7 +124,7 @@ def test_there_must_be_an_answer_for_each_response(plain):
 def test_any_text_reaches_the_verifier_and_the_reward(text):
   with grader('reward') as running:
     (verdict,) = running.grade([rf'{text}\boxed{{1}}'], ['1'])
-  assert verdict == Verdict(reward=len(text) + 9.0, outcome='correct', answer='1')
+  assert verdict == rewarded(len(text) + 9.0, 'correct', '1')
 
 
 def test_a_long_response_is_judged_by_its_end(plain):
@@ -140,7 +147,8 @@ def test_a_verdict_says_of_the_text_whether_it_has_code_and_its_steps_are_valid(
   texts = ['one two', '```python\nprint(2)\n```', 'hang']
   with grader('reward', QUICK) as running:
     for n, text in enumerate(texts):
-      running.submit(n, lambda text=text: text, '', check_steps=[str.islower, None, str.isupper][n])
+      check = [str.islower, None, str.isupper][n]
+      running.submit(n, Submission(lambda text=text: text, '', check_steps=check))
     verdicts = running.collect().values()
   assert outcomes(verdicts) == ['no answer', 'no answer', 'timed out']
   assert [verdict.has_code_block for verdict in verdicts] == [False, True, False]
@@ -168,8 +176,8 @@ def test_a_response_that_hangs_or_crashes_costs_only_its_own_verdict():
   assert [verdict.reason for verdict in verdicts if verdict.reason] == [
     'no verdict after 2 s',
     '2 workers died of it, the last with exit status -11',
-    "KeyError: 'of the reward'",
-    'MemoryError',
+    "tests.helpers.misbehaving:reward: KeyError: 'of the reward'",
+    'tests.helpers.misbehaving:reward: MemoryError',
     'no verdict after 2 s',
   ]
 
@@ -196,13 +204,12 @@ def test_a_worker_killed_while_it_judges_loses_nothing(tmp_path):
   responses[7] = rf'sleep_once {path}\boxed{{1}}'
   with grader('reward') as running:
     for n, response in enumerate(responses):
-      running.submit(n, lambda response=response: response, '1')
+      running.submit(n, Submission(lambda response=response: response, '1'))
     wait_until(pathlib.Path(str(path) + r'\boxed{1}').exists)
     os.kill(int(pathlib.Path(str(path) + r'\boxed{1}').read_text()), signal.SIGKILL)
     verdicts = running.collect()
   assert verdicts == {
-    n: Verdict(reward=len(response), outcome='correct', answer='1')
-    for n, response in enumerate(responses)
+    n: rewarded(len(response), 'correct', '1') for n, response in enumerate(responses)
   }
 
 
@@ -223,7 +230,7 @@ def test_a_death_while_idle_is_not_blamed_on_the_next_response(tmp_path):
     (verdict,) = running.grade([''], [''])
     os.kill(int(verdict.reward), signal.SIGKILL)
     wait_until(lambda: not is_running(int(verdict.reward)))
-    running.submit(0, lambda: f'sleep_once {path}', '')
+    running.submit(0, Submission(lambda: f'sleep_once {path}', ''))
     wait_until(path.exists)
     os.kill(int(path.read_text()), signal.SIGKILL)
     assert outcomes(running.collect().values()) == ['no answer']
@@ -242,7 +249,7 @@ def test_a_worker_is_replaced_only_after_it_ran_out_of_memory():
 
 def test_printed_text_is_no_verdict(capfd):
   with grader('reward') as running:
-    assert running.grade(['print'], ['1']) == [Verdict(reward=5.0, outcome='no answer')]
+    assert running.grade(['print'], ['1']) == [rewarded(5.0, 'no answer')]
   assert capfd.readouterr().out == ''
 
 
@@ -261,8 +268,8 @@ def test_a_worker_imports_no_jax():
 def test_leaving_the_context_kills_busy_workers_at_once(tmp_path):
   path = tmp_path / 'pid'
   with grader('reward') as running:
-    running.submit(0, lambda: f'sleep_once {path}', '')
-    running.submit(1, str, '')
+    running.submit(0, Submission(lambda: f'sleep_once {path}', ''))
+    running.submit(1, Submission(str, ''))
     wait_until(path.exists)
     assert is_running(path.read_text())
   assert not is_running(path.read_text())
@@ -271,14 +278,15 @@ def test_leaving_the_context_kills_busy_workers_at_once(tmp_path):
 
 
 ORPHANS = """
-import pathlib, sys
+import dataclasses, sys
 from exgrpo_jax.grading import pool, verifier
-config = pool.Config(
-  workers=2, time_limit=600., memory_limit=256, max_length=1000, max_failures=0.,
-  reward='tests.helpers.misbehaving:reward')
+from exgrpo_jax.grading.pool import Submission
+from tests.helpers import tiny
+config = dataclasses.replace(
+  tiny.GRADING, workers=2, time_limit=600., rewards=('tests.helpers.misbehaving:reward',))
 running = pool.Grader(config, verifier.Config(require_think=False, require_box=False))
-running.submit(0, lambda: 'sleep_once ' + sys.argv[1], '')  # a busy worker
-running.submit(1, lambda: 'sleep_once ' + sys.argv[2], '')
+running.submit(0, Submission(lambda: 'sleep_once ' + sys.argv[1], ''))  # a busy worker
+running.submit(1, Submission(lambda: 'sleep_once ' + sys.argv[2], ''))
 running.collect()
 """
 
@@ -305,9 +313,9 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
 def test_a_reward_gets_answer_and_outcome_but_does_not_decide_the_outcome():
   with grader('outcome_of') as running:
     assert running.grade([r'\boxed{1}', r'\boxed{1}', 'none'], ['1', 'a', '1']) == [
-      Verdict(reward=1.0, outcome='correct', answer='1'),
-      Verdict(reward=12.0, outcome='wrong', answer='1'),
-      Verdict(reward=3.0, outcome='no answer'),
+      rewarded(1.0, 'correct', '1', 'outcome_of'),
+      rewarded(12.0, 'wrong', '1', 'outcome_of'),
+      rewarded(3.0, 'no answer', name='outcome_of'),
     ]
 
 
@@ -318,24 +326,27 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
   assert [verdict.reward for verdict in verdicts] == [0, 0, 0, 0, 1, 0.5]
   assert (
     verdicts[0].reason
-    == 'ValueError: tests.helpers.misbehaving:worth returned nan, not a finite number'
+    == 'tests.helpers.misbehaving:worth: ValueError: returned nan, not a finite number'
   )
 
 
 @pytest.mark.parametrize(
   ('name', 'why'),
   [
-    ('misbehaving', r"ValueError: it does not have the form 'package\.module:function'"),
+    (':reward', r"ValueError: it does not have the form 'package\.module:function'"),
     ('nowhere_at_all:reward', "ModuleNotFoundError: No module named 'nowhere_at_all'"),
     (
       'tests.helpers.misbehaving:nothing',
       "AttributeError: module 'tests.helpers.misbehaving' has no attribute 'nothing'",
     ),
-    ('tests.helpers.misbehaving:two_arguments', 'TypeError: too many positional arguments'),
+    (
+      'tests.helpers.misbehaving:of_position',
+      "ValueError: its parameter 'response' cannot be given by name",
+    ),
     ('tests.helpers.misbehaving:time', 'TypeError: .* is not a callable object'),
     (
       'tests.helpers.misbehaving:as_list',
-      r"ValueError: tried on \(.*, '1', 'correct'\): .*as_list returned \[19\.0\], not a number",
+      r"ValueError: tried on \(.*, '1', 'correct'\): ValueError: returned \[19\.0\], not a number",
     ),
     (
       'tests.helpers.misbehaving:of_last_word',
@@ -347,19 +358,22 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
 def test_a_reward_that_cannot_be_used_is_refused_by_name(name, why):
   with pytest.raises(
     InputError,
-    match=rf"^config\.grading\.reward='{name}' cannot be used "
+    match=rf"^config\.grading\.rewards: '{name}' cannot be used "
     rf"\({why}\): it must be 'package\.module:function'",
   ):
-    pool.check(dataclasses.replace(CONFIG, reward=name), VERIFIER)
+    pool.check(dataclasses.replace(CONFIG, rewards=('correctness', name)), VERIFIER)
 
 
 def test_a_reward_that_can_be_used_passes_the_check():
   pool.check(
-    dataclasses.replace(CONFIG, reward='exgrpo_jax.grading.rewards:think_format'), VERIFIER
+    dataclasses.replace(CONFIG, rewards=('exgrpo_jax.grading.rewards:think_format',)), VERIFIER
   )
 
 
 def test_workers_that_do_not_start_end_the_run(monkeypatch):
-  monkeypatch.setattr(pool, 'COMMAND', (sys.executable, '-c', 'raise SystemExit(7)'))
-  with grader() as running, pytest.raises(RuntimeError, match=r'3 .*did not start: .*status 7'):
+  monkeypatch.setattr(worker_slot, 'COMMAND', (sys.executable, '-c', 'raise SystemExit(7)'))
+  with (
+    grader() as running,
+    pytest.raises(RuntimeError, match=r'did not start \(attempts: 3\): .*status 7'),
+  ):
     running.grade([''], [''])

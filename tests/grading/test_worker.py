@@ -1,9 +1,11 @@
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
 from exgrpo_jax.grading import pool, verifier, worker
+from tests.helpers import tiny
 
 # What the benchmark of grading judges, and most of what models write.
 COMMON = (
@@ -50,9 +52,7 @@ assert 'sympy' in sys.modules
 
 
 def test_sympy_decides_within_a_workers_limits():
-  config = pool.Config(
-    workers=1, time_limit=60.0, memory_limit=256, max_length=1000, max_failures=0.0, reward=''
-  )
+  config = dataclasses.replace(tiny.GRADING, workers=1, time_limit=60.0)
   with pool.Grader(config, verifier.ANYTHING) as grader:
     verdicts = grader.grade(
       [r'\boxed{(0,9)\cup(9,36)}', r'\boxed{(x+y)^{99999}}', r'\boxed{1+x^{2022}}'],

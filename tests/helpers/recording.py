@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from exgrpo_jax import experiment, prior_experience, session, warm_start
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
@@ -100,7 +100,7 @@ def record(values, folder, compiled):
   """
   run = Recording(folder / 'recorded', compiled, values, steps={})
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(pool, 'COMMAND', tiny.WORKER)
+    patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
     _listen(patch, run.steps)
     run_training(run.experiment, values=values)
   del run.steps[values.num_steps + 1]  # planned ahead, never taken

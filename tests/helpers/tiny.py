@@ -6,6 +6,7 @@ chance.py). Some questions are never solved, some always, and the others have mi
 many retire in the end that too few are left for a step, whatever the model does.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -15,24 +16,34 @@ import numpy as np
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.configs import base, smoke
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import settings, worker_slot
 from exgrpo_jax.policy import model, rotary
 from exgrpo_jax.reporting import metrics
 from tests.helpers.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
+GRADING = dataclasses.replace(
+  config_lib.build(settings.Config, base.get_config().grading, 'config.grading'),
+  memory_limit=256,
+  max_length=1000,
+  max_failures=0.0,
+)
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)  # questions to train on
 PROMPT, RESPONSE = 8, 12  # limits, in tokens
 LENGTH = PROMPT + RESPONSE
-WORKER = (sys.executable, '-P', str(pathlib.Path(__file__).with_name('chance.py')))  # pool.COMMAND
+WORKER = (
+  sys.executable,
+  '-P',
+  str(pathlib.Path(__file__).with_name('chance.py')),
+)  # worker_slot.COMMAND
 SEED = 5  # with it the run exercises what the tests check: see test_train.py
 NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 
 def get_config():
   """For the command line, whose process gets the replaced workers too; data.* must be set."""
-  pool.COMMAND = WORKER
+  worker_slot.COMMAND = WORKER
   return values('', '')
 
 

@@ -23,6 +23,7 @@ def rows_of(step, value=0.0):
     'sample': [0, 1],
     'is_replay': [False, True],
     'reward': [value, 1.0],
+    'components': [[('correctness', value)], None],
     'outcome': ['crashed', 'correct'],
     'reason': ['ValueError: no number', None],
     'answer': ['x = \ufffd', None],
@@ -130,7 +131,7 @@ def test_where_no_tokens_are_recorded_there_is_no_file_of_them(tmp_path):
 
 
 LATER = {
-  'responses': ('reason', 'ratio_variance'),
+  'responses': ('components', 'reason', 'ratio_variance'),
   'questions': ('text', 'answer'),
 }  # columns that earlier versions did not write
 

@@ -10,7 +10,7 @@ from exgrpo_jax import config as config_lib
 from exgrpo_jax import experiment, run
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.configs import base
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, regime
 from exgrpo_jax.runtime import compilations
@@ -203,7 +203,7 @@ def test_the_recorded_run_is_warned_of_its_pool_and_of_its_middle(recorded, monk
 def test_a_resumed_run_warns_as_the_one_that_was_not_stopped(
   recorded, values, tmp_path, monkeypatch, capsys
 ):
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
   monkeypatch.setattr(regime, 'WINDOW', 4)
   monkeypatch.setattr(regime, 'PAUSE', 3)
   monkeypatch.setattr(regime, 'MIN_EFFECTIVE_SAMPLE_SIZE', 1.1)  # every size is below it

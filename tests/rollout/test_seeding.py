@@ -9,7 +9,7 @@ from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.traces import Trace
 from exgrpo_jax.datatypes import Message, QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import pool, worker_slot
 from exgrpo_jax.rollout import seeding
 from tests.helpers import tiny
 from tests.helpers.chance import is_correct
@@ -124,7 +124,7 @@ def test_overlong_traces_are_left_out_if_so_configured(propose):
 def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   recorded, propose, monkeypatch
 ):
-  monkeypatch.setattr(pool, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
   texts = [f'{n}' for n in range(60)]
   right = [text for text in texts if is_correct(text, '3')]
   assert len(right) > tiny.STORED and '1' in right
@@ -134,10 +134,12 @@ def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   )
   config, tokenizer = recorded.experiment.config, recorded.experiment.tokenizer
   with pool.Grader(config.grading, config.verifier) as grader:
-    kept = seeding.successes('x.jsonl', found, recorded.data, tokenizer, grader)
+    kept = seeding.successes('x.jsonl', found, recorded.data, tokenizer, tiny.RESPONSE, grader)
     wrong = [trace('3+0', next(text for text in texts if text not in right))]
     with pytest.raises(InputError, match=r'none of its 1 responses .* is right \(1 wrong\)'):
-      seeding.successes('x.jsonl', propose(*wrong)[0], recorded.data, tokenizer, grader)
+      seeding.successes(
+        'x.jsonl', propose(*wrong)[0], recorded.data, tokenizer, tiny.RESPONSE, grader
+      )
   buffer = seeding.seeded(recorded.rollout, {}, kept, 'zero')
   stored = buffer.entries[3].trajectories
   assert [tokenizer.decode(t.tokens) for t in stored] == right[-tiny.STORED :]

@@ -249,7 +249,7 @@ def generation(recorded, chosen, params):
     model.decode_layout(rollout.model, params, rollout.meshes),
     dataclasses.replace(chosen.plan, questions=questions),
     jax.random.key(7),
-    lambda key, text, *others: submitted.setdefault(key, (text(), *others)),
+    submitted.setdefault,
   )
   return responses, submitted
 
@@ -272,7 +272,7 @@ def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
 ):
   responses, submitted = generation
   decode = recorded.experiment.tokenizer.decode
-  assert {key: given[:3] for key, given in submitted.items()} == {
+  assert {key: (given.text(), given.answer, given.kind) for key, given in submitted.items()} == {
     (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
     for g, group in enumerate(responses)
     for k, response in enumerate(group)
@@ -281,7 +281,8 @@ def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
 
 def test_steps_are_checked_of_the_questions_whose_task_can(chosen, generation):
   row = chosen.plan.questions[0].row  # which asks for the sum of it and 0
-  for (group, _), (*_, check_steps) in generation[1].items():
+  for (group, _), submission in generation[1].items():
+    check_steps = submission.check_steps
     if group:
       assert check_steps is None
     else:

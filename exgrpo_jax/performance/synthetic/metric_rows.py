@@ -14,6 +14,7 @@ _BEGIN = 1_790_000_000  # seconds, the timestamp of the first record
 # Name -> value at the first step and at the last; between them it goes evenly.
 _COURSES = {
   'reward': (0.45, 0.7),
+  'rewards/correctness': (0.45, 0.7),
   'pass_rate/all': (0.45, 0.7),
   'pass_rate/fresh': (0.4, 0.65),
   'pass_rate/replay': (0.5, 0.75),

@@ -120,6 +120,7 @@ def _responses(
     'sample': np.tile(np.arange(size.samples), shape[0]),
     'is_replay': is_replay.ravel(),
     'reward': correct.ravel().astype(float),
+    'components': pa.nulls(length.size, step_records.RESPONSES.field('components').type),
     'outcome': outcome.ravel(),
     'reason': _known(np.full(shape, 'no result within 5 s', object), outcome == 'timed out'),
     'answer': _known(answer, has_answer),

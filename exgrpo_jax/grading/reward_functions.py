@@ -1,0 +1,110 @@
+"""Reward functions: found by name, given what their parameters ask for, held to finite numbers.
+
+No JAX here: the processes that call them must start in an instant.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from exgrpo_jax.grading import rewards
+
+# What a parameter may be called, besides the columns of the question's row.
+PARAMETERS = (
+  'response',  # its text, without special tokens
+  'answer',  # the ground truth
+  'outcome',  # the verifier's: one of verifier.OUTCOMES
+  'question',  # the text of the last user message
+  'messages',  # of the prompt: dicts of role and content
+  'tokens',  # ids of the response, the end token included where there is one
+  'length',  # how many these are
+  'truncated',  # whether it was cut at the limit, without an end token
+  'max_response',  # the limit, in tokens
+  'overlong_buffer',  # config.grading.overlong_buffer
+)
+
+OF_ROW = ('question', 'messages')  # of these, what comes from the row, as columns do
+_WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
+# A right, a wrong and an empty response, on which a reward is tried.
+TRIALS = (
+  {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
+  {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_WRITTEN},
+  {'response': '', 'answer': '1', 'outcome': 'no answer', **_WRITTEN, 'tokens': [0], 'length': 1},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardFunction:
+  """A reward as config.grading.rewards names it, and the parameters that it asks for."""
+
+  spec: str
+  function: Callable[..., Any]
+  required: tuple[str, ...]
+  optional: tuple[str, ...]  # those with a default
+
+  @property
+  def columns(self) -> list[str]:
+    """The columns of a row that it cannot do without."""
+    return [name for name in self.required if name not in PARAMETERS]
+
+  @property
+  def reads_row(self) -> bool:
+    """Whether it can only be tried on a row of the data."""
+    return bool(self.columns) or not set(OF_ROW).isdisjoint((*self.required, *self.optional))
+
+  def arguments(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What it asks for, a list over the rows; None where a row lacks it, as columns may.
+
+    A parameter with a default that no row has is left out.
+    """
+    known = [name for name in self.optional if any(name in row for row in rows)]
+    return {name: [row.get(name) for row in rows] for name in (*self.required, *known)}
+
+  def of_one(self, row: Mapping[str, Any]) -> float:
+    """The reward of one response; raises whatever the function does, and ValueError."""
+    arguments = {name: values[0] for name, values in self.arguments([row]).items()}
+    return _checked(self.function(**arguments))
+
+  def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The rewards of several, of a function that takes lists; raises as `of_one` does."""
+    values = list(self.function(**self.arguments(rows)))
+    if len(values) != len(rows):
+      raise ValueError(f'returned {len(values)} numbers for {len(rows)} responses')
+    return [_checked(value) for value in values]
+
+
+def name_of(spec: str) -> str:
+  """What a reward is called in metrics: its function's name."""
+  return spec.rpartition(':')[2]
+
+
+def load(spec: str) -> RewardFunction:
+  """One of rewards.BUILT_IN, or 'package.module:function'; raises what its module does."""
+  function = rewards.BUILT_IN.get(spec)
+  if function is None:
+    module, colon, attribute = spec.partition(':')
+    if not (module and colon and attribute):
+      raise ValueError("it does not have the form 'package.module:function'")
+    function = getattr(importlib.import_module(module), attribute)
+  required, optional = [], []
+  for name, parameter in inspect.signature(function).parameters.items():
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+      raise ValueError(f'its parameter {name!r} cannot be given by name')
+    if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+      (required if parameter.default is parameter.empty else optional).append(name)
+  return RewardFunction(spec, function, tuple(required), tuple(optional))
+
+
+def _checked(value: Any) -> float:
+  """A reward as a Python float; raises ValueError if it is not a finite number."""
+  # NumPy's bool is the one scalar that does not count as a real number.
+  if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
+    raise ValueError(f'returned {value!r}, not a number')
+  number = float(value)
+  if not math.isfinite(number):
+    raise ValueError(f'returned {value!r}, not a finite number')
+  return number

@@ -1,0 +1,100 @@
+"""What a user sets of grading: the workers, what a response may cost, and the rewards."""
+
+import dataclasses
+import math
+
+from exgrpo_jax.config import check_known, setting
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import reward_functions, rewards
+
+MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The processes that grade, what one response may cost them, and what it is rewarded for."""
+
+  workers: int = setting(
+    '[0, inf)', f'worker processes; 0 means one per core, {MAX_AUTO_WORKERS} at most'
+  )
+  time_limit: float = setting('(0, inf)', 'seconds to judge a response; then its worker is killed')
+  memory_limit: int = setting('[1, inf)', 'MiB of memory that a worker may use to judge responses')
+  max_length: int = setting(
+    '[1, inf)',
+    'characters of a response that are judged: a longer one is cut at the start of its thought, '
+    "and has no answer where what follows the last '</think>' is longer too",
+  )
+  max_failures: float = setting(
+    '[0, 1]', "share of a step's responses that may time out or crash before a warning"
+  )
+  rewards: tuple[str, ...] = setting(
+    None,
+    'reward functions, whose weighted sum is the reward of a response: '
+    f"{', '.join(rewards.BUILT_IN)}, or one of yours, 'package.module:function'; 'correctness' is "
+    '1 for a correct response, else 0',
+  )
+  weights: tuple[float, ...] = setting(None, 'the weight of each reward, in order; () is 1 for all')
+  batched: tuple[str, ...] = setting(
+    None,
+    'those of `grading.rewards` that take lists, of a batch of responses, in a process of their '
+    'own: a small model, or a service',
+  )
+  batch_size: int = setting('[1, 2048]', 'responses of a batch')
+  batch_timeout: float = setting(
+    '(0, inf)', 'seconds for the rewards of a batch; then the process is killed and asked once more'
+  )
+  overlong_buffer: int = setting(
+    '[0, inf)',
+    "tokens before rollout.max_response over which 'overlong' falls to -1; 0 is a fifth of it",
+  )
+
+  @property
+  def weight_of(self) -> dict[str, float]:
+    """The weight of each reward by its name, in the order in which they are set."""
+    names = map(reward_functions.name_of, self.rewards)
+    return dict(zip(names, self.weights or (1.0,) * len(self.rewards)))
+
+  @property
+  def correctness_alone(self) -> 'Config':
+    """The same with the verifier's 1 or 0 for a reward, as evaluation has it."""
+    return dataclasses.replace(self, rewards=('correctness',), weights=(), batched=())
+
+
+def check_rewards(config: Config, max_response: int) -> None:
+  """InputError where the rewards do not fit each other, or the longest response in tokens."""
+  names = [reward_functions.name_of(spec) for spec in config.rewards]
+  if not names:
+    raise InputError("config.grading.rewards=() must name at least one, such as 'correctness'.")
+  for spec in config.rewards:
+    if ':' not in spec:
+      check_known(spec, (*rewards.BUILT_IN, 'package.module:function'), 'config.grading.rewards')
+  for name in names:
+    if names.count(name) > 1:
+      raise InputError(
+        f"config.grading.rewards={config.rewards} has {names.count(name)} functions '{name}'; "
+        'each is logged by its name, so names must differ.'
+      )
+  _check_weights(config)
+  for spec in config.batched:
+    check_known(spec, config.rewards, 'config.grading.batched: config.grading.rewards')
+    if spec in rewards.BUILT_IN:
+      raise InputError(
+        f"config.grading.batched={config.batched} has '{spec}', which takes one response at a "
+        'time; only functions of your own can take a batch.'
+      )
+  if config.overlong_buffer > max_response:
+    raise InputError(
+      f'config.grading.overlong_buffer={config.overlong_buffer} must be at most '
+      f'config.rollout.max_response={max_response}: it is a part of it.'
+    )
+
+
+def _check_weights(config: Config) -> None:
+  if config.weights and len(config.weights) != len(config.rewards):
+    raise InputError(
+      f'config.grading.weights={config.weights} has {len(config.weights)} numbers, and '
+      f'config.grading.rewards={config.rewards} has {len(config.rewards)} functions; give one '
+      'weight for each, or () for 1.'
+    )
+  if not all(map(math.isfinite, config.weights)):
+    raise InputError(f'config.grading.weights={config.weights} must be finite numbers.')

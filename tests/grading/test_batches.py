@@ -1,0 +1,109 @@
+"""Rewards that take a batch get the right ones, and a service that fails costs what it must."""
+
+import dataclasses
+
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import pool, verifier, worker_slot
+from tests.helpers import tiny
+
+SERVICE = 'tests.helpers.misbehaving:service'
+VERIFIER = verifier.Config(require_think=False, require_box=True)
+CONFIG = dataclasses.replace(
+  tiny.GRADING,
+  workers=2,
+  time_limit=30.0,
+  rewards=('correctness', SERVICE),
+  weights=(100.0, 1.0),
+  batched=(SERVICE,),
+  batch_size=4,
+  batch_timeout=30.0,
+)
+RIGHT = r'\boxed{1}'
+
+
+def grade(responses, **changes):
+  with pool.Grader(dataclasses.replace(CONFIG, **changes), VERIFIER) as running:
+    return running.grade(responses, ['1'] * len(responses))
+
+
+def outcomes(verdicts):
+  return [verdict.outcome for verdict in verdicts]
+
+
+def test_batches_are_made_in_the_order_of_the_responses_and_summed_by_weight():
+  """Of ten the batches are 4, 4 and 2, the second to fourth of a process that was tried first."""
+  verdicts = grade([RIGHT, 'none'] * 5)
+  expected = [20, 21, 22, 23, 30, 31, 32, 33, 40, 41]
+  assert [verdict.components for verdict in verdicts] == [
+    {'correctness': float(n % 2 == 0), 'service': expected[n]} for n in range(10)
+  ]
+  assert [verdict.reward for verdict in verdicts] == [
+    100 * (n % 2 == 0) + expected[n] for n in range(10)
+  ]
+
+
+def test_the_process_keeps_what_it_knows_between_collections():
+  with pool.Grader(CONFIG, VERIFIER) as running:
+    first, second = (running.grade([RIGHT], ['1'])[0].components for _ in range(2))
+  assert (first['service'], second['service']) == (20, 30)
+
+
+def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
+  failing = 'tests.helpers.misbehaving:reward'  # its length, unless told otherwise
+  verdicts = grade(
+    [RIGHT, 'raise', RIGHT], rewards=('correctness', SERVICE, failing), weights=(1.0, 1.0, 0.0)
+  )
+  assert outcomes(verdicts) == ['correct', 'crashed', 'correct']
+  assert [verdict.reward for verdict in verdicts] == [21, 0, 22]
+  assert verdicts[1].components is None
+
+
+@pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
+def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
+  """After an exception in the same process, else in a new one."""
+  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=2.0)
+  assert outcomes(verdicts) == ['correct', 'no answer']
+  assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
+
+
+def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
+  responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
+  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=2.0), VERIFIER) as running:
+    verdicts = running.grade(responses, ['1'] * 11)
+    (later,) = running.grade([RIGHT], ['1'])
+  assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
+  assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
+    (0.0, f'{SERVICE}: no rewards after 2 s', None)
+  }
+  assert later.outcome == 'correct' and later.reward == 120
+
+
+def test_an_exception_costs_its_batch_alone_and_names_the_function():
+  verdicts = grade([RIGHT] * 4 + ['fail'] + [RIGHT] * 7)
+  assert outcomes(verdicts) == ['correct'] * 4 + ['crashed'] * 4 + ['correct'] * 4
+  assert {verdict.reason for verdict in verdicts[4:8]} == {
+    f'{SERVICE}: OSError: the service is down'
+  }
+  (few,) = grade(['few'])
+  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 responses'
+
+
+def test_a_service_that_does_not_answer_at_the_start_is_refused(monkeypatch):
+  monkeypatch.setattr(worker_slot, 'START_TIMEOUT', 2.0)
+  hangs = 'tests.helpers.misbehaving:always_hangs'
+  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=1.0)
+  with pytest.raises(
+    InputError, match=r'batched=.* cannot be used \(.*not ready after 3 s\): a ba'
+  ):
+    pool.check(config, VERIFIER)
+
+
+def test_a_reward_that_takes_no_batch_is_refused_as_one():
+  one = 'tests.helpers.misbehaving:reward'
+  config = dataclasses.replace(CONFIG, rewards=(one,), batched=(one,))
+  with pytest.raises(
+    InputError, match=rf"'{one}' cannot be used \(ValueError: tried on a batch of 3 responses: Attr"
+  ):
+    pool.check(config, VERIFIER)
