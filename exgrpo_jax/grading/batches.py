@@ -21,7 +21,7 @@ class Judged(NamedTuple):
   """A response after the verifier and the rewards that take one at a time."""
 
   verdict: Verdict
-  facts: Mapping[str, Any]  # what a reward may ask for, by name
+  facts: Mapping[str, Any]  # what a batched reward may ask for, by name
 
 
 class _Failure(NamedTuple):
@@ -69,9 +69,9 @@ class Scorer:
     self._slot.close()
 
   def _call(self, index: int, facts: Sequence[Mapping[str, Any]]) -> list[float] | _Failure:
-    """Of function number `index`, which is called again where it fails.
+    """The rewards by function number `index`, which is called once more where it fails.
 
-    After an exception as it is, and in a new process after a timeout or a death.
+    After an exception it is called as it is, after a timeout or a death in a new process.
     """
     spec, timeout = self._config.batched[index], self._config.batch_timeout
     failure = None

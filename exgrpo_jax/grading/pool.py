@@ -139,6 +139,8 @@ class Grader:
       has_code_block=code_blocks.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
+    if self._scorer is None:
+      return Judged(verdict, {})
     own = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
     return Judged(verdict, {**facts, **own})
 
