@@ -47,6 +47,11 @@ def test_what_is_no_finite_number_is_an_error_in_a_batch_too(value):
     made(lambda: [0.0, value]).of_batch([{}, {}])
 
 
+def test_a_batch_has_one_reward_for_each_response():
+  with pytest.raises(ValueError, match='returned 1 numbers for 2 responses'):
+    made(lambda: [0.0]).of_batch([{}, {}])
+
+
 def test_numpy_scalars_are_numbers():
   found = made(lambda: np.array([0.5, 2], np.float32)).of_batch([{}, {}])
   assert found == [0.5, 2.0] and {type(one) for one in found} == {float}
