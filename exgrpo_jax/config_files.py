@@ -9,7 +9,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -99,6 +99,17 @@ def load(path: str) -> ConfigDict:
   """What get_config() of a config file returns; InputError says where the file fails."""
   returned = 'a ConfigDict, as configs/smoke.py does'
   return definition_file.evaluate(path, 'config', returned, _check_type)[0]
+
+
+def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+  """A config by name or path, with other values where `overrides` has them by dotted key.
+
+  Raises:
+    InputError: there is no such config or setting, or it cannot have that value.
+  """
+  values = config.overridden(load(shipped_path(name, CONFIGS, 'config')), overrides or {})
+  parse_config(values)
+  return values
 
 
 def _check_type(values: Any) -> None:

@@ -77,7 +77,7 @@ def main(args: cli.Args) -> None:
     given.prompt.template = 'paper'
   values = policies.config_values(source, given)
   if wanted:
-    values = suites.with_settings(wanted.suite, values, policies.overrides(args))
+    values = suites.with_settings(wanted.suite, values, policies.given_overrides(args))
   values = _as_asked(args, values)
   specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
   _check_specs(specs)

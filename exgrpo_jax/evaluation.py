@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from exgrpo_jax.data import spec_names
@@ -13,9 +14,10 @@ from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.questions import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
-from exgrpo_jax.experiment import Config, Experiment
+from exgrpo_jax.experiment import Config, Experiment, load_questions
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.policies import Policy
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
 from exgrpo_jax.rollout import scheduler
@@ -23,6 +25,26 @@ from exgrpo_jax.runtime import activity, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 Record = dict[str, Any]  # of a question: what was asked, answered and judged
+
+
+def score(
+  policy: Policy, spec: str, samples: int | None = None
+) -> tuple[dict[str, float], list[Record]]:
+  """How often a policy is right on the questions of a data spec; see `score_policy`.
+
+  Args:
+    policy: which one.
+    spec: of the data, such as 'chains:test[:100]'.
+    samples: responses to each question; config.evaluation.samples by default.
+
+  Raises:
+    InputError: there is no such data.
+  """
+  experiment = policy.experiment
+  if samples is not None:
+    experiment = with_samples(experiment, samples)
+  with jax.set_mesh(experiment.meshes.training):
+    return score_policy(experiment, policy.params, load_questions(experiment, spec), policy.step)
 
 
 def score_all(

@@ -3,13 +3,14 @@
 import copy
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import cli, config_files
+from exgrpo_jax import cli, config, config_files
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
@@ -71,7 +72,7 @@ def chosen(args: cli.Args) -> Source:
     return Source('run', args.checkpoint, args.step)
   if args.step is not None:
     raise InputError(f'--step={args.step} is of a run, and --model={args.model} has no steps.')
-  if 'model.path' in overrides(args):
+  if 'model.path' in given_overrides(args):
     raise InputError(
       f'--config.model.path and --model={args.model} both name a model; leave one of them out.'
     )
@@ -98,13 +99,13 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
     check_workdir(values, source.path, ('model', 'tokenizer', 'prompt'))
     return values
   if not values:
-    return _suited_to(source.path)
+    return suited_to(source.path)
   with values.unlocked():
     values.model.path = source.path
   return values
 
 
-def _suited_to(path: str) -> ConfigDict:
+def suited_to(path: str) -> ConfigDict:
   """A config to ask a model with: by its chat template, if it has one, in so much memory."""
   values: Any = base_config()
   values.model.path = path
@@ -137,26 +138,30 @@ def with_sampling(args: cli.Args, values: ConfigDict) -> ConfigDict:
   return changed
 
 
-def overrides(args: cli.Args) -> dict[str, Any]:
+def given_overrides(args: cli.Args) -> dict[str, Any]:
   """Dotted key -> value of what the command line changes in --config."""
   return config_flags.get_override_values(args['config']) if args.config else {}
 
 
-def open_policy(path: str, values: ConfigDict | None = None, step: int | None = None) -> Policy:
-  """The policy that a run's workdir or a Hugging Face folder holds, with its parameters.
+def open_policy(
+  path: str, overrides: Mapping[str, Any] | None = None, step: int | None = None
+) -> Policy:
+  """The policy that a run's workdir or a Hugging Face model holds, with its parameters.
 
   Args:
-    path: of the workdir or folder.
-    values: the config to ask it with; by default the run's own, or one that suits the model.
+    path: the workdir, or the model's folder or name on the Hub.
+    overrides: dotted key -> value of what is to be other than in the run's config, or in one that
+      suits the model, such as {'evaluation.temperature': 0.0}.
     step: of the run's checkpoints; the newest by default.
 
   Raises:
-    InputError: there is no such policy, it is damaged, or the config is another's.
+    InputError: there is no such policy, it is damaged, or it has no such setting.
   """
   source = at(path)._replace(step=step)
   if step is not None and source.kind == 'model':
     raise InputError(f'step={step} is of a run, and {path} holds no checkpoints.')
-  return restore(source, open_experiment(config_values(source, values), path))
+  values = config.overridden(config_values(source), overrides or {})
+  return restore(source, open_experiment(values, path))
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:

@@ -5,17 +5,17 @@ left out and why. Nothing is refused here that a run could be told to leave out.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from absl import flags
 
-from exgrpo_jax import cli, config_files
+from exgrpo_jax import cli, policies
 from exgrpo_jax.data import prompt, prompt_file, questions, tokenizer
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question
-from exgrpo_jax.experiment import Config, parse_config
+from exgrpo_jax.experiment import Config, model_name, parse_config, with_folders
 
 _SHOWN = 3  # questions
 _SOLUTION = 300  # characters
@@ -36,20 +36,17 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'model',
     None,
-    'The folder of a Hugging Face model, or its tokenizer, in place of that of --config. Without '
-    "--config it takes base and prompt.template='paper'.",
+    'A Hugging Face model, by folder or by name, in place of that of --config: its tokenizer '
+    'counts, and without --config its chat template asks.',
   )
 
 
 def main(args: cli.Args, *specs: str) -> None:
   """Shows each of the data specs."""
-  values: Any = args.config
-  if not values:
-    values = config_files.load(config_files.shipped_path('base', config_files.CONFIGS, 'config'))
-    if args.model:
-      values.prompt.template = 'paper'
+  values = args.config or (policies.suited_to(args.model) if args.model else policies.base_config())
   config = parse_config(values)
-  path = args.model or config.tokenizer.path or config.model.path
+  config = with_folders(config, args.model or model_name(config))
+  path = config.tokenizer.path or config.model.path
   opened = tokenizer.load(path) if path else None
   for spec in specs:
     print(describe(spec, config, opened))
@@ -61,6 +58,7 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
   Raises:
     InputError: there is no such data, or it cannot be read.
   """
+  questions.settle(config.data, spec)
   data = questions.load(
     dataclasses.replace(config.data, unverifiable='drop'), spec, config.prompt.system
   )

@@ -116,7 +116,7 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
       temperature=None,
       max_response=None,
     )
-    monkeypatch.setattr(policies, 'overrides', lambda args: settings if args.config else {})
+    monkeypatch.setattr(policies, 'given_overrides', lambda args: settings if args.config else {})
     if write:
       monkeypatch.setattr(scheduler, 'generate', write)
     with recorded.compiling():
