@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from exgrpo_jax.runtime import heap
+from exgrpo_jax.runtime import device_memory, heap
 
 if TYPE_CHECKING:
   from exgrpo_jax.config_files import load_config
@@ -43,5 +43,6 @@ def __getattr__(name: str) -> Any:
 # imports the package keeps its own signal handler, under nohup too, and its own heap.
 if sys.argv[:1] == ['-m']:
   heap.keep_pages()
+  device_memory.take_share()
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback, as SIGTERM

@@ -1,14 +1,18 @@
-r"""What fits on which TPU slice, and how fast, without a TPU: compiles a step's programs for it.
+r"""What fits on which TPU slice or GPU, and how fast, without one.
 
 python -m exgrpo_jax.capacity --config=qwen2_5_math_7b --topology=v5e:8x8
 python -m exgrpo_jax.capacity --config=qwen2_5_math_7b --topology=v5e:8x8 \
     --lengths=lognormal:1000,8192
+python -m exgrpo_jax.capacity --config=one_gpu --device=l4 --fit
 
-Needs libtpu (pip install -e '.[tpu]'). Exit status: 0 when everything fits, 1 when it does not,
-2 for what cannot be run.
+For a slice it compiles a step's programs, which needs libtpu (pip install -e '.[tpu]'); for a GPU
+it goes by formula, in an instant. Exit status: 0 when everything fits, 1 when it does not, 2 for
+what cannot be run.
 """
 
+import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,10 +22,24 @@ from absl import flags
 from exgrpo_jax import cli
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, model_config, parse_config, update_spec, with_folders
-from exgrpo_jax.performance import capacity_report, chips, lengths, roofline, time_report
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.performance import (
+  capacity_report,
+  chips,
+  fitting,
+  gpu_time,
+  gpus,
+  lengths,
+  memory,
+  memory_formula,
+  programs,
+  roofline,
+  time_report,
+)
 from exgrpo_jax.performance.step_time import Estimator, Workload
 from exgrpo_jax.performance.time_report import Speed
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.runtime import device_memory
 
 # Assumed, for want of data.
 _PROMPT = 150  # tokens
@@ -30,7 +48,7 @@ EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
 
 
 class Examination(NamedTuple):
-  """What is found about a config on a slice."""
+  """What is found about a config on a slice or a GPU."""
 
   fits: bool
   peaks: dict[str, float]  # bytes of a chip by program; inf where one does not compile
@@ -41,6 +59,13 @@ def define_flags() -> None:
   """Of this command."""
   cli.define_config()
   flags.DEFINE_string('topology', None, 'The TPU generation and slice, e.g. v5e:4x4.')
+  flags.DEFINE_string('device', None, f'In its place one GPU: one of {", ".join(gpus.GPUS)}.')
+  flags.DEFINE_bool(
+    'fit',
+    False,
+    'With --device: choose slots and tokens_per_microbatch, which change nothing but memory and '
+    'time, as large as they fit.',
+  )
   flags.DEFINE_string(
     'lengths',
     '',
@@ -58,14 +83,23 @@ def define_flags() -> None:
 
 
 def main(args: cli.Args) -> None:
-  """Prints what a config needs of each chip of a slice; exits with status 1 if it does not fit."""
-  if not args.config or not args.topology:
+  """Prints what a config needs of each chip; exits with status 1 if it does not fit."""
+  if not args.config or bool(args.topology) == bool(args.device):
     raise InputError(
-      '--config and --topology are both needed, e.g. --config=qwen2_5_math_7b --topology=v5e:8x8.'
+      '--config is needed, and --topology or --device, e.g. --config=qwen2_5_math_7b '
+      '--topology=v5e:8x8, or --config=one_gpu --device=l4.'
     )
+  if args.fit and not args.device:
+    raise InputError('--fit needs --device: for a slice every trial would be compiled.')
   config = parse_config(args.config)
   config = with_folders(config, config.model.path)  # else it says the shape itself
-  if not examine(config, args.topology, args.lengths, args.evaluated).fits:
+  if args.device:
+    gpu = gpus.gpu_named(args.device)
+    config = fitted_config(config, gpu) if args.fit else config
+    found = config and examine_gpu(config, args.device, args.lengths, args.evaluated)
+  else:
+    found = examine(config, args.topology, args.lengths, args.evaluated)
+  if not found or not found.fits:
     sys.exit(1)
 
 
@@ -78,26 +112,95 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
     lengths_spec: of the responses; see `lengths.draw`.
     evaluated: questions of all evaluations together.
   """
-  shape, chip = model_config(config), chips.chip_of(topology)
+  chip, compiled = chips.chip_of(topology), {}
   work = _workload(config, lengths_spec, evaluated)  # before anything is compiled
-  meshes = sharding.make_meshes(config.mesh, chips.slice_devices(topology))
-  model.check_meshes(shape, meshes)
+  spec, decoding = step_spec(config, chips.slice_devices(topology))
   print(
-    f'{topology}: {meshes.training.size} chips of {chip.memory / chips.GIB:.2f} GiB, '
-    f'training on {dict(meshes.training.shape)}, decoding on {dict(meshes.decoding.shape)}; '
-    f'{roofline.parameter_count(shape) / 1e9:.2f} billion parameters',
+    f'{topology}: {spec.mesh.size} chips of {chip.memory / chips.GIB:.2f} GiB, '
+    f'training on {dict(spec.mesh.shape)}, decoding on {dict(decoding.shape)}; '
+    f'{roofline.parameter_count(spec.model) / 1e9:.2f} billion parameters',
     flush=True,
   )
-  spec = update_spec(config, shape, meshes.training)
-  with jax.set_mesh(meshes.training):
-    found = capacity_report.print_memory(config.rollout, spec, meshes.decoding, chip)
+  with jax.set_mesh(spec.mesh):
+    arrays = memory.step_arrays(spec, decoding)
+    lowered = programs.of_step(config.rollout, spec, decoding, arrays)
+
+    def need_of(name: str) -> memory.Need:
+      compiled[name] = lowered[name]()
+      return compiled[name].need
+
+    found = capacity_report.print_memory(
+      config.rollout, spec.model, decoding, arrays, chip.memory, need_of
+    )
     speed = None
-    if found.peaks and len(found.programs) == len(found.peaks):
-      estimator = Estimator(config.rollout, spec, meshes.decoding, chip, found.programs)
-      words = lengths.describe(lengths_spec, config.rollout.max_response)
-      speed = time_report.print_time(estimator, work, words)
+    if found.peaks and len(compiled) == len(found.peaks):
+      estimator = Estimator(config.rollout, spec, decoding, chip, compiled)
+      words = f'{time_report.of_compiler(estimator)}\n{_assumed(config, work, lengths_spec)}'
+      speed = time_report.print_time(
+        estimator.parts(work), work, spec.mesh.size, config.num_steps, words
+      )
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
+
+
+def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) -> Examination:
+  """Prints and returns by formula whether a config fits on one GPU, and how fast it is.
+
+  `device` is one of `gpus.GPUS`; the rest as in `examine`.
+  """
+  gpu, rollout = gpus.gpu_named(device), config.rollout
+  work = _workload(config, lengths_spec, evaluated)
+  spec, decoding = step_spec(config)
+  print(
+    f'{device}: {gpu.usable / chips.GIB:.2f} GiB, {100 * device_memory.SHARE:.0f}% of its memory; '
+    f'{roofline.parameter_count(spec.model) / 1e9:.2f} billion parameters',
+    flush=True,
+  )
+  with jax.set_mesh(spec.mesh):
+    arrays = memory.step_arrays(spec, decoding)
+    needs = memory_formula.of_step(rollout, spec, decoding, arrays, memory_formula.GPU)
+    found = capacity_report.print_memory(
+      rollout, spec.model, decoding, arrays, gpu.usable, needs.__getitem__
+    )
+    parts = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).parts(work)
+    words = f'{gpu_time.ASSUMPTIONS}\n{_assumed(config, work, lengths_spec)}'
+    speed = time_report.print_time(parts, work, 1, config.num_steps, words)
+  print('fits' if found.fits else 'does not fit')
+  return Examination(found.fits, found.peaks, speed)
+
+
+def fitted_config(config: Config, gpu: gpus.Gpu) -> Config | None:
+  """The config with the slots and microbatches that fit a GPU, also in print; None if none do."""
+  spec, decoding = step_spec(config)
+  with jax.set_mesh(spec.mesh):
+    fitted = fitting.fit(config.rollout, spec, decoding, gpu.usable)
+  if not fitted:
+    print('does not fit, even with the fewest slots and the shortest microbatches')
+    return None
+  print(fitted.flags)
+  return dataclasses.replace(
+    config,
+    rollout=dataclasses.replace(config.rollout, slots=fitted.slots),
+    gradient=dataclasses.replace(
+      config.gradient, tokens_per_microbatch=fitted.tokens_per_microbatch
+    ),
+  )
+
+
+def step_spec(
+  config: Config,
+  devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+) -> tuple[gradients.UpdateSpec, jax.sharding.Mesh]:
+  """What the updates of a run depend on, and the mesh of sampling, on `devices`, by default one."""
+  shape = model_config(config)
+  meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
+  model.check_meshes(shape, meshes)
+  return update_spec(config, shape, meshes.training), meshes.decoding
+
+
+def _assumed(config: Config, work: Workload, lengths_spec: str) -> str:
+  words = lengths.describe(lengths_spec, config.rollout.max_response)
+  return time_report.of_workload(work, words)
 
 
 def _workload(config: Config, spec: str, evaluated: int) -> Workload:

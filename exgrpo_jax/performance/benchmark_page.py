@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from exgrpo_jax.performance import gpus
 from exgrpo_jax.performance.benchmark_parts import Part
 from exgrpo_jax.performance.measurement import Measurement, rounded
 from exgrpo_jax.performance.shapes import SHAPES
@@ -38,8 +39,15 @@ class _Goal(NamedTuple):
 
 
 _GOALS = (
-  _Goal("decoding at half of the memory's bandwidth", 'rollout', 'share of bandwidth', 50),
-  _Goal('an update at 40% of the peak FLOPs', 'update', 'share of FLOPs', 40),
+  _Goal(
+    "decoding at half of the memory's bandwidth",
+    'rollout',
+    'share of bandwidth',
+    100 * gpus.SHARE_OF_BANDWIDTH,
+  ),
+  _Goal(
+    'an update at 40% of the peak FLOPs', 'update', 'share of FLOPs', 100 * gpus.SHARE_OF_FLOPS
+  ),
 )
 _GOAL_SHAPE = 'qwen2_5_1_5b'
 

@@ -11,6 +11,19 @@ from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import stages
 
 
+class Need(NamedTuple):
+  """What a program needs on a chip while it runs, in bytes."""
+
+  arguments: int
+  results: int  # without those that reuse the memory of a donated argument
+  temporary: int
+
+  @property
+  def peak(self) -> int:
+    """All of it: the compiler reserves it for as long as the program runs."""
+    return self.arguments + self.results + self.temporary
+
+
 class StepArrays(NamedTuple):
   """Shapes and shardings of what a step keeps between its programs."""
 
@@ -40,10 +53,26 @@ def bytes_per_chip(tree: Any) -> int:
 
 
 def cache_bytes_per_chip(
-  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh
+  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
 ) -> int:
-  """The size of one chip's shard of the KV cache of all slots, at the longest length."""
+  """The size of one chip's shard of the KV cache of all slots, at the longest length.
+
+  Its positions are rounded up to a multiple.
+  """
+  return _cache_bytes(rollout.slots, rollout.longest_row, shape, mesh, multiple)
+
+
+def prompt_bytes_per_chip(
+  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
+) -> int:
+  """The same of the prompts that are kept prefilled."""
+  return _cache_bytes(rollout.prompts, rollout.max_prompt, shape, mesh, multiple)
+
+
+def _cache_bytes(
+  rows: int, length: int, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int
+) -> int:
   axes = ('batch', 'kv_heads', None, None)
-  cache = (rollout.slots, shape.num_kv_heads, rollout.longest_row, shape.head_size)
+  cache = (rows, shape.num_kv_heads, multiple * math.ceil(length / multiple), shape.head_size)
   shard = sharding.named(mesh, axes, cache).shard_shape(cache)
   return 2 * shape.num_layers * math.prod(shard) * jnp.dtype(shape.dtype).itemsize

@@ -6,22 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from exgrpo_jax.performance import gpus
 from exgrpo_jax.performance.chips import CHIPS
 from exgrpo_jax.performance.timing import median_seconds
 from exgrpo_jax.policy import sharding
 
 # Of jax.Device.device_kind.
 _TPUS = {'TPU v5( lite|e)': 'v5e', 'TPU v5p?': 'v5p', 'TPU v6( lite|e)': 'v6e'}
-# NVIDIA's data sheets: FLOPs per second in bfloat16 without sparsity, and bytes per second.
-_GPUS = {
-  '.*H200.*': (989e12, 4.8e12),
-  '.*H100.*NVL.*': (835e12, 3.9e12),
-  '.*H100.*PCIe.*': (756e12, 2.0e12),
-  '.*H100.*': (989e12, 3.35e12),
-  '.*A100.*PCI.*80GB.*|.*A100.*80GB.*PCI.*': (312e12, 1.935e12),
-  '.*A100.*80GB.*': (312e12, 2.039e12),
-  '.*A100.*': (312e12, 1.555e12),
-}
 _REPEATS = 3
 _WIDTHS = {'cpu': 1024}  # of the product's matrices
 _WIDTH = 8192  # on an accelerator
@@ -47,10 +38,8 @@ def published(kind: str) -> Peaks | None:
   for pattern, chip in _TPUS.items():
     if re.fullmatch(pattern, kind):
       return Peaks(CHIPS[chip].flops, CHIPS[chip].bandwidth, 'published')
-  for pattern, (flops, bandwidth) in _GPUS.items():
-    if re.fullmatch(pattern, kind):
-      return Peaks(flops, bandwidth, 'published')
-  return None
+  gpu = gpus.gpu_of_kind(kind)
+  return Peaks(gpu.flops, gpu.bandwidth, 'published') if gpu else None
 
 
 def measured(dtype: str) -> Peaks:

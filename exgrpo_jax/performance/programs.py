@@ -7,34 +7,43 @@ The memory is the compiler's own count for one chip. Call these functions inside
 import functools
 import pathlib
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.performance import hlo
-from exgrpo_jax.performance.memory import StepArrays
+from exgrpo_jax.performance.memory import Need, StepArrays
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
 
 
 class Program(NamedTuple):
-  """One compiled program, and what it needs on a chip, in bytes."""
+  """One compiled program."""
 
   module: hlo.Module
   shape: tuple[int, int]  # of what it works on: rows, and their length in tokens
-  arguments: int
-  results: int  # without those that reuse the memory of a donated argument
-  temporary: int
+  need: Need
 
-  @property
-  def peak(self) -> int:
-    """All of it: the compiler reserves it for as long as the program runs."""
-    return self.arguments + self.results + self.temporary
+
+def of_step(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, arrays: StepArrays
+) -> dict[str, Callable[[], Program]]:
+  """What compiles each program of a step, by its name; `decoding` is the mesh of sampling."""
+  of_decoding = rollout, spec.model, decoding, arrays.decode_params
+  return {
+    'score': lambda: score(rollout, spec, arrays.state.params),
+    'prefill': lambda: prefill(*of_decoding),
+    'decode': lambda: decode(*of_decoding),
+    'update': lambda: accumulate(rollout, spec, arrays),
+    'optimizer': lambda: apply_gradient(spec, arrays),
+  }
 
 
 def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
@@ -63,13 +72,7 @@ def prefill(
 
   `params` are in the decode layout, on `mesh`.
   """
-  num_prompts, length = max(
-    (
-      (prefilled.prefilled_together(length, rollout.prompts, mesh), length)
-      for length in prefilled.prefill_lengths(rollout.max_prompt)
-    ),
-    key=lambda shape: (shape[0] * shape[1], shape[1]),
-  )
+  num_prompts, length = prefill_shape(rollout, mesh)
   tokens_PT = jax.ShapeDtypeStruct(
     (num_prompts, length), jnp.int32, sharding=sharding.batch(mesh, num_prompts)
   )
@@ -97,6 +100,33 @@ def decode(
 
 def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """Forward and backward passes over a minibatch, each over as many long sequences as one holds."""
+  shape, microbatches = update_stack(rollout, spec)
+  params = arrays.state.params
+  _, sums = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
+  accumulator = arrays.gradient, sums
+  return _measure(
+    gradients.accumulate.lower(
+      spec, params, accumulator, microbatches, 1, False, True, arrays.reference
+    ),
+    (shape.count, shape.length),
+  )
+
+
+def prefill_shape(rollout: stages.Config, mesh: Mesh) -> tuple[int, int]:
+  """(prompts, tokens of each) of the largest prefill."""
+  return max(
+    (
+      (prefilled.prefilled_together(length, rollout.prompts, mesh), length)
+      for length in prefilled.prefill_lengths(rollout.max_prompt)
+    ),
+    key=lambda shape: (shape[0] * shape[1], shape[1]),
+  )
+
+
+def update_stack(
+  rollout: stages.Config, spec: gradients.UpdateSpec
+) -> tuple[packing.Shape, gradients.Microbatch]:
+  """The long shape of a microbatch, and a minibatch's microbatches of it as abstract arrays."""
   rows_of_minibatch = rollout.questions * rollout.samples // spec.optimizer.minibatches
   _, num_shards = sharding.split(spec.mesh, 'batch')
   shape, _ = gradients.pass_shapes(spec, num_shards, rows_of_minibatch)
@@ -107,7 +137,7 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
     return jax.ShapeDtypeStruct((num_microbatches, shape.count, width), dtype, sharding=layout)
 
   of_tokens, of_targets = stack(jnp.int32, shape.length), stack(jnp.float32, shape.window)
-  microbatches = gradients.Microbatch(
+  return shape, gradients.Microbatch(
     tokens_BT=of_tokens,
     segments=Segments(of_tokens, of_tokens),
     predictor_BW=stack(jnp.int32, shape.window),
@@ -122,15 +152,6 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
       advantage_BT=of_targets,
       is_replay_BT=stack(jnp.bool_, shape.window),
     ),
-  )
-  params = arrays.state.params
-  _, sums = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
-  accumulator = arrays.gradient, sums
-  return _measure(
-    gradients.accumulate.lower(
-      spec, params, accumulator, microbatches, 1, False, True, arrays.reference
-    ),
-    (shape.count, shape.length),
   )
 
 
@@ -172,9 +193,11 @@ def _measure(lowered: jax.stages.Lowered, shape: tuple[int, int] = (0, 0)) -> Pr
   return Program(
     module=hlo.parse(_text(lowered, compiled)),
     shape=shape,
-    arguments=memory.argument_size_in_bytes,
-    results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-    temporary=memory.temp_size_in_bytes,
+    need=Need(
+      arguments=memory.argument_size_in_bytes,
+      results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+      temporary=memory.temp_size_in_bytes,
+    ),
   )
 
 

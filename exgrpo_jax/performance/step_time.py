@@ -4,7 +4,7 @@ Estimates, never measurements; program_time.py says where a program's time is fr
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,11 +68,7 @@ class Estimator:
     ]
     if len(work.evaluated):
       generated = self._generate(work.evaluated, len(work.evaluated), work.prompt)
-      seconds = sum(part.seconds for part in generated)
-      detail = (
-        f'{len(work.evaluated):,} responses in {seconds:.0f} s every {work.evaluation_every} steps'
-      )
-      found.append(Part('evaluation', seconds / work.evaluation_every, detail=detail))
+      found.append(share_of_evaluation(generated, work))
     return found
 
   def _seconds(self, name: str, trips: float = 1) -> Seconds:
@@ -175,6 +171,15 @@ class Estimator:
       tokens = each.shape.num_tokens / (rows * length)
       seconds += tokens * (one.total - one.kernels * (1 - each.shape.length / length))
     return seconds
+
+
+def share_of_evaluation(generated: Sequence[Part], work: Workload) -> Part:
+  """A step's part of an evaluation whose responses are generated so."""
+  seconds = sum(part.seconds for part in generated)
+  detail = (
+    f'{len(work.evaluated):,} responses in {seconds:.0f} s every {work.evaluation_every} steps'
+  )
+  return Part('evaluation', seconds / work.evaluation_every, detail=detail)
 
 
 def _padding(found: list[Pass], tokens: int) -> str:

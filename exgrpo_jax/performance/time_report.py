@@ -1,9 +1,10 @@
 """A step's estimated time in print: a line for each part, the sum, and what it rests on."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from exgrpo_jax.performance import program_time, step_time
-from exgrpo_jax.performance.step_time import Estimator, Workload
+from exgrpo_jax.performance.step_time import Estimator, Part, Workload
 
 
 class Speed(NamedTuple):
@@ -14,40 +15,47 @@ class Speed(NamedTuple):
   chip_hours: float  # of 100 steps
 
 
-def print_time(estimator: Estimator, work: Workload, lengths: str) -> Speed:
-  """Prints and returns how long a step takes; `lengths` says in words where lengths are from."""
-  responses = [*work.fresh, *work.replayed]
+def print_time(
+  parts: Sequence[Part], work: Workload, num_chips: int, num_steps: int, assumptions: str
+) -> Speed:
+  """Prints and returns how long a step takes, and so many of them; what that rests on in words."""
   print('a step, estimated, not measured:')
-  parts = estimator.parts(work)
   for part in parts:
     share = f'{100 * part.share:.0f}% of peak {part.bound}' if part.bound else ''
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {share:<22}  {part.detail}'.rstrip())
   seconds = sum(part.seconds for part in parts)
-  num_chips = estimator.spec.mesh.size
-  speed = Speed(seconds, sum(responses) / seconds, 100 * seconds * num_chips / 3600)
+  tokens = sum(work.fresh) + sum(work.replayed)
+  speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600)
+  hours = num_steps * seconds / 3600
   print(
     f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
-    f'{speed.chip_hours:,.0f} chip-hours per 100 steps'
+    f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {hours:,.1f} hours for '
+    f'config.num_steps={num_steps}'
   )
-  print(_assumptions(estimator, work, lengths))
+  print(f'what it rests on:\n{assumptions}')
   return speed
 
 
-def _assumptions(estimator: Estimator, work: Workload, lengths: str) -> str:
-  mean = sum(work.fresh) / len(work.fresh)
+def of_compiler(estimator: Estimator) -> str:
+  """What estimates from compiled programs rest on."""
   links, hop = program_time.LINKS, 1e6 * program_time.HOP_SECONDS
   head_size = estimator.spec.model.head_size
   efficiency = 100 * program_time.attention_efficiency(head_size, estimator.chip)
   reading = 100 * program_time.READ_EFFICIENCY
-  sync, host = 1e3 * step_time.SYNC_SECONDS, step_time.HOST_SECONDS
   return f"""\
-what it rests on:
   compiler: cycles of all operations that it makes itself; shapes that were not compiled take time
     in proportion to their tokens
   formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, and are
     hidden behind other work where they are asynchronous; resharding takes its bytes over the
     links; attention reaches {efficiency:.0f}% of peak FLOPs in training, and {reading:.0f}% of the
-    memory's bandwidth in decoding, where it reads what is written of the cache
+    memory's bandwidth in decoding, where it reads what is written of the cache"""
+
+
+def of_workload(work: Workload, lengths: str) -> str:
+  """What every estimate assumes of a step; `lengths` says in words where lengths are from."""
+  mean = sum(work.fresh) / len(work.fresh)
+  sync, host = 1e3 * step_time.SYNC_SECONDS, step_time.HOST_SECONDS
+  return f"""\
   assumed: responses {lengths}
     (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
     {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each

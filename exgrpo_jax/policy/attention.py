@@ -81,6 +81,13 @@ def causal(
   return sharding.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *segments)
 
 
+def scores_at_once(T: int) -> int:
+  """Of one head, over a sequence of T tokens: those that 'blockwise' holds in a backward pass."""
+  if T > _LONGEST_WHOLE:
+    return _BLOCK * T
+  return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
+
+
 def _blockwise(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,

@@ -142,7 +142,7 @@ def target_logprobs(
   `chunk` as in `token_logprobs`.
   """
   num_rows, window = target_BW.shape
-  num_chunks, size = _chunk_sizes(num_rows, window, chunk)
+  num_chunks, size = chunk_sizes(num_rows, window, chunk)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))
 
   def score_chunk(states_and_targets: tuple[jax.Array, Array]) -> tuple[jax.Array, jax.Array]:
@@ -170,7 +170,7 @@ def _logprobs_with_gradients(
 ) -> tuple[jax.Array, jax.Array, _Gradients]:
   """(logp_BW, entropy_BW, gradients); that of the unembedding in float32."""
   num_rows, window = target_BW.shape
-  num_chunks, size = _chunk_sizes(num_rows, window, chunk)
+  num_chunks, size = chunk_sizes(num_rows, window, chunk)
   num_shards = sharding.num_shards('batch', num_rows)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))
 
@@ -243,7 +243,7 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
   return sharding.constrain(x_BSV, ('batch', None, 'vocab'))
 
 
-def _chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
+def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
   """(number of chunks, positions in each), as even as possible."""
   # Split by position and not by row, so that rows stay on their devices. Each device has the
   # logits of its own rows only, however many others there are.

@@ -42,7 +42,7 @@ def program(shape, once=0, each=0, kernel=0):
     f'backend_config={{"estimated_cycles":"{once}"}}\n'
     '  ROOT %w = (s32[]) while(%a), condition=%c, body=%d\n}\n'
   )
-  return Program(hlo.parse(text), shape, arguments=0, results=0, temporary=0)
+  return Program(hlo.parse(text), shape, memory.Need(0, 0, 0))
 
 
 @pytest.fixture
@@ -138,13 +138,15 @@ def test_an_evaluation_is_shared_out_over_its_steps(estimator):
 
 
 def test_the_report_adds_up(estimator, mesh, capsys):
-  speed = time_report.print_time(estimator, WORK, 'as given')
+  words = f'{time_report.of_compiler(estimator)}\n{time_report.of_workload(WORK, "as given")}'
+  speed = time_report.print_time(estimator.parts(WORK), WORK, mesh.size, 7200, words)
   printed = capsys.readouterr().out
   assert speed.seconds == pytest.approx(sum(found.seconds for found in estimator.parts(WORK)))
   assert speed.tokens_per_second == pytest.approx((1 + 3 + 2 + 2) / speed.seconds)
   assert speed.chip_hours == pytest.approx(100 * speed.seconds * mesh.size / 3600)
   lines = {line.split()[0]: line for line in printed.splitlines()[1:]}
   assert f'{speed.seconds:.2f} s' in lines['sum']
+  assert f'{2 * speed.seconds:,.1f} hours for config.num_steps=7200' in lines['sum']
   assert 'of peak bandwidth' in lines['decode'] and 'of peak FLOPs' in lines['update']
   assert 'responses as given' in printed and 'not measured' in printed
   assert jax.device_count() == mesh.size

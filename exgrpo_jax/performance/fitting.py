@@ -1,0 +1,89 @@
+"""The settings with which a step is fast and fits one device: slots and microbatches.
+
+Both change nothing but memory, time and rounding, and each alone decides whether its programs fit.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.performance import capacity_report, memory, memory_formula
+from exgrpo_jax.performance.memory_formula import Platform
+from exgrpo_jax.rollout import stages
+
+# Of the memory, for what the formula leaves out.
+_SPARE = 0.05
+_FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
+_MOST_TOKENS = 32768  # of a microbatch; with more an update is no faster
+
+
+class Fitted(NamedTuple):
+  """Settings that fit."""
+
+  slots: int
+  tokens_per_microbatch: int
+
+  @property
+  def flags(self) -> str:
+    """For the command line."""
+    return (
+      f'--config.rollout.slots={self.slots} '
+      f'--config.gradient.tokens_per_microbatch={self.tokens_per_microbatch}'
+    )
+
+
+def fit(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, limit: float
+) -> Fitted | None:
+  """The most slots, a power of two, and the longest microbatch, so many rows, that fit a GPU.
+
+  None where not even the fewest do. Call it inside `jax.set_mesh(spec.mesh)`.
+
+  Args:
+    rollout: of the run; its slots are not used.
+    spec: of its updates; its microbatches are not used.
+    decoding: the mesh of sampling, of one device.
+    limit: bytes that programs can use.
+  """
+
+  def fits(names: tuple[str, ...], slots: int, tokens: int) -> bool:
+    trial = dataclasses.replace(rollout, slots=slots)
+    gradient = dataclasses.replace(spec.gradient, tokens_per_microbatch=tokens)
+    found = peaks(trial, dataclasses.replace(spec, gradient=gradient), decoding, memory_formula.GPU)
+    return max(found[name] for name in names) <= (1 - _SPARE) * limit
+
+  row = rollout.longest_row
+  rows = rollout.questions * rollout.samples
+  slots = _largest(
+    _FEWEST_SLOTS,
+    min(_MOST_SLOTS, 1 << (rows - 1).bit_length()),
+    lambda slots: fits(('prefill', 'decode'), slots, row),
+  )
+  tokens = _largest(
+    row,
+    max(row, _MOST_TOKENS),
+    lambda tokens: fits(('score', 'update', 'optimizer'), _FEWEST_SLOTS, tokens),
+  )
+  return Fitted(slots, tokens) if slots and tokens else None
+
+
+def peaks(
+  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, platform: Platform
+) -> dict[str, int]:
+  """Bytes in use while each program of a step runs, by formula, on one device."""
+  arrays = memory.step_arrays(spec, decoding)
+  needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)
+  prompts = memory.prompt_bytes_per_chip(rollout, spec.model, decoding)
+  beside = capacity_report.beside(arrays, prompts)
+  return {name: beside[name] + need.peak for name, need in needs.items()}
+
+
+def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
+  """The largest of `least`, twice as many, … up to `most` that fits; 0 if none does."""
+  found = 0
+  while least <= most and fits(least):
+    found, least = least, 2 * least
+  return found

@@ -1,0 +1,221 @@
+"""What the programs of a step need of one device's memory, by formula: nothing is compiled.
+
+Arguments are counted from the real arrays' shapes. Of temporary arrays the largest are counted that
+exist at once, by the model's shape. An update's gradient and its logits do not share memory here:
+sometimes they do, and then an update takes up to a fifth less. Tests hold the sums to the buffers
+that XLA allocates for the CPU. Letters as in layers.py and attention.py.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.packing import Shape
+from exgrpo_jax.performance import programs, roofline
+from exgrpo_jax.performance.memory import (
+  Need,
+  StepArrays,
+  bytes_per_chip,
+  cache_bytes_per_chip,
+  prompt_bytes_per_chip,
+)
+from exgrpo_jax.policy import attention, dense_cache, logprobs, model
+from exgrpo_jax.rollout import decode_loop, scoring, stages
+
+_FLOAT32 = _INT32 = 4  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+  """In what a compiler's programs differ from another's."""
+
+  cache_multiple: int  # positions of the cache are rounded up to a multiple
+  # Scores of attention are arrays in float32; else there is one number for each pair of tokens, the
+  # mask that keeps the rows of a sequence apart, in the activations' type.
+  has_scores: bool
+  logit_arrays: int  # in float32, as large as a chunk's logits, in sampling and scoring
+  has_new_moments: bool  # beside the old ones; else they are written in place
+
+
+# XLA:CPU computes bfloat16 in float32, in part, and so do no others: this is of float32 alone.
+CPU = Platform(cache_multiple=1, has_scores=True, logit_arrays=3, has_new_moments=True)
+# XLA:GPU fuses what XLA:CPU writes out, and cuDNN's attention holds no scores.
+GPU = Platform(
+  cache_multiple=dense_cache.MULTIPLE, has_scores=False, logit_arrays=1, has_new_moments=False
+)
+
+
+def of_step(
+  rollout: stages.Config,
+  spec: gradients.UpdateSpec,
+  decoding: Mesh,
+  arrays: StepArrays,
+  platform: Platform,
+) -> dict[str, Need]:
+  """The needs of the programs of `programs.of_step`, of one device.
+
+  Call it inside `jax.set_mesh(spec.mesh)`.
+  """
+  return {
+    'score': _score(rollout, spec, arrays, platform),
+    'prefill': _prefill(rollout, spec.model, decoding, arrays, platform),
+    'decode': _decode(rollout, spec.model, decoding, arrays, platform),
+    'update': _update(rollout, spec, arrays, platform),
+    'optimizer': _optimizer(arrays, platform),
+  }
+
+
+def _score(
+  rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
+) -> Need:
+  shape, tokens_per_pass = spec.model, spec.gradient.tokens_per_microbatch
+  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, tokens_per_pass)
+  # The first position of a sequence is not scored.
+  logits = _chunk_tokens(long._replace(window=long.length - 1), rollout.logit_chunk)
+  head = _unembedding_copy(shape) + platform.logit_arrays * logits * shape.vocab_size * _FLOAT32
+  layer = _forward(shape, long.count, long.length, platform)
+  hidden = 2 * long.num_tokens * shape.width * _activation(shape)
+  return Need(
+    arguments=bytes_per_chip(arrays.state.params) + 3 * long.num_tokens * _INT32,
+    results=2 * long.num_tokens * _FLOAT32,
+    temporary=max(head, layer) + hidden,
+  )
+
+
+def _prefill(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+) -> Need:
+  multiple = platform.cache_multiple
+  num_prompts, length = programs.prefill_shape(rollout, mesh)
+  keys_and_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
+  written = num_prompts * length * keys_and_values * _activation(shape)
+  used = {name: value for name, value in arrays.decode_params.items() if name != 'unembedding_DV'}
+  return Need(
+    arguments=bytes_per_chip(used) + prompt_bytes_per_chip(rollout, shape, mesh, multiple),
+    results=0,
+    temporary=_forward(shape, num_prompts, length, platform) + written,
+  )
+
+
+def _decode(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+) -> Need:
+  slots, cache = rollout.slots, cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
+  logits = platform.logit_arrays * slots * shape.vocab_size * _FLOAT32
+  scores = 2 * shape.num_heads * slots * rollout.longest_row * _FLOAT32
+  head = _unembedding_copy(shape) if shape.tied_embeddings else 0
+  layer = slots * _activation(shape) * (3 * shape.mlp_width + 3 * shape.width)
+  written = 3 * decode_loop.TOKENS_PER_SYNC * slots * _FLOAT32
+  return Need(
+    arguments=bytes_per_chip(arrays.decode_params) + cache,
+    results=written,
+    temporary=head + logits + layer + (scores if platform.has_scores else 0),
+  )
+
+
+def _update(
+  rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
+) -> Need:
+  """A microbatch's gradient exists beside the sum of those before."""
+  shape, c = spec.model, _activation(spec.model)
+  long, stack = programs.update_stack(rollout, spec)
+  gradient = bytes_per_chip(arrays.gradient)
+  unembedding_gradient = shape.width * shape.vocab_size * _FLOAT32
+  if 'unembedding_DV' in arrays.gradient:
+    unembedding_gradient = 0  # it is a part of the other
+  logits = _chunk_tokens(long, spec.logit_chunk) * shape.vocab_size * (_FLOAT32 + c)
+  states = 3 * long.count * long.window * shape.width * c
+  head = logits + states + _unembedding_copy(shape)
+  backward = _backward(shape, long, platform)
+  products = c * long.num_tokens * (_projections(shape) + 2 * shape.mlp_width)
+  kept = {  # of a layer, from the forward to the backward pass
+    'all': 0,
+    'all_but_products': products,
+    'none': _residuals(shape, long, platform),
+  }[spec.gradient.remat]
+  inputs = c * long.num_tokens * shape.width
+  arguments = arrays.state.params, arrays.gradient, stack, arrays.reference
+  return Need(
+    arguments=sum(map(bytes_per_chip, arguments)),
+    results=0,
+    temporary=gradient
+    + unembedding_gradient
+    + shape.num_layers * (inputs + kept)
+    + max(head, backward),
+  )
+
+
+def _optimizer(arrays: StepArrays, platform: Platform) -> Need:
+  gradient = bytes_per_chip(arrays.gradient)
+  return Need(
+    arguments=bytes_per_chip(arrays.state) + gradient,
+    results=0,
+    temporary=2 * gradient if platform.has_new_moments else 0,
+  )
+
+
+# ---- One layer ----
+
+
+def _forward(shape: model.Config, count: int, length: int, platform: Platform) -> int:
+  """Of a layer's forward pass: attention or the MLP, each beside three arrays of width D."""
+  c, tokens = _activation(shape), count * length
+  attend = c * tokens * _projections(shape) + _pairs(shape, count, length, platform)
+  return 3 * c * tokens * shape.width + max(attend, 3 * c * tokens * shape.mlp_width)
+
+
+def _residuals(shape: model.Config, long: Shape, platform: Platform) -> int:
+  """What a layer's backward pass needs of the forward pass, where it recomputes nothing."""
+  entries = 3 * shape.mlp_width + 4 * shape.width + 2 * _projections(shape)
+  return _activation(shape) * long.num_tokens * entries + _attention(shape, long, platform)
+
+
+def _backward(shape: model.Config, long: Shape, platform: Platform) -> int:
+  """Of a layer's backward pass, what it recomputes included.
+
+  The layer's matrices in the activations' type; gate, up and their gradients; the residual stream,
+  its norms and theirs; queries, keys and values and theirs; scores and theirs.
+  """
+  c = _activation(shape)
+  matrices = c * roofline.layer_parameter_count(shape)
+  entries = 4 * shape.mlp_width + 6 * shape.width + 2 * _projections(shape)
+  return matrices + c * long.num_tokens * entries + _attention(shape, long, platform)
+
+
+def _attention(shape: model.Config, long: Shape, platform: Platform) -> int:
+  """Scores and their gradients, or the mask."""
+  return (2 if platform.has_scores else 1) * _pairs(shape, long.count, long.length, platform)
+
+
+def _pairs(shape: model.Config, count: int, length: int, platform: Platform) -> int:
+  """One number for each pair of tokens: the scores of all heads, or the mask."""
+  if not platform.has_scores:
+    return count * length**2 * _activation(shape)
+  return count * shape.num_heads * attention.scores_at_once(length) * _FLOAT32
+
+
+def _projections(shape: model.Config) -> int:
+  """Entries of a token's queries, keys and values."""
+  return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
+
+
+# ---- Small parts ----
+
+
+def _unembedding_copy(shape: model.Config) -> int:
+  """Of the unembedding: the embedding transposed, or what is cast from float32."""
+  if not shape.tied_embeddings and shape.dtype == 'float32':
+    return 0
+  return shape.width * shape.vocab_size * _activation(shape)
+
+
+def _chunk_tokens(long: Shape, chunk: int) -> int:
+  """Whose logits exist at once."""
+  _, size = logprobs.chunk_sizes(long.count, long.window, chunk)
+  return long.count * size
+
+
+def _activation(shape: model.Config) -> int:
+  return jnp.dtype(shape.dtype).itemsize
