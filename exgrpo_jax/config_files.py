@@ -53,10 +53,18 @@ def shipped_path(value: str, package: str, flag: str) -> str:
   return value
 
 
+def config_path(value: str) -> str:
+  """`shipped_path` of a config; what follows a colon, get_config's argument, stays behind it."""
+  file, colon, argument = value.partition(':')
+  return shipped_path(file, CONFIGS, 'config') + colon + argument
+
+
 def portable_config(path: str) -> str:
   """`path`, or of a config that ships with the package its name, which is valid on any machine."""
-  folder, file = os.path.split(path)
-  return pathlib.Path(file).stem if folder == os.fspath(_folder(CONFIGS)) else path
+  file, colon, argument = path.partition(':')
+  folder, name = os.path.split(file)
+  is_shipped = folder == os.fspath(_folder(CONFIGS))
+  return pathlib.Path(name).stem + colon + argument if is_shipped else path
 
 
 def _folder(package: str) -> pathlib.Path:
@@ -80,9 +88,9 @@ def resolved(argv: Sequence[str]) -> list[str]:
   for arg in argv:
     name, equals, value = arg.partition('=')
     if follows:
-      arg = path = shipped_path(arg, CONFIGS, 'config')
+      arg = path = config_path(arg)
     elif equals and name in ('-config', '--config'):
-      path = shipped_path(value, CONFIGS, 'config')
+      path = config_path(value)
       arg = f'{name}={path}'
     elif not path and _overridden_key(arg):
       raise InputError(f'{arg} changes a setting of --config, which must come before it.')
@@ -96,9 +104,13 @@ def resolved(argv: Sequence[str]) -> list[str]:
 
 
 def load(path: str) -> ConfigDict:
-  """What get_config() of a config file returns; InputError says where the file fails."""
+  """What get_config() of a config file returns; InputError says where the file fails.
+
+  What follows a colon in `path` is the function's argument.
+  """
   returned = 'a ConfigDict, as configs/smoke.py does'
-  return definition_file.evaluate(path, 'config', returned, _check_type)[0]
+  file, *argument = path.split(':', 1)
+  return definition_file.evaluate(file, 'config', returned, _check_type, argument)[0]
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:

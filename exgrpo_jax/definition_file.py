@@ -2,14 +2,18 @@
 
 import runpy
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import InputError
 
 
 def evaluate(
-  path: str, kind: str, returned: str, check: Callable[[Any], None] | None = None
+  path: str,
+  kind: str,
+  returned: str,
+  check: Callable[[Any], None] | None = None,
+  arguments: Sequence[str] = (),
 ) -> tuple[Any, str]:
   """What the file's get_config(), get_sweep(), … returns, and the file's docstring.
 
@@ -18,6 +22,7 @@ def evaluate(
     kind: what it defines and by which flag it is given: 'config', 'sweep', 'study' or 'suite'.
     returned: what the function returns, and a file where it does, for messages.
     check: raises an exception where what was returned cannot be used; None: the caller checks.
+    arguments: of the function.
 
   Raises:
     InputError: the file fails, has no such function, or does not pass `check`; it names the flag
@@ -28,7 +33,7 @@ def evaluate(
     definitions = runpy.run_path(path)
     if function not in definitions:
       raise InputError(f'it has no {function}()')
-    value = definitions[function]()
+    value = definitions[function](*arguments)
     if check:
       check(value)
   except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything

@@ -68,7 +68,7 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
   """The study's config and its trials, all checked; InputError names the first bad one."""
   study = chosen.study
   try:
-    config_path = config_files.shipped_path(study.config, config_files.CONFIGS, 'config')
+    config_path = config_files.config_path(study.config)
   except InputError as error:
     raise InputError(f'--study={chosen.path}: {error}') from error
   values = config_files.load(config_path)

@@ -1,6 +1,7 @@
-"""One local GPU, under five minutes: the arithmetic experiment, wider and in bfloat16.
+"""Does training run on this GPU, in bfloat16? Under five minutes: the arithmetic task, wider.
 
-python -m exgrpo_jax.train --config=gpu --workdir=/tmp/gpu
+python -m exgrpo_jax.train --config=smoke_gpu --workdir=/tmp/smoke_gpu
+configs/one_gpu.py trains a checkpoint on one.
 """
 
 from exgrpo_jax.configs import arithmetic

@@ -1,0 +1,106 @@
+r"""One GPU of 24, 40 or 80 GB, a small checkpoint, and GSM8K or MATH.
+
+python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run \
+    --config.model.path=Qwen/Qwen2.5-1.5B-Instruct
+What follows the colon is a model, a memory and a data set, in any order; what is left out is
+qwen2_5_0_5b, 24gb and gsm8k. docs/one_gpu.md lists what fits, and the hours that a run is estimated
+to take; none of these has been run yet. `python -m exgrpo_jax.doctor` names the one for a machine.
+"""
+
+from exgrpo_jax.configs import base
+from exgrpo_jax.errors import InputError
+
+# Hugging Face's name, and the shape where it differs from the base config's.
+MODELS = {
+  'qwen2_5_0_5b': (
+    'Qwen/Qwen2.5-0.5B-Instruct',
+    dict(width=896, num_layers=24, num_heads=14, head_size=64, mlp_width=4864),
+  ),
+  'qwen2_5_1_5b': ('Qwen/Qwen2.5-1.5B-Instruct', dict()),
+  'qwen3_1_7b': (
+    'Qwen/Qwen3-1.7B',
+    dict(
+      width=2048,
+      num_heads=16,
+      num_kv_heads=8,
+      mlp_width=6144,
+      attention_bias=False,
+      query_key_norm=True,
+    ),
+  ),
+}
+MEMORIES = ('24gb', '40gb', '80gb')
+DATA = {
+  'gsm8k': dict(train='openai/gsm8k:main:train', evaluation=('openai/gsm8k:main:test',)),
+  'math': dict(
+    train='DigitalLearningGmbH/MATH-lighteval:default:train',
+    evaluation=('HuggingFaceH4/MATH-500:default:test',),
+  ),
+}
+MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
+
+# (slots, tokens of a microbatch, AdamW's moments): the slots and tokens that
+# `capacity --device=… --fit` finds. Moments are bfloat16 where float32 leaves no room.
+FITS = {
+  ('qwen2_5_0_5b', '24gb', 'gsm8k'): (256, 24576, 'float32'),
+  ('qwen2_5_0_5b', '24gb', 'math'): (256, 28672, 'float32'),
+  ('qwen2_5_0_5b', '40gb', 'gsm8k'): (256, 24576, 'float32'),
+  ('qwen2_5_0_5b', '40gb', 'math'): (256, 28672, 'float32'),
+  ('qwen2_5_0_5b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
+  ('qwen2_5_0_5b', '80gb', 'math'): (256, 28672, 'float32'),
+  ('qwen2_5_1_5b', '40gb', 'gsm8k'): (256, 6144, 'float32'),
+  ('qwen2_5_1_5b', '40gb', 'math'): (64, 7168, 'float32'),
+  ('qwen2_5_1_5b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
+  ('qwen2_5_1_5b', '80gb', 'math'): (256, 28672, 'float32'),
+  ('qwen3_1_7b', '40gb', 'gsm8k'): (64, 24576, 'bfloat16'),
+  ('qwen3_1_7b', '40gb', 'math'): (32, 14336, 'bfloat16'),
+  ('qwen3_1_7b', '80gb', 'gsm8k'): (128, 24576, 'float32'),
+  ('qwen3_1_7b', '80gb', 'math'): (64, 28672, 'float32'),
+}
+
+
+def get_config(choice=''):
+  name, memory, data = _parse(choice)
+  repository, shape = MODELS[name]
+  slots, tokens, moments = FITS[name, memory, data]
+  config = base.get_config()
+  config.num_steps = 200
+  config.model.repository = repository
+  config.model.update(shape)
+  config.model.rope.theta = 1e6
+  config.prompt.template = 'chat'
+  config.data.update(DATA[data])
+  config.data.update(dict(overlong='drop', default_kind='math'))
+  config.rollout.update(
+    dict(
+      questions=32,
+      samples=8,
+      max_prompt=512,
+      max_response=MAX_RESPONSE[data],
+      slots=slots,
+      logit_chunk=1024,
+    )
+  )
+  config.gradient.tokens_per_microbatch = tokens
+  config.optimizer.update(dict(minibatches=1, moments=moments))
+  config.evaluation.every = 20
+  config.export.last = True
+  return config
+
+
+def _parse(choice):
+  """(model, memory, data) of the words after the colon; InputError where there is no such run."""
+  chosen = dict(model='qwen2_5_0_5b', memory='24gb', data='gsm8k')
+  allowed = dict(model=MODELS, memory=MEMORIES, data=DATA)
+  for word in filter(None, choice.split(',')):
+    part = next((part for part, words in allowed.items() if word in words), None)
+    if part is None:
+      words = ', '.join(word for words in allowed.values() for word in words)
+      raise InputError(f"'{word}' after the colon must be one of {words}")
+    chosen[part] = word
+  if tuple(chosen.values()) not in FITS:
+    raise InputError(
+      f'{chosen["model"]} does not fit {chosen["memory"]} with {chosen["data"]}: take more memory '
+      'or a smaller model'
+    )
+  return tuple(chosen.values())
