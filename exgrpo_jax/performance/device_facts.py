@@ -1,15 +1,11 @@
 """What a benchmark runs on: device, versions, commit."""
 
-import pathlib
-import re
 from typing import Any
 
 import jax
 
 from exgrpo_jax.performance import peaks
-from exgrpo_jax.runtime import environment
-
-_NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
+from exgrpo_jax.runtime import environment, hardware
 
 
 def describe() -> dict[str, Any]:
@@ -38,7 +34,6 @@ def describe() -> dict[str, Any]:
 
 def _driver(device: jax.Device) -> str:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Of NVIDIA's kernel module, and the version that the runtime reports."""
-  module = _NVIDIA.read_text() if _NVIDIA.exists() else ''
-  found = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', module)
+  module = hardware.nvidia_driver()
   runtime = ' '.join(device.client.platform_version.split())
-  return f'NVIDIA {found[1]}, {runtime}' if found else runtime
+  return f'NVIDIA {module}, {runtime}' if module else runtime

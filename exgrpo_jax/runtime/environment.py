@@ -29,6 +29,7 @@ _PACKAGES = (
   'jaxlib',
   'libtpu',
   'jax-cuda12-pjrt',
+  'jax-cuda13-pjrt',
   'flax',
   'optax',
   'orbax-checkpoint',
@@ -57,7 +58,6 @@ def read(workdir: str) -> list[dict[str, Any]]:
 
 def describe(first_step: int) -> dict[str, Any]:
   """The machine, the versions and the command, as JSON holds them."""
-  installed = {name: _version(name) for name in _PACKAGES}
   device = jax.devices()[0]
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
@@ -65,8 +65,7 @@ def describe(first_step: int) -> dict[str, Any]:
     'command': shlex.join(sys.orig_argv),
     'commit': _commit(pathlib.Path(__file__).parents[1]),
     'python': platform.python_version(),
-    'packages': {'exgrpo_jax': __version__}
-    | {name: version for name, version in installed.items() if version},
+    'packages': versions(),
     'device': {
       'platform': device.platform,
       'kind': device.device_kind,
@@ -74,6 +73,14 @@ def describe(first_step: int) -> dict[str, Any]:
     },
     'hosts': jax.process_count(),
     'first_host': {'name': socket.gethostname(), 'system': platform.platform()},
+  }
+
+
+def versions() -> dict[str, str]:
+  """Those of this package and of what it computes with, by name, as far as they are installed."""
+  installed = {name: _version(name) for name in _PACKAGES}
+  return {'exgrpo_jax': __version__} | {
+    name: version for name, version in installed.items() if version
   }
 
 

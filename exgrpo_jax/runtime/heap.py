@@ -6,14 +6,13 @@ time of a small model's update.
 """
 
 import ctypes
-import glob
 import sys
+
+from exgrpo_jax.runtime import hardware
 
 # Parameters of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _INT_MAX = 2**31 - 1  # the largest value it takes
-
-_ACCELERATORS = ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*', '/dev/nvidia[0-9]*', '/dev/kfd')
 
 
 def keep_pages() -> None:
@@ -22,13 +21,8 @@ def keep_pages() -> None:
   To be called before any import starts a thread: threads keep the arena that they have.
   """
   library = ctypes.CDLL(None) if sys.platform == 'linux' else None
-  if not hasattr(library, 'gnu_get_libc_version') or _may_have_accelerator():
+  if not hasattr(library, 'gnu_get_libc_version') or hardware.platforms():
     return
   library.mallopt(_MMAP_MAX, 0)  # large arrays come from the heap as well
   library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # whose free end is returned above 2 GiB only
   library.mallopt(_ARENA_MAX, 1)  # other arenas are too small for large arrays
-
-
-def _may_have_accelerator() -> bool:
-  """Whether this machine has one; JAX is not asked, for that would start its threads."""
-  return any(glob.glob(pattern) for pattern in _ACCELERATORS)

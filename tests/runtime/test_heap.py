@@ -7,9 +7,9 @@ import pytest
 
 SCRIPT = """
 import resource, sys
-from exgrpo_jax.runtime import heap
+from exgrpo_jax.runtime import hardware, heap
 
-heap._ACCELERATORS = (sys.argv[1],)
+hardware._FILES = {"cuda": (sys.argv[1],)}
 heap.keep_pages()
 b'x' * 2**26
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
