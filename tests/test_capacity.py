@@ -1,10 +1,15 @@
-"""The command compiles a config for a TPU slice, and says what does not fit."""
+"""The command says what a config needs of a TPU slice or a GPU, and what does not fit."""
 
 import re
 import subprocess
 import sys
+import types
 
 import pytest
+
+from exgrpo_jax import capacity
+from exgrpo_jax.configs import one_gpu
+from exgrpo_jax.errors import InputError
 
 
 def test_a_small_config_compiles_for_a_slice():
@@ -51,3 +56,62 @@ def test_a_small_config_compiles_for_a_slice():
   assert large.returncode == 1
   assert 'parameters, moments, reference policy, gradient alone take' in large.stdout
   assert large.stdout.splitlines()[-1] == 'does not fit'
+
+
+def arguments(**changes):
+  """The command's flags, of the smallest model on the smallest GPU."""
+  given = dict(
+    config=one_gpu.get_config(),
+    topology=None,
+    device='l4',
+    fit=False,
+    lengths='lognormal:250',
+    evaluated=1319,
+  )
+  return types.SimpleNamespace(**given | changes)
+
+
+def test_a_gpu_goes_by_formula(capsys):
+  capacity.main(arguments())
+  printed = capsys.readouterr().out
+  assert printed.startswith('l4: 20.12 GiB, 90% of its memory; 0.49 billion parameters')
+  assert re.search(r'  update +[0-9.]+ GiB at its peak: .* fits, [0-9]+% to spare', printed)
+  assert re.search(r'  decode +[0-9.]+ s .* decode steps of [0-9.]+ ms', printed)
+  assert 'hours for config.num_steps=200' in printed and 'No GPU was measured' in printed
+  assert printed.splitlines()[-1] == 'fits'
+
+
+def test_a_faster_gpu_takes_less_time():
+  seconds = {}
+  for device in ('h100-pcie', 'h200'):
+    config = capacity.parse_config(one_gpu.get_config())
+    seconds[device] = capacity.examine_gpu(config, device, 'lognormal:250', 0).speed.seconds
+  assert seconds['h100-pcie'] > seconds['h200']
+
+
+def test_what_does_not_fit_a_gpu_ends_with_status_1_unless_it_can_be_fitted(capsys):
+  config = one_gpu.get_config()
+  config.rollout.slots = 4096
+  with pytest.raises(SystemExit) as exit:
+    capacity.main(arguments(config=config))
+  assert exit.value.code == 1 and 'does not fit' in capsys.readouterr().out
+  capacity.main(arguments(config=config, fit=True))
+  assert capsys.readouterr().out.startswith('--config.rollout.slots=256 ')
+  config.model.num_layers = 100
+  with pytest.raises(SystemExit) as exit:
+    capacity.main(arguments(config=config, fit=True))
+  assert exit.value.code == 1
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(device=None), '--topology or --device'),
+    (dict(topology='v5e:8x8'), '--topology or --device'),
+    (dict(topology='v5e:8x8', device=None, fit=True), '--fit needs --device'),
+    (dict(device='l5'), '--device=l5 must be one of: h200, '),
+  ],
+)
+def test_flags_that_do_not_go_together_are_refused(changes, message):
+  with pytest.raises(InputError, match=message):
+    capacity.main(arguments(**changes))

@@ -117,6 +117,22 @@ def test_a_shipped_config_is_passed_on_by_name_and_any_other_by_path():
   assert config_files.portable_config('configs/smoke.py') == 'configs/smoke.py'
 
 
+def test_what_follows_a_colon_is_the_argument_of_get_config(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text(
+    'from exgrpo_jax.configs import smoke\n\n\ndef get_config(seed):\n'
+    '  config = smoke.get_config()\n  config.seed = int(seed)\n  return config\n'
+  )
+  argv = ['x', '--config=mine.py:7', '--config.num_steps=2']
+  assert config_files.resolved(argv) == argv
+  assert config_files.load('mine.py:7').seed == 7
+  with pytest.raises(InputError, match=r"mine\.py:6: ValueError: invalid literal .* 'x'"):
+    config_files.load('mine.py:x')
+  path = config_files.config_path('one_gpu:math,24gb')
+  assert path.endswith('configs/one_gpu.py:math,24gb')
+  assert config_files.portable_config(path) == 'one_gpu:math,24gb'
+
+
 def test_the_words_that_gave_the_config_are_told_from_the_others():
   config = ['-config=x.py', '--config.num_steps', '-3', '--noconfig.replay.count_replayed']
   others = ['--workdir=/tmp/x', '--samples', '4', '--configuration=y']
@@ -151,7 +167,7 @@ assert not ours, ours
 def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
   flags = {
     'benchmark': {'slots', 'questions'},
-    'capacity': {'config', 'evaluated', 'lengths', 'topology'},
+    'capacity': {'config', 'device', 'evaluated', 'fit', 'lengths', 'topology'},
     'check': {'config', 'workdir', 'num_processes'},
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},

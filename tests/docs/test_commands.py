@@ -38,7 +38,8 @@ def wrong(command, keys):
       'suite': 'configs/suites',
       'sweep': 'configs/sweeps',
     }[kind]
-    path = name if name.endswith('.py') else f'{folder}/{name}.py'
+    file, _, _ = name.partition(':')
+    path = file if file.endswith('.py') else f'{folder}/{file}.py'
     if not (REPOSITORY / path).is_file():
       found.append(f'--{kind}={name}')
   # 'config.json' and 'config.py' are files.

@@ -1,0 +1,46 @@
+"""The configs for one GPU fit it, by the formula, and nothing else is offered."""
+
+import jax
+import pytest
+
+from exgrpo_jax import capacity, config_files, doctor
+from exgrpo_jax.configs import one_gpu
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import parse_config
+from exgrpo_jax.performance import fitting, memory_formula
+
+
+def opened(choice):
+  """(config, spec of its updates, mesh of sampling) of --config=one_gpu:choice."""
+  config = parse_config(config_files.load(config_files.config_path(f'one_gpu:{choice}')))
+  return config, *capacity.step_spec(config)
+
+
+@pytest.mark.parametrize('choice', one_gpu.FITS, ids='-'.join)
+def test_a_config_is_the_largest_that_fits(choice):
+  config, spec, decoding = opened(','.join(choice))
+  limit = doctor.usable_bytes(choice[1])
+  with jax.set_mesh(spec.mesh):
+    peaks = fitting.peaks(config.rollout, spec, decoding, memory_formula.GPU)
+    fitted = fitting.fit(config.rollout, spec, decoding, limit)
+  assert max(peaks.values()) <= limit
+  assert fitted == (config.rollout.slots, config.gradient.tokens_per_microbatch)
+
+
+@pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
+def test_what_does_not_fit_is_refused(model, monkeypatch):
+  """Not with moments in bfloat16 either."""
+  with pytest.raises(InputError, match=f'{model} does not fit 24gb with gsm8k'):
+    opened(model)
+  monkeypatch.setitem(one_gpu.FITS, (model, '24gb', 'gsm8k'), (8, 1536, 'bfloat16'))
+  config = parse_config(one_gpu.get_config(model))
+  spec, decoding = capacity.step_spec(config)
+  with jax.set_mesh(spec.mesh):
+    assert fitting.fit(config.rollout, spec, decoding, doctor.usable_bytes('24gb')) is None
+
+
+def test_words_come_in_any_order_and_some_may_be_left_out():
+  first, second = (opened(words)[0] for words in ('math,qwen2_5_0_5b', 'qwen2_5_0_5b,24gb,math'))
+  assert first == second != opened('')[0]
+  with pytest.raises(InputError, match="'qwen9' after the colon must be one of qwen2_5_0_5b, "):
+    opened('qwen9')
