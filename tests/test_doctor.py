@@ -64,6 +64,7 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(capsys, monkeypatch):
   ('memory', 'config'),
   [
     (84.9e9, 'one_gpu:qwen3_1_7b,80gb,gsm8k '),
+    (79e9, 'one_gpu:qwen3_1_7b,80gb,gsm8k '),
     (42.3e9, 'one_gpu:qwen3_1_7b,40gb,gsm8k '),
     (23.6e9, 'one_gpu:qwen2_5_0_5b,24gb,gsm8k '),
     (16e9, 'one_gpu:qwen2_5_0_5b,24gb,gsm8k '),
