@@ -1,7 +1,6 @@
-r"""One GPU of 24, 40 or 80 GB, a small checkpoint, and GSM8K or MATH.
+"""One GPU of 24, 40 or 80 GB, a small checkpoint, and GSM8K or MATH.
 
-python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run \
-    --config.model.path=Qwen/Qwen2.5-1.5B-Instruct
+python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 What follows the colon is a model, a memory and a data set, in any order; what is left out is
 qwen2_5_0_5b, 24gb and gsm8k. docs/one_gpu.md lists what fits, and the hours that a run is estimated
 to take; none of these has been run yet. `python -m exgrpo_jax.doctor` names the one for a machine.

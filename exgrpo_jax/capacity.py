@@ -52,7 +52,7 @@ class Examination(NamedTuple):
 
   fits: bool
   peaks: dict[str, float]  # bytes of a chip by program; inf where one does not compile
-  speed: Speed | None  # where all programs compile
+  speed: Speed | None  # where all programs compile, or fit a GPU
 
 
 def define_flags() -> None:
@@ -158,13 +158,15 @@ def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) 
   )
   with jax.set_mesh(spec.mesh):
     arrays = memory.step_arrays(spec, decoding)
-    needs = memory_formula.of_step(rollout, spec, decoding, arrays, memory_formula.GPU)
+    platform, speed = memory_formula.of_gpu(spec.model.dtype), None
+    needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)
     found = capacity_report.print_memory(
       rollout, spec.model, decoding, arrays, gpu.usable, needs.__getitem__
     )
-    parts = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).parts(work)
-    words = f'{gpu_time.ASSUMPTIONS}\n{_assumed(config, work, lengths_spec)}'
-    speed = time_report.print_time(parts, work, 1, config.num_steps, words)
+    if found.fits:
+      parts = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).parts(work)
+      words = f'{gpu_time.ASSUMPTIONS}\n{_assumed(config, work, lengths_spec)}'
+      speed = time_report.print_time(parts, work, 1, config.num_steps, words)
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
 

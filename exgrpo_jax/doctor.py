@@ -21,7 +21,7 @@ from huggingface_hub import constants
 
 from exgrpo_jax import capacity, cli, config_files
 from exgrpo_jax.experiment import parse_config
-from exgrpo_jax.performance import browser, fitting, memory_formula
+from exgrpo_jax.performance import browser, fitting
 from exgrpo_jax.runtime import device_memory, environment, hardware
 
 _GB = 1e9
@@ -147,10 +147,9 @@ def for_gpu(limit: float) -> str:
     config = parse_config(config_files.load(f'{path}:{choice}'))
     spec, decoding = capacity.step_spec(config)
     with jax.set_mesh(spec.mesh):
-      peaks = fitting.peaks(config.rollout, spec, decoding, memory_formula.GPU)
+      if max(fitting.peaks(config.rollout, spec, decoding).values()) <= limit:
+        return f'one_gpu:{choice}'
       fitted = fitting.fit(config.rollout, spec, decoding, limit)
-    if max(peaks.values()) <= limit:
-      return f'one_gpu:{choice}'
     if fitted:
       return f'one_gpu:{choice} {fitted.flags}'
   return 'smoke_gpu'

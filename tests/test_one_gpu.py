@@ -7,7 +7,7 @@ from exgrpo_jax import capacity, config_files, doctor
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import parse_config
-from exgrpo_jax.performance import fitting, memory_formula
+from exgrpo_jax.performance import fitting
 
 
 def opened(choice):
@@ -21,7 +21,7 @@ def test_a_config_is_the_largest_that_fits(choice):
   config, spec, decoding = opened(','.join(choice))
   limit = doctor.usable_bytes(choice[1])
   with jax.set_mesh(spec.mesh):
-    peaks = fitting.peaks(config.rollout, spec, decoding, memory_formula.GPU)
+    peaks = fitting.peaks(config.rollout, spec, decoding)
     fitted = fitting.fit(config.rollout, spec, decoding, limit)
   assert max(peaks.values()) <= limit
   assert fitted == (config.rollout.slots, config.gradient.tokens_per_microbatch)

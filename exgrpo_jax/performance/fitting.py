@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import capacity_report, memory, memory_formula
-from exgrpo_jax.performance.memory_formula import Platform
 from exgrpo_jax.rollout import stages
 
 # Of the memory, for what the formula leaves out.
@@ -52,7 +51,7 @@ def fit(
   def fits(names: tuple[str, ...], slots: int, tokens: int) -> bool:
     trial = dataclasses.replace(rollout, slots=slots)
     gradient = dataclasses.replace(spec.gradient, tokens_per_microbatch=tokens)
-    found = peaks(trial, dataclasses.replace(spec, gradient=gradient), decoding, memory_formula.GPU)
+    found = peaks(trial, dataclasses.replace(spec, gradient=gradient), decoding)
     return max(found[name] for name in names) <= (1 - _SPARE) * limit
 
   row = rollout.longest_row
@@ -70,11 +69,9 @@ def fit(
   return Fitted(slots, tokens) if slots and tokens else None
 
 
-def peaks(
-  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, platform: Platform
-) -> dict[str, int]:
-  """Bytes in use while each program of a step runs, by formula, on one device."""
-  arrays = memory.step_arrays(spec, decoding)
+def peaks(rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:
+  """Bytes in use while each program of a step runs, by formula, on one GPU."""
+  arrays, platform = memory.step_arrays(spec, decoding), memory_formula.of_gpu(spec.model.dtype)
   needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)
   prompts = memory.prompt_bytes_per_chip(rollout, spec.model, decoding)
   beside = capacity_report.beside(arrays, prompts)

@@ -3,7 +3,8 @@
 Arguments are counted from the real arrays' shapes. Of temporary arrays the largest are counted that
 exist at once, by the model's shape. An update's gradient and its logits do not share memory here:
 sometimes they do, and then an update takes up to a fifth less. Tests hold the sums to the buffers
-that XLA allocates for the CPU. Letters as in layers.py and attention.py.
+that XLA allocates for the CPU and, where its compiler is installed, for an H100. Letters as in
+layers.py and attention.py.
 """
 
 import dataclasses
@@ -39,12 +40,18 @@ class Platform:
   has_new_moments: bool  # beside the old ones; else they are written in place
 
 
-# XLA:CPU computes bfloat16 in float32, in part, and so do no others: this is of float32 alone.
+# Of float32 alone: XLA:CPU converts most of what is bfloat16 to it, as no other compiler does.
 CPU = Platform(cache_multiple=1, has_scores=True, logit_arrays=3, has_new_moments=True)
-# XLA:GPU fuses what XLA:CPU writes out, and cuDNN's attention holds no scores.
-GPU = Platform(
-  cache_multiple=dense_cache.MULTIPLE, has_scores=False, logit_arrays=1, has_new_moments=False
-)
+
+
+def of_gpu(dtype: str) -> Platform:
+  """XLA:GPU fuses what XLA:CPU writes out; cuDNN's attention, for bfloat16, holds no scores."""
+  return Platform(
+    cache_multiple=dense_cache.MULTIPLE,
+    has_scores=attention.backend_for('gpu', dtype) != 'cudnn',
+    logit_arrays=1,
+    has_new_moments=False,
+  )
 
 
 def of_step(

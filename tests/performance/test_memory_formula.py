@@ -98,7 +98,7 @@ def test_a_gpu_takes_what_the_formula_says(choice):
   config = experiment.parse_config(one_gpu.get_config(choice))
   found = differences(
     config,
-    memory_formula.GPU,
+    memory_formula.of_gpu(config.model.dtype),
     ['score', 'prefill', 'decode', 'update', 'optimizer'],
     devices,
   )
