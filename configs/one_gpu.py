@@ -38,6 +38,8 @@ DATA = {
 }
 MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
 
+SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
+
 # (slots, tokens of a microbatch, AdamW's moments): the slots and tokens that
 # `capacity --device=… --fit` finds. Moments are bfloat16 where float32 leaves no room.
 FITS = {
@@ -67,7 +69,7 @@ def get_config(choice=''):
   config.model.repository = repository
   config.model.update(shape)
   config.model.rope.theta = 1e6
-  config.prompt.template = 'chat'
+  config.prompt.update(dict(template='chat', system=SYSTEM))
   config.data.update(DATA[data])
   config.data.update(dict(overlong='drop', default_kind='math'))
   config.rollout.update(
