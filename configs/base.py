@@ -125,6 +125,15 @@ def get_config():
     )
   )
 
+  # The whole model is trained; rank=8 to 64 trains adapters on a frozen one.
+  config.lora = ConfigDict(
+    dict(
+      rank=0,
+      alpha=32.0,
+      targets=('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj'),
+    )
+  )
+
   config.mesh = ConfigDict(
     dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
   )

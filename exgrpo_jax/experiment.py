@@ -24,7 +24,7 @@ from exgrpo_jax.grading import settings as grading_settings
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import parity, stages
 from exgrpo_jax.runtime import activity, compilations, hosts, hub
@@ -50,6 +50,7 @@ class Config:
   optimizer: optimizer.Config
   gradient: gradients.Config
   model: ModelConfig
+  lora: lora.Config
   mesh: sharding.Config
   prompt: prompt.Config
   tokenizer: tokenizer.Config
@@ -69,6 +70,11 @@ class Config:
   def num_updates(self) -> int:
     """Optimiser updates of the whole run."""
     return self.num_steps * self.optimizer.minibatches
+
+  @property
+  def keeps_initial(self) -> bool:
+    """Whether a run needs its initial parameters to the end: beneath adapters, or for a KL term."""
+    return bool(self.lora.rank or self.objective.kl_coefficient)
 
   @property
   def warm_start_seed(self) -> int:
@@ -176,6 +182,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   model.check_meshes(shape, meshes)
+  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
   return Experiment(
     config=parsed,
     workdir=workdir,
@@ -217,12 +224,15 @@ def model_config(parsed: Config) -> model.Config:
   return architecture.parse(values, file, own.dtype)
 
 
-def load_weights(experiment: Experiment) -> model.Params:
-  """The parameters of the checkpoint that the config starts from, fetched where it is a name."""
+def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
+  """The parameters of the checkpoint that the config starts from, fetched where it is a name.
+
+  `frozen` as in `weights.load`.
+  """
   name = experiment.model_name
   folder = hub_checkpoint.folder(name, 'config.model.path', weights=True)
   with activity.doing(f'reading the weights of {name}'):
-    params = weights.load(folder, experiment.model, experiment.meshes.training)
+    params = weights.load(folder, experiment.model, experiment.meshes.training, frozen=frozen)
     return jax.block_until_ready(params)
 
 
@@ -286,6 +296,7 @@ def update_spec(
     objective=parsed.objective,
     optimizer=parsed.optimizer,
     model=shape,
+    lora=parsed.lora,
     mesh=mesh,
     num_updates=parsed.num_updates,
     temperature=parsed.rollout.temperature,
@@ -297,8 +308,8 @@ def update_spec(
 
 def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   """Shapes and shardings of a run's train state; allocates nothing."""
-  params = model.shapes(experiment.model, experiment.meshes.training)
-  return optimizer.shapes(experiment.config.optimizer, experiment.config.num_updates, params)
+  spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
+  return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
 
 
 def keep_tokenizer(experiment: Experiment) -> None:

@@ -1,6 +1,8 @@
 """A run's policy as a Hugging Face folder, for transformers, vLLM, or another run.
 
 python -m exgrpo_jax.export --checkpoint=/tmp/run --out=/tmp/policy
+
+With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
 """
 
 import json
@@ -12,10 +14,10 @@ from absl import flags
 from etils import epath
 from ml_collections import ConfigDict
 
-from exgrpo_jax import cli
+from exgrpo_jax import cli, policies
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Experiment, open_experiment
-from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.experiment import Config, Experiment, open_experiment, state_shapes
+from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
@@ -33,6 +35,11 @@ def define_flags() -> None:
     None,
     ['float32', 'bfloat16', 'float16'],
     "Of the weights; the original checkpoint's by default.",
+  )
+  flags.DEFINE_bool(
+    'adapters',
+    False,
+    "LoRA's adapters alone, for PEFT to load onto the model of config.model.path.",
   )
 
 
@@ -52,11 +59,42 @@ def main(args: cli.Args) -> None:
   # This machine's devices, not the run's.
   values['mesh'] = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
   experiment = open_experiment(ConfigDict(values), args.checkpoint)
+  if args.adapters:
+    _check_adapters(experiment.config, args.dtype)
   with jax.set_mesh(experiment.meshes.training):
-    like = model.shapes(experiment.model, experiment.meshes.training)
-    params, step = checkpoint.restore_params(args.checkpoint, args.step, like)
-    write(experiment, params, out, args.dtype)
-  print(f'{out}: the policy after step {step}')
+    if args.adapters:
+      step = _write_adapters(experiment, out, args.step)
+    else:
+      policy, step = policies.of_run(experiment, args.checkpoint, args.step)
+      write(experiment, policy, out, args.dtype)
+  print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
+
+
+def _check_adapters(config: Config, dtype: str | None) -> None:
+  """InputError where adapters alone would be of no use."""
+  problem = None
+  if not config.lora.rank:
+    problem = 'this run trained the whole model (config.lora.rank=0) and has none'
+  elif not config.model.path or config.warm_start.num_updates:
+    problem = 'what they belong to is no folder that others have, but random or a warm start'
+  elif config.model.extension.rope_theta:
+    problem = "they would come without the run's config.model.extension.rope_theta"
+  elif dtype:
+    problem = f'they are written as they were trained, in float32, and not in --dtype={dtype}'
+  if problem:
+    raise InputError(f'--adapters: {problem}; leave it out, and the whole policy is written.')
+
+
+def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
+  """Writes a checkpoint's adapters and the tokenizer's files; returns the checkpoint's step."""
+  config, like = experiment.config, state_shapes(experiment).params
+  trained, step = checkpoint.restore_params(experiment.workdir, step, like)
+  if hosts.is_first():
+    experiment.tokenizer.save(out)
+  named = hub_checkpoint.named(experiment.model_name)
+  base = named.name if named else experiment.model_name
+  adapters.save(out, config.lora, experiment.model, trained, base)
+  return step
 
 
 def write(

@@ -33,18 +33,20 @@ def measure_alignment(run: Run, params: model.Params, plan: Plan, batch: Batch) 
   with run.clock('alignment'):
     clip = objective.clips_fresh_ratios(config.objective, plan.replay_started)
     held_out = collect(run, params, plan.step)
+    samples = config.rollout.samples
     advantage_QK = held_out.advantage_B.reshape(-1, config.alignment.samples)
     return {
       # Where it is 1, there is no held-out gradient, and nothing else to say.
       'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
-      **alignment.measure(run.update, params, batch, config.rollout.samples, clip, held_out),
+      **alignment.measure(run.update, params, batch, samples, clip, held_out, run.kept.initial),
     }
 
 
 def collect(run: Run, params: model.Params, step: int) -> Batch:
   """Fresh responses to held-out questions, sampled, graded and assembled as a training step's.
 
-  What is drawn depends on seed and step alone, so a resumed run draws the same.
+  `params` are those that are trained. What is drawn depends on seed and step alone, so a resumed
+  run draws the same.
   """
   config, data = run.experiment.config, run.evaluations[0]
   rollout = dataclasses.replace(
@@ -64,7 +66,7 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
     candidates=((),) * len(rows),
   )
   responses = rollout.generate(
-    model.decode_layout(run.experiment.model, params, run.experiment.meshes),
+    model.decode_layout(run.experiment.model, run.policy(params), run.experiment.meshes),
     plan,
     randomness.key(config.seed, Purpose.ALIGNMENT, step),
     run.grader.submit,

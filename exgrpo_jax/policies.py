@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import cli, config, config_files
+from exgrpo_jax import cli, config, config_files, warm_start
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import (
@@ -19,11 +19,12 @@ from exgrpo_jax.experiment import (
   model_config,
   open_experiment,
   parse_config,
+  state_shapes,
   with_folders,
 )
 from exgrpo_jax.huggingface import architecture, hub_checkpoint
-from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.policy import model
+from exgrpo_jax.learner import checkpoint, checksums
+from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
@@ -96,7 +97,7 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
   if source.kind == 'run':
     if not values:
       return ConfigDict(read_config(source.path))
-    check_workdir(values, source.path, ('model', 'tokenizer', 'prompt'))
+    check_workdir(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
     return suited_to(source.path)
@@ -168,7 +169,18 @@ def restore(source: Source, experiment: Experiment) -> Policy:
   """The policy of an experiment that was opened for `source`."""
   with jax.set_mesh(experiment.meshes.training):
     if source.kind == 'run':
-      like = model.shapes(experiment.model, experiment.meshes.training)
-      params, step = checkpoint.restore_params(source.path, source.step, like)
-      return Policy(source, experiment, params, step)
+      return Policy(source, experiment, *of_run(experiment, source.path, source.step))
     return Policy(source, experiment, load_weights(experiment), 0)
+
+
+def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
+  """The policy of a checkpoint, by default the newest, and its step.
+
+  Raises InputError where there is none, or its adapters belong to another base.
+  """
+  config, like = experiment.config, state_shapes(experiment).params
+  if not config.lora.rank:
+    return checkpoint.restore_params(workdir, step, like)
+  base = warm_start.initial_params(experiment)
+  adapters, step = checkpoint.restore_params(workdir, step, like, checksums.of_base(base))
+  return lora.joined(config.lora, base, adapters), step

@@ -13,14 +13,15 @@ from exgrpo_jax import warm_start
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import Experiment, update_spec
-from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
+from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
-from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.policy import kv_cache, lora, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.prefilled import Prefilled, prefill_lengths
 from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.run import first_params
 from exgrpo_jax.runtime import activity, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -33,16 +34,21 @@ def run(experiment: Experiment, rollout: Rollout) -> None:
     with activity.doing('compiling the warm start'):
       warm_start.rehearse(experiment)
   params = model.init(experiment.model, key, experiment.meshes.training)
+  if config.lora.rank:
+    params = model.frozen(experiment.model, params, experiment.meshes.training)
+    checksums.of_base(params)
+  initial, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
   with activity.doing('compiling the rollout'):
-    _score(rollout, params)
-    decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
+    _score(rollout, policy)
+    decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
     for spec in _decode_specs(experiment):
       _decode(experiment, decode_params, spec)
     del decode_params
   with activity.doing('compiling the update'):
-    state = optimizer.init(config.optimizer, config.num_updates, params)
-    state = _update(experiment, rollout, state)
-    jax.block_until_ready(checkpoint.bit_sums(state))
+    state = optimizer.init(config.optimizer, config.num_updates, trained)
+    state = _update(experiment, rollout, state, initial)
+    jax.block_until_ready(checksums.bit_sums(state))
 
 
 def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
@@ -89,18 +95,21 @@ def _score(rollout: Rollout, params: model.Params) -> None:
   selection.weights(rollout.objective, rollout.meshes.training, [logp], [logp])
 
 
-def _update(experiment: Experiment, rollout: Rollout, state: TrainState) -> TrainState:
+def _update(
+  experiment: Experiment, rollout: Rollout, state: TrainState, initial: model.Params | None
+) -> TrainState:
   """An optimiser update, of the longest row and of the shortest; `state` is donated."""
   config, all_sums = experiment.config, []
   spec = update_spec(config, experiment.model, experiment.meshes.training)
-  reference = model.copied(state.params) if config.objective.kl_coefficient else None
   batches = [_batch(rollout, row) for row in _long_and_short(rollout)]
   if config.alignment.every:
-    alignment.measure(spec, state.params, batches[0], config.rollout.samples, False, batches[1])
+    alignment.measure(
+      spec, state.params, batches[0], config.rollout.samples, False, batches[1], initial
+    )
   for batch in batches:
     minibatch = gradients.minibatches(batch, config.optimizer.minibatches)[0]
     gradient, sums = gradients.minibatch_gradient(
-      spec, state.params, minibatch, False, True, reference
+      spec, state.params, minibatch, False, True, initial
     )
   state, norms = gradients.apply_gradient(spec, state, gradient)
   all_sums = [sums | norms | {'updates': np.float32(1)}] * config.optimizer.minibatches

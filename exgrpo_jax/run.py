@@ -3,23 +3,32 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import orbax.checkpoint as ocp
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.algorithm.replay import Bucketed, Buffer
 from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
-from exgrpo_jax.experiment import Experiment
+from exgrpo_jax.experiment import Experiment, state_shapes
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import early_stop, metrics, record_writer, regime, step_metrics
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.runtime import compilations, hosts
+from exgrpo_jax.runtime import activity, compilations, hosts, randomness
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.pace import Pace
+from exgrpo_jax.runtime.randomness import Purpose
+
+
+class Kept(NamedTuple):
+  """What a run keeps of the parameters that it began with."""
+
+  initial: model.Params | None = None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
+  base_sums: Mapping[str, int] = checkpoint.NO_BASE  # with LoRA; see `checkpoint.save`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Run:
   rollout: Rollout
   evaluations: tuple[QuestionSet, ...]
   update: gradients.UpdateSpec
-  reference: model.Params | None  # of the KL term, where there is one
+  kept: Kept
   grader: pool.Grader
   writer: metrics.Writer
   records: record_writer.Writer
@@ -38,6 +47,10 @@ class Run:
   clock: Clock
   compiled: compilations.Counter
   told_to_stop: Callable[[], str]  # the signal's name, or ''
+
+  def policy(self, params: model.Params) -> model.Params:
+    """The policy of the parameters that are trained; with LoRA they are adapters."""
+    return lora.joined(self.experiment.config.lora, self.kept.initial, params)
 
 
 @dataclasses.dataclass
@@ -109,17 +122,57 @@ def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:
   )
 
 
+def begin(
+  experiment: Experiment,
+  rollout: Rollout,
+  manager: ocp.CheckpointManager,
+  params: model.Params | None,
+  successes: Sequence[seeding.Candidate],
+) -> tuple[Snapshot, Kept]:
+  """The newest snapshot, or one before the first step, and what the run keeps of `params`.
+
+  `params` are the initial ones; None for a run that is resumed and does not keep them.
+  """
+  kept, config = Kept(), experiment.config
+  if params is not None and config.keeps_initial:
+    kept = Kept(params, checksums.of_base(params) if config.lora.rank else checkpoint.NO_BASE)
+  with activity.doing('reading the newest checkpoint'):
+    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), kept.base_sums)
+  if snapshot:
+    print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
+    return snapshot, kept
+  assert params is not None
+  return first_snapshot(experiment, rollout, params, successes), kept
+
+
+def first_params(
+  experiment: Experiment, params: model.Params
+) -> tuple[model.Params | None, model.Params]:
+  """(initial, trained) of a run that begins with `params`.
+
+  The initial ones stay as they are to the end, where the run needs them. Updates donate what is
+  trained: LoRA's adapters, or all parameters.
+  """
+  config = experiment.config
+  if config.lora.rank:
+    key = randomness.key(config.seed, Purpose.LORA)
+    return params, lora.init(state_shapes(experiment).params, key)
+  return (params, model.copied(params)) if config.keeps_initial else (None, params)
+
+
 def first_snapshot(
   experiment: Experiment,
   rollout: Rollout,
   params: model.Params,
   successes: Sequence[seeding.Candidate],
 ) -> Snapshot:
-  """A run before its first step; updates will donate `params`."""
+  """A run before its first step; updates donate `params` unless the run keeps them."""
   config = experiment.config
+  initial, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
   return Snapshot(
     step=0,
-    state=optimizer.init(config.optimizer, config.num_updates, params),
-    buffer=seeding.seeded(rollout, params, successes, config.experience.missing_logprobs),
+    state=optimizer.init(config.optimizer, config.num_updates, trained),
+    buffer=seeding.seeded(rollout, policy, successes, config.experience.missing_logprobs),
     cursor=Cursor(),
   )

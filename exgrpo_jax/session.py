@@ -29,12 +29,12 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policies import Policy, Source
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import lora, model
 from exgrpo_jax.report import write_at_end
 from exgrpo_jax.reporting import curves, metrics, record_writer
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.run import Progress, Run, first_snapshot, progress_after
+from exgrpo_jax.run import Progress, Run, begin, progress_after
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, preemption, watchdog
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import record_start
@@ -68,7 +68,8 @@ class Session:
     """As it is now; the next step takes its memory."""
     experiment = self.run.experiment
     source = Source('run', experiment.workdir)
-    return Policy(source, experiment, self.snapshot.state.params, self.snapshot.step)
+    params = self.run.policy(self.snapshot.state.params)
+    return Policy(source, experiment, params, self.snapshot.step)
 
 
 class Loaded(NamedTuple):
@@ -122,8 +123,7 @@ def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
   """Makes the workdir this config's; returns what the run starts from, None where it needs none."""
   experiment, workdir = loaded.experiment, loaded.experiment.workdir
   checkpoint.check_disk_space(workdir, state_shapes(experiment))
-  # A resumed run needs its initial parameters only where a KL term refers to them.
-  needs_params = not loaded.done or experiment.config.objective.kl_coefficient
+  needs_params = not loaded.done or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, loaded.rollout.data) if needs_params else None
   hub.record(workdir)
   claim_workdir(config, workdir)
@@ -146,8 +146,7 @@ def opened(
 
   Args:
     loaded: what the run is about.
-    params: the initial ones, to which a KL term refers; None for a run that is resumed and has no
-      such term.
+    params: the initial ones; None for a run that is resumed and does not keep them.
     compiled: counts the programs from now on.
     guard: entered after the evaluation at the start; gives the clock of the steps, and whether they
       are to end.
@@ -157,20 +156,11 @@ def opened(
     loaded.experiment.config,
     loaded.experiment.workdir,
   )
-  reference = params if config.objective.kl_coefficient else None
   with (
     checkpoint.explain_full_disk(workdir),
     checkpoint.open_manager(workdir, config.checkpoint) as manager,
   ):
-    with activity.doing('reading the newest checkpoint'):
-      snapshot = checkpoint.restore_newest(manager, state_shapes(experiment))
-    if snapshot:
-      print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
-    else:
-      assert params is not None
-      if reference is not None:  # a copy, for updates donate their input
-        reference = model.copied(params)
-      snapshot = first_snapshot(experiment, loaded.rollout, params, loaded.successes)
+    snapshot, kept = begin(experiment, loaded.rollout, manager, params, loaded.successes)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
     record_start(workdir, first)
     settings = dataclasses.asdict(config)
@@ -181,8 +171,9 @@ def opened(
     ):
       progress = progress_after(experiment, loaded.rollout, snapshot.buffer, compiled)
       if not snapshot.step:
+        policy = lora.joined(config.lora, kept.initial, snapshot.state.params)
         with activity.doing('evaluate'), progress.pace.evaluation():
-          scores = evaluation.score_all(experiment, snapshot.state.params, loaded.evaluations, 0)
+          scores = evaluation.score_all(experiment, policy, loaded.evaluations, 0)
         writer.write(0, scores)
       with guard as (clock, told_to_stop):
         run = Run(
@@ -190,7 +181,7 @@ def opened(
           rollout=loaded.rollout,
           evaluations=loaded.evaluations,
           update=update_spec(config, experiment.model, experiment.meshes.training),
-          reference=reference,
+          kept=kept,
           grader=grader,
           writer=writer,
           records=records,

@@ -58,7 +58,7 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
     print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
   with activity.doing('writing the last checkpoint'):
     if config.export.last:
-      export.keep_last(run.experiment, state.params)
+      export.keep_last(run.experiment, run.policy(state.params))
     run.checkpoints.wait_until_finished()
 
 
@@ -67,19 +67,19 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
 
 def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
-  experiment, rollout, clock = run.experiment, run.rollout, run.clock
+  experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
   with clock('pick'):
-    replays, scores = rollout.pick_replays(params, plan)
+    replays, scores = rollout.pick_replays(policy, plan)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
-      model.decode_layout(experiment.model, params, experiment.meshes)
+      model.decode_layout(experiment.model, policy, experiment.meshes)
     )
   with clock('generate'), activity.doing(run.grader.progress):
     key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)
     responses = rollout.generate(decode_params, plan, key, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
-    responses, parity = rollout.old_logprobs(params, plan, responses)
+    responses, parity = rollout.old_logprobs(policy, plan, responses)
   with clock('grade', device_waits=True):
     verdicts = rollout.grade(plan, responses, run.grader)
   with clock('assemble', device_waits=True):
@@ -113,7 +113,7 @@ def learn(
   minibatches = gradients.minibatches(experience.batch, config.optimizer.minibatches)
   for index, minibatch in enumerate(minibatches):
     gradient, sums = gradients.minibatch_gradient(
-      run.update, state.params, minibatch, clip, index == 0, run.reference
+      run.update, state.params, minibatch, clip, index == 0, run.kept.initial
     )
     state, norms = gradients.apply_gradient(run.update, state, gradient)
     del gradient  # the next one needs its memory
@@ -173,14 +173,15 @@ def report(
   measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
   warn(run, progress, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
+    policy = run.policy(state.params)
     with progress.pace.evaluation():
       with clock('evaluate'):
-        scores = evaluation.score_all(run.experiment, state.params, run.evaluations, plan.step)
+        scores = evaluation.score_all(run.experiment, policy, run.evaluations, plan.step)
         measured |= scores
         progress.scores |= early_stop.scores([{'step': plan.step} | scores])
       if config.export.best:
         with clock('export', device_waits=True):
-          export.keep_best(run.experiment, state.params, plan.step, scores['validation/score'])
+          export.keep_best(run.experiment, policy, plan.step, scores['validation/score'])
   measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
@@ -204,11 +205,11 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
   if is_due:
     with run.clock('save', device_waits=True):
       run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
-      checkpoint.save(manager, snapshot)
+      checkpoint.save(manager, snapshot, run.kept.base_sums)
   if (signal_name := run.told_to_stop()) and not is_last:
     if not is_due:
       run.records.flush()
-      checkpoint.save(manager, snapshot)
+      checkpoint.save(manager, snapshot, run.kept.base_sums)
     manager.wait_until_finished()
     print(
       f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; the '

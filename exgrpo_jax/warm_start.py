@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import Config, Experiment, load_questions, load_weights
+from exgrpo_jax.experiment import Config, Experiment, load_questions, load_weights, state_shapes
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
@@ -46,37 +47,50 @@ _ORIGIN, _LOCK = 'origin.json', 'lock'
 _Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
 
 
-def initial_params(experiment: Experiment, data: QuestionSet) -> model.Params:
+def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
   """A checkpoint's parameters or random ones; after the warm start where the config has one.
 
-  `data` are the training questions, on which the warm start is checked.
+  The base of LoRA's adapters, where there are any, is frozen (see `model.shapes`). `data` are the
+  training questions, on which the warm start is checked; None where a run must have kept it.
   """
-  name, rows = experiment.model_name, None
-  if experiment.config.warm_start.num_updates and not _is_kept(experiment):
+  config, mesh = experiment.config, experiment.meshes.training
+  name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
+  is_frozen = config.lora.rank > 0
+  if is_warm and not _is_kept(experiment):
+    if data is None:
+      raise InputError(
+        f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
+        'adapters mean nothing without it; bring it back.'
+      )
     rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
   if name:
-    params = load_weights(experiment)
+    params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f'weights of {name}: {count:,} parameters', flush=True)
   else:
-    key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
-    params = model.init(experiment.model, key, experiment.meshes.training)
-  if experiment.config.warm_start.num_updates:
+    params = model.init(
+      experiment.model, randomness.key(config.warm_start_seed, Purpose.INIT), mesh
+    )
+  if is_warm:
     params = run(experiment, params, data, rows)
-  return params
+  if not is_frozen:
+    return params
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(state_shapes(experiment).params))
+  print(f'LoRA: adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
+  return model.frozen(experiment.model, params, mesh)
 
 
 def run(
   experiment: Experiment,
   params: model.Params,
-  data: QuestionSet,
+  data: QuestionSet | None,
   rows: list[_Row] | None = None,
 ) -> model.Params:
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
-  `data` are the training questions, on which `enough` is checked; `rows` what is learnt, read
-  where it is not given. Raises InputError where the folder holds the result of another
-  configuration.
+  `data` are the training questions, on which `enough` is checked; needed only to train. `rows` are
+  what is learnt, read where they are not given. Raises InputError where the folder holds the result
+  of another configuration.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -85,6 +99,7 @@ def run(
   with _claimed(directory):
     if _is_kept(experiment):  # by the run that this one waited for
       return _kept(directory, wanted, params)
+    assert data is not None
     rows = _solutions(experiment) if rows is None else rows
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)

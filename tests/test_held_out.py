@@ -47,8 +47,8 @@ def train(values, workdir, compiled):
     patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
     policy_gradient, apply_gradient = alignment.policy_gradient, gradients.apply_gradient
 
-    def note_compared(spec, params, batch, clip):
-      gradient = policy_gradient(spec, params, batch, clip)
+    def note_compared(spec, params, batch, clip, initial):
+      gradient = policy_gradient(spec, params, batch, clip, initial)
       compared.append((len(applied) + 1, batch, flat(gradient)))
       return gradient
 

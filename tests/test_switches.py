@@ -19,6 +19,7 @@ from exgrpo_jax.datatypes import Cursor, Trajectory
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
+from exgrpo_jax.run import Kept
 from exgrpo_jax.runtime.clock import Clock
 from tests.helpers import losses, recording, tiny
 
@@ -290,7 +291,7 @@ def learn(run, params, batch):
   stand_in = types.SimpleNamespace(
     experiment=opened,
     update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
-    reference=None,
+    kept=Kept(),
     clock=Clock(),
   )
   plan = types.SimpleNamespace(replay_started=True)

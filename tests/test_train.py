@@ -31,6 +31,7 @@ from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.step_metrics import OUTCOMES
+from exgrpo_jax.run import Kept
 from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
 from tests.helpers import buffers, recording, tiny
@@ -351,7 +352,7 @@ def learn(opened, params, batch):
   run = types.SimpleNamespace(
     experiment=opened,
     update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
-    reference=None,
+    kept=Kept(),
     clock=Clock(),
   )
   before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped

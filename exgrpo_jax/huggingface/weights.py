@@ -17,11 +17,10 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
 from exgrpo_jax.huggingface import architecture, safetensors_files
 from exgrpo_jax.huggingface.architecture import ParamPath, Tensor
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
 
 SHARD_BYTES = 5 * 10**9  # maximum size of one file
@@ -31,7 +30,7 @@ SHARD_BYTES = 5 * 10**9  # maximum size of one file
 
 
 def load(
-  directory: epath.PathLike, config: model.Config, mesh: Mesh, dtype: DTypeLike = jnp.float32
+  directory: epath.PathLike, config: model.Config, mesh: Mesh, *, frozen: bool = False
 ) -> model.Params:
   """The parameters of a checkpoint, each device's slice placed on that device.
 
@@ -40,7 +39,7 @@ def load(
       copied to the machine's temporary folder, one at a time.
     config: the decoder's shape.
     mesh: the devices that hold the parameters, laid out as by `model.init`.
-    dtype: of the parameters.
+    frozen: whether they have the dtypes of frozen ones (see `model.shapes`); else float32.
 
   Raises:
     InputError: a tensor is missing, unexpected, of another shape or not of a floating
@@ -51,7 +50,7 @@ def load(
   keys = {tensor.name: key for key, tensor in layout.items()}
   tensors = {tensor.name: tensor for tensor in layout.values()}
   files = safetensors_files.locate(folder, tensors)
-  shapes = model.shapes(config, mesh)
+  shapes = model.shapes(config, mesh, frozen=frozen)
   leaves: dict[ParamPath, jax.Array] = {}
   vectors = []
   for file in sorted(set(files.values())):
@@ -63,11 +62,11 @@ def load(
           vectors.append(reader.get_slice(name)[:].tobytes())
         like = _get(shapes, path)
         if layer is None:
-          leaves[path] = _read(reader.get_slice(name), tensor, like, dtype)
+          leaves[path] = _read(reader.get_slice(name), tensor, like)
           continue
         if path not in leaves:
-          leaves[path] = jnp.zeros(like.shape, dtype, device=like.sharding)
-        value = _read(reader.get_slice(name), tensor, _one_layer(like), dtype)
+          leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
+        value = _read(reader.get_slice(name), tensor, _one_layer(like))
         leaves[path] = _set_layer(leaves[path], value, layer)
   # No host reads the matrices in full, but two different checkpoints differ in vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
@@ -87,8 +86,8 @@ def _set_layer(stack: jax.Array, value: jax.Array, layer: int) -> jax.Array:
   return jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0)
 
 
-def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype: DTypeLike) -> jax.Array:
-  """One parameter with the shape and sharding of `like`, read one device's slice at a time.
+def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
+  """One parameter as `like` has it, read one device's slice at a time.
 
   `reader` is the safetensors slice of `tensor`.
   """
@@ -96,10 +95,10 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct, dtype: DTypeL
   def read_shard(index: tuple[slice, ...] | None) -> np.ndarray:
     assert index is not None
     if len(tensor.shape) == 1:  # small; and a shard along the head size is not contiguous
-      return reader[:].reshape(like.shape)[index].astype(dtype)
+      return reader[:].reshape(like.shape)[index].astype(like.dtype)
     file_slices, shape = _file_slices(tensor, like.shape, index)
     block = reader[file_slices].T if tensor.num_inputs else reader[file_slices]
-    return block.reshape(shape).astype(dtype)
+    return block.reshape(shape).astype(like.dtype)
 
   assert like.sharding is not None
   return jax.make_array_from_callback(like.shape, like.sharding, read_shard)
@@ -147,7 +146,7 @@ def save(
   Args:
     directory: local or remote; existing files of the same names are replaced.
     config: the decoder's shape.
-    params: in the tree of `model.init`.
+    params: in the tree of `model.init`; adapters of LoRA are merged into their matrices.
     values: the content of config.json, whose dtype is replaced by `dtype`.
     dtype: 'float32', 'bfloat16' or 'float16', of all tensors.
     shard_bytes: maximum size of one file, unless a single tensor exceeds it.
@@ -160,7 +159,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
   for file, shard in zip(names, shards):
     arrays = {
-      tensor.name: _gather(_get_layer(params, path, layer), tensor, dtype)
+      tensor.name: gathered(params, path, layer, tensor, dtype)
       for (path, layer), tensor in shard.items()
     }
     if hosts.is_first():
@@ -191,9 +190,12 @@ def _split(
   return shards
 
 
-def _gather(param: jax.Array, tensor: Tensor, dtype: str) -> np.ndarray:
-  """The full array on this host, in the layout of the file; a collective operation."""
-  param = param.astype(dtype)
+def gathered(
+  params: model.Params, path: ParamPath, layer: int | None, tensor: Tensor, dtype: str
+) -> np.ndarray:
+  """A tensor as its file has it, all of it on this host; a collective operation."""
+  weight = _get(params, path)
+  param = (weight if layer is None else _merged_layer(weight, layer)).astype(dtype)
   array = np.asarray(
     param if param.is_fully_addressable else multihost_utils.process_allgather(param, tiled=True)
   )
@@ -203,6 +205,11 @@ def _gather(param: jax.Array, tensor: Tensor, dtype: str) -> np.ndarray:
   return np.ascontiguousarray(array.reshape(tensor.shape))
 
 
+@jax.jit
+def _merged_layer(stack: lora.Weight, layer: int) -> jax.Array:
+  return lora.merged(jax.tree.map(lambda leaf: leaf[layer], stack))
+
+
 # ---- Trees ----
 
 
@@ -210,11 +217,6 @@ def _get(tree: Mapping[str, Any], path: ParamPath) -> Any:
   for name in path:
     tree = tree[name]
   return tree
-
-
-def _get_layer(params: model.Params, path: ParamPath, layer: int | None) -> jax.Array:
-  param = _get(params, path)
-  return param if layer is None else param[layer]
 
 
 def _nest(leaves: Mapping[ParamPath, jax.Array]) -> model.Params:

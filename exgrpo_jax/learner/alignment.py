@@ -56,16 +56,18 @@ def measure(
   num_rollouts: int,
   clip: bool,
   held_out: Batch,
+  initial: model.Params | None = None,
 ) -> dict[str, float]:
   """How the gradient of each part of a step lies to the held-out one.
 
   Args:
     spec: of the step's updates.
-    params: before the step's first update.
+    params: those that are trained, before the step's first update.
     batch: all rows of the step, NumPy; groups of `num_rollouts` consecutive rows.
     num_rollouts: K.
     clip: whether the step clips fresh ratios.
     held_out: fresh rows of other questions, written by the policy of `params`, with advantages.
+    initial: see `gradients.minibatch_gradient`.
 
   Returns:
     'alignment/{part}', the cosine of the two gradients in [-1, 1], and
@@ -76,10 +78,10 @@ def measure(
   metrics = {}
   if not _has_signal(held_out):
     return metrics
-  towards = policy_gradient(spec, params, held_out, clip)
+  towards = policy_gradient(spec, params, held_out, clip, initial)
   for name, part in parts(batch, num_rollouts).items():
     if _has_signal(part):
-      compared = _compare(policy_gradient(spec, params, part, clip), towards)
+      compared = _compare(policy_gradient(spec, params, part, clip, initial), towards)
       cosine, projection = (float(value) for value in jax.device_get(compared))
       if math.isfinite(cosine):
         metrics |= {f'alignment/{name}': cosine, f'alignment/{name}_projection': projection}
@@ -105,7 +107,11 @@ def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
 
 
 def policy_gradient(
-  spec: UpdateSpec, params: model.Params, batch: Batch, clip: bool
+  spec: UpdateSpec,
+  params: model.Params,
+  batch: Batch,
+  clip: bool,
+  initial: model.Params | None = None,
 ) -> model.Params:
   """The gradient of a batch's loss by its policy terms alone; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
@@ -113,7 +119,7 @@ def policy_gradient(
     gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
     objective=dataclasses.replace(spec.objective, entropy_bonus=0.0, kl_coefficient=0.0),
   )
-  gradient, _ = gradients.minibatch_gradient(alone, params, batch, clip, is_first=True)
+  gradient, _ = gradients.minibatch_gradient(alone, params, batch, clip, True, initial)
   return gradient
 
 

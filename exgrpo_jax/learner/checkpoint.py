@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from rich.filesize import decimal
@@ -23,12 +22,13 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, storage
+from exgrpo_jax.learner import buffer_files, checksums, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
 
 FORMAT = 2  # of a checkpoint; 1 had no such number, and the buffer as a few arrays
+NO_BASE: Mapping[str, int] = {}  # the state's parameters are the whole model
 _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
 
@@ -100,8 +100,13 @@ def check_disk_space(workdir: str, state: TrainState) -> None:
   print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
 
 
-def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
+def save(
+  manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
+) -> None:
   """Starts writing a snapshot, complete or not at all, once the previous one is written.
+
+  `base_sums` are those of the frozen parameters that the state's are adapters of, which are not
+  written; a restoring function refuses others.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
   CPU, holds a reference to its memory, which JAX then does not reuse. The buffer is a value, and
@@ -116,7 +121,9 @@ def save(manager: ocp.CheckpointManager, snapshot: Snapshot) -> None:
       state=ocp.args.StandardSave(snapshot.state),
       buffer=buffer_files.Save(step, snapshot.buffer, previous),
       cursor=ocp.args.JsonSave(cursor),
-      sums=ocp.args.JsonSave({'format': FORMAT} | _checksums(snapshot.state, cursor)),
+      sums=ocp.args.JsonSave(
+        {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
+      ),
     ),
   )
 
@@ -140,18 +147,22 @@ def explain_full_disk(workdir: str) -> Iterator[None]:
     ) from error
 
 
-def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
+def restore(
+  manager: ocp.CheckpointManager, step: int, like: Any, base_sums: Mapping[str, int] = NO_BASE
+) -> Snapshot:
   """What `save` wrote at `step`; `like` gives the state's structure and layout.
 
   Raises on every host:
     DamagedError: what is stored is not what was saved, in the part of any of them.
-    InputError: one of them cannot read its part for now, or another version wrote it.
+    InputError: one of them cannot read its part for now, another version wrote it, or it belongs to
+      another base.
   """
   manager.wait_until_finished()
   path, sums, restored, error = manager.directory / str(step), {}, {}, None
   try:
     sums = _read(path, sums=ocp.args.JsonRestore())['sums']
     _check_format(path, sums)
+    _check_base(path, sums, base_sums)
     restored = _read(
       path,
       state=ocp.args.StandardRestore(like),
@@ -161,7 +172,7 @@ def restore(manager: ocp.CheckpointManager, step: int, like: Any) -> Snapshot:
   except (InputError, DamagedError) as caught:
     error = caught
   _raise_on_all_hosts(error)  # before the checksums, which need all hosts
-  changed = _changed(sums, _checksums(restored['state'], restored['cursor']))
+  changed = checksums.changed(sums, checksums.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
     step=step,
@@ -197,6 +208,15 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
     )
 
 
+def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[str, int]) -> None:
+  if changed := checksums.changed(sums, base_sums):
+    raise InputError(
+      f'{path} holds adapters, which were trained on another base than this one (differing: '
+      f'{changed}), and mean nothing without theirs. Bring back what config.model.path or the warm '
+      'start held then.'
+    )
+
+
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
   """Raises on all hosts what any has to report; else the others would wait for it forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
@@ -206,7 +226,9 @@ def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
         raise kind(message)
 
 
-def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None:
+def restore_newest(
+  manager: ocp.CheckpointManager, like: Any, base_sums: Mapping[str, int] = NO_BASE
+) -> Snapshot | None:
   """The newest complete snapshot; None where nothing has been saved.
 
   Damaged ones after it are reported and moved into 'damaged' beside the checkpoints, since
@@ -216,7 +238,7 @@ def restore_newest(manager: ocp.CheckpointManager, like: Any) -> Snapshot | None
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
     try:
-      snapshot = restore(manager, step, like)
+      snapshot = restore(manager, step, like, base_sums)
     except DamagedError as error:
       damaged[step] = str(error)
       continue
@@ -244,10 +266,12 @@ def _put_aside(directory: epath.Path, step: int, why: str) -> None:
   hosts.warn(f'the checkpoint of step {step} is damaged {why}; it was moved to {target}')
 
 
-def restore_params(workdir: str, step: int | None, like: Params) -> tuple[Params, int]:
+def restore_params(
+  workdir: str, step: int | None, like: Params, base_sums: Mapping[str, int] = NO_BASE
+) -> tuple[Params, int]:
   """The parameters alone, of `step` or of the newest checkpoint in `workdir`, and its step.
 
-  Raises InputError where there is no such step, or a checksum differs.
+  Raises InputError where there is no such step, it belongs to another base, or a checksum differs.
   """
   saved = steps(workdir)
   step = max(saved, default=None) if step is None else step
@@ -269,7 +293,9 @@ def restore_params(workdir: str, step: int | None, like: Params) -> tuple[Params
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}); choose another --step.') from error
   params = restored['state']['params']
-  if changed := _changed(restored['sums'], _checksums(TrainState(params, ()), {})):
+  _check_base(path, restored['sums'], base_sums)
+  computed = checksums.of_state(TrainState(params, ()), {})
+  if changed := checksums.changed(restored['sums'], computed):
     raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}; choose another --step.')
   return params, step
 
@@ -306,28 +332,3 @@ def load_params(path: str, like: Params) -> Params:
 def abstract(tree: Any) -> Any:
   """Shapes, dtypes and shardings of a tree of arrays, for the restoring functions."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def _changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  return ', '.join(name for name, value in computed.items() if value != saved.get(name))
-
-
-def _checksums(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
-  """A sum of the bits of each array, by name: the same on every mesh, changed by any one bit.
-
-  The cursor's numbers stand for themselves.
-  """
-  return {f'cursor.{name}': value for name, value in cursor.items()} | {
-    jax.tree_util.keystr(path): int(value)
-    for path, value in jax.tree_util.tree_leaves_with_path(jax.device_get(bit_sums(state)))
-  }
-
-
-@jax.jit
-def bit_sums(state: TrainState) -> Any:
-  """uint32 sums that wrap around, so that they do not depend on the order of addition."""
-
-  def bits(leaf: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')
-
-  return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), state)

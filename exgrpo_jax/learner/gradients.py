@@ -23,7 +23,7 @@ from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.policy import logprobs, model, sharding
+from exgrpo_jax.policy import logprobs, lora, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
@@ -54,6 +54,7 @@ class UpdateSpec:
   objective: objective.Config
   optimizer: optimizer.Config
   model: model.Config
+  lora: lora.Config
   mesh: Mesh
   num_updates: int  # of the run, for the learning rate's schedule
   temperature: float  # of sampling
@@ -72,23 +73,29 @@ class Microbatch(NamedTuple):
   inputs: objective.LossInputs  # [B, W], aligned with the targets
 
 
+def trained_shapes(spec: UpdateSpec) -> model.Params:
+  """Shape, dtype and sharding of the parameters that updates train: all, or LoRA's adapters."""
+  return lora.shapes(spec.lora, model.shapes(spec.model, spec.mesh))
+
+
 def minibatch_gradient(
   spec: UpdateSpec,
   params: model.Params,
   batch: Batch,
   clip: bool,
   is_first: bool,
-  reference: model.Params | None = None,
+  initial: model.Params | None = None,
 ) -> Accumulator:
   """The gradient of a minibatch's loss, laid out as the parameters, and its sums.
 
   Args:
     spec: which objective and model.
-    params: of the policy.
+    params: those that are trained.
     batch: all rows of the minibatch, NumPy.
     clip: whether fresh ratios are clipped now.
     is_first: whether it is the step's first minibatch.
-    reference: parameters of the reference policy where the objective has a KL term.
+    initial: the parameters that the run began with: the base of LoRA's adapters, and the reference
+      policy of a KL term; needed with either.
 
   Returns:
     Both on the device, not awaited; the sums are float32 scalars.
@@ -101,7 +108,7 @@ def minibatch_gradient(
   for count, stack in stack_by_shape(cut, len(batch.advantage_B)):
     place = sharding.named(spec.mesh, (None, 'batch'), stack.tokens_BT.shape[:2])
     added = accumulate(
-      spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, reference
+      spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, initial
     )
     accumulator = jax.device_put(added, layout)
   return accumulator
@@ -123,7 +130,7 @@ def accumulate(
   count: int,
   clip: bool,
   is_first: bool,
-  reference: model.Params | None,
+  initial: model.Params | None,
 ) -> Accumulator:
   """Adds the gradients and sums of the first `count` microbatches of a stack.
 
@@ -132,11 +139,13 @@ def accumulate(
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
     packed = jax.tree.map(lambda stacked: stacked[index], stack)
-    inputs = _with_whole_row_inputs(spec, params, packed, reference)
+    policy = lora.joined(spec.lora, initial, params)
+    reference = initial if spec.objective.kl_coefficient else None
+    inputs = _with_whole_row_inputs(spec, policy, packed, reference)
 
     def loss_of(params: model.Params) -> tuple[jax.Array, Sums]:
       return logprobs.fused_loss(
-        *_predictor_states(spec, params, packed),
+        *_predictor_states(spec, lora.joined(spec.lora, initial, params), packed),
         packed.target_BW,
         inputs,
         functools.partial(
@@ -212,7 +221,8 @@ def _predictor_states(
 
 def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
   """Pins a gradient to the layout of the parameters."""
-  return jax.lax.with_sharding_constraint(gradient, model.shardings(spec.model, spec.mesh))
+  layout = jax.tree.map(lambda shape: shape.sharding, trained_shapes(spec))
+  return jax.lax.with_sharding_constraint(gradient, layout)
 
 
 # ---- From rows to microbatches, on the host ----

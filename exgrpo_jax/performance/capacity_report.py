@@ -65,23 +65,23 @@ def beside(arrays: StepArrays, prompts: int) -> dict[str, int]:
   By the program's name. `prompts` is the size of the cache of prefilled prompts, which wait beside
   the slots.
   """
-  moments, reference = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.reference)
-  resident = bytes_per_chip(arrays.state) + reference
+  moments, initial = bytes_per_chip(arrays.state.opt_state), bytes_per_chip(arrays.initial)
+  resident = bytes_per_chip(arrays.state) + initial
   return {
-    'score': moments + reference,
+    'score': moments if arrays.uses_lora else moments + initial,
     'prefill': resident,
     'decode': resident + prompts,
     'update': moments,
-    'optimizer': reference,
+    'optimizer': initial,
   }
 
 
 def _print_sizes(arrays: StepArrays) -> dict[str, int]:
   """Prints and returns the bytes per chip of the step's arrays, by name."""
   trees = {
-    'parameters': arrays.state.params,
+    'adapters' if arrays.uses_lora else 'parameters': arrays.state.params,
     'moments': arrays.state.opt_state,
-    'reference policy': arrays.reference,
+    'frozen base' if arrays.uses_lora else 'reference policy': arrays.initial,
     'gradient': arrays.gradient,
     'decode weights': arrays.decode_params,
   }

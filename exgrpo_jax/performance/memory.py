@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.learner import gradients, optimizer
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.rollout import stages
 
 
@@ -27,20 +27,30 @@ class Need(NamedTuple):
 class StepArrays(NamedTuple):
   """Shapes and shardings of what a step keeps between its programs."""
 
-  state: optimizer.TrainState  # parameters and AdamW's moments, from step to step
+  state: optimizer.TrainState  # what is trained and AdamW's moments, from step to step
   gradient: model.Params  # during the update
   decode_params: model.Params  # during the rollout, in the decode layout
-  reference: model.Params | None  # from step to step, if the objective has a KL term
+  policy: model.Params  # what forward passes take: parameters, or LoRA's base and adapters
+  initial: model.Params | None  # from step to step: LoRA's base, or the reference of a KL term
+
+  @property
+  def uses_lora(self) -> bool:
+    """Whether the policy is more than what is trained."""
+    return self.policy is not self.state.params
 
 
 def step_arrays(spec: gradients.UpdateSpec, decoding: jax.sharding.Mesh) -> StepArrays:
   """The arrays of a run that decodes on the mesh `decoding`; allocates nothing."""
-  params = model.shapes(spec.model, spec.mesh)
+  trained, uses_lora = gradients.trained_shapes(spec), spec.lora.rank > 0
+  initial = None
+  if uses_lora or spec.objective.kl_coefficient:
+    initial = model.shapes(spec.model, spec.mesh, frozen=uses_lora)
   return StepArrays(
-    state=optimizer.shapes(spec.optimizer, spec.num_updates, params),
-    gradient=params,
+    state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
+    gradient=trained,
     decode_params=model.decode_shapes(spec.model, decoding),
-    reference=params if spec.objective.kl_coefficient else None,
+    policy=lora.joined(spec.lora, initial, trained),
+    initial=initial,
   )
 
 

@@ -81,11 +81,14 @@ def _score(
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, tokens_per_pass)
   # The first position of a sequence is not scored.
   logits = _chunk_tokens(long._replace(window=long.length - 1), rollout.logit_chunk)
-  head = _unembedding_copy(shape) + platform.logit_arrays * logits * shape.vocab_size * _FLOAT32
+  head = (
+    _unembedding_copy(shape, arrays.uses_lora)
+    + platform.logit_arrays * logits * shape.vocab_size * _FLOAT32
+  )
   layer = _forward(shape, long.count, long.length, platform)
   hidden = 2 * long.num_tokens * shape.width * _activation(shape)
   return Need(
-    arguments=bytes_per_chip(arrays.state.params) + 3 * long.num_tokens * _INT32,
+    arguments=bytes_per_chip(arrays.policy) + 3 * long.num_tokens * _INT32,
     results=2 * long.num_tokens * _FLOAT32,
     temporary=max(head, layer) + hidden,
   )
@@ -130,11 +133,11 @@ def _update(
   long, stack = programs.update_stack(rollout, spec)
   gradient = bytes_per_chip(arrays.gradient)
   unembedding_gradient = shape.width * shape.vocab_size * _FLOAT32
-  if 'unembedding_DV' in arrays.gradient:
-    unembedding_gradient = 0  # it is a part of the other
+  if arrays.uses_lora or 'unembedding_DV' in arrays.gradient:
+    unembedding_gradient = 0  # it is frozen, or a part of the other
   logits = _chunk_tokens(long, spec.logit_chunk) * shape.vocab_size * (_FLOAT32 + c)
   states = 3 * long.count * long.window * shape.width * c
-  head = logits + states + _unembedding_copy(shape)
+  head = logits + states + _unembedding_copy(shape, arrays.uses_lora)
   backward = _backward(shape, long, platform)
   products = c * long.num_tokens * (_projections(shape) + 2 * shape.mlp_width)
   kept = {  # of a layer, from the forward to the backward pass
@@ -143,7 +146,7 @@ def _update(
     'none': _residuals(shape, long, platform),
   }[spec.gradient.remat]
   inputs = c * long.num_tokens * shape.width
-  arguments = arrays.state.params, arrays.gradient, stack, arrays.reference
+  arguments = arrays.state.params, arrays.gradient, stack, arrays.initial
   return Need(
     arguments=sum(map(bytes_per_chip, arguments)),
     results=0,
@@ -211,9 +214,9 @@ def _projections(shape: model.Config) -> int:
 # ---- Small parts ----
 
 
-def _unembedding_copy(shape: model.Config) -> int:
+def _unembedding_copy(shape: model.Config, is_frozen: bool = False) -> int:
   """Of the unembedding: the embedding transposed, or what is cast from float32."""
-  if not shape.tied_embeddings and shape.dtype == 'float32':
+  if not shape.tied_embeddings and (is_frozen or shape.dtype == 'float32'):
     return 0
   return shape.width * shape.vocab_size * _activation(shape)
 

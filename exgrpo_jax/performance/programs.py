@@ -38,7 +38,7 @@ def of_step(
   """What compiles each program of a step, by its name; `decoding` is the mesh of sampling."""
   of_decoding = rollout, spec.model, decoding, arrays.decode_params
   return {
-    'score': lambda: score(rollout, spec, arrays.state.params),
+    'score': lambda: score(rollout, spec, arrays.policy),
     'prefill': lambda: prefill(*of_decoding),
     'decode': lambda: decode(*of_decoding),
     'update': lambda: accumulate(rollout, spec, arrays),
@@ -46,7 +46,7 @@ def of_step(
   }
 
 
-def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Params) -> Program:
+def score(rollout: stages.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
   """Scores as many tokens of written responses as one forward pass takes."""
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
   tokens_BT: Any = jax.ShapeDtypeStruct(  # in the place of an array
@@ -55,7 +55,7 @@ def score(rollout: stages.Config, spec: gradients.UpdateSpec, params: model.Para
   return _measure(
     scoring.score_tokens.lower(
       spec.model,
-      params,
+      policy,
       tokens_BT,
       Segments(tokens_BT, tokens_BT),
       rollout.temperature,
@@ -106,7 +106,7 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
   accumulator = arrays.gradient, sums
   return _measure(
     gradients.accumulate.lower(
-      spec, params, accumulator, microbatches, 1, False, True, arrays.reference
+      spec, params, accumulator, microbatches, 1, False, True, arrays.initial
     ),
     (shape.count, shape.length),
   )

@@ -150,7 +150,8 @@ class Estimator:
     seconds += stacks * self._seconds('update', 0).total
     tokens, num_responses = int(responses.sum()), len(responses)
     rows = tokens + num_responses * prompt
-    flops = 3 * roofline.forward_flops(self.spec.model, rows, rows // num_responses, tokens)
+    sizes = rows, rows // num_responses, tokens
+    flops = roofline.update_flops(self.spec.model, *sizes, frozen=self.spec.lora.rank > 0)
     detail = f'{num_responses:,} responses in {len(found)} passes{_padding(found, rows)}'
     return Part('update', seconds, self._share_of_flops(flops, seconds), 'FLOPs', detail)
 

@@ -15,6 +15,7 @@ from exgrpo_jax.performance.peaks import Peaks
 from exgrpo_jax.performance.products import training_products
 from exgrpo_jax.performance.timing import median_seconds
 from exgrpo_jax.performance.workload import (
+  NO_LORA,
   OBJECTIVE,
   OPTIMIZER,
   Workload,
@@ -43,7 +44,7 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
   run_products, flops = training_products(share, mesh, params)
   total, products = median_seconds(workload.repeats, _updates(spec, params, batch), run_products)
   # Of a forward and a backward pass; what is recomputed does not count.
-  model_flops = 3 * roofline.forward_flops(workload.model, tokens, mean, responses)
+  model_flops = roofline.update_flops(workload.model, tokens, mean, responses, frozen=False)
   [minibatch] = passes.of_update(spec, response_B, workload.prompt)
   computed = sum(one.shape.num_tokens for one in minibatch)
   return [
@@ -82,6 +83,7 @@ def _spec(workload: Workload, mesh: Mesh, longest_row: int) -> gradients.UpdateS
     objective=OBJECTIVE,
     optimizer=OPTIMIZER,
     model=workload.model,
+    lora=NO_LORA,
     mesh=mesh,
     num_updates=1,
     temperature=1.0,

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import optimizer
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import lora, model
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 
@@ -49,6 +49,8 @@ OPTIMIZER = optimizer.Config(
   clip_norm=1.0,
   skip_norm=float('inf'),
 )
+
+NO_LORA = lora.Config(rank=0, alpha=1.0, targets=tuple(lora.TARGETS))
 
 _NORMAL_99 = 2.3263  # the 99th percentile of the standard normal distribution
 

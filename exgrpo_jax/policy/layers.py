@@ -16,7 +16,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
 from exgrpo_jax.policy.kv_cache import LayerCache
-from exgrpo_jax.policy.matmul import project
+from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.rotary import Rotation, rotate
 
 
@@ -79,9 +79,9 @@ class MLP(nnx.Module):
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     """down(silu(gate(x)) * up(x)), in x's dtype."""
     gate_DF, up_DF, down_FD = (
-      kernel[...].astype(x_BTD.dtype) for kernel in (self.gate_DF, self.up_DF, self.down_FD)
+      kernel.get_value() for kernel in (self.gate_DF, self.up_DF, self.down_FD)
     )
-    return project(_gate(project(x_BTD, gate_DF), project(x_BTD, up_DF)), down_FD)
+    return product(_gate(product(x_BTD, gate_DF), product(x_BTD, up_DF)), down_FD)
 
 
 class Attention(nnx.Module):
@@ -103,6 +103,7 @@ class Attention(nnx.Module):
       self.query_norm = RMSNorm(H, config.norm_epsilon, 'head')
       self.key_norm = RMSNorm(H, config.norm_epsilon, 'head')
     self.has_bias, self.has_norm = config.attention_bias, config.query_key_norm
+    self.head_size = H
 
   def __call__(
     self,
@@ -132,20 +133,15 @@ class Attention(nnx.Module):
       position_B = position_BT[:, 0]
       cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
       mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache)[:, None]
-    # As one matrix product: XLA:CPU transposes the weight on every call when two dimensions are
-    # contracted.
-    out_NHD = self.out_NHD[...].astype(x_BTD.dtype)
-    N, H, D = out_NHD.shape
-    mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], N * H)
-    return project(mixed_BTM, out_NHD.reshape(N * H, D)), cache
+    mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
+    return product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2), cache
 
   def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, keys and values before rotation."""
 
     def project_heads(kernel: nnx.Param) -> jax.Array:
-      D, N, H = kernel.shape
-      flat = project(x_BTD, kernel[...].astype(x_BTD.dtype).reshape(D, N * H))
-      return flat.reshape(*x_BTD.shape[:2], N, H)
+      flat = product(x_BTD, kernel.get_value())
+      return flat.reshape(*x_BTD.shape[:2], -1, self.head_size)
 
     query_BTNH = project_heads(self.query_DNH)
     key_BTGH = project_heads(self.key_DGH)

@@ -1,6 +1,6 @@
 """The decoder as functions: Qwen2.5, Qwen3 and Llama 3 by configuration, with a key/value cache.
 
-Parameters are a nested dict of float32 arrays, with the names and shapes of the modules in
+Parameters are a nested dict of arrays, with the names and shapes of the modules in
 layers.py. In the training layout, each parameter of the layers is one array with a leading
 axis of layers, so that a single layer is compiled and scanned. In the decode layout, each layer
 has its own arrays, because a loop over tokens would copy every layer out of the stack for every
@@ -23,11 +23,11 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import kv_cache, rotary, sharding
+from exgrpo_jax.policy import kv_cache, lora, rotary, sharding
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, Config, EmbeddingAndHead
 
-Params = dict[str, Any]  # nested, its leaves float32 arrays
+Params = dict[str, Any]  # nested, its leaves float32 arrays; with LoRA see lora.py
 
 # What of a layer's forward pass the backward pass recomputes.
 REMAT = {
@@ -82,14 +82,26 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   return jax.jit(random_params, out_shardings=shardings(config, mesh))(key)
 
 
-def shapes(config: Config, mesh: Mesh) -> Params:
-  """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing."""
+def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
+  """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing.
+
+  Frozen ones, which no update changes, have the dtypes of the decode layout. A forward pass casts
+  them to these anyway, so they compute the same.
+  """
   _, outer = _abstract(EmbeddingAndHead, config)
   _, block = _abstract(Block, config)
-  stacked = functools.partial(_shape, mesh, num_layers=config.num_layers)
-  return nnx.to_pure_dict(outer, functools.partial(_shape, mesh)) | {
-    'layers': nnx.to_pure_dict(block, stacked)
-  }
+  shape = functools.partial(_shape, mesh, dtype=config.dtype if frozen else None)
+  stacked = functools.partial(shape, num_layers=config.num_layers)
+  return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stacked)}
+
+
+def frozen(config: Config, params: Params, mesh: Mesh) -> Params:
+  """Parameters cast to the dtypes of frozen ones, see `shapes`."""
+  return jax.tree.map(
+    lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
+    params,
+    shapes(config, mesh, frozen=True),
+  )
 
 
 def shardings(config: Config, mesh: Mesh) -> Params:
@@ -101,7 +113,8 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
   """Converts parameters to the decode layout: cast, unstacked, and on the mesh of decoding.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
-  used in float32, stay float32. 'layers' becomes a tuple of L trees.
+  used in float32, stay float32. 'layers' becomes a tuple of L trees. Adapters of LoRA are merged
+  into their matrices, so that decoding costs the same with them.
   """
   return _decode_layout(config, meshes)(params)
 
@@ -110,10 +123,11 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
 def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
 
-  def conversion(variable: nnx.Variable) -> Callable[[jax.Array], jax.Array]:
+  def conversion(variable: nnx.Variable) -> Callable[[lora.Weight], jax.Array]:
     axes = variable.get_metadata('logical_axes')
 
-    def convert_leaf(leaf: jax.Array) -> jax.Array:
+    def convert_leaf(weight: lora.Weight) -> jax.Array:
+      leaf = lora.merged(weight)
       cast = leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
       return sharding.gathered(cast, axes, meshes)
 
@@ -144,7 +158,7 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
   _, outer = _abstract(EmbeddingAndHead, config)
   _, block = _abstract(Block, config)
-  shape = functools.partial(_shape, mesh, decode_dtype=config.dtype)
+  shape = functools.partial(_shape, mesh, dtype=config.dtype)
   return nnx.to_pure_dict(outer, shape) | {
     'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers
   }
@@ -299,12 +313,12 @@ def _shape(
   mesh: Mesh,
   variable: nnx.Variable,
   num_layers: int | None = None,
-  decode_dtype: str | None = None,
+  dtype: str | None = None,
 ) -> jax.ShapeDtypeStruct:
-  """Of one variable, or of a stack of it, in the training or the decode layout."""
-  axes, shape, dtype = variable.get_metadata('logical_axes'), variable.shape, variable.dtype
+  """Of one variable, or of a stack of it; `dtype` is that of a layer's matrices and biases."""
+  axes, shape = variable.get_metadata('logical_axes'), variable.shape
+  if not dtype or len(shape) == 1:
+    dtype = variable.dtype
   if num_layers:
     axes, shape = (None, *axes), (num_layers, *shape)
-  if decode_dtype and len(shape) > 1:
-    dtype = decode_dtype
   return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named(mesh, axes, shape))

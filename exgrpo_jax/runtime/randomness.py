@@ -29,7 +29,8 @@ class Purpose(enum.IntEnum):
   SAMPLES = 9  # which responses samples/ shows; by step
   ALIGNMENT = 10  # held-out questions, and responses to them; by step
   RECORDED_GROUPS = 11  # whose responses are recorded token by token; by question row
-  GENERATE = 12  # responses to prompts that are typed
+  LORA = 12  # the adapters that a run begins with
+  GENERATE = 13  # responses to prompts that are typed
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:

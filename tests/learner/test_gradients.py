@@ -15,7 +15,7 @@ from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import gradients, optimizer
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import lora, model, sharding
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -37,6 +37,7 @@ ROWS, LENGTH, RESPONSE = 16, 72, 32
 VALUES = base.get_config()
 OBJECTIVE = config_lib.build(objective.Config, VALUES.objective, 'config.objective')
 OPTIMIZER = config_lib.build(optimizer.Config, VALUES.optimizer, 'config.optimizer')
+NO_LORA = config_lib.build(lora.Config, VALUES.lora, 'config.lora')
 
 
 def make_batch(seed=0):
@@ -62,12 +63,13 @@ def make_batch(seed=0):
 BATCH = make_batch()
 
 
-def make_spec(mesh, tokens=10**6, remat='none', drop=False, **changes):
+def make_spec(mesh, tokens=10**6, remat='none', drop=False, lora_config=NO_LORA, **changes):
   return gradients.UpdateSpec(
     gradient=gradients.Config(tokens_per_microbatch=tokens, remat=remat, drop_zero_advantage=drop),
     objective=dataclasses.replace(OBJECTIVE, **changes),
     optimizer=OPTIMIZER,
     model=CONFIG,
+    lora=lora_config,
     mesh=mesh,
     num_updates=10,
     temperature=1.0,
@@ -307,3 +309,41 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(params, mesh, valu
     )
   assert sums['skipped'] == 1
   jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+LORA = dataclasses.replace(NO_LORA, rank=4, alpha=8.0)
+
+
+def make_adapters(mesh, only=('a', 'b')):
+  """Random adapters; where `only` one of A and B is not 0, the policy is its base."""
+  shapes = gradients.trained_shapes(make_spec(mesh, lora_config=LORA))
+  rng = np.random.default_rng(0)
+  return jax.tree_util.tree_map_with_path(
+    lambda path, like: jax.device_put(
+      rng.normal(size=like.shape).astype(np.float32) * (path[-1].key in only) / 10, like.sharding
+    ),
+    shapes,
+  )
+
+
+def test_adapters_have_the_chain_rules_gradient_of_their_matrices(mesh, params, whole):
+  """Of W + s A B with s = 2: dA = s dW B^T and dB = s A^T dW, where dW is that of the whole W."""
+  spec = make_spec(mesh, lora_config=LORA)
+  for only, other in ('ab', 'ba'):
+    adapters = make_adapters(mesh, only)
+    with jax.set_mesh(mesh):
+      found, _ = gradients.minibatch_gradient(spec, adapters, BATCH, True, False, params)
+    for name, (module, matrix, _) in lora.TARGETS.items():
+      adapter, of_adapter = adapters['layers'][module][matrix], found['layers'][module][matrix]
+      d_LIO = np.asarray(whole[0]['layers'][module][matrix], np.float64)
+      for layer, kernel in enumerate(d_LIO):
+        thin = np.asarray(adapter[only][layer], np.float64)
+        if only == 'a':
+          a_IR = thin.reshape(-1, LORA.rank)
+          expected = 2 * a_IR.T @ kernel.reshape(len(a_IR), -1)
+        else:
+          b_RO = thin.reshape(LORA.rank, -1)
+          expected = 2 * kernel.reshape(-1, b_RO.shape[1]) @ b_RO.T
+        ours = np.asarray(of_adapter[other][layer]).reshape(expected.shape)
+        distance = np.linalg.norm(ours - expected)
+        assert distance <= 1e-5 * np.linalg.norm(expected), (name, other, distance)

@@ -4,17 +4,21 @@ import dataclasses
 import math
 
 import jax
+import pytest
 
 from exgrpo_jax import experiment
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.performance import memory
-from exgrpo_jax.policy import model
+from exgrpo_jax.policy import lora, model
 from tests.performance.shapes import SMALL
 
 
-def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed):
+@pytest.mark.parametrize('rank', [0, 2])
+def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed, rank):
+  parsed = dataclasses.replace(parsed, lora=dataclasses.replace(parsed.lora, rank=rank))
   params = model.init(SMALL, jax.random.key(0), mesh)
-  real = optimizer.init(parsed.optimizer, parsed.num_updates, params)
+  trained = lora.init(lora.shapes(parsed.lora, params), jax.random.key(1)) if rank else params
+  real = optimizer.init(parsed.optimizer, parsed.num_updates, trained)
   abstract = memory.step_arrays(experiment.update_spec(parsed, SMALL, mesh), mesh).state
   assert jax.tree.structure(abstract) == jax.tree.structure(real)
   different = [
@@ -26,6 +30,22 @@ def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed):
   ]
   assert different == []
   assert memory.bytes_per_chip(abstract) == sum(leaf.nbytes for leaf in jax.tree.leaves(real))
+
+
+def test_with_lora_a_step_keeps_its_base_in_the_compute_dtype(mesh, parsed):
+  shape = dataclasses.replace(SMALL, dtype='bfloat16')
+  params = model.init(shape, jax.random.key(0), mesh)
+  spec = experiment.update_spec(parsed, shape, mesh)
+  spec = dataclasses.replace(spec, lora=dataclasses.replace(parsed.lora, rank=2))
+  arrays = memory.step_arrays(spec, mesh)
+  base = model.frozen(shape, params, mesh)
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(base))
+  assert memory.bytes_per_chip(arrays.initial) == size
+  assert size < 0.51 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  adapters = memory.bytes_per_chip(arrays.state.params)
+  assert memory.bytes_per_chip(arrays.gradient) == adapters < 0.05 * size
+  assert memory.bytes_per_chip(arrays.policy) == size + adapters
+  assert memory.step_arrays(experiment.update_spec(parsed, shape, mesh), mesh).initial is None
 
 
 def test_the_cache_is_counted_where_heads_are_spread(mesh, parsed):

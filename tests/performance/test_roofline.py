@@ -36,14 +36,19 @@ def test_flops_by_formula_are_the_compilers(mesh):
 
 
 @pytest.mark.usefixtures('large_passes')
-def test_training_takes_three_times_the_flops_of_a_forward_pass(mesh, parsed):
-  """On one layer, since the compiler counts a loop's body once."""
+@pytest.mark.parametrize('rank', [0, 1])
+def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(mesh, parsed, rank):
+  """On one layer, since the compiler counts a loop's body once.
+
+  So no gradient of a frozen matrix is computed: neither a layer's nor the unembedding's.
+  """
   shape = dataclasses.replace(SMALL, num_layers=1)
   spec = dataclasses.replace(
     experiment.update_spec(parsed, shape, mesh),
     gradient=gradients.Config(tokens_per_microbatch=10**6, remat='none', drop_zero_advantage=False),
     longest_row=64,
     max_response=32,
+    lora=dataclasses.replace(parsed.lora, rank=rank),
   )
   mask_BT = np.repeat(np.arange(64) >= 32, 8).reshape(64, 8).T.astype(np.float32)
   batch = Batch(
@@ -57,12 +62,12 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass(mesh, parsed):
   )
   inputs = objective.loss_inputs(batch, spec.objective, 32)
   ((count, stack),) = gradients.stack_by_shape(gradients.microbatches(spec, batch, inputs, 1), 8)
-  params = model.shapes(shape, mesh)
+  params, initial = gradients.trained_shapes(spec), model.shapes(shape, mesh) if rank else None
   with jax.set_mesh(mesh):
     zero = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
     compiled = gradients.accumulate.lower(
-      spec, params, zero, stack, count, False, True, None
+      spec, params, zero, stack, count, False, True, initial
     ).compile()
   assert compiled.cost_analysis()['flops'] == pytest.approx(
-    3 * roofline.forward_flops(shape, 8 * 64, 64, 8 * 32), rel=0.1
+    roofline.update_flops(shape, 8 * 64, 64, 8 * 32, frozen=rank > 0), rel=0.1
   )

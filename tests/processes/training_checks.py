@@ -7,7 +7,7 @@ import numpy as np
 
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.runtime import compilations, randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -91,6 +91,28 @@ def gradient_on(mesh):
     return jax.device_get(
       gradients.minibatch_gradient(spec, params, test_gradients.BATCH, True, False)
     )
+
+
+@CHECKS.add
+def adapters_are_trained_and_merged_as_on_one_device():
+  expected = adapters_on(sharding.Meshes(one_device(), one_device()))
+  for training, decoding in (((1, 8, 1), (2, 1, 4)), ((2, 2, 2), (8, 1, 1))):
+    with case((training, decoding)):
+      test_gradients.assert_same(adapters_on(make_meshes(training, decoding)), expected)
+
+
+def adapters_on(meshes):
+  """LoRA's first adapters; of others the gradient, and the decode layout with them merged."""
+  mesh = meshes.training
+  with jax.set_mesh(mesh):
+    base, adapters = test_gradients.make_params(mesh), test_gradients.make_adapters(mesh)
+    spec = test_gradients.make_spec(mesh, lora_config=test_gradients.LORA)
+    gradient, _ = gradients.minibatch_gradient(
+      spec, adapters, test_gradients.BATCH, True, False, base
+    )
+    policy = lora.joined(spec.lora, base, adapters)
+    first = lora.init(gradients.trained_shapes(spec), jax.random.key(0))
+    return jax.device_get((first, gradient, model.decode_layout(spec.model, policy, meshes)))
 
 
 @CHECKS.add

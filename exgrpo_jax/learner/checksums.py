@@ -1,0 +1,43 @@
+"""Checksums of what a checkpoint holds, and of what it builds on without holding it.
+
+The sum of the bits of each array: the same on every mesh, changed by any one bit.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.learner.optimizer import TrainState
+from exgrpo_jax.policy.model import Params
+
+
+def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
+  """Of each array, by name. The cursor's numbers stand for themselves."""
+  return {f'cursor.{name}': value for name, value in cursor.items()} | _named(state)
+
+
+def of_base(base: Params) -> dict[str, int]:
+  """Of each array of the frozen parameters that LoRA's adapters belong to, by name."""
+  return {f'base{name}': value for name, value in _named(base).items()}
+
+
+def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
+  """The names of what is no longer as it was saved, or was not saved; '' where nothing is."""
+  return ', '.join(name for name, value in computed.items() if value != saved.get(name))
+
+
+def _named(tree: Any) -> dict[str, int]:
+  named = jax.tree_util.tree_leaves_with_path(jax.device_get(bit_sums(tree)))
+  return {jax.tree_util.keystr(path): int(value) for path, value in named}
+
+
+@jax.jit
+def bit_sums(tree: Any) -> Any:
+  """uint32 sums that wrap around, so that they do not depend on the order of addition."""
+
+  def bits(leaf: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')
+
+  return jax.tree.map(lambda leaf: jnp.sum(bits(leaf), dtype=jnp.uint32), tree)

@@ -1,0 +1,201 @@
+"""LoRA (arXiv:2106.09685): frozen matrices W, and beside each the trained product of two thin ones.
+
+A forward pass computes x W + s (x A) B, with s = alpha / rank, and never the sum of the matrices;
+sampling and exports, which use each matrix often, have it: `merged`. A begins random and B at zero,
+so that training begins with the frozen model. Three trees of parameters, in the training layout:
+
+  base      the whole model, which no update changes (see `model.shapes`)
+  adapters  A and B of each target, float32: all that is trained, and that a checkpoint holds
+  policy    both `joined`, which is what every forward pass takes
+
+Without LoRA what is trained is the policy. Shape letters: I and O inputs and outputs of a matrix,
+one or two dimensions each; R the rank.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from exgrpo_jax.config import check_known, setting
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.policy.matmul import project
+
+
+class Target(NamedTuple):
+  """A matrix that can have an adapter: where it lies in a layer, and which dimensions it sums."""
+
+  module: str
+  name: str
+  num_inputs: int = 1  # leading dimensions
+
+
+# Under the names of Hugging Face, which are the field's.
+TARGETS = {
+  'q_proj': Target('attention', 'query_DNH'),
+  'k_proj': Target('attention', 'key_DGH'),
+  'v_proj': Target('attention', 'value_DGH'),
+  'o_proj': Target('attention', 'out_NHD', num_inputs=2),
+  'gate_proj': Target('mlp', 'gate_DF'),
+  'up_proj': Target('mlp', 'up_DF'),
+  'down_proj': Target('mlp', 'down_FD'),
+}
+
+Params = dict[str, Any]  # nested, its leaves arrays or their shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Which matrices get adapters, and how large these are."""
+
+  rank: int = setting(
+    '[0, inf)', 'rank of the adapters that are trained on a frozen model; 0 trains the model itself'
+  )
+  alpha: float = setting('(0, inf)', "the adapters' products are scaled by alpha / rank")
+  targets: tuple[str, ...] = setting(None, 'the matrices that get adapters, in every layer')
+
+  def __post_init__(self) -> None:
+    for target in self.targets:
+      check_known(target, TARGETS, 'config.lora.targets')
+    if len(set(self.targets)) < len(self.targets) or not self.targets:
+      raise InputError(
+        f'config.lora.targets={self.targets} must name each of its matrices once, and at least one.'
+      )
+
+  @property
+  def scale(self) -> float:
+    """Of the adapters' products."""
+    return self.alpha / self.rank
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=('kernel', 'a', 'b'), meta_fields=('scale',)
+)
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+  """In the place of a matrix in the policy: kernel + scale * a b. In a stack, each has a layer."""
+
+  kernel: jax.Array  # [I, O]
+  a: jax.Array  # [I, R] float32
+  b: jax.Array  # [R, O] float32
+  scale: float
+
+
+Weight = jax.Array | Adapted
+
+
+def shapes(config: Config, params: Params) -> Params:
+  """Shape, dtype and sharding of what is trained; allocates nothing.
+
+  Args:
+    config: of the adapters.
+    params: shapes of the whole model (`model.shapes`), which are the result where the rank is 0.
+      The dimensions of A and B lie where those of their matrix do; that of the rank is whole.
+  """
+  if not config.rank:
+    return params
+  layers: Params = {}
+  for name in config.targets:
+    target = TARGETS[name]
+    a, b = _shapes(config, name, params['layers'][target.module][target.name])
+    layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
+  return {'layers': layers}
+
+
+def _shapes(
+  config: Config, name: str, kernel: jax.ShapeDtypeStruct
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+  """Of A and B of a stack of matrices; InputError where they would not be thin."""
+  stack, *sizes = kernel.shape
+  assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
+  mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
+  count = TARGETS[name].num_inputs
+  narrow = min(math.prod(sizes[:count]), math.prod(sizes[count:]))
+  if config.rank > narrow:
+    raise InputError(
+      f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
+      f"{name}: the matrix itself has no higher rank. Lower it, or leave '{name}' out of "
+      'config.lora.targets.'
+    )
+
+  def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:
+    layout = NamedSharding(mesh, PartitionSpec(of_stack, *axes))
+    return jax.ShapeDtypeStruct((stack, *sizes), jnp.float32, sharding=layout)
+
+  return (
+    shape([*sizes[:count], config.rank], [*axes[:count], None]),
+    shape([config.rank, *sizes[count:]], [None, *axes[count:]]),
+  )
+
+
+def init(shapes: Params, key: jax.Array) -> Params:
+  """Adapters of these shapes that change nothing yet; the same values on every mesh.
+
+  A is uniform within 1 / sqrt(I), as in PEFT, whose learning rates then hold here; B is 0.
+  """
+
+  def random_adapters(key: jax.Array) -> Params:
+    layers: Params = {}
+    for index, target in enumerate(TARGETS.values()):
+      of_module = shapes['layers'].get(target.module, {})
+      if target.name in of_module:
+        a, b = of_module[target.name]['a'], of_module[target.name]['b']
+        limit = 1 / math.sqrt(math.prod(a.shape[1:-1]))
+        layers.setdefault(target.module, {})[target.name] = {
+          'a': jax.random.uniform(
+            jax.random.fold_in(key, index), a.shape, a.dtype, minval=-limit, maxval=limit
+          ),
+          'b': jnp.zeros(b.shape, b.dtype),
+        }
+    return {'layers': layers}
+
+  layout = jax.tree.map(lambda shape: shape.sharding, shapes)
+  return jax.jit(random_adapters, out_shardings=layout)(key)
+
+
+def joined(config: Config, base: Params | None, trained: Params) -> Params:
+  """The policy of what is trained: `trained` itself, or adapters in their places in the base.
+
+  Copies nothing; works on arrays, tracers and shapes.
+  """
+  if not config.rank:
+    return trained
+  assert base is not None, 'adapters need their base'
+  layers = dict(base['layers'])
+  for name in config.targets:
+    module, matrix, _ = TARGETS[name]
+    adapter = trained['layers'][module][matrix]
+    adapted = Adapted(layers[module][matrix], adapter['a'], adapter['b'], config.scale)
+    layers[module] = layers[module] | {matrix: adapted}
+  return base | {'layers': layers}
+
+
+def product(x_BTI: jax.Array, weight: Weight, num_inputs: int = 1) -> jax.Array:
+  """Activations times a weight whose first `num_inputs` dimensions are inputs: [B, T, O]."""
+
+  # As one matrix: XLA:CPU transposes the weight on every call when two dimensions are contracted.
+  def times(x_BTI: jax.Array, kernel: jax.Array, num_inputs: int) -> jax.Array:
+    sizes = math.prod(kernel.shape[:num_inputs]), math.prod(kernel.shape[num_inputs:])
+    return project(x_BTI, kernel.astype(x_BTI.dtype).reshape(sizes))
+
+  if not isinstance(weight, Adapted):
+    return times(x_BTI, weight, num_inputs)
+  x_BTR = weight.scale * times(x_BTI, weight.a, num_inputs)
+  return times(x_BTI, weight.kernel, num_inputs) + times(x_BTR, weight.b, 1)
+
+
+def merged(weight: Weight) -> jax.Array:
+  """A layer's weight as one array: where it has an adapter their sum, computed in float32."""
+  if not isinstance(weight, Adapted):
+    return weight
+  rank = weight.a.shape[-1]
+  delta_IO = jnp.matmul(
+    weight.a.reshape(-1, rank),
+    weight.b.reshape(rank, -1),
+    precision=jax.lax.Precision.HIGHEST,  # else TPUs multiply in bfloat16
+  )
+  return weight.kernel.astype(jnp.float32) + weight.scale * delta_IO.reshape(weight.kernel.shape)

@@ -1,0 +1,187 @@
+"""LoRA: where adapters go, and what a policy with them computes."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exgrpo_jax import config as config_lib
+from exgrpo_jax.configs import base
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.policy import lora, model, sharding
+from tests.policy.test_model import CONFIG, randomise
+
+LORA = config_lib.build(
+  lora.Config, dict(base.get_config().lora) | {'rank': 3, 'alpha': 6.0}, 'lora'
+)
+_forward = jax.jit(model.hidden_states, static_argnums=0)
+
+
+@pytest.fixture(scope='module')
+def frozen(one_device):
+  return randomise(model.init(CONFIG, jax.random.key(0), one_device))
+
+
+@pytest.fixture(scope='module')
+def first(one_device):
+  """Adapters as a run begins with them."""
+  return lora.init(lora.shapes(LORA, model.shapes(CONFIG, one_device)), jax.random.key(1))
+
+
+@pytest.fixture(scope='module')
+def adapters(first):
+  """As after some training: B is no longer 0."""
+  return randomise(first, scale=0.1)
+
+
+@pytest.fixture(scope='module')
+def tokens_BT():
+  return np.random.default_rng(0).integers(0, CONFIG.vocab_size, (2, 9)).astype(np.int32)
+
+
+def by_hand(frozen, adapters):
+  """The policy as a whole model: W + (alpha / rank) A B in NumPy's float64."""
+  whole = jax.tree.map(np.array, frozen)
+  for module, matrices in adapters['layers'].items():
+    for name, adapter in matrices.items():
+      kernel = whole['layers'][module][name]
+      for layer in range(CONFIG.num_layers):
+        a, b = (np.asarray(adapter[part][layer], np.float64) for part in 'ab')
+        delta = np.tensordot(a, b, axes=1)  # over the rank: the last of A, the first of B
+        kernel[layer] += (6 / 3 * delta).astype(np.float32)
+  return whole
+
+
+def test_an_adapted_product_is_the_sum_of_both():
+  """With x W = 5, and s (x A) B = 2 * (1*3 + 2*1) * 7 = 70."""
+  weight = lora.Adapted(
+    kernel=jnp.array([[1.0], [2.0]]), a=jnp.array([[3.0], [1.0]]), b=jnp.array([[7.0]]), scale=2.0
+  )
+  x_BTI = jnp.array([[[1.0, 2.0]]])
+  assert lora.product(x_BTI, weight).tolist() == [[[75.0]]]
+  assert lora.merged(weight).tolist() == [[1 + 2 * 3 * 7], [2 + 2 * 1 * 7]]
+  assert lora.product(x_BTI, weight.kernel).tolist() == [[[5.0]]]
+
+
+def test_a_run_begins_as_its_base(frozen, first, tokens_BT):
+  policy = lora.joined(LORA, frozen, first)
+  np.testing.assert_array_equal(
+    _forward(CONFIG, policy, tokens_BT), _forward(CONFIG, frozen, tokens_BT)
+  )
+  assert all(np.abs(a).max() > 0 for a in jax.tree.leaves(only(first, 'a')))
+
+
+def test_a_is_uniform_within_the_root_of_its_inputs(first):
+  """As PEFT begins; the numbers of inputs are those of the matrix, heads times head size too."""
+  out_NHD = first['layers']['attention']['out_NHD']
+  num_inputs = CONFIG.num_heads * CONFIG.head_size
+  largest = np.abs(out_NHD['a']).max()
+  assert 0.9 / np.sqrt(num_inputs) < largest <= 1 / np.sqrt(num_inputs)
+  key_DGH = first['layers']['attention']['key_DGH']
+  assert not np.array_equal(key_DGH['a'], first['layers']['attention']['query_DNH']['a'])
+
+
+def only(adapters, part):
+  return [x[part] for matrices in adapters['layers'].values() for x in matrices.values()]
+
+
+def test_a_policy_computes_what_its_merged_matrices_do(frozen, adapters, tokens_BT):
+  policy, whole = lora.joined(LORA, frozen, adapters), by_hand(frozen, adapters)
+  expected_BTD = np.asarray(_forward(CONFIG, whole, tokens_BT))
+  np.testing.assert_allclose(_forward(CONFIG, policy, tokens_BT), expected_BTD, atol=2e-5)
+  moved = np.abs(expected_BTD - _forward(CONFIG, frozen, tokens_BT)).max()
+  assert moved > 0.1  # so the adapters matter
+
+
+def test_the_decode_layout_has_them_merged(frozen, adapters, one_device):
+  meshes = sharding.Meshes(one_device, one_device)
+  decoding = model.decode_layout(CONFIG, lora.joined(LORA, frozen, adapters), meshes)
+  expected = model.decode_layout(CONFIG, by_hand(frozen, adapters), meshes)
+  assert jax.tree.structure(decoding) == jax.tree.structure(expected)
+  jax.tree.map(
+    lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-6), decoding, expected
+  )
+
+
+def test_only_targets_have_adapters(one_device, frozen, adapters):
+  some = dataclasses.replace(LORA, targets=('v_proj', 'down_proj'))
+  shapes = lora.shapes(some, model.shapes(CONFIG, one_device))
+  assert {m: sorted(names) for m, names in shapes['layers'].items()} == {
+    'attention': ['value_DGH'],
+    'mlp': ['down_FD'],
+  }
+  policy = lora.joined(some, frozen, adapters)
+  adapted = [
+    name
+    for module in policy['layers'].values()
+    for name, weight in module.items()
+    if isinstance(weight, lora.Adapted)
+  ]
+  assert sorted(adapted) == ['down_FD', 'value_DGH']
+
+
+def test_what_is_trained_is_thin_and_float32(one_device):
+  """R (I + O) entries in the place of I O, whatever the dtype of activations."""
+  config = dataclasses.replace(CONFIG, dtype='bfloat16')
+  shapes = model.shapes(config, one_device)
+  trained = lora.shapes(LORA, shapes)
+  expected = 0
+  for target in lora.TARGETS.values():
+    _, *sizes = shapes['layers'][target.module][target.name].shape
+    inputs, outputs = (
+      np.prod(sizes[: target.num_inputs], dtype=int),
+      np.prod(sizes[target.num_inputs :], dtype=int),
+    )
+    expected += CONFIG.num_layers * 3 * (inputs + outputs)
+  assert sum(leaf.size for leaf in jax.tree.leaves(trained)) == expected
+  assert {leaf.dtype for leaf in jax.tree.leaves(trained)} == {np.dtype('float32')}
+
+
+def test_a_frozen_base_in_bfloat16_computes_the_same_bits(frozen, adapters, tokens_BT, one_device):
+  """A forward pass in bfloat16 casts float32 parameters to it; norm scales stay float32."""
+  config = dataclasses.replace(CONFIG, dtype='bfloat16')
+  stored = model.frozen(config, frozen, one_device)
+  shapes = model.shapes(config, one_device, frozen=True)
+  assert jax.tree.map(lambda x: x.dtype, stored) == jax.tree.map(lambda x: x.dtype, shapes)
+  assert stored['layers']['mlp']['gate_DF'].dtype == stored['embedding_VD'].dtype == 'bfloat16'
+  assert stored['layers']['mlp_norm']['scale'].dtype == 'float32'
+  np.testing.assert_array_equal(
+    *(
+      _forward(config, lora.joined(LORA, base, adapters), tokens_BT).astype(jnp.float32)
+      for base in (stored, frozen)
+    )
+  )
+
+
+def test_without_a_rank_all_is_trained(one_device, frozen):
+  off = dataclasses.replace(LORA, rank=0)
+  shapes = model.shapes(CONFIG, one_device)
+  assert lora.shapes(off, shapes) is shapes and lora.joined(off, None, frozen) is frozen
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (dict(rank=-1), 'rank=-1 must lie in [0, inf)'),
+    (dict(targets=('q_prj',)), "targets has no 'q_prj'; did you mean 'q_proj'?"),
+    (dict(targets=()), 'targets=() must name each of its matrices once, and at least one'),
+    (dict(targets=('q_proj', 'q_proj')), "targets=('q_proj', 'q_proj') must name each of its"),
+  ],
+)
+def test_what_is_no_lora_is_refused(changes, message):
+  with pytest.raises(InputError, match=re.escape(f'config.lora.{message}')):
+    config_lib.build(lora.Config, dict(base.get_config().lora) | changes, 'config.lora')
+
+
+def test_a_rank_above_that_of_a_matrix_is_refused(one_device):
+  narrow = CONFIG.num_kv_heads * CONFIG.head_size
+  with pytest.raises(
+    InputError,
+    match=re.escape(
+      f'config.lora.rank={narrow + 1} must be at most {narrow}, the smaller dimension of k_proj'
+    ),
+  ):
+    lora.shapes(dataclasses.replace(LORA, rank=narrow + 1), model.shapes(CONFIG, one_device))
