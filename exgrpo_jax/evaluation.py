@@ -11,7 +11,7 @@ import numpy as np
 
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.prompt import THINK
-from exgrpo_jax.data.questions import step_checker, style_reader
+from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.experiment import Config, Experiment, load_questions

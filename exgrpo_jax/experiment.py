@@ -8,7 +8,6 @@ rooms below need.
 import dataclasses
 import itertools
 import os
-import shutil
 
 import jax
 from ml_collections import ConfigDict
@@ -310,21 +309,6 @@ def state_shapes(experiment: Experiment) -> optimizer.TrainState:
   """Shapes and shardings of a run's train state; allocates nothing."""
   spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
   return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
-
-
-def keep_tokenizer(experiment: Experiment) -> None:
-  """Writes the tokenizer's files into workdir/tokenizer, completely or not at all.
-
-  With them what a run recorded can be read where its model is not. A folder that is there stays.
-  Of several hosts only the first writes.
-  """
-  folder = os.path.join(experiment.workdir, 'tokenizer')
-  if not hosts.is_first() or os.path.exists(folder):
-    return
-  unfinished = folder + '.new'
-  shutil.rmtree(unfinished, ignore_errors=True)  # what a kill left
-  experiment.tokenizer.save(unfinished)
-  os.replace(unfinished, folder)
 
 
 def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:

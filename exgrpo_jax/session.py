@@ -5,6 +5,8 @@
 
 import contextlib
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,6 @@ from exgrpo_jax.check import check_rewards, check_start
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.experiment import (
   Experiment,
-  keep_tokenizer,
   load_evaluations,
   load_questions,
   make_rollout,
@@ -129,6 +130,21 @@ def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
   claim_workdir(config, workdir)
   keep_tokenizer(experiment)
   return params
+
+
+def keep_tokenizer(experiment: Experiment) -> None:
+  """Writes the tokenizer's files into workdir/tokenizer, completely or not at all.
+
+  With them what a run recorded can be read where its model is not. A folder that is there stays.
+  Of several hosts only the first writes.
+  """
+  folder = os.path.join(experiment.workdir, 'tokenizer')
+  if not hosts.is_first() or os.path.exists(folder):
+    return
+  unfinished = folder + '.new'
+  shutil.rmtree(unfinished, ignore_errors=True)  # what a kill left
+  experiment.tokenizer.save(unfinished)
+  os.replace(unfinished, folder)
 
 
 def train(loaded: Loaded, params: model.Params | None, compiled: compilations.Counter) -> None:

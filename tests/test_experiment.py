@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from exgrpo_jax import experiment
+from exgrpo_jax import experiment, session
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
@@ -170,7 +170,7 @@ def test_a_run_keeps_its_tokenizer(config, tmp_path):
   unfinished = tmp_path / 'tokenizer.new'
   unfinished.mkdir()
   (unfinished / 'half').write_text('')  # by a kill
-  experiment.keep_tokenizer(opened)
+  session.keep_tokenizer(opened)
   kept = tokenizer.load(tmp_path / 'tokenizer')
   assert kept.encode('12+7\n') == opened.tokenizer.encode('12+7\n')
   assert not unfinished.exists() and not (tmp_path / 'tokenizer' / 'half').exists()
@@ -179,7 +179,7 @@ def test_a_run_keeps_its_tokenizer(config, tmp_path):
 def test_a_tokenizer_that_was_kept_stays(config, tmp_path):
   opened = experiment.open_experiment(config, str(tmp_path))
   (tmp_path / 'tokenizer').mkdir()
-  experiment.keep_tokenizer(opened)
+  session.keep_tokenizer(opened)
   assert list((tmp_path / 'tokenizer').iterdir()) == []
 
 
@@ -193,10 +193,10 @@ def test_a_kill_leaves_no_part_of_a_tokenizer(config, tmp_path, monkeypatch):
 
   monkeypatch.setattr(opened.tokenizer, 'save', killed)
   with pytest.raises(KeyboardInterrupt):
-    experiment.keep_tokenizer(opened)
+    session.keep_tokenizer(opened)
   assert not (tmp_path / 'tokenizer').exists()
   monkeypatch.undo()
-  experiment.keep_tokenizer(opened)
+  session.keep_tokenizer(opened)
   assert tokenizer.load(tmp_path / 'tokenizer').vocab_size == opened.tokenizer.vocab_size
 
 
@@ -218,9 +218,9 @@ def prepare(config, workdir):
       r'train\.jsonl:2: not valid JSON \(.*\); every line must hold one object, in UTF-8\.',
     ),
     (
-      ['{"question": "1+1", "solution": "2"}'],
-      r"train\.jsonl:1: no field 'answer' \(has: "
-      r"'question', 'solution'\); set config\.data\.answer_field\.",
+      ['{"question": "1+1", "reply": "2"}'],
+      r'train\.jsonl: no column is known to be the answer \(has: '
+      r"'question', 'reply'\); set config\.data\.answer_field\.",
     ),
     ([], r'train\.jsonl: the file holds no question; at least one is needed\.'),
   ],

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from exgrpo_jax import experiment, export, policies, warm_start
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool
+from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
@@ -55,9 +55,9 @@ def train(start, compiled):
     changed.num_steps = num_steps
     run = recording.Recording(workdir, compiled, changed, steps={})
     with pytest.MonkeyPatch.context() as patch, run.compiling():
-      patch.setattr(pool, 'COMMAND', tiny.WORKER)
+      patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
       for end in ('curves.draw', 'write_at_end'):  # pictures and the report
-        patch.setattr(f'exgrpo_jax.train.{end}', lambda _: None)
+        patch.setattr(f'exgrpo_jax.session.{end}', lambda _: None)
       with jax.set_mesh(run.experiment.meshes.training):
         initial = warm_start.initial_params(run.experiment)
         recording.run_training(run.experiment, initial, changed)

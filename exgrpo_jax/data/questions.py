@@ -25,7 +25,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import builders, columns, hub_split, records, spec_names
-from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, STYLES, TASKS
+from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
@@ -317,18 +317,6 @@ def _question_from_row(
 
 
 # ---- Prompts over the limit ----
-
-
-def step_checker(question: Question) -> Callable[[str], bool] | None:
-  """Whether each step of a response to it is right, by its text; None if that cannot be checked."""
-  check = STEP_CHECKERS.get(question.source)
-  return functools.partial(check, question.messages[-1].content) if check else None
-
-
-def style_reader(question: Question) -> Callable[[str], str] | None:
-  """In which style a response to it is, by its text; None where its task knows no styles."""
-  style = STYLES.get(question.source)
-  return functools.partial(style, question.messages[-1].content) if style else None
 
 
 def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.algorithm.replay import Bucketed
-from exgrpo_jax.data.questions import step_checker
+from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
   Experience,

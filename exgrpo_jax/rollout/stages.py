@@ -13,7 +13,7 @@ import numpy as np
 from exgrpo_jax.algorithm import advantages, objective, question_stream, replay
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
-from exgrpo_jax.data.questions import step_checker
+from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
   Batch,

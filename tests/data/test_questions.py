@@ -12,7 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from exgrpo_jax.data import builders, questions, records
-from exgrpo_jax.data.tasks import arithmetic
+from exgrpo_jax.data.tasks import arithmetic, catalogue
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
@@ -122,10 +122,10 @@ def test_the_embedded_task(config):
 @pytest.mark.usefixtures('few_sums')
 def test_steps_are_checked_against_the_question_where_its_task_can(config, jsonl):
   first, second = questions.load(config, 'arithmetic:ood[:2]')
-  check = questions.step_checker(first)
+  check = catalogue.step_checker(first)
   assert check is not None and check(first.solution) and not check(second.solution)
   (other,) = questions.load(config, jsonl({'question': '1+1', 'answer': '2'}))
-  assert questions.step_checker(other) is None
+  assert catalogue.step_checker(other) is None
 
 
 @pytest.mark.usefixtures('few_sums')

@@ -128,7 +128,7 @@ def run_training(opened, params=None, values=None):
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)
-      experiment.keep_tokenizer(opened)
+      session.keep_tokenizer(opened)
     loaded = session.Loaded(opened, rollout, evaluations, successes, done)
     session.train(loaded, params, compiled)
 
