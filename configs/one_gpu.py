@@ -27,7 +27,19 @@ MODELS = {
       query_key_norm=True,
     ),
   ),
+  'qwen2_5_7b': (
+    'Qwen/Qwen2.5-7B-Instruct',
+    dict(
+      vocab_size=152064,
+      width=3584,
+      num_heads=28,
+      num_kv_heads=4,
+      mlp_width=18944,
+      tied_embeddings=False,
+    ),
+  ),
 }
+ADAPTED = ('qwen2_5_7b',)  # too large to train in full: LoRA
 MEMORIES = ('24gb', '40gb', '80gb')
 DATA = {
   'gsm8k': dict(train='openai/gsm8k:main:train', evaluation=('openai/gsm8k:main:test',)),
@@ -57,6 +69,10 @@ FITS = {
   ('qwen3_1_7b', '40gb', 'math'): (32, 14336, 'bfloat16'),
   ('qwen3_1_7b', '80gb', 'gsm8k'): (128, 24576, 'float32'),
   ('qwen3_1_7b', '80gb', 'math'): (64, 28672, 'float32'),
+  ('qwen2_5_7b', '40gb', 'gsm8k'): (16, 24576, 'float32'),
+  ('qwen2_5_7b', '40gb', 'math'): (8, 28672, 'float32'),
+  ('qwen2_5_7b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
+  ('qwen2_5_7b', '80gb', 'math'): (128, 28672, 'float32'),
 }
 
 
@@ -84,6 +100,9 @@ def get_config(choice=''):
   )
   config.gradient.tokens_per_microbatch = tokens
   config.optimizer.update(dict(minibatches=1, moments=moments))
+  if name in ADAPTED:
+    config.lora.rank = 32
+    config.optimizer.learning_rate = 1e-5  # ten times that of full training
   config.evaluation.every = 20
   config.export.last = True
   return config

@@ -95,8 +95,9 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
   if values:
     parse_config(values)
   if source.kind == 'run':
+    run = read_config(source.path)
     if not values:
-      return ConfigDict(read_config(source.path))
+      return ConfigDict(run)
     check_workdir(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:

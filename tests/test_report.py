@@ -187,8 +187,8 @@ def test_single_runs_are_compared_over_their_questions(recorded, tmp_path, tab, 
   go(tab, page, 'page=compare')
   differences = tab.locator('section', has=tab.locator('h2', has_text='Differences'))
   (row,) = [row for row in rows_of(differences.locator('table')) if row[0] == 'data_evaluation']
-  # Differences 0, 1, 1, 0: mean .5, standard error .577 / 2.
-  assert row[3:5] == ['+0.500', '-0.066 to +1.066'] and row[6] == '4 questions'
+  # Differences 0, 1, 1, 0: mean .5, standard error .577 / 2; no difference is above 1.
+  assert row[3:5] == ['+0.500', '-0.066 to +1'] and row[6] == '4 questions'
   go(tab, page, 'page=evaluation&run=1&benchmark=data_evaluation')
   assert 'Of 4 questions, 0 were gained and 0 lost: 0.750' in tab.locator('#changes').inner_text()
 

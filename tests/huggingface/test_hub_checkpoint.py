@@ -64,6 +64,6 @@ def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
   for outcome, message in (
     (gated, r'config\.model\.path=tiny/gated: .* only for those who have accepted its licence: .*'),
     (long, r'config\.rollout\.max_prompt .* = 164 tokens exceed max_position_embeddings=128 of .*'),
-    (by_hand, r'config\.model\.path=tiny/none: there is no folder tiny/none, and http.*'),
+    (by_hand, r'--model=tiny/none: there is no folder tiny/none, and http.*'),
   ):
     assert outcome.status == 2 and re.fullmatch(f'error: {message}\n', outcome.err), outcome.err

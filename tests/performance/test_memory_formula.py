@@ -89,7 +89,9 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-@pytest.mark.parametrize('choice', ['qwen2_5_1_5b,40gb,gsm8k', 'qwen3_1_7b,40gb,math'])
+@pytest.mark.parametrize(
+  'choice', ['qwen2_5_1_5b,40gb,gsm8k', 'qwen3_1_7b,40gb,math', 'qwen2_5_7b,40gb,gsm8k']
+)
 def test_a_gpu_takes_what_the_formula_says(choice):
   """Compiled for an H100, in bfloat16, where jax[cuda12] is installed; there need not be one."""
   pytest.importorskip('jax_cuda12_plugin')

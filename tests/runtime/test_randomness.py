@@ -26,6 +26,8 @@ def test_purposes_keep_their_numbers():
     'SAMPLES': 9,
     'ALIGNMENT': 10,
     'RECORDED_GROUPS': 11,
+    'LORA': 12,
+    'GENERATE': 13,
   }
 
 
