@@ -306,13 +306,13 @@ def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_exten
   assert written['rope_parameters']['rope_theta'] == 4e4
 
 
-@pytest.mark.usefixtures('hub')
-def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(tmp_path):
+def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tmp_path):
+  hub.add('model', 'tiny/other', {p.name: p.read_bytes() for p in STORED.iterdir()})
   shape = experiment.model_config(experiment.parse_config(values_from_stored()))
-  values = values_from_stored(path='', repository='tiny/Qwen2@main', **dataclasses.asdict(shape))
+  values = values_from_stored(path='', repository='tiny/other@main', **dataclasses.asdict(shape))
   opened = experiment.open_experiment(values, str(tmp_path))
   assert opened.config.model.path != str(STORED)
-  assert (opened.model, opened.model_name) == (shape, 'tiny/Qwen2@main')
+  assert (opened.model, opened.model_name) == (shape, 'tiny/other@main')
 
 
 def test_a_backbones_config_names_the_papers_checkpoint():
