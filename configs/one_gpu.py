@@ -1,4 +1,4 @@
-"""One GPU of 24, 40 or 80 GB, a small checkpoint, and GSM8K or MATH.
+"""One GPU of 24, 40 or 80 GB, a checkpoint (7B by LoRA), and GSM8K or MATH.
 
 python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 What follows the colon is a model, a memory and a data set, in any order; what is left out is
