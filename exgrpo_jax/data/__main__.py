@@ -2,14 +2,15 @@
 
 python -m exgrpo_jax.data show gsm8k_train.jsonl --model=Qwen2.5-Math-1.5B
 python -m exgrpo_jax.data show x.parquet --config=base --config.data.question_field=ask
+python -m exgrpo_jax.data prefilter --config=one_gpu --samples=8 --out=filtered
 """
 
 import sys
 
-from exgrpo_jax import cli, preview
+from exgrpo_jax import cli, prefilter, preview
 from exgrpo_jax.errors import InputError
 
-COMMANDS = {'show': preview}
+COMMANDS = {'show': preview, 'prefilter': prefilter}
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
       )
     )
   command = COMMANDS.get(word, preview)
-  cli.run(command.main, command.define_flags, several='data spec')
+  several = 'data spec' if command is preview else ''
+  cli.run(command.main, command.define_flags, several=several)
 
 
 if __name__ == '__main__':

@@ -31,6 +31,7 @@ class Purpose(enum.IntEnum):
   RECORDED_GROUPS = 11  # whose responses are recorded token by token; by question row
   LORA = 12  # the adapters that a run begins with
   GENERATE = 13  # responses to prompts that are typed
+  PREFILTER = 14  # responses that tell how hard the training questions are
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:

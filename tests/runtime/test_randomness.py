@@ -28,6 +28,7 @@ def test_purposes_keep_their_numbers():
     'RECORDED_GROUPS': 11,
     'LORA': 12,
     'GENERATE': 13,
+    'PREFILTER': 14,
   }
 
 
