@@ -136,10 +136,10 @@ def suggestion(device: Any) -> str:
 
 
 def for_gpu(limit: float) -> str:
-  """The config, and overrides of it, with which the largest model fits so many bytes."""
+  """The config, and overrides of it, with which the largest model fits in full so many bytes."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   path = config_files.config_path('one_gpu')
-  for model in reversed(one_gpu.MODELS):
+  for model in reversed([name for name in one_gpu.MODELS if name not in one_gpu.ADAPTED]):
     memories = [memory for memory in one_gpu.MEMORIES if (model, memory, 'gsm8k') in one_gpu.FITS]
     # A card reports a little less than its name says, or more.
     within = [memory for memory in memories if usable_bytes(memory) <= 1.1 * limit]

@@ -72,5 +72,5 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(capsys, monkeypatch):
     (8e9, 'smoke_gpu '),
   ],
 )
-def test_a_gpu_is_offered_the_largest_model_that_fits(memory, config):
+def test_a_gpu_is_offered_the_largest_model_that_fits_in_full(memory, config):
   assert f'--config={config}' in doctor.suggestion(gpu(memory))
