@@ -91,7 +91,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   runs on the mesh of training.
 
   Args:
-    config: such as `config_files.load_by_name` returns.
+    config: such as `config_files.load_config` returns.
     workdir: the run's.
 
   Raises:
