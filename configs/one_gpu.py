@@ -1,4 +1,4 @@
-"""One GPU of 24, 40 or 80 GB, a checkpoint (7B by LoRA), and GSM8K or MATH.
+"""One GPU of 24, 40 or 80 GB, a checkpoint, in full or by LoRA, and GSM8K or MATH.
 
 python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 What follows the colon is a model, a memory and a data set, in any order; what is left out is
@@ -39,7 +39,6 @@ MODELS = {
     ),
   ),
 }
-ADAPTED = ('qwen2_5_7b',)  # too large to train in full: LoRA
 MEMORIES = ('24gb', '40gb', '80gb')
 DATA = {
   'gsm8k': dict(train='openai/gsm8k:main:train', evaluation=('openai/gsm8k:main:test',)),
@@ -52,8 +51,10 @@ MAX_RESPONSE = {'gsm8k': 1024, 'math': 3072}  # tokens
 
 SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
 
-# (slots, tokens of a microbatch, AdamW's moments): the slots and tokens that
-# `capacity --device=… --fit` finds. Moments are bfloat16 where float32 leaves no room.
+LORA = 'LoRA'
+# (slots, tokens of a microbatch, what is trained): the slots and tokens that
+# `capacity --device=… --fit` finds. All is trained, with AdamW's moments in float32; in bfloat16
+# where float32 leaves no room, or adapters where that does not help either.
 FITS = {
   ('qwen2_5_0_5b', '24gb', 'gsm8k'): (256, 24576, 'float32'),
   ('qwen2_5_0_5b', '24gb', 'math'): (256, 28672, 'float32'),
@@ -61,25 +62,29 @@ FITS = {
   ('qwen2_5_0_5b', '40gb', 'math'): (256, 28672, 'float32'),
   ('qwen2_5_0_5b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
   ('qwen2_5_0_5b', '80gb', 'math'): (256, 28672, 'float32'),
+  ('qwen2_5_1_5b', '24gb', 'gsm8k'): (256, 24576, LORA),
+  ('qwen2_5_1_5b', '24gb', 'math'): (64, 28672, LORA),
   ('qwen2_5_1_5b', '40gb', 'gsm8k'): (256, 6144, 'float32'),
   ('qwen2_5_1_5b', '40gb', 'math'): (64, 7168, 'float32'),
   ('qwen2_5_1_5b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
   ('qwen2_5_1_5b', '80gb', 'math'): (256, 28672, 'float32'),
+  ('qwen3_1_7b', '24gb', 'gsm8k'): (32, 24576, LORA),
+  ('qwen3_1_7b', '24gb', 'math'): (16, 28672, LORA),
   ('qwen3_1_7b', '40gb', 'gsm8k'): (64, 24576, 'bfloat16'),
   ('qwen3_1_7b', '40gb', 'math'): (32, 14336, 'bfloat16'),
   ('qwen3_1_7b', '80gb', 'gsm8k'): (128, 24576, 'float32'),
   ('qwen3_1_7b', '80gb', 'math'): (64, 28672, 'float32'),
-  ('qwen2_5_7b', '40gb', 'gsm8k'): (16, 24576, 'float32'),
-  ('qwen2_5_7b', '40gb', 'math'): (8, 28672, 'float32'),
-  ('qwen2_5_7b', '80gb', 'gsm8k'): (256, 24576, 'float32'),
-  ('qwen2_5_7b', '80gb', 'math'): (128, 28672, 'float32'),
+  ('qwen2_5_7b', '40gb', 'gsm8k'): (16, 24576, LORA),
+  ('qwen2_5_7b', '40gb', 'math'): (8, 28672, LORA),
+  ('qwen2_5_7b', '80gb', 'gsm8k'): (256, 24576, LORA),
+  ('qwen2_5_7b', '80gb', 'math'): (128, 28672, LORA),
 }
 
 
 def get_config(choice=''):
   name, memory, data = _parse(choice)
   repository, shape = MODELS[name]
-  slots, tokens, moments = FITS[name, memory, data]
+  slots, tokens, trained = FITS[name, memory, data]
   config = base.get_config()
   config.num_steps = 200
   config.model.repository = repository
@@ -99,10 +104,12 @@ def get_config(choice=''):
     )
   )
   config.gradient.tokens_per_microbatch = tokens
-  config.optimizer.update(dict(minibatches=1, moments=moments))
-  if name in ADAPTED:
+  config.optimizer.minibatches = 1
+  if trained == LORA:
     config.lora.rank = 32
     config.optimizer.learning_rate = 1e-5  # ten times that of full training
+  else:
+    config.optimizer.moments = trained
   config.evaluation.every = 20
   config.export.last = True
   return config

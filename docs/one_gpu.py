@@ -45,7 +45,7 @@ python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=
     --lengths=lognormal:250 --evaluated=1319
 ```
 
-| model | memory | data | slots | tokens a pass | moments | GiB needed | estimated hours |
+| model | memory | data | slots | tokens a pass | trained | GiB needed | estimated hours |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
@@ -54,8 +54,10 @@ python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=
 - Hours are for the GPUs named, by published peaks and assumed shares of them, with responses of
   250 tokens (GSM8K) or 600 (MATH) in the median. `python -m exgrpo_jax.benchmark all` measures
   what a GPU reaches of its peaks, and `--lengths` takes the responses of a run.
-- Where there is a dash, 16 bytes a parameter leave no room: the parameter, AdamW's two moments in
-  bfloat16, the gradient, and that of the microbatches so far. Qwen2.5-7B in full takes 122 GB so.
+- All of a model takes 16 bytes a parameter: the parameter, AdamW's two moments in bfloat16, the
+  gradient, and that of the microbatches so far; 20 with moments in float32. Where that leaves no
+  room, [LoRA](checkpoints.md#lora) of rank 32 does: four bytes a parameter, for the frozen model and
+  the weights for sampling. Where there is a dash, these alone are too many.
 - Another memory, or other lengths: `--fit` finds slots and tokens a pass, the two settings that
   change nothing but memory and time.
 
@@ -81,7 +83,8 @@ def row(model: str, memory: str, data: str) -> str:
     needed = f'{found.peaks[fullest] / chips.GIB:.1f} of {usable:.1f} ({fullest})'
     hours.append(f'{device} {config.num_steps * found.speed.seconds / 3600:.1f}')
   settings = (config.rollout.slots, f'{config.gradient.tokens_per_microbatch:,}')
-  values = (*settings, config.optimizer.moments, needed, ', '.join(hours))
+  trained = one_gpu.LORA if config.lora.rank else f'all, moments in {config.optimizer.moments}'
+  values = (*settings, trained, needed, ', '.join(hours))
   return f'| {model} | {memory} | {data} | {" | ".join(map(str, values))} |'
 
 

@@ -139,8 +139,11 @@ def for_gpu(limit: float) -> str:
   """The config, and overrides of it, with which the largest model fits in full so many bytes."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   path = config_files.config_path('one_gpu')
-  for model in reversed([name for name in one_gpu.MODELS if name not in one_gpu.ADAPTED]):
-    memories = [memory for memory in one_gpu.MEMORIES if (model, memory, 'gsm8k') in one_gpu.FITS]
+  for model in reversed(one_gpu.MODELS):
+    fits = {memory: one_gpu.FITS.get((model, memory, 'gsm8k')) for memory in one_gpu.MEMORIES}
+    memories = [memory for memory, found in fits.items() if found and found[2] != one_gpu.LORA]
+    if not memories:
+      continue
     # A card reports a little less than its name says, or more.
     within = [memory for memory in memories if usable_bytes(memory) <= 1.1 * limit]
     choice = f'{model},{(within or memories[:1])[-1]},gsm8k'

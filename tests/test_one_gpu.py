@@ -27,13 +27,18 @@ def test_a_config_is_the_largest_that_fits(choice):
   assert fitted == (config.rollout.slots, config.gradient.tokens_per_microbatch)
 
 
+def test_what_does_not_fit_is_refused():
+  with pytest.raises(InputError, match='qwen2_5_7b does not fit 24gb with gsm8k'):
+    opened('qwen2_5_7b')
+
+
 @pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
-def test_what_does_not_fit_is_refused(model, monkeypatch):
+def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
   """Not with moments in bfloat16 either."""
-  with pytest.raises(InputError, match=f'{model} does not fit 24gb with gsm8k'):
-    opened(model)
+  assert opened(model)[0].lora.rank
   monkeypatch.setitem(one_gpu.FITS, (model, '24gb', 'gsm8k'), (8, 1536, 'bfloat16'))
   config = parse_config(one_gpu.get_config(model))
+  assert not config.lora.rank
   spec, decoding = capacity.step_spec(config)
   with jax.set_mesh(spec.mesh):
     assert fitting.fit(config.rollout, spec, decoding, doctor.usable_bytes('24gb')) is None
