@@ -56,8 +56,8 @@ python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=
   what a GPU reaches of its peaks, and `--lengths` takes the responses of a run.
 - All of a model takes 16 bytes a parameter: the parameter, AdamW's two moments in bfloat16, the
   gradient, and that of the microbatches so far; 20 with moments in float32. Where that leaves no
-  room, [LoRA](checkpoints.md#lora) of rank 32 does: four bytes a parameter, for the frozen model and
-  the weights for sampling. Where there is a dash, these alone are too many.
+  room, [LoRA](checkpoints.md#lora) of rank 32 does: four bytes a parameter, for the frozen model
+  and the weights for sampling. Where there is a dash, these alone are too many.
 - Another memory, or other lengths: `--fit` finds slots and tokens a pass, the two settings that
   change nothing but memory and time.
 
