@@ -56,7 +56,7 @@ COMMAND_LINES = {
     ['train', SMOKE, '--workdir=gs://bucket/run'],
     r'--workdir=gs://bucket/run must be a local folder',
   ),
-  'data': (['data'], r"'': the first word must be one of: show; --help says more\."),
+  'data': (['data'], r"'': the first word must be one of: show, prefilter; --help says more\."),
   'data_word': (['data', 'shwo', 'x.csv'], r"'shwo': the first word must be one of: show"),
   'data_spec': (['data', 'show'], r'must be followed by one data spec or more; --help says more'),
   'data_file': (['data', 'show', 'nowhere.csv'], r'nowhere\.csv: there is no such file; a data'),
