@@ -104,7 +104,7 @@ def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys):
       pass
   folder = workdir / 'traces' / f'step_{step:06d}'
   assert f'trace of step {step}: {folder}' in capsys.readouterr().out
-  (trace,) = folder.rglob('perfetto_trace.json.gz')
+  (trace,) = folder.rglob('*.trace.json.gz')
   events = json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']
   names = {event.get('name') for event in events}
   assert {'step', 'pick', 'generate', 'grade'} <= names

@@ -28,7 +28,7 @@ def _traced(folder: str, step: int, is_chosen: bool) -> Iterator[None]:
     return
   try:  # the last step may end the iteration
     with (
-      jax.profiler.trace(folder, create_perfetto_trace=True),
+      jax.profiler.trace(folder),
       jax.profiler.StepTraceAnnotation('step', step_num=step),
     ):
       yield
