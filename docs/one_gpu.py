@@ -72,9 +72,8 @@ def row(model: str, memory: str, data: str) -> str:
   """A line of the table."""
   if (model, memory, data) not in one_gpu.FITS:
     return f'| {model} | {memory} | {data} | — | — | — | does not fit | — |'
-  choice = f'{model},{memory},{data}'
-  path = config_files.config_path(f'one_gpu:{choice}')
-  config, hours, needed = parse_config(config_files.load(path)), [], ''
+  config = parse_config(config_files.load_config(f'one_gpu:{model},{memory},{data}'))
+  hours, needed = [], ''
   for device in GPUS[memory]:
     with contextlib.redirect_stdout(io.StringIO()):
       found = capacity.examine_gpu(config, device, LENGTHS[data], EVALUATED[data])

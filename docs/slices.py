@@ -80,8 +80,7 @@ COLUMNS: tuple[str, ...] = (
 
 def examined(name: str, topology: str) -> Row:
   """A row of the table; compiles all programs of a step."""
-  path = config_files.shipped_path(name, config_files.CONFIGS, 'config')
-  config = experiment.parse_config(config_files.load(path))
+  config = experiment.parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
   found = capacity.examine(config, topology, '', capacity.EVALUATED)

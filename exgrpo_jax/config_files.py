@@ -114,12 +114,12 @@ def load(path: str) -> ConfigDict:
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-  """A config by name or path, with other values where `overrides` has them by dotted key.
+  """A config as --config names it, with other values where `overrides` has them by dotted key.
 
   Raises:
     InputError: there is no such config or setting, or it cannot have that value.
   """
-  values = config.overridden(load(shipped_path(name, CONFIGS, 'config')), overrides or {})
+  values = config.overridden(load(config_path(name)), overrides or {})
   parse_config(values)
   return values
 

@@ -56,7 +56,7 @@ def main(_: cli.Args) -> None:
 def _host() -> Iterator[Finding]:
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   yield Finding('host', f'{os.cpu_count()} cores, {memory / _GB:.0f} GB of memory')
-  defaults = parse_config(config_files.load(config_files.config_path('base')))
+  defaults: Any = config_files.load_config('base')
   for name, folder in (
     ('programs', defaults.compilation_cache),
     ('data', defaults.data.cache_dir),
@@ -138,7 +138,6 @@ def suggestion(device: Any) -> str:
 def for_gpu(limit: float) -> str:
   """The config, and overrides of it, with which the largest model fits in full so many bytes."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
-  path = config_files.config_path('one_gpu')
   for model in reversed(one_gpu.MODELS):
     fits = {memory: one_gpu.FITS.get((model, memory, 'gsm8k')) for memory in one_gpu.MEMORIES}
     memories = [memory for memory, found in fits.items() if found and found[2] != one_gpu.LORA]
@@ -147,7 +146,7 @@ def for_gpu(limit: float) -> str:
     # A card reports a little less than its name says, or more.
     within = [memory for memory in memories if usable_bytes(memory) <= 1.1 * limit]
     choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
-    config = parse_config(config_files.load(f'{path}:{choice}'))
+    config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
     spec, decoding = capacity.step_spec(config)
     with jax.set_mesh(spec.mesh):
       if max(fitting.peaks(config.rollout, spec, decoding).values()) <= limit:

@@ -125,7 +125,7 @@ def suited_to(path: str) -> ConfigDict:
 
 def base_config() -> ConfigDict:
   """configs/base.py, with nothing to evaluate on."""
-  values: Any = config_files.load(config_files.shipped_path('base', config_files.CONFIGS, 'config'))
+  values: Any = config_files.load_config('base')
   values.data.evaluation = ()
   return values
 

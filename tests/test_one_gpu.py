@@ -12,7 +12,7 @@ from exgrpo_jax.performance import fitting
 
 def opened(choice):
   """(config, spec of its updates, mesh of sampling) of --config=one_gpu:choice."""
-  config = parse_config(config_files.load(config_files.config_path(f'one_gpu:{choice}')))
+  config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
   return config, *capacity.step_spec(config)
 
 
