@@ -74,8 +74,8 @@ def sample(
   """
   experiment, tokenizer = policy.experiment, policy.experiment.tokenizer
   rollout, evaluation = experiment.config.rollout, experiment.config.evaluation
-  rows = [tokenizer.encode(render(policy, text)) for text in prompts for _ in range(samples)]
-  longest = max(map(len, rows))
+  encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
+  longest = max(map(len, encoded))
   if longest > rollout.max_prompt:
     raise InputError(
       f'a prompt has {longest} tokens, as the model reads it, and '
@@ -84,14 +84,14 @@ def sample(
   sized = dataclasses.replace(
     rollout,
     questions=len(prompts),
-    slots=min(rollout.slots, len(rows)),
+    slots=min(rollout.slots, len(prompts) * samples),
     max_prompt=min(rollout.max_prompt, max(_SHORTEST_PREFILL, 1 << (longest - 1).bit_length())),
   )
   with jax.set_mesh(experiment.meshes.training):
     responses = scheduler.generate(
       experiment.model,
       model.decode_layout(experiment.model, policy.params, experiment.meshes),
-      [np.array(ids, np.int32) for ids in rows],
+      [prompt for prompt in encoded for _ in range(samples)],
       [question for question in range(len(prompts)) for _ in range(samples)],
       list(range(samples)) * len(prompts),
       randomness.key(seed, Purpose.GENERATE),
