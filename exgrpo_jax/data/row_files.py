@@ -89,12 +89,12 @@ def _parquet(path: str, content: bytes) -> RowFile:
           yield f'{path}: row {number}', row
           number += 1
     except (pa.ArrowInvalid, OSError) as error:
-      raise _damaged(path, error) from error
+      raise damaged_parquet(path, error) from error
 
   try:
     columns = pq.read_schema(pa.BufferReader(content)).names
   except (pa.ArrowInvalid, OSError) as error:
-    raise _damaged(path, error) from error
+    raise damaged_parquet(path, error) from error
   return RowFile(columns, rows)
 
 
@@ -114,7 +114,8 @@ def _others(row: Row, without: Collection[str]) -> Row:
   return {name: value for name, value in row.items() if name not in without}
 
 
-def _damaged(path: str, error: Exception) -> InputError:
+def damaged_parquet(path: str, error: Exception) -> InputError:
+  """What is wrong with a file that pyarrow cannot read."""
   return InputError(
     f'{path}: not a complete parquet file ({error}); write it again, for example with pyarrow or '
     'pandas.'

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import json_lines, spec_names
+from exgrpo_jax.data import json_lines, row_files, spec_names
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
@@ -128,7 +128,7 @@ def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str,
         )
         number += 1
   except (pa.ArrowInvalid, OSError) as error:
-    raise _damaged(path, error) from error
+    raise row_files.damaged_parquet(path, error) from error
 
 
 def _value(scalar: pa.Scalar) -> Any:
@@ -143,14 +143,7 @@ def _schema(path: str, content: bytes) -> list[str]:
   try:
     return pq.read_schema(pa.BufferReader(content)).names
   except (pa.ArrowInvalid, OSError) as error:
-    raise _damaged(path, error) from error
-
-
-def _damaged(path: str, error: Exception) -> InputError:
-  return InputError(
-    f'{path}: not a complete parquet file ({error}); write it again, for example with pyarrow or '
-    'pandas.'
-  )
+    raise row_files.damaged_parquet(path, error) from error
 
 
 def _check_names(place: str, names: Sequence[str]) -> None:
