@@ -14,13 +14,7 @@ from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.performance import memory, passes, rollout_schedule, roofline
 from exgrpo_jax.performance.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from exgrpo_jax.performance.memory import bytes_per_chip
-from exgrpo_jax.performance.step_time import (
-  HOST_SECONDS,
-  SYNC_SECONDS,
-  Part,
-  Workload,
-  share_of_evaluation,
-)
+from exgrpo_jax.performance.step_time import SYNC_SECONDS, Part, Workload, of_step
 from exgrpo_jax.policy import dense_cache
 from exgrpo_jax.rollout import stages
 
@@ -42,18 +36,15 @@ class Roofline:
   gpu: Gpu
 
   def parts(self, work: Workload) -> list[Part]:
-    """Of a step, in the order in which they run; an evaluation is shared out over its steps."""
-    found = [
+    """Of a step; see `step_time.of_step`."""
+    return of_step(
+      work,
+      self.rollout.questions,
       self._score(work),
-      *self._generate(work.fresh, self.rollout.questions, work.prompt),
-      self._update(np.concatenate([work.fresh, work.replayed]), work.prompt),
+      self._generate,
+      self._update,
       self._optimizer(),
-      Part('host', HOST_SECONDS, detail='assumed'),
-    ]
-    if len(work.evaluated):
-      generated = self._generate(work.evaluated, len(work.evaluated), work.prompt)
-      found.append(share_of_evaluation(generated, work))
-    return found
+    )
 
   def _score(self, work: Workload) -> Part:
     found = passes.of_scoring(self.spec, work.candidates, work.prompt)

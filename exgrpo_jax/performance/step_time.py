@@ -4,7 +4,7 @@ Estimates, never measurements; program_time.py says where a program's time is fr
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,18 +58,15 @@ class Estimator:
   programs: Mapping[str, Program]  # 'score', 'prefill', 'decode', 'update', 'optimizer'
 
   def parts(self, work: Workload) -> list[Part]:
-    """Of a step, in the order in which they run; an evaluation is shared out over its steps."""
-    found = [
+    """Of a step; see `of_step`."""
+    return of_step(
+      work,
+      self.rollout.questions,
       self._score(work),
-      *self._generate(work.fresh, self.rollout.questions, work.prompt),
-      self._update(np.concatenate([work.fresh, work.replayed]), work.prompt),
+      self._generate,
+      self._update,
       self._optimizer(),
-      Part('host', HOST_SECONDS, detail='assumed'),
-    ]
-    if len(work.evaluated):
-      generated = self._generate(work.evaluated, len(work.evaluated), work.prompt)
-      found.append(share_of_evaluation(generated, work))
-    return found
+    )
 
   def _seconds(self, name: str, trips: float = 1) -> Seconds:
     """Of one run of a program; `trips` of its loop over tokens or passes."""
@@ -174,7 +171,38 @@ class Estimator:
     return seconds
 
 
-def share_of_evaluation(generated: Sequence[Part], work: Workload) -> Part:
+def of_step(
+  work: Workload,
+  questions: int,
+  score: Part,
+  generate: Callable[[np.ndarray, int, int], list[Part]],
+  update: Callable[[np.ndarray, int], Part],
+  optimizer: Part,
+) -> list[Part]:
+  """The parts of a step in the order in which they run; it has its share of an evaluation.
+
+  Args:
+    work: what the step works on.
+    questions: of the step.
+    score: the part that scores stored responses.
+    generate: of (lengths of responses, how many prompts, tokens of each).
+    update: of (lengths of responses, tokens of each prompt).
+    optimizer: the part of the updates that has no responses.
+  """
+  found = [
+    score,
+    *generate(work.fresh, questions, work.prompt),
+    update(np.concatenate([work.fresh, work.replayed]), work.prompt),
+    optimizer,
+    Part('host', HOST_SECONDS, detail='assumed'),
+  ]
+  if len(work.evaluated):
+    generated = generate(work.evaluated, len(work.evaluated), work.prompt)
+    found.append(_share_of_evaluation(generated, work))
+  return found
+
+
+def _share_of_evaluation(generated: Sequence[Part], work: Workload) -> Part:
   """A step's part of an evaluation whose responses are generated so."""
   seconds = sum(part.seconds for part in generated)
   detail = (
