@@ -8,6 +8,7 @@ from exgrpo_jax.datatypes import Batch, Plan, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import alignment
 from exgrpo_jax.policy import model
+from exgrpo_jax.rollout.stages import plan_apart
 from exgrpo_jax.run import Run
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -57,14 +58,7 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
   )
   rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
   rows = rng.choice(len(data.questions), config.alignment.questions, replace=False).tolist()
-  plan = Plan(
-    step=step,
-    epoch=0,
-    replay_started=False,
-    questions=tuple(data.questions.read(rows)),
-    prompts=tuple(data.prompts[row] for row in rows),
-    candidates=((),) * len(rows),
-  )
+  plan = plan_apart(data, rows, step)
   responses = rollout.generate(
     model.decode_layout(run.experiment.model, run.policy(params), run.experiment.meshes),
     plan,

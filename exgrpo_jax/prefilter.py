@@ -28,14 +28,14 @@ from absl import flags
 from exgrpo_jax import cli, policies, warm_start
 from exgrpo_jax.check import check_rewards
 from exgrpo_jax.data import traces
-from exgrpo_jax.datatypes import Plan, Question, Response, Verdict
+from exgrpo_jax.datatypes import Question, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, load_questions, make_rollout, open_experiment
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policies import Source
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.rollout.stages import Rollout, plan_apart
 from exgrpo_jax.runtime import activity, console, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
@@ -119,14 +119,7 @@ def _tried(
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):
       rows = range(start, min(start + _TOGETHER, len(data.questions)))
-      plan = Plan(
-        step=0,
-        epoch=0,
-        replay_started=False,
-        questions=tuple(data.questions.read(rows)),
-        prompts=tuple(data.prompts[row] for row in rows),
-        candidates=((),) * len(rows),
-      )
+      plan = plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
         responses = rollout.generate(decode_params, plan, key, grader.submit)
         verdicts = rollout.grade(plan, responses, grader)

@@ -333,3 +333,15 @@ class Rollout:
       ReplayScores(logp=logp, entropy=entropy, weight=weight)
       for logp, entropy, weight in zip(logps, entropies, weights)
     ]
+
+
+def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
+  """Questions of `data` that are asked apart from stream and buffer; none is replayed."""
+  return Plan(
+    step=step,
+    epoch=0,
+    replay_started=False,
+    questions=tuple(data.questions.read(rows)),
+    prompts=tuple(data.prompts[row] for row in rows),
+    candidates=((),) * len(rows),
+  )
