@@ -28,6 +28,9 @@ def get_config():
       top_p=1.0,
       min_p=0.0,
       slots=256,
+      carry=False,
+      in_flight=0,
+      max_age=8,
       logit_chunk=16384,
     )
   )

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -25,6 +26,7 @@ from exgrpo_jax.datatypes import (
   Trajectory,
   Verdict,
 )
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.padding import right_padded
@@ -40,6 +42,10 @@ _WHOLE = (
   'training samples from the whole softmax, to which its importance weights refer; '
   'evaluation.{} may truncate it'
 )
+
+# Groups that are begun while so many slots as have their responses are busy: the slots hold the
+# longest responses of most groups, whose others are complete.
+_GROUPS_PER_SAMPLES = 3
 
 Responses = Sequence[Sequence[Response]]  # by group
 Verdicts = Sequence[Sequence[Verdict]]  # of the responses, in the same order
@@ -61,9 +67,43 @@ class Config:
   top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
   min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
   slots: int = setting('[1, inf)', 'responses that are decoded together')
+  carry: bool = setting(
+    None,
+    'whether a step ends once as many groups are complete as it trains, and what is unfinished '
+    'goes on in the next one; otherwise it waits for its longest response',
+  )
+  in_flight: int = setting(
+    '[0, inf)',
+    'with carry: groups that are unfinished or wait as a step begins, those that it will train '
+    'included; with more, slots are seldom idle and responses older; 0 is as many as keep the '
+    'slots busy',
+  )
+  max_age: int = setting(
+    '[1, inf)',
+    'with carry: steps from that which writes the first token of a group to that which trains it, '
+    'at most; a step waits for what would be older in the next',
+  )
   logit_chunk: int = setting(
     '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
   )
+
+  def __post_init__(self) -> None:
+    most = self.questions * (self.max_age + 1)
+    if self.carry and self.in_flight and not self.questions <= self.in_flight <= most:
+      raise InputError(
+        f'config.rollout.in_flight={self.in_flight} must be from '
+        f'config.rollout.questions={self.questions} to {most}, which is that times '
+        f'config.rollout.max_age={self.max_age} + 1, or 0: each step trains {self.questions} groups, '
+        'and none may be older.'
+      )
+
+  @property
+  def groups_in_flight(self) -> int:
+    """How many groups are in flight as a step begins to generate; a step's, without carry."""
+    if not self.carry:
+      return self.questions
+    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.samples)
+    return self.in_flight or min(enough, self.questions * (self.max_age + 1))
 
   @property
   def longest_row(self) -> int:
