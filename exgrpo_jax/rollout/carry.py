@@ -14,9 +14,8 @@ def trained(
   """The groups that `step` trains, the oldest complete ones; None while it has to go on.
 
   It goes on until so many are complete and, of the others, none is so old that it could not train
-  in time: the i-th oldest of those waits for `1 + i // questions` more steps at most, if each trains
-  the oldest. So no group is ever too old, as long as at most `questions * (max_age + 1)` are in
-  flight.
+  in time: the i-th oldest of those trains `1 + i // questions` steps later, if each step trains the
+  oldest. So no group is ever too old where at most `questions * (max_age + 1)` are in flight.
 
   Args:
     begun: by group in flight, the step in which its first token was written; for one without
