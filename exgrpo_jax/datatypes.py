@@ -67,15 +67,24 @@ class Cursor:
   position: int = 0
 
 
+class Span(NamedTuple):
+  """Tokens of a response, one after the other, that one policy wrote."""
+
+  step: int
+  tokens: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Response:
-  """What the policy wrote for one prompt."""
+  """What the policy wrote for one prompt, or several policies, where responses span steps."""
 
   tokens: np.ndarray  # [T] int32, the end token included where there is one
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
   entropy: np.ndarray  # [T] float32, nats, of that distribution
-  truncated: bool  # cut at the limit, so without an end token
+  truncated: bool  # cut at the limit, so without an end token; False while not complete
   tis_weight: np.ndarray | None = None  # [T] float32, see `terms.tis_weight`; None is 1
+  is_complete: bool = True  # otherwise the next step goes on with it
+  spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
 
 
 FAILURES = ('timed out', 'crashed')  # of grading, not of the response
@@ -122,6 +131,17 @@ class ReplayScores:
 
 
 @dataclasses.dataclass(frozen=True)
+class Carried:
+  """A group that one step leaves to the next: not complete, or not yet trained."""
+
+  question_row: int
+  drawn: int  # the step whose plan first had it
+  is_replay: bool
+  responses: tuple[Response, ...]  # K, or K - 1 with replay; without a token where not begun
+  verdicts: tuple[Verdict, ...]  # of the complete ones, in the same order
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """Which questions a step works on; groups stand in the order of the batch."""
 
@@ -131,11 +151,18 @@ class Plan:
   questions: tuple[Question, ...]  # Q of them
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
   candidates: tuple[tuple[Trajectory, ...], ...]  # Q; empty for a fresh question
+  carried: tuple[Carried, ...] = ()  # what is there already of the first groups
 
   @property
   def is_replay_Q(self) -> np.ndarray:
     """Bool [Q]: which questions have a stored success to replay."""
     return np.array([bool(c) for c in self.candidates])
+
+  @property
+  def drawn(self) -> list[int]:
+    """By group, the step whose plan first had it."""
+    carried = [group.drawn for group in self.carried]
+    return carried + [self.step] * (len(self.questions) - len(carried))
 
 
 @jax.tree_util.register_dataclass
@@ -150,8 +177,10 @@ class Batch:
   behaviour_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
-  policy_step_B: Array  # int32, the step whose policy wrote the row
+  policy_step_B: Array  # int32, the step whose policy wrote the row, or the first token of it
   tis_weight_BT: Array  # float32, weight of a fresh token's term; 1 where there is none
+  # bool, whether a fresh token was written before the step that trains it; None where none can be.
+  is_carried_BT: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,5 +193,7 @@ class Experience:
   responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
   verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
   batch: Batch
+  carried: Sequence[Carried]  # the groups that are left to the next step
+  rollout: Mapping[str, float]  # how generation went, as metrics
   parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
   alignment: Mapping[str, float]  # of gradients, as metrics; empty where not compared

@@ -266,11 +266,17 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
   """The rollout on the training questions; InputError where they are too few."""
-  parsed = experiment.config
-  if len(data.questions) < parsed.rollout.questions:
+  parsed, size = experiment.config, len(data.questions)
+  if size < parsed.rollout.questions:
     raise InputError(
-      f'config.rollout.questions={parsed.rollout.questions} must be at most the '
-      f'{len(data.questions)} questions of {data.spec}: no question comes twice in a step.'
+      f'config.rollout.questions={parsed.rollout.questions} must be at most the {size} questions '
+      f'of {data.spec}: no question comes twice in a step.'
+    )
+  if size < (in_flight := parsed.rollout.groups_in_flight):
+    raise InputError(
+      f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
+      'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
+      'many.'
     )
   return stages.Rollout(
     config=parsed.rollout,

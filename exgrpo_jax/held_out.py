@@ -52,17 +52,17 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
   config, data = run.experiment.config, run.evaluations[0]
   rollout = dataclasses.replace(
     run.rollout,
-    config=dataclasses.replace(config.rollout, samples=config.alignment.samples),
+    config=dataclasses.replace(config.rollout, samples=config.alignment.samples, carry=False),
     # Held-out questions count whatever their difficulty.
     replay=dataclasses.replace(config.replay, difficulty='all'),
   )
   rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
   rows = rng.choice(len(data.questions), config.alignment.questions, replace=False).tolist()
   plan = plan_apart(data, rows, step)
-  responses = rollout.generate(
+  responses, _ = rollout.generate(
     model.decode_layout(run.experiment.model, run.policy(params), run.experiment.meshes),
     plan,
-    randomness.key(config.seed, Purpose.ALIGNMENT, step),
+    Purpose.ALIGNMENT,
     run.grader.submit,
   )
   verdicts = rollout.grade(plan, responses, run.grader)

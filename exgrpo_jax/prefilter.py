@@ -36,7 +36,7 @@ from exgrpo_jax.policies import Source
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout.stages import Rollout, plan_apart
-from exgrpo_jax.runtime import activity, console, hosts, randomness
+from exgrpo_jax.runtime import activity, console, hosts
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
 
@@ -112,16 +112,15 @@ def _tried(
   """All questions in their order; what is drawn depends on seed, question and sample alone."""
   config, data = experiment.config, rollout.data
   rollout = dataclasses.replace(
-    rollout, config=dataclasses.replace(config.rollout, samples=samples)
+    rollout, config=dataclasses.replace(config.rollout, samples=samples, carry=False)
   )
   decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
-  key = randomness.key(config.seed, Purpose.PREFILTER)
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):
       rows = range(start, min(start + _TOGETHER, len(data.questions)))
       plan = plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
-        responses = rollout.generate(decode_params, plan, key, grader.submit)
+        responses, _ = rollout.generate(decode_params, plan, Purpose.PREFILTER, grader.submit)
         verdicts = rollout.grade(plan, responses, grader)
       yield from map(Tried, plan.questions, responses, verdicts)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from exgrpo_jax import warm_start
 from exgrpo_jax.algorithm import objective
@@ -19,7 +20,8 @@ from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler, selection
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
-from exgrpo_jax.rollout.prefilled import Prefilled, prefill_lengths
+from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
+from exgrpo_jax.rollout.slots import insertion_of
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.run import first_params
 from exgrpo_jax.runtime import activity, randomness
@@ -62,10 +64,9 @@ def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
 def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> None:
   """Prefill, insertion and decoding with every length of the cache and number of slots."""
   shape, mesh = experiment.model, experiment.meshes.decoding
-  key = randomness.moved(randomness.key(experiment.config.seed, Purpose.ROLLOUT), mesh)
 
   def decode(state: State) -> State:
-    return decode_loop.decode(shape, spec, params, key, state, 0, 1.0)[0]
+    return decode_loop.decode(shape, spec, params, state, 0, 1.0)[0]
 
   with jax.set_mesh(mesh):
     platform = sharding.platform()
@@ -76,8 +77,10 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
       for number, size in enumerate(prefill_lengths(spec.max_prompt)):
         prompt = np.full(size, spec.pad_id, np.int32)
         prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
-      nothing = scheduler.insertion([], spec.slots)
+      nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
       state = decode(decode_loop.insert(state, prefilled.prompts, nothing))
+      if experiment.config.rollout.carry and not longer:
+        state = _resume(shape, spec, params, mesh, state)
       while True:
         if longer:
           state = decode_loop.resize_cache(decode_loop.resize_cache(state, longer), length)
@@ -86,6 +89,18 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
           break
         state = decode(decode_loop.select_slots(state, np.arange(count, dtype=np.int32)))
       jax.block_until_ready(state)
+
+
+def _resume(
+  shape: model.Config, spec: DecodeSpec, params: model.Params, mesh: Mesh, state: State
+) -> State:
+  """Resumes rows of every length, in no slot."""
+  lengths = resume_lengths(spec.longest_row)
+  rows = {length: np.full(length, spec.pad_id, np.int32) for length in lengths}
+  for tokens_PT, _ in batches(rows, lengths, spec.slots, mesh, spec.pad_id):
+    nothing = insertion_of([], spec.slots, len(tokens_PT))
+    state = decode_loop.resume(shape, params, state, tokens_PT, nothing)
+  return state
 
 
 def _score(rollout: Rollout, params: model.Params) -> None:
@@ -131,6 +146,7 @@ def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
     is_replay_B=np.zeros(num_rows, bool),
     policy_step_B=np.zeros(num_rows, np.int32),
     tis_weight_BT=np.ones_like(mask_BT),
+    is_carried_BT=np.zeros(mask_BT.shape, bool) if rollout.config.carry else None,
   )
 
 

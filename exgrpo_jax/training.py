@@ -16,8 +16,9 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
+from exgrpo_jax.rollout import carry
 from exgrpo_jax.run import Progress, Run, bucketed, last_step, warn
-from exgrpo_jax.runtime import activity, preemption, randomness, step_traces
+from exgrpo_jax.runtime import activity, preemption, step_traces
 from exgrpo_jax.runtime.clock import NO_TRAINING
 from exgrpo_jax.runtime.environment import peak_memory
 from exgrpo_jax.runtime.randomness import Purpose
@@ -38,7 +39,7 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1)
+  plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.carried)
   steps = range(done + 1, last_step(run, progress) + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in step_traces.written(steps, config.metrics.traced_steps, workdir):
@@ -47,7 +48,7 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
       buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
       measured = report(run, progress, state, buffer, experience, sums)  # awaits the update
       # After the metrics, so that a resumed run has them all.
-      snapshot = Snapshot(step=step, state=state, buffer=buffer, cursor=cursor)
+      snapshot = Snapshot(step, state, buffer, cursor, tuple(experience.carried))
       is_last = step == last_step(run, progress)
       save(run, snapshot, is_last)
       yield Step(snapshot, experience, measured)
@@ -68,20 +69,20 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
 def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
   experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
-  with clock('pick'):
-    replays, scores = rollout.pick_replays(policy, plan)
   with clock('reshard'):
     decode_params = jax.block_until_ready(
       model.decode_layout(experiment.model, policy, experiment.meshes)
     )
   with clock('generate'), activity.doing(run.grader.progress):
-    key = randomness.key(experiment.config.seed, Purpose.ROLLOUT, plan.step)
-    responses = rollout.generate(decode_params, plan, key, run.grader.submit)
+    responses, generated = rollout.generate(decode_params, plan, Purpose.ROLLOUT, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
     responses, parity = rollout.old_logprobs(policy, plan, responses)
   with clock('grade', device_waits=True):
     verdicts = rollout.grade(plan, responses, run.grader)
+  plan, responses, verdicts, carried = rollout.split(plan, responses, verdicts)
+  with clock('pick'):
+    replays, scores = rollout.pick_replays(policy, plan)
   with clock('assemble', device_waits=True):
     batch = rollout.assemble(plan, responses, replays, verdicts)
   aligned = held_out.measure_alignment(run, params, plan, batch)
@@ -92,6 +93,8 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     responses=responses,
     verdicts=verdicts,
     batch=batch,
+    carried=carried,
+    rollout=generated | carry.metrics(plan.step, responses, carried),
     parity=parity,
     alignment=aligned,
   )
@@ -138,11 +141,11 @@ def remember(
       experience.verdicts,
     )
   with run.clock('plan'):
-    next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1)
+    next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1, experience.carried)
   if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
     print(
-      f'epoch {next_plan.epoch}: fewer than {config.rollout.questions} questions are not yet '
-      'retired, so retired ones are read again (and never replayed)',
+      f'epoch {next_plan.epoch}: fewer than {config.rollout.groups_in_flight} questions are not '
+      'yet retired, so retired ones are read again (and never replayed)',
       flush=True,
     )
   return buffer, next_plan, next_cursor

@@ -20,18 +20,16 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
   return order
 
 
-def reads_retired(
-  epoch: int, size: int, retired_epoch: Mapping[int, int], questions_per_step: int
-) -> bool:
+def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
   """Whether `epoch` reads retired questions too, there being too few others.
 
   Args:
     epoch: of the stream.
     size: questions there are.
     retired_epoch: row -> the epoch in which it retired; it is out from the next one.
-    questions_per_step: Q, questions per step.
+    at_once: questions that a step works on, Q or those in flight.
   """
-  return size - sum(retired < epoch for retired in retired_epoch.values()) < questions_per_step
+  return size - sum(retired < epoch for retired in retired_epoch.values()) < at_once
 
 
 def take(
@@ -41,7 +39,7 @@ def take(
   seed: int,
   retired_epoch: Mapping[int, int],
   taken: Collection[int],
-  questions_per_step: int,
+  at_once: int,
 ) -> tuple[list[int], Cursor]:
   """The next `count` rows of the stream, all different, and the place after them.
 
@@ -52,30 +50,28 @@ def take(
 
   Args:
     cursor: the next position to read.
-    count: rows wanted, at most `questions_per_step` less `taken`.
+    count: rows wanted, at most `at_once` less `taken`.
     size: questions there are.
     seed: of the permutations.
     retired_epoch: row -> the epoch in which it retired.
-    taken: rows that the step replays.
-    questions_per_step: Q, questions per step.
+    taken: rows that the step replays, and rows in flight.
+    at_once: questions that a step works on, Q or those in flight.
 
   Raises:
     InputError: there are fewer questions than a step needs.
   """
-  if size < questions_per_step:
+  if size < at_once:
     raise InputError(
-      f'the training data has {size} questions, and a step needs {questions_per_step} different '
-      'ones; give more data, or take fewer questions per step.'
+      f'the training data has {size} questions, and a step works on {at_once} different ones; give '
+      'more data, or take fewer questions per step.'
     )
-  if count + len(taken) > questions_per_step:
-    raise ValueError(
-      f'{count} fresh and {len(taken)} replayed questions are over {questions_per_step}.'
-    )
+  if count + len(taken) > at_once:
+    raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {at_once}.')
   epoch, position = cursor.epoch, cursor.position
   rows, passed = [], set(taken)
   while len(rows) < count:
     order = permutation(seed, epoch, size)
-    everyone = reads_retired(epoch, size, retired_epoch, questions_per_step)
+    everyone = reads_retired(epoch, size, retired_epoch, at_once)
     while position < size and len(rows) < count:
       row = int(order[position])
       position += 1

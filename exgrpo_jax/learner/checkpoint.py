@@ -1,4 +1,4 @@
-"""Train state, buffer, cursor and step: saved together or not at all (orbax).
+"""Train state, buffer, cursor, carried groups and step: saved together or not at all (orbax).
 
 Orbax writes into a temporary directory while training goes on, and renames it once complete,
 so a kill leaves the previous checkpoint. Orbax notices files that are missing or truncated, but not
@@ -20,14 +20,14 @@ from rich.filesize import decimal
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
-from exgrpo_jax.datatypes import Cursor
+from exgrpo_jax.datatypes import Carried, Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checksums, storage
+from exgrpo_jax.learner import buffer_files, carried_files, checksums, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
 
-FORMAT = 2  # of a checkpoint; 1 had no such number, and the buffer as a few arrays
+FORMAT = 3  # of a checkpoint; 1 had no such number, and the buffer as a few arrays; 2 no `carried`
 NO_BASE: Mapping[str, int] = {}  # the state's parameters are the whole model
 _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
@@ -51,6 +51,7 @@ class Snapshot(NamedTuple):
   state: TrainState
   buffer: Buffer
   cursor: Cursor  # after the last finished step, before any prefetched plan
+  carried: tuple[Carried, ...] = ()  # what the last finished step left to the next
 
 
 def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointManager:
@@ -109,8 +110,8 @@ def save(
   written; a restoring function refuses others.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse. The buffer is a value, and
-  is read in the background.
+  CPU, holds a reference to its memory, which JAX then does not reuse. The buffer is a value, as are
+  carried groups, and is read in the background.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
@@ -121,6 +122,7 @@ def save(
       state=ocp.args.StandardSave(snapshot.state),
       buffer=buffer_files.Save(step, snapshot.buffer, previous),
       cursor=ocp.args.JsonSave(cursor),
+      carried=carried_files.Save(snapshot.carried),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
       ),
@@ -168,6 +170,7 @@ def restore(
       state=ocp.args.StandardRestore(like),
       buffer=buffer_files.Restore(),
       cursor=ocp.args.JsonRestore(),
+      carried=carried_files.Restore(),
     )
   except (InputError, DamagedError) as caught:
     error = caught
@@ -179,6 +182,7 @@ def restore(
     state=restored['state'],
     buffer=restored['buffer'],
     cursor=Cursor(**restored['cursor']),
+    carried=restored['carried'],
   )
 
 

@@ -93,8 +93,7 @@ def decode(
   spec = _decode_spec(rollout)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(spec, shape)
-    key = jax.eval_shape(jax.random.key, 0)
-    args = shape, spec.at_any_temperature, params, key, state, 1, rollout.temperature
+    args = shape, spec.at_any_temperature, params, state, 1, rollout.temperature
     return _measure(decode_loop.decode.lower(*args), (rollout.slots, rollout.longest_row))
 
 

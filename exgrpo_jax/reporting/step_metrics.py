@@ -31,6 +31,7 @@ def measure(
   totals = {name: float(np.asarray(value)) for name, value in sums.items()}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
+    **experience.rollout,
     **experience.parity,
     **experience.alignment,
     **rollout_metrics(

@@ -5,7 +5,20 @@ its responses are complete, and at the latest `max_age` steps after the one in w
 token was written.
 """
 
+import dataclasses
 from collections.abc import Sequence
+
+import numpy as np
+
+from exgrpo_jax.datatypes import Carried, Plan, Response, Span, Verdict
+
+UNBEGUN = Response(
+  tokens=np.zeros(0, np.int32),
+  logp=np.zeros(0, np.float32),
+  entropy=np.zeros(0, np.float32),
+  truncated=False,
+  is_complete=False,
+)
 
 
 def trained(
@@ -33,3 +46,76 @@ def trained(
   if any(begun[group] + max_age <= step + place // questions for place, group in enumerate(left)):
     return None
   return sorted(chosen)
+
+
+def first_step(response: Response, step: int) -> int:
+  """The step that wrote its first token; `step` where it has no spans."""
+  return response.spans[0].step if response.spans else step
+
+
+def carried_tokens(response: Response, step: int) -> int:
+  """How many of its tokens, the first ones, steps before `step` wrote."""
+  return sum(span.tokens for span in response.spans if span.step < step)
+
+
+def continued(before: Response, now: Response, step: int) -> Response:
+  """What `step` made of a response: `now`, with what else is known of its tokens of earlier steps.
+
+  Importance weights against the sampler are then missing for the tokens of `step`.
+  """
+  written = len(now.tokens) - len(before.tokens)
+  spans = (*before.spans, Span(step, written)) if written else before.spans
+  return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
+
+
+def split(
+  plan: Plan,
+  responses: Sequence[Sequence[Response]],
+  verdicts: Sequence[Sequence[Verdict]],
+  order: Sequence[int],
+) -> tuple[Plan, list[Sequence[Response]], list[Sequence[Verdict]], list[Carried]]:
+  """(plan, responses, verdicts) of the groups in `order`, and what becomes of the others."""
+  carried = [
+    Carried(
+      question_row=question.row,
+      drawn=drawn,
+      is_replay=bool(candidates),
+      responses=tuple(own),
+      verdicts=tuple(judged),
+    )
+    for group, (question, drawn, candidates, own, judged) in enumerate(
+      zip(plan.questions, plan.drawn, plan.candidates, responses, verdicts, strict=True)
+    )
+    if group not in order
+  ]
+  trained = dataclasses.replace(
+    plan,
+    questions=tuple(plan.questions[group] for group in order),
+    prompts=tuple(plan.prompts[group] for group in order),
+    candidates=tuple(plan.candidates[group] for group in order),
+    carried=(),
+  )
+  return (
+    trained,
+    [responses[group] for group in order],
+    [verdicts[group] for group in order],
+    carried,
+  )
+
+
+def metrics(
+  step: int, responses: Sequence[Sequence[Response]], carried: Sequence[Carried]
+) -> dict[str, float]:
+  """The ages of the fresh tokens that a step trains, in steps, and how many groups it leaves.
+
+  `responses` are those of the groups that it trains; empty where they have no spans.
+  """
+  spans = [span for group in responses for response in group for span in response.spans]
+  if not spans:
+    return {}
+  ages, tokens = [step - span.step for span in spans], [span.tokens for span in spans]
+  return {
+    'carry/age_mean': float(np.average(ages, weights=tokens)),
+    'carry/age_max': max(ages),
+    'carry/groups_left': len(carried),
+  }

@@ -1,7 +1,8 @@
-"""What the slots of a rollout do on the device: prefill, insert, decode.
+"""What the slots of a rollout do on the device: prefill, insert, resume, decode.
 
-Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P prompts prefilled
-together, R slots filled together, N tokens decoded between two syncs with the host.
+Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
+together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
+random key.
 """
 
 import dataclasses
@@ -54,8 +55,7 @@ class State(NamedTuple):
   position_B: jax.Array  # int32, cache position of the next token; 0 in free slots
   length_B: jax.Array  # int32, tokens of the response so far
   live_B: jax.Array  # bool
-  question_row_B: jax.Array  # int32
-  sample_index_B: jax.Array  # int32
+  key_BX: jax.Array  # uint32, the data of `randomness.row_keys`
   limit_B: jax.Array  # int32, of the response
   cache: kv_cache.Cache
 
@@ -74,8 +74,10 @@ class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts
-  position_R: Array  # int32, the prompt's length
+  source_R: Array  # int32, index among the prompts; of no matter to `resume`
+  position_R: Array  # int32, tokens of the prompt and of the response so far
+  length_R: Array  # int32, tokens of the response so far
+  step_key_RX: Array  # uint32, the data of the key of the step in which the response began
   question_row_R: Array  # int32
   sample_index_R: Array  # int32
   limit_R: Array  # int32
@@ -109,8 +111,7 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
     position_B=zeros_B,
     length_B=zeros_B,
     live_B=jnp.zeros(B, bool),
-    question_row_B=zeros_B,
-    sample_index_B=zeros_B,
+    key_BX=jnp.zeros((B, randomness.key_size()), jnp.uint32),
     limit_B=zeros_B,
     cache=model.init_cache(config, B, length),
   )
@@ -161,30 +162,56 @@ def prefill(
 @functools.partial(jax.jit, donate_argnums=0)
 def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
   """Puts prompts into slots, replacing what these held; other slots are unchanged."""
-  slot_R, source_R = insertion.slot_R, insertion.source_R
+  source_R = insertion.source_R
+  cache = kv_cache.select_rows(prompts.cache, source_R)
+  return _filled(state, insertion, prompts.hidden_WD[source_R], cache)
 
-  def put(values: jax.Array, new: Array | int | bool) -> jax.Array:
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def resume(
+  config: model.Config, params: model.Params, state: State, tokens_PT: Array, insertion: Insertion
+) -> State:
+  """Puts rows that are partly written into slots: prompts with the responses so far.
+
+  Their cache is computed anew, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
+  padded at its end.
+  """
+  hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
+  last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
+  return _filled(state, insertion, last_PD, cache)
+
+
+def _filled(
+  state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache
+) -> State:
+  """The state with `insertion.slot_R` filled; `cache` is that of R rows."""
+  slot_R = insertion.slot_R
+  key_R = randomness.row_keys(
+    jax.random.wrap_key_data(jnp.asarray(insertion.step_key_RX)),
+    jnp.asarray(insertion.question_row_R),
+    jnp.asarray(insertion.sample_index_R),
+  )
+
+  def put(values: jax.Array, new: Array | bool) -> jax.Array:
     return values.at[slot_R].set(new, mode='drop')
 
   updated = State(
-    hidden_BD=put(state.hidden_BD, prompts.hidden_WD[source_R]),
+    hidden_BD=put(state.hidden_BD, hidden_RD),
     position_B=put(state.position_B, insertion.position_R),
-    length_B=put(state.length_B, 0),
+    length_B=put(state.length_B, insertion.length_R),
     live_B=put(state.live_B, True),
-    question_row_B=put(state.question_row_B, insertion.question_row_R),
-    sample_index_B=put(state.sample_index_B, insertion.sample_index_R),
+    key_BX=put(state.key_BX, jax.random.key_data(key_R)),
     limit_B=put(state.limit_B, insertion.limit_R),
-    cache=kv_cache.replace_rows(state.cache, slot_R, kv_cache.select_rows(prompts.cache, source_R)),
+    cache=kv_cache.replace_rows(state.cache, slot_R, cache),
   )
   return _laid_out(updated)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def decode(
   config: model.Config,
   spec: DecodeSpec,
   params: model.Params,
-  key: jax.Array,
   state: State,
   min_finished: int,
   temperature: float,
@@ -197,7 +224,7 @@ def decode(
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = _padded_unembedding(config, params)
-  key_B = randomness.row_keys(key, state.question_row_B, state.sample_index_B)
+  key_B = jax.random.wrap_key_data(state.key_BX)
   live_before_B = state.live_B
 
   def goes_on(carry: _Carry) -> jax.Array:

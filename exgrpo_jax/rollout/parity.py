@@ -9,6 +9,7 @@ from exgrpo_jax.algorithm import terms
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.rollout import carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,18 @@ class Config:
   )
 
 
-def differences(trainer: Iterable[np.ndarray], responses: Iterable[Response]) -> dict[str, float]:
-  """Mean and largest absolute difference over all tokens, in nats, as metrics.
+def differences(
+  trainer: Iterable[np.ndarray], responses: Iterable[Response], step: int = 0
+) -> dict[str, float]:
+  """Mean and largest absolute difference over the tokens of `step`, in nats, as metrics.
 
   `trainer` are the trainer's log-probabilities [T] of each response, in the same order.
   """
-  gap = np.abs(np.concatenate([t - response.logp for t, response in zip(trainer, responses)]))
+  gaps = [
+    (logp - response.logp)[carry.carried_tokens(response, step) :]
+    for logp, response in zip(trainer, responses)
+  ]
+  gap = np.abs(np.concatenate(gaps))
   return {'parity/mean': float(gap.mean()), 'parity/max': float(gap.max())}
 
 
@@ -45,17 +52,27 @@ def check(config: Config, step: int, measured: Mapping[str, float]) -> None:
 
 
 def recomputed(
-  responses: Sequence[Sequence[Response]], trainer: Iterable[np.ndarray], tis_limit: float
+  responses: Sequence[Sequence[Response]],
+  trainer: Iterable[np.ndarray],
+  tis_limit: float,
+  step: int,
 ) -> list[list[Response]]:
-  """The responses with the trainer's log-probabilities, one after the other.
+  """The responses with the trainer's log-probabilities of the tokens that `step` wrote.
 
-  Where `tis_limit` is above 0, with the weights of truncated importance sampling too.
+  Where `tis_limit` is above 0, with the weights of truncated importance sampling too. `trainer` are
+  the log-probabilities [T] of those with any such token, one after the other.
   """
   logps = iter(trainer)
 
   def with_trainers(response: Response) -> Response:
-    logp = next(logps)
-    weight = terms.tis_weight(logp, response.logp, tis_limit) if tis_limit else None
-    return dataclasses.replace(response, logp=logp, tis_weight=weight)
+    start = carry.carried_tokens(response, step)
+    if start == len(response.tokens):
+      return response
+    logp, weight = next(logps)[start:], None
+    if tis_limit:
+      earlier = [] if response.tis_weight is None else [response.tis_weight]
+      weight = np.concatenate([*earlier, terms.tis_weight(logp, response.logp[start:], tis_limit)])
+    whole = np.concatenate([response.logp[:start], logp])
+    return dataclasses.replace(response, logp=whole, tis_weight=weight)
 
   return [[with_trainers(response) for response in group] for group in responses]

@@ -1,133 +1,43 @@
-"""The stages of a step, in order: plan, pick_replays, generate, old_logprobs, grade, assemble.
+"""The stages of a step: plan, generate, old_logprobs, grade, split, pick_replays, assemble.
 
 `Rollout` holds what all of them need and never changes during a run.
 """
 
+import collections
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import numpy as np
 
-from exgrpo_jax.algorithm import advantages, objective, question_stream, replay
+from exgrpo_jax.algorithm import objective, question_stream, replay
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.config import setting
 from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import (
   Batch,
+  Carried,
   Cursor,
   Plan,
+  Question,
   QuestionSet,
   ReplayScores,
   Response,
   Trajectory,
   Verdict,
 )
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
-from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import facts, parity, scheduler, scoring, selection
-from exgrpo_jax.rollout.decode_loop import DecodeSpec
-from exgrpo_jax.rollout.token_sampling import Distribution
+from exgrpo_jax.rollout import assembly, carry, facts, parity, scheduler, scoring, selection, slots
+from exgrpo_jax.rollout.settings import Config
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
-
-_WHOLE = (
-  'training samples from the whole softmax, to which its importance weights refer; '
-  'evaluation.{} may truncate it'
-)
-
-# Groups that are begun while so many slots as have their responses are busy: the slots hold the
-# longest responses of most groups, whose others are complete.
-_GROUPS_PER_SAMPLES = 3
 
 Responses = Sequence[Sequence[Response]]  # by group
 Verdicts = Sequence[Sequence[Verdict]]  # of the responses, in the same order
 Replays = Sequence[Trajectory | None]  # by group; None for a fresh question
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """How many questions and responses a step has, and how responses are sampled."""
-
-  questions: int = setting('[1, inf)', 'questions in a step (Q)')
-  samples: int = setting(
-    '[2, inf)', 'rollouts of a question (K); an advantage compares at least two'
-  )
-  max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
-  max_response: int = setting('[1, inf)', 'longest response, in tokens')
-  temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
-  top_k: int = setting('[0, 0]', _WHOLE.format('top_k'))
-  top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
-  min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
-  slots: int = setting('[1, inf)', 'responses that are decoded together')
-  carry: bool = setting(
-    None,
-    'whether a step ends once as many groups are complete as it trains, and what is unfinished '
-    'goes on in the next one; otherwise it waits for its longest response',
-  )
-  in_flight: int = setting(
-    '[0, inf)',
-    'with carry: groups that are unfinished or wait as a step begins, those that it will train '
-    'included; with more, slots are seldom idle and responses older; 0 is as many as keep the '
-    'slots busy',
-  )
-  max_age: int = setting(
-    '[1, inf)',
-    'with carry: steps from that which writes the first token of a group to that which trains it, '
-    'at most; a step waits for what would be older in the next',
-  )
-  logit_chunk: int = setting(
-    '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
-  )
-
-  def __post_init__(self) -> None:
-    most = self.questions * (self.max_age + 1)
-    if self.carry and self.in_flight and not self.questions <= self.in_flight <= most:
-      raise InputError(
-        f'config.rollout.in_flight={self.in_flight} must be from '
-        f'config.rollout.questions={self.questions} to {most}, which is that times '
-        f'config.rollout.max_age={self.max_age} + 1, or 0: a step trains {self.questions} groups, '
-        'and in so many steps all have to.'
-      )
-
-  @property
-  def groups_in_flight(self) -> int:
-    """How many groups are in flight as a step begins to generate; a step's, without carry."""
-    if not self.carry:
-      return self.questions
-    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.samples)
-    return self.in_flight or min(enough, self.questions * (self.max_age + 1))
-
-  @property
-  def longest_row(self) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    return self.max_prompt + self.max_response
-
-  @property
-  def prompts(self) -> int:
-    """How many prompts are kept prefilled: all of a step's, or as many as there are slots."""
-    return min(self.questions, self.slots)
-
-  def decode_spec(
-    self, tokenizer: Tokenizer, distribution: Distribution | None = None
-  ) -> DecodeSpec:
-    """How to sample: from `distribution`, by default the softmax at the training temperature."""
-    return DecodeSpec(
-      distribution=distribution or Distribution(self.temperature),
-      slots=self.slots,
-      prompts=self.prompts,
-      max_prompt=self.max_prompt,
-      max_response=self.max_response,
-      eos_ids=tokenizer.eos_ids,
-      pad_id=tokenizer.pad_id,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,41 +55,55 @@ class Rollout:
   seed: int
   data: QuestionSet  # to train on
 
-  def plan(self, buffer: Buffer, cursor: Cursor, step: int) -> tuple[Plan, Cursor]:
-    """Replayed questions from the buffer, the rest from the stream, shuffled by group.
+  def plan(
+    self, buffer: Buffer, cursor: Cursor, step: int, carried: Sequence[Carried] = ()
+  ) -> tuple[Plan, Cursor]:
+    """What is carried, then replayed questions from the buffer and the rest from the stream.
 
-    Returns the plan and the cursor after this step's fresh questions. Depends on its
-    arguments and the seed alone, so a resumed run makes the same plan.
+    As many are drawn as make up `groups_in_flight`, shuffled by group. Returns the plan and the
+    cursor after this step's fresh questions. Depends on its arguments and the seed alone, so a
+    resumed run makes the same plan.
     """
-    num_questions = self.config.questions
+    in_flight = [group.question_row for group in carried]
+    num_drawn = self.config.groups_in_flight - len(carried)
     rng = randomness.generator(self.seed, Purpose.PLAN, step)
-    replayed = replay.draw_questions(self.replay, buffer, num_questions, self.config.samples, rng)
+    entries = {row: entry for row, entry in buffer.entries.items() if row not in {*in_flight}}
+    replayed = replay.draw_questions(
+      self.replay,
+      dataclasses.replace(buffer, entries=entries),
+      num_drawn,
+      self.config.samples,
+      rng,
+    )
     fresh, cursor = question_stream.take(
       cursor,
-      num_questions - len(replayed),
+      num_drawn - len(replayed),
       len(self.data.questions),
       self.seed,
       buffer.retired_epoch,
-      taken=replayed,
-      questions_per_step=num_questions,
+      taken=[*in_flight, *replayed],
+      at_once=self.config.groups_in_flight,
     )
-    candidates = [buffer.entries[row].trajectories for row in replayed] + [()] * len(fresh)
-    order = rng.permutation(num_questions)
-    rows = np.array([*replayed, *fresh])[order]
+    order = rng.permutation(num_drawn)
+    rows = [*in_flight, *np.array([*replayed, *fresh], int)[order].tolist()]
+    with_replay = {*replayed, *(group.question_row for group in carried if group.is_replay)}
     plan = Plan(
       step=step,
       epoch=cursor.epoch,
       replay_started=buffer.started,
-      questions=tuple(self.data.questions.read(rows.tolist())),
-      prompts=tuple(self.data.prompts[int(row)] for row in rows),
-      candidates=tuple(candidates[index] for index in order),
+      questions=tuple(self.data.questions.read(rows)),
+      prompts=tuple(self.data.prompts[row] for row in rows),
+      candidates=tuple(
+        buffer.entries[row].trajectories if row in with_replay else () for row in rows
+      ),
+      carried=tuple(carried),
     )
     return plan, cursor
 
   def reads_retired(self, buffer: Buffer, epoch: int) -> bool:
     """Whether so few questions are left that the stream reads retired ones in `epoch`."""
     return question_stream.reads_retired(
-      epoch, len(self.data.questions), buffer.retired_epoch, self.config.questions
+      epoch, len(self.data.questions), buffer.retired_epoch, self.config.groups_in_flight
     )
 
   def pick_replays(
@@ -209,41 +133,42 @@ class Rollout:
     self,
     params: Params,
     plan: Plan,
-    key: jax.Array,
+    purpose: Purpose,
     on_finish: Callable[[tuple[int, int], pool.Submission], None],
-  ) -> list[list[Response]]:
+  ) -> tuple[list[list[Response]], dict[str, float]]:
     """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
+
+    With `carry` it returns as soon as the step can train (`carry.trained`): some responses are then
+    not complete, or not even begun.
 
     Args:
       params: in the decode layout (`model.decode_layout`).
       plan: of the step.
-      key: of the step.
+      purpose: of the random numbers; their place is the step in which a group was drawn.
       on_finish: called with (group, sample) and what is to be judged as responses finish:
         `Grader.submit`.
+
+    Returns:
+      The responses, and how busy the slots were, as metrics.
     """
-    samples = self.config.samples
+    groups = [list(group.responses) for group in plan.carried]
+    for is_replay in plan.is_replay_Q[len(groups) :]:
+      groups.append([carry.UNBEGUN] * (self.config.samples - is_replay))
     rows = [
       (group, sample)
-      for group, is_replay in enumerate(plan.is_replay_Q)
-      for sample in range(samples - is_replay)
+      for group, own in enumerate(groups)
+      for sample, response in enumerate(own)
+      if not response.is_complete
     ]
+    keys = {step: randomness.key(self.seed, purpose, step) for step in {*plan.drawn}}
+    key_of = [keys[step] for step in plan.drawn]
+    missing = collections.Counter(group for group, _ in rows)
+    syncs: list[slots.Sync] = []
 
     def submit(index: int, response: Response) -> None:
-      question = plan.questions[rows[index][0]]
-      submission = pool.Submission(
-        text=functools.partial(self.tokenizer.decode, response.tokens),
-        answer=question.answer,
-        kind=question.kind,
-        check_steps=step_checker(question),
-        facts=functools.partial(
-          facts.of_response,
-          question,
-          response.tokens,
-          response.truncated,
-          self.config.max_response,
-        ),
-      )
-      on_finish(rows[index], submission)
+      group, _ = rows[index]
+      missing[group] -= 1
+      on_finish(rows[index], self._submission(plan.questions[group], response))
 
     responses = scheduler.generate(
       self.model,
@@ -251,15 +176,32 @@ class Rollout:
       [plan.prompts[group] for group, _ in rows],
       [plan.questions[group].row for group, _ in rows],
       [sample for _, sample in rows],
-      key,
+      [key_of[group] for group, _ in rows],
       self.config.decode_spec(self.tokenizer),
       self.meshes.decoding,
       submit,
+      begun=[groups[group][sample] for group, sample in rows] if self.config.carry else None,
+      is_enough=lambda: self._trained(plan, groups, missing) is not None,
+      on_sync=syncs.append,
     )
-    groups = [[] for _ in plan.questions]
-    for (group, _), response in zip(rows, responses):
-      groups[group].append(response)
-    return groups
+    for (group, sample), response in zip(rows, responses):
+      if self.config.carry:
+        response = carry.continued(groups[group][sample], response, plan.step)
+      groups[group][sample] = response
+    return groups, slots.metrics(syncs)
+
+  def _trained(
+    self, plan: Plan, responses: Responses, missing: Mapping[int, int]
+  ) -> list[int] | None:
+    """The groups that the step trains, None while it has to go on.
+
+    `missing` says by group how many of its responses are not complete.
+    """
+    complete = [not missing[group] for group in range(len(responses))]
+    if not self.config.carry:
+      return [*range(len(responses))] if all(complete) else None
+    begun = [min(carry.first_step(one, plan.step) for one in own) for own in responses]
+    return carry.trained(begun, complete, plan.step, self.config.questions, self.config.max_age)
 
   def old_logprobs(
     self, params: Params, plan: Plan, responses: Responses
@@ -267,8 +209,9 @@ class Rollout:
     """The responses with the log-probabilities that training takes as the old policy's.
 
     The trainer's, with `objective.old_logprobs='recompute'`; else the sampler's, which every
-    `parity.every` steps are compared with the trainer's. Returns the differences too, as
-    metrics, where any were computed.
+    `parity.every` steps are compared with the trainer's. Either concerns the tokens that this step
+    wrote: what earlier steps wrote has had its turn. Returns the differences too, as metrics, where
+    any were computed.
 
     Raises:
       InputError: they differ by more than `parity.max`.
@@ -276,71 +219,73 @@ class Rollout:
     recomputes = self.objective.old_logprobs == 'recompute'
     if not recomputes and (plan.step - 1) % self.parity.every:
       return responses, {}
-    pairs = [(p, response) for p, group in zip(plan.prompts, responses) for response in group]
+    pairs = [
+      (prompt, response)
+      for prompt, group in zip(plan.prompts, responses)
+      for response in group
+      if carry.carried_tokens(response, plan.step) < len(response.tokens)
+    ]
     if not recomputes:
       pairs = pairs[: self.parity.rows]
+    if not pairs:
+      return responses, {}
     logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in pairs])
-    measured = parity.differences(logps, [response for _, response in pairs])
+    measured = parity.differences(logps, [response for _, response in pairs], plan.step)
     if recomputes:
-      return parity.recomputed(responses, logps, self.objective.tis_limit), measured
+      return parity.recomputed(responses, logps, self.objective.tis_limit, plan.step), measured
     parity.check(self.parity, plan.step, measured)
     return responses, measured
 
   def grade(self, plan: Plan, responses: Responses, grader: Grader) -> list[list[Verdict]]:
-    """Verdicts by group, for responses that were submitted to `grader` by (group, sample).
+    """Verdicts by group of the complete responses.
 
-    Raises InputError if grading failed for all of them.
+    Of those that were submitted to `grader` by (group, sample), and of what the plan carries.
+    Raises InputError if grading failed for all that were submitted.
     """
     verdicts = grader.collect()
     pool.refuse_all_failed(f'step {plan.step}', list(verdicts.values()))
+    earlier = {group: iter(carried.verdicts) for group, carried in enumerate(plan.carried)}
     return [
-      [verdicts[group, sample] for sample in range(len(responses[group]))]
-      for group in range(len(plan.questions))
+      [
+        verdicts.get((group, sample)) or next(earlier[group])
+        for sample, response in enumerate(own)
+        if response.is_complete
+      ]
+      for group, own in enumerate(responses)
     ]
+
+  def split(
+    self, plan: Plan, responses: Responses, verdicts: Verdicts
+  ) -> tuple[Plan, Responses, Verdicts, list[Carried]]:
+    """(plan, responses, verdicts) of the groups that the step trains, and what it carries on.
+
+    With `carry` the groups are shuffled anew, by seed and step: a minibatch holds old and new ones.
+    """
+    missing = {
+      group: sum(not response.is_complete for response in own)
+      for group, own in enumerate(responses)
+    }
+    chosen = self._trained(plan, responses, missing)
+    assert chosen is not None, 'generate returns once the step can train'
+    if self.config.carry:
+      rng = randomness.generator(self.seed, Purpose.TRAINED_ORDER, plan.step)
+      chosen = rng.permutation(chosen).tolist()
+    return carry.split(plan, responses, verdicts, chosen)
 
   def assemble(
     self, plan: Plan, responses: Responses, replays: Replays, verdicts: Verdicts
   ) -> Batch:
-    """All rows of the step as NumPy arrays, group after group; the replayed row is the last.
-
-    Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-    normaliser stays the same.
-    """
-    samples = self.config.samples
-    rewards, rows, logps, tis_weights, trains = [], [], [], [], []
-    for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
-      members = [*group, replayed] if replayed else group
-      rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
-      correctness = replay.group_correctness(self.replay, judged, replayed is not None)
-      trains += [replay.trains(self.replay, correctness)] * samples
-      rows += [(prompt, member.tokens) for member in members]
-      logps += [member.logp for member in members]
-      # A replayed row is corrected by its importance weight alone.
-      tis_weights += [response.tis_weight for response in group] + [None] * (replayed is not None)
-    is_replay_B = np.array(
-      [r is not None and k == samples - 1 for r in replays for k in range(samples)]
-    )
-    advantage_QK = advantages.group_advantages(
-      np.array(rewards, np.float32),
-      self.objective.normalize_std,
-      ~is_replay_B.reshape(-1, samples) if self.objective.baseline == 'fresh' else None,
-    )
-    past_step_B = np.repeat([r.step if r else plan.step for r in replays], samples)
-    tokens_BT, mask_BT = right_padded(rows, self.config.longest_row, self.tokenizer.pad_id)
-    logp_BT = np.zeros_like(mask_BT)
-    logp_BT[mask_BT > 0] = np.concatenate(logps)  # row after row, in the mask's order
-    tis_weight_BT = np.ones_like(mask_BT)
-    for b, tis_weight in enumerate(tis_weights):
-      if tis_weight is not None:
-        tis_weight_BT[b, mask_BT[b] > 0] = tis_weight
-    return Batch(
-      tokens_BT=tokens_BT,
-      response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
-      behaviour_logp_BT=logp_BT,
-      advantage_B=advantage_QK.reshape(-1),
-      is_replay_B=is_replay_B,
-      policy_step_B=np.where(is_replay_B, past_step_B, plan.step).astype(np.int32),
-      tis_weight_BT=tis_weight_BT,
+    """All rows of the step, see `assembly.batch`."""
+    return assembly.batch(
+      self.replay,
+      self.objective,
+      plan,
+      responses,
+      replays,
+      verdicts,
+      longest_row=self.config.longest_row,
+      pad_id=self.tokenizer.pad_id,
+      carries=self.config.carry,
     )
 
   def score(
@@ -357,6 +302,17 @@ class Rollout:
       pad_id=self.tokenizer.pad_id,
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
+    )
+
+  def _submission(self, question: Question, response: Response) -> pool.Submission:
+    """What is to be judged of a complete response."""
+    tokens, truncated, limit = response.tokens, response.truncated, self.config.max_response
+    return pool.Submission(
+      text=functools.partial(self.tokenizer.decode, tokens),
+      answer=question.answer,
+      kind=question.kind,
+      check_steps=step_checker(question),
+      facts=functools.partial(facts.of_response, question, tokens, truncated, limit),
     )
 
   def _score_replays(

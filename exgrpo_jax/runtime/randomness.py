@@ -11,7 +11,6 @@ import functools
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 
 class Purpose(enum.IntEnum):
@@ -32,6 +31,7 @@ class Purpose(enum.IntEnum):
   LORA = 12  # the adapters that a run begins with
   GENERATE = 13  # responses to prompts that are typed
   PREFILTER = 14  # responses that tell how hard the training questions are
+  TRAINED_ORDER = 15  # the order of the groups that a step trains, where it carries others; by step
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
@@ -40,14 +40,10 @@ def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
   return _key(np.int64(seed), int(purpose), place)
 
 
-def moved(key: jax.Array, mesh: Mesh) -> jax.Array:
-  """A key for programs on `mesh`, which may have been made on another mesh of the same devices.
-
-  The arguments of a program share one mesh, and a key made elsewhere is refused.
-  """
-  data = jax.device_get(jax.random.key_data(key))
-  with jax.set_mesh(mesh):
-    return jax.random.wrap_key_data(data)
+@functools.cache
+def key_size() -> int:
+  """How many numbers the data of a key has: X."""
+  return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
 
 
 @jax.jit  # one program for all keys
@@ -75,13 +71,19 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
   return rank_N ^ (rank_N >> np.uint64(31))
 
 
-def row_keys(key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array) -> jax.Array:
-  """A key for each response, from the step's key, its question's row and its sample index."""
+def row_keys(
+  step_key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array
+) -> jax.Array:
+  """A key for each response, from its question's row, its sample index and its step's key.
 
-  def row_key(question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(key, question_row), sample_index)
+  `step_key` is that of each, [B], or one for all.
+  """
 
-  return jax.vmap(row_key)(question_row_B, sample_index_B)
+  def row_key(step_key: jax.Array, question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(step_key, question_row), sample_index)
+
+  in_axes = 0 if step_key.ndim else None, 0, 0
+  return jax.vmap(row_key, in_axes)(step_key, question_row_B, sample_index_B)
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:

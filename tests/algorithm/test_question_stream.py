@@ -12,10 +12,8 @@ def order(epoch, size=10, seed=7):
   return question_stream.permutation(seed, epoch, size).tolist()
 
 
-def take(cursor, count, retired=(), taken=(), size=10, questions_per_step=4):
-  return question_stream.take(
-    Cursor(*cursor), count, size, 7, dict(retired), taken, questions_per_step
-  )
+def take(cursor, count, retired=(), taken=(), size=10, at_once=4):
+  return question_stream.take(Cursor(*cursor), count, size, 7, dict(retired), taken, at_once)
 
 
 def test_an_epoch_is_the_permutation_that_seed_and_epoch_give():
@@ -68,7 +66,7 @@ def test_a_question_retired_in_this_epoch_is_out_once_the_step_has_crossed():
 
 def test_retired_questions_return_when_too_few_others_are_left():
   def reads_retired(epoch):
-    return question_stream.reads_retired(epoch, 10, retired, questions_per_step=4)
+    return question_stream.reads_retired(epoch, 10, retired, at_once=4)
 
   retired = dict.fromkeys(range(6), 0)
   assert not reads_retired(1)  # 4 are left, and 4 are needed
@@ -94,11 +92,11 @@ def test_reading_in_other_portions_reads_the_same():
   for _ in range(10):
     rows, cursor = question_stream.take(cursor, 1, 10, 7, {}, (), 1)
     one_by_one += rows
-  assert one_by_one == take((0, 0), 10, questions_per_step=10)[0]
+  assert one_by_one == take((0, 0), 10, at_once=10)[0]
 
 
 def test_fewer_questions_than_a_step_needs_are_refused():
-  with pytest.raises(InputError, match='has 3 questions, and a step needs 4 different'):
+  with pytest.raises(InputError, match='has 3 questions, and a step works on 4 different'):
     take((0, 0), 1, size=3)
 
 

@@ -167,7 +167,7 @@ def _listen(patch, steps):
 
   wrap(stages.Rollout, 'plan', note_plan)
   wrap(stages.Rollout, 'pick_replays', note_replays)
-  wrap(stages.Rollout, 'generate', lambda args, out: setattr(step_of(args[2]), 'responses', out))
+  wrap(stages.Rollout, 'generate', lambda args, out: setattr(step_of(args[2]), 'responses', out[0]))
   wrap(stages.Rollout, 'grade', lambda args, out: setattr(step_of(args[1]), 'verdicts', out))
   wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1]), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)

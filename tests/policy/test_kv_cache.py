@@ -236,9 +236,8 @@ def compiled_for(topology, config, slots, length, data, tensor):
       jax.eval_shape(lambda: decode_loop.empty(config, spec, length))[0],
       layouts,
     )
-    key = jax.eval_shape(jax.random.key, 0)
     return decode_loop.decode.lower(
-      config, spec, model.decode_shapes(config, mesh), key, state, 1, 1.0
+      config, spec, model.decode_shapes(config, mesh), state, 1, 1.0
     ).compile()
 
 

@@ -80,7 +80,9 @@ def decoding(params, mesh):
 
 @pytest.fixture(scope='module')
 def generate(decoding, mesh):
-  def call(order=range(7), key=KEY, on_finish=None, prompts=PROMPTS, limits=None, **changes):
+  def call(
+    order=range(7), key=KEY, on_finish=lambda *_: None, prompts=PROMPTS, limits=None, **changes
+  ):
     spec = dataclasses.replace(SPEC, **changes)
     return scheduler.generate(
       CONFIG,
@@ -310,7 +312,7 @@ def watched(monkeypatch):
     return prefill(config, params, prompts, tokens_PT, lengths_P, place_P)
 
   def watched_decode(*args):
-    caches.append(kv_cache.length(args[4].cache))
+    caches.append(kv_cache.length(args[3].cache))
     return decode(*args)
 
   monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
@@ -455,7 +457,7 @@ def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
   widths, decode = [], decode_loop.decode
 
   def watched(*args):
-    widths.append(args[4].live_B.shape[0])
+    widths.append(args[3].live_B.shape[0])
     return decode(*args)
 
   monkeypatch.setattr(decode_loop, 'decode', watched)

@@ -1,0 +1,135 @@
+"""The groups that a checkpoint carries to the next step: their responses so far, and verdicts.
+
+An index in JSON, and the tokens of all responses with what the sampler said of them, one response
+after the other; a checksum of both.
+"""
+
+import dataclasses
+import io
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import future
+
+from exgrpo_jax.datatypes import Carried, Response, Span, Verdict
+from exgrpo_jax.runtime import hosts
+
+_INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
+_DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
+
+
+def write(folder: epath.Path, carried: Sequence[Carried]) -> None:
+  """Writes the groups into an existing, empty folder."""
+  responses = [response for group in carried for response in group.responses]
+  values = io.BytesIO()
+  np.savez(values, **{name: _flat(name, responses) for name in _DTYPES})  # pyright: ignore[reportArgumentType]
+  index = json.dumps([_described(group) for group in carried]).encode()
+  (folder / _INDEX).write_bytes(index)
+  (folder / _VALUES).write_bytes(values.getvalue())
+  (folder / _SUM).write_text(str(zlib.crc32(values.getvalue(), zlib.crc32(index))))
+
+
+def read(folder: epath.Path) -> tuple[Carried, ...]:
+  """What `write` wrote. Raises ValueError where bits have changed or are missing, and OSError."""
+  index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
+  if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
+    raise ValueError('carried: not the bits that were saved')
+  with np.load(io.BytesIO(values)) as columns:
+    rest = dict(columns)
+  return tuple(_group(described, rest) for described in json.loads(index))
+
+
+def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
+  """A field of all responses; those without it have no values."""
+  values = (getattr(response, name) for response in responses)
+  return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
+
+
+def _described(group: Carried) -> Mapping[str, Any]:
+  """A group but for what is in `_DTYPES`, as JSON values."""
+  return {
+    'question_row': group.question_row,
+    'drawn': group.drawn,
+    'is_replay': group.is_replay,
+    'verdicts': [verdict._asdict() for verdict in group.verdicts],
+    'responses': [
+      {
+        'length': len(response.tokens),
+        'weights': 0 if response.tis_weight is None else len(response.tis_weight),
+        'truncated': response.truncated,
+        'is_complete': response.is_complete,
+        'spans': response.spans,
+      }
+      for response in group.responses
+    ],
+  }
+
+
+def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Carried:
+  """A group again; takes its values from the front of `rest`."""
+
+  def take(name: str, count: int) -> np.ndarray:
+    values, rest[name] = np.split(rest[name], [count])
+    return values.copy()
+
+  def response(own: Mapping[str, Any]) -> Response:
+    return Response(
+      tokens=take('tokens', own['length']),
+      logp=take('logp', own['length']),
+      entropy=take('entropy', own['length']),
+      truncated=own['truncated'],
+      tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
+      is_complete=own['is_complete'],
+      spans=tuple(Span(*span) for span in own['spans']),
+    )
+
+  return Carried(
+    question_row=described['question_row'],
+    drawn=described['drawn'],
+    is_replay=described['is_replay'],
+    responses=tuple(map(response, described['responses'])),
+    verdicts=tuple(Verdict(**verdict) for verdict in described['verdicts']),
+  )
+
+
+# ---- As an item of a checkpoint ----
+
+
+class Handler(ocp.AsyncCheckpointHandler):
+  """Writes carried groups in the background, on the first host alone, and reads them on all."""
+
+  async def async_save(self, directory: epath.Path, args: 'Save') -> list[future.Future]:
+    """Begins to write; the groups are values, so the run may go on."""
+    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
+
+  async def _write(self, directory: epath.Path, args: 'Save') -> None:
+    self.save(directory, args)
+
+  def save(self, directory: epath.Path, args: 'Save') -> None:
+    """Writes them at once."""
+    if hosts.is_first():
+      write(directory, args.carried)
+
+  def restore(self, directory: epath.Path, args: 'Restore') -> tuple[Carried, ...]:
+    """See `read`."""
+    del args
+    return read(directory)
+
+
+@ocp.args.register_with_handler(Handler, for_save=True)
+@dataclasses.dataclass
+class Save(ocp.args.CheckpointArgs):
+  """See `write`."""
+
+  carried: Sequence[Carried]
+
+
+@ocp.args.register_with_handler(Handler, for_restore=True)
+@dataclasses.dataclass
+class Restore(ocp.args.CheckpointArgs):
+  """See `read`."""

@@ -1,0 +1,97 @@
+"""How many questions and responses a step has, and how they are generated."""
+
+import dataclasses
+import math
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.rollout.decode_loop import DecodeSpec
+from exgrpo_jax.rollout.token_sampling import Distribution
+
+_WHOLE = (
+  'training samples from the whole softmax, to which its importance weights refer; '
+  'evaluation.{} may truncate it'
+)
+
+# Groups that are begun while so many slots as have their responses are busy: the slots hold the
+# longest responses of most groups, whose others are complete.
+_GROUPS_PER_SAMPLES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """How many questions and responses a step has, and how responses are sampled."""
+
+  questions: int = setting('[1, inf)', 'questions in a step (Q)')
+  samples: int = setting(
+    '[2, inf)', 'rollouts of a question (K); an advantage compares at least two'
+  )
+  max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
+  max_response: int = setting('[1, inf)', 'longest response, in tokens')
+  temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
+  top_k: int = setting('[0, 0]', _WHOLE.format('top_k'))
+  top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
+  min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
+  slots: int = setting('[1, inf)', 'responses that are decoded together')
+  carry: bool = setting(
+    None,
+    'whether a step ends once as many groups are complete as it trains, and what is unfinished '
+    'goes on in the next one; otherwise it waits for its longest response',
+  )
+  in_flight: int = setting(
+    '[0, inf)',
+    'with carry: groups that are unfinished or wait as a step begins, those that it will train '
+    'included; with more, slots are seldom idle and responses older; 0 is as many as keep the '
+    'slots busy',
+  )
+  max_age: int = setting(
+    '[1, inf)',
+    'with carry: steps from that which writes the first token of a group to that which trains it, '
+    'at most; a step waits for what would be older in the next',
+  )
+  logit_chunk: int = setting(
+    '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
+  )
+
+  def __post_init__(self) -> None:
+    most = self.questions * (self.max_age + 1)
+    if self.carry and self.in_flight and not self.questions <= self.in_flight <= most:
+      raise InputError(
+        f'config.rollout.in_flight={self.in_flight} must be from '
+        f'config.rollout.questions={self.questions} to {most}, which is that times '
+        f'config.rollout.max_age={self.max_age} + 1, or 0: a step trains {self.questions} groups, '
+        'and in so many steps all have to.'
+      )
+
+  @property
+  def groups_in_flight(self) -> int:
+    """How many groups are in flight as a step begins to generate; a step's, without carry."""
+    if not self.carry:
+      return self.questions
+    enough = self.questions + _GROUPS_PER_SAMPLES * math.ceil(self.slots / self.samples)
+    return self.in_flight or min(enough, self.questions * (self.max_age + 1))
+
+  @property
+  def longest_row(self) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return self.max_prompt + self.max_response
+
+  @property
+  def prompts(self) -> int:
+    """How many prompts are kept prefilled: all of a step's, or as many as there are slots."""
+    return min(self.questions, self.slots)
+
+  def decode_spec(
+    self, tokenizer: Tokenizer, distribution: Distribution | None = None
+  ) -> DecodeSpec:
+    """How to sample: from `distribution`, by default the softmax at the training temperature."""
+    return DecodeSpec(
+      distribution=distribution or Distribution(self.temperature),
+      slots=self.slots,
+      prompts=self.prompts,
+      max_prompt=self.max_prompt,
+      max_response=self.max_response,
+      eos_ids=tokenizer.eos_ids,
+      pad_id=tokenizer.pad_id,
+    )
