@@ -172,14 +172,15 @@ class Batch:
 
   tokens_BT: Array  # int32
   response_mask_BT: Array  # float32, 1 where the token is a response's own
-  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the row;
+  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the token;
   # replayed rows without objective.importance_correction: under that of the step's start.
   behaviour_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row, or the first token of it
   tis_weight_BT: Array  # float32, weight of a fresh token's term; 1 where there is none
-  # bool, whether a fresh token was written before the step that trains it; None where none can be.
+  # bool, where a token of a fresh row was written in an earlier step than this one; None where
+  # responses never span steps.
   is_carried_BT: Array | None = None
 
 

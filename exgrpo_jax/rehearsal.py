@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import warm_start
-from exgrpo_jax.algorithm import objective
+from exgrpo_jax.algorithm import loss_sums
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import Experiment, update_spec
 from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
@@ -128,7 +128,7 @@ def _update(
     )
   state, norms = gradients.apply_gradient(spec, state, gradient)
   all_sums = [sums | norms | {'updates': np.float32(1)}] * config.optimizer.minibatches
-  objective.merge_sums(all_sums)
+  loss_sums.merge_sums(all_sums)
   return state
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax import evaluation, export, held_out
-from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm import loss_sums, objective, replay
 from exgrpo_jax.datatypes import Cursor, Experience, Plan
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
@@ -121,7 +121,7 @@ def learn(
     state, norms = gradients.apply_gradient(run.update, state, gradient)
     del gradient  # the next one needs its memory
     all_sums.append(sums | norms | {'updates': np.float32(1)})
-  sums = objective.merge_sums(all_sums)
+  sums = loss_sums.merge_sums(all_sums)
   run.clock.dispatched(sums)
   return state, sums
 

@@ -6,12 +6,11 @@ belong to the optimiser's minibatch (`loss_inputs`); the terms see one token at 
 
 Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
-  2. Fresh rows have ratio 1 in a step's first minibatch by construction, whatever
-     the sampler's rounding.
+  2. Fresh tokens that the step's own policy wrote have ratio 1 in its first minibatch by
+     construction, whatever the sampler's rounding.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chex
@@ -45,8 +44,8 @@ class Config:
     'or its log-probability times A times the clipped ratio as a constant',
   )
   ratio: str = setting(
-    ('token', 'sequence'),
-    "a fresh token's ratio: its own, or the geometric mean over its row's response",
+    ('token', 'sequence', 'product'),
+    "a fresh token's ratio: its own, or the geometric mean or the product of its row's",
   )
   tis_limit: float = setting(
     '[0, inf)',
@@ -105,14 +104,15 @@ class LossInputs(NamedTuple):
   mask_BT: Array  # float32, 1 where the token is a response's own
   weight_BT: Array  # float32, share in the policy term; 0 outside the mask, as the next two
   entropy_weight_BT: Array  # float32, share in the mean entropy
-  kl_weight_BT: Array  # float32, share in the mean KL: of fresh rows alone
+  kl_weight_BT: Array  # float32, share in the mean KL: of fresh tokens that are not carried
   old_logp_BT: Array  # float32, nats, of `Batch.behaviour_logp_BT`; 0 outside the mask
   tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
   advantage_BT: Array  # float32, of the token's row, as the next
   is_replay_BT: Array  # bool
+  is_carried_BT: Array | None = None  # bool, `Batch.is_carried_BT`
   # From passes over whole rows before the update; None where the config needs none.
   reference_logp_BT: Array | None = None  # float32, nats; where kl_coefficient > 0
-  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; where ratio is 'sequence'
+  row_log_ratio_BT: Array | None = None  # `row_log_ratio`; unless ratio is 'token'
 
 
 # ---- Before the update, on whole minibatches ----
@@ -137,28 +137,44 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
   is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
+  is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
   return LossInputs(
     mask_BT=mask_BT,
     weight_BT=normalisers.token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=normalisers.mean_weights(mask_BT),
-    # On fresh rows only: k3 is unbiased under the current policy's own samples.
-    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_replay_BT),
+    # On what this step wrote only: k3 is unbiased under the current policy's own samples.
+    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_past_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
     tis_weight_BT=batch.tis_weight_BT,
     advantage_BT=np.broadcast_to(np.asarray(batch.advantage_B)[:, None], shape),
     is_replay_BT=is_replay_BT,
+    is_carried_BT=batch.is_carried_BT,
   )
 
 
-def row_log_ratio(logp_BT: Array, inputs: LossInputs, segment_BT: Array) -> jax.Array:
-  """The mean of log pi - log pi_old over the response tokens of each token's row: [B, T].
+def row_log_ratio(
+  logp_BT: Array, inputs: LossInputs, segment_BT: Array, config: Config, is_first: Flag
+) -> jax.Array:
+  """The sum of the log-ratios of each fresh token's row, or for 'sequence' their mean: [B, T].
 
   For `LossInputs.row_log_ratio_BT`, from a pass over whole rows; 0 for a row without tokens.
-  `segment_BT` says which row a token belongs to; see `terms.row_means`.
+  `segment_BT` says which row a token belongs to; see `terms.row_sums`.
   """
-  gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - inputs.old_logp_BT, 0.0)
-  return terms.row_means(gap_BT, inputs.mask_BT, segment_BT)
+  old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)
+  gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - old_logp_BT, 0.0)
+  if config.ratio == 'sequence':
+    return terms.row_means(gap_BT, inputs.mask_BT, segment_BT)
+  return terms.row_sums(gap_BT, segment_BT)
+
+
+def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
+  """Nats under the policy that wrote a fresh token, to which its ratio refers: [B, T].
+
+  In a step's first minibatch the current policy, of `now_BT`, wrote all that is not carried.
+  """
+  is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
+  return jnp.where(is_now, now_BT, inputs.old_logp_BT)
 
 
 # ---- The loss of some tokens ----
@@ -209,7 +225,8 @@ def policy_terms(
   """
   is_replay_BT = inputs.is_replay_BT
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
-  ratio_BT = jnp.exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
+  exp = terms.importance_ratio if config.ratio == 'product' else jnp.exp
+  ratio_BT = exp(jnp.where(is_replay_BT, 0.0, log_ratio_BT))
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
   weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
   replayed_BT = weight_BT * inputs.advantage_BT
@@ -227,9 +244,10 @@ def token_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The share of some tokens in their minibatch's loss, and in the sums its metrics are made of.
 
-  With ratio 'sequence' each fresh token takes its row's ratio as value and its own
-  log-probability's gradient; with aggregation 'sequence_mean' that is GSPO exactly
-  (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients.
+  With ratio 'sequence' or 'product' each fresh token takes its row's ratio as value and its own
+  log-probability's gradient. 'sequence' with aggregation 'sequence_mean' is GSPO exactly
+  (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is importance
+  sampling of whole responses, and without clipping unbiased whoever wrote their tokens.
 
   Args:
     logp_BT: float32, nats, of the tokens under the current policy at the sampling
@@ -242,18 +260,17 @@ def token_loss(
 
   Returns:
     (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
-    minibatches, except those named *_max, which combine by maximum (`merge_sums`).
+    minibatches, except those named *_max, which combine by maximum (`loss_sums.merge_sums`).
   """
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
   is_token_BT, is_replay_BT = inputs.mask_BT > 0, inputs.is_replay_BT
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
   entropy_BT = jnp.where(is_token_BT, entropy_BT, 0.0)
   now_BT = jax.lax.stop_gradient(logp_BT)
-  if config.ratio == 'sequence':
-    # The value is the row's, the gradient the token's own.
-    fresh_BT = logp_BT - now_BT + jnp.where(is_first, 0.0, _given(inputs.row_log_ratio_BT))
-  else:
-    fresh_BT = logp_BT - jnp.where(is_first, now_BT, inputs.old_logp_BT)
+  if config.ratio == 'token':
+    fresh_BT = logp_BT - fresh_old_logp(now_BT, inputs, is_first)
+  else:  # The value is the row's, the gradient the token's own.
+    fresh_BT = logp_BT - now_BT + _given(inputs.row_log_ratio_BT)
   past_BT = inputs.old_logp_BT
   if not config.importance_correction:  # as for fresh rows
     past_BT = jnp.where(is_first, now_BT, past_BT)
@@ -264,55 +281,18 @@ def token_loss(
   sums = _metric_sums(now_BT, log_ratio_BT, entropy_BT, is_clipped_BT, inputs, config)
   if config.kl_coefficient > 0:
     gap_BT = _given(inputs.reference_logp_BT) - logp_BT
-    gap_BT = jnp.where(is_token_BT & ~is_replay_BT, gap_BT, 0.0)
-    kl_BT = terms.k3(gap_BT)
+    kl_BT = terms.k3(jnp.where(inputs.kl_weight_BT > 0, gap_BT, 0.0))
     loss += config.kl_coefficient * jnp.sum(inputs.kl_weight_BT * kl_BT)
     sums['kl'] = kl_BT.sum()
   return loss, sums
 
 
-# ---- Sums and the metrics made of them ----
-
-
 def zero_sums(config: Config) -> dict[str, jax.Array]:
   """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
   zero = jnp.zeros((1, 1))
-  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero))._replace(is_replay_BT=zero > 0)
+  no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
+  inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
   return token_loss(zero, zero, inputs, config, clip=False, is_first=True)[1]
-
-
-# One program: a few dozen small ones would fill the queue of a CPU, and the host would wait.
-@jax.jit
-def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-  """The sums of all slices from those of each."""
-
-  def merged(name: str) -> jax.Array:
-    values = jnp.stack([sums[name] for sums in slices])
-    return values.max(axis=0) if name.endswith('_max') else values.sum(axis=0)
-
-  return {name: merged(name) for name in slices[0]}
-
-
-def metrics(sums: Mapping[str, float]) -> dict[str, float]:
-  """Means over a step's tokens from the sums of its minibatches (host scalars).
-
-  Without replayed tokens the replay/ values are absent. The effective sample size
-  is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal weights.
-  """
-  tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
-  values = {'entropy': sums['entropy'] / max(tokens, 1), 'clip_share': sums['clipped'] / fresh}
-  values['outside_clip_range'] = sums['outside'] / fresh
-  if 'kl' in sums:
-    values['kl'] = sums['kl'] / fresh
-  if replayed:
-    values['replay/ratio_mean'] = sums['ratio'] / replayed
-    values['replay/ratio_max'] = sums['ratio_max']
-    shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
-    # Not below 0 by rounding.
-    values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
-    ratio_squared = max(sums['ratio_squared'], 1e-30)
-    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
-  return values
 
 
 def _given(values: Array | None) -> Array:
@@ -347,4 +327,22 @@ def _metric_sums(
     'ratio_max': ratio_BT.max(),
     'shaped': shaped_BT.sum(),
     'shaped_squared': jnp.sum(shaped_BT**2),
+    **_carried_sums(logp_BT, fresh_mask_BT, is_outside_BT, inputs),
+  }
+
+
+def _carried_sums(
+  logp_BT: Array, fresh_mask_BT: Array, is_outside_BT: Array, inputs: LossInputs
+) -> dict[str, jax.Array]:
+  """Of the tokens carried into the step, with their own ratios whatever `Config.ratio` is."""
+  if inputs.is_carried_BT is None:
+    names = ('carried_tokens', 'carried_ratio', 'carried_ratio_max', 'carried_outside')
+    return dict.fromkeys(names, jnp.float32(0))
+  mask_BT = fresh_mask_BT * inputs.is_carried_BT
+  ratio_BT = jnp.where(mask_BT > 0, jnp.exp(logp_BT - inputs.old_logp_BT), 0.0)
+  return {
+    'carried_tokens': mask_BT.sum(),
+    'carried_ratio': ratio_BT.sum(),
+    'carried_ratio_max': ratio_BT.max(),
+    'carried_outside': jnp.sum(is_outside_BT * mask_BT),
   }

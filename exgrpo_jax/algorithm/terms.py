@@ -94,29 +94,34 @@ def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Arra
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
   """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
 
-  Corrects for the sampler's rounding of the policy that a fresh token was drawn from
-  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
+  Corrects for the sampler's rounding of the policy that a fresh token was drawn from, in the step
+  that wrote it (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
   float32 arrays of one shape, nats; limit > 0.
   """
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
 
 
-def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
-  """The mean of x over the tokens of each token's row: [B, T] -> [B, T].
+def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
+  """The sum of x over the tokens of each token's row: [B, T] -> [B, T].
 
   Args:
-    x_BT: float32, 0 outside the mask.
-    mask_BT: float32, 1 where a token counts; a row in which none does has mean 0.
+    x_BT: float32.
     segment_BT: int32 in 0 … T, equal for tokens of one row. Several rows may lie in a sequence.
   """
 
-  def means(x_T: Array, mask_T: Array, segment_T: Array) -> jax.Array:
-    num_segments = len(segment_T) + 1
-    total = jax.ops.segment_sum(x_T, segment_T, num_segments)
-    count = jax.ops.segment_sum(mask_T, segment_T, num_segments)
-    return (total / jnp.maximum(count, 1))[segment_T]
+  def sums(x_T: Array, segment_T: Array) -> jax.Array:
+    return jax.ops.segment_sum(x_T, segment_T, len(segment_T) + 1)[segment_T]
 
-  return jax.vmap(means)(x_BT, mask_BT, segment_BT)
+  return jax.vmap(sums)(x_BT, segment_BT)
+
+
+def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
+  """The mean of x over the tokens of each token's row, as `row_sums`.
+
+  `x_BT` is 0 outside the float32 mask, which is 1 where a token counts; a row in which none does
+  has mean 0.
+  """
+  return row_sums(x_BT, segment_BT) / jnp.maximum(row_sums(mask_BT, segment_BT), 1)
 
 
 def k3(log_ratio_BT: Array) -> jax.Array:

@@ -3,8 +3,8 @@
 Each row of a step belongs to one part: 'fresh', the groups without replay; 'replayed', the stored
 successes; 'fresh_in_mixed_groups', the fresh rows beside these. The policy gradients of the parts
 add up to the step's, and each is compared with the on-policy gradient of held-out questions, all at
-the parameters before the update. So ratios of fresh rows are 1, and the step counts as one
-minibatch. Entropy bonus and KL term, which belong to no part, are left out.
+the parameters before the update. So the ratios of fresh tokens that the step wrote are 1, and the
+step counts as one minibatch. Entropy bonus and KL term, which belong to no part, are left out.
 """
 
 import dataclasses

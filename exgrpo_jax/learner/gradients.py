@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import packing
-from exgrpo_jax.algorithm import objective
+from exgrpo_jax.algorithm import loss_sums, objective
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
@@ -141,7 +141,7 @@ def accumulate(
     packed = jax.tree.map(lambda stacked: stacked[index], stack)
     policy = lora.joined(spec.lora, initial, params)
     reference = initial if spec.objective.kl_coefficient else None
-    inputs = _with_whole_row_inputs(spec, policy, packed, reference)
+    inputs = _with_whole_row_inputs(spec, policy, packed, reference, is_first)
 
     def loss_of(params: model.Params) -> tuple[jax.Array, Sums]:
       return logprobs.fused_loss(
@@ -160,7 +160,7 @@ def accumulate(
     gradient_before, sums_before = accumulator
     return (
       _lay_out(spec, jax.tree.map(jnp.add, gradient_before, gradient)),
-      objective.merge_sums([sums_before, sums]),
+      loss_sums.merge_sums([sums_before, sums]),
     )
 
   return jax.lax.fori_loop(0, count, add, accumulator)
@@ -187,7 +187,11 @@ def optimizer_step(
 
 
 def _with_whole_row_inputs(
-  spec: UpdateSpec, params: model.Params, packed: Microbatch, reference: model.Params | None
+  spec: UpdateSpec,
+  params: model.Params,
+  packed: Microbatch,
+  reference: model.Params | None,
+  is_first: bool,
 ) -> objective.LossInputs:
   """The loss inputs, completed by what a forward pass over whole rows gives."""
 
@@ -200,11 +204,13 @@ def _with_whole_row_inputs(
   inputs = packed.inputs
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
-  if spec.objective.ratio == 'sequence':
+  if spec.objective.ratio != 'token':
     # A token and the one before, which predicts it, are of one row.
     segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
-    ratio_BW = objective.row_log_ratio(logp_BW(params), inputs, segment_BW)
-    inputs = inputs._replace(row_log_ratio_BT=ratio_BW)
+    log_ratio_BW = objective.row_log_ratio(
+      logp_BW(params), inputs, segment_BW, spec.objective, is_first
+    )
+    inputs = inputs._replace(row_log_ratio_BT=log_ratio_BW)
   return inputs
 
 

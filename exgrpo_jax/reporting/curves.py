@@ -45,6 +45,12 @@ _REPLAY = (
     {'log': True},
   ),
   (
+    'Importance ratio of carried tokens',
+    'ratio, log scale',
+    {'carry/ratio_mean': 'mean', 'carry/ratio_max': 'max'},
+    {'log': True},
+  ),
+  (
     'Effective sample size of replay',
     'share of replayed tokens',
     {'replay/effective_sample_size': 'effective sample size'},

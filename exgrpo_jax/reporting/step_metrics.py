@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm import loss_sums, replay
 from exgrpo_jax.datatypes import FAILURES, Experience, Plan, Response, Trajectory, Verdict
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.reporting.record_writer import Rows
@@ -39,7 +39,7 @@ def measure(
     ),
     **record_metrics(rows, num_rollouts),
     **buffer_metrics(after, num_rollouts),
-    **objective.metrics(totals),
+    **loss_sums.metrics(totals),
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
     'learning_rate': totals['learning_rate'] / totals['updates'],

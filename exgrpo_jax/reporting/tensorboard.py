@@ -105,6 +105,7 @@ def charts(names: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
         ('Token probabilities', 'probability/.*'),
         ('Buckets of replayed questions', 'replay/bucket_.*'),
         ('Importance ratios of replayed tokens', 'replay/ratio_.*'),
+        ('Importance ratios of carried tokens', 'carry/ratio_.*'),
         ('Seconds by phase', 'time/(?!compile_total).*'),
       )
     },

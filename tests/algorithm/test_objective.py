@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import advantages, objective, terms
+from exgrpo_jax.algorithm import advantages, loss_sums, objective, terms
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
-from tests.helpers.losses import LIMIT, PAPER, VARIANTS, changed, formula, inputs_of, random_batch
+from tests.helpers.losses import (
+  LIMIT,
+  PAPER,
+  VARIANTS,
+  changed,
+  formula,
+  inputs_of,
+  random_batch,
+  with_carried,
+)
 
 CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
 def loss(logp, entropy, batch, config, *, clip, first, reference_logp=None):
   """(loss, sums) of a minibatch."""
-  inputs = inputs_of(batch, config, logp, reference_logp)
+  inputs = inputs_of(batch, config, logp, reference_logp, first)
   return jitted(config)(logp, entropy, inputs, clip=clip, is_first=first)
 
 
@@ -234,7 +243,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
     return -(term * fresh).sum() / len(a)
 
   batch = dataclasses.replace(batch, tis_weight_BT=np.ones_like(mask))
-  inputs = inputs_of(batch, config, logp, None)
+  inputs = inputs_of(batch, config, logp, None, False)
   gradient = jax.grad(lambda x: jitted(config)(x, entropy, inputs, clip=True, is_first=False)[0])(
     jnp.array(logp)
   )
@@ -245,8 +254,8 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
 
 def test_a_row_without_tokens_has_log_ratio_0():
   logp, _, batch, _ = random_batch()
-  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
-  log_ratio_BT = objective.row_log_ratio(logp, inputs, np.ones(logp.shape, int))
+  inputs, row = objective.loss_inputs(batch, PAPER, LIMIT), np.ones(logp.shape, int)
+  log_ratio_BT = objective.row_log_ratio(logp, inputs, row, changed(ratio='sequence'), False)
   gap = (logp - batch.behaviour_logp_BT)[1, 3:5]  # of row 1's response
   assert log_ratio_BT.shape == logp.shape and (log_ratio_BT[6] == 0).all()
   np.testing.assert_allclose(log_ratio_BT[1], gap.mean(), rtol=1e-5)
@@ -256,12 +265,15 @@ def test_rows_that_share_a_sequence_have_log_ratios_of_their_own():
   logp, _, batch, _ = random_batch()
   inputs = objective.loss_inputs(batch, PAPER, LIMIT)
   segment = np.where(np.arange(9) < 5, 1, 2) * np.ones(logp.shape, int)  # cuts every row in two
-  log_ratio_BT = objective.row_log_ratio(logp, inputs, segment)
   gap, mask = logp - batch.behaviour_logp_BT, batch.response_mask_BT
-  for part in (slice(5), slice(5, None)):
-    mean_B = (gap * mask)[:, part].sum(1) / np.maximum(mask[:, part].sum(1), 1)
-    for found_B in log_ratio_BT[:, part].T:
-      np.testing.assert_allclose(found_B, mean_B, rtol=1e-5, atol=1e-7)
+  for ratio in ('sequence', 'product'):
+    log_ratio_BT = objective.row_log_ratio(logp, inputs, segment, changed(ratio=ratio), False)
+    for part in (slice(5), slice(5, None)):
+      expected_B = (gap * mask)[:, part].sum(1)
+      if ratio == 'sequence':
+        expected_B /= np.maximum(mask[:, part].sum(1), 1)
+      for found_B in log_ratio_BT[:, part].T:
+        np.testing.assert_allclose(found_B, expected_B, rtol=1e-5, atol=1e-6)
 
 
 def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit():
@@ -284,7 +296,7 @@ def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit(
     (dict(clip_epsilon_high=0.0), 'clip_epsilon_high=0.0 must lie in'),
     (dict(tis_limit=-1.0), 'tis_limit=-1.0 must lie in'),
     (dict(surrogate='gspo'), 'must be one of ppo, cispo'),
-    (dict(ratio='row'), 'must be one of token, sequence'),
+    (dict(ratio='row'), 'must be one of token, sequence, product'),
   ],
 )
 def test_a_config_of_impossible_values_is_refused(values, message):
@@ -297,7 +309,7 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
   """Split by rows, in another order, and by positions."""
   config = changed(**VARIANTS[name])
   logp, entropy, batch, reference_logp = random_batch()
-  inputs = inputs_of(batch, config, logp, reference_logp)
+  batch = with_carried(batch)
   step = jax.jit(
     jax.value_and_grad(
       lambda logp, entropy, inputs, clip, first: objective.token_loss(
@@ -307,6 +319,7 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
     )
   )
   for clip, first in CLIP_AND_FIRST:
+    inputs = inputs_of(batch, config, logp, reference_logp, first)
     (value, sums), gradient = step(logp, entropy, inputs, clip, first)
     sum_of_values, gradients, slices = 0.0, np.zeros_like(logp), []
     # All slices have one shape, so they share a program.
@@ -324,7 +337,7 @@ def test_any_split_of_a_minibatch_gives_the_same(name):
         slices.append(slice_sums)
     np.testing.assert_allclose(sum_of_values, value, atol=1e-6)
     np.testing.assert_allclose(gradients, gradient, atol=1e-7)
-    for key, merged in objective.merge_sums(slices).items():
+    for key, merged in loss_sums.merge_sums(slices).items():
       np.testing.assert_allclose(merged, sums[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
@@ -351,7 +364,7 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   config = changed(**VARIANTS[name])
   logp, entropy, batch, reference_logp = random_batch()
   outside = batch.response_mask_BT == 0
-  inputs = inputs_of(batch, config, logp, np.where(outside, np.nan, reference_logp))
+  reference_logp = np.where(outside, np.nan, reference_logp)
   # A row whose mask replay.difficulty has emptied keeps its log-probabilities.
   behaviour_logp = np.where(outside, -300.0, batch.behaviour_logp_BT).astype(np.float32)
   masked = objective.loss_inputs(
@@ -362,13 +375,14 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
   entropy = np.where(outside, np.nan, entropy)
   step = jax.jit(
     jax.value_and_grad(
-      lambda x, clip, first: objective.token_loss(
+      lambda x, inputs, clip, first: objective.token_loss(
         x, entropy, inputs, config, clip=clip, is_first=first
       )[0]
     )
   )
   for clip, first in CLIP_AND_FIRST:
-    value, gradient = step(logp, clip, first)
+    inputs = inputs_of(batch, config, logp, reference_logp, first)
+    value, gradient = step(logp, inputs, clip, first)
     assert np.isfinite(value) and np.isfinite(gradient).all(), (clip, first)
     assert (np.asarray(gradient)[outside] == 0).all(), (clip, first)
 
@@ -388,7 +402,7 @@ def test_a_replayed_token_that_the_past_policy_found_absurd_stays_finite():
 def test_metrics_are_means_over_the_steps_tokens():
   logp, entropy, batch, _ = random_batch()
   _, sums = loss(logp, entropy, batch, PAPER, clip=True, first=False)
-  metrics = objective.metrics({name: float(value) for name, value in sums.items()})
+  metrics = loss_sums.metrics({name: float(value) for name, value in sums.items()})
   mask = batch.response_mask_BT > 0
   replayed = mask & batch.is_replay_B[:, None]
   fresh = mask & ~batch.is_replay_B[:, None]
@@ -414,7 +428,7 @@ def test_the_share_of_fresh_tokens_outside_the_clip_range_does_not_depend_on_cli
   logp, entropy, batch, _ = random_batch()
   wide_above = dataclasses.replace(PAPER, clip_epsilon_high=0.5)
   _, sums = loss(logp, entropy, batch, wide_above, clip=clip, first=False)
-  metrics = objective.metrics({name: float(value) for name, value in sums.items()})
+  metrics = loss_sums.metrics({name: float(value) for name, value in sums.items()})
   fresh = (batch.response_mask_BT > 0) & ~batch.is_replay_B[:, None]
   ratio = np.exp(logp - batch.behaviour_logp_BT)[fresh]
   share = ((ratio < 0.8) | (ratio > 1.5)).mean()

@@ -41,6 +41,7 @@ VARIANTS = {
   'clip_higher_and_dual': dict(clip_epsilon_high=0.5, dual_clip=1.5),
   'cispo': dict(surrogate='cispo'),
   'gspo': dict(ratio='sequence', aggregation='sequence_mean'),
+  'product': dict(ratio='product'),
   'all': dict(
     ratio='sequence',
     surrogate='cispo',
@@ -88,13 +89,22 @@ def random_batch(seed=0, length=9):
   )
 
 
-def inputs_of(batch, config, logp, reference_logp):
+def with_carried(batch):
+  """The batch with tokens of its fresh rows carried into the step: whole rows, starts and none."""
+  count_B = np.array([9, 4, 0, 6, 0, 9, 9, 0])
+  is_carried = (np.arange(batch.tokens_BT.shape[1]) < count_B[:, None]) & (
+    batch.response_mask_BT > 0
+  )
+  return dataclasses.replace(batch, is_carried_BT=is_carried)
+
+
+def inputs_of(batch, config, logp, reference_logp, first):
   """`objective.loss_inputs`, with what passes over whole rows add before an update."""
-  inputs = objective.loss_inputs(batch, config, LIMIT)
+  inputs, row = objective.loss_inputs(batch, config, LIMIT), np.ones(logp.shape, int)
   return inputs._replace(
     reference_logp_BT=reference_logp if config.kl_coefficient else None,
-    row_log_ratio_BT=np.asarray(objective.row_log_ratio(logp, inputs, np.ones(logp.shape, int)))
-    if config.ratio == 'sequence'
+    row_log_ratio_BT=np.asarray(objective.row_log_ratio(logp, inputs, row, config, first))
+    if config.ratio != 'token'
     else None,
   )
 
@@ -111,7 +121,9 @@ def formula(
     np.asarray(x, np.float64) for x in (logp, constant, batch.behaviour_logp_BT)
   )
   positions = list(zip(*np.nonzero(batch.response_mask_BT)))
-  total, kl, num_fresh = 0.0, 0.0, 0
+  carried = np.zeros(logp.shape, bool) if batch.is_carried_BT is None else batch.is_carried_BT
+  gap = constant - np.where(first & ~carried, constant, behaviour_logp)  # of fresh rows
+  total, kl, num_own = 0.0, 0.0, 0
   for b, t in positions:
     advantage = float(batch.advantage_B[b])
     response = [s for row, s in positions if row == b]
@@ -129,11 +141,11 @@ def formula(
         }[config.shaping]
       )
     else:
-      num_fresh += 1
-      old_logp = constant if first else behaviour_logp
-      frozen = constant[b, t] - old_logp[b, t]
-      if config.ratio == 'sequence':
-        frozen = np.mean([constant[b, s] - old_logp[b, s] for s in response])
+      frozen = {
+        'token': gap[b, t],
+        'sequence': np.mean([gap[b, s] for s in response]),
+        'product': sum(gap[b, s] for s in response),
+      }[config.ratio]
       # The value is the row's, the gradient the token's.
       ratio = np.exp(frozen + logp[b, t] - constant[b, t])
       low, high = 1 - config.clip_epsilon, 1 + config.clip_epsilon_high
@@ -147,8 +159,10 @@ def formula(
           if advantage < 0:
             term = max(term, config.dual_clip * advantage)
       term *= float(batch.tis_weight_BT[b, t])
-      gap = float(reference_logp[b, t]) - logp[b, t]
-      kl += np.exp(gap) - gap - 1
+      if not carried[b, t]:
+        from_reference = float(reference_logp[b, t]) - logp[b, t]
+        kl += np.exp(from_reference) - from_reference - 1
+        num_own += 1
     total -= (
       term
       * {
@@ -158,10 +172,10 @@ def formula(
       }[config.aggregation]
     )
   total -= config.entropy_bonus * np.mean([float(entropy[b, t]) for b, t in positions])
-  return total + config.kl_coefficient * kl / num_fresh
+  return total + config.kl_coefficient * kl / num_own
 
 
-def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
+def fused_example(name, temperature, width=13, vocabulary=13, identity=False, first=False):
   """(config, arguments, batch, reference_logp_BT) of a variant, for `logprobs.fused_loss`.
 
   The arguments are hidden_BWD, unembedding_DV, target_BW and LossInputs of a window W that begins
@@ -180,7 +194,7 @@ def fused_example(name, temperature, width=13, vocabulary=13, identity=False):
     (logp + rng.normal(0, 0.4, logp.shape)).astype(np.float32) for _ in range(2)
   )
   batch = dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp * batch.response_mask_BT)
-  inputs = inputs_of(batch, config, logp, reference_logp)
+  inputs = inputs_of(batch, config, logp, reference_logp, first)
   inputs = objective.LossInputs(
     **{name: x if x is None else x[:, 1:] for name, x in inputs._asdict().items()}
   )

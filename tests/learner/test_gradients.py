@@ -197,6 +197,15 @@ def test_leaving_them_out_is_refused_where_a_term_pulls_at_them():
 # ---- The gradient ----
 
 
+@jax.jit
+def token_logp(params):
+  """Log-probabilities [B, T] of the rows of BATCH alone, aligned with their tokens."""
+  hidden_BTD = model.hidden_states(CONFIG, params, BATCH.tokens_BT)
+  logp_BTV = jax.nn.log_softmax(hidden_BTD @ model.unembedding(CONFIG, params))[:, :-1]
+  logp_BT = jnp.take_along_axis(logp_BTV, BATCH.tokens_BT[:, 1:, None], -1)[..., 0]
+  return jnp.pad(logp_BT, ((0, 0), (1, 0)))
+
+
 def alone(spec, params, batch, clip, is_first, reference=None):
   """`gradients.minibatch_gradient` of rows that stand alone, by autodiff of all logits."""
   inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
@@ -217,9 +226,9 @@ def alone(spec, params, batch, clip, is_first, reference=None):
   def value_and_gradient(params, inputs):
     if reference is not None:
       inputs = inputs._replace(reference_logp_BT=next(logp_and_entropy(reference)))
-    if spec.objective.ratio == 'sequence':
+    if spec.objective.ratio != 'token':
       logp_BT, row_BT = next(logp_and_entropy(params)), np.ones(batch.tokens_BT.shape, int)
-      ratio_BT = objective.row_log_ratio(logp_BT, inputs, row_BT)
+      ratio_BT = objective.row_log_ratio(logp_BT, inputs, row_BT, spec.objective, is_first)
       inputs = inputs._replace(row_log_ratio_BT=ratio_BT)
     return jax.value_and_grad(loss_of, has_aux=True)(params, inputs)
 
@@ -248,6 +257,36 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options, toke
   tolerance = 1e-6 if reference is None else 1e-5
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
+
+
+@pytest.mark.usefixtures('large_passes')
+@pytest.mark.parametrize('ratio', ['token', 'product'])
+def test_carried_tokens_have_their_true_ratio_in_the_first_minibatch(mesh, params, ratio):
+  """Against each token's share of the gradient in NumPy, and the chain rule of rows alone."""
+  rng = np.random.default_rng(3)
+  logp_BT, chain = jax.vjp(token_logp, params)
+  logp, mask = np.asarray(logp_BT, np.float64), BATCH.response_mask_BT
+  past = (mask * (logp + rng.normal(0, 0.2, mask.shape))).astype(np.float32)
+  replayed = BATCH.is_replay_B[:, None]
+  carried = (mask > 0) & ~replayed & (rng.random((ROWS, 1)) < 0.7) & (np.arange(LENGTH) < 30)
+  batch = dataclasses.replace(BATCH, behaviour_logp_BT=past, is_carried_BT=carried)
+  spec = make_spec(mesh, tokens=600, ratio=ratio, entropy_bonus=0.0)
+  with jax.set_mesh(mesh):
+    found, sums = jax.device_get(
+      gradients.minibatch_gradient(spec, params, batch, clip=False, is_first=True)
+    )
+  gap = logp - past
+  fresh = np.exp(np.where(carried, gap, 0))
+  if ratio == 'product':
+    fresh = np.exp(np.where(carried, gap, 0).sum(axis=1, keepdims=True))
+  w = np.exp(np.where(replayed, gap * mask, 0))
+  slope = np.where(replayed, OBJECTIVE.beta * w / (w + OBJECTIVE.beta) ** 2, fresh)
+  slope *= -mask * BATCH.advantage_B[:, None] / (ROWS * RESPONSE)
+  (expected,) = chain(jnp.asarray(slope, jnp.float32))
+  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+  assert sums['carried_tokens'] == carried.sum() > 20
+  np.testing.assert_allclose(sums['carried_ratio'], np.exp(gap[carried]).sum(), rtol=1e-5)
 
 
 @pytest.mark.usefixtures('large_passes')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import objective
+from exgrpo_jax.algorithm import loss_sums, objective
 from exgrpo_jax.policy import logprobs
 from tests.helpers.losses import VARIANTS, formula, fused_example, log_softmax
 
@@ -207,8 +207,7 @@ def test_the_fused_loss_equals_autodiff_of_all_logits(name, chunk):
 @pytest.mark.parametrize('name', VARIANTS)
 def test_the_gradient_equals_that_of_the_formula_in_float64(name):
   """By finite differences of the logits, which are the hidden states: D = V, the unembedding 1."""
-  config, arguments, batch, reference = fused_example(name, TEMPERATURE, identity=True)
-  hidden, _, target, _ = arguments
+  config, (hidden, _, target, _), batch, reference = fused_example(name, TEMPERATURE, identity=True)
   rng = np.random.default_rng(1)
 
   def logp_and_entropy(logits):
@@ -220,6 +219,7 @@ def test_the_gradient_equals_that_of_the_formula_in_float64(name):
   base = hidden.astype(np.float64)
   constant, _ = logp_and_entropy(base)
   for clip, first in CLIP_AND_FIRST:
+    _, arguments, *_ = fused_example(name, TEMPERATURE, identity=True, first=first)
     (loss, _), (gradient, _) = fused_gradient(config, 24)(*arguments, clip, first)
 
     def value(logits, clip=clip, first=first):
@@ -281,7 +281,7 @@ def test_microbatches_and_windows_give_the_gradient_of_the_whole():
     losses, sums, d_hidden = jax.tree.map(lambda *x: jnp.concatenate(x), left, right)
     d_hidden = jnp.concatenate(jnp.split(d_hidden.reshape(16, 4, -1), 2), axis=1)
     slices = [jax.tree.map(lambda x, index=index: x[index], sums) for index in range(4)]
-    merged = objective.merge_sums(slices)
+    merged = loss_sums.merge_sums(slices)
     return (losses.sum(), merged), (d_hidden[np.argsort(order)], d_unembedding)
 
   for clip, first in CLIP_AND_FIRST:

@@ -1,0 +1,47 @@
+"""A step's sums of `objective.token_loss`, and the metrics made of them. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+
+# One program: a few dozen small ones would fill the queue of a CPU, and the host would wait.
+@jax.jit
+def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+  """The sums of all slices from those of each."""
+
+  def merged(name: str) -> jax.Array:
+    values = jnp.stack([sums[name] for sums in slices])
+    return values.max(axis=0) if name.endswith('_max') else values.sum(axis=0)
+
+  return {name: merged(name) for name in slices[0]}
+
+
+def metrics(sums: Mapping[str, float]) -> dict[str, float]:
+  """Means over a step's tokens from the sums of its minibatches (host scalars).
+
+  Without replayed tokens the replay/ values are absent, and without carried ones the carry/ values.
+  The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
+  weights.
+  """
+  tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
+  carried = sums['carried_tokens']
+  values = {'entropy': sums['entropy'] / max(tokens, 1), 'clip_share': sums['clipped'] / fresh}
+  values['outside_clip_range'] = sums['outside'] / fresh
+  if 'kl' in sums:
+    values['kl'] = sums['kl'] / max(fresh - carried, 1)
+  if replayed:
+    values['replay/ratio_mean'] = sums['ratio'] / replayed
+    values['replay/ratio_max'] = sums['ratio_max']
+    shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
+    # Not below 0 by rounding.
+    values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
+    ratio_squared = max(sums['ratio_squared'], 1e-30)
+    values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)
+  if carried:
+    values['carry/token_share'] = carried / fresh
+    values['carry/ratio_mean'] = sums['carried_ratio'] / carried
+    values['carry/ratio_max'] = sums['carried_ratio_max']
+    values['carry/outside_clip_range'] = sums['carried_outside'] / carried
+  return values
