@@ -172,8 +172,8 @@ class Batch:
 
   tokens_BT: Array  # int32
   response_mask_BT: Array  # float32, 1 where the token is a response's own
-  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the token;
-  # replayed rows without objective.importance_correction: under that of the step's start.
+  # float32, nats, aligned with tokens_BT, 0 outside the mask: under the policy that wrote the
+  # token; replayed rows without objective.importance_correction: under that of the step's start.
   behaviour_logp_BT: Array
   advantage_B: Array  # float32
   is_replay_B: Array  # bool

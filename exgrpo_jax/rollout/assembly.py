@@ -25,18 +25,8 @@ def batch(
   """All rows of the step, group after group; the replayed row is the last of its group.
 
   Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-  normaliser stays the same.
-
-  Args:
-    replay_config: what counts as a success, and which questions train.
-    objective_config: how advantages are made.
-    plan: the step's questions.
-    responses: fresh ones by group, complete.
-    replays: the stored trajectory beside them; None for a fresh question.
-    verdicts: of the responses, in the same order.
-    longest_row: tokens that a row of the batch has room for.
-    pad_id: any valid token.
-    carries: whether responses may have been begun in earlier steps.
+  normaliser stays the same. Rows have room for `longest_row` tokens; `carries` says whether
+  responses may span steps.
   """
   rewards, rows, trains = [], [], []
   members: list[Response | Trajectory] = []
@@ -55,28 +45,28 @@ def batch(
     ~is_replay_B.reshape(reward_QK.shape) if objective_config.baseline == 'fresh' else None,
   )
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
+  is_token_BT = mask_BT > 0
   logp_BT, tis_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
-  is_carried_BT = np.zeros(mask_BT.shape, bool) if carries else None
+  is_carried_BT = np.zeros(mask_BT.shape, bool)
   # Row after row, in the mask's order.
-  logp_BT[mask_BT > 0] = np.concatenate([member.logp for member in members])
-  policy_steps = []
+  logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
   for b, member in enumerate(members):
-    if isinstance(member, Trajectory):  # corrected by its importance weight alone
-      policy_steps.append(member.step)
-      continue
-    policy_steps.append(carry.first_step(member, plan.step))
-    if member.tis_weight is not None:
-      tis_weight_BT[b, mask_BT[b] > 0] = member.tis_weight
-    if is_carried_BT is not None:
-      start = len(rows[b][0])
-      is_carried_BT[b, start : start + carry.carried_tokens(member, plan.step)] = True
+    if isinstance(member, Response):  # a replayed row is corrected by its importance weight alone
+      if member.tis_weight is not None:
+        tis_weight_BT[b, is_token_BT[b]] = member.tis_weight
+      is_carried_BT[b, is_token_BT[b]] = carry.is_carried(member, plan.step)
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
     behaviour_logp_BT=logp_BT,
     advantage_B=advantage_QK.reshape(-1),
     is_replay_B=is_replay_B,
-    policy_step_B=np.array(policy_steps, np.int32),
+    policy_step_B=np.array([_first_step(member, plan.step) for member in members], np.int32),
     tis_weight_BT=tis_weight_BT,
-    is_carried_BT=is_carried_BT,
+    is_carried_BT=is_carried_BT if carries else None,
   )
+
+
+def _first_step(member: Response | Trajectory, step: int) -> int:
+  """The step that wrote the first token of what `step` trains."""
+  return member.step if isinstance(member, Trajectory) else carry.first_step(member, step)

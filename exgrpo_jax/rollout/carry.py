@@ -58,6 +58,11 @@ def carried_tokens(response: Response, step: int) -> int:
   return sum(span.tokens for span in response.spans if span.step < step)
 
 
+def is_carried(response: Response, step: int) -> np.ndarray:
+  """Bool [T]: which of its tokens these are."""
+  return np.arange(len(response.tokens)) < carried_tokens(response, step)
+
+
 def continued(before: Response, now: Response, step: int) -> Response:
   """What `step` made of a response: `now`, with what else is known of its tokens of earlier steps.
 

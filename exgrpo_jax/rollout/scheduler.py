@@ -85,15 +85,11 @@ def generate(
       host; some responses are then not complete, or have no token.
     on_sync: called at each sync.
   """
-  limits = [spec.max_response] * len(prompts) if limits is None else limits
-  _check_lengths(spec, prompts, limits)
-  rows = rows_of(prompts, question_rows, sample_indices, key, limits, begun)
-  waiting = collections.deque(rows)
+  rows = rows_of(spec, prompts, question_rows, sample_indices, key, limits, begun)
+  waiting, slots = collections.deque(rows), list[Row | None]([None] * spec.slots)
   program_spec, temperature = spec.at_any_temperature, spec.distribution.temperature or 1.0
-  slots: Slots = [None] * spec.slots
-  responses: dict[int, Response] = {}
   state, prefilled = None, None
-  with jax.set_mesh(mesh), activity.doing(lambda: progress(slots, responses, len(rows))):
+  with jax.set_mesh(mesh), activity.doing(lambda: progress(rows)):
     is_fixed = begun is not None or kv_cache.is_ragged(sharding.platform())
     while (waiting or any(slots)) and not is_enough():
       if not waiting and state is not None and not is_fixed:
@@ -111,11 +107,9 @@ def generate(
       )
       decoded = jax.device_get(decoded)
       on_sync(sync_of(slots, decoded))
-      for slot, index, response in harvest(slots, decoded):
-        slots[slot] = None
-        responses[index] = response
+      for index, response in harvest(slots, decoded):
         on_finish(index, response)
-  return [responses.get(row.index) or row.response() for row in rows]
+  return [row.complete or row.response() for row in rows]
 
 
 def rows_per_insert(slots: int) -> int:
@@ -137,11 +131,6 @@ def cache_lengths(longest_row: int, platform: str) -> list[int]:
     lengths.append(lengths[-1] * 2)
   # One that is nearly the longest would be a program for little.
   return [length for length in lengths if length * 4 <= longest_row * 3] + [longest_row]
-
-
-def _check_lengths(spec: DecodeSpec, prompts: Sequence[np.ndarray], limits: Sequence[int]) -> None:
-  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
-  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
 
 
 def _compact(state: State, slots: Slots) -> tuple[State, Slots]:

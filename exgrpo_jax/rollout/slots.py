@@ -6,7 +6,7 @@ Shape letters as in decode_loop.py.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.rollout import carry
-from exgrpo_jax.rollout.decode_loop import Decoded, Insertion
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion
 from exgrpo_jax.rollout.prefilled import Origin
 from exgrpo_jax.runtime import randomness
 
@@ -32,6 +32,7 @@ class Row:
   pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
   length: int  # tokens in `pieces`
   is_filled: bool = False  # prompt and pieces are in the slot's cache
+  complete: Response | None = None  # once it is
 
   @property
   def position(self) -> int:
@@ -43,7 +44,7 @@ class Row:
     """Equal for rows that start from the same prefill."""
     return self.question_row, self.prompt.tobytes()
 
-  def response(self, truncated: bool = False, is_complete: bool = False) -> Response:
+  def response(self, is_complete: bool = False, truncated: bool = False) -> Response:
     """What is written of it."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
     return Response(
@@ -63,14 +64,18 @@ class Sync(NamedTuple):
 
 
 def rows_of(
+  spec: DecodeSpec,
   prompts: Sequence[np.ndarray],
   question_rows: Sequence[int],
   sample_indices: Sequence[int],
   key: jax.Array | Sequence[jax.Array],
-  limits: Sequence[int],
+  limits: Sequence[int] | None,
   begun: Sequence[Response] | None,
 ) -> list[Row]:
   """A row for each response; arguments as in `scheduler.generate`."""
+  limits = [spec.max_response] * len(prompts) if limits is None else limits
+  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
+  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
   keys = key if isinstance(key, Sequence) else [key] * len(prompts)
   distinct = {id(one): one for one in keys}  # most have the key of one step, or of a few
   data = jax.device_get({name: jax.random.key_data(one) for name, one in distinct.items()})
@@ -126,30 +131,25 @@ def sync_of(slots: Slots, decoded: Decoded) -> Sync:
   return Sync(slots=len(slots), steps=int(max(counts)), tokens=int(sum(counts)))
 
 
-def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, int, Response]]:
-  """(slot, index, response) of the rows that finished; keeps the tokens of those that did not."""
+def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Response]]:
+  """Gives the rows their tokens; (index, response) of those that are complete, and free a slot."""
   for slot, row in enumerate(slots):
     if row is None:
       continue
-    count = decoded.length_B[slot] - row.length
-    row.pieces.append(
-      tuple(
-        values_NB[:count, slot]
-        for values_NB in (decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB)
-      )
-    )
-    row.length += int(count)
+    count = int(decoded.length_B[slot]) - row.length
+    written = decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB
+    row.pieces.append(tuple(values_NB[:count, slot] for values_NB in written))
+    row.length += count
     if not decoded.live_B[slot]:
-      truncated = not decoded.ended_B[slot]
-      yield slot, row.index, row.response(truncated=truncated, is_complete=True)
+      slots[slot] = None
+      row.complete = row.response(is_complete=True, truncated=not decoded.ended_B[slot])
+      yield row.index, row.complete
 
 
-def progress(slots: Slots, responses: Mapping[int, Response], total: int) -> str:
-  """How far it is, as of the last sync."""
-  finished = list(responses.values())
-  tokens = sum(len(response.tokens) for response in finished)
-  tokens += sum(row.length for row in slots if row is not None)
-  return f'{len(finished)} of {total} responses, {tokens:,} tokens'
+def progress(rows: Sequence[Row]) -> str:
+  """How far they are, as of the last sync."""
+  complete = sum(row.complete is not None for row in rows)
+  return f'{complete} of {len(rows)} responses, {sum(row.length for row in rows):,} tokens'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
