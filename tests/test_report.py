@@ -29,8 +29,7 @@ def run(recorded, tmp_path):
 @pytest.fixture(scope='module')
 def report():
   """The command: a function of its arguments."""
-  with forked.opened() as run_one:
-    yield lambda *arguments: run_one(['report', *arguments])
+  return lambda *arguments: forked.run_one(['report', *arguments])
 
 
 def files_of(folder):

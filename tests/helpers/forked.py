@@ -2,10 +2,10 @@
 
 Starting Python and importing JAX takes seconds, a fork none; and it leaves exit status, flags and
 output what they are in a process of its own. It comes before JAX has a backend, and so no threads
-to lose. `python -m tests.helpers.forked` is that process; `run` starts it.
+to lose. `python -m tests.helpers.forked` is that process; the first `run` starts it.
 """
 
-import contextlib
+import atexit
 import json
 import os
 import runpy
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tests.helpers.paths import REPOSITORY
 
 TIMEOUT = 60  # seconds, of a command
+_CHANGING = ('PYTEST_CURRENT_TEST',)  # set by pytest for each test
 
 
 class Outcome(NamedTuple):
@@ -34,35 +35,46 @@ class Outcome(NamedTuple):
 
 def run(commands):
   """The Outcome of each of `commands`, lists such as ['train', '--config=smoke']."""
-  process = subprocess.run(
-    [sys.executable, '-m', 'tests.helpers.forked'],
-    cwd=REPOSITORY,
-    input=''.join(f'{json.dumps(list(map(str, command)))}\n' for command in commands),
-    text=True,
-    capture_output=True,
-    check=False,
-  )
-  assert process.returncode == 0, process.stderr
-  return [Outcome(*json.loads(line)) for line in process.stdout.splitlines()]
+  return [run_one(command) for command in commands]
 
 
-@contextlib.contextmanager
-def opened():
-  """A function like `run` of one command, for commands that depend on what came of others."""
-  with subprocess.Popen(
-    [sys.executable, '-m', 'tests.helpers.forked'],
-    cwd=REPOSITORY,
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    text=True,
-  ) as process:
+def run_one(command):
+  """The Outcome of a command, in the environment that the caller has at the moment."""
+  process = _server()
+  process.stdin.write(f'{json.dumps(list(map(str, command)))}\n')
+  process.stdin.flush()
+  line = process.stdout.readline()
+  assert line, f'the process that forks ended with status {process.wait()}'
+  return Outcome(*json.loads(line))
 
-    def run_one(command):
-      process.stdin.write(f'{json.dumps(list(map(str, command)))}\n')
-      process.stdin.flush()
-      return Outcome(*json.loads(process.stdout.readline()))
 
-    yield run_one
+_running = []  # at most one: (its environment, the process)
+
+
+def _server():
+  """The process that forks: the tests of a worker share it, as long as they share an environment.
+
+  Packages read theirs when they are imported, so another one needs another process.
+  """
+  environment = {name: value for name, value in os.environ.items() if name not in _CHANGING}
+  if not _running or _running[0][0] != environment:
+    _end()
+    process = subprocess.Popen(
+      [sys.executable, '-m', 'tests.helpers.forked'],
+      cwd=REPOSITORY,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    _running.append((environment, process))
+  return _running[0][1]
+
+
+@atexit.register
+def _end():
+  while _running:
+    with _running.pop()[1]:  # closes its input, which ends it, and waits
+      pass
 
 
 def _outcome(command):

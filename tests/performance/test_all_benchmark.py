@@ -57,16 +57,15 @@ def page(tmp_path, monkeypatch):
 
 def test_every_part_runs_in_a_process_of_its_own_and_is_on_the_page(tmp_path, monkeypatch):
   out = tmp_path / 'report.md'
-  with forked.opened() as run:
 
-    def execute(command, _):
-      if command[3] == 'smoke':  # half a minute; its figures are tested below
-        return Ended(3, 'error: no smoke')
-      outcome = run([command[2].removeprefix('exgrpo_jax.'), *command[3:]])
-      return Ended(outcome.status, outcome.out + outcome.err)
+  def execute(command, _):
+    if command[3] == 'smoke':  # half a minute; its figures are tested below
+      return Ended(3, 'error: no smoke')
+    outcome = forked.run_one([command[2].removeprefix('exgrpo_jax.'), *command[3:]])
+    return Ended(outcome.status, outcome.out + outcome.err)
 
-    monkeypatch.setattr(all_benchmark, 'execute', execute)
-    good = all_benchmark.run(str(out), 'tiny', 60)
+  monkeypatch.setattr(all_benchmark, 'execute', execute)
+  good = all_benchmark.run(str(out), 'tiny', 60)
   text = out.read_text()
   assert not good
   assert '8 parts: 7 passed, 1 FAILED in ' in text, text
