@@ -140,7 +140,7 @@ def config(values):
 @pytest.fixture(scope='session')
 def recorded(values, make_once, compiled):
   """The recording.Recording of a run from its first step to its last."""
-  folder = make_once('recording', lambda folder: recording.record(values, folder, compiled))
+  folder = make_once('recording', lambda place: recording.record(values, place, compiled, True))
   return recording.load(values, folder, compiled)
 
 

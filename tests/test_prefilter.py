@@ -19,6 +19,7 @@ SAMPLES = 4
 def run(recorded, config, tmp_path, monkeypatch):
   """Filters the recorded run's questions by its first policy; gives the folder and the print."""
   monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  tiny.leave_out_pictures(monkeypatch.setattr)
 
   def call(capsys, **changes):
     args = types.SimpleNamespace(

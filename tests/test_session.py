@@ -33,10 +33,11 @@ def untimed(record):
   return {name: value for name, value in record.items() if not name.startswith(apart)}
 
 
-def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir):
+def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir, monkeypatch):
   """Two, then after a break the others; the buffer and the policy are at hand meanwhile."""
   config.num_steps = BEGUN + 4
   expected = {record['step']: untimed(record) for record in metrics.read(recorded.workdir)}
+  monkeypatch.setattr(session.curves, 'draw', lambda _: None)  # the report is enough
   with recorded.compiling():
     with session.open_run(copy.deepcopy(config), str(workdir)) as run:
       for step in run.steps():
@@ -96,9 +97,10 @@ def test_a_run_whose_validation_no_longer_improves_ends(
 # ---- Traced ----
 
 
-def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys):
-  config.num_steps = step = BEGUN + 1
-  config.metrics.traced_steps = (step,)
+def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, monkeypatch):
+  config.num_steps = step = BEGUN + 2
+  config.metrics.traced_steps = (step,)  # not the first, for that traces thousands of functions
+  tiny.leave_out_pictures(monkeypatch.setattr)
   with recorded.compiling(), session.open_run(config, str(workdir)) as run:
     for _ in run.steps():
       pass

@@ -90,19 +90,20 @@ class Recording:
       compilation_cache.reset_cache()
 
 
-def record(values, folder, compiled):
+def record(values, folder, compiled, draws=False):
   """Trains in folder/recorded, and writes the steps beside it.
 
   Args:
     values: the run's ConfigDict.
     folder: an empty one.
     compiled: the folder of JAX's compilation cache.
+    draws: as for `run_training`.
   """
   run = Recording(folder / 'recorded', compiled, values, steps={})
   with pytest.MonkeyPatch.context() as patch, run.compiling():
     patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
     _listen(patch, run.steps)
-    run_training(run.experiment, values=values)
+    run_training(run.experiment, values=values, draws=draws)
   del run.steps[values.num_steps + 1]  # planned ahead, never taken
   (folder / 'steps.pickle').write_bytes(pickle.dumps(run.steps))
 
@@ -113,10 +114,11 @@ def load(values, folder, compiled):
   return Recording(folder / 'recorded', compiled, values, steps)
 
 
-def run_training(opened, params=None, values=None):
+def run_training(opened, params=None, values=None, draws=False):
   """train.main without its checks: trains the opened experiment in its workdir, in this process.
 
   Starts from `params`, or from the initial ones, and claims the workdir for `values`, if given.
+  In the end it `draws` curves and report, or leaves them out, for they take seconds.
   """
   config = opened.config
   data = experiment.load_questions(opened, config.data.train)
@@ -124,7 +126,13 @@ def run_training(opened, params=None, values=None):
   rollout = experiment.make_rollout(opened, data)
   done = max(checkpoint.steps(opened.workdir), default=0)
   successes = () if done else prior_experience.load(opened, data)
-  with jax.set_mesh(opened.meshes.training), compilations.counted() as compiled:
+  with (
+    jax.set_mesh(opened.meshes.training),
+    compilations.counted() as compiled,
+    pytest.MonkeyPatch.context() as patch,
+  ):
+    if not draws:
+      tiny.leave_out_pictures(patch.setattr)
     params = params or warm_start.initial_params(opened, data)
     if values is not None:
       claim_workdir(values, opened.workdir)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax import config as config_lib
+from exgrpo_jax import session
 from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.grading import settings, worker_slot
 from exgrpo_jax.policy import model, rotary
@@ -42,8 +43,12 @@ NUM_STEPS, SAVED_EVERY, COMPARED_EVERY = 32, 4, 20
 
 
 def get_config():
-  """For the command line, whose process gets the replaced workers too; data.* must be set."""
+  """For the command line, whose process gets the replaced workers too; data.* must be set.
+
+  Its runs end without pictures.
+  """
   worker_slot.COMMAND = WORKER
+  leave_out_pictures(setattr)
   return values('', '')
 
 
@@ -77,6 +82,12 @@ def values(train, evaluation):
   config.parity.every = COMPARED_EVERY
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
   return config
+
+
+def leave_out_pictures(set_attribute):
+  """Lets runs end without curves and report, which take seconds; `set_attribute` is as setattr."""
+  for owner, name in ((session.curves, 'draw'), (session, 'write_at_end')):
+    set_attribute(owner, name, lambda _: None)
 
 
 def write_questions(path, count=POOL):
