@@ -11,7 +11,7 @@ import exgrpo_jax
 from exgrpo_jax import cli, config_files
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import claim_workdir
-from tests.helpers.paths import REPOSITORY
+from tests.helpers import forked
 
 COMMANDS = (
   'benchmark', 'capacity', 'check', 'evaluate', 'export', 'figures', 'study', 'sweep', 'train',
@@ -19,21 +19,15 @@ COMMANDS = (
 
 
 def train(*arguments):
-  """The finished process of the command."""
-  return subprocess.run(
-    [sys.executable, '-m', 'exgrpo_jax.train', *map(str, arguments)],
-    cwd=REPOSITORY,
-    text=True,
-    capture_output=True,
-    check=False,
-  )
+  """How the command ends."""
+  return forked.run_one(['train', *arguments])
 
 
-def assert_refused(process, message):
+def assert_refused(outcome, message):
   """One line on stderr that begins with 'error:', exit status 2, no traceback."""
-  assert process.returncode == 2, process.stderr
-  assert 'Traceback' not in process.stderr and process.stdout == ''
-  (line,) = [line for line in process.stderr.splitlines() if line.startswith('error:')]
+  assert outcome.status == 2, outcome.err
+  assert 'Traceback' not in outcome.err and outcome.out == ''
+  (line,) = [line for line in outcome.err.splitlines() if line.startswith('error:')]
   assert message in line
 
 
@@ -177,15 +171,9 @@ def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
     'train': {'config', 'workdir', 'num_processes'},
   }
   assert set(flags) == set(COMMANDS)
-  processes = {
-    name: subprocess.Popen(
-      [sys.executable, '-m', f'exgrpo_jax.{name}', '--help'], text=True, stdout=subprocess.PIPE
-    )
-    for name in COMMANDS
-  }
-  for name, process in processes.items():
-    text = process.communicate()[0]
-    assert process.returncode == 0, name
+  for name, outcome in zip(COMMANDS, forked.run([name, '--help'] for name in COMMANDS)):
+    text = outcome.out
+    assert outcome.status == 0, name
     assert f'python -m exgrpo_jax.{name}' in text, name
     for flag in flags[name]:
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)

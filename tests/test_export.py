@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -29,32 +30,35 @@ from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime.workdir import read_config
-from tests.helpers import hub_server, tiny
+from tests.helpers import devices, hub_server, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
 
 STORED = CHECKPOINTS / 'qwen2_tied'
 COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
 
 
-def start_command(name, *arguments):
-  """The finished process of a command."""
-  return subprocess.run(
+def run_command(name, *arguments, **environment):
+  """What a command prints; asserts that it succeeds."""
+  process = subprocess.run(
     [sys.executable, '-m', f'exgrpo_jax.{name}', *map(str, arguments)],
     cwd=REPOSITORY,
+    env=os.environ | environment,
     text=True,
     capture_output=True,
     check=False,
   )
-
-
-def run_command(name, *arguments):
-  """What a command prints; asserts that it succeeds."""
-  process = start_command(name, *arguments)
   assert process.returncode == 0, process.stderr
   return process.stdout
 
 
-def train(checkpoint_folder, workdir, data, *flags):
+def write(run, out, dtype=None):
+  """What the export command does, in this process."""
+  export.main(
+    types.SimpleNamespace(checkpoint=str(run), step=None, out=str(out), dtype=dtype, adapters=False)
+  )
+
+
+def train(checkpoint_folder, workdir, data, compiled, *flags):
   """What training from a Hugging Face checkpoint prints."""
   return run_command(
     'train',
@@ -72,6 +76,7 @@ def train(checkpoint_folder, workdir, data, *flags):
     '--config.export.best=True',
     '--config.export.last=True',
     *flags,
+    **devices.caching(compiled),
   )
 
 
@@ -86,11 +91,11 @@ def hub(data, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def run(hub, data, tmp_path_factory):
+def run(hub, data, compiled, tmp_path_factory):
   """The workdir of a run of three steps from the stored checkpoint; all is named on the Hub."""
   workdir = tmp_path_factory.mktemp('from_hugging_face')
   named = types.SimpleNamespace(**vars(data) | {'train': 'tiny/sums:train'})
-  printed = train('tiny/Qwen2', workdir, named, '--config.num_steps=3')
+  printed = train('tiny/Qwen2', workdir, named, compiled, '--config.num_steps=3')
   parameters = sum(value.size for value in tensors(STORED).values())
   assert f'weights of tiny/Qwen2: {parameters:,} parameters' in printed
   for kind, name in hub.repositories:
@@ -165,8 +170,8 @@ def test_an_export_keeps_the_checkpoints_tokenizer_and_config(exported):
   assert tokenizer.load(exported).eos_ids == tokenizer.load(STORED).eos_ids
 
 
-def test_training_can_start_from_its_own_export(exported, data, tmp_path):
-  printed = train(exported, tmp_path, data, '--config.num_steps=1')
+def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
+  printed = train(exported, tmp_path, data, compiled, '--config.num_steps=1')
   assert f'weights of {exported}' in printed and 'step 1/1' in printed
   trained = tensors(tmp_path / 'export' / 'last')
   assert not np.array_equal(trained['model.norm.weight'], tensors(exported)['model.norm.weight'])
@@ -224,9 +229,9 @@ def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tm
 
 @pytest.fixture(scope='module')
 def from_scratch(recorded, tmp_path_factory):
-  """The folder that the export command wrote from the recorded run."""
+  """The folder that an export of the recorded run wrote."""
   out = tmp_path_factory.mktemp('from_scratch') / 'policy'
-  run_command('export', f'--checkpoint={recorded.workdir}', f'--out={out}', '--dtype=bfloat16')
+  write(recorded.workdir, out, dtype='bfloat16')
   return out
 
 
@@ -254,9 +259,8 @@ def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from
 
 def test_a_folder_that_is_not_empty_is_not_written_to(run, tmp_path):
   (tmp_path / 'a').write_text('mine')
-  process = start_command('export', f'--checkpoint={run}', f'--out={tmp_path}')
-  assert process.returncode == 2
-  assert f'error: --out={tmp_path} is not empty; name a new folder' in process.stderr
+  with pytest.raises(InputError, match=f'^--out={tmp_path} is not empty; name a new folder'):
+    write(run, tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ['a']
 
 

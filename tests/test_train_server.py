@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from exgrpo_jax.reporting import records
+from tests.helpers.devices import caching
 from tests.helpers.paths import REPOSITORY
 
 
@@ -48,7 +49,7 @@ def test_runs_in_one_process_do_not_affect_each_other(data, compiled, tmp_path):
   process = subprocess.run(
     [sys.executable, '-m', 'exgrpo_jax.train_server'],
     input=''.join(lines),
-    env=os.environ | {'JAX_COMPILATION_CACHE_DIR': str(compiled)},
+    env=os.environ | caching(compiled),
     cwd=REPOSITORY,
     text=True,
     capture_output=True,

@@ -14,6 +14,14 @@ def environment(num_devices):
   return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
 
 
+def caching(compiled):
+  """What to add to a process's environment for it to keep all that it compiles in that folder."""
+  return {
+    'JAX_COMPILATION_CACHE_DIR': str(compiled),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+
+
 def free_port():
   with socket.socket() as chosen:
     chosen.bind(('localhost', 0))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from tests.helpers.devices import environment, free_port
+from tests.helpers.devices import caching, environment, free_port
 from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
 TIMEOUT = 300  # seconds until a run is taken to hang
@@ -26,10 +26,7 @@ class Pod:
     """
     count, devices = shape
     self._logs = [pathlib.Path(f'{workdir}.log.{number}') for number in range(count)]
-    env = environment(devices) | {
-      'JAX_COMPILATION_CACHE_DIR': str(compiled),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    }
+    env = environment(devices) | caching(compiled)
     command = [
       sys.executable,
       '-m',
