@@ -234,7 +234,9 @@ def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_pat
 
 
 def test_a_finished_study_is_reported_again_without_a_run(write_study, start, tmp_path):
-  start(write_study())
+  """Its commands had been printed before."""
+  assert start(write_study(), launcher='commands') is None
+  assert start(write_study()) == 0
   table = tmp_path / 'runs' / 'results.md'
   before = table.read_text()
   table.unlink()
@@ -266,8 +268,8 @@ def test_a_protocol_that_has_changed_is_refused(changed, message, write_study, s
     'use another --workdir',
   ):
     start(write_study(**changed))
+  assert start(write_study(), launcher='commands') is None, 'as it was, it is not refused'
   assert starts(tmp_path) == {}
-  assert start(write_study()) == 0
 
 
 def test_a_config_that_has_changed_since_is_refused(write_study, start, tmp_path):
