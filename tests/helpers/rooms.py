@@ -4,6 +4,7 @@ python -m tests.helpers.rooms prints the diagram that docs/architecture.md shows
 """
 
 import ast
+import functools
 import re
 
 from tests.helpers.paths import REPOSITORY
@@ -39,6 +40,7 @@ def modules():
   }
 
 
+@functools.cache  # parsing the package takes seconds
 def imported_names(path):
   """Dotted names of all that a file imports, also within functions."""
   names = set()
@@ -48,7 +50,7 @@ def imported_names(path):
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f'{path}: relative imports cannot be resolved here'
       names |= {f'{node.module}.{alias.name}' for alias in node.names}
-  return names
+  return frozenset(names)
 
 
 def imported_modules(path, known):
