@@ -20,6 +20,8 @@ from tests.helpers import recording, stand_ins, tabs, tiny
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'
 if jax.version.__version_info__ < (0, 11):  # XLA ends a process for a flag that it does not know
   os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'  # half the time to compile
+  # A program in one piece takes a tenth less than in pieces for several cores, which are busy.
+  os.environ['XLA_FLAGS'] += ' --xla_cpu_parallel_codegen_split_count=1'
 
 
 @pytest.fixture(scope='session', autouse=True)
