@@ -101,7 +101,9 @@ def generate(
         prefilled = Prefilled(places)
       state = _fit_cache(spec, state, length)
       state = _filled(config, spec, params, mesh, state, prefilled, slots, waiting)
-      min_finished = rows_per_insert(spec.slots) if waiting else len(slots) - slots.count(None)
+      live = len(slots) - slots.count(None)
+      is_last = not waiting and begun is None
+      min_finished = live if is_last else min(live, rows_per_insert(spec.slots))
       state, decoded = decode_loop.decode(
         config, program_spec, params, state, min_finished, temperature
       )

@@ -36,7 +36,9 @@ class Update:
 class Step:
   """What the stages of one step read and returned."""
 
-  plan: Any = None
+  plan: Any = None  # of all groups in flight
+  trained: Any = None  # of those that the step trained, without carry the same
+  carried: Any = None  # what it left to the next step
   cursor: Any = None  # after the plan's fresh questions
   buffer: Any = None  # from which the plan was drawn
   params: Any = None  # NumPy, of the policy that generated
@@ -166,6 +168,10 @@ def _listen(patch, steps):
     step.replays, step.scores = result
     step.params = jax.tree.map(np.array, args[1])
 
+  def note_split(args, result):
+    step = step_of(args[1])
+    step.trained, step.responses, step.verdicts, step.carried = result
+
   def note_update(args, result):
     _, params, batch, clip, is_first, _ = args
     latest = max(number for number, step in steps.items() if step.batch is not None)
@@ -175,8 +181,7 @@ def _listen(patch, steps):
 
   wrap(stages.Rollout, 'plan', note_plan)
   wrap(stages.Rollout, 'pick_replays', note_replays)
-  wrap(stages.Rollout, 'generate', lambda args, out: setattr(step_of(args[2]), 'responses', out[0]))
-  wrap(stages.Rollout, 'grade', lambda args, out: setattr(step_of(args[1]), 'verdicts', out))
+  wrap(stages.Rollout, 'split', note_split)
   wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1]), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)
   wrap(replay, 'record_step', lambda args, out: setattr(step_of(args[2]), 'after', out))

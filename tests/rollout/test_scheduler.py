@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, token_sampling
+from exgrpo_jax.rollout import carry, decode_loop, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers.tiny import ROPE
 
@@ -80,9 +81,8 @@ def decoding(params, mesh):
 
 @pytest.fixture(scope='module')
 def generate(decoding, mesh):
-  def call(
-    order=range(7), key=KEY, on_finish=lambda *_: None, prompts=PROMPTS, limits=None, **changes
-  ):
+  def call(order=range(7), key=KEY, prompts=PROMPTS, more=types.MappingProxyType({}), **changes):
+    """`changes` are those of the spec, `more` further arguments of `scheduler.generate`."""
     spec = dataclasses.replace(SPEC, **changes)
     return scheduler.generate(
       CONFIG,
@@ -93,8 +93,7 @@ def generate(decoding, mesh):
       key,
       spec,
       mesh,
-      on_finish,
-      limits,
+      **more,
     )
 
   return call
@@ -133,7 +132,7 @@ def assert_same_tokens(found, expected):
 
 def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
   seen = []
-  generate(on_finish=lambda index, _: seen.append((index, activity.now())))
+  generate(more={'on_finish': lambda index, _: seen.append((index, activity.now()))})
   finished, unfinished = 0, []  # tokens
   for number, (index, said) in enumerate(seen, 1):
     count, tokens = map(int, re.match(r'(\d) of 7 responses, (\d+) tokens', said).groups())
@@ -261,7 +260,7 @@ def test_longer_company_does_not_change_what_is_sampled(generate, responses):
 
 def test_each_row_is_reported_once(generate):
   reported = []
-  found = generate(on_finish=lambda index, response: reported.append((index, response)))
+  found = generate(more={'on_finish': lambda index, one: reported.append((index, one))})
   assert sorted(index for index, _ in reported) == list(range(len(PROMPTS)))
   assert all(response is found[index] for index, response in reported)
 
@@ -276,22 +275,62 @@ def test_no_prompts_give_no_responses(generate):
 def test_rows_that_finish_make_room_at_once(generate):
   """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
   reported = []
-  found = generate(
-    slots=2,
-    eos_ids=(NEVER,),
-    limits=[12, 2, 2, 2, 2, 2, 4],
-    on_finish=lambda index, _: reported.append(index),
-  )
+  limits = [12, 2, 2, 2, 2, 2, 4]
+  arguments = {'limits': limits, 'on_finish': lambda index, _: reported.append(index)}
+  found = generate(slots=2, eos_ids=(NEVER,), more=arguments)
   assert reported == [1, 2, 3, 4, 5, 0, 6]
-  assert [len(response.tokens) for response in found] == [12, 2, 2, 2, 2, 2, 4]
+  assert [len(response.tokens) for response in found] == limits
   assert all(response.truncated for response in found)
 
 
 def test_a_limit_of_its_own_cuts_a_row_and_changes_no_token(generate, responses):
   limits = [1, 12, 3, 1, 7, 12, 2]
-  for cut, whole, limit in zip(generate(limits=limits), responses, limits, strict=True):
+  for cut, whole, limit in zip(generate(more={'limits': limits}), responses, limits, strict=True):
     np.testing.assert_array_equal(cut.tokens, whole.tokens[:limit])
     assert cut.truncated == (len(whole.tokens) > limit or whole.truncated)
+
+
+def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
+  """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
+  monkeypatch.setattr(prefilled, '_SHORTEST', 8)
+  resumed, resume = [], decode_loop.resume
+
+  def watched(config, params, state, tokens_PT, insertion):
+    resumed.append(tokens_PT.shape[1])
+    return resume(config, params, state, tokens_PT, insertion)
+
+  monkeypatch.setattr(decode_loop, 'resume', watched)
+  found, complete, syncs, calls = [carry.UNBEGUN] * 7, [], [], 0
+  arguments = dict(
+    on_finish=lambda index, _: complete.append(index),
+    is_enough=lambda: bool(complete),
+    on_sync=syncs.append,
+  )
+  while left := [i for i, one in enumerate(found) if not one.is_complete]:
+    before, calls = [found[i] for i in left], calls + 1
+    complete.clear()
+    now = generate(order=left, slots=3, more=arguments | {'begun': before})
+    assert [place for place, one in enumerate(now) if one.is_complete] == sorted(complete)
+    for i, was, one in zip(left, before, now):
+      np.testing.assert_array_equal(one.tokens[: len(was.tokens)], was.tokens)
+      np.testing.assert_array_equal(one.logp[: len(was.tokens)], was.logp)
+      found[i] = one
+  assert calls > 2 and len({*resumed}) > 1
+  assert_same_tokens(found, responses)
+  for i in range(7):
+    for name in ('logp', 'entropy'):
+      np.testing.assert_allclose(getattr(found[i], name), getattr(responses[i], name), atol=1e-5)
+  written = sum(len(one.tokens) for one in responses)
+  assert sum(sync.tokens for sync in syncs) == written
+  share = written / sum(3 * sync.steps for sync in syncs)
+  assert slots.metrics(syncs) == {'rollout/slots_busy': share} and 0.5 < share < 1
+  assert slots.metrics([]) == {}
+
+
+def test_nothing_is_decoded_where_it_is_enough_already(generate, monkeypatch):
+  monkeypatch.setattr(decode_loop, 'decode', None)
+  for one in generate(more={'is_enough': lambda: True}):
+    assert not one.is_complete and not one.truncated and one.tokens.shape == (0,)
 
 
 def test_one_sample_of_one_question_needs_one_slot(generate, responses):

@@ -1,0 +1,107 @@
+"""Which groups a step trains, and what is known of responses that span steps."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.datatypes import Response, Span
+from exgrpo_jax.rollout import carry, parity
+
+
+def response(length, spans=(), **values):
+  """Of so many tokens, whose log-probabilities are -1, -2, and so on."""
+  logp = -np.arange(1, length + 1, dtype=np.float32)
+  tokens = np.arange(length, dtype=np.int32)
+  return Response(
+    tokens=tokens, logp=logp, entropy=-logp, truncated=False, spans=tuple(spans), **values
+  )
+
+
+@pytest.mark.parametrize(
+  ('begun', 'complete', 'expected'),
+  [
+    ([5, 5, 5], [True, False, False], None),  # of two
+    ([5, 5, 5], [True, False, True], [0, 2]),
+    ([5, 5, 5], [True, True, True], [0, 1]),  # as they were drawn
+    ([5, 4, 3], [True, True, True], [1, 2]),  # the oldest
+    ([5, 2, 5], [True, False, True], [0, 2]),
+    ([5, 1, 5], [True, False, True], None),  # at step 6 the second one would be too old
+    ([5, 1, 5], [True, True, True], [0, 1]),
+    # Two are trained at step 6: of three that are as old as can be, one would be left.
+    ([5, 5, 2, 2, 2], [True, True, False, False, False], None),
+    ([5, 5, 2, 2, 2], [True, True, True, False, False], [0, 2]),
+  ],
+)
+def test_a_step_trains_the_oldest_complete_groups_unless_others_would_get_too_old(
+  begun, complete, expected
+):
+  assert carry.trained(begun, complete, step=5, questions=2, max_age=4) == expected
+
+
+@pytest.mark.parametrize(
+  ('questions', 'in_flight', 'max_age', 'oldest'), [(1, 3, 2, 2), (3, 12, 3, 3), (4, 4, 1, 0)]
+)
+def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max_age, oldest):
+  """However long they take; each step goes on until it can train."""
+  rng = np.random.default_rng(0)
+  left = {}  # group -> (the step that began it, how long it still takes)
+  names, trained, ages = itertools.count(), [], []
+  for step in range(200):
+    while len(left) < in_flight:
+      left[next(names)] = step, rng.choice([1, 3, 1000])
+    while True:
+      groups = list(left)
+      begun, missing = zip(*left.values())
+      if chosen := carry.trained(begun, [m <= 0 for m in missing], step, questions, max_age):
+        break
+      left = {name: (first, missing - 1) for name, (first, missing) in left.items()}
+    assert len(chosen) == questions
+    for place in chosen:
+      trained.append(groups[place])
+      ages.append(step - left.pop(groups[place])[0])
+  assert max(ages) == oldest
+  assert len(set(trained)) == len(trained)
+  assert set(trained) | set(left) == set(range(next(names)))
+
+
+def test_what_a_step_adds_to_a_response_is_noted():
+  before = response(3, [Span(2, 1), Span(4, 2)], is_complete=False, tis_weight=np.ones(3))
+  now = carry.continued(before, response(5), 6)
+  assert now.spans == (Span(2, 1), Span(4, 2), Span(6, 2)) and now.is_complete
+  assert now.tis_weight is before.tis_weight
+  assert carry.continued(before, response(3, is_complete=False), 6).spans == before.spans
+  for step, count in ((2, 0), (3, 1), (4, 1), (5, 3), (6, 3), (7, 5)):
+    assert carry.carried_tokens(now, step) == count == carry.is_carried(now, step).sum()
+    assert carry.is_carried(now, step)[:count].all()
+  assert carry.first_step(now, 6) == 2 and carry.first_step(carry.UNBEGUN, 6) == 6
+
+
+def test_metrics_weigh_ages_by_tokens():
+  groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])]]
+  measured = carry.metrics(5, groups, carried=[None] * 7)
+  assert measured == {'carry/age_mean': 5 / 4, 'carry/age_max': 3, 'carry/groups_left': 7}
+  assert carry.metrics(5, [[response(3)]], carried=[]) == {}
+
+
+def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
+  """And its weight against the sampler; those of earlier tokens are of earlier policies."""
+  begun = response(3, [Span(4, 2), Span(5, 1)], tis_weight=np.float32([0.5, 0.25]))
+  idle = response(2, [Span(4, 2)], tis_weight=np.float32([0.1, 0.2]))
+  fresh = response(2, [Span(5, 2)])
+  trainer = [np.float32([7, 7, -2]), np.float32([-1, -4])]
+  found = parity.recomputed([[begun, idle], [fresh]], trainer, 1.5, step=5)
+  np.testing.assert_array_equal(found[0][0].logp, np.float32([-1, -2, -2]))
+  np.testing.assert_array_equal(found[0][0].tis_weight, np.float32([0.5, 0.25, 1.5]))
+  assert found[0][1] is idle
+  np.testing.assert_array_equal(found[1][0].logp, trainer[1])
+  np.testing.assert_allclose(found[1][0].tis_weight, [1, np.exp(-2)], rtol=1e-6)
+
+
+def test_only_what_a_step_wrote_is_compared_with_the_trainer():
+  begun, fresh = response(3, [Span(4, 2), Span(5, 1)]), response(2, [Span(5, 2)])
+  trainer = [np.float32([7, 7, -3.5]), np.float32([-1, -2])]
+  assert parity.differences(trainer, [begun, fresh], 5) == {
+    'parity/mean': pytest.approx(0.5 / 3),
+    'parity/max': 0.5,
+  }
