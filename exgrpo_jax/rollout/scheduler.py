@@ -81,8 +81,7 @@ def generate(
     on_finish: called with (index, response) as responses finish, while others still decode.
     limits: of each response, in tokens, from 1 to spec.max_response, the default.
     begun: what is written of each response already; none is complete.
-    is_enough: whether to return, asked before anything is decoded and after each sync with the
-      host; some responses are then not complete, or have no token.
+    is_enough: whether to return with what is written, asked first and after each sync.
     on_sync: called at each sync.
   """
   rows = rows_of(spec, prompts, question_rows, sample_indices, key, limits, begun)
@@ -101,11 +100,11 @@ def generate(
         prefilled = Prefilled(places)
       state = _fit_cache(spec, state, length)
       state = _filled(config, spec, params, mesh, state, prefilled, slots, waiting)
+      # Until all have finished, where none waits and nobody asks whether it is enough.
       live = len(slots) - slots.count(None)
-      is_last = not waiting and begun is None
-      min_finished = live if is_last else min(live, rows_per_insert(spec.slots))
+      at_once = rows_per_insert(spec.slots) if waiting or begun is not None else live
       state, decoded = decode_loop.decode(
-        config, program_spec, params, state, min_finished, temperature
+        config, program_spec, params, state, min(live, at_once), temperature
       )
       decoded = jax.device_get(decoded)
       on_sync(sync_of(slots, decoded))
