@@ -25,6 +25,7 @@ from exgrpo_jax.experiment import Config, model_config, parse_config, update_spe
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import (
   capacity_report,
+  carried_schedule,
   chips,
   fitting,
   gpu_time,
@@ -136,9 +137,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
     if found.peaks and len(compiled) == len(found.peaks):
       estimator = Estimator(config.rollout, spec, decoding, chip, compiled)
       words = f'{time_report.of_compiler(estimator)}\n{_assumed(config, work, lengths_spec)}'
-      speed = time_report.print_time(
-        estimator.parts(work), work, spec.mesh.size, config.num_steps, words
-      )
+      speed = _print_time(estimator, config, work, spec.mesh.size, words)
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
 
@@ -164,9 +163,9 @@ def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) 
       rollout, spec.model, decoding, arrays, gpu.usable, needs.__getitem__
     )
     if found.fits:
-      parts = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).parts(work)
+      estimator = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu)
       words = f'{gpu_time.ASSUMPTIONS}\n{_assumed(config, work, lengths_spec)}'
-      speed = time_report.print_time(parts, work, 1, config.num_steps, words)
+      speed = _print_time(estimator, config, work, 1, words)
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
 
@@ -200,6 +199,22 @@ def step_spec(
   return update_spec(config, shape, meshes.training), meshes.decoding
 
 
+def _print_time(
+  estimator: Estimator | gpu_time.Roofline,
+  config: Config,
+  work: Workload,
+  num_chips: int,
+  assumptions: str,
+) -> Speed:
+  """Prints and returns how long a step takes, and what carrying would bring where it is off."""
+  rollout, estimate, carried = config.rollout, estimator.estimate(work), None
+  if not rollout.carry:
+    other = dataclasses.replace(estimator, rollout=carried_schedule.with_carry(rollout))
+    carried = other.estimate(work)
+  line = time_report.carry_line(estimate, rollout.slots, carried)
+  return time_report.print_time(estimate, work, num_chips, config.num_steps, line, assumptions)
+
+
 def _assumed(config: Config, work: Workload, lengths_spec: str) -> str:
   words = lengths.describe(lengths_spec, config.rollout.max_response)
   return time_report.of_workload(work, words)
@@ -217,14 +232,26 @@ def _workload(config: Config, spec: str, evaluated: int) -> Workload:
   )
   drawn = lengths.draw(spec, sum(counts), rollout.max_response)
   fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
+  groups = _groups(config, spec, replayed)
   return Workload(
     prompt=min(_PROMPT, rollout.max_prompt),
     fresh=fresh,
+    groups=groups,
     replayed=of_replayed,
     candidates=candidates,
     evaluated=of_evaluation,
     evaluation_every=config.evaluation.every,
   )
+
+
+def _groups(config: Config, spec: str, replayed: int) -> list[np.ndarray]:
+  """The lengths of many steps' responses by group; in each step so many have one response less."""
+  rollout = config.rollout
+  count = carried_schedule.num_groups(carried_schedule.with_carry(rollout))
+  replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
+  sizes = rollout.samples - np.diff(replays)
+  drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
+  return np.split(drawn, np.cumsum(sizes)[:-1])
 
 
 if __name__ == '__main__':

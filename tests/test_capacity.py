@@ -81,6 +81,30 @@ def test_a_gpu_goes_by_formula(capsys):
   assert printed.splitlines()[-1] == 'fits'
 
 
+def test_what_carrying_takes_and_brings_is_said(capsys):
+  capacity.main(arguments())
+  printed = capsys.readouterr().out
+  assert not re.search('^  resume', printed, re.MULTILINE)
+  assert re.search(r'with config.rollout.carry=True: [0-9.]+ s; decode [0-9.]+ s instead', printed)
+  config = one_gpu.get_config()
+  config.rollout.carry = True
+  capacity.main(arguments(config=config))
+  printed = capsys.readouterr().out
+  assert re.search(r'  resume +[0-9.]+ GiB at its peak: .* fits, [0-9]+% to spare', printed)
+  assert re.search(r'  resume +[0-9.]+ s .* begun responses of [0-9]+ tokens', printed)
+  assert re.search(r'responses up to [0-9] steps old as they are trained', printed)
+  assert 'with config.rollout.carry=True' not in printed
+
+
+def test_every_step_draws_as_many_groups_with_replay():
+  config = capacity.parse_config(one_gpu.get_config())
+  groups = capacity._groups(config, 'lognormal:250', replayed=5)
+  questions, samples = config.rollout.questions, config.rollout.samples
+  for start in range(0, 3 * questions, questions):
+    sizes = [len(lengths) for lengths in groups[start : start + questions]]
+    assert sorted(sizes) == [samples - 1] * 5 + [samples] * (questions - 5)
+
+
 def test_a_faster_gpu_takes_less_time():
   seconds = {}
   for device in ('h100-pcie', 'h200'):

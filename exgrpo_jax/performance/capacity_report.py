@@ -51,7 +51,7 @@ def print_memory(
   fits, peaks = _fit_without_programs(sizes, resident, limit), {}
   if fits:
     prompts = prompt_bytes_per_chip(rollout, shape, decoding)
-    for name, other in beside(arrays, prompts).items():
+    for name, other in beside(rollout, arrays, prompts).items():
       peaks[name] = _print_peak(name, other, need_of, limit)
     if peaks['decode'] < float('inf'):
       _print_largest_cache(rollout, shape, decoding, peaks['decode'], limit)
@@ -59,7 +59,7 @@ def print_memory(
   return Findings(fits, peaks)
 
 
-def beside(arrays: StepArrays, prompts: int) -> dict[str, int]:
+def beside(rollout: stages.Config, arrays: StepArrays, prompts: int) -> dict[str, int]:
   """The bytes of the arrays that are resident while a program runs and not among its arguments.
 
   By the program's name. `prompts` is the size of the cache of prefilled prompts, which wait beside
@@ -70,6 +70,7 @@ def beside(arrays: StepArrays, prompts: int) -> dict[str, int]:
   return {
     'score': moments if arrays.uses_lora else moments + initial,
     'prefill': resident,
+    **({'resume': resident + prompts} if rollout.carry else {}),
     'decode': resident + prompts,
     'update': moments,
     'optimizer': initial,

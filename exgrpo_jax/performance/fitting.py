@@ -56,10 +56,11 @@ def fit(
 
   row = rollout.longest_row
   rows = rollout.questions * rollout.samples
+  generating = ('prefill', 'decode', *(('resume',) if rollout.carry else ()))
   slots = _largest(
     _FEWEST_SLOTS,
     min(_MOST_SLOTS, 1 << (rows - 1).bit_length()),
-    lambda slots: fits(('prefill', 'decode'), slots, row),
+    lambda slots: fits(generating, slots, row),
   )
   tokens = _largest(
     row,
@@ -74,7 +75,7 @@ def peaks(rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh) ->
   arrays, platform = memory.step_arrays(spec, decoding), memory_formula.of_gpu(spec.model.dtype)
   needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)
   prompts = memory.prompt_bytes_per_chip(rollout, spec.model, decoding)
-  beside = capacity_report.beside(arrays, prompts)
+  beside = capacity_report.beside(rollout, arrays, prompts)
   return {name: beside[name] + need.peak for name, need in needs.items()}
 
 

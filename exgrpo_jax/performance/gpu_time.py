@@ -4,6 +4,8 @@ Products take their FLOPs, and decoding the bytes that it reads, at a share of t
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from jax.sharding import Mesh
@@ -11,10 +13,19 @@ from jax.sharding import Mesh
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.padding import length_bucket
-from exgrpo_jax.performance import memory, passes, rollout_schedule, roofline
+from exgrpo_jax.performance import memory, passes, roofline
 from exgrpo_jax.performance.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from exgrpo_jax.performance.memory import bytes_per_chip
-from exgrpo_jax.performance.step_time import SYNC_SECONDS, Part, Workload, of_step
+from exgrpo_jax.performance.rollout_schedule import Generation
+from exgrpo_jax.performance.step_time import (
+  Estimate,
+  Part,
+  Workload,
+  decode_parts,
+  of_step,
+  resumed_rows,
+  schedule,
+)
 from exgrpo_jax.policy import dense_cache
 from exgrpo_jax.rollout import stages
 
@@ -35,11 +46,11 @@ class Roofline:
   arrays: memory.StepArrays
   gpu: Gpu
 
-  def parts(self, work: Workload) -> list[Part]:
+  def estimate(self, work: Workload) -> Estimate:
     """Of a step; see `step_time.of_step`."""
     return of_step(
       work,
-      self.rollout.questions,
+      schedule(work, self.rollout, dense_cache.MULTIPLE),
       self._score(work),
       self._generate,
       self._update,
@@ -65,39 +76,43 @@ class Roofline:
       self.spec.model, shape.num_tokens, shape.length, shape.count * logits
     )
 
-  def _generate(self, lengths: np.ndarray, num_prompts: int, prompt: int) -> list[Part]:
+  def _generate(self, generations: Sequence[Generation], prompt: int) -> list[Part]:
     length = length_bucket(prompt, self.rollout.max_prompt)
-    flops = roofline.forward_flops(self.spec.model, num_prompts * length, length, 0)
-    detail = f'{num_prompts:,} prompts of {prompt} tokens'
+    num_prompts = sum(each.prompts for each in generations) / len(generations)
+    flops = num_prompts * roofline.forward_flops(self.spec.model, length, length, 0)
+    detail = f'{num_prompts:,.0f} prompts of {prompt} tokens'
     return [
       self._moved('cast', bytes_per_chip((self.arrays.state.params, self.arrays.decode_params))),
       self._products('prefill', flops, detail),
-      *self._decode(lengths, prompt),
+      *self._resume(generations),
+      *self._decode(generations),
     ]
 
-  def _decode(self, lengths: np.ndarray, prompt: int) -> tuple[Part, Part]:
+  def _resume(self, generations: Sequence[Generation]) -> list[Part]:
+    """Nothing where no response spans steps."""
+    resumed = [each.resumed for each in generations]
+    if not sum(map(len, resumed)):
+      return []
+    found = passes.of_resuming(self.rollout, self.decoding, resumed)
+    flops = sum(self._forward(one, 0) for one in found) / len(generations)
+    return [self._products('resume', flops, resumed_rows(resumed, found))]
+
+  def _decode(self, generations: Sequence[Generation]) -> tuple[Part, Part]:
     """Decode steps, which read weights and what is written of the cache, and syncs with the host.
 
     With many slots the products take longer than the reading.
     """
     rollout, shape = self.rollout, self.spec.model
-    spans = rollout_schedule.spans(lengths, prompt, rollout.slots, dense_cache.MULTIPLE)
     weights = bytes_per_chip(self.arrays.decode_params)
     cache = memory.cache_bytes_per_chip(rollout, shape, self.decoding)
     of_position = cache / (rollout.slots * rollout.longest_row)
     flops = roofline.forward_flops(shape, rollout.slots, 0, rollout.slots)
     products = flops / self.gpu.flops / SHARE_OF_FLOPS
     seconds = 0.0
-    for span in spans:
+    for span in itertools.chain.from_iterable(each.spans for each in generations):
       read = (weights + span.positions * of_position) / self.gpu.bandwidth / SHARE_OF_BANDWIDTH
       seconds += span.steps * max(products, read)
-    steps = sum(span.steps for span in spans)
-    detail = (
-      f'{steps:,} decode steps of {1e3 * seconds / steps:.2f} ms, on average '
-      f'{lengths.sum() / steps:.0f} of {rollout.slots:,} slots live'
-    )
-    waiting = Part('syncs', len(spans) * SYNC_SECONDS, detail=f'{len(spans):,} with the host')
-    return Part('decode', seconds, detail=detail), waiting
+    return decode_parts(generations, rollout.slots, seconds)
 
   def _optimizer(self) -> Part:
     """Reads and writes parameters and moments, and reads the gradient."""

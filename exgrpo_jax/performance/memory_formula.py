@@ -68,6 +68,9 @@ def of_step(
   return {
     'score': _score(rollout, spec, arrays, platform),
     'prefill': _prefill(rollout, spec.model, decoding, arrays, platform),
+    **(
+      {'resume': _resume(rollout, spec.model, decoding, arrays, platform)} if rollout.carry else {}
+    ),
     'decode': _decode(rollout, spec.model, decoding, arrays, platform),
     'update': _update(rollout, spec, arrays, platform),
     'optimizer': _optimizer(arrays, platform),
@@ -97,15 +100,29 @@ def _score(
 def _prefill(
   rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
 ) -> Need:
-  multiple = platform.cache_multiple
-  num_prompts, length = programs.prefill_shape(rollout, mesh)
+  cache = prompt_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
+  return _into_cache(programs.prefill_shape(rollout, mesh), cache, shape, arrays, platform)
+
+
+def _resume(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+) -> Need:
+  cache = cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
+  return _into_cache(programs.resume_shape(rollout, mesh), cache, shape, arrays, platform)
+
+
+def _into_cache(
+  rows: tuple[int, int], cache: int, shape: model.Config, arrays: StepArrays, platform: Platform
+) -> Need:
+  """Of a prefill of (rows, tokens of each) that are put into a cache of so many bytes."""
+  count, length = rows
   keys_and_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
-  written = num_prompts * length * keys_and_values * _activation(shape)
+  written = count * length * keys_and_values * _activation(shape)
   used = {name: value for name, value in arrays.decode_params.items() if name != 'unembedding_DV'}
   return Need(
-    arguments=bytes_per_chip(used) + prompt_bytes_per_chip(rollout, shape, mesh, multiple),
+    arguments=bytes_per_chip(used) + cache,
     results=0,
-    temporary=_forward(shape, num_prompts, length, platform) + written,
+    temporary=_forward(shape, count, length, platform) + written,
   )
 
 

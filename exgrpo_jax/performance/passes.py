@@ -1,12 +1,15 @@
 """The passes that scoring and the update make over rows of given lengths."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.rollout import scoring
+from exgrpo_jax.rollout import prefilled, scoring, stages
 
 
 def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[list[Pass]]:
@@ -30,3 +33,22 @@ def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -
   budget = spec.gradient.tokens_per_microbatch
   shapes = scoring.pass_shapes(spec.mesh, spec.longest_row, budget)
   return packing.pack(responses + prompt, np.zeros_like(responses), *shapes)
+
+
+def of_resuming(
+  rollout: stages.Config, decoding: Mesh, resumed: Sequence[np.ndarray]
+) -> list[Pass]:
+  """Of prefilling responses anew that were begun in earlier steps.
+
+  Args:
+    rollout: of the run.
+    decoding: the mesh of sampling.
+    resumed: int, by step the tokens of each row, prompt included.
+  """
+  found, lengths = [], prefilled.resume_lengths(rollout.longest_row)
+  for rows in resumed:
+    tokens = {row: np.zeros(length, np.int32) for row, length in enumerate(rows)}
+    for tokens_PT, names in prefilled.batches(tokens, lengths, rollout.slots, decoding, pad_id=0):
+      shape = packing.Shape(*tokens_PT.shape, window=0)
+      found.append(Pass(shape, [[name] for name in names]))
+  return found

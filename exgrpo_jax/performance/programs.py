@@ -7,7 +7,7 @@ The memory is the compiler's own count for one chip. Call these functions inside
 import functools
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from exgrpo_jax.performance import hlo
 from exgrpo_jax.performance.memory import Need, StepArrays
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
+from exgrpo_jax.rollout.slots import insertion_of
 
 
 class Program(NamedTuple):
@@ -40,6 +41,7 @@ def of_step(
   return {
     'score': lambda: score(rollout, spec, arrays.policy),
     'prefill': lambda: prefill(*of_decoding),
+    **({'resume': lambda: resume(*of_decoding)} if rollout.carry else {}),
     'decode': lambda: decode(*of_decoding),
     'update': lambda: accumulate(rollout, spec, arrays),
     'optimizer': lambda: apply_gradient(spec, arrays),
@@ -83,6 +85,24 @@ def prefill(
     return _measure(decode_loop.prefill.lower(*args), (num_prompts, length))
 
 
+def resume(
+  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+) -> Program:
+  """Prefills as many tokens of rows that earlier steps began as are prefilled together.
+
+  `params` are in the decode layout, on `mesh`.
+  """
+  num_rows, length = resume_shape(rollout, mesh)
+  tokens_PT = jax.ShapeDtypeStruct(
+    (num_rows, length), jnp.int32, sharding=sharding.batch(mesh, num_rows)
+  )
+  nothing = insertion_of([], rollout.slots, num_rows)
+  with jax.set_mesh(mesh):
+    state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
+    args = shape, params, state, tokens_PT, nothing
+    return _measure(decode_loop.resume.lower(*args), (num_rows, length))
+
+
 def decode(
   rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
@@ -113,13 +133,14 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
 
 def prefill_shape(rollout: stages.Config, mesh: Mesh) -> tuple[int, int]:
   """(prompts, tokens of each) of the largest prefill."""
-  return max(
-    (
-      (prefilled.prefilled_together(length, rollout.prompts, mesh), length)
-      for length in prefilled.prefill_lengths(rollout.max_prompt)
-    ),
-    key=lambda shape: (shape[0] * shape[1], shape[1]),
-  )
+  lengths = prefilled.prefill_lengths(rollout.max_prompt)
+  return _largest_prefill(lengths, rollout.prompts, mesh)
+
+
+def resume_shape(rollout: stages.Config, mesh: Mesh) -> tuple[int, int]:
+  """(rows, tokens of each) of the most that is prefilled anew together."""
+  lengths = prefilled.resume_lengths(rollout.longest_row)
+  return _largest_prefill(lengths, rollout.slots, mesh)
 
 
 def update_stack(
@@ -157,6 +178,13 @@ def update_stack(
 def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """The optimiser's step."""
   return _measure(gradients.optimizer_step.lower(spec, arrays.state, arrays.gradient))
+
+
+def _largest_prefill(lengths: Sequence[int], most: int, mesh: Mesh) -> tuple[int, int]:
+  return max(
+    ((prefilled.prefilled_together(length, most, mesh), length) for length in lengths),
+    key=lambda shape: (shape[0] * shape[1], shape[1]),
+  )
 
 
 def _decode_spec(rollout: stages.Config) -> decode_loop.DecodeSpec:

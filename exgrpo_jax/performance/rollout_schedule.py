@@ -3,6 +3,7 @@
 The policy of rollout/scheduler.py where attention is ragged, followed in NumPy without a model.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,31 +18,56 @@ class Span(NamedTuple):
   positions: float  # of the cache that attention reads, of all slots together; mean over the steps
 
 
-def spans(lengths: np.ndarray, prompt: int, slots: int, block: int) -> list[Span]:
-  """All spans of a rollout, in order.
+class Generation(NamedTuple):
+  """What the device does to generate the responses of a step."""
+
+  spans: list[Span]
+  tokens: int  # decoded
+  prompts: int  # whose first responses are begun
+  resumed: np.ndarray  # int, tokens of each row that is prefilled anew, prompt included
+
+  @property
+  def decode_steps(self) -> int:
+    """How often the slots decode."""
+    return sum(span.steps for span in self.spans)
+
+
+def generation(
+  lengths: np.ndarray, num_prompts: int, prompt: int, slots: int, block: int
+) -> Generation:
+  """Of a rollout that ends once all of its responses are complete; arguments as in `decoded`."""
+  found = [span for span, _ in decoded(lengths, np.zeros_like(lengths), prompt, slots, block)]
+  return Generation(found, int(lengths.sum()), num_prompts, np.zeros(0, int))
+
+
+def decoded(
+  lengths_N: np.ndarray, begun_N: np.ndarray, prompt: int, slots: int, block: int
+) -> Iterator[tuple[Span, np.ndarray]]:
+  """Each span, and int [N], the tokens that the responses have after it.
 
   Args:
-    lengths: int, tokens of the responses in the order in which they wait.
+    lengths_N: int, tokens of the responses in the order in which they wait.
+    begun_N: int, tokens that they have before; those that have all get no slot.
     prompt: tokens of each prompt.
     slots: rows that decode together.
     block: positions of a row that attention reads together; of a free slot it reads one block.
   """
-  left = np.zeros(slots, int)  # tokens that each slot still has to decode; 0 where it is free
-  done = np.zeros(slots, int)  # tokens decoded
-  start, found = 0, []
-  while start < len(lengths) or left.any():
-    free = np.flatnonzero(left == 0)[: len(lengths) - start]
-    left[free], done[free] = lengths[start : start + len(free)], 0
-    start += len(free)
-    live = np.flatnonzero(left)
-    enough = scheduler.rows_per_insert(slots) if start < len(lengths) else len(live)
-    first = np.sort(left[live])[min(enough, len(live)) - 1]  # steps until so many have finished
+  done_N = begun_N.copy()
+  waiting_N = np.flatnonzero(done_N < lengths_N)
+  row_B = np.full(slots, -1)  # the response in each slot; -1 where it is free
+  while len(waiting_N) or (row_B >= 0).any():
+    free = np.flatnonzero(row_B < 0)[: len(waiting_N)]
+    row_B[free], waiting_N = waiting_N[: len(free)], waiting_N[len(free) :]
+    is_live_B = row_B >= 0
+    left_B = np.where(is_live_B, lengths_N[row_B] - done_N[row_B], 0)
+    position_B = prompt + np.where(is_live_B, done_N[row_B], 0)
+    enough = scheduler.rows_per_insert(slots) if len(waiting_N) else is_live_B.sum()
+    first = np.sort(left_B[is_live_B])[min(enough, is_live_B.sum()) - 1]  # until so many finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
-    step_N = np.arange(1, steps + 1)
+    step_S = np.arange(1, steps + 1)
     # Each of a row's tokens is decoded with all before it in the cache, itself included.
-    blocks_BN = -(-(prompt + done[:, None] + step_N) // block)
-    blocks = np.where(step_N <= left[:, None], blocks_BN, 1).sum()
-    found.append(Span(steps, block * float(blocks) / steps))
-    decoded = np.minimum(left, steps)
-    left, done = left - decoded, done + decoded
-  return found
+    blocks_BS = -(-(position_B[:, None] + step_S) // block)
+    blocks = np.where(step_S <= left_B[:, None], blocks_BS, 1).sum()
+    done_N[row_B[is_live_B]] += np.minimum(left_B, steps)[is_live_B]
+    row_B[left_B <= steps] = -1
+    yield Span(steps, block * float(blocks) / steps), done_N.copy()

@@ -1,10 +1,9 @@
 """A step's estimated time in print: a line for each part, the sum, and what it rests on."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from exgrpo_jax.performance import program_time, step_time
-from exgrpo_jax.performance.step_time import Estimator, Part, Workload
+from exgrpo_jax.performance.step_time import Estimate, Estimator, Workload
 
 
 class Speed(NamedTuple):
@@ -16,14 +15,28 @@ class Speed(NamedTuple):
 
 
 def print_time(
-  parts: Sequence[Part], work: Workload, num_chips: int, num_steps: int, assumptions: str
+  estimate: Estimate,
+  work: Workload,
+  num_chips: int,
+  num_steps: int,
+  of_carry: str,
+  assumptions: str,
 ) -> Speed:
-  """Prints and returns how long a step takes, and so many of them; what that rests on in words."""
+  """Prints and returns how long a step takes, and so many of them; and what that rests on.
+
+  Args:
+    estimate: of a step's time.
+    work: that it is of.
+    num_chips: that work on it.
+    num_steps: of the run.
+    of_carry: see `carry_line`.
+    assumptions: in words.
+  """
   print('a step, estimated, not measured:')
-  for part in parts:
+  for part in estimate.parts:
     share = f'{100 * part.share:.0f}% of peak {part.bound}' if part.bound else ''
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {share:<22}  {part.detail}'.rstrip())
-  seconds = sum(part.seconds for part in parts)
+  seconds = estimate.seconds
   tokens = sum(work.fresh) + sum(work.replayed)
   speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600)
   hours = num_steps * seconds / 3600
@@ -32,8 +45,32 @@ def print_time(
     f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {hours:,.1f} hours for '
     f'config.num_steps={num_steps}'
   )
-  print(f'what it rests on:\n{assumptions}')
+  print(f'{of_carry}\nwhat it rests on:\n{assumptions}')
   return speed
+
+
+def carry_line(estimate: Estimate, slots: int, with_carry: Estimate | None) -> str:
+  """How old responses are that span steps, or, where they do not, what it would bring if they did.
+
+  `with_carry` is the step's estimate if they did, where they do not.
+  """
+  if not with_carry:
+    return f'  {_ages(estimate)}'
+  before, after = estimate.schedule.live / slots, with_carry.schedule.live / slots
+  return (
+    f'  with config.rollout.carry=True: {with_carry.seconds:.2f} s; decode '
+    f'{with_carry.seconds_of("decode"):.2f} s instead of {estimate.seconds_of("decode"):.2f} s, '
+    f'resume {with_carry.seconds_of("resume"):.2f} s;\n    {100 * after:.0f}% of slots busy '
+    f'instead of {100 * before:.0f}%; {_ages(with_carry)}'
+  )
+
+
+def _ages(estimate: Estimate) -> str:
+  ages, carried = estimate.schedule.ages, estimate.schedule.carried
+  return (
+    f'responses up to {ages.max()} steps old as they are trained (mean {ages.mean():.1f}), '
+    f'{100 * carried:.0f}% of their tokens from earlier steps'
+  )
 
 
 def of_compiler(estimator: Estimator) -> str:

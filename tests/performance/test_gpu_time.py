@@ -15,6 +15,7 @@ from tests.performance.shapes import SMALL
 WORK = Workload(
   prompt=10,
   fresh=np.array([1, 3]),
+  groups=[np.array([1, 3])] * 100,
   replayed=np.array([2, 2]),
   candidates=np.array([5, 6, 7]),
   evaluated=np.array([1, 3, 1, 3]),
@@ -40,7 +41,7 @@ def parts(parsed, one_device, monkeypatch):
 
   def of(flops=1e30, bandwidth=1e30):
     gpu = Gpu('', memory=1, flops=flops, bandwidth=bandwidth)
-    found = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).parts(WORK)
+    found = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu).estimate(WORK).parts
     return {part.name: part.seconds for part in found}
 
   return of, spec, arrays

@@ -46,8 +46,8 @@ def test_the_scheduler_decodes_as_often(mesh, monkeypatch):
     limits=lengths.tolist(),
   )
   assert [len(response.tokens) for response in responses] == lengths.tolist()
-  spans = rollout_schedule.spans(lengths, PROMPT, spec.slots, 1)
-  assert [span.steps for span in spans] == steps
+  generation = rollout_schedule.generation(lengths, 40, PROMPT, spec.slots, 1)
+  assert [span.steps for span in generation.spans] == steps
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_the_scheduler_decodes_as_often(mesh, monkeypatch):
 )
 def test_attention_reads_what_live_rows_have_written_in_whole_blocks(block, positions):
   """Two slots, prompts of 10, a response of 1 token and one of 3: three steps."""
-  (span,) = rollout_schedule.spans(np.array([1, 3]), 10, 2, block)
+  (span,) = rollout_schedule.generation(np.array([1, 3]), 2, 10, 2, block).spans
   assert span == (3, positions / 3)

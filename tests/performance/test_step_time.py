@@ -8,7 +8,14 @@ import pytest
 
 from exgrpo_jax import experiment
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.performance import hlo, memory, passes, step_time, time_report
+from exgrpo_jax.performance import (
+  carried_schedule,
+  hlo,
+  memory,
+  passes,
+  step_time,
+  time_report,
+)
 from exgrpo_jax.performance.chips import Chip
 from exgrpo_jax.performance.programs import Program
 from exgrpo_jax.policy import ragged_cache
@@ -20,6 +27,7 @@ CHIP = Chip(memory=1, flops=1e12, bandwidth=1e9, link=5e8, clock=1, matrix_unit=
 WORK = step_time.Workload(
   prompt=10,
   fresh=np.array([1, 3]),
+  groups=[np.array([1, 3]), np.array([2, 7])] * 50,
   replayed=np.array([2, 2]),
   candidates=np.array([5, 6, 7]),
   evaluated=np.array([1, 3, 1, 3]),
@@ -67,7 +75,7 @@ def estimator(parsed, mesh):
 
 
 def part(estimator, name, work=WORK):
-  (found,) = [part for part in estimator.parts(work) if part.name == name]
+  (found,) = [part for part in estimator.estimate(work).parts if part.name == name]
   return found
 
 
@@ -134,14 +142,68 @@ def test_an_evaluation_is_shared_out_over_its_steps(estimator):
   seldom = dataclasses.replace(WORK, evaluation_every=100)
   assert part(estimator, 'evaluation', seldom).seconds == pytest.approx(evaluation.seconds / 10)
   never = dataclasses.replace(WORK, evaluated=np.array([], int))
-  assert 'evaluation' not in [found.name for found in estimator.parts(never)]
+  assert 'evaluation' not in [found.name for found in estimator.estimate(never).parts]
+
+
+@pytest.fixture
+def carrying(estimator):
+  """The same with responses that span steps, one question of two responses in two slots."""
+  rollout = dataclasses.replace(estimator.rollout, carry=True, in_flight=0)
+  return dataclasses.replace(estimator, rollout=rollout)
+
+
+def test_a_carried_step_is_one_of_the_steady_state_on_average(carrying, monkeypatch):
+  """Times of decoding are those of `test_decoding_reads_what_is_written_of_the_cache`."""
+  monkeypatch.setattr(ragged_cache, 'BLOCK', 1)
+  estimate = carrying.estimate(WORK)
+  steps = carried_schedule.steady(WORK.groups, carrying.rollout, 10, 1)
+  seconds = sum(
+    1 + span.steps * (2 + 8 * span.positions / 40)
+    for step in steps
+    for span in step.generation.spans
+  )
+  assert estimate.seconds_of('decode') == pytest.approx(seconds / len(steps))
+  decode_steps = sum(step.generation.decode_steps for step in steps) / len(steps)
+  syncs = sum(len(step.generation.spans) for step in steps) / len(steps)
+  assert f'{decode_steps:,.0f} decode steps' in part(carrying, 'decode').detail
+  assert part(carrying, 'syncs').seconds == pytest.approx(syncs * step_time.SYNC_SECONDS)
+  prompts = sum(step.generation.prompts for step in steps) / len(steps)
+  assert part(carrying, 'prefill').seconds == pytest.approx(prompts * 6 * 12 / 72)
+  assert estimate.schedule.ages.max() > 0 and 0 < estimate.schedule.carried < 1
+  assert estimate.schedule.live > 4 / 3  # that of a step alone
+
+
+def test_begun_responses_are_prefilled_anew_in_whole_passes(carrying, mesh):
+  """Of 20 tokens, the longest row, a row for each shard; the prefill's program has 3 of 24."""
+  steps = carried_schedule.steady(WORK.groups, carrying.rollout, 10, ragged_cache.BLOCK)
+  passes_made = [-(-len(step.generation.resumed) // min(2, 25 * mesh.size)) for step in steps]
+  tokens = 20 * 2 * np.mean(passes_made)
+  assert part(carrying, 'resume').seconds == pytest.approx(6 * tokens / 72)
+  own = {'resume': program((2, 20), once=30)}
+  compiled = dataclasses.replace(carrying, programs=carrying.programs | own)
+  assert part(compiled, 'resume').seconds == pytest.approx(30 * np.mean(passes_made))
+  assert 'begun responses of' in part(carrying, 'resume').detail
+
+
+def test_the_report_says_what_carrying_brings(estimator, carrying):
+  whole, carried = estimator.estimate(WORK), carrying.estimate(WORK)
+  line = time_report.carry_line(whole, 2, carried)
+  assert f'decode {carried.seconds_of("decode"):.2f} s instead of ' in line
+  assert (
+    f'{whole.seconds_of("decode"):.2f} s, ' in line and '% of slots busy instead of 67%' in line
+  )
+  ages = carried.schedule.ages
+  words = f'responses up to {ages.max()} steps old as they are trained (mean {ages.mean():.1f})'
+  assert ages.max() > ages.min()
+  assert words in line and words in time_report.carry_line(carried, 2, None)
 
 
 def test_the_report_adds_up(estimator, mesh, capsys):
   words = f'{time_report.of_compiler(estimator)}\n{time_report.of_workload(WORK, "as given")}'
-  speed = time_report.print_time(estimator.parts(WORK), WORK, mesh.size, 7200, words)
+  estimate = estimator.estimate(WORK)
+  speed = time_report.print_time(estimate, WORK, mesh.size, 7200, '  of carry', words)
   printed = capsys.readouterr().out
-  assert speed.seconds == pytest.approx(sum(found.seconds for found in estimator.parts(WORK)))
+  assert speed.seconds == pytest.approx(sum(found.seconds for found in estimate.parts))
   assert speed.tokens_per_second == pytest.approx((1 + 3 + 2 + 2) / speed.seconds)
   assert speed.chip_hours == pytest.approx(100 * speed.seconds * mesh.size / 3600)
   lines = {line.split()[0]: line for line in printed.splitlines()[1:]}
