@@ -2,6 +2,7 @@
 
 python -m exgrpo_jax.benchmark all --out=report.md
 python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
+python -m exgrpo_jax.benchmark rollout --carry --slots=16 --questions=2 --samples=8
 python -m exgrpo_jax.benchmark update --questions=8 --samples=8
 python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
 python -m exgrpo_jax.benchmark grading --workers=2
@@ -23,6 +24,7 @@ from exgrpo_jax import cli
 from exgrpo_jax.performance import (
   all_benchmark,
   attention_benchmark,
+  carry_benchmark,
   device_benchmark,
   device_facts,
   grading_benchmark,
@@ -46,8 +48,10 @@ from exgrpo_jax.policy.sharding import Meshes
 # On all devices, with random weights.
 _ON_MESHES: dict[str, Callable[[cli.Args, Workload, Meshes], list[Measurement]]] = {
   'parity': lambda _, workload, meshes: parity_benchmark.measure(workload, meshes),
-  'rollout': lambda args, workload, meshes: rollout_benchmark.measure(
-    workload, meshes, _peaks(workload), args.scheduling
+  'rollout': lambda args, workload, meshes: (
+    carry_benchmark.measure(workload, meshes)
+    if args.carry
+    else rollout_benchmark.measure(workload, meshes, _peaks(workload), args.scheduling)
   ),
   'update': lambda _, workload, meshes: update_benchmark.measure(
     workload, meshes.training, _peaks(workload)
@@ -88,6 +92,12 @@ def define_flags() -> None:
     'scheduling',
     True,
     'Of rollout: also what refilled slots, shared prefill and the growing cache bring.',
+  )
+  flags.DEFINE_bool(
+    'carry',
+    False,
+    'Of rollout: in place of its other figures, what responses that span steps bring to whole '
+    'steps; lengths are lognormal, cut at 8 medians.',
   )
   flags.DEFINE_multi_string(
     'setting', [], "Of smoke: a setting of the run's config, such as num_steps=1."

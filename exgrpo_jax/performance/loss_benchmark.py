@@ -10,7 +10,13 @@ from jax.sharding import Mesh
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.performance.measurement import Measurement
 from exgrpo_jax.performance.timing import median_seconds
-from exgrpo_jax.performance.workload import OBJECTIVE, Workload, random_batch, random_params
+from exgrpo_jax.performance.workload import (
+  OBJECTIVE,
+  Workload,
+  random_batch,
+  random_params,
+  response_lengths,
+)
 from exgrpo_jax.policy import logprobs, model
 
 # Of the largest difference of a gradient's entries, relative to the largest entry.
@@ -25,7 +31,7 @@ def measure(workload: Workload, mesh: Mesh) -> list[Measurement]:
   hidden states and the unembedding.
   """
   kernel_DV = model.unembedding(workload.model, random_params(workload, mesh))
-  batch = random_batch(workload)
+  batch = random_batch(workload, response_lengths(workload))
   target_BW = batch.tokens_BT[:, workload.prompt :]
   inputs = jax.tree.map(
     lambda x: x[:, workload.prompt :],

@@ -21,6 +21,7 @@ from exgrpo_jax.performance.workload import (
   Workload,
   random_batch,
   random_params,
+  response_lengths,
 )
 from exgrpo_jax.policy import model
 
@@ -28,8 +29,8 @@ from exgrpo_jax.policy import model
 def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
   """The time of an update and its utilisation. Call it inside `jax.set_mesh(mesh)`."""
   params = random_params(workload, mesh)
-  batch = random_batch(workload)
-  spec = _spec(workload, mesh, longest_row=batch.tokens_BT.shape[1])
+  batch = random_batch(workload, response_lengths(workload))
+  spec = update_spec(workload, mesh, longest_row=batch.tokens_BT.shape[1])
   response_B = np.sum(batch.response_mask_BT, axis=1).astype(int)
   responses = int(response_B.sum())
   tokens = responses + workload.num_rows * workload.prompt
@@ -75,7 +76,8 @@ def measure(workload: Workload, mesh: Mesh, peaks: Peaks) -> list[Measurement]:
   ]
 
 
-def _spec(workload: Workload, mesh: Mesh, longest_row: int) -> gradients.UpdateSpec:
+def update_spec(workload: Workload, mesh: Mesh, longest_row: int) -> gradients.UpdateSpec:
+  """Of updates in one minibatch."""
   return gradients.UpdateSpec(
     gradient=gradients.Config(
       tokens_per_microbatch=workload.microbatch, remat=workload.remat, drop_zero_advantage=False
@@ -97,13 +99,19 @@ def _updates(spec: gradients.UpdateSpec, params: model.Params, batch: Batch) -> 
   """A function that makes one update after another on the batch."""
   states = [optimizer.init(OPTIMIZER, 1, params)]  # a list, for each update donates its state
 
-  def update() -> None:
-    state = states.pop()
-    gradient, sums = gradients.minibatch_gradient(
-      spec, state.params, batch, clip=False, is_first=True
-    )
-    state, norms = gradients.apply_gradient(spec, state, gradient)
-    jax.block_until_ready((sums, norms))
-    states.append(state)
+  def run() -> None:
+    states.append(update(spec, states.pop(), batch))
 
-  return update
+  return run
+
+
+def update(
+  spec: gradients.UpdateSpec, state: optimizer.TrainState, batch: Batch
+) -> optimizer.TrainState:
+  """The state after an update, which is awaited; `state` is donated."""
+  gradient, sums = gradients.minibatch_gradient(
+    spec, state.params, batch, clip=False, is_first=True
+  )
+  state, norms = gradients.apply_gradient(spec, state, gradient)
+  jax.block_until_ready((sums, norms))
+  return state

@@ -1,6 +1,7 @@
 """What the benchmarks of rollout, update and loss work on: a size, and random data of that size."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -114,11 +115,12 @@ def decode_spec(workload: Workload, max_prompt: int, max_response: int) -> Decod
   )
 
 
-def random_batch(workload: Workload) -> Batch:
-  """Random rows with the lengths of `response_lengths`, every eighth of them replayed."""
-  rows, prompt, vocab_size = workload.num_rows, workload.prompt, workload.model.vocab_size
+def random_batch(workload: Workload, lengths: Sequence[int] | np.ndarray) -> Batch:
+  """Random rows with responses of these lengths in tokens, every eighth of them replayed."""
+  prompt, vocab_size = workload.prompt, workload.model.vocab_size
   rng = np.random.default_rng(0)
-  response_B = np.array(response_lengths(workload))
+  response_B = np.array(lengths)
+  rows = len(response_B)
   place_T = np.arange(prompt + response_B.max())
   is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
   mask_BT = is_response_BT.astype(np.float32)

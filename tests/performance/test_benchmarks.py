@@ -14,6 +14,7 @@ from exgrpo_jax.performance import (
   attention_benchmark,
   browser,
   buffer_benchmark,
+  carry_benchmark,
   device_benchmark,
   grading_benchmark,
   host_benchmark,
@@ -50,7 +51,7 @@ WORKLOAD = Workload(
   repeats=1,
 )
 
-
+ARMS = ('carry', 'closing up', 'waiting')  # of the benchmark of carry, on a CPU
 PEAKS = Peaks(flops=1e12, bandwidth=1e10, source='measured')
 
 
@@ -86,6 +87,21 @@ def test_rollout(measured, mesh):
     'shared',
     'cache limit',
   ]
+
+
+def test_carry(measured, mesh):
+  """Each step trains what its rollout completed; the slots are busier with carry."""
+  work = dataclasses.replace(WORKLOAD, response=4, repeats=2)
+  found = measured(carry_benchmark.measure, work, Meshes(mesh, mesh))
+  assert list(found) == [
+    *(f'{arm}: {figure}' for arm in ARMS for figure in ('rollout', 'step', 'busy')),
+    *(f'{arm}: gain' for arm in ARMS[1:]),
+    'age',
+    'resumed',
+  ]
+  assert found['carry: busy'] > found['waiting: busy'] == found['closing up: busy']
+  assert found['carry: step'] / found['waiting: step'] == pytest.approx(found['waiting: gain'])
+  assert 0 < found['age'] <= 8 and found['resumed'] > 0
 
 
 def test_a_decode_step_reads_all_weights_and_the_cache_so_far(mesh):
