@@ -26,6 +26,7 @@ from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import parity, stages
+from exgrpo_jax.rollout import settings as rollout_settings
 from exgrpo_jax.runtime import activity, compilations, hosts, hub
 from exgrpo_jax.settings import EvaluationConfig, ExportConfig, ModelConfig, WarmStartConfig
 
@@ -43,7 +44,7 @@ class Config:
     'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
     "of the run; '' is JAX's own setting",
   )
-  rollout: stages.Config
+  rollout: rollout_settings.Config
   replay: replay.Config
   objective: objective.Config
   optimizer: optimizer.Config

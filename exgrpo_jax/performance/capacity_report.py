@@ -15,7 +15,7 @@ from exgrpo_jax.performance.memory import (
   prompt_bytes_per_chip,
 )
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import settings
 
 # Held for a part of each step, never both at once; the other arrays are resident for the whole run.
 _TRANSIENT = ('gradient', 'decode weights')
@@ -29,7 +29,7 @@ class Findings(NamedTuple):
 
 
 def print_memory(
-  rollout: stages.Config,
+  rollout: settings.Config,
   shape: model.Config,
   decoding: Mesh,
   arrays: StepArrays,
@@ -59,7 +59,7 @@ def print_memory(
   return Findings(fits, peaks)
 
 
-def beside(rollout: stages.Config, arrays: StepArrays, prompts: int) -> dict[str, int]:
+def beside(rollout: settings.Config, arrays: StepArrays, prompts: int) -> dict[str, int]:
   """The bytes of the arrays that are resident while a program runs and not among its arguments.
 
   By the program's name. `prompts` is the size of the cache of prefilled prompts, which wait beside
@@ -130,7 +130,7 @@ def _print_peak(name: str, other: int, need_of: Callable[[str], Need], limit: fl
 
 
 def _print_largest_cache(
-  rollout: stages.Config, shape: model.Config, decoding: Mesh, decode_peak: float, limit: float
+  rollout: settings.Config, shape: model.Config, decoding: Mesh, decode_peak: float, limit: float
 ) -> None:
   cache = cache_bytes_per_chip(rollout, shape, decoding)
   room = limit - decode_peak + cache

@@ -1,4 +1,4 @@
-"""What the scheduler does where responses span training steps (`stages.Config.carry`).
+"""What the scheduler does where responses span training steps (`settings.Config.carry`).
 
 The policy of rollout/carry.py on that of the scheduler, followed in NumPy without a model.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from exgrpo_jax.performance import rollout_schedule
 from exgrpo_jax.performance.rollout_schedule import Generation
-from exgrpo_jax.rollout import carry, stages
+from exgrpo_jax.rollout import carry, settings
 
 # Before the schedule no longer depends on how the first step began; and to average over.
 _FIRST_STEPS, _STEADY_STEPS = 12, 16
@@ -35,27 +35,27 @@ class _Group(NamedTuple):
   begun: int  # the step that wrote its first token; 0 without one
 
 
-def with_carry(rollout: stages.Config) -> stages.Config:
+def with_carry(rollout: settings.Config) -> settings.Config:
   """The same where responses span steps; what is set for that counts only where they do."""
   if rollout.carry:
     return rollout
   return dataclasses.replace(rollout, carry=True, in_flight=0)
 
 
-def num_groups(rollout: stages.Config) -> int:
+def num_groups(rollout: settings.Config) -> int:
   """How many groups `steady` draws."""
   return rollout.groups_in_flight + rollout.questions * (_FIRST_STEPS + _STEADY_STEPS - 1)
 
 
 def steady(
-  groups: Sequence[np.ndarray], rollout: stages.Config, prompt: int, block: int
+  groups: Sequence[np.ndarray], rollout: settings.Config, prompt: int, block: int
 ) -> list[Step]:
   """Some steps of the steady state; arguments as in `steps`, of `num_groups` groups."""
   return list(steps(groups, rollout, prompt, block))[_FIRST_STEPS:]
 
 
 def steps(
-  groups: Iterable[np.ndarray], rollout: stages.Config, prompt: int, block: int
+  groups: Iterable[np.ndarray], rollout: settings.Config, prompt: int, block: int
 ) -> Iterator[Step]:
   """One step after the other, from the first, for as long as there are groups.
 
@@ -76,7 +76,7 @@ def steps(
 
 
 def _take(
-  groups: list[_Group], step: int, rollout: stages.Config, prompt: int, block: int
+  groups: list[_Group], step: int, rollout: settings.Config, prompt: int, block: int
 ) -> tuple[Step, list[_Group]]:
   """What a step does with the groups in flight, and those that it leaves."""
   starts = np.cumsum([0] + [len(group.lengths) for group in groups[:-1]])

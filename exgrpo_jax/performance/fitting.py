@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import capacity_report, memory, memory_formula
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import settings
 
 # Of the memory, for what the formula leaves out.
 _SPARE = 0.05
@@ -35,7 +35,7 @@ class Fitted(NamedTuple):
 
 
 def fit(
-  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, limit: float
+  rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh, limit: float
 ) -> Fitted | None:
   """The most slots, a power of two, and the longest microbatch, so many rows, that fit a GPU.
 
@@ -70,7 +70,7 @@ def fit(
   return Fitted(slots, tokens) if slots and tokens else None
 
 
-def peaks(rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:
+def peaks(rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:
   """Bytes in use while each program of a step runs, by formula, on one GPU."""
   arrays, platform = memory.step_arrays(spec, decoding), memory_formula.of_gpu(spec.model.dtype)
   needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)

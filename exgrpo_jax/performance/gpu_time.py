@@ -27,7 +27,7 @@ from exgrpo_jax.performance.step_time import (
   schedule,
 )
 from exgrpo_jax.policy import dense_cache
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import settings
 
 ASSUMPTIONS = f"""\
   formulas: products take their FLOPs, padding included, at {100 * SHARE_OF_FLOPS:.0f}% of the peak,
@@ -40,7 +40,7 @@ ASSUMPTIONS = f"""\
 class Roofline:
   """What turns tokens into seconds."""
 
-  rollout: stages.Config
+  rollout: settings.Config
   spec: gradients.UpdateSpec
   decoding: Mesh
   arrays: memory.StepArrays

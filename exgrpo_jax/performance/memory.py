@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import settings
 
 
 class Need(NamedTuple):
@@ -63,7 +63,7 @@ def bytes_per_chip(tree: Any) -> int:
 
 
 def cache_bytes_per_chip(
-  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
+  rollout: settings.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
 ) -> int:
   """The size of one chip's shard of the KV cache of all slots, at the longest length.
 
@@ -73,7 +73,7 @@ def cache_bytes_per_chip(
 
 
 def prompt_bytes_per_chip(
-  rollout: stages.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
+  rollout: settings.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
 ) -> int:
   """The same of the prompts that are kept prefilled."""
   return _cache_bytes(rollout.prompts, rollout.max_prompt, shape, mesh, multiple)

@@ -23,7 +23,7 @@ from exgrpo_jax.performance.memory import (
   prompt_bytes_per_chip,
 )
 from exgrpo_jax.policy import attention, dense_cache, logprobs, model
-from exgrpo_jax.rollout import decode_loop, scoring, stages
+from exgrpo_jax.rollout import decode_loop, scoring, settings
 
 _FLOAT32 = _INT32 = 4  # bytes
 
@@ -55,7 +55,7 @@ def of_gpu(dtype: str) -> Platform:
 
 
 def of_step(
-  rollout: stages.Config,
+  rollout: settings.Config,
   spec: gradients.UpdateSpec,
   decoding: Mesh,
   arrays: StepArrays,
@@ -78,7 +78,7 @@ def of_step(
 
 
 def _score(
-  rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
 ) -> Need:
   shape, tokens_per_pass = spec.model, spec.gradient.tokens_per_microbatch
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, tokens_per_pass)
@@ -98,14 +98,14 @@ def _score(
 
 
 def _prefill(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
 ) -> Need:
   cache = prompt_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
   return _into_cache(programs.prefill_shape(rollout, mesh), cache, shape, arrays, platform)
 
 
 def _resume(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
 ) -> Need:
   cache = cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
   return _into_cache(programs.resume_shape(rollout, mesh), cache, shape, arrays, platform)
@@ -127,7 +127,7 @@ def _into_cache(
 
 
 def _decode(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
 ) -> Need:
   slots, cache = rollout.slots, cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
   logits = platform.logit_arrays * slots * shape.vocab_size * _FLOAT32
@@ -143,7 +143,7 @@ def _decode(
 
 
 def _update(
-  rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
 ) -> Need:
   """A microbatch's gradient exists beside the sum of those before."""
   shape, c = spec.model, _activation(spec.model)

@@ -9,7 +9,7 @@ from exgrpo_jax import packing
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.rollout import prefilled, scoring, stages
+from exgrpo_jax.rollout import prefilled, scoring, settings
 
 
 def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[list[Pass]]:
@@ -36,7 +36,7 @@ def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -
 
 
 def of_resuming(
-  rollout: stages.Config, decoding: Mesh, resumed: Sequence[np.ndarray]
+  rollout: settings.Config, decoding: Mesh, resumed: Sequence[np.ndarray]
 ) -> list[Pass]:
   """Of prefilling responses anew that were begun in earlier steps.
 

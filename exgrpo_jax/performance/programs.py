@@ -21,7 +21,7 @@ from exgrpo_jax.packing import Segments
 from exgrpo_jax.performance import hlo
 from exgrpo_jax.performance.memory import Need, StepArrays
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, prefilled, scoring, stages, token_sampling
+from exgrpo_jax.rollout import decode_loop, prefilled, scoring, settings, token_sampling
 from exgrpo_jax.rollout.slots import insertion_of
 
 
@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 
 def of_step(
-  rollout: stages.Config, spec: gradients.UpdateSpec, decoding: Mesh, arrays: StepArrays
+  rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh, arrays: StepArrays
 ) -> dict[str, Callable[[], Program]]:
   """What compiles each program of a step, by its name; `decoding` is the mesh of sampling."""
   of_decoding = rollout, spec.model, decoding, arrays.decode_params
@@ -48,7 +48,7 @@ def of_step(
   }
 
 
-def score(rollout: stages.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
+def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
   """Scores as many tokens of written responses as one forward pass takes."""
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
   tokens_BT: Any = jax.ShapeDtypeStruct(  # in the place of an array
@@ -68,7 +68,7 @@ def score(rollout: stages.Config, spec: gradients.UpdateSpec, policy: model.Para
 
 
 def prefill(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
   """Prefills as many tokens of prompts as are prefilled together.
 
@@ -86,7 +86,7 @@ def prefill(
 
 
 def resume(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
   """Prefills as many tokens of rows that earlier steps began as are prefilled together.
 
@@ -104,7 +104,7 @@ def resume(
 
 
 def decode(
-  rollout: stages.Config, shape: model.Config, mesh: Mesh, params: model.Params
+  rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
   """Decodes tokens in all slots, with the longest cache.
 
@@ -117,7 +117,7 @@ def decode(
     return _measure(decode_loop.decode.lower(*args), (rollout.slots, rollout.longest_row))
 
 
-def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
+def accumulate(rollout: settings.Config, spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
   """Forward and backward passes over a minibatch, each over as many long sequences as one holds."""
   shape, microbatches = update_stack(rollout, spec)
   params = arrays.state.params
@@ -131,20 +131,20 @@ def accumulate(rollout: stages.Config, spec: gradients.UpdateSpec, arrays: StepA
   )
 
 
-def prefill_shape(rollout: stages.Config, mesh: Mesh) -> tuple[int, int]:
+def prefill_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
   """(prompts, tokens of each) of the largest prefill."""
   lengths = prefilled.prefill_lengths(rollout.max_prompt)
   return _largest_prefill(lengths, rollout.prompts, mesh)
 
 
-def resume_shape(rollout: stages.Config, mesh: Mesh) -> tuple[int, int]:
+def resume_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
   """(rows, tokens of each) of the most that is prefilled anew together."""
   lengths = prefilled.resume_lengths(rollout.longest_row)
   return _largest_prefill(lengths, rollout.slots, mesh)
 
 
 def update_stack(
-  rollout: stages.Config, spec: gradients.UpdateSpec
+  rollout: settings.Config, spec: gradients.UpdateSpec
 ) -> tuple[packing.Shape, gradients.Microbatch]:
   """The long shape of a microbatch, and a minibatch's microbatches of it as abstract arrays."""
   rows_of_minibatch = rollout.questions * rollout.samples // spec.optimizer.minibatches
@@ -187,7 +187,7 @@ def _largest_prefill(lengths: Sequence[int], most: int, mesh: Mesh) -> tuple[int
   )
 
 
-def _decode_spec(rollout: stages.Config) -> decode_loop.DecodeSpec:
+def _decode_spec(rollout: settings.Config) -> decode_loop.DecodeSpec:
   """Of a run's rollouts, with some tokens in the place of the tokenizer's."""
   return decode_loop.DecodeSpec(
     distribution=token_sampling.Distribution(rollout.temperature),

@@ -16,7 +16,7 @@ from exgrpo_jax.datatypes import Response
 from exgrpo_jax.performance import lengths
 from exgrpo_jax.performance.workload import Workload, decode_spec, random_prompts
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import carry, scheduler, stages
+from exgrpo_jax.rollout import carry, scheduler, settings
 from exgrpo_jax.rollout.slots import Sync
 
 _CUT = 8  # medians, the 99th percentile
@@ -56,10 +56,10 @@ class Rollouts:
     self._supply = drawn_groups(self.workload)
 
   @functools.cached_property
-  def config(self) -> stages.Config:
+  def config(self) -> settings.Config:
     """As a run has it."""
     workload = self.workload
-    return stages.Config(
+    return settings.Config(
       questions=workload.questions,
       samples=workload.samples,
       max_prompt=workload.prompt,

@@ -27,7 +27,7 @@ from exgrpo_jax.performance.program_time import Seconds
 from exgrpo_jax.performance.programs import Program
 from exgrpo_jax.performance.rollout_schedule import Generation
 from exgrpo_jax.policy import ragged_cache
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import settings
 
 # Assumed, for want of a measurement.
 SYNC_SECONDS = 0.003  # of the host between two decode calls, while the device waits
@@ -91,7 +91,7 @@ class Estimate(NamedTuple):
 class Estimator:
   """What turns tokens into seconds."""
 
-  rollout: stages.Config
+  rollout: settings.Config
   spec: gradients.UpdateSpec
   decoding: Mesh
   chip: Chip
@@ -219,7 +219,7 @@ class Estimator:
     return seconds
 
 
-def schedule(work: Workload, rollout: stages.Config, block: int) -> Schedule:
+def schedule(work: Workload, rollout: settings.Config, block: int) -> Schedule:
   """What is generated in a step, or in several of the steady state where responses span steps.
 
   `block` is that of `rollout_schedule.decoded`.

@@ -1,4 +1,4 @@
-"""Which groups a step trains, where responses may span steps (`stages.Config.carry`). Pure.
+"""Which groups a step trains, where responses may span steps (`settings.Config.carry`). Pure.
 
 A group is in flight from the step that draws it to the step that trains it. It trains once all of
 its responses are complete, and at the latest `max_age` steps after the one in which its first
