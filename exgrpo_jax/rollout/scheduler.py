@@ -47,7 +47,7 @@ from exgrpo_jax.runtime import activity
 
 # Refill once one slot in this many has finished, and so many at a time: few host syncs, few idle
 # slots.
-_REFILL_SHARE = 8
+_REFILL_SHARE = 16
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
 
 
