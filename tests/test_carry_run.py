@@ -177,8 +177,8 @@ def test_a_run_resumed_with_responses_in_flight_is_bit_for_bit_the_run_that_was_
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)
   assert resumed.cursor == expected.cursor and resumed.step == expected.step == STEPS
-  assert described(resumed.carried) == described(expected.carried) != []
-  assert described(resumed.carried) == described(run.steps[STEPS].carried)
+  assert buffers.described(resumed.carried) == buffers.described(expected.carried) != []
+  assert buffers.described(resumed.carried) == buffers.described(run.steps[STEPS].carried)
   assert tiny.untimed_records(workdir) == tiny.untimed_records(run.workdir)
   assert step_records.read(workdir) == step_records.read(run.workdir)
 
@@ -186,17 +186,3 @@ def test_a_run_resumed_with_responses_in_flight_is_bit_for_bit_the_run_that_was_
 def last_snapshot(opened, workdir):
   with checkpoint.open_manager(str(workdir)) as manager:
     return checkpoint.restore_newest(manager, state_shapes(opened))
-
-
-def described(carried):
-  """All of it, so that it can be compared."""
-  return [
-    (
-      *(group.question_row, group.drawn, group.is_replay, group.verdicts),
-      [
-        {name: np.array(value).tolist() for name, value in vars(one).items()}
-        for one in group.responses
-      ],
-    )
-    for group in carried
-  ]

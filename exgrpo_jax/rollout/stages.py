@@ -3,10 +3,9 @@
 `Rollout` holds what all of them need and never changes during a run.
 """
 
-import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -64,17 +63,12 @@ class Rollout:
     cursor after this step's fresh questions. Depends on its arguments and the seed alone, so a
     resumed run makes the same plan.
     """
-    in_flight = [group.question_row for group in carried]
+    in_flight = {group.question_row: group.is_replay for group in carried}
     num_drawn = self.config.groups_in_flight - len(carried)
     rng = randomness.generator(self.seed, Purpose.PLAN, step)
-    entries = {row: entry for row, entry in buffer.entries.items() if row not in {*in_flight}}
-    replayed = replay.draw_questions(
-      self.replay,
-      dataclasses.replace(buffer, entries=entries),
-      num_drawn,
-      self.config.samples,
-      rng,
-    )
+    entries = {row: entry for row, entry in buffer.entries.items() if row not in in_flight}
+    free = dataclasses.replace(buffer, entries=entries)
+    replayed = replay.draw_questions(self.replay, free, num_drawn, self.config.samples, rng)
     fresh, cursor = question_stream.take(
       cursor,
       num_drawn - len(replayed),
@@ -86,16 +80,14 @@ class Rollout:
     )
     order = rng.permutation(num_drawn)
     rows = [*in_flight, *np.array([*replayed, *fresh], int)[order].tolist()]
-    with_replay = {*replayed, *(group.question_row for group in carried if group.is_replay)}
+    replayed += [row for row, is_replay in in_flight.items() if is_replay]
     plan = Plan(
       step=step,
       epoch=cursor.epoch,
       replay_started=buffer.started,
       questions=tuple(self.data.questions.read(rows)),
       prompts=tuple(self.data.prompts[row] for row in rows),
-      candidates=tuple(
-        buffer.entries[row].trajectories if row in with_replay else () for row in rows
-      ),
+      candidates=tuple(buffer.entries[row].trajectories if row in replayed else () for row in rows),
       carried=tuple(carried),
     )
     return plan, cursor
@@ -162,13 +154,18 @@ class Rollout:
     ]
     keys = {step: randomness.key(self.seed, purpose, step) for step in {*plan.drawn}}
     key_of = [keys[step] for step in plan.drawn]
-    missing = collections.Counter(group for group, _ in rows)
+    begun = [groups[group][sample] for group, sample in rows]
     syncs: list[slots.Sync] = []
 
+    def keep(index: int, response: Response) -> None:
+      group, sample = rows[index]
+      if self.config.carry:
+        response = carry.continued(begun[index], response, plan.step)
+      groups[group][sample] = response
+
     def submit(index: int, response: Response) -> None:
-      group, _ = rows[index]
-      missing[group] -= 1
-      on_finish(rows[index], self._submission(plan.questions[group], response))
+      keep(index, response)
+      on_finish(rows[index], self._submission(plan.questions[rows[index][0]], response))
 
     responses = scheduler.generate(
       self.model,
@@ -180,28 +177,13 @@ class Rollout:
       self.config.decode_spec(self.tokenizer),
       self.meshes.decoding,
       submit,
-      begun=[groups[group][sample] for group, sample in rows] if self.config.carry else None,
-      is_enough=lambda: self._trained(plan, groups, missing) is not None,
+      begun=begun if self.config.carry else None,
+      is_enough=lambda: self._trained(plan, groups) is not None,
       on_sync=syncs.append,
     )
-    for (group, sample), response in zip(rows, responses):
-      if self.config.carry:
-        response = carry.continued(groups[group][sample], response, plan.step)
-      groups[group][sample] = response
+    for index, response in enumerate(responses):
+      keep(index, response)
     return groups, slots.metrics(syncs)
-
-  def _trained(
-    self, plan: Plan, responses: Responses, missing: Mapping[int, int]
-  ) -> list[int] | None:
-    """The groups that the step trains, None while it has to go on.
-
-    `missing` says by group how many of its responses are not complete.
-    """
-    complete = [not missing[group] for group in range(len(responses))]
-    if not self.config.carry:
-      return [*range(len(responses))] if all(complete) else None
-    begun = [min(carry.first_step(one, plan.step) for one in own) for own in responses]
-    return carry.trained(begun, complete, plan.step, self.config.questions, self.config.max_age)
 
   def old_logprobs(
     self, params: Params, plan: Plan, responses: Responses
@@ -261,11 +243,7 @@ class Rollout:
 
     With `carry` the groups are shuffled anew, by seed and step: a minibatch holds old and new ones.
     """
-    missing = {
-      group: sum(not response.is_complete for response in own)
-      for group, own in enumerate(responses)
-    }
-    chosen = self._trained(plan, responses, missing)
+    chosen = self._trained(plan, responses)
     assert chosen is not None, 'generate returns once the step can train'
     if self.config.carry:
       rng = randomness.generator(self.seed, Purpose.TRAINED_ORDER, plan.step)
@@ -303,6 +281,14 @@ class Rollout:
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
     )
+
+  def _trained(self, plan: Plan, responses: Responses) -> list[int] | None:
+    """The groups that the step trains; None while it has to go on."""
+    complete = [all(one.is_complete for one in own) for own in responses]
+    if not self.config.carry:
+      return [*range(len(responses))] if all(complete) else None
+    begun = [min(carry.first_step(one, plan.step) for one in own) for own in responses]
+    return carry.trained(begun, complete, plan.step, self.config.questions, self.config.max_age)
 
   def _submission(self, question: Question, response: Response) -> pool.Submission:
     """What is to be judged of a complete response."""

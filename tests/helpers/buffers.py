@@ -61,3 +61,14 @@ def assert_same(buffer, expected, atol=0.0):
       assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
       np.testing.assert_array_equal(left.tokens, right.tokens)
       np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)
+
+
+def described(carried):
+  """All of some Carried groups in plain values, so that they can be compared."""
+  return [
+    (
+      *(group.question_row, group.drawn, group.is_replay, group.verdicts),
+      [{name: np.array(x).tolist() for name, x in vars(one).items()} for one in group.responses],
+    )
+    for group in carried
+  ]

@@ -9,6 +9,11 @@ from tests.helpers.devices import caching, environment, free_port
 from tests.helpers.paths import REPOSITORY, TINY_CONFIG
 
 TIMEOUT = 300  # seconds until a run is taken to hang
+CARRY = (  # flags of a run whose responses span steps
+  '--config.rollout.carry=True',
+  '--config.rollout.in_flight=10',
+  '--config.rollout.slots=7',
+)
 
 
 class Pod:

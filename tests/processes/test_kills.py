@@ -8,10 +8,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from exgrpo_jax.learner import buffer_files, checkpoint
+from exgrpo_jax.learner import buffer_files, carried_files, checkpoint
 from exgrpo_jax.reporting import step_records
 from tests.helpers import buffers, tiny
-from tests.helpers.pods import Pod
+from tests.helpers.pods import CARRY, Pod
 
 KILLS, STEPS, EVERY = 20, 120, 2
 FLAGS = (
@@ -43,7 +43,10 @@ def wait_until_it_saves(workdir, seconds):
 
 
 def results(workdir):
-  """(buffer, state and cursor of the last step; metrics without times; texts; records)."""
+  """(buffer, state and cursor of the last step; what it carries; metrics; texts; records).
+
+  The metrics are those without times.
+  """
   with checkpoint.open_manager(str(workdir)) as manager:
     last = manager.restore(
       STEPS,
@@ -51,6 +54,7 @@ def results(workdir):
         state=ocp.args.StandardRestore(),
         buffer=buffer_files.Restore(),
         cursor=ocp.args.JsonRestore(),
+        carried=carried_files.Restore(),
       ),
     )
   texts = {
@@ -60,17 +64,19 @@ def results(workdir):
   }
   records = step_records.read(workdir)
   of_last = last['buffer'], (last['state'], last['cursor'])
-  return *of_last, tiny.untimed_records(workdir), texts, records
+  carried = buffers.described(last['carried'])
+  return *of_last, carried, tiny.untimed_records(workdir), texts, records
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(data, compiled, tmp_path):
+@pytest.mark.parametrize('more', [(), CARRY], ids=['', 'carry'])
+def test_twenty_kills_at_random_moments_change_nothing(more, data, compiled, tmp_path):
   undisturbed, killed = tmp_path / 'undisturbed', tmp_path / 'killed'
-  with Pod(undisturbed, (1, 1), data, compiled, *FLAGS) as pod:
+  with Pod(undisturbed, (1, 1), data, compiled, *FLAGS, *more) as pod:
     pod.finish()
   rng, kills_while_saving = random.Random(0), 0
   for _ in range(KILLS):
-    with Pod(killed, (1, 1), data, compiled, *FLAGS) as pod:
+    with Pod(killed, (1, 1), data, compiled, *FLAGS, *more) as pod:
       pod.wait_until(lambda pod=pod: '| reward' in pod.log())
       time.sleep(0.5 * rng.random())
       if rng.random() < 0.5:
@@ -79,11 +85,13 @@ def test_twenty_kills_at_random_moments_change_nothing(data, compiled, tmp_path)
     kills_while_saving += has_unfinished_checkpoint(killed)
     # A checkpoint is begun only when the one before it is complete.
     assert last_recorded(killed) - last_saved(killed) <= 2 * EVERY
-  with Pod(killed, (1, 1), data, compiled, *FLAGS) as pod:
+  with Pod(killed, (1, 1), data, compiled, *FLAGS, *more) as pod:
     pod.finish()
   assert kills_while_saving > KILLS / 4
   expected, of_killed = results(undisturbed), results(killed)
   buffers.assert_same(of_killed[0], expected[0])
   jax.tree.map(np.testing.assert_array_equal, of_killed[1], expected[1])
   assert of_killed[2:] == expected[2:]
+  written = [len(one['tokens']) for *_, responses in expected[2] for one in responses]
+  assert any(0 < count < tiny.RESPONSE for count in written) == bool(more)
   assert not has_unfinished_checkpoint(killed)  # those left by kills were removed

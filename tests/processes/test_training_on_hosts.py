@@ -14,7 +14,7 @@ from etils import epath
 from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
-from tests.helpers.pods import Pod
+from tests.helpers.pods import CARRY, Pod
 
 STEPS, RESUMED = 12, 8
 assert STEPS % tiny.SAVED_EVERY == RESUMED % tiny.SAVED_EVERY == 0
@@ -86,6 +86,22 @@ def test_more_processes_make_the_same_run(run, count):
   assert list(by_step) == list(expected) and max(by_step) == STEPS
   for step, buffer in by_step.items():
     buffers.assert_same(buffer, expected[step], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
+  flags = (*CARRY, f'--config.num_steps={STEPS}', f'--config.evaluation.every={STEPS}')
+  with (
+    Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
+    Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
+  ):
+    one.finish()
+    two.finish()
+  expected = records_of(tmp_path / 'one')
+  assert sum(record.get('carry/token_share', 0) for record in expected.values()) > 1
+  assert_close(records_of(tmp_path / 'two'), expected, range(STEPS + 1))
+  found = (stored_buffers(tmp_path / name)[STEPS] for name in ('two', 'one'))
+  buffers.assert_same(*found, atol=1e-5)
 
 
 def test_only_the_first_host_prints_and_writes(run):
