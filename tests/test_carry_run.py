@@ -88,6 +88,14 @@ def test_each_group_trains_once_complete_and_in_time(run):
   assert 1 <= max(oldest) <= MAX_AGE
 
 
+def test_groups_are_shuffled_before_they_train(run):
+  """So that a minibatch holds old and new ones."""
+  places = [
+    [rows(step.plan).index(row) for row in rows(step.trained)] for step in run.steps.values()
+  ]
+  assert any(place != sorted(place) for place in places)
+
+
 def test_each_tokens_log_probability_is_that_of_the_policy_that_wrote_it(run):
   checked = 0
   for _, row, own in trained(run):

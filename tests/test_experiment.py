@@ -116,6 +116,18 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
       "until_replay, always, never: when fresh rows' ratios are clipped.",
     ),
     (
+      {'rollout__carry': True, 'rollout__in_flight': 5},
+      'config.rollout.in_flight=5 must be from config.rollout.questions=6 to 54, which is that '
+      'times config.rollout.max_age=8 + 1, or 0: a step trains 6 groups, and in so many steps all '
+      'have to.',
+    ),
+    (
+      {'rollout__carry': True, 'rollout__in_flight': 13, 'rollout__max_age': 1},
+      'config.rollout.in_flight=13 must be from config.rollout.questions=6 to 12, which is that '
+      'times config.rollout.max_age=1 + 1, or 0: a step trains 6 groups, and in so many steps all '
+      'have to.',
+    ),
+    (
       {'rollout__top_p': 0.9},
       'config.rollout.top_p=0.9 must lie in [1, 1]: training samples from '
       'the whole softmax, to which its importance weights refer; evaluation.top_p may truncate it.',
@@ -263,8 +275,12 @@ def test_bad_data_is_refused_with_its_place(lines, message, config, jsonl, tmp_p
       {'rollout__questions': 12, 'rollout__max_prompt': 4, 'data__overlong': 'drop'},
       'config.rollout.questions=12 must be at most the 10 questions of ',
     ),
+    (
+      {'rollout__carry': True, 'rollout__in_flight': 13},
+      'config.rollout.carry=True has 13 groups in flight, and ',
+    ),
   ],
-  ids=['no_file', 'no_spec', 'prompt', 'all_prompts', 'few_questions', 'few_left'],
+  ids=['no_file', 'no_spec', 'prompt', 'all_prompts', 'few_questions', 'few_left', 'few_to_carry'],
 )
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
   set_values(config, **changes)

@@ -255,6 +255,47 @@ def generation(recorded, chosen, params):
   return responses, submitted
 
 
+def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded):
+  def in_flight(**values):
+    rollout = changed(recorded.rollout, config={'questions': 3, 'samples': 4, **values})
+    return rollout.config.groups_in_flight
+
+  assert in_flight(carry=False, in_flight=9) == 3
+  assert in_flight(carry=True, in_flight=9) == 9
+  assert in_flight(carry=True, slots=5, max_age=8) == 3 + 3 * 2
+  assert in_flight(carry=True, slots=99, max_age=2) == 9  # no more can train in time
+
+
+def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_drawn(
+  recorded, params
+):
+  """Four steps under one policy, and one that waits for all of the first step's groups."""
+  rollout = changed(
+    recorded.rollout,
+    config={'carry': True, 'questions': 2, 'in_flight': 6, 'slots': 5, 'max_age': 4},
+  )
+  decode_params = model.decode_layout(rollout.model, params, rollout.meshes)
+
+  def generate(rollout, plan):
+    return rollout.generate(decode_params, plan, Purpose.ROLLOUT, lambda *_: None)[0]
+
+  plan, cursor = rollout.plan(replay.Buffer(), Cursor(), 1)
+  rows, at_once = rows_of(plan), generate(changed(rollout, config={'carry': False}), plan)
+  found, begun_before = {}, 0
+  for step in range(2, 6):
+    responses = generate(rollout, plan)
+    verdicts = [[None] * sum(one.is_complete for one in own) for own in responses]
+    trained, own, _, carried = rollout.split(plan, responses, verdicts)
+    found |= dict(zip(rows_of(trained), own))
+    begun_before += sum(len(one.spans) > 1 for group in own for one in group)
+    plan, cursor = rollout.plan(replay.Buffer(), cursor, step, carried)
+    assert plan.drawn == [group.drawn for group in carried] + [step] * 2
+  assert begun_before > 2 and {*rows} <= {*found}
+  for row, group in zip(rows, at_once):
+    for one, other in zip(found[row], group, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)
+
+
 @pytest.fixture(scope='module')
 def responses(generation):
   """Generated responses, by group."""
