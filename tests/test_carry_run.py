@@ -13,6 +13,7 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.run import state_shapes
 from tests.helpers import buffers, recording, tiny
+from tests.helpers.chance import is_correct
 
 Q, K, IN_FLIGHT, MAX_AGE, STEPS, SAVED = 2, tiny.ROLLOUTS, 6, 2, 10, 5
 RUNS = {
@@ -148,6 +149,12 @@ def test_only_what_is_trained_is_stored_retires_and_counts(run):
     assert changed <= {*rows(step.trained)}
     assert {*step.after.retired_epoch} - {*step.buffer.retired_epoch} <= {*rows(step.trained)}
     correct = [verdict.correct for judged in step.verdicts for verdict in judged]
+    decode = run.experiment.tokenizer.decode
+    assert correct == [
+      is_correct(decode(one.tokens), question.answer)
+      for question, own in zip(step.trained.questions, step.responses)
+      for one in own
+    ]
     record = metrics.read(run.workdir)[step.plan.step]
     assert record['pass_rate/all'] == pytest.approx(np.mean(correct))
     for row, own in zip(rows(step.trained), step.responses):

@@ -90,7 +90,7 @@ def test_more_processes_make_the_same_run(run, count):
 
 @pytest.mark.slow
 def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
-  flags = (*CARRY, f'--config.num_steps={STEPS}', f'--config.evaluation.every={STEPS}')
+  flags = (*CARRY, f'--config.num_steps={RESUMED}', f'--config.evaluation.every={RESUMED}')
   with (
     Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
     Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
@@ -99,8 +99,8 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, 
     two.finish()
   expected = records_of(tmp_path / 'one')
   assert sum(record.get('carry/token_share', 0) for record in expected.values()) > 1
-  assert_close(records_of(tmp_path / 'two'), expected, range(STEPS + 1))
-  found = (stored_buffers(tmp_path / name)[STEPS] for name in ('two', 'one'))
+  assert_close(records_of(tmp_path / 'two'), expected, range(RESUMED + 1))
+  found = (stored_buffers(tmp_path / name)[RESUMED] for name in ('two', 'one'))
   buffers.assert_same(*found, atol=1e-5)
 
 
