@@ -171,6 +171,7 @@ def update_stack(
       tis_weight_BT=of_targets,
       advantage_BT=of_targets,
       is_replay_BT=stack(jnp.bool_, shape.window),
+      is_carried_BT=stack(jnp.bool_, shape.window) if rollout.carry else None,
     ),
   )
 
