@@ -128,7 +128,7 @@ class Rollout:
     purpose: Purpose,
     on_finish: Callable[[tuple[int, int], pool.Submission], None],
   ) -> tuple[list[list[Response]], dict[str, float]]:
-    """K fresh responses for a fresh question, K - 1 for a replayed one, by group.
+    """K fresh responses for a fresh question, K - 1 for a replayed one, by group; and metrics.
 
     With `carry` it returns as soon as the step can train (`carry.trained`): some responses are then
     not complete, or not even begun.
@@ -139,13 +139,10 @@ class Rollout:
       purpose: of the random numbers; their place is the step in which a group was drawn.
       on_finish: called with (group, sample) and what is to be judged as responses finish:
         `Grader.submit`.
-
-    Returns:
-      The responses, and how busy the slots were, as metrics.
     """
     groups = [list(group.responses) for group in plan.carried]
-    for is_replay in plan.is_replay_Q[len(groups) :]:
-      groups.append([carry.UNBEGUN] * (self.config.samples - is_replay))
+    new = plan.is_replay_Q[len(groups) :]
+    groups += [[carry.UNBEGUN] * (self.config.samples - is_replay) for is_replay in new]
     rows = [
       (group, sample)
       for group, own in enumerate(groups)

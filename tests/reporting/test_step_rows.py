@@ -373,7 +373,7 @@ def rows_with(recorded, step, **changed):
   """The rows of a recorded step of which something is changed, of tokens those of group 0."""
   names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch')
   values = {name: getattr(step, name) for name in names} | changed
-  experience = Experience(**values, parity={}, alignment={})
+  experience = Experience(**values, carried=(), rollout={}, parity={}, alignment={})
   config, tokenizer = recorded.experiment.config.replay, recorded.experiment.tokenizer
   return step_rows.rows(config, tokenizer, experience, *bucketed(config, step), with_tokens=[0])
 

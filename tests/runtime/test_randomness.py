@@ -29,6 +29,7 @@ def test_purposes_keep_their_numbers():
     'LORA': 12,
     'GENERATE': 13,
     'PREFILTER': 14,
+    'TRAINED_ORDER': 15,
   }
 
 

@@ -79,6 +79,7 @@ _COURSES = {
   'time/device_wait': (55, 50),
   'time/step': (160, 150),
   'time/compile_total': (90, 90),
+  'rollout/slots_busy': (0.18, 0.18),
   'speed/compilations': (40, 40),
   'speed/tokens_per_second': (9500, 9800),
   'memory/host_peak': (20, 40),
