@@ -20,7 +20,7 @@ Q, K, IN_FLIGHT, MAX_AGE, STEPS, SAVED = 2, tiny.ROLLOUTS, 6, 2, 10, 5
 
 @pytest.fixture(scope='module')
 def run(values, make_once, compiled):
-  """The recording of one, with the trainer's log-probabilities and weights against the sampler's."""
+  """The recording of one that takes the trainer's log-probabilities, and weights beside them."""
   changed = copy.deepcopy(values)
   changed.num_steps = changed.evaluation.every = STEPS
   changed.checkpoint.every = SAVED
