@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import future
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.learner import first_host
 
 MAX_SEGMENTS = 64  # of a checkpoint; with more, the smaller half becomes part of the new one
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
@@ -251,20 +250,12 @@ def _sum(trajectory: Trajectory) -> int:
 # ---- As an item of a checkpoint ----
 
 
-class Handler(ocp.AsyncCheckpointHandler):
-  """Writes a buffer in the background, on the first host alone, and reads it on all."""
+class Handler(first_host.Handler):
+  """Of `write` and `read`."""
 
-  async def async_save(self, directory: epath.Path, args: 'Save') -> list[future.Future]:
-    """Begins to write; the buffer is a value, so the run may go on with the next one."""
-    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
-
-  async def _write(self, directory: epath.Path, args: 'Save') -> None:
-    self.save(directory, args)
-
-  def save(self, directory: epath.Path, args: 'Save') -> None:
-    """Writes it at once."""
-    if hosts.is_first():
-      write(directory, args.step, args.buffer, args.previous)
+  def write(self, directory: epath.Path, args: 'Save') -> None:
+    """See `write`."""
+    write(directory, args.step, args.buffer, args.previous)
 
   def restore(self, directory: epath.Path, args: 'Restore') -> Buffer:
     """See `read`."""

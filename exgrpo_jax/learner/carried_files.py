@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import future
 
 from exgrpo_jax.datatypes import Carried, Response, Span, Verdict
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.learner import first_host
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
@@ -100,20 +99,12 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Carried
 # ---- As an item of a checkpoint ----
 
 
-class Handler(ocp.AsyncCheckpointHandler):
-  """Writes carried groups in the background, on the first host alone, and reads them on all."""
+class Handler(first_host.Handler):
+  """Of `write` and `read`."""
 
-  async def async_save(self, directory: epath.Path, args: 'Save') -> list[future.Future]:
-    """Begins to write; the groups are values, so the run may go on."""
-    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
-
-  async def _write(self, directory: epath.Path, args: 'Save') -> None:
-    self.save(directory, args)
-
-  def save(self, directory: epath.Path, args: 'Save') -> None:
-    """Writes them at once."""
-    if hosts.is_first():
-      write(directory, args.carried)
+  def write(self, directory: epath.Path, args: 'Save') -> None:
+    """See `write`."""
+    write(directory, args.carried)
 
   def restore(self, directory: epath.Path, args: 'Restore') -> tuple[Carried, ...]:
     """See `read`."""
