@@ -83,7 +83,9 @@ def _take(
   lengths_N = np.concatenate([group.lengths for group in groups])
   before_N = done_N = np.concatenate([group.done for group in groups])
   begun = [group.begun or step for group in groups]
-  following = rollout_schedule.decoded(lengths_N, before_N, prompt, rollout.slots, block)
+  following = rollout_schedule.decoded(
+    lengths_N, before_N, prompt, rollout.slots, block, to_the_end=False
+  )
   spans = []
   while True:
     complete = np.logical_and.reduceat(done_N == lengths_N, starts).tolist()

@@ -36,12 +36,19 @@ def generation(
   lengths: np.ndarray, num_prompts: int, prompt: int, slots: int, block: int
 ) -> Generation:
   """Of a rollout that ends once all of its responses are complete; arguments as in `decoded`."""
-  found = [span for span, _ in decoded(lengths, np.zeros_like(lengths), prompt, slots, block)]
+  following = decoded(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
+  found = [span for span, _ in following]
   return Generation(found, int(lengths.sum()), num_prompts, np.zeros(0, int))
 
 
 def decoded(
-  lengths_N: np.ndarray, begun_N: np.ndarray, prompt: int, slots: int, block: int
+  lengths_N: np.ndarray,
+  begun_N: np.ndarray,
+  prompt: int,
+  slots: int,
+  block: int,
+  *,
+  to_the_end: bool,
 ) -> Iterator[tuple[Span, np.ndarray]]:
   """Each span, and int [N], the tokens that the responses have after it.
 
@@ -51,6 +58,7 @@ def decoded(
     prompt: tokens of each prompt.
     slots: rows that decode together.
     block: positions of a row that attention reads together; of a free slot it reads one block.
+    to_the_end: whether nobody asks before all have finished, once none waits.
   """
   done_N = begun_N.copy()
   waiting_N = np.flatnonzero(done_N < lengths_N)
@@ -61,8 +69,9 @@ def decoded(
     is_live_B = row_B >= 0
     left_B = np.where(is_live_B, lengths_N[row_B] - done_N[row_B], 0)
     position_B = prompt + np.where(is_live_B, done_N[row_B], 0)
-    enough = scheduler.rows_per_insert(slots) if len(waiting_N) else is_live_B.sum()
-    first = np.sort(left_B[is_live_B])[min(enough, is_live_B.sum()) - 1]  # until so many finished
+    live = is_live_B.sum()
+    enough = live if to_the_end and not len(waiting_N) else scheduler.rows_per_insert(slots)
+    first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until so many have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
     step_S = np.arange(1, steps + 1)
     # Each of a row's tokens is decoded with all before it in the cache, itself included.

@@ -72,8 +72,11 @@ def test_with_a_steps_groups_in_flight_each_step_is_a_rollout_of_its_own(rollout
   assert len(found) == 5
   for place, step in enumerate(found):
     lengths = np.concatenate(groups[8 * place : 8 * place + 8])
-    alone = rollout_schedule.generation(lengths, 8, PROMPT, 32, BLOCK)
-    assert step.generation.spans == alone.spans and step.generation.tokens == alone.tokens
+    alone = rollout_schedule.decoded(
+      lengths, np.zeros_like(lengths), PROMPT, 32, BLOCK, to_the_end=False
+    )
+    assert step.generation.spans == [span for span, _ in alone]
+    assert step.generation.tokens == lengths.sum()
     assert step.generation.prompts == 8 and not len(step.generation.resumed)
     assert not step.ages.any() and not step.carried
 
