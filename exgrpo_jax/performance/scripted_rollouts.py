@@ -91,7 +91,10 @@ class Rollouts:
       if 0 < len(then.tokens) < len(now.tokens)
     ]
     trained = [self.in_flight[index] for index in chosen]
-    ages = [self.step - self._begun(group) for group in trained]
+    ages = [
+      self.step - min(carry.first_step(one, self.step) for one in group.responses)
+      for group in trained
+    ]
     self.in_flight = [group for n, group in enumerate(self.in_flight) if n not in chosen]
     return Taken(syncs, np.concatenate([each.limits for each in trained]), ages, sum(resumed))
 
@@ -133,12 +136,8 @@ class Rollouts:
 
   def _trained(self) -> list[int] | None:
     """Without carry it is all groups, once they are complete."""
-    complete = [all(one.is_complete for one in group.responses) for group in self.in_flight]
-    begun = [self._begun(group) for group in self.in_flight]
-    return carry.trained(begun, complete, self.step, self.config.questions, self.config.max_age)
-
-  def _begun(self, group: Group) -> int:
-    return min(carry.first_step(response, self.step) for response in group.responses)
+    responses = [group.responses for group in self.in_flight]
+    return carry.ready(responses, self.step, self.config.questions, self.config.max_age)
 
 
 def drawn_groups(workload: Workload) -> Iterator[Group]:

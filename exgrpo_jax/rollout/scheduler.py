@@ -209,7 +209,8 @@ def _resumptions(
   """Fills the slots of rows that are partly written: what `decode_loop.resume` takes."""
   begun = {slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled}
   written = {
-    slot: np.concatenate([row.prompt, row.response().tokens]) for slot, row in begun.items()
+    slot: np.concatenate([row.prompt, *(tokens for tokens, *_ in row.pieces)])
+    for slot, row in begun.items()
   }
   lengths = resume_lengths(spec.longest_row)
   for tokens_PT, filled in batches(written, lengths, spec.slots, mesh, spec.pad_id):

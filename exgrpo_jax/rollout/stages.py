@@ -281,11 +281,9 @@ class Rollout:
 
   def _trained(self, plan: Plan, responses: Responses) -> list[int] | None:
     """The groups that the step trains; None while it has to go on."""
-    complete = [all(one.is_complete for one in own) for own in responses]
-    if not self.config.carry:
-      return [*range(len(responses))] if all(complete) else None
-    begun = [min(carry.first_step(one, plan.step) for one in own) for own in responses]
-    return carry.trained(begun, complete, plan.step, self.config.questions, self.config.max_age)
+    # Without carry all of the plan's groups, of which there may be any number (`plan_apart`).
+    questions = self.config.questions if self.config.carry else len(responses)
+    return carry.ready(responses, plan.step, questions, self.config.max_age)
 
   def _submission(self, question: Question, response: Response) -> pool.Submission:
     """What is to be judged of a complete response."""
