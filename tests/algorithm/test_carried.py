@@ -12,6 +12,7 @@ import pytest
 from exgrpo_jax.algorithm import advantages, loss_sums, objective
 from exgrpo_jax.datatypes import Batch
 from tests.helpers.losses import (
+  CLIP_AND_FIRST,
   LIMIT,
   PAPER,
   VARIANTS,
@@ -21,8 +22,6 @@ from tests.helpers.losses import (
   random_batch,
   with_carried,
 )
-
-CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from exgrpo_jax.algorithm import advantages, loss_sums, objective, terms
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from tests.helpers.losses import (
+  CLIP_AND_FIRST,
   LIMIT,
   PAPER,
   VARIANTS,
@@ -23,8 +24,6 @@ from tests.helpers.losses import (
   random_batch,
   with_carried,
 )
-
-CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
 def loss(logp, entropy, batch, config, *, clip, first, reference_logp=None):

@@ -1,6 +1,7 @@
 """A minibatch to try the objective on, and the loss of docs/algorithm.md in plain NumPy."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -52,6 +53,8 @@ VARIANTS = {
     old_logprobs='recompute',
   ),
 }
+# Whether fresh ratios are clipped, and whether it is the step's first minibatch.
+CLIP_AND_FIRST = list(itertools.product((True, False), repeat=2))
 
 
 def changed(**values):
