@@ -70,6 +70,12 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   stream, 1/sqrt(2 * num_layers) of that. Norm scales are 1, biases 0. Each device computes its
   own shards.
   """
+  return _init(config, mesh)(key)
+
+
+@functools.cache
+def _init(config: Config, mesh: Mesh) -> Callable[[jax.Array], Params]:
+  """Compiled once, for a process may begin several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -79,7 +85,7 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
     outer = nnx.to_pure_dict(nnx.state(EmbeddingAndHead(config, nnx.Rngs(outer_key))))
     return outer | {'layers': layers}
 
-  return jax.jit(random_params, out_shardings=shardings(config, mesh))(key)
+  return jax.jit(random_params, out_shardings=shardings(config, mesh))
 
 
 def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:

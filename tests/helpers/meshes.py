@@ -1,8 +1,10 @@
 """Meshes of processes that have several devices, and what of an array each device holds."""
 
+import functools
+
 import jax
 
-from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy import model, sharding
 
 
 def make_mesh(data, fsdp, tensor):
@@ -29,3 +31,14 @@ def one_device():
 def shard_shape(x):
   """The shape of what the first device holds."""
   return x.addressable_shards[0].data.shape
+
+
+def initial_params(config, mesh, change=lambda x: x):
+  """The parameters of `model.init`, which are the same on every mesh, each of them changed."""
+  return jax.device_put(jax.tree.map(change, _initial(config)), model.shardings(config, mesh))
+
+
+@functools.cache
+def _initial(config):
+  """On the host: compiled once, for one device."""
+  return jax.device_get(model.init(config, jax.random.key(0), one_device()))

@@ -16,6 +16,7 @@ from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
+from tests.helpers.meshes import initial_params
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -87,7 +88,7 @@ def update(spec, state, batch, clip, is_first):
 
 def make_params(mesh):
   """Initial parameters, wide enough apart that no gradient is near 0."""
-  return jax.tree.map(lambda x: 2 * x, model.init(CONFIG, jax.random.key(0), mesh))
+  return initial_params(CONFIG, mesh, lambda x: 2 * x)
 
 
 @pytest.fixture(scope='module')

@@ -16,7 +16,7 @@ from exgrpo_jax.algorithm import objective
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
-from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
+from tests.helpers.meshes import initial_params, make_mesh, make_meshes, one_device, shard_shape
 from tests.policy import test_attention, test_logprobs, test_model
 
 CHECKS = Checks()
@@ -161,7 +161,7 @@ def an_empty_cache_is_split_by_rows_and_heads():
 @CHECKS.add
 def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
   meshes = make_meshes((1, 8, 1), (4, 1, 2))
-  params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
+  params = initial_params(ONE_LAYER, meshes.training)
   for dtype in ('float32', 'bfloat16'):
     config = dataclasses.replace(ONE_LAYER, dtype=dtype)
     decode_params = model.decode_layout(config, params, meshes)

@@ -12,6 +12,7 @@ from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import carry, decode_loop, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.runtime import activity, compilations, randomness
+from tests.helpers.meshes import initial_params
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -59,9 +60,7 @@ SAMPLES = [0, 0, 0, 1, 2, 0, 3]  # prompts 0 and 3 are two samples of one questi
 
 def make_params(config, mesh):
   """Initial parameters, wide enough apart that logits spread over some nats."""
-  return jax.tree.map(
-    lambda x: SCALE * x if x.std() else x, model.init(config, jax.random.key(0), mesh)
-  )
+  return initial_params(config, mesh, lambda x: SCALE * x if x.std() else x)
 
 
 @pytest.fixture(scope='module')
