@@ -16,7 +16,7 @@ from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import CARRY, Pod
 
-STEPS, RESUMED = 12, 8
+STEPS, RESUMED = 8, 4
 assert STEPS % tiny.SAVED_EVERY == RESUMED % tiny.SAVED_EVERY == 0
 # Of two hosts, each holds all parameters; heads are split while decoding.
 MESH = (
@@ -90,7 +90,7 @@ def test_more_processes_make_the_same_run(run, count):
 
 @pytest.mark.slow
 def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, tmp_path):
-  flags = (*CARRY, f'--config.num_steps={RESUMED}', f'--config.evaluation.every={RESUMED}')
+  flags = (*CARRY, f'--config.num_steps={STEPS}', f'--config.evaluation.every={STEPS}')
   with (
     Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
     Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
@@ -98,9 +98,9 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, 
     one.finish()
     two.finish()
   expected = records_of(tmp_path / 'one')
-  assert sum(record.get('carry/token_share', 0) for record in expected.values()) > 1
-  assert_close(records_of(tmp_path / 'two'), expected, range(RESUMED + 1))
-  found = (stored_buffers(tmp_path / name)[RESUMED] for name in ('two', 'one'))
+  assert sum(record.get('carry/token_share', 0) for record in expected.values()) > 0.5
+  assert_close(records_of(tmp_path / 'two'), expected, range(STEPS + 1))
+  found = (stored_buffers(tmp_path / name)[STEPS] for name in ('two', 'one'))
   buffers.assert_same(*found, atol=1e-5)
 
 
@@ -126,20 +126,20 @@ def test_a_run_can_be_resumed_on_twice_the_devices(run, data, compiled, workdir)
     '--config.mesh.training.data=4',
     '--config.mesh.training.fsdp=2',
     '--config.mesh.decoding.tensor=1',
-    f'--config.num_steps={RESUMED + 4}',
+    f'--config.num_steps={STEPS}',
   )
   with Pod(workdir, (1, 8), data, compiled, *flags) as pod:
     pod.finish()
     assert 'config.mesh.training.data was 2, is 4' in pod.log()
     assert f'resumed after step {RESUMED} ' in pod.log()
-  assert_close(records_of(workdir), records_of(run(1)), range(RESUMED + 5))
+  assert_close(records_of(workdir), records_of(run(1)), range(STEPS + 1))
 
 
 def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies(
   run, data, compiled, workdir
 ):
   with Pod(workdir, (2, 2), data, compiled, *SHARDED, ENDLESS) as pod:
-    pod.wait_until(lambda: f'step   {RESUMED + 2:2}/' in pod.log())
+    pod.wait_until(lambda: f'step    {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGTERM)  # the first must stop at the same step
     assert pod.exit_statuses() == [preemption.EXIT_CODE] * 2, pod.log()
