@@ -10,10 +10,9 @@ import types
 import jax
 import pytest
 
-from exgrpo_jax import packing
 from exgrpo_jax.performance import browser
 from exgrpo_jax.policy import sharding
-from tests.helpers import recording, stand_ins, tabs, tiny
+from tests.helpers import passes, recording, stand_ins, tabs, tiny
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.
@@ -33,10 +32,10 @@ def one_device():
 
 
 @pytest.fixture
-def large_passes(monkeypatch):
-  """Passes as large as the budget, in sequences of the longest row, whatever the number of rows."""
-  monkeypatch.setattr(packing, '_PASSES', 1)
-  monkeypatch.setattr(packing, '_PAIRED', 0)
+def large_passes():
+  """See `passes.large`."""
+  with passes.large():
+    yield
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.runtime import compilations, randomness
 from exgrpo_jax.runtime.randomness import Purpose
+from tests.helpers import passes
 from tests.helpers.checks import Checks, case
 from tests.helpers.decoding import decoding_by, plain_kernel
 from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
@@ -86,7 +87,7 @@ def gradients_are_those_of_one_device():
 
 
 def gradient_on(mesh):
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), passes.large():
     params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh)
     return jax.device_get(
       gradients.minibatch_gradient(spec, params, test_gradients.BATCH, True, False)
@@ -104,7 +105,7 @@ def adapters_are_trained_and_merged_as_on_one_device():
 def adapters_on(meshes):
   """LoRA's first adapters; of others the gradient, and the decode layout with them merged."""
   mesh = meshes.training
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), passes.large():
     base, adapters = test_gradients.make_params(mesh), test_gradients.make_adapters(mesh)
     spec = test_gradients.make_spec(mesh, lora_config=test_gradients.LORA)
     gradient, _ = gradients.minibatch_gradient(
@@ -132,7 +133,7 @@ def alignment_on(mesh):
   )
   first = dataclasses.replace(first, is_replay_B=first.is_replay_B & (np.arange(half) >= 4))
   others = dataclasses.replace(others, is_replay_B=np.zeros_like(others.is_replay_B))
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), passes.large():
     params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh, tokens=64)
     return alignment.measure(spec, params, first, 4, True, others)
 
@@ -140,7 +141,7 @@ def alignment_on(mesh):
 @CHECKS.add
 def each_device_holds_an_eighth_of_every_parameter_and_moment():
   mesh = make_mesh(1, 8, 1)
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), passes.large():
     params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh)
     state = optimizer.init(test_gradients.OPTIMIZER, 10, params)
     for _ in range(2):
