@@ -41,4 +41,6 @@ def initial_params(config, mesh, change=lambda x: x):
 @functools.cache
 def _initial(config):
   """On the host: compiled once, for one device."""
-  return jax.device_get(model.init(config, jax.random.key(0), one_device()))
+  mesh = one_device()
+  with jax.set_mesh(mesh):
+    return jax.device_get(model.init(config, jax.random.key(0), mesh))
