@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import direction, panels
+from exgrpo_jax.reporting import direction
 from exgrpo_jax.reporting.panels import Line, Lines
 from exgrpo_jax.reporting.records import Run
 from exgrpo_jax.reporting.series import over_seeds
@@ -62,8 +62,10 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   Raises:
     InputError: no run has any of these metrics.
   """
+  from exgrpo_jax.reporting import drawing
+
   names = (*_score_names(runs), *_TRAINING_METRICS)
-  colors = dict(zip(runs, panels.colors(len(runs))))  # a setting has one colour in all panels
+  colors = dict(zip(runs, drawing.colors(len(runs))))  # a setting has one colour in all panels
   drawn = []
   for name in names:
     lines = []
@@ -78,7 +80,7 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   if not drawn:
     raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
   all_steps = [record['step'] for seeds in runs.values() for run in seeds for record in run]
-  panels.save(drawn, [path], '', (min(all_steps), max(all_steps)))
+  drawing.save(drawn, [path], '', (min(all_steps), max(all_steps)))
 
 
 def _score_names(runs: Mapping[str, Sequence[Run]]) -> list[str]:

@@ -87,7 +87,9 @@ def draw(workdir: str | os.PathLike, kinds: Sequence[str] = ('png', 'svg')) -> l
       f'{paths[0]}: nothing to draw: none of the {len(run)} records has a finite value of a metric '
       'that is plotted.'
     )
-  panels.save(drawn, paths, title(pathlib.Path(workdir), run), (run[0]['step'], run[-1]['step']))
+  from exgrpo_jax.reporting import drawing
+
+  drawing.save(drawn, paths, title(pathlib.Path(workdir), run), (run[0]['step'], run[-1]['step']))
   return paths
 
 

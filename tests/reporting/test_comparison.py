@@ -3,7 +3,7 @@
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import comparison, panels
+from exgrpo_jax.reporting import comparison, drawing
 
 
 def test_best_is_each_runs_highest_score_and_final_its_last():
@@ -29,13 +29,13 @@ def test_best_is_each_runs_highest_score_and_final_its_last():
 
 def test_the_picture_has_a_line_for_each_setting_with_a_band_over_its_seeds(tmp_path, monkeypatch):
   figures = []
-  savefig = panels.Figure.savefig
+  savefig = drawing.Figure.savefig
 
   def save(figure, *args, **kwargs):
     figures.append(figure)
     savefig(figure, *args, **kwargs)
 
-  monkeypatch.setattr(panels.Figure, 'savefig', save)
+  monkeypatch.setattr(drawing.Figure, 'savefig', save)
   first = [{'step': 0, 'reward': 0.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': 5.0}]
   second = [{'step': 0, 'reward': 2.0}, {'step': 1, 'reward': 1.0}]  # has no step 2
   comparison.picture({'a': [first, second], 'b': [second]}, tmp_path / 'x.png')

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import artist, curves, metrics, panels, records
+from exgrpo_jax.reporting import artist, curves, drawing, metrics, records
 from exgrpo_jax.reporting.panels import HeatMap, Lines, Stack
 from tests.helpers import tiny
 
@@ -23,7 +23,7 @@ def draw(tmp_path, monkeypatch):
 
   def draw_curves(run):
     figures = []
-    savefig = panels.Figure.savefig
+    savefig = drawing.Figure.savefig
 
     def save_and_keep(figure, *args, **kwargs):
       figures.append(figure)
@@ -31,7 +31,7 @@ def draw(tmp_path, monkeypatch):
 
     records.write(tmp_path / records.FILE, run)
     with monkeypatch.context() as patch:
-      patch.setattr(panels.Figure, 'savefig', save_and_keep)
+      patch.setattr(drawing.Figure, 'savefig', save_and_keep)
       curves.draw(tmp_path, ['png'])
     assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
     return {ax.get_title(): ax for ax in figures[0].axes if ax.get_title()}
