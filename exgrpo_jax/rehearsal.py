@@ -66,7 +66,7 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
   shape, mesh = experiment.model, experiment.meshes.decoding
 
   def decode(state: State) -> State:
-    return decode_loop.decode(shape, spec, params, state, 0, 1.0)[0]
+    return decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0)[0]
 
   with jax.set_mesh(mesh):
     platform = sharding.platform()

@@ -23,8 +23,16 @@ TOKENS_PER_SYNC = 64
 
 
 @dataclasses.dataclass(frozen=True)
+class Sampling:
+  """What `decode` depends on besides its arrays; static, so each value compiles once."""
+
+  distribution: token_sampling.Distribution
+  eos_ids: tuple[int, ...]  # any of these ends a response
+
+
+@dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """What the decode loop depends on besides its arrays; static, so each value compiles once."""
+  """What a rollout depends on besides its model, its prompts and its key."""
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
@@ -46,6 +54,11 @@ class DecodeSpec:
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
     )
+
+  @property
+  def sampling(self) -> Sampling:
+    """What `decode` takes of it, which leaves out all that its arrays have the shape of."""
+    return Sampling(self.at_any_temperature.distribution, self.eos_ids)
 
 
 class State(NamedTuple):
@@ -210,7 +223,7 @@ def _filled(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def decode(
   config: model.Config,
-  spec: DecodeSpec,
+  sampling: Sampling,
   params: model.Params,
   state: State,
   min_finished: int,
@@ -219,7 +232,7 @@ def decode(
   """Up to N tokens of each live row.
 
   Returns to the host earlier once `min_finished` rows have finished or the cache is full. Where the
-  spec's temperature is above 0, it is multiplied by `temperature`; see
+  temperature of `sampling` is above 0, it is multiplied by `temperature`; see
   `DecodeSpec.at_any_temperature`.
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
@@ -237,9 +250,9 @@ def decode(
     logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
     uniform_B2 = randomness.uniforms(key_B, state.length_B)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
-      spec.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
+      sampling.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
     )
-    ends_B = state.live_B & jnp.isin(token_B, jnp.array(spec.eos_ids))
+    ends_B = state.live_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
     hidden_BD, cache = model.decode(config, params, token_B, state.position_B, state.cache)

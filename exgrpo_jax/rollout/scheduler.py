@@ -86,7 +86,7 @@ def generate(
   """
   rows = rows_of(spec, prompts, question_rows, sample_indices, key, limits, begun)
   waiting, slots = collections.deque(rows), list[Row | None]([None] * spec.slots)
-  program_spec, temperature = spec.at_any_temperature, spec.distribution.temperature or 1.0
+  sampling, temperature = spec.sampling, spec.distribution.temperature or 1.0
   state, prefilled = None, None
   with jax.set_mesh(mesh), activity.doing(lambda: progress(rows)):
     is_fixed = begun is not None or kv_cache.is_ragged(sharding.platform())
@@ -96,7 +96,7 @@ def generate(
       take_slots(slots, waiting)
       length = spec.longest_row if is_fixed else _cache_length(spec, slots)
       if state is None or prefilled is None:
-        state, places = decode_loop.empty(config, program_spec, length)
+        state, places = decode_loop.empty(config, spec.at_any_temperature, length)
         prefilled = Prefilled(places)
       state = _fit_cache(spec, state, length)
       state = _filled(config, spec, params, mesh, state, prefilled, slots, waiting)
@@ -104,7 +104,7 @@ def generate(
       live = len(slots) - slots.count(None)
       at_once = rows_per_insert(spec.slots) if waiting or begun is not None else live
       state, decoded = decode_loop.decode(
-        config, program_spec, params, state, min(live, at_once), temperature
+        config, sampling, params, state, min(live, at_once), temperature
       )
       decoded = jax.device_get(decoded)
       on_sync(sync_of(slots, decoded))

@@ -26,9 +26,9 @@ def test_the_scheduler_decodes_as_often(mesh, monkeypatch):
   )
   steps, decode = [], decode_loop.decode
 
-  def recorded(config, spec, params, state, *rest):
+  def recorded(config, sampling, params, state, *rest):
     before = np.asarray(state.length_B)
-    state, decoded = decode(config, spec, params, state, *rest)
+    state, decoded = decode(config, sampling, params, state, *rest)
     steps.append(int(np.max(decoded.length_B - before)))
     return state, decoded
 

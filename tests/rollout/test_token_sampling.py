@@ -1,5 +1,7 @@
 """Draws follow the configured distribution, with the log-probability and entropy of it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,14 @@ from exgrpo_jax.runtime import randomness
 
 LOGITS = np.array([2.0, 0.0, -1.0, -np.inf, 1.0, 0.5, -3.0, 1.0, -0.5])
 _draw = jax.jit(token_sampling.sample_token, static_argnums=0)
+
+
+@functools.cache
+def _uniforms():
+  """Of samples of questions, three tokens each: float32 [12,000, 2]."""
+  row_B = np.arange(12_000)
+  key_B = randomness.row_keys(jax.random.key(5), row_B // 8, row_B % 8)
+  return np.asarray(randomness.uniforms(key_B, row_B % 3))
 
 
 def expected(config, logits_V):
@@ -51,11 +61,9 @@ def test_draws_follow_the_distribution(config, size):
   """Chi-square test on thousands of draws; 700 tokens are several blocks."""
   logits_V = LOGITS if size == 9 else np.random.default_rng(3).normal(size=size) * 2
   logits_V = logits_V - 1e-3 * np.arange(size)  # no ties
-  count = 50_000 if size == 9 else 16_000
-  key_B = randomness.row_keys(jax.random.key(5), np.arange(count) // 8, np.arange(count) % 8)
-  uniform_B2 = randomness.uniforms(key_B, np.arange(count) % 3)
-  logits_BV = jnp.tile(jnp.float32(logits_V), (count, 1))
-  token_B, logp_B, entropy_B = _draw(config, logits_BV, uniform_B2)
+  count = 12_000 if size == 9 else 4_000
+  logits_BV = np.tile(np.float32(logits_V), (count, 1))
+  token_B, logp_B, entropy_B = map(np.asarray, _draw(config, logits_BV, _uniforms()[:count]))
   p_V = expected(config, logits_V)
   count_V = np.bincount(token_B, minlength=size)
   assert count_V[p_V == 0].sum() == 0
@@ -73,7 +81,7 @@ def test_draws_follow_the_distribution(config, size):
 def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size):
   logits_BV = np.random.default_rng(0).normal(size=(50, size)).astype(np.float32)
   token_B, logp_B, entropy_B = _draw(
-    token_sampling.Distribution(temperature=0.0), logits_BV, jnp.full((50, 2), 0.99)
+    token_sampling.Distribution(temperature=0.0), logits_BV, np.full((50, 2), 0.99, np.float32)
   )
   p_BV = scipy.special.softmax(logits_BV, axis=-1)
   np.testing.assert_array_equal(token_B, logits_BV.argmax(-1))
@@ -83,7 +91,7 @@ def test_greedy_is_argmax_with_log_probability_and_entropy_at_temperature_1(size
 
 def test_ties_are_kept_together():
   """Where one of two tokens with equal logits is kept, so is the other."""
-  tied_V = jnp.array([[1.0, 3.0, 2.0, 2.0, 0.0]])
+  tied_V = np.array([[1.0, 3.0, 2.0, 2.0, 0.0]], np.float32)
   for config in (token_sampling.Distribution(top_k=2), token_sampling.Distribution(top_p=0.7)):
     assert np.isfinite(token_sampling.truncate(config, tied_V))[0].tolist() == [
       False,
