@@ -49,7 +49,7 @@ def measured(dtype: str) -> Peaks:
   size = _BYTES.get(device.platform, _ACCELERATOR_BYTES)
   alone = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=1, tensor=1), [device])
   with jax.set_mesh(alone):
-    matrix, array = jnp.ones((width, width), dtype), jnp.zeros(size, jnp.int8)
+    matrix, array = jnp.ones((width, width), dtype), jnp.zeros(size // 4, jnp.int32)
     multiply, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x ^ 1)  # XLA would skip a mere copy
     for_product, for_copy = median_seconds(
       _REPEATS,

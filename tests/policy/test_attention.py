@@ -31,7 +31,7 @@ def test_platform_and_dtype_decide_the_backend(platform, dtype, backend):
 def random_inputs(B, T, N, G, H, dtype='float32'):
   """Query, key, value and a cotangent for the output."""
   rng = np.random.default_rng(0)
-  return [jnp.asarray(rng.normal(size=(B, T, heads, H)), dtype) for heads in (N, G, G, N)]
+  return [rng.normal(size=(B, T, heads, H)).astype(dtype) for heads in (N, G, G, N)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -40,9 +40,12 @@ def value_and_gradients(attend, query, key, value, cotangent):
   return mixed, *backward(cotangent)
 
 
-expected = functools.partial(
-  value_and_gradients, functools.partial(jax.nn.dot_product_attention, is_causal=True)
-)
+@jax.jit
+def expected(segment_BT, *inputs):
+  """Of jax.nn's attention, where a token sees its own segment alone."""
+  mask = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
+  attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
+  return value_and_gradients(attend, *inputs)
 
 
 def actual(backend, *inputs):
@@ -60,11 +63,17 @@ def segments_of(B, T):
 
 
 def packed(backend, segment_BT, *inputs):
-  """Values and gradients, found and expected, where a token sees its own segment alone."""
-  found = value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, segment_BT), *inputs)
-  mask = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
-  attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
-  return found, value_and_gradients(lambda *qkv: attend(*qkv), *inputs)
+  """Values and gradients where a token sees its own segment alone."""
+  return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, segment_BT), *inputs)
+
+
+def assert_equals_jax(backend, inputs, tolerance):
+  """With one segment, and with several."""
+  B, T = inputs[0].shape[:2]
+  segment_BT = segments_of(B, T)
+  one_BT = np.ones_like(segment_BT)
+  assert_close(actual(backend, *inputs), expected(one_BT, *inputs), tolerance)
+  assert_close(packed(backend, segment_BT, *inputs), expected(segment_BT, *inputs), tolerance)
 
 
 def assert_close(actual, expected, tolerance):
@@ -93,9 +102,7 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
   monkeypatch.setattr(attention, '_STRIP', 8)
   monkeypatch.setattr(attention, '_BLOCK', 16)
   monkeypatch.setattr(attention, '_LONGEST_WHOLE', 24)
-  inputs = random_inputs(2, T, N, G, 8)
-  assert_close(actual('blockwise', *inputs), expected(*inputs), 1e-5)
-  assert_close(*packed('blockwise', segments_of(2, T), *inputs), 1e-5)
+  assert_equals_jax('blockwise', random_inputs(2, T, N, G, 8), 1e-5)
 
 
 @pytest.mark.parametrize('T', [48, 1200])  # in strips; in blocks
@@ -104,7 +111,7 @@ def test_no_token_sees_another_segment(T):
   inputs, segment_BT = random_inputs(1, T, 2, 1, 8)[:3], np.repeat([1, 2, 3], T // 3)[None]
   is_second = segment_BT[0] == 2
   attend = jax.jit(lambda *qkv: attention.causal(*qkv, 'blockwise', segment_BT))
-  changed = [jnp.where((~is_second)[None, :, None, None], 100 - x, x) for x in inputs]
+  changed = [np.where((~is_second)[None, :, None, None], 100 - x, x) for x in inputs]
   before, after = (np.asarray(attend(*qkv))[0] for qkv in (inputs, changed))
   np.testing.assert_array_equal(before[is_second], after[is_second])
   assert np.abs(before - after)[~is_second].min(axis=(1, 2)).max() > 1
@@ -113,13 +120,13 @@ def test_no_token_sees_another_segment(T):
 def test_bfloat16_inputs_give_bfloat16_with_a_softmax_in_float32():
   """bfloat16 scores of about 30 would be off by 0.06, and so the weights by 6 percent."""
   query, key, value, _ = random_inputs(1, 64, 2, 1, 64, 'bfloat16')
-  query *= 16
+  query *= query.dtype.type(16)
   mixed = jax.jit(attention.causal, static_argnums=3)(query, key, value, 'blockwise')
   assert mixed.dtype == jnp.bfloat16
-  exact = jax.nn.dot_product_attention(
-    *(x.astype(jnp.float32) for x in (query, key, value)), is_causal=True
+  exact = jax.jit(jax.nn.dot_product_attention, static_argnames='is_causal')(
+    *(x.astype(np.float32) for x in (query, key, value)), is_causal=True
   )
-  np.testing.assert_allclose(mixed.astype(jnp.float32), exact, rtol=2**-7, atol=2**-7)
+  np.testing.assert_allclose(np.float32(mixed), exact, rtol=2**-7, atol=2**-7)
 
 
 def test_an_unknown_backend_is_a_key_error():
@@ -150,8 +157,7 @@ def test_kernels_equal_jax(monkeypatch, backend, T):
   monkeypatch.setattr(attention, '_BLOCK', 256)  # which does not divide 384
   inputs = random_inputs(1, T, 4, 2, 64, 'float32' if exact else 'bfloat16')
   # A backward pass in bfloat16 sums terms with three digits.
-  assert_close(actual(backend, *inputs), expected(*inputs), 1e-5 if exact else 0.05)
-  assert_close(*packed(backend, segments_of(1, T), *inputs), 1e-5 if exact else 0.05)
+  assert_equals_jax(backend, inputs, 1e-5 if exact else 0.05)
 
 
 def test_packed_rows_are_lowered_for_cudnn_with_a_mask_that_heads_share(monkeypatch):
