@@ -73,10 +73,16 @@ def decoded(
     enough = live if to_the_end and not len(waiting_N) else scheduler.rows_per_insert(slots)
     first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until so many have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
-    step_S = np.arange(1, steps + 1)
+    grown_B = np.minimum(left_B, steps)
     # Each of a row's tokens is decoded with all before it in the cache, itself included.
-    blocks_BS = -(-(position_B[:, None] + step_S) // block)
-    blocks = np.where(step_S <= left_B[:, None], blocks_BS, 1).sum()
-    done_N[row_B[is_live_B]] += np.minimum(left_B, steps)[is_live_B]
+    blocks_B = _blocks_up_to(position_B + grown_B, block) - _blocks_up_to(position_B, block)
+    blocks = (blocks_B + steps - grown_B).sum()
+    done_N[row_B[is_live_B]] += grown_B[is_live_B]
     row_B[left_B <= steps] = -1
     yield Span(steps, block * float(blocks) / steps), done_N.copy()
+
+
+def _blocks_up_to(length_B: np.ndarray, block: int) -> np.ndarray:
+  """Blocks that hold one position, those that hold two, … those that hold `length`: their sum."""
+  whole_B, rest_B = np.divmod(length_B, block)
+  return block * whole_B * (whole_B + 1) // 2 + rest_B * (whole_B + 1)

@@ -9,7 +9,7 @@ from exgrpo_jax.rollout import scoring
 from tests.performance.shapes import SMALL
 
 LIMIT = 80
-LENGTHS = [80, 79, 20, 33, 64, 3, 48, 80, 31, 32, 2, 70, 12]
+LENGTHS = [80, 79, 20, 33, 64, 3, 33, 80, 33, 64, 2, 79, 20]
 
 
 @pytest.fixture(scope='module')
