@@ -32,7 +32,10 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """What a rollout depends on besides its model, its prompts and its key."""
+  """What a rollout depends on besides its model, its prompts and its key.
+
+  Static where a program takes it, so each value compiles once.
+  """
 
   distribution: token_sampling.Distribution
   slots: int  # rows that decode together
