@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import types
 
 import jax
@@ -30,8 +27,8 @@ from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime.workdir import read_config
-from tests.helpers import devices, hub_server, tiny
-from tests.helpers.paths import CHECKPOINTS, REPOSITORY, TINY_CONFIG
+from tests.helpers import devices, forked, hub_server, tiny
+from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 
 STORED = CHECKPOINTS / 'qwen2_tied'
 COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
@@ -39,16 +36,9 @@ COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
 
 def run_command(name, *arguments, **environment):
   """What a command prints; asserts that it succeeds."""
-  process = subprocess.run(
-    [sys.executable, '-m', f'exgrpo_jax.{name}', *map(str, arguments)],
-    cwd=REPOSITORY,
-    env=os.environ | environment,
-    text=True,
-    capture_output=True,
-    check=False,
-  )
-  assert process.returncode == 0, process.stderr
-  return process.stdout
+  outcome = forked.run_one([name, *arguments], **environment)
+  assert outcome.status == 0, outcome.err
+  return outcome.out
 
 
 def write(run, out, dtype=None):

@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.helpers.paths import REPOSITORY, TINY_CONFIG
+from tests.helpers import forked
+from tests.helpers.paths import TINY_CONFIG
 
 # Of both commands; sampling at two temperatures, and a KL term that needs a reference policy.
 CHANGES = {'num_steps': 3, 'evaluation.every': 2, 'evaluation.temperature': 0.6, 'parity.every': 1}
@@ -25,20 +24,13 @@ def said(data, tmp_path_factory):
     'data.evaluation': f"('{data.evaluation}',)",
     'data.cache_dir': data.cache,
   }
-  command = [sys.executable, '-m', 'exgrpo_jax.train', f'--config={TINY_CONFIG}']
+  command = ['train', f'--config={TINY_CONFIG}']
   command += [f'--config.{name}={value}' for name, value in settings.items()]
-  env = os.environ | {'JAX_PLATFORMS': 'cpu'}
 
   def train(name, *more):
-    process = subprocess.run(
-      [*command, f'--workdir={folder / name}', *more],
-      cwd=REPOSITORY,
-      env=env,
-      text=True,
-      capture_output=True,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    outcome = forked.run_one([*command, f'--workdir={folder / name}', *more], JAX_PLATFORMS='cpu')
+    assert outcome.status == 0, outcome.err
+    return outcome.out
 
   return train('first', '--compile_only'), train('second'), folder
 

@@ -6,18 +6,13 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import types
 
 import pytest
 
 from exgrpo_jax.reporting import records, step_records
 from tests.helpers import forked, other_runs, tiny
-from tests.helpers.paths import REPOSITORY
 from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
-
-LONG = 60  # seconds, for what takes one or two
 
 
 @pytest.fixture
@@ -212,64 +207,52 @@ def growing(run):
 
 
 def start(*arguments):
-  return subprocess.Popen(
-    [sys.executable, '-m', 'exgrpo_jax.report', *map(str, arguments)],
-    cwd=REPOSITORY,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  return forked.start(['report', *arguments])
 
 
 def test_watch_writes_the_page_anew_until_the_run_has_ended(growing, tmp_path):
   out = tmp_path / 'page.html'
   with start(growing.folder, f'--out={out}', '--watch', '--every=1') as process:
-    try:
-      assert 'step 19 of' in process.stdout.readline()
-      assert '"again"' not in out.read_text()  # it is in the compressed part
-      growing.grow(growing.rest)
-      assert f'step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in process.stdout.readline()
-      assert process.wait(LONG) == 0
-    finally:
-      process.kill()
+    assert 'step 19 of' in process.readline()
+    assert '"again"' not in out.read_text()  # it is in the compressed part
+    growing.grow(growing.rest)
+    assert f'step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in process.readline()
+    assert process.wait().status == 0
 
 
 def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report):
   before = set(files_of(growing.folder))
   with start(growing.folder, '--serve', '--port=0', '--every=1') as process:
-    try:
-      url = process.stdout.readline().split()[0]
-      assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
-      tab.goto(f'{url}#page=overview')
-      await_page(tab)
-      assert 'step 19 of' in tab.locator('h1').inner_text()
-      growing.grow(1)
-      tab.locator('h1', has_text='step 20 of').wait_for()
-      tab.keyboard.press('Tab')  # who is at work in the page is asked first
-      growing.grow(1)
-      tab.locator('#newer').wait_for()
-      assert 'step 20 of' in tab.locator('h1').inner_text()
-      tab.locator('#newer').click()
-      tab.locator('h1', has_text='step 21 of').wait_for()
-      table = step_records.read_file(step_records.files(growing.folder, 'tokens')[0], 'tokens')
-      step = table['step'][0].as_py()
-      assert tab.evaluate(f'textsOf(0, {step}).then(found => Object.keys(found.groups).length > 0)')
-      for host, path, status in (
-        ('example.com', '/', 403),
-        ('127.0.0.1', '/etc/passwd', 404),
-        ('localhost', '/texts/7_000001.js', 404),
-        ('localhost', '/version', 200),
-      ):
-        connection = http.client.HTTPConnection(url.split('/')[2])
-        connection.request('GET', path, headers={'Host': host})
-        assert connection.getresponse().status == status, (host, path)
-        connection.close()
-      busy = report(growing.folder, '--serve', f'--port={url.split(":")[-1].strip("/")}')
-      assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
-      process.terminate()
-      assert process.wait(LONG) == -signal.SIGTERM
-    finally:
-      process.kill()
+    url = process.readline().split()[0]
+    assert re.fullmatch(r'http://127\.0\.0\.1:\d+/', url)
+    tab.goto(f'{url}#page=overview')
+    await_page(tab)
+    assert 'step 19 of' in tab.locator('h1').inner_text()
+    growing.grow(1)
+    tab.locator('h1', has_text='step 20 of').wait_for()
+    tab.keyboard.press('Tab')  # who is at work in the page is asked first
+    growing.grow(1)
+    tab.locator('#newer').wait_for()
+    assert 'step 20 of' in tab.locator('h1').inner_text()
+    tab.locator('#newer').click()
+    tab.locator('h1', has_text='step 21 of').wait_for()
+    table = step_records.read_file(step_records.files(growing.folder, 'tokens')[0], 'tokens')
+    step = table['step'][0].as_py()
+    assert tab.evaluate(f'textsOf(0, {step}).then(found => Object.keys(found.groups).length > 0)')
+    for host, path, status in (
+      ('example.com', '/', 403),
+      ('127.0.0.1', '/etc/passwd', 404),
+      ('localhost', '/texts/7_000001.js', 404),
+      ('localhost', '/version', 200),
+    ):
+      connection = http.client.HTTPConnection(url.split('/')[2])
+      connection.request('GET', path, headers={'Host': host})
+      assert connection.getresponse().status == status, (host, path)
+      connection.close()
+    busy = report(growing.folder, '--serve', f'--port={url.split(":")[-1].strip("/")}')
+    assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
+    process.send_signal(signal.SIGTERM)
+    assert process.wait().status == -signal.SIGTERM
   assert set(files_of(growing.folder)) == before
 
 
@@ -277,12 +260,9 @@ def test_watch_waits_for_the_first_metrics(growing, tmp_path):
   kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
   out = tmp_path / 'page.html'
   with start(growing.folder, f'--out={out}', '--watch', '--every=1') as process:
-    try:
-      assert 'waiting for the first metrics' in process.stdout.readline()
-      shutil.copy(kept, growing.folder / 'metrics.jsonl')
-      assert 'step 19 of' in process.stdout.readline()
-    finally:
-      process.kill()
+    assert 'waiting for the first metrics' in process.readline()
+    shutil.copy(kept, growing.folder / 'metrics.jsonl')
+    assert 'step 19 of' in process.readline()
 
 
 # ---- Refusals ----

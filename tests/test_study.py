@@ -5,12 +5,12 @@ replay.ratio + seed / 10 + objective.kl_coefficient * seed + .02.
 """
 
 import csv
+import dataclasses
+import functools
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import types
 
@@ -20,7 +20,7 @@ from exgrpo_jax import config_files, study, sweep
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import bootstrap, records, step_records, study_runs, study_table
 from exgrpo_jax.sweeps import protocol
-from tests.helpers import tiny
+from tests.helpers import forked, tiny
 from tests.helpers.paths import REPOSITORY
 
 FIELDS = {
@@ -36,44 +36,62 @@ FIELDS = {
 RUNS = ['sums,exgrpo,seed=0', 'sums,exgrpo,seed=1', 'sums,grpo,seed=0', 'sums,grpo,seed=1']
 
 
+def replace_trainer(patch):
+  patch.setattr(sweep, 'TRAINER', 'tests.helpers.fake_trainer')
+  patch.setattr(study, 'TRAIN_SERVER', '')
+  patch.setenv('PYTHONPATH', str(REPOSITORY))
+
+
 @pytest.fixture(autouse=True)
 def fake_trainer(monkeypatch):
   """Runs are of fake_trainer.py."""
-  monkeypatch.setattr(sweep, 'TRAINER', 'tests.helpers.fake_trainer')
-  monkeypatch.setattr(study, 'TRAIN_SERVER', '')
-  monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
+  replace_trainer(monkeypatch)
+
+
+def written_study(folder, words='Is more better?', **changed):
+  """The path of a study file in `folder`, with some fields replaced."""
+  fields = ', '.join(f'{name}={text}' for name, text in (FIELDS | changed).items())
+  path = folder / 'which.py'
+  path.write_text(
+    f'"""{words}"""\nfrom exgrpo_jax.sweeps.protocol import Study\n'
+    f'def get_study():\n  return Study({fields})\n'
+  )
+  return str(path)
 
 
 @pytest.fixture
 def write_study(tmp_path):
   """A function: writes a study file with some fields replaced; returns its path."""
+  return functools.partial(written_study, tmp_path)
 
-  def write(words='Is more better?', **changed):
-    fields = ', '.join(f'{name}={text}' for name, text in (FIELDS | changed).items())
-    path = tmp_path / 'which.py'
-    path.write_text(
-      f'"""{words}"""\nfrom exgrpo_jax.sweeps.protocol import Study\n'
-      f'def get_study():\n  return Study({fields})\n'
-    )
-    return str(path)
 
-  return write
+def started(folder, path, launcher='local'):
+  """The exit status of the command on a study file, in folder/runs."""
+  args = types.SimpleNamespace(
+    study=path, workdir=str(folder / 'runs'), parallel=2, launcher=launcher
+  )
+  try:
+    study.main(args)
+  except SystemExit as ended:
+    return ended.code
 
 
 @pytest.fixture
 def start(tmp_path):
   """A function: the exit status of the command on a study file, in tmp_path/runs."""
+  return functools.partial(started, tmp_path)
 
-  def main(path, launcher='local'):
-    args = types.SimpleNamespace(
-      study=path, workdir=str(tmp_path / 'runs'), parallel=2, launcher=launcher
-    )
-    try:
-      study.main(args)
-    except SystemExit as ended:
-      return ended.code
 
-  return main
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """The folder of a study file and of its runs; the commands of those had been printed before."""
+  folder = tmp_path_factory.mktemp('finished')
+  path = written_study(folder)
+  with pytest.MonkeyPatch.context() as patch:
+    replace_trainer(patch)
+    assert started(folder, path, launcher='commands') is None
+    assert started(folder, path) == 0
+  return folder
 
 
 def starts(tmp_path):
@@ -91,10 +109,9 @@ def tables(text):
 # ---- Results ----
 
 
-def test_the_results_are_those_by_hand(write_study, start, tmp_path):
+def test_the_results_are_those_by_hand(finished):
   """Two seeds: the interval of a mean reaches from the lower to the higher."""
-  assert start(write_study()) == 0
-  text = (tmp_path / 'runs' / 'results.md').read_text()
+  text = (finished / 'runs' / 'results.md').read_text()
   assert text.startswith('# Study which\n\nIs more better?\n\nProtocol written 20')
   assert '4 of 4 runs finished. Commits: c0ffee, c0ffee+ (+: with uncommitted changes).' in text
   assert 'Missing' not in text
@@ -113,7 +130,7 @@ def test_the_results_are_those_by_hand(write_study, start, tmp_path):
   ]
   (curve,) = [
     row
-    for row in csv.DictReader((tmp_path / 'runs' / 'curves.csv').open())
+    for row in csv.DictReader((finished / 'runs' / 'curves.csv').open())
     if row['arm'] == 'exgrpo' and row['step'] == '2.0'
   ]
   assert [float(curve[end]) for end in ('mean', 'low_95', 'high_95')] == pytest.approx(
@@ -121,7 +138,7 @@ def test_the_results_are_those_by_hand(write_study, start, tmp_path):
   )
   assert (curve['fresh_questions'], curve['generated_tokens']) == ('14.0', '200.0')
   for kind in ('png', 'svg', 'pdf'):
-    assert (tmp_path / 'runs' / f'curves.{kind}').stat().st_size > 1000
+    assert (finished / 'runs' / f'curves.{kind}').stat().st_size > 1000
 
 
 def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):
@@ -155,18 +172,17 @@ def test_the_measure_may_differ_by_setting(write_study, start, tmp_path):
     protocol.load(write_study(**changed))
 
 
-def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(write_study, start, tmp_path):
-  start(write_study())
-  rows = list(csv.DictReader((tmp_path / 'runs' / 'results.csv').open()))
+def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(finished):
+  rows = list(csv.DictReader((finished / 'runs' / 'results.csv').open()))
   assert [(r['arm'], r['seed'], r['step']) for r in rows] == [
     (arm, seed, step) for arm in ('exgrpo', 'grpo') for seed in '01' for step in '012'
   ]
   row = rows[5]
   # Two steps of 8 questions, one of them replayed, 100 tokens, and 5 - 2 seconds.
   command, warm_start = row.pop('command').rsplit(' --config.warm_start.path=', 1)
-  assert os.path.dirname(warm_start) == str(tmp_path / 'runs' / 'warm_starts')
+  assert os.path.dirname(warm_start) == str(finished / 'runs' / 'warm_starts')
   assert command.endswith(
-    '--config=smoke --workdir=' + str(tmp_path / 'runs' / 'sums,exgrpo,seed=1') + ' '
+    '--config=smoke --workdir=' + str(finished / 'runs' / 'sums,exgrpo,seed=1') + ' '
     "--config.num_steps=2 '--config.data.evaluation=('\"'\"'sums.jsonl'\"'\"',)' "
     '--config.replay.ratio=0.5 --config.objective.kl_coefficient=0.1 --config.seed=1'
   )
@@ -233,16 +249,13 @@ def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_pat
 # ---- The protocol ----
 
 
-def test_a_finished_study_is_reported_again_without_a_run(write_study, start, tmp_path):
-  """Its commands had been printed before."""
-  assert start(write_study(), launcher='commands') is None
-  assert start(write_study()) == 0
-  table = tmp_path / 'runs' / 'results.md'
+def test_a_finished_study_is_reported_again_without_a_run(finished):
+  table = finished / 'runs' / 'results.md'
   before = table.read_text()
   table.unlink()
-  assert start(write_study()) == 0
+  assert started(finished, str(finished / 'which.py')) == 0
   assert table.read_text() == before
-  assert starts(tmp_path) == dict.fromkeys(RUNS, 1)
+  assert starts(finished) == dict.fromkeys(RUNS, 1)
 
 
 @pytest.mark.parametrize(
@@ -283,11 +296,12 @@ def test_a_config_that_has_changed_since_is_refused(write_study, start, tmp_path
     start(path)
 
 
-def test_results_older_than_the_protocol_are_refused(write_study, start, tmp_path):
-  start(write_study())
-  (tmp_path / 'runs' / 'protocol.json').unlink()
+def test_results_older_than_the_protocol_are_refused(finished):
+  written = finished / 'runs' / 'protocol.json'
+  kept = written.rename(finished / 'kept.json')
   with pytest.raises(InputError, match=r"holds the run 'sums,exgrpo,seed=0' but no protocol\.json"):
-    start(write_study())
+    started(finished, str(finished / 'which.py'))
+  kept.rename(written)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +347,10 @@ def test_a_measure_that_no_run_has_is_refused_with_those_there_are(write_study, 
 @pytest.mark.parametrize('name', config_files.shipped_names('exgrpo_jax.configs.studies'))
 def test_every_study_that_ships_can_be_run(name, tmp_path):
   chosen = protocol.load(str(REPOSITORY / 'configs' / 'studies' / f'{name}.py'))
-  _, planned = study.plan(chosen, str(tmp_path / 'runs'))
-  assert len(planned) == len(chosen.study.arms) * len(chosen.study.settings) * len(
-    chosen.study.seeds
-  )
+  seeds = chosen.study.seeds[:2]  # the others differ in nothing else, and take as long to plan
+  fewer = chosen._replace(study=dataclasses.replace(chosen.study, seeds=seeds))
+  _, planned = study.plan(fewer, str(tmp_path / 'runs'))
+  assert len(planned) == len(chosen.study.arms) * len(chosen.study.settings) * len(seeds)
   assert f'--study={name} ' in chosen.words
 
 
@@ -345,31 +359,22 @@ def test_every_study_that_ships_can_be_run(name, tmp_path):
 
 def test_after_a_kill_the_same_command_completes_the_study(write_study, tmp_path):
   command = [
-    sys.executable,
-    '-c',
-    'from exgrpo_jax import cli, study, sweep; '
-    'sweep.TRAINER = "tests.helpers.fake_trainer"; study.TRAIN_SERVER = ""; '
-    'cli.run(study.main, study.define_flags)',
+    'tests.helpers.with_fake_trainer',
+    'study',
     f'--study={write_study()}',
     f'--workdir={tmp_path}/runs',
   ]
-  env = os.environ | {'FAKE_HANGS': 'sums,exgrpo,seed=1'}
   hanging = tmp_path / 'runs' / 'sums,exgrpo,seed=1' / 'hangs'
-  process = subprocess.Popen(
-    command, env=env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-  )
-  while not hanging.exists():
-    assert process.poll() is None, process.communicate()[0]
-    time.sleep(0.05)
-  pid = int(hanging.read_text())
-  process.kill()
-  process.wait()
-  os.kill(pid, signal.SIGKILL)
+  with forked.start(command, FAKE_HANGS='sums,exgrpo,seed=1') as running:
+    while not hanging.exists():
+      assert running.is_running(), running.wait()
+      time.sleep(0.05)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+  os.kill(int(hanging.read_text()), signal.SIGKILL)
   assert not (tmp_path / 'runs' / 'results.md').exists()
 
-  completed = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
-  assert completed.returncode == 0, completed.stdout + completed.stderr
+  completed = forked.run_one(command)
+  assert completed.status == 0, completed
   assert starts(tmp_path) == dict.fromkeys(RUNS, 1) | {'sums,exgrpo,seed=1': 2}
-  assert ['exgrpo', '2', *['+0.5500', '+0.5000 to +0.6000'] * 2, 'larger'] in tables(
-    completed.stdout
-  )
+  assert ['exgrpo', '2', *['+0.5500', '+0.5000 to +0.6000'] * 2, 'larger'] in tables(completed.out)

@@ -7,8 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -19,6 +17,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import trials
+from tests.helpers import forked
 from tests.helpers.paths import REPOSITORY
 
 SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
@@ -302,33 +301,23 @@ def test_trials_that_differ_in_seed_alone_are_one_setting(plan):
 
 # ---- The command line ----
 
-COMMAND = [
-  sys.executable,
-  '-c',
-  'from exgrpo_jax import cli, sweep; '
-  'sweep.TRAINER = "tests.helpers.fake_trainer"; cli.run(sweep.main, sweep.define_flags)',
-]
+COMMAND = ['tests.helpers.with_fake_trainer', 'sweep']
 
 
 def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp_path):
   workdir = tmp_path / 'two words'
-  process = subprocess.run(
+  outcome = forked.run_one(
     [
-      sys.executable,
-      '-m',
-      'exgrpo_jax.sweep',
+      'sweep',
       '--launcher=commands',
       f'--workdir={workdir}',
       f'--sweep={write_sweep(THREE_BY_TWO)}',
       '--config=configs/smoke.py',
       '--config.data.evaluation=("a.jsonl",)',
-    ],
-    cwd=REPOSITORY,
-    text=True,
-    capture_output=True,
+    ]
   )
-  assert process.returncode == 0, process.stderr
-  first, *rest = process.stdout.splitlines()
+  assert outcome.status == 0, outcome.err
+  first, *rest = outcome.out.splitlines()
   assert len(rest) == 5 and not workdir.exists()
   assert shlex.split(first) == [
     'python',
@@ -340,47 +329,37 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
     '--config.replay.ratio=0.0',
     '--config.seed=0',
   ]
-  assert '6 of 6 trials are left to run' in process.stderr
+  assert '6 of 6 trials are left to run' in outcome.err
 
 
 def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
   """As before `| head -1`."""
-  process = subprocess.Popen(
+  outcome = forked.run_one(
     [
-      sys.executable,
-      '-m',
-      'exgrpo_jax.sweep',
+      'sweep',
       '--launcher=commands',
       f'--workdir={tmp_path}/runs',
       f'--sweep={write_sweep(THREE_BY_TWO)}',
       '--config=smoke',
     ],
-    cwd=REPOSITORY,
-    text=True,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
+    has_reader=False,
   )
-  process.stdout.close()
-  err = process.stderr.read()
-  assert 'Traceback' not in err and 'BrokenPipe' not in err
-  assert process.wait() == 128 + signal.SIGPIPE
+  assert 'Traceback' not in outcome.err and 'BrokenPipe' not in outcome.err
+  assert outcome.status == 128 + signal.SIGPIPE
 
 
 def test_a_refusal_is_one_line_and_exit_status_2(write_sweep, tmp_path):
-  process = subprocess.run(
+  outcome = forked.run_one(
     [
       *COMMAND,
       f'--sweep={write_sweep(THREE_BY_TWO)}',
       '--config=configs/smoke.py',
       f'--workdir={tmp_path}/runs',
       '--parallel=0',
-    ],
-    cwd=REPOSITORY,
-    text=True,
-    capture_output=True,
+    ]
   )
-  assert (process.returncode, process.stdout) == (2, '')
-  assert process.stderr.splitlines()[-1] == 'error: --parallel=0 must be at least 1.'
+  assert (outcome.status, outcome.out) == (2, '')
+  assert outcome.err.splitlines()[-1] == 'error: --parallel=0 must be at least 1.'
 
 
 def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
@@ -395,47 +374,40 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
     f'--workdir={tmp_path}/runs',
     '--parallel=2',
   ]
-  env = os.environ | {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
+  environment = {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
   pid_file = tmp_path / 'runs' / 'ratio=0.25,seed=0' / 'hangs'
   after_failure = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # starts once one trial has failed
 
   def run_until_it_hangs(signal_number):
-    """(exit status, output, process id of the trial that hangs) of a sweep that gets a signal."""
-    process = subprocess.Popen(
-      command,
-      env=env,
-      cwd=REPOSITORY,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-    )
-    while not (pid_file.exists() and after_failure.exists()):
-      assert process.poll() is None, process.communicate()[0]
-      time.sleep(0.05)
-    pid = int(pid_file.read_text())
-    process.send_signal(signal_number)
-    out, _ = process.communicate(timeout=60)
+    """(its outcome, process id of the trial that hangs) of a sweep that gets a signal."""
+    with forked.start(command, **environment) as running:
+      while not (pid_file.exists() and after_failure.exists()):
+        assert running.is_running(), running.wait()
+        time.sleep(0.05)
+      pid = int(pid_file.read_text())
+      running.send_signal(signal_number)
+      outcome = running.wait()
     pid_file.unlink()
-    return process.returncode, out, pid
+    return outcome, pid
 
-  status, out, pid = run_until_it_hangs(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
-  assert status == 130, out
-  assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in out
-  assert 'the same command resumes them:\npython -m exgrpo_jax.sweep --sweep=' in out
+  ended, pid = run_until_it_hangs(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
+  assert ended.status == 130, ended
+  assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
+  assert 'the same command resumes them:\npython -m exgrpo_jax.sweep --sweep=' in ended.out
   with pytest.raises(ProcessLookupError):
     os.kill(pid, 0)
 
-  status, _, pid = run_until_it_hangs(signal.SIGKILL)
-  assert status == -signal.SIGKILL
-  refused = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
-  assert refused.returncode == 2 and 'or trials that a killed sweep left running' in refused.stderr
+  ended, pid = run_until_it_hangs(signal.SIGKILL)
+  assert ended.status == -signal.SIGKILL
+  refused = forked.run_one(command)
+  assert refused.status == 2 and 'or trials that a killed sweep left running' in refused.err
   os.kill(pid, signal.SIGKILL)
 
-  completed = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
-  assert completed.returncode == 0, completed.stdout + completed.stderr
+  completed = forked.run_one(command)
+  assert completed.status == 0, completed
   finals = {
     row[1].strip(): row[3].strip()
-    for line in completed.stdout.splitlines()
+    for line in completed.out.splitlines()
     if (row := line.split('|')[1:-1]) and 'pass@1' in line
   }
   assert finals == {

@@ -1,13 +1,10 @@
 """Several runs in one process: each as it would be by itself, up to the first that fails."""
 
 import json
-import os
-import subprocess
-import sys
 
 from exgrpo_jax.reporting import records
+from tests.helpers import forked
 from tests.helpers.devices import caching
-from tests.helpers.paths import REPOSITORY
 
 
 def request(workdir, data, *flags):
@@ -46,15 +43,8 @@ def test_runs_in_one_process_do_not_affect_each_other(data, compiled, tmp_path):
     request(tmp_path / 'refused', data, '--config.replay.ratio=1.5'),
     request(tmp_path / 'never', data),
   ]
-  process = subprocess.run(
-    [sys.executable, '-m', 'exgrpo_jax.train_server'],
-    input=''.join(lines),
-    env=os.environ | caching(compiled),
-    cwd=REPOSITORY,
-    text=True,
-    capture_output=True,
-  )
-  assert process.stdout == 'finished\n' * 3 and process.returncode == 2, process.stderr
+  outcome = forked.run_one(['train_server'], given=''.join(lines), **caching(compiled))
+  assert outcome.out == 'finished\n' * 3 and outcome.status == 2, outcome.err
   first, other, again = (measured(tmp_path / name) for name in ('first', 'other', 'again'))
   assert len(first) == 3 and first == again and first != other
   assert 'step 2/2' in (tmp_path / 'other.txt').read_text()

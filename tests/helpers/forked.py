@@ -8,7 +8,10 @@ to lose. `python -m tests.helpers.forked` is that process; the first `run` start
 import atexit
 import json
 import os
+import pathlib
 import runpy
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,9 +21,12 @@ import warnings
 from typing import NamedTuple
 
 from tests.helpers.paths import REPOSITORY
+from tests.helpers.processes import is_running
 
-TIMEOUT = 60  # seconds, of a command
-_CHANGING = ('PYTEST_CURRENT_TEST',)  # set by pytest for each test
+TIMEOUT = 240  # seconds, of a command
+_POLL_SECONDS = 0.02
+# Set by pytest for each test, and read by the processes that commands start.
+_CHANGING = ('PYTEST_CURRENT_TEST', 'PYTHONPATH')
 
 
 class Outcome(NamedTuple):
@@ -33,22 +39,86 @@ class Outcome(NamedTuple):
   used_device: bool  # whether JAX was asked for devices, as all that computes does
 
 
+class Command:
+  """A command that runs; at the end of a `with` block it is killed, if nobody waited for it."""
+
+  def __init__(self, pid, out):
+    self.pid = pid
+    self._out = out  # the file of its output, which is there until somebody has waited
+    self._position = 0  # behind what has been read of it
+    self._has_ended = False
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    if not self._has_ended:
+      self.send_signal(signal.SIGKILL)
+      self.wait()
+
+  def readline(self):
+    """The next line that it prints, as soon as that is whole; what is left if it has ended."""
+    while True:
+      is_over = not is_running(self.pid)
+      with open(self._out) as file:
+        file.seek(self._position)
+        line = file.readline()
+        if line.endswith('\n') or is_over:
+          self._position = file.tell()
+          return line
+      time.sleep(_POLL_SECONDS)
+
+  def is_running(self):
+    return is_running(self.pid)
+
+  def send_signal(self, number):
+    os.kill(self.pid, number)
+
+  def wait(self):
+    """Its Outcome, once it has ended."""
+    self._has_ended = True
+    return Outcome(*_ask(wait_for=self.pid))
+
+
 def run(commands):
   """The Outcome of each of `commands`, lists such as ['train', '--config=smoke']."""
   return [run_one(command) for command in commands]
 
 
-def run_one(command):
-  """The Outcome of a command, in the environment that the caller has at the moment."""
-  process = _server()
-  process.stdin.write(f'{json.dumps(list(map(str, command)))}\n')
-  process.stdin.flush()
-  line = process.stdout.readline()
-  assert line, f'the process that forks ended with status {process.wait()}'
-  return Outcome(*json.loads(line))
+def run_one(command, **more):
+  """The Outcome of a command; for `more` see `start`."""
+  return start(command, **more).wait()
+
+
+def start(command, given='', has_reader=True, **environment):
+  """A Command that has started, in the environment that the caller has at the moment.
+
+  Args:
+    command: a module and its arguments; a module of exgrpo_jax may be named without the package.
+    given: its standard input.
+    has_reader: whether somebody reads what it prints, unlike before `| head` once that has ended.
+    **environment: added to its environment. Of JAX's settings those count that are texts or floats.
+  """
+  pid, out = _ask(
+    command=list(map(str, command)),
+    given=given,
+    has_reader=has_reader,
+    environment={**os.environ, **environment},
+    jax={name.lower(): value for name, value in environment.items() if name.startswith('JAX_')},
+  )
+  return Command(pid, out)
 
 
 _running = []  # at most one: (its environment, the process)
+
+
+def _ask(**request):
+  process = _server()
+  process.stdin.write(f'{json.dumps(request)}\n')
+  process.stdin.flush()
+  line = process.stdout.readline()
+  assert line, f'the process that forks ended with status {process.wait()}'
+  return json.loads(line)
 
 
 def _server():
@@ -77,36 +147,67 @@ def _end():
       pass
 
 
-def _outcome(command):
-  with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
-    reader, writer = os.pipe()
-    started = time.monotonic()
-    if not (pid := os.fork()):
-      _become(command, out, err, writer)
-    os.close(writer)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    seconds = time.monotonic() - started
-    with os.fdopen(reader) as file:
-      used_device = bool(file.read())
-    out.seek(0)
-    err.seek(0)
-    return Outcome(status, out.read(), err.read(), seconds, used_device)
+# ---- In the process that forks ----
+
+_started = {}  # process id -> (the folder of its files, what says that it used a device, when)
 
 
-def _become(command, out, err, writer):
+def _start(request, folder):
+  """Forks a process for a command: its id, and the file of its output."""
+  place = pathlib.Path(tempfile.mkdtemp(dir=folder))
+  (place / 'in').write_text(request['given'])
+  (place / 'out').touch()
+  reader, writer = os.pipe()
+  started = time.monotonic()
+  if not (pid := os.fork()):
+    os.dup2(os.open(place / 'in', os.O_RDONLY), 0)
+    os.dup2(os.open(place / 'out', os.O_WRONLY), 1)
+    os.dup2(os.open(place / 'err', os.O_WRONLY | os.O_CREAT), 2)
+    if not request['has_reader']:
+      gone, output = os.pipe()
+      os.close(gone)
+      os.dup2(output, 1)
+    os.environ.clear()
+    os.environ.update(request['environment'])
+    _configure_jax(request['jax'])
+    _become(request['command'], writer)
+  os.close(writer)
+  _started[pid] = (place, reader, started)
+  return pid, str(place / 'out')
+
+
+def _outcome(pid):
+  place, reader, started = _started.pop(pid)
+  status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+  seconds = time.monotonic() - started
+  with os.fdopen(reader) as file:
+    used_device = bool(file.read())
+  out, err = ((place / name).read_text() for name in ('out', 'err'))
+  shutil.rmtree(place)
+  return Outcome(status, out, err, seconds, used_device)
+
+
+def _configure_jax(texts):
+  """Does what JAX does with its variables when it is imported."""
+  import jax
+
+  for name, text in texts.items():
+    is_number = isinstance(getattr(jax.config, name), float)
+    jax.config.update(name, float(text) if is_number else text)
+
+
+def _become(command, writer):
   """Runs a command as `python -m` does, and ends this process."""
-  import signal
-
   from jax._src import xla_bridge
 
   signal.alarm(TIMEOUT)
-  os.dup2(out.fileno(), 1)
-  os.dup2(err.fileno(), 2)
   name, *arguments = command
-  sys.argv = [f'exgrpo_jax/{name}.py', *arguments]
+  module = name if '.' in name else f'exgrpo_jax.{name}'
+  sys.argv = [f'{module.replace(".", "/")}.py', *arguments]
+  sys.orig_argv = [sys.executable, '-m', module, *arguments]
   status = 0
   try:
-    runpy.run_module(f'exgrpo_jax.{name}', run_name='__main__', alter_sys=True)
+    runpy.run_module(module, run_name='__main__', alter_sys=True)
   except SystemExit as ended:
     status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     if isinstance(ended.code, str):
@@ -125,5 +226,8 @@ if __name__ == '__main__':
   warnings.filterwarnings('ignore', message='os.fork|.*found in sys.modules')
   for name in ('train', 'sweep', 'benchmark', 'capacity'):  # these import the others
     __import__(f'exgrpo_jax.{name}')
-  for line in sys.stdin:
-    print(json.dumps(_outcome(json.loads(line))), flush=True)
+  with tempfile.TemporaryDirectory() as folder:
+    for line in sys.stdin:
+      request = json.loads(line)
+      pid = request.get('wait_for')
+      print(json.dumps(_outcome(pid) if pid else _start(request, folder)), flush=True)
