@@ -303,18 +303,21 @@ def place(tmp_path_factory):
   return folder
 
 
-def on_data(place, spec, *flags):
-  good = place / 'good.jsonl'
-  return [
-    'train',
-    f'--config={TINY_CONFIG}',
-    f'--workdir={place}/run',
-    f'--config.data.train={spec}',
-    f'--config.warm_start.data={spec}',
-    f"--config.data.evaluation=('{good}',)",
-    f'--config.data.cache_dir={place}/cache',
-    *flags,
-  ]
+def on_data(place, spec, *flags, **settings):
+  """A training on a data spec; settings are in a file, for each override takes time to parse."""
+  settings = {
+    'data.train': str(spec),
+    'warm_start.data': str(spec),
+    'data.evaluation': (str(place / 'good.jsonl'),),
+    'data.cache_dir': str(place / 'cache'),
+    **settings,
+  }
+  path = place / f'on_data_{len(list(place.glob("on_data_*.py")))}.py'
+  path.write_text(
+    'from exgrpo_jax import config\nfrom tests.helpers import tiny\n\n'
+    f'def get_config():\n  return config.overridden(tiny.get_config(), {settings!r})\n'
+  )
+  return ['train', f'--config={path}', f'--workdir={place}/run', *flags]
 
 
 def from_checkpoint(place, name, original, change):
@@ -326,14 +329,13 @@ def from_checkpoint(place, name, original, change):
   else:
     folder.mkdir()
   change(folder)
-  return on_data(
-    place,
-    place / 'good.jsonl',
-    f'--config.model.path={folder}',
-    '--config.prompt.template=chat',
-    '--config.rollout.max_prompt=64',
-    '--config.warm_start.num_updates=0',
-  )
+  settings = {
+    'model.path': str(folder),
+    'prompt.template': 'chat',
+    'rollout.max_prompt': 64,
+    'warm_start.num_updates': 0,
+  }
+  return on_data(place, place / 'good.jsonl', **settings)
 
 
 def file_of(place, name, file):

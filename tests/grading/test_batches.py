@@ -63,19 +63,19 @@ def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
 @pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
 def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
   """After an exception in the same process, else in a new one."""
-  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=2.0)
+  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=1.0)
   assert outcomes(verdicts) == ['correct', 'no answer']
   assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
 
 
 def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
   responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
-  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=2.0), VERIFIER) as running:
+  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:
     verdicts = running.grade(responses, ['1'] * 11)
     (later,) = running.grade([RIGHT], ['1'])
   assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
   assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
-    (0.0, f'{SERVICE}: no rewards after 2 s', None)
+    (0.0, f'{SERVICE}: no rewards after 1 s', None)
   }
   assert later.outcome == 'correct' and later.reward == 120
 
