@@ -277,13 +277,14 @@ def test_leaving_the_context_kills_busy_workers_at_once(tmp_path):
     running.collect()
 
 
-ORPHANS = """
+# The settings are written out, for what tiny.py imports takes seconds.
+ORPHANS = f"""
 import dataclasses, sys
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Submission
-from tests.helpers import tiny
+from exgrpo_jax.grading.settings import Config
 config = dataclasses.replace(
-  tiny.GRADING, workers=2, time_limit=600., rewards=('tests.helpers.misbehaving:reward',))
+  {tiny.GRADING!r}, workers=2, time_limit=600., rewards=('tests.helpers.misbehaving:reward',))
 running = pool.Grader(config, verifier.Config(require_think=False, require_box=False))
 running.submit(0, Submission(lambda: 'sleep_once ' + sys.argv[1], ''))  # a busy worker
 running.submit(1, Submission(lambda: 'sleep_once ' + sys.argv[2], ''))
