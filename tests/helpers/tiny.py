@@ -78,6 +78,7 @@ def values(train, evaluation):
   config.warm_start.update(
     dict(num_updates=30, data=train, batch_size=8, learning_rate=1e-2, enough=1.0)
   )
+  config.grading.workers = 1  # starting one takes longer than all that it does here
   config.evaluation.every = NUM_STEPS // 2
   config.parity.every = COMPARED_EVERY
   config.checkpoint.update(dict(every=SAVED_EVERY, keep=NUM_STEPS))
