@@ -63,19 +63,19 @@ def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
 @pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
 def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
   """After an exception in the same process, else in a new one."""
-  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=1.0)
+  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=2.0)
   assert outcomes(verdicts) == ['correct', 'no answer']
   assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
 
 
 def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
   responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
-  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:
+  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=2.0), VERIFIER) as running:
     verdicts = running.grade(responses, ['1'] * 11)
     (later,) = running.grade([RIGHT], ['1'])
   assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
   assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
-    (0.0, f'{SERVICE}: no rewards after 1 s', None)
+    (0.0, f'{SERVICE}: no rewards after 2 s', None)
   }
   assert later.outcome == 'correct' and later.reward == 120
 
@@ -93,7 +93,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
 def test_a_service_that_does_not_answer_at_the_start_is_refused(monkeypatch):
   monkeypatch.setattr(worker_slot, 'START_TIMEOUT', 2.0)
   hangs = 'tests.helpers.misbehaving:always_hangs'
-  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=1.0)
+  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=2.0)
   with pytest.raises(
     InputError, match=r'batched=.* cannot be used \(.*not ready after 3 s\): a ba'
   ):

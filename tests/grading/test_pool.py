@@ -21,7 +21,7 @@ from tests.helpers.processes import is_running
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)
 CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0)
-QUICK = dataclasses.replace(CONFIG, time_limit=1.0)
+QUICK = dataclasses.replace(CONFIG, time_limit=2.0)
 RIGHT = Verdict(reward=1.0, outcome='correct', answer='1', components={'correctness': 1.0})
 WRONG = Verdict(reward=0.0, outcome='wrong', answer='1', components={'correctness': 0.0})
 NONE = Verdict(reward=0.0, outcome='no answer', components={'correctness': 0.0})
@@ -174,11 +174,11 @@ def test_a_response_that_hangs_or_crashes_costs_only_its_own_verdict():
   ]
   assert [verdict.reward for verdict in verdicts] == [0, 9, 0, 9, 0, 0, 0, 9]
   assert [verdict.reason for verdict in verdicts if verdict.reason] == [
-    'no verdict after 1 s',
+    'no verdict after 2 s',
     '2 workers died of it, the last with exit status -11',
     "tests.helpers.misbehaving:reward: KeyError: 'of the reward'",
     'tests.helpers.misbehaving:reward: MemoryError',
-    'no verdict after 1 s',
+    'no verdict after 2 s',
   ]
 
 
