@@ -93,7 +93,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
 def test_a_service_that_does_not_answer_at_the_start_is_refused(monkeypatch):
   monkeypatch.setattr(worker_slot, 'START_TIMEOUT', 2.0)
   hangs = 'tests.helpers.misbehaving:always_hangs'
-  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=2.0)
+  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=1.0)
   with pytest.raises(
     InputError, match=r'batched=.* cannot be used \(.*not ready after 3 s\): a ba'
   ):
