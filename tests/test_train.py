@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -34,9 +33,10 @@ from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from exgrpo_jax.run import Kept
 from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
-from tests.helpers import buffers, recording, tiny
+from tests.helpers import buffers, forked, recording, tiny
 from tests.helpers.chance import is_correct
-from tests.helpers.paths import REPOSITORY, TINY_CONFIG
+from tests.helpers.devices import caching
+from tests.helpers.paths import TINY_CONFIG
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
 
@@ -638,9 +638,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
 ):
   workdir = tmp_path / 'killed'
   command = [
-    sys.executable,
-    '-m',
-    'exgrpo_jax.train',
+    'train',
     f'--config={TINY_CONFIG}',
     f'--workdir={workdir}',
     f'--config.data.train={data.train}',
@@ -648,26 +646,21 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     f"--config.data.evaluation=('{data.evaluation}',)",
     f'--config.data.cache_dir={data.cache}',
   ]
-  env = os.environ | {
-    'JAX_COMPILATION_CACHE_DIR': str(recorded.compiled),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PLATFORMS': 'cpu',
-  }
-  with open(tmp_path / 'log', 'w+') as log:
-    process = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=log, stderr=log)
+  environment = caching(recorded.compiled) | {'JAX_PLATFORMS': 'cpu'}
+  with forked.start(command, **environment) as process:
     while not (workdir / 'checkpoints' / str(tiny.SAVED_EVERY)).exists():
-      assert process.poll() is None, (tmp_path / 'log').read_text()
+      assert process.is_running(), process.wait()
       time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait().status == -signal.SIGKILL
   assert not (workdir / 'checkpoints' / str(tiny.NUM_STEPS)).exists()
   last = max(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit())
   with open(workdir / 'metrics.jsonl', 'a') as file:  # as if killed one step later
     file.write(json.dumps({'step': last + 1, 'reward': -1.0}) + '\n')
-  process = subprocess.run(command, cwd=REPOSITORY, env=env, text=True, capture_output=True)
-  assert process.returncode == 0, process.stderr
-  assert 'resumed after step' in process.stdout and 'warm start' not in process.stdout
-  check_what_it_said(process, (workdir / 'console.log').read_text(), last, command)
+  outcome = forked.run_one(command, **environment)
+  assert outcome.status == 0, outcome.err
+  assert 'resumed after step' in outcome.out and 'warm start' not in outcome.out
+  check_what_it_said(outcome.out, (workdir / 'console.log').read_text(), last, command)
 
   expected, resumed = (last_snapshot(recorded, path) for path in (recorded.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
@@ -689,19 +682,21 @@ def recorded_tokens(workdir):
   return [row for path in paths for row in step_records.read_file(path, 'tokens').to_pylist()]
 
 
-def check_what_it_said(process, kept, done, command):
+def check_what_it_said(out, kept, done, command):
   """Of a resumed run: a banner, the time left once it is known, the end, and all of it kept."""
   first, second = re.split(r'^---- \S+ \S+  ', kept, flags=re.MULTILINE)[1:]
   assert 'warm start 30/30' in first and 'warm start' not in second
-  assert second.splitlines()[0] == shlex.join(command)
-  printed = process.stdout.splitlines()
+  assert second.splitlines()[0] == shlex.join(
+    [sys.executable, '-m', 'exgrpo_jax.train', *command[1:]]
+  )
+  printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
   assert f'  steps       {tiny.NUM_STEPS}, of which {done} are done' in printed
   steps = [line for line in printed if line.startswith('step ')]
   assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
   assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')
   evaluation = [sys.executable, '-m', 'exgrpo_jax.evaluate', *cli.config_arguments(command)]
-  assert f'  {shlex.join(evaluation)}' in process.stdout
+  assert f'  {shlex.join(evaluation)}' in out
 
 
 @pytest.fixture

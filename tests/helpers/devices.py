@@ -10,8 +10,13 @@ from tests.helpers.paths import REPOSITORY
 
 def environment(num_devices):
   """The environment of a process with so many CPU devices; no process can change its own."""
+  return os.environ | devices_of(num_devices)
+
+
+def devices_of(num_devices):
+  """What to add to a process's environment for it to have so many CPU devices."""
   flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={num_devices}'
-  return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
+  return {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
 
 
 def caching(compiled):

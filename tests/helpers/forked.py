@@ -90,19 +90,21 @@ def run_one(command, **more):
   return start(command, **more).wait()
 
 
-def start(command, given='', has_reader=True, **environment):
+def start(command, given='', has_reader=True, log=None, **environment):
   """A Command that has started, in the environment that the caller has at the moment.
 
   Args:
     command: a module and its arguments; a module of exgrpo_jax may be named without the package.
     given: its standard input.
     has_reader: whether somebody reads what it prints, unlike before `| head` once that has ended.
+    log: a file for all that it prints, which its Outcome then lacks.
     **environment: added to its environment. Of JAX's settings those count that are texts or floats.
   """
   pid, out = _ask(
     command=list(map(str, command)),
     given=given,
     has_reader=has_reader,
+    log=log and str(log),
     environment={**os.environ, **environment},
     jax={name.lower(): value for name, value in environment.items() if name.startswith('JAX_')},
   )
@@ -156,13 +158,18 @@ def _start(request, folder):
   """Forks a process for a command: its id, and the file of its output."""
   place = pathlib.Path(tempfile.mkdtemp(dir=folder))
   (place / 'in').write_text(request['given'])
-  (place / 'out').touch()
+  for name in ('out', 'err'):
+    (place / name).touch()
   reader, writer = os.pipe()
   started = time.monotonic()
   if not (pid := os.fork()):
     os.dup2(os.open(place / 'in', os.O_RDONLY), 0)
     os.dup2(os.open(place / 'out', os.O_WRONLY), 1)
-    os.dup2(os.open(place / 'err', os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(place / 'err', os.O_WRONLY), 2)
+    if request['log']:
+      log = os.open(request['log'], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+      os.dup2(log, 1)
+      os.dup2(log, 2)
     if not request['has_reader']:
       gone, output = os.pipe()
       os.close(gone)

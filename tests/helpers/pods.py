@@ -1,14 +1,12 @@
 """Training as users start it, on several hosts that are processes of this machine."""
 
 import pathlib
-import subprocess
-import sys
 import time
 
-from tests.helpers.devices import caching, environment, free_port
-from tests.helpers.paths import REPOSITORY, TINY_CONFIG
+from tests.helpers import forked
+from tests.helpers.devices import caching, devices_of, free_port
+from tests.helpers.paths import TINY_CONFIG
 
-TIMEOUT = 300  # seconds until a run is taken to hang
 CARRY = (  # flags of a run whose responses span steps
   '--config.rollout.carry=True',
   '--config.rollout.in_flight=10',
@@ -31,11 +29,9 @@ class Pod:
     """
     count, devices = shape
     self._logs = [pathlib.Path(f'{workdir}.log.{number}') for number in range(count)]
-    env = environment(devices) | caching(compiled)
+    environment = devices_of(devices) | caching(compiled)
     command = [
-      sys.executable,
-      '-m',
-      'exgrpo_jax.train',
+      'train',
       f'--config={TINY_CONFIG}',
       f'--workdir={workdir}',
       f'--config.data.train={data.train}',
@@ -47,29 +43,26 @@ class Pod:
       f'--num_processes={count}',
       *flags,
     ]
-    self.processes = []
-    for number, log in enumerate(self._logs):
-      with open(log, 'w') as file:
-        self.processes.append(
-          subprocess.Popen(
-            [*command, f'--process_id={number}'], cwd=REPOSITORY, env=env, stdout=file, stderr=file
-          )
-        )
+    for log in self._logs:
+      log.touch()
+    self.processes = [
+      forked.start([*command, f'--process_id={number}'], log=log, **environment)
+      for number, log in enumerate(self._logs)
+    ]
 
   def __enter__(self):
     return self
 
-  def __exit__(self, *_):
+  def __exit__(self, *exception):
     for process in self.processes:
-      process.kill()
-      process.wait()
+      process.__exit__(*exception)
 
   def log(self, number=0):
     return self._logs[number].read_text()
 
   def exit_statuses(self):
     """Of all processes, once they have ended."""
-    return [process.wait(timeout=TIMEOUT) for process in self.processes]
+    return [process.wait().status for process in self.processes]
 
   def finish(self):
     """Waits for all processes; asserts that none failed."""
@@ -77,8 +70,8 @@ class Pod:
 
   def wait_until(self, condition):
     """Waits for condition(); asserts that no process ends before."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + forked.TIMEOUT
     while not condition():
-      assert all(process.poll() is None for process in self.processes), self.log()
+      assert all(process.is_running() for process in self.processes), self.log()
       assert time.monotonic() < deadline, self.log()
       time.sleep(0.01)

@@ -156,8 +156,8 @@ def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies
     pod.wait_until(lambda: '| reward' in pod.log())
     assert f'the checkpoint of step {last} is damaged' in pod.log()
     assert f'resumed after step {before} ' in pod.log()
-    pod.processes[1].kill()
+    pod.processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    assert pod.processes[0].wait(timeout=60) not in (0, None)
+    assert pod.processes[0].wait().status != 0
     assert time.monotonic() - killed < 60
     assert re.search(r'unhealthy \(stopped sending heartbeats\):\n1\n', pod.log())
