@@ -2,7 +2,7 @@
 
 Starting Python and importing JAX takes seconds, a fork none; and it leaves exit status, flags and
 output what they are in a process of its own. It comes before JAX has a backend, and so no threads
-to lose. `python -m tests.helpers.forked` is that process; the first `run` starts it.
+to lose. `python -m tests.helpers.forked` is that process; the first command starts it.
 """
 
 import atexit
