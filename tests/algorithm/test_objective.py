@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -356,6 +357,39 @@ def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
   expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
   fresh = ~batch.is_replay_B
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
+
+
+@pytest.mark.parametrize(('pass_rate', 'quotient'), [(1 / 8, 0.0826), (1 / 2, 0.0118)])
+def test_a_replayed_row_pulls_little_and_its_neighbours_downwards(pass_rate, quotient):
+  """Responses of one token, right with p = sigmoid(theta): d log pi / d theta is 1 - p or -p.
+
+  All numbers of right ones among 7 fresh rows are enumerated; the replayed row is right, w is 1.
+  """
+  *_, batch, _ = random_batch()
+  pull, net = np.zeros(8), 0.0  # expected: of each row towards theta, of all rows' tokens together
+  for solved in range(8):
+    chance = math.comb(7, solved) * pass_rate**solved * (1 - pass_rate) ** (7 - solved)
+    is_right = np.array([1] * solved + [0] * (7 - solved) + [1], np.float32)
+    group = dataclasses.replace(
+      batch,
+      response_mask_BT=np.ones((8, 1), np.float32),
+      behaviour_logp_BT=np.zeros((8, 1), np.float32),
+      tis_weight_BT=np.ones((8, 1), np.float32),
+      advantage_B=np.asarray(advantages.group_advantages(is_right[None]))[0],
+      is_replay_B=np.arange(8) == 7,
+    )
+    slope_B = -8 * LIMIT * slopes(objective.loss_inputs(group, PAPER, LIMIT))[:, 0]
+    pull += chance * slope_B * np.where(is_right, 1 - pass_rate, -pass_rate)
+    net += chance * slope_B.sum()
+  np.testing.assert_allclose(pull[7] / pull[:7].sum(), quotient, rtol=5e-3)
+  np.testing.assert_allclose(net, -(1 - 0.1 / 1.1**2) * 7 / 8 * (1 - pass_rate), rtol=1e-4)
+
+
+@jax.jit
+def slopes(inputs):
+  """The loss's gradient by logp where w is 1, in a step's first minibatch."""
+  loss_of = functools.partial(objective.token_loss, clip=True, is_first=True, config=PAPER)
+  return jax.grad(lambda logp: loss_of(logp, jnp.zeros_like(logp), inputs)[0])(inputs.old_logp_BT)
 
 
 @pytest.mark.parametrize('name', VARIANTS)
