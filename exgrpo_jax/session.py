@@ -27,7 +27,7 @@ from exgrpo_jax.experiment import (
   update_spec,
 )
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.learner import checkpoint, checksums
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policies import Policy, Source
 from exgrpo_jax.policy import lora, model
@@ -178,7 +178,8 @@ def opened(
   ):
     snapshot, kept = begin(experiment, loaded.rollout, manager, params, loaded.successes)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
-    record_start(workdir, first)
+    digest = '' if snapshot.step else checksums.digest(snapshot.state, kept.base_sums)
+    record_start(workdir, first, digest)
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,

@@ -117,6 +117,7 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
       *cell,
       command=shlex.join(['python', *trial.arguments]),
       commits=study_runs.commits(trial.workdir),
+      warm_start=study_runs.warm_start(trial.workdir),
       is_finished=sweep.is_finished(trial),
       evaluations=study_runs.evaluations(
         trial.workdir, parse_config(trial.values).rollout.questions

@@ -212,6 +212,10 @@ def test_a_real_run_is_read_as_its_records_have_it(recorded):
   questions = step_records.read(recorded.workdir).questions.to_pylist()
   assert last.fresh_questions == sum(not question['is_replay'] for question in questions)
   assert 0 < last.fresh_questions < len(questions)
+  assert last.distinct_questions == len({question['question'] for question in questions})
+  assert last.distinct_questions < last.fresh_questions, 'the second pass reads no new ones'
+  assert {'replay/times_mean', 'replay/effective_sample_size'} <= {*found[-1].explaining}
+  assert re.fullmatch('[0-9a-f]{12}', study_runs.warm_start(str(recorded.workdir)))
   assert last.generated_tokens == sum(record['length/total'] for record in trained)
   assert 0 < last.training_seconds < sum(record['time/step'] for record in trained)
 

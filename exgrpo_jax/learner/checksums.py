@@ -3,6 +3,8 @@
 The sum of the bits of each array: the same on every mesh, changed by any one bit.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +23,15 @@ def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
 def of_base(base: Params) -> dict[str, int]:
   """Of each array of the frozen parameters that LoRA's adapters belong to, by name."""
   return {f'base{name}': value for name, value in _named(base).items()}
+
+
+def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
+  """Twelve hexadecimal digits, the same for the same parameters: of the base where there is one.
+
+  Made of the sums of the whole state, which saving takes too: no program more.
+  """
+  sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
+  return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:

@@ -4,12 +4,14 @@ import csv
 import dataclasses
 import itertools
 import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import records
+from exgrpo_jax.reporting import records, step_records
+from exgrpo_jax.reporting.records import Run
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
 
@@ -21,6 +23,9 @@ COSTS = {
   'training_seconds': 'training seconds',
 }
 
+# Metrics of training steps that explain the scores; and all that begin with 'alignment/'.
+EXPLAINING = ('replay/rows', 'replay/times_mean', 'replay/effective_sample_size')
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -30,6 +35,12 @@ class Evaluation:
   fresh_questions: int  # visits of questions that were not replayed
   generated_tokens: int
   training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
+  # Questions that steps have worked on, each once, replayed ones included; None where the records
+  # of a step are missing.
+  distinct_questions: int | None
+  # Mean of each metric that explains the scores, over the steps since the evaluation before that
+  # have it; without those that none has.
+  explaining: Mapping[str, float]
   scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
 
 
@@ -42,6 +53,7 @@ class StudyRun:
   seed: int
   command: str
   commits: tuple[str, ...]  # that it ran on, '+' behind one with uncommitted changes
+  warm_start: str  # digest of the parameters that it began with, warm; '' where none is recorded
   is_finished: bool
   evaluations: tuple[Evaluation, ...]  # by step
 
@@ -49,16 +61,43 @@ class StudyRun:
 def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
   """Those of a run whose steps work on so many questions; none where it has not begun."""
   found, fresh, tokens, seconds = [], 0, 0, 0.0
+  distinct, since = _distinct_questions(workdir), []
   for record in records.read(workdir):
     if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
       fresh += questions - int(record['replay/rows'])
       tokens += int(record['length/total'])
       apart = sum(record.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
       seconds += record['time/step'] - apart
+      since.append(record)
     scores = {name: value for name, value in record.items() if name.startswith('eval/')}
     if scores:
-      found.append(Evaluation(int(record['step']), fresh, tokens, seconds, scores))
+      step = int(record['step'])
+      found.append(
+        Evaluation(step, fresh, tokens, seconds, distinct.get(step), _explaining(since), scores)
+      )
+      since = []
   return tuple(found)
+
+
+def _explaining(steps: Run) -> dict[str, float]:
+  """The mean of each metric over those of the steps that have it."""
+  names = {
+    name for step in steps for name in step if name in EXPLAINING or name.startswith('alignment/')
+  }
+  return {name: statistics.fmean(s[name] for s in steps if name in s) for name in names}
+
+
+def _distinct_questions(workdir: str) -> dict[int, int]:
+  """Step -> different questions up to it, as far as the steps before it are all recorded."""
+  seen, count = set(), {0: 0}
+  for path in step_records.files(workdir, 'questions'):
+    table = step_records.read_file(path, 'questions')
+    for step, question in zip(table['step'].to_pylist(), table['question'].to_pylist()):
+      if step - 1 not in count:  # a file before this one is gone
+        return count
+      seen.add(question)
+      count[step] = len(seen)
+  return count
 
 
 def commits(workdir: str) -> tuple[str, ...]:
@@ -66,6 +105,12 @@ def commits(workdir: str) -> tuple[str, ...]:
   found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
   names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
   return tuple(dict.fromkeys(names))
+
+
+def warm_start(workdir: str) -> str:
+  """A digest of the parameters that a run began with; '' where no start has recorded one."""
+  found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
+  return next(filter(None, found), '')
 
 
 def finished(
@@ -100,11 +145,12 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.nda
 
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
   """A row for each evaluation of each run, unfinished ones included; written atomically."""
-  scored = itertools.chain(*(run.evaluations for run in runs))
-  names = sorted({name for evaluation in scored for name in evaluation.scores})
-  head = ['setting', 'arm', 'seed', 'finished', *COSTS, *names, 'commit', 'command']
+  written = [evaluation for run in runs for evaluation in run.evaluations]
+  explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
+  names = sorted(set(itertools.chain(*(one.scores for one in written))))
+  head = ['setting', 'arm', 'seed', 'finished', *COSTS, 'distinct_questions', *explaining, *names]
   with open(f'{path}.new', 'w', encoding='utf-8', newline='') as file:
-    writer = csv.DictWriter(file, head)
+    writer = csv.DictWriter(file, [*head, 'warm_start', 'commit', 'command'])
     writer.writeheader()
     writer.writerows(_rows(runs))
   os.replace(f'{path}.new', path)
@@ -119,7 +165,10 @@ def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
         'seed': run.seed,
         'finished': run.is_finished,
         **{name: getattr(evaluation, name) for name in COSTS},
+        'distinct_questions': evaluation.distinct_questions,
+        **evaluation.explaining,
         **evaluation.scores,
+        'warm_start': run.warm_start,
         'commit': ' '.join(run.commits),
         'command': run.command,
       }

@@ -23,6 +23,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import write_json
 
 FILE = 'environment.json'
+PARAMETERS = 'initial_parameters'  # the entry's digest of them, see checksums.digest
 
 _PACKAGES = (
   'jax',
@@ -39,9 +40,13 @@ _GIT_SECONDS = 10
 _GIB = 2**30
 
 
-def record_start(workdir: str, first_step: int) -> None:
-  """Appends what this start runs on; of several hosts only the first writes."""
-  write_json(os.path.join(workdir, FILE), [*read(workdir), describe(first_step)])
+def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
+  """Appends what this start runs on; of several hosts only the first writes.
+
+  `parameters` is a digest of those that the run begins with; '' where it is resumed.
+  """
+  start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
+  write_json(os.path.join(workdir, FILE), [*read(workdir), start])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
