@@ -82,6 +82,10 @@ def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, re
   tab.evaluate("parts['texts-0'] = Promise.resolve(null)")
   tab.evaluate(f"location.hash = '#page=responses&group={last['step']}/{last['group']}'")
   tab.wait_for_selector('.tokens')
+  tab.evaluate(f"location.hash = '#page=responses&from={last['step']}&to={last['step']}'")
+  tab.locator('main', has_text='Of a single step all that is recorded is read').wait_for()
+  of_step = [row for row in table if row['step'] == last['step']]
+  assert tab.locator('td .text:not(:has(a)) .excerpt').count() == len(of_step)
   found = tab.evaluate(f'textsOf(0, {last["step"]})')
   members = found['groups'][f'{last["step"]}/{last["group"]}']
   # Of the first steps there is none, and none is asked for: that would be an error in the console.

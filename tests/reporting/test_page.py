@@ -249,17 +249,15 @@ def test_filters_leave_what_the_records_have(tab, report, run):
   go(tab, report, 'page=responses')
   tab.locator('[name=outcome]').select_option('wrong')
   tab.locator('[name=from]').fill('5')
-  tab.locator('[name=from]').press('Enter')
   tab.locator('[name=to]').fill('9')
-  tab.locator('[name=to]').press('Enter')
   assert len(wrong) > 1
   tab.locator('#count', has_text=re.compile(f'^{len(wrong)} responses')).wait_for()
-  lengths = [int(row[8]) for row in rows_of(tab.locator('main table'))]
+  lengths = [int(row[9]) for row in rows_of(tab.locator('main table'))]
   assert lengths == [row['length'] for row in wrong][: len(lengths)]
   replayed = sum(r['is_replay'] for r in run.responses)
   go(tab, report, 'page=responses&kind=replayed&sort=-length')
   assert tab.locator('#count').inner_text().startswith(f'{replayed} responses')
-  lengths = [int(row[8]) for row in rows_of(tab.locator('main table'))]
+  lengths = [int(row[9]) for row in rows_of(tab.locator('main table'))]
   assert lengths == sorted(lengths, reverse=True)
 
 
@@ -297,6 +295,10 @@ def test_what_a_model_wrote_is_text_and_never_markup(tab, report, run):
   tokens = tab.locator('.tokens').first
   assert tokens.evaluate('element => element.textContent') == HOSTILE
   assert tab.locator('.question').inner_text() == HOSTILE
+  go(tab, report, 'page=responses&words=</textarea>')
+  for cell in tab.locator('td .excerpt', has=tab.locator('mark')).all():
+    assert cell.inner_text() == HOSTILE
+  assert tab.locator('td mark').count() > 1 and tab.evaluate(scripts) == before
   go(tab, report, 'page=evaluation')
   for details in tab.locator('main details').all():
     details.evaluate('details => { details.open = true; }')

@@ -99,6 +99,18 @@ def test_groups_that_are_there_token_by_token_keep_their_responses(run):
   assert kept == [1] * tiny.QUESTIONS + [2]
 
 
+def test_questions_are_cut_short_where_all_of_them_are_too_long(run, monkeypatch):
+  whole = dict(zip(*(run.questions[name].to_pylist() for name in ('question', 'text'))))
+  described = visits.describe(run, 10**6)['questions']
+  assert dict(zip(described['row'], described['text'])) == whole and described['cut'] == 0
+  monkeypatch.setattr(visits, '_WHOLE_TEXTS', sum(map(len, whole.values())) - 1)
+  monkeypatch.setattr(visits, '_MAX_TEXT', 2)
+  described = visits.describe(run, 10**6)['questions']
+  short = [text for text in described['text'] if text.endswith(' …')]
+  assert len(short) == described['cut'] > 3
+  assert visits.describe(run, math.inf)['questions']['cut'] == 0  # a served page has all
+
+
 def test_responses_whose_visit_is_lost_are_left_out(run):
   kept = run.questions.filter(pa.array(np.array(run.questions['step']) > 3))
   columns = visits.describe(Recorded(run.workdir, {}, [], run.responses, kept), math.inf)

@@ -33,6 +33,7 @@ _SCRIPTS = (  # one after the other they are one script
   'buffer',
   'question',
   'solutions',
+  'filters',
   'responses',
   'evaluation',
   'compare',

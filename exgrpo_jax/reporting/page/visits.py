@@ -4,6 +4,7 @@ A visit is a question in a step. A run has a hundred thousand of them, and eight
 responses, so what is kept of these has a limit.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from exgrpo_jax.reporting.page.columns import flags, known
 from exgrpo_jax.reporting.page.texts import Group
 
 _MAX_ANSWER = 60  # characters of an extracted answer
-# Of the text of a question. Most are visited once, and of those enough is kept to find them by.
+# Of the texts of questions, all of which are whole where they have no more than this together.
+_WHOLE_TEXTS = 2_000_000
+# Else of each. Most are visited once, and of those enough is kept to find them by.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -28,7 +31,8 @@ def describe(
 
   The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
   replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1, and only
-  every n-th step has its responses, and besides it the groups `with_texts`.
+  every n-th step has its responses, and besides it the groups `with_texts`. Of as many questions as
+  'cut' says only the beginning of the text is there; of none where `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -48,7 +52,7 @@ def describe(
     'visits': _visits(visits) | {'first': first.tolist(), 'responses': number.tolist()},
     'responses': _responses(kept, _asked(visits, place[is_kept])),
     'replays': _replays(visits, responses, place),
-    'questions': _questions(visits),
+    'questions': _questions(visits, math.inf if max_responses == math.inf else _WHOLE_TEXTS),
   }
 
 
@@ -126,16 +130,21 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
   }
 
 
-def _questions(visits: pa.Table) -> dict[str, list]:
+def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
   """Each question that was visited, once: its row, its text and its answer."""
   rows, index, counts = np.unique(
     visits['question'].to_numpy(), return_index=True, return_counts=True
   )
   taken = visits.take(pa.array(index))
-  limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
+  whole = taken['text'].to_pylist()
+  shown = whole
+  if sum(len(text or '') for text in whole) > max_characters:
+    limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
+    shown = [_cut(text, limit) for text, limit in zip(whole, limits)]
   return {
     'row': rows.tolist(),
-    'text': [_cut(text, limit) for text, limit in zip(taken['text'].to_pylist(), limits)],
+    'text': shown,
+    'cut': sum(short != text for short, text in zip(shown, whole)),
     'answer': taken['answer'].to_pylist(),
   }
 

@@ -1,8 +1,10 @@
 // Charts by uPlot, all of those over steps linked: hover one and all show that step, drag over one
-// to zoom all, Escape or a double click to see everything again.
+// to zoom all, Escape or a double click to see everything again. A click on a step of a run opens
+// its responses.
 
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
 const PALETTE = 8;
+const DOUBLE = 250; // ms in which a second click makes a double click
 const charts = new Set(); // those on the page
 
 function color(name) {
@@ -22,8 +24,9 @@ function chart(panel, marks, extent) {
     tabindex: 0,
     role: 'img',
     'aria-label':
-      `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, Escape shows ` +
-      'all of it, and the values follow as a table.',
+      `${panel.title}, ${panel.unit}, over ${panel.x}. Arrow keys move along it, ` +
+      `${leads(panel.x) ? 'Enter opens the responses of a step, ' : ''}Escape shows all of it, ` +
+      'and the values follow as a table.',
   });
   const figure = h(
     'figure',
@@ -53,6 +56,7 @@ function sizeOf(area) {
 
 function draw(area, panel, made, marks, show, extent) {
   const key = panel.x;
+  const [min, max] = zoomOf(key, extent);
   const plot = new uPlot(
     {
       ...sizeOf(area),
@@ -63,7 +67,7 @@ function draw(area, panel, made, marks, show, extent) {
         drag: { x: true, y: false },
         bind: { dblclick: (u) => () => showAll(u) },
       },
-      scales: { x: { time: false, min: extent[0], max: extent[1] }, y: made.scale },
+      scales: { x: { time: false, min, max }, y: made.scale },
       axes: [
         axis({ space: 50, grid: made.grid }),
         axis({ size: 58, grid: made.grid, ...made.axis }),
@@ -79,7 +83,10 @@ function draw(area, panel, made, marks, show, extent) {
         setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
         setScale: [
           (u, name) => {
-            if (name === 'x') zoomOthers(u, key);
+            if (name === 'x' && u.isReady && !isZooming) {
+              zoomOthers(u, key);
+              keepZoom(u);
+            }
           },
         ],
         drawClear: made.under ? [made.under] : [],
@@ -92,6 +99,7 @@ function draw(area, panel, made, marks, show, extent) {
   plot.kind = key;
   plot.extent = extent;
   plot.show = show;
+  if (leads(key)) openByClick(plot);
   area.plot = plot;
   charts.add(plot);
 }
@@ -117,7 +125,6 @@ function axis(more) {
 let isZooming = false;
 
 function zoomOthers(from, key) {
-  if (isZooming || !from.isReady) return;
   isZooming = true;
   const { min, max } = from.scales.x;
   for (const plot of charts) {
@@ -126,6 +133,38 @@ function zoomOthers(from, key) {
       plot.setScale('x', { min, max });
   }
   isZooming = false;
+}
+
+// The part that the address says is shown, or all.
+function zoomOf(kind, [first, last]) {
+  const [from, to] = (choice().get(`zoom_${kind}`) || '').split('_').map(Number);
+  const [min, max] = [Math.max(from, first), Math.min(to, last)];
+  return min < max ? [min, max] : [first, last];
+}
+
+function keepZoom({ kind, scales, extent }) {
+  const { min, max } = scales.x;
+  const isAll = min <= extent[0] && max >= extent[1];
+  const part = [min, max].map((end) => Number(end.toPrecision(5))).join('_');
+  history.replaceState(null, '', address({ [`zoom_${kind}`]: isAll ? null : part }));
+}
+
+// Whether a place in such a chart is a step of one run.
+function leads(kind) {
+  return kind === 'step' && shownPage() !== 'compare';
+}
+
+function openByClick(plot) {
+  let waiting = 0;
+  plot.over.classList.add('leads');
+  plot.over.addEventListener('click', (event) => {
+    clearTimeout(waiting);
+    if (event.detail > 1) return; // a double click shows all steps
+    const step = plot.data[0][plot.posToIdx(event.offsetX)];
+    waiting = setTimeout(() => {
+      if (plot.root.isConnected) location.hash = stepAddress(step);
+    }, DOUBLE);
+  });
 }
 
 function showAll(plot) {
@@ -138,6 +177,8 @@ function steer(event, area) {
   const steps = plot.data[0];
   if (event.key === 'Escape') {
     showAll(plot);
+  } else if (event.key === 'Enter' && area.index !== undefined && leads(plot.kind)) {
+    location.hash = stepAddress(steps[area.index]);
   } else if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
     const from = area.index ?? (event.key === 'ArrowLeft' ? steps.length : -1);
     area.index = Math.min(

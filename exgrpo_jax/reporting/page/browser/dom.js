@@ -47,7 +47,8 @@ function plural(count, what) {
 }
 
 // A table with its head. A cell is text, a number (set right), an element, or null where there is none.
-function table(head, rows, caption) {
+// As 'cards' each row is a block of its own in a narrow window, with the head's words in its cells.
+function table(head, rows, caption, shape = '') {
   const isNumber = (cell) => typeof cell === 'number';
   const kinds = head.map((_, column) =>
     rows.some((row) => isNumber(row[column])) ? 'number' : null,
@@ -56,13 +57,16 @@ function table(head, rows, caption) {
     row.map((cell, column) =>
       h(
         'td',
-        { class: isNumber(cell) || cell === null ? kinds[column] : null },
+        {
+          class: isNumber(cell) || cell === null ? kinds[column] : null,
+          'data-head': shape && head[column],
+        },
         isNumber(cell) ? number(cell) : (cell ?? MISSING),
       ),
     );
   return h(
     'div',
-    { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
+    { class: `scroll ${shape}`, tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
     h(
       'table',
       null,

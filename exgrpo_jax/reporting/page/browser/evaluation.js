@@ -110,7 +110,7 @@ function questionList(benchmark, indices, pair) {
     .slice(0, MOST_QUESTIONS)
     .map((index) => [
       String(benchmark.rows[index]),
-      h('span', { class: 'excerpt' }, benchmark.texts[index]),
+      h('div', { class: 'text' }, h('span', { class: 'excerpt' }, benchmark.texts[index])),
       benchmark.answers[index],
       ...pair.map((evaluation) => written(evaluation, index)),
     ]);
@@ -122,7 +122,12 @@ function questionList(benchmark, indices, pair) {
     'div',
     null,
     more,
-    table(['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)], rows, null),
+    table(
+      ['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)],
+      rows,
+      null,
+      'cards',
+    ),
   );
 }
 
@@ -132,7 +137,7 @@ function written(evaluation, index) {
   if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} right`;
   return h(
     'div',
-    null,
+    { class: 'text' },
     responses.map((response) => {
       const got =
         'extracted' in response

@@ -18,8 +18,8 @@ async function overviewPage(run) {
       h(
         'p',
         { class: 'quiet' },
-        'Smooth lines are means over neighbouring steps, the faint ones behind them the values. Drag to zoom, double-click or Escape to see ' +
-          'all steps; all charts follow.',
+        'Smooth lines are means over neighbouring steps, the faint ones behind them the values. Click a step for its responses. Drag to zoom, ' +
+          'double-click or Escape to see all steps; all charts follow.',
         marks.length ? ' A triangle marks a step with a warning.' : '',
       ),
       grid(overview.panels, marks),
@@ -63,7 +63,7 @@ async function overviewPage(run) {
 }
 
 function stepLink(step) {
-  return link({ page: 'responses', from: step, to: step }, String(step));
+  return h('a', { href: stepAddress(step) }, String(step));
 }
 
 function notes(missing) {
@@ -94,5 +94,6 @@ function scoresTable(scores) {
       cell(score.best),
     ]),
     'Scores with 95% intervals',
+    'cards',
   );
 }

@@ -1,171 +1,82 @@
-// All responses of a run: a table that is filtered, and a group with its advantages and tokens.
+// All responses of a run: a table of those that the filters leave, and a group with its advantages
+// and tokens.
 
 const ROWS = 50; // of a page of the table
-const FILTERS = [
-  'from',
-  'to',
-  'outcome',
-  'kind',
-  'truncated',
-  'reward',
-  'shortest',
-  'longest',
-  'texts',
-];
+const EXCERPT = 160; // characters of a text in the table
+const BEFORE = 40; // of these, in front of what is searched
 const KINDS = { fresh: '●\u00a0fresh', replayed: '↻\u00a0replayed' };
-const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
 
 async function responsesPage(run) {
   const rows = await recorded(run);
   if (!rows || !rows.visits) return [notes(page.runs[run].missing)];
   const group = choice().get('group');
   if (group) return groupView(run, rows, ...group.split('/').map(Number));
-  return [
-    rows.every > 1
-      ? h(
-          'p',
-          { class: 'notes' },
-          `Of one step in ${rows.every} the responses are in this file, besides the groups that it has token by token; a served page (--serve) has all.`,
-        )
-      : null,
-    filters(rows),
-    results(rows, await part(`texts-${run}`)),
-  ];
-}
-
-// ---- Filters ----
-
-function filters(rows) {
-  const now = choice();
-  const set = (name) => (event) => {
-    location.hash = address({ [name]: event.target.value, at: null });
+  const [count, list] = [h('p', { id: 'count', 'aria-live': 'polite' }), h('div')];
+  let turn = 0;
+  const update = async () => {
+    const own = ++turn;
+    await readTexts(run, rows);
+    if (own !== turn) return; // more was typed meanwhile
+    const found = chosen(rows);
+    count.replaceChildren(...(found.length ? summary(rows, found) : nothingFound(rows)));
+    list.replaceChildren(...[whatIsHere(rows), ...listed(rows, found)].filter(Boolean));
   };
-  const field = (name, title, attributes) =>
-    h(
-      'label',
-      null,
-      `${title} `,
-      h('input', {
-        name,
-        type: 'number',
-        value: now.get(name) || '',
-        onchange: set(name),
-        ...attributes,
-      }),
-    );
-  const select = (name, title, options, otherwise = 'any') =>
-    h(
-      'label',
-      null,
-      `${title} `,
-      h(
-        'select',
-        { name, onchange: set(name) },
-        [['', otherwise], ...options].map(([value, text]) =>
-          h('option', { value, selected: value === (now.get(name) || '') }, text),
-        ),
-      ),
-    );
-  return h(
-    'form',
-    { class: 'filters', 'aria-label': 'Filters', onsubmit: (event) => event.preventDefault() },
-    field('from', 'step from', { min: 1 }),
-    field('to', 'to', { min: 1 }),
-    select(
-      'outcome',
-      'outcome',
-      rows.responses.outcomes.map((name) => [name, name]),
-    ),
-    select('kind', 'kind', [
-      ['fresh', 'fresh'],
-      ['replayed', 'replayed'],
-    ]),
-    select('truncated', 'truncated', [
-      ['yes', 'yes'],
-      ['no', 'no'],
-    ]),
-    field('reward', 'reward', { step: 'any' }),
-    field('shortest', 'tokens from', { min: 1 }),
-    field('longest', 'to', { min: 1 }),
-    select('texts', 'token by token', [['yes', 'in this file']]),
-    select(
-      'sort',
-      'sorted by',
-      SORTS.flatMap((name) => [
-        [name, name],
-        [`-${name}`, `${name}, falling`],
-      ]).slice(1),
-      'step',
-    ),
-    h(
-      'a',
-      { href: address(Object.fromEntries([...FILTERS, 'sort', 'at'].map((name) => [name, null]))) },
-      'Clear',
-    ),
-  );
+  await update();
+  return [filters(rows, update), count, list];
 }
 
-function chosen(rows, texts) {
-  const now = choice();
-  const has = (name) => now.get(name) !== null && now.get(name) !== '';
-  const limit = (name) => Number(now.get(name));
-  const { responses, visits, visitOf } = rows;
-  const outcomeCode = responses.outcomes.indexOf(now.get('outcome'));
-  const tests = [];
-  if (has('from')) tests.push((i) => visits.step[visitOf[i]] >= limit('from'));
-  if (has('to')) tests.push((i) => visits.step[visitOf[i]] <= limit('to'));
-  if (has('outcome')) tests.push((i) => responses.outcome[i] === outcomeCode);
-  if (has('kind'))
-    tests.push((i) => Boolean(responses.replayed[i]) === (now.get('kind') === 'replayed'));
-  if (has('truncated'))
-    tests.push((i) => Boolean(responses.truncated[i]) === (now.get('truncated') === 'yes'));
-  if (has('reward')) tests.push((i) => Math.abs(responses.reward[i] - limit('reward')) < 1e-6);
-  if (has('shortest')) tests.push((i) => responses.length[i] >= limit('shortest'));
-  if (has('longest')) tests.push((i) => responses.length[i] <= limit('longest'));
-  if (has('texts'))
-    tests.push((i) => texts !== null && groupName(rows, visitOf[i]) in texts.groups);
-  const found = [];
-  for (let i = 0; i < responses.length.length; i++)
-    if (tests.every((test) => test(i))) found.push(i);
-  return sorted(rows, found, now.get('sort') || 'step');
+// The text of each response as far as it is in this file, or beside it and of the one step that
+// is chosen; null for the others.
+async function readTexts(run, rows) {
+  rows.texts ??= rows.responses.length.map(() => null);
+  if (!rows.hasTexts) addTexts(rows, await part(`texts-${run}`));
+  rows.hasTexts = true;
+  const [from, to] = ['from', 'to'].map((name) => Number(choice().get(name)));
+  if (page.texts && from === to && rows.recorded.includes(from))
+    addTexts(rows, await textsOf(run, from));
 }
 
-function sorted(rows, found, wanted) {
-  const name = wanted.replace('-', '');
-  if (wanted === 'step') return found;
-  const sign = wanted.startsWith('-') ? -1 : 1;
-  const key =
-    name === 'step'
-      ? (i) => rows.visits.step[rows.visitOf[i]]
-      : (i) => rows.responses[name][i] ?? -Infinity;
-  return found.sort((a, b) => sign * (key(a) - key(b)) || a - b);
+function addTexts(rows, found) {
+  if (!found) return;
+  rows.visits.first.forEach((first, visit) => {
+    const members = first < 0 ? null : found.groups[groupName(rows, visit)];
+    for (const { sample, pieces } of members || [])
+      rows.texts[first + sample] = pieces.map((piece) => found.pieces[piece]).join('');
+  });
+}
+
+// Which of the run's responses and texts the list has, where it has not all.
+function whatIsHere(rows) {
+  const count = rows.texts.filter((text) => text !== null).length;
+  const all = rows.texts.length;
+  const { cut } = rows.questions;
+  const sentences = [
+    rows.every > 1 &&
+      `Of one step in ${rows.every} the responses are in this file, besides the groups that it has token by token; a served page (--serve) has all.`,
+    count < all &&
+      `${number(count)} of the ${plural(all, 'response')} have their text in this file: of groups that are recorded token by token (config.metrics.recorded_groups), as many as there is room for. ${
+        page.texts
+          ? 'Of a single step all that is recorded is read.'
+          : 'With --texts=all the page has all that is recorded.'
+      }`,
+    cut > 0 &&
+      `Of ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} only the beginning is in this file.`,
+  ].filter(Boolean);
+  return sentences.length ? h('p', { class: 'quiet' }, sentences.join(' ')) : null;
 }
 
 // ---- The table ----
 
-function results(rows, texts) {
-  const found = chosen(rows, texts);
+function listed(rows, found) {
+  if (!found.length) return [];
   const at = Math.max(0, Math.min(Number(choice().get('at') || 0), found.length - 1));
-  const { responses } = rows;
-  const mean = (name) =>
-    number(found.reduce((sum, i) => sum + (responses[name][i] ?? 0), 0) / found.length);
-  const summary = found.length
-    ? `: mean reward ${mean('reward')}, length ${mean('length')}, entropy ${mean('entropy')}`
-    : '';
-  return h(
-    'div',
-    null,
-    h(
-      'p',
-      { id: 'count', 'aria-live': 'polite' },
-      h('b', null, plural(found.length, 'response')),
-      summary,
-    ),
+  return [
     table(
       [
         'step',
-        'question',
         'group',
+        'question',
+        'response',
         'kind',
         'outcome',
         'extracted',
@@ -173,27 +84,49 @@ function results(rows, texts) {
         'advantage',
         'tokens',
         'entropy',
-        'cut',
       ],
       found.slice(at, at + ROWS).map((i) => responseRow(rows, i)),
       'Responses',
+      'cards',
     ),
     h(
       'nav',
       { class: 'pages', 'aria-label': 'Pages of the table' },
       at > 0 ? h('a', { href: address({ at: Math.max(0, at - ROWS) }) }, '← previous') : null,
-      ` ${number(at + Math.min(1, found.length))} to ${number(Math.min(at + ROWS, found.length))} `,
+      ` ${number(at + 1)} to ${number(Math.min(at + ROWS, found.length))} `,
       at + ROWS < found.length ? h('a', { href: address({ at: at + ROWS }) }, 'next →') : null,
     ),
-  );
+  ];
+}
+
+// How many they are, how their groups fared, and their means.
+function summary(rows, found) {
+  const { responses, visits, visitOf } = rows;
+  const groups = [...new Set(found.map((i) => visitOf[i]))];
+  const rates = groups.map((visit) => visits.correctness[visit]);
+  const counted = (words, has) => {
+    const count = rates.filter(has).length;
+    return count ? [`${number(count)} ${words}`] : [];
+  };
+  const fates = [
+    ...counted('all solved', (rate) => rate === 1),
+    ...counted('partly solved', (rate) => rate > 0 && rate < 1),
+    ...counted('none solved', (rate) => rate === 0),
+  ].join(', ');
+  const mean = (name) =>
+    number(found.reduce((sum, i) => sum + (responses[name][i] ?? 0), 0) / found.length);
+  return [
+    h('b', null, plural(found.length, 'response')),
+    ` of ${plural(rates.length, 'group')} (${fates}): mean reward ${mean('reward')}, length ${mean('length')}, entropy ${mean('entropy')}`,
+  ];
 }
 
 function responseRow(rows, i) {
   const visit = rows.visitOf[i];
   const { responses } = rows;
+  const question = rows.visits.question[visit];
   return [
     rows.visits.step[visit],
-    questionLink(rows.visits.question[visit]),
     h(
       'a',
       {
@@ -202,15 +135,48 @@ function responseRow(rows, i) {
       },
       `group\u00a0${rows.groupOf[visit]}`,
     ),
+    h(
+      'div',
+      { class: 'text' },
+      questionLink(question),
+      ' ',
+      excerpt(rows.questions.text[rows.place.get(question)], 'text not recorded'),
+    ),
+    h('div', { class: 'text' }, responseText(rows.texts[i])),
     kindOf(rows, i),
-    outcomeOf(rows, i),
+    h('span', null, outcomeOf(rows, i), responses.truncated[i] ? ' (cut at the limit)' : ''),
     answerOf(rows, i),
     responses.reward[i],
     signed(responses.advantage[i]),
     responses.length[i],
     responses.entropy[i],
-    responses.truncated[i] ? 'yes' : 'no',
   ];
+}
+
+// As much of it as the table has room for, and all of it on demand.
+function responseText(text) {
+  return text === null || text.length <= EXCERPT
+    ? excerpt(text, 'not in this file')
+    : unfold(excerpt(text), () => h('div', { class: 'tokens' }, text));
+}
+
+// A text's beginning, or where what is searched is in it, marked.
+function excerpt(text, otherwise) {
+  if (text === null) return h('span', { class: 'quiet' }, otherwise);
+  const wanted = words();
+  const place = wanted ? text.toLowerCase().indexOf(wanted) : -1;
+  const start = Math.max(0, Math.min(place - BEFORE, text.length - EXCERPT));
+  const end = Math.max(start + EXCERPT, place + wanted.length);
+  const [from, to] = place < 0 ? [end, end] : [place, place + wanted.length];
+  return h(
+    'span',
+    { class: 'excerpt' },
+    start ? '… ' : '',
+    text.slice(start, from),
+    to > from ? h('mark', null, text.slice(from, to)) : null,
+    text.slice(to, end),
+    end < text.length ? ' …' : '',
+  );
 }
 
 function kindOf(rows, i) {
@@ -324,5 +290,6 @@ function groupTable(rows, members) {
       ];
     }),
     'Responses of the group',
+    'cards',
   );
 }

@@ -62,6 +62,12 @@ function link(changes, ...content) {
   );
 }
 
+// Where all responses of a step are.
+function stepAddress(step) {
+  const run = choice().get('run') || 0;
+  return address({ page: 'responses', from: step, to: step }, new URLSearchParams({ run }));
+}
+
 function currentRun() {
   const index = Number(choice().get('run') || 0);
   return page.runs[index] ? index : 0;
@@ -83,6 +89,7 @@ async function recorded(run) {
   rows.replayOf = replaysOf(rows.visits.replayed);
   rows.place = new Map(rows.questions.row.map((row, place) => [row, place]));
   rows.groupOf = groupsOf(rows.visits.step);
+  rows.steps = [...new Set(rows.visits.step.filter((_, visit) => rows.visits.first[visit] >= 0))];
   return rows;
 }
 

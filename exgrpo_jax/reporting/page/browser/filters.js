@@ -1,0 +1,199 @@
+// Which responses of a run are listed: the form of filters, and what they leave.
+
+const TYPING = 150; // ms without a key before what was typed is applied
+const FILTERS = [
+  'words',
+  'from',
+  'to',
+  'advantage',
+  'outcome',
+  'kind',
+  'truncated',
+  'reward',
+  'shortest',
+  'longest',
+  'texts',
+];
+const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
+const ZERO = 1e-6; // what is nearer to 0 is an advantage of 0
+const SIGNS = {
+  positive: (advantages) => (i) => advantages[i] >= ZERO,
+  zero: (advantages) => (i) => Math.abs(advantages[i]) < ZERO,
+  negative: (advantages) => (i) => advantages[i] <= -ZERO,
+};
+
+// Filters apply as one types. They replace the address rather than add to the history, so that
+// going back leaves the list.
+function filters(rows, update) {
+  const now = choice();
+  const field = (name, title, attributes) =>
+    h(
+      'label',
+      null,
+      `${title} `,
+      h('input', { name, type: 'number', value: now.get(name) || '', ...attributes }),
+    );
+  const select = (name, title, options, otherwise = 'any') =>
+    h(
+      'label',
+      null,
+      `${title} `,
+      h(
+        'select',
+        { name },
+        [['', otherwise], ...options].map(([value, text]) =>
+          h('option', { value, selected: value === (now.get(name) || '') }, text),
+        ),
+      ),
+    );
+  let waiting = 0;
+  const apply = () => {
+    if (!form.isConnected) return; // one has gone elsewhere meanwhile
+    const values = Object.fromEntries(new FormData(form));
+    history.replaceState(null, '', address({ ...values, at: null }));
+    update();
+  };
+  const form = h(
+    'form',
+    {
+      class: 'filters',
+      'aria-label': 'Filters',
+      onsubmit: (event) => event.preventDefault(),
+      oninput: () => {
+        clearTimeout(waiting);
+        waiting = setTimeout(apply, TYPING);
+      },
+    },
+    field('words', 'Find in questions and responses', { type: 'search', placeholder: 'text' }),
+    field('from', 'step from', { min: 1 }),
+    field('to', 'to', { min: 1 }),
+    select(
+      'advantage',
+      'advantage',
+      Object.keys(SIGNS).map((name) => [name, name]),
+    ),
+    select(
+      'outcome',
+      'outcome',
+      rows.responses.outcomes.map((name) => [name, name]),
+    ),
+    select('kind', 'kind', [
+      ['fresh', 'fresh'],
+      ['replayed', 'replayed'],
+    ]),
+    select('truncated', 'truncated', [
+      ['yes', 'yes'],
+      ['no', 'no'],
+    ]),
+    field('reward', 'reward', { step: 'any' }),
+    field('shortest', 'tokens from', { min: 1 }),
+    field('longest', 'to', { min: 1 }),
+    select('texts', 'text', [['yes', 'in this file']]),
+    select(
+      'sort',
+      'sorted by',
+      SORTS.flatMap((name) => [
+        [name, name],
+        [`-${name}`, `${name}, falling`],
+      ]).slice(1),
+      'step',
+    ),
+    h('a', { href: cleared(...FILTERS, 'sort') }, 'Clear'),
+  );
+  return form;
+}
+
+// The address without these choices.
+function cleared(...names) {
+  return address(Object.fromEntries([...names, 'at'].map((name) => [name, null])));
+}
+
+function words() {
+  return (choice().get('words') || '').trim().toLowerCase();
+}
+
+// The responses that pass all filters, sorted.
+function chosen(rows) {
+  const now = choice();
+  const has = (name) => now.get(name) !== null && now.get(name) !== '';
+  const limit = (name) => Number(now.get(name));
+  const { responses, visits, visitOf } = rows;
+  const outcomeCode = responses.outcomes.indexOf(now.get('outcome'));
+  const tests = [];
+  if (has('from')) tests.push((i) => visits.step[visitOf[i]] >= limit('from'));
+  if (has('to')) tests.push((i) => visits.step[visitOf[i]] <= limit('to'));
+  if (now.get('advantage') in SIGNS) tests.push(SIGNS[now.get('advantage')](responses.advantage));
+  if (has('outcome')) tests.push((i) => responses.outcome[i] === outcomeCode);
+  if (has('kind'))
+    tests.push((i) => Boolean(responses.replayed[i]) === (now.get('kind') === 'replayed'));
+  if (has('truncated'))
+    tests.push((i) => Boolean(responses.truncated[i]) === (now.get('truncated') === 'yes'));
+  if (has('reward')) tests.push((i) => Math.abs(responses.reward[i] - limit('reward')) < 1e-6);
+  if (has('shortest')) tests.push((i) => responses.length[i] >= limit('shortest'));
+  if (has('longest')) tests.push((i) => responses.length[i] <= limit('longest'));
+  if (has('texts')) tests.push((i) => rows.texts[i] !== null);
+  if (words()) tests.push(mentions(rows, words()));
+  const found = [];
+  for (let i = 0; i < responses.length.length; i++)
+    if (tests.every((test) => test(i))) found.push(i);
+  return sorted(rows, found, now.get('sort') || 'step');
+}
+
+// Whether the text of the question or that of the response has these words.
+function mentions(rows, wanted) {
+  const { row, text } = rows.questions;
+  const has = (words) => (words ?? '').toLowerCase().includes(wanted);
+  const asked = new Set(row.filter((_, place) => has(text[place])));
+  const { visitOf, visits, texts } = rows;
+  return (i) => asked.has(visits.question[visitOf[i]]) || has(texts[i]);
+}
+
+function sorted(rows, found, wanted) {
+  const name = wanted.replace('-', '');
+  if (wanted === 'step') return found;
+  const sign = wanted.startsWith('-') ? -1 : 1;
+  const key =
+    name === 'step'
+      ? (i) => rows.visits.step[rows.visitOf[i]]
+      : (i) => rows.responses[name][i] ?? -Infinity;
+  return found.sort((a, b) => sign * (key(a) - key(b)) || a - b);
+}
+
+// ---- Where nothing is left ----
+
+function nothingFound(rows) {
+  const now = choice();
+  const limit = (name, otherwise) => (now.get(name) ? Number(now.get(name)) : otherwise);
+  const [from, to] = [limit('from', -Infinity), limit('to', Infinity)];
+  if (rows.steps.some((step) => from <= step && step <= to))
+    return [
+      h('b', null, '0 responses'),
+      ' pass all of these filters. ',
+      h('a', { href: cleared(...FILTERS) }, 'Clear them'),
+    ];
+  if (!rows.steps.length) return ['No response of this run is recorded.'];
+  const distance = (step) => Math.min(Math.abs(step - from), Math.abs(step - to));
+  const nearest = rows.steps.reduce((best, step) =>
+    distance(step) < distance(best) ? step : best,
+  );
+  return [
+    from === to ? `Step ${from} has no responses here: ` : 'These steps have no responses here: ',
+    `${whyNoStep(rows, from, to)}. The nearest step that has is `,
+    h('a', { href: address({ from: nearest, to: nearest, at: null }) }, `step ${nearest}`),
+    '.',
+  ];
+}
+
+function whyNoStep(rows, from, to) {
+  const { step } = rows.visits;
+  if (from > to) return 'the first is after the last';
+  if (to < 1) return 'it is the policy before the first update';
+  if (from > step.at(-1))
+    return (
+      `the newest records are of step ${step.at(-1)} (a run writes those of ` +
+      'config.metrics.records_every steps together)'
+    );
+  if (step.some((other) => from <= other && other <= to))
+    return `of one step in ${rows.every} they are in this file`;
+  return 'their records are missing';
+}
