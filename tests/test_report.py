@@ -109,6 +109,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
     notes = tab.locator('.notes').first.inner_text()
     assert 'There are no step records (the folder records/)' in notes, name
     assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
+    assert 'stored successes' not in notes  # their questions are not known, whatever is stored
   go(tab, page, 'page=overview')
   reward = next(r['reward'] for r in records.read(run) if 'reward' in r)
   assert values_of(tab, 'Reward')['reward'][0] == shown(reward)

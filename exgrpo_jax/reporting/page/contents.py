@@ -149,7 +149,7 @@ def _missing(run: Recorded, own: Parts) -> list[str]:
       'No response is recorded token by token: config.metrics.recorded_groups was 0, the run is of '
       'an earlier version, or its tokenizer cannot be found.'
     )
-  if own['stored'] is None:
+  if run.questions.num_rows and own['stored'] is None:
     notes.append(
       'There are no stored successes: no checkpoint has a buffer that can be read, or there is no '
       'tokenizer to read it with.'

@@ -66,7 +66,12 @@ function table(head, rows, caption, shape = '') {
     );
   return h(
     'div',
-    { class: `scroll ${shape}`, tabindex: 0, role: 'region', 'aria-label': caption || head.join(', ') },
+    {
+      class: `scroll ${shape}`,
+      tabindex: 0,
+      role: 'region',
+      'aria-label': caption || head.join(', '),
+    },
     h(
       'table',
       null,

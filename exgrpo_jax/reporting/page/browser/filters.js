@@ -15,7 +15,7 @@ const FILTERS = [
   'texts',
 ];
 const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
-const ZERO = 1e-6; // what is nearer to 0 is an advantage of 0
+const ZERO = 1e-6; // what is nearer to 0 is 0, of advantages and differences of rewards
 const SIGNS = {
   positive: (advantages) => (i) => advantages[i] >= ZERO,
   zero: (advantages) => (i) => Math.abs(advantages[i]) < ZERO,
@@ -118,19 +118,22 @@ function chosen(rows) {
   const has = (name) => now.get(name) !== null && now.get(name) !== '';
   const limit = (name) => Number(now.get(name));
   const { responses, visits, visitOf } = rows;
-  const outcomeCode = responses.outcomes.indexOf(now.get('outcome'));
   const tests = [];
-  if (has('from')) tests.push((i) => visits.step[visitOf[i]] >= limit('from'));
-  if (has('to')) tests.push((i) => visits.step[visitOf[i]] <= limit('to'));
+  const between = (first, last, value) => {
+    const [low, high] = [limit(first), limit(last)];
+    if (has(first)) tests.push((i) => value(i) >= low);
+    if (has(last)) tests.push((i) => value(i) <= high);
+  };
+  const equal = (name, values, wanted) => {
+    if (has(name)) tests.push((i) => Math.abs(values[i] - wanted) < ZERO);
+  };
+  between('from', 'to', (i) => visits.step[visitOf[i]]);
   if (now.get('advantage') in SIGNS) tests.push(SIGNS[now.get('advantage')](responses.advantage));
-  if (has('outcome')) tests.push((i) => responses.outcome[i] === outcomeCode);
-  if (has('kind'))
-    tests.push((i) => Boolean(responses.replayed[i]) === (now.get('kind') === 'replayed'));
-  if (has('truncated'))
-    tests.push((i) => Boolean(responses.truncated[i]) === (now.get('truncated') === 'yes'));
-  if (has('reward')) tests.push((i) => Math.abs(responses.reward[i] - limit('reward')) < 1e-6);
-  if (has('shortest')) tests.push((i) => responses.length[i] >= limit('shortest'));
-  if (has('longest')) tests.push((i) => responses.length[i] <= limit('longest'));
+  equal('outcome', responses.outcome, responses.outcomes.indexOf(now.get('outcome')));
+  equal('kind', responses.replayed, Number(now.get('kind') === 'replayed'));
+  equal('truncated', responses.truncated, Number(now.get('truncated') === 'yes'));
+  equal('reward', responses.reward, limit('reward'));
+  between('shortest', 'longest', (i) => responses.length[i]);
   if (has('texts')) tests.push((i) => rows.texts[i] !== null);
   if (words()) tests.push(mentions(rows, words()));
   const found = [];

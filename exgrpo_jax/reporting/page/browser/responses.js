@@ -54,11 +54,11 @@ function whatIsHere(rows) {
     rows.every > 1 &&
       `Of one step in ${rows.every} the responses are in this file, besides the groups that it has token by token; a served page (--serve) has all.`,
     count < all &&
-      `${number(count)} of the ${plural(all, 'response')} have their text in this file: of groups that are recorded token by token (config.metrics.recorded_groups), as many as there is room for. ${
-        page.texts
-          ? 'Of a single step all that is recorded is read.'
-          : 'With --texts=all the page has all that is recorded.'
-      }`,
+      `${number(count)} of the ${plural(all, 'response')} have their text in this file: of groups that are recorded token by token (config.metrics.recorded_groups), as many as there is room for.`,
+    count < all &&
+      (page.texts
+        ? 'Of a single step all that is recorded is read.'
+        : 'With --texts=all the page has all that is recorded.'),
     cut > 0 &&
       `Of ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} only the beginning is in this file.`,
   ].filter(Boolean);
