@@ -106,7 +106,7 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
   page = tmp_path / 'old.html'
   for name in ('overview', 'buffer', 'question', 'responses', 'evaluation'):
     go(tab, page, f'page={name}')
-    notes = tab.locator('.notes').first.inner_text()
+    notes = tab.get_by_label('What is missing').inner_text()
     assert 'There are no step records (the folder records/)' in notes, name
     assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are not known, whatever is stored
@@ -124,6 +124,43 @@ def test_records_without_tokens_have_all_but_the_texts(run, tmp_path, tab, repor
   assert tab.locator('#count').inner_text().startswith(f'{rows} responses')
   go(tab, tmp_path / 'page.html', 'page=responses&group=3/0')
   assert 'not recorded token by token' in tab.locator('main').inner_text()
+
+
+def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab, report):
+  plain = other_runs.copied(recorded, tmp_path / 'plain', seed=5, ratio=0.0, shift=0.0)
+  assert report(plain, f'--out={tmp_path}/page.html').status == 0
+  no_replay = 'This run has no replay (config.replay.ratio=0)'
+  go(tab, tmp_path / 'page.html', 'page=overview')
+  assert no_replay in tab.locator('main').inner_text()
+  titles = tab.locator('figure h3').all_inner_texts()
+  assert 'Reward' in titles and not [title for title in titles if re.search('[Rr]epla', title)]
+  go(tab, tmp_path / 'page.html', 'page=buffer')
+  assert no_replay in tab.locator('main').inner_text()
+  assert tab.locator('figure, table').count() == 0
+
+
+def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
+  def overview_of(kept):
+    (run / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in kept))
+    assert report(run, f'--out={tmp_path}/page.html').status == 0
+    go(tab, tmp_path / 'page.html', 'page=overview')
+    return tab.locator('main').inner_text()
+
+  whole = records.read(run)
+  not_evaluated = [
+    {name: value for name, value in record.items() if not name.startswith('eval/')}
+    for record in whole
+    if record['step']
+  ]
+  text = overview_of(not_evaluated)
+  assert 'This run has no evaluation; its pass rate in training is below.' in text
+  assert tab.locator('figure[data-title="Pass rate"]').count() == 1
+  for folder in ('records', 'checkpoints'):
+    shutil.rmtree(run / folder)
+  text = overview_of(whole[:1])
+  assert 'before the first step' in text and 'the only one so far' in text
+  assert text.count('No step is finished yet') == 2  # as what is missing, and of the signal
+  assert 'There are no' not in text
 
 
 # ---- Several runs ----
@@ -154,9 +191,11 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
     ['replay.ratio=0.0', '5, 6'],
   ]
   assert ['replay.ratio', '0.5', '0.0'] in tables['Settings that differ']
-  (row,) = [row for row in tables['Differences of last scores'] if row[0] == 'data_evaluation']
+  differences = tables['Differences at the last common evaluation']
+  (row,) = [row for row in differences if row[0] == 'data_evaluation']
   # Seed 5 is .125 apart, seed 6 .25; of two values the bootstrap's interval is the two.
-  assert row[3:5] == ['+0.188', '+0.125 to +0.250'] and row[6] == '2 seeds'
+  assert row[1:4] == [str(tiny.NUM_STEPS), 'replay.ratio=0.5', 'replay.ratio=0.0']
+  assert row[4:6] == ['+0.188', '+0.125 to +0.250'] and row[7] == '2 seeds'
   found = values_of(tab, 'Reward')
   rewards = [{r['step']: r['reward'] for r in records.read(f) if 'reward' in r} for f in folders]
   for step, mean in zip(found['step'], found['replay.ratio=0.5']):
@@ -187,7 +226,7 @@ def test_single_runs_are_compared_over_their_questions(recorded, tmp_path, tab, 
   differences = tab.locator('section', has=tab.locator('h2', has_text='Differences'))
   (row,) = [row for row in rows_of(differences.locator('table')) if row[0] == 'data_evaluation']
   # Differences 0, 1, 1, 0: mean .5, standard error .577 / 2; no difference is above 1.
-  assert row[3:5] == ['+0.500', '-0.066 to +1'] and row[6] == '4 questions'
+  assert row[2:6] == ['a', 'b', '+0.500', '-0.066 to +1'] and row[7] == '4 questions'
   go(tab, page, 'page=evaluation&run=1&benchmark=data_evaluation')
   assert 'Of 4 questions, 0 were gained and 0 lost: 0.750' in tab.locator('#changes').inner_text()
 

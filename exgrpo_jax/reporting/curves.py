@@ -10,6 +10,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from exgrpo_jax.reporting.panels import HeatMap, Line, Lines, Panel, Stack
 from exgrpo_jax.reporting.records import Run
 
 # What each panel of lines shows: title, unit, {metric: label}, and what else is true of it.
-_TRAINING = (
+_SCORE = (
   ('Reward', 'mean over responses', {'reward': 'reward'}, {}),
   (
     'Pass rate',
@@ -27,9 +28,33 @@ _TRAINING = (
     {'pass_rate/fresh': 'fresh questions', 'pass_rate/replay': 'replayed questions'},
     {'share': True},
   ),
+)
+_SIGNAL = (
+  (
+    'Groups that teach nothing',
+    'share of groups',
+    {
+      'zero_variance': 'equal rewards',
+      'groups/solved_by_all': 'solved by all',
+      'groups/solved_by_none': 'solved by none',
+    },
+    {'share': True},
+  ),
+  ('Clipped tokens', 'share of fresh tokens', {'clip_share': 'clipped'}, {'share': True}),
+  ('Skipped updates', 'updates of a step', {'skipped_updates': 'skipped'}, {'smooth': False}),
+  ('Learning rate', 'mean over updates', {'learning_rate': 'learning rate'}, {'smooth': False}),
+)
+_TRAINING = (
+  ('Gradient norm', 'L2 norm, log scale', {'gradient_norm': 'gradient norm'}, {'log': True}),
   ('Entropy', 'nats per token', {'entropy': 'entropy'}, {}),
   ('Response length', 'tokens', {'length/mean': 'mean'}, {}),
   ('Truncated responses', 'share of responses', {'length/truncated': 'truncated'}, {'share': True}),
+  (
+    'Importance ratio of carried tokens',
+    'ratio, log scale',
+    {'carry/ratio_mean': 'mean', 'carry/ratio_max': 'max'},
+    {'log': True},
+  ),
 )
 _REPLAY = (
   (
@@ -45,20 +70,18 @@ _REPLAY = (
     {'log': True},
   ),
   (
-    'Importance ratio of carried tokens',
-    'ratio, log scale',
-    {'carry/ratio_mean': 'mean', 'carry/ratio_max': 'max'},
-    {'log': True},
-  ),
-  (
     'Effective sample size of replay',
     'share of replayed tokens',
     {'replay/effective_sample_size': 'effective sample size'},
     {'share': True},
   ),
   ('Age of replayed trajectories', 'steps', {'replay/age_mean': 'mean'}, {}),
-  ('Gradient norm', 'L2 norm, log scale', {'gradient_norm': 'gradient norm'}, {'log': True}),
 )
+_EVALUATIONS = {  # kind of score -> title, unit
+  'pass@1': ('Evaluation: pass@1, 95% interval', 'share correct'),
+  'valid_steps': ('Evaluation: valid steps', 'share of responses'),
+}
+_ABSENT_AT_ZERO = ('Skipped updates', 'Replay buffer')  # counts of what never happened
 OUTCOMES = {  # of verdicts, from the bottom: metric -> colour
   'grading/correct': '#2e8b57',
   'grading/wrong': '#e07b39',
@@ -95,16 +118,41 @@ def draw(workdir: str | os.PathLike, kinds: Sequence[str] = ('png', 'svg')) -> l
 
 def all_panels(run: Run) -> list[Panel]:
   """The panels for which the run has data."""
-  candidates = [
-    *evaluation_panels(run),
-    *(_lines(run, *row) for row in _TRAINING),
-    _outcomes(run),
-    *(_lines(run, *row) for row in _REPLAY[:1]),
-    bucket_panel(run),
-    *(_lines(run, *row) for row in _REPLAY[1:]),
-    _phases(run),
+  return [
+    *score_panels(run),
+    *signal_panels(run),
+    *training_panels(run),
+    *replay_panels(run),
   ]
-  return [panel for panel in candidates if panel]
+
+
+def score_panels(run: Run) -> list[Lines]:
+  """How often responses are right: those of evaluations, and those of training."""
+  return [*evaluation_panels(run, ('pass@1',)), *_all_lines(run, _SCORE)]
+
+
+def signal_panels(run: Run) -> list[Lines]:
+  """How much there is to learn from in a step, and what becomes of it in the update."""
+  return _all_lines(run, _SIGNAL)
+
+
+def training_panels(run: Run) -> list[Panel]:
+  """What the responses are like, and what a step takes."""
+  lines = [*evaluation_panels(run, ('valid_steps',)), *_all_lines(run, _TRAINING)]
+  made = [*lines, _outcomes(run), _phases(run)]
+  return [panel for panel in made if panel]
+
+
+def replay_panels(run: Run) -> list[Panel]:
+  """The buffer, and what was replayed of it."""
+  lines = _all_lines(run, _REPLAY)
+  buckets = bucket_panel(run)
+  return [*lines[:1], *([buckets] if buckets else []), *lines[1:]]
+
+
+def _all_lines(run: Run, rows: Sequence[tuple[Any, ...]]) -> list[Lines]:
+  """A panel of each of these rows for which the run has data."""
+  return [panel for panel in (_lines(run, *row) for row in rows) if panel]
 
 
 def _points(run: Run, log: bool, *names: str) -> tuple[list[float], ...]:
@@ -129,18 +177,17 @@ def _lines(
     steps, values = _points(run, traits.get('log', False), name)
     if steps:
       lines.append(Line(label, steps, values))
+  if title in _ABSENT_AT_ZERO and not any(any(line.values) for line in lines):
+    return None
   options = {'smooth': True, 'legend': False} | traits
   return Lines(title, unit, tuple(lines), **options) if lines else None
 
 
-def evaluation_panels(run: Run) -> list[Lines]:
+def evaluation_panels(run: Run, kinds: Sequence[str] = ('pass@1', 'valid_steps')) -> list[Lines]:
   """A panel per kind of evaluation, with a line per data source."""
   names = {name for record in run for name in record}
   made = []
-  for kind, title, unit in (
-    ('pass@1', 'Evaluation: pass@1, 95% interval', 'share correct'),
-    ('valid_steps', 'Evaluation: valid steps', 'share of responses'),
-  ):
+  for kind in kinds:
     matches = (re.fullmatch(f'eval/(.+)/{kind}', name) for name in names)
     lines = []
     for source in sorted(match[1] for match in matches if match):
@@ -151,7 +198,7 @@ def evaluation_panels(run: Run) -> list[Lines]:
         band = (band_steps, low, high) if band_steps else None
         lines.append(Line(source, steps, values, band))
     if lines:
-      made.append(Lines(title, unit, tuple(lines), share=True))
+      made.append(Lines(*_EVALUATIONS[kind], tuple(lines), share=True))
   return made
 
 

@@ -13,7 +13,16 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.reporting.panels import SMOOTHED_FROM, HeatMap, Line, Lines, Panel, Stack, smoothed
+from exgrpo_jax.reporting.panels import (
+  SMOOTHED_FROM,
+  HeatMap,
+  Line,
+  Lines,
+  Panel,
+  Stack,
+  longest,
+  smoothed,
+)
 
 _COLUMNS = 3
 # In inches. A layout computed by matplotlib takes as long as all the rest, and its columns are not
@@ -107,13 +116,14 @@ def _draw_lines(ax: Axes, panel: Lines) -> None:
 
 def _draw_line(ax: Axes, line: Line, panel: Lines) -> None:
   values = np.asarray(line.values, np.float64)
-  is_long = len(values) >= SMOOTHED_FROM
+  points = longest(panel)
+  is_long = points >= SMOOTHED_FROM
   style: dict[str, Any] = dict(linewidth=1.4, marker=None if is_long else 'o', markersize=3)
   if not (is_long and panel.smooth):
     (drawn,) = ax.plot(line.steps, values, label=line.label, color=line.color, **style)
   else:
     (raw,) = ax.plot(line.steps, values, color=line.color, linewidth=0.8, alpha=0.3)
-    middle = np.exp(smoothed(np.log(values))) if panel.log else smoothed(values)
+    middle = np.exp(smoothed(np.log(values), points)) if panel.log else smoothed(values, points)
     (drawn,) = ax.plot(line.steps, middle, label=line.label, color=raw.get_color(), **style)
   if line.band:
     steps, low, high = line.band

@@ -61,8 +61,21 @@ class HeatMap:
 Panel = Lines | Stack | HeatMap
 
 
-def smoothed(values: Values) -> np.ndarray:
-  """Each value's mean with its neighbours: to either side a fortieth of all, less at the ends."""
+def longest(panel: Lines) -> int:
+  """Points of the panel's longest line, by which all of its lines are smoothed, or none."""
+  return max((len(line.values) for line in panel.lines), default=0)
+
+
+def smoothed(values: Values, points: int | None = None) -> np.ndarray:
+  """Each value's mean with its neighbours: to either side a fortieth of all, less at the ends.
+
+  Args:
+    values: of a line.
+    points: what a fortieth is taken of, where lines are to be smoothed alike; its own by default.
+  """
   array = np.asarray(values, np.float64)
-  window = np.ones(2 * max(1, int(_SMOOTHED_SHARE * len(array))) + 1)
-  return np.convolve(array, window, 'same') / np.convolve(np.ones_like(array), window, 'same')
+  reach = max(1, int(_SMOOTHED_SHARE * (points or len(array))))
+  window = np.ones(2 * reach + 1)
+  # Not mode 'same', which has the length of a window that is longer than the line.
+  sums, counts = np.convolve(array, window), np.convolve(np.ones_like(array), window)
+  return (sums / counts)[reach : reach + len(array)]

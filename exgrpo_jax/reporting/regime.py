@@ -1,9 +1,10 @@
-"""Whether a run is still in the regime in which replay helps; a warning with a remedy where not.
+"""Whether a run still learns, and replay still helps it; a warning with a remedy where not.
 
-Each check reads the metrics of the last `WINDOW` steps, so a single odd step says nothing and
-there is no warning before that many steps. A kind of warning comes at most once in `PAUSE` steps:
-often enough to be seen where it lasts, and a value that crosses its bound to and fro stays quiet.
-The numbers measured for the bounds are of runs of configs/arithmetic.py, if nothing else is said.
+Each check reads the metrics of the last `WINDOW` steps, that of a plateau of as many or more, so a
+single odd step says nothing and there is no warning before that many steps. A kind of warning comes
+at most once in `PAUSE` steps: often enough to be seen where it lasts, and a value that crosses its
+bound to and fro stays quiet. The numbers measured for the bounds are of runs of
+configs/arithmetic.py, if nothing else is said.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping
 
 from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.reporting import plateau
 from exgrpo_jax.reporting.records import Run
 
 WINDOW = 20  # steps
@@ -50,7 +52,7 @@ class Setup:
 class History:
   """What the next step is judged by; metrics.jsonl gives it back to a resumed run."""
 
-  recent: Run = ()  # of the last WINDOW steps, oldest first
+  recent: Run = ()  # of the last steps, oldest first, as many as a check looks at
   warned: Mapping[str, float] = dataclasses.field(default_factory=dict)  # kind -> its latest step
 
 
@@ -73,14 +75,14 @@ def observe(
     past: up to the step before.
     record: the step's metrics and its 'step'.
   """
-  recent, step = (*past.recent, record)[-WINDOW:], record['step']
+  recent, step = (*past.recent, record)[-plateau.num_judged(setup.num_steps) :], record['step']
   if len(recent) < WINDOW:
     return History(recent, past.warned), ()
   due = {
     check.__name__: warning
-    for check in _CHECKS
+    for check, seen in {**dict.fromkeys(_CHECKS, recent[-WINDOW:]), stands_still: recent}.items()
     if step - past.warned.get(check.__name__, -math.inf) >= PAUSE
-    and (warning := check(setup, recent))
+    and (warning := check(setup, seen))
   }
   warned = dict(past.warned) | dict.fromkeys(due, step)
   return History(recent, warned), tuple(f'step {step:.0f}: {text}' for text in due.values())
@@ -194,6 +196,13 @@ def replayed_far_ahead(setup: Setup, recent: Run) -> str:
     f'questions are too hard to learn from. Take a smaller config.replay.ratio than '
     f'{setup.replay.ratio:g}, a larger config.replay.start_pass_rate, or easier questions.'
   )
+
+
+def stands_still(setup: Setup, recent: Run) -> str:
+  """Whether the pass rate stands still where most groups teach nothing; see plateau.py."""
+  if len(recent) < plateau.num_judged(setup.num_steps):
+    return ''
+  return plateau.explain(recent, setup.replay.ratio > 0)
 
 
 _CHECKS: tuple[Callable[[Setup, Run], str], ...] = (

@@ -53,17 +53,20 @@ def test_a_real_run_has_all_panels_in_png_and_svg(recorded):
     'Evaluation: pass@1, 95% interval',
     'Reward',
     'Pass rate',
+    'Groups that teach nothing',
+    'Clipped tokens',
+    'Learning rate',
+    'Gradient norm',
     'Entropy',
     'Response length',
     'Truncated responses',
     'Outcomes',
+    'Time of a step by phase',
     'Replay buffer',
     'Replay buffer by bucket',
     'Importance ratio of replayed tokens',
     'Effective sample size of replay',
     'Age of replayed trajectories',
-    'Gradient norm',
-    'Time of a step by phase',
   ]
   assert (recorded.workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
   texts = [
@@ -81,6 +84,13 @@ def test_a_real_run_has_all_panels_in_png_and_svg(recorded):
 def test_panels_without_data_are_left_out(draw):
   run = [{'step': 0, 'reward': 0.5, 'speed/tokens_per_second': 9.0}]
   assert list(draw([*run, {'step': 1, 'entropy': math.nan}])) == ['Reward']
+
+
+@pytest.mark.parametrize('name', ['buffer/questions', 'skipped_updates'])
+def test_counts_of_what_never_happened_have_no_panel(name):
+  never = [{'step': step, 'reward': 0.0, name: 0} for step in range(1, 4)]
+  assert [panel.title for panel in curves.all_panels(never)] == ['Reward']
+  assert len(curves.all_panels([*never, {'step': 4, name: 1}])) == 2
 
 
 @pytest.mark.parametrize('run', [[], [{'step': 0}]])

@@ -143,18 +143,59 @@ def test_overview_has_the_scores_settings_and_warnings_of_the_run(tab, report, r
   go(tab, report, 'page=overview')
   text = tab.locator('main').inner_text()
   evaluated = [r for r in run.metrics if 'eval/data_evaluation/pass@1' in r]
-  for record in (evaluated[0], evaluated[-1]):
-    value, low, high = (
-      record[f'eval/data_evaluation/pass@1{end}'] for end in ('', '_low', '_high')
-    )
-    expected = f'{shown(value)} ({shown(low)} to {shown(high)}) at step {record["step"]}'
-    assert expected in text
+  first, last = (evaluated[place]['eval/data_evaluation/pass@1'] for place in (0, -1))
+  ends = [evaluated[-1][f'eval/data_evaluation/pass@1_{end}'] for end in ('low', 'high')]
+  (tile,) = tab.locator('.scores > div').all_inner_texts()
+  assert tile.splitlines()[:2] == ['pass@1 of data_evaluation', shown(last)]
+  assert f'after step {tiny.NUM_STEPS}, 95% interval {" to ".join(map(shown, ends))}' in tile
+  assert f'first {shown(first)} at step 0' in tile
   assert WARNING in text
   settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
   table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
   assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
   tokens = sum(r.get('length/total', 0) for r in run.metrics)
-  assert f'{tokens:,.0f}' in tab.locator('.facts').inner_text()
+  assert f'{tokens:,.0f}' in tab.locator('.facts').last.inner_text()
+
+
+def test_overview_begins_with_the_score_and_then_with_what_there_was_to_learn_from(
+  tab, report, run
+):
+  go(tab, report, 'page=overview')
+  assert tab.locator('h2').all_inner_texts()[:2] == ['Score', 'Learning signal']
+  size = 'all => all.map(element => parseFloat(getComputedStyle(element).fontSize))'
+  (largest,) = tab.locator('.scores dd').first.locator('xpath=.').evaluate_all(size)
+  assert largest >= 2 * max(tab.locator('.facts:not(.scores) dd').evaluate_all(size))
+  signal = tab.locator('section', has=tab.locator('h2', has_text='Learning signal'))
+  recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
+  tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
+  for label, name in (
+    ('groups that taught nothing', 'zero_variance'),
+    ('groups solved by all responses', 'groups/solved_by_all'),
+    ('groups solved by none', 'groups/solved_by_none'),
+  ):
+    assert tiles[label] == f'{100 * np.mean([record[name] for record in recent]):.0f}%', label
+  assert {'fresh tokens clipped', 'updates skipped', 'learning rate'} < set(tiles)
+  found = values_of(tab, 'Groups that teach nothing')
+  assert found['equal rewards'] == tuple(
+    shown(record['zero_variance']) for record in run.metrics if 'zero_variance' in record
+  )
+  assert 'had equal rewards and taught nothing' in tab.locator('#plateau').inner_text()
+
+
+def test_labels_of_an_axis_are_distinct_and_have_as_many_digits_as_that_takes(tab, report):
+  go(tab, report, 'page=overview')
+  for splits, labels in (
+    ([0.9, 0.905, 0.91], ['0.900', '0.905', '0.910']),
+    ([0, 0.5, 1], ['0', '0.5', '1.0']),
+    ([0, 100000, 200000], ['0', '100,000', '200,000']),
+    ([0, 5e-5, 1e-4], ['0', '5e-5', '1e-4']),
+    ([-0.25, None, 0.25], ['-0.25', '', '0.25']),
+  ):
+    assert tab.evaluate('splits => tickLabels(splits)', splits) == labels
+  drawn = 'all => all.map(area => area.plot.axes.map(axis => axis._values.filter(Boolean)))'
+  for axes in tab.locator('.plot').evaluate_all(drawn):
+    for labels in axes:
+      assert len(labels) > 1 and len(set(labels)) == len(labels), labels
 
 
 def test_the_values_of_a_chart_are_those_of_the_metrics(tab, report, run):

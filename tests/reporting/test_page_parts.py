@@ -12,6 +12,7 @@ from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.figures.runs import Recorded
 from exgrpo_jax.reporting.page import charts, document, stored, texts, visits, warnings_log
 from exgrpo_jax.reporting.page.texts import Group, Size
+from exgrpo_jax.reporting.panels import Line, Lines
 from tests.helpers import tiny
 
 
@@ -19,6 +20,17 @@ def test_numbers_keep_six_digits_and_what_is_not_finite_is_null():
   values = [0.0, 3.0, -2.5, 0.1 + 0.2, 1234567.8, 1e-9, np.nan, np.inf, -np.inf]
   assert charts.numbers(values) == [0, 3, -2.5, 0.3, 1234570.0, 1e-9, None, None, None]
   assert all(isinstance(value, int) for value in charts.numbers(np.array([2.0, -7.0])))
+
+
+def test_lines_of_a_chart_are_smoothed_alike_however_long_they_are():
+  values = np.array([1.0, 4.0] * 40)
+  lines = tuple(Line(str(count), range(count), values[:count]) for count in (80, 24, 3, 1))
+  drawn = charts.describe(Lines('Reward', '', lines, smooth=True))['lines']
+  long, short, three, one = (line['smooth'] for line in drawn)
+  assert short[:22] == long[:22]  # the means of two neighbours to either side
+  assert (short[23], three, one) == (3, [2, 2, 2], [1])
+  alone = charts.describe(Lines('Reward', '', lines[1:], smooth=True))['lines']
+  assert not any('smooth' in line for line in alone)
 
 
 def test_whole_stories_of_the_most_visited_questions_are_chosen():

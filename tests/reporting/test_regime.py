@@ -1,4 +1,4 @@
-"""When a run is warned that it has left the regime in which replay helps."""
+"""When a run is warned that it learns no more, or has left the regime in which replay helps."""
 
 import copy
 import dataclasses
@@ -151,6 +151,16 @@ def test_replayed_questions_solved_far_more_often_than_fresh_ones():
   assert observed([{'pass_rate/fresh': 0.2, 'pass_rate/replay': 0.4}] * STEPS) == []
 
 
+def test_a_run_that_stands_still_is_warned_once_a_fifth_of_it_is_known_to():
+  silent = {'zero_variance': 0.8, 'groups/solved_by_all': 0.8, 'groups/solved_by_none': 0.0}
+  for num_steps, first in ((60, 20), (150, 30)):
+    setup = dataclasses.replace(SETUP, num_steps=num_steps)
+    (warning,) = observed([silent] * 60, setup)
+    assert warning.startswith(f'step {first}: the pass rate of fresh questions has stopped rising')
+    assert '80% of the groups' in warning and 'prefilter' in warning
+    assert observed([silent | {'zero_variance': 0.3}] * 60, setup) == []
+
+
 def test_what_no_step_has_gets_no_warning():
   plain = {name: value for name, value in WELL.items() if not name.startswith('replay/')}
   del plain['pass_rate/replay'], plain['outside_clip_range']  # as of an older version
@@ -183,7 +193,7 @@ def test_the_recorded_run_is_warned_of_its_pool_and_of_its_middle(recorded, monk
   for record in metrics.read(recorded.workdir)[1:]:
     past, warnings = regime.observe(setup, past, record)
     printed += warnings
-  pool_warning, middle_warning = printed
+  pool_warning, middle_warning = (text for text in printed if 'stopped rising' not in text)
   retired = len(recorded.steps[20].after.retired_epoch)
   assert tiny.POOL - retired < tiny.QUESTIONS
   assert pool_warning.startswith(f'step 20: {retired} of {tiny.POOL} training questions are')

@@ -76,8 +76,8 @@ def read(workdirs: Sequence[str]) -> list[Group]:
       raise InputError(f'{workdir} is named twice; a run counts once.')
   by_setting: dict[str, list[Recorded]] = {}
   for run in map(_read, workdirs):
-    by_setting.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
-  settings = [_setting(runs[0]) for runs in by_setting.values()]
+    by_setting.setdefault(json.dumps(setting(run), sort_keys=True), []).append(run)
+  settings = [setting(runs[0]) for runs in by_setting.values()]
   groups = [
     Group(label, tuple(runs)) for label, runs in zip(_labels(settings), by_setting.values())
   ]
@@ -123,7 +123,8 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return found
 
 
-def _setting(run: Recorded) -> dict[str, Any]:
+def setting(run: Recorded) -> dict[str, Any]:
+  """What of its config makes a run's setting, by dotted name."""
   return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
 
 

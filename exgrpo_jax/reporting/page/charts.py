@@ -54,16 +54,19 @@ def _number(value: float) -> float | None:
 
 
 def _line(line: Line, panel: Lines) -> dict[str, Any]:
-  """A line; 'smooth' is there where it has enough points, and is drawn in front of the values."""
+  """A line; 'smooth' is there where its panel has enough points, and is drawn before the values."""
   values = np.asarray(line.values, np.float64)
   described: dict[str, Any] = {
     'label': line.label,
     'steps': numbers(line.steps),
     'values': numbers(values),
   }
-  if panel.smooth and len(values) >= panels.SMOOTHED_FROM:
+  points = panels.longest(panel)
+  if panel.smooth and points >= panels.SMOOTHED_FROM:
     described['smooth'] = numbers(
-      np.exp(panels.smoothed(np.log(values))) if panel.log else panels.smoothed(values)
+      np.exp(panels.smoothed(np.log(values), points))
+      if panel.log
+      else panels.smoothed(values, points)
     )
   if line.band:
     steps, low, high = line.band

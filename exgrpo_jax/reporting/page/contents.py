@@ -17,6 +17,7 @@ from exgrpo_jax.reporting.page import (
   comparison,
   evaluations,
   experience,
+  names,
   overview,
   stored,
   texts,
@@ -48,6 +49,7 @@ def describe(
       may.
   """
   recorded = [run for group in groups for run in group.runs]
+  called = names.of_runs([run.workdir for run in recorded])
   parts: Parts = {'page': {'runs': [], 'compare': None}}
   for index, run in enumerate(recorded):
     buffer = experience.describe(run)
@@ -56,7 +58,7 @@ def describe(
     own = _parts_of(run, len(recorded), limit, replayed)
     parts['page']['runs'].append(
       {
-        'name': pathlib.Path(os.path.realpath(run.workdir)).name,
+        'name': called[index],
         'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
         'missing': _missing(run, own),
         'overview': overview.describe(run, differences(run)),
@@ -65,8 +67,7 @@ def describe(
       }
     )
     parts |= {f'{name}-{index}': value for name, value in own.items()}
-  names = [run['name'] for run in parts['page']['runs']]
-  parts['page']['title'] = ', '.join(names)
+  parts['page']['title'] = ', '.join(called)
   if len(recorded) > 1:
     benchmarks = {
       run.workdir: parts[f'evaluations-{index}'] or [] for index, run in enumerate(recorded)
@@ -135,6 +136,8 @@ def open_pieces(run: Recorded) -> Pieces | None:
 
 def _missing(run: Recorded, own: Parts) -> list[str]:
   """What the page cannot show of a run, and why."""
+  if not run.metrics[-1]['step']:
+    return ['No step is finished yet: there is nothing but the evaluation before the first one.']
   notes = []
   if not run.questions.num_rows:
     notes.append(

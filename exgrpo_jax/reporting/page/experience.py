@@ -16,7 +16,12 @@ _AGE_BINS = 40  # at most
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Heat map, curves and tables of the buffer; what is not recorded is left out."""
+  """Heat map, curves and tables of the buffer; what is not recorded is left out.
+
+  A run without replay has none of them, for what its buffer keeps is never read.
+  """
+  if not run.config['replay.ratio']:
+    return {'is_used': False, 'panels': [], 'replayed': []}
   replays = run.responses.filter(run.responses['is_replay'])
   buckets = curves.bucket_panel(run.metrics)
   panels = [charts.describe(buckets)] if buckets else []
@@ -25,7 +30,7 @@ def describe(run: Recorded) -> dict[str, Any]:
   if replays.num_rows:
     panels += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
     panels += _by_age(replays)
-  return {'panels': panels, 'replayed': _most_replayed(run.questions, replays)}
+  return {'is_used': True, 'panels': panels, 'replayed': _most_replayed(run.questions, replays)}
 
 
 def _flow(questions: pa.Table) -> Lines:

@@ -1,35 +1,74 @@
-"""What ran, on what, and how it went: the page's first view of a run."""
+"""How a run goes, why it goes no further, and what ran: the page's first view of it."""
 
 import datetime
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exgrpo_jax.reporting import curves, direction
+from exgrpo_jax.reporting import curves, direction, plateau
 from exgrpo_jax.reporting.figures import runs
 from exgrpo_jax.reporting.figures.runs import Recorded
 from exgrpo_jax.reporting.page import charts, warnings_log
 from exgrpo_jax.reporting.records import Run
 from exgrpo_jax.runtime import environment
 
+_SIGNAL = (  # metric -> what it is of the groups or tokens of a step
+  ('zero_variance', 'groups that taught nothing'),
+  ('groups/solved_by_all', 'groups solved by all responses'),
+  ('groups/solved_by_none', 'groups solved by none'),
+  ('clip_share', 'fresh tokens clipped'),
+)
+
 Difference = tuple[str, Any, Any]  # a setting's name, its value in the base config, that of the run
 
 
 def describe(run: Recorded, differences: Sequence[Difference]) -> dict[str, Any]:
-  """Facts, settings, scores, curves and warnings of a run.
+  """Scores, learning signal, facts, curves, warnings and settings of a run.
 
   Args:
     run: as far as it is recorded.
     differences: what its config has otherwise than the base config.
   """
   starts = environment.read(run.workdir)
+  replays = bool(run.config['replay.ratio'])
+  found = plateau.latest(run.metrics, run.config['num_steps'], replays)
+  panels = {
+    'score': curves.score_panels(run.metrics),
+    'signal': curves.signal_panels(run.metrics),
+    'training': curves.training_panels(run.metrics),
+    'replay': curves.replay_panels(run.metrics) if replays else [],
+  }
   return {
     'facts': _facts(run, starts),
     'settings': [[name, _shown(base), _shown(own)] for name, base, own in differences],
     'starts': [_start(start) for start in starts],
     'scores': _scores(run.metrics),
-    'panels': [charts.describe(panel) for panel in curves.all_panels(run.metrics)],
+    'plateau': found and {'step': found.step, 'text': found.text},
+    'signal': _signal(run.metrics, plateau.num_judged(run.config['num_steps']) // 2),
+    'panels': {name: [charts.describe(panel) for panel in own] for name, own in panels.items()},
+    'replays': replays,
     'warnings': warnings_log.read(pathlib.Path(run.workdir)),
+  }
+
+
+def _signal(records: Run, num_recent: int) -> dict[str, Any] | None:
+  """What the last steps had to learn from, as means; None before the first step."""
+  taken = [record for record in records if record['step'] > 0]
+  recent = taken[-num_recent:]
+  if not recent:
+    return None
+  means = [
+    [label, *charts.numbers([statistics.mean(record[name] for record in recent)])]
+    for name, label in _SIGNAL
+    if all(name in record for record in recent)
+  ]
+  return {
+    'from': recent[0]['step'],
+    'to': recent[-1]['step'],
+    'shares': means,
+    'skipped': round(sum(record.get('skipped_updates', 0.0) for record in taken)),
+    'learning_rate': charts.numbers([recent[-1].get('learning_rate', float('nan'))])[0],
   }
 
 

@@ -1,5 +1,7 @@
 // The replay buffer over the run, and the questions that it gave most often.
 
+const NO_REPLAY = 'This run has no replay (config.replay.ratio=0): it is plain GRPO.';
+
 async function bufferPage(run) {
   const { buffer, missing } = page.runs[run];
   const rows = await recorded(run);
@@ -7,7 +9,11 @@ async function bufferPage(run) {
     notes(missing),
     buffer.panels.length
       ? grid(buffer.panels)
-      : h('p', { class: 'quiet' }, 'The buffer was never used, or nothing of it is recorded.'),
+      : h(
+          'p',
+          { class: 'quiet' },
+          buffer.is_used ? 'Nothing is in the buffer yet, or nothing of it is recorded.' : NO_REPLAY,
+        ),
     buffer.replayed.length
       ? section(
           'Replayed most often',

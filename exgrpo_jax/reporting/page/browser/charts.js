@@ -5,6 +5,7 @@
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
 const PALETTE = 8;
 const DOUBLE = 250; // ms in which a second click makes a double click
+const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
 const charts = new Set(); // those on the page
 
 function color(name) {
@@ -69,8 +70,8 @@ function draw(area, panel, made, marks, show, extent) {
       },
       scales: { x: { time: false, min, max }, y: made.scale },
       axes: [
-        axis({ space: 50, grid: made.grid }),
-        axis({ size: 58, grid: made.grid, ...made.axis }),
+        axis({ space: 50, incrs: WHOLE, grid: made.grid }),
+        axis({ size: labelWidth, grid: made.grid, ...made.axis }),
       ],
       series: [{}, ...made.series],
       bands: made.bands || [],
@@ -109,17 +110,36 @@ function axis(more) {
     stroke: () => color('quiet'),
     font: '12px system-ui, sans-serif',
     ticks: { stroke: () => color('grid'), width: 1 },
-    values: (u, splits) =>
-      splits.map((value) =>
-        value === null
-          ? ''
-          : number(value, 2)
-              .replace(/(\.\d*?)0+$/, '$1')
-              .replace(/\.$/, ''),
-      ),
+    values: (u, splits) => tickLabels(splits),
     ...more,
     grid: more.grid || { stroke: () => color('grid'), width: 1 },
   };
+}
+
+// Of the vertical axis, so that its longest label fits; the same for all charts but few.
+function labelWidth(u, labels) {
+  return Math.max(58, 22 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
+}
+
+// As many digits as tell the ticks of an axis apart, the same for all of them; null is no label.
+function tickLabels(splits) {
+  const known = splits.filter((value) => value !== null).map((value) => Math.abs(value));
+  const isTiny = Math.max(...known) < 0.001;
+  const decimals = (value) => {
+    const written = Number(value.toPrecision(12));
+    const [, digits = ''] = (isTiny ? written.toExponential() : written.toFixed(12))
+      .replace(/e.*/, '')
+      .replace(/0+$/, '')
+      .split('.');
+    return digits.length;
+  };
+  const most = Math.max(0, ...known.map(decimals));
+  return splits.map((value) => {
+    if (value === null) return '';
+    if (isTiny) return value === 0 ? '0' : value.toExponential(most);
+    const digits = { minimumFractionDigits: most, maximumFractionDigits: most };
+    return value === 0 ? '0' : value.toLocaleString('en-US', digits);
+  });
 }
 
 let isZooming = false;
@@ -227,10 +247,10 @@ function redraw() {
   for (const plot of charts) plot.redraw();
 }
 
-// Panels beside each other; those with the same horizontal axis show the same part of it.
-function grid(panels, marks = []) {
+// Panels beside each other; those of `all` with the same horizontal axis show the same part of it.
+function grid(panels, marks = [], all = panels) {
   const extents = {};
-  for (const panel of panels) {
+  for (const panel of all) {
     const steps = panel.kind === 'lines' ? panel.lines.flatMap((line) => line.steps) : panel.steps;
     const known = extents[panel.x] || [Infinity, -Infinity];
     extents[panel.x] = [Math.min(known[0], ...steps), Math.max(known[1], ...steps)];

@@ -1,7 +1,7 @@
 // Several runs beside each other.
 
 async function comparePage() {
-  const { groups, settings, panels, scores, differences } = page.compare;
+  const { groups, settings, panels, scores, differences, not_compared } = page.compare;
   return [
     section(
       'Runs',
@@ -27,42 +27,31 @@ async function comparePage() {
       : null,
     section(
       'Scores',
+      scores.length ? null : h('p', { class: 'quiet' }, 'None of these runs was evaluated.'),
       table(
-        ['benchmark', 'runs', 'seeds', 'last', 'best'],
+        ['benchmark', 'run', 'seeds', 'last common step', 'score there', 'own last', 'best'],
         scores.map((score) => [
           score.evaluation,
           score.group,
           score.seeds,
-          withDeviation(score.last),
+          score.step,
+          score.common && withDeviation(score.common),
+          `${withDeviation(score.last)} at step ${score.last_steps.join(', ')}`,
           withDeviation(score.best),
         ]),
         'Scores: mean over seeds ± standard deviation',
       ),
     ),
-    differences.length
+    scores.length
       ? section(
-          'Differences of last scores',
+          'Differences at the last common evaluation',
           h(
             'p',
             { class: 'quiet' },
             'With 95% intervals: over common seeds by the paired bootstrap, of which few seeds give too narrow ones; of a single seed over common questions.',
           ),
-          table(
-            ['benchmark', 'from', 'to', 'difference', '95% interval', '', 'paired over'],
-            differences.map((row) => {
-              const [value, low, high] = row.estimate;
-              return [
-                row.evaluation,
-                row.from,
-                row.to,
-                h('b', null, signed(value)),
-                low === null ? MISSING : `${signed(low)} to ${signed(high)}`,
-                forest(row.estimate, differences),
-                row.paired,
-              ];
-            }),
-            'Paired differences',
-          ),
+          notes(not_compared, 'What is not compared'),
+          differences.length ? differencesTable(differences) : null,
         )
       : null,
     section(
@@ -71,6 +60,26 @@ async function comparePage() {
       grid(panels),
     ),
   ];
+}
+
+function differencesTable(differences) {
+  return table(
+    ['benchmark', 'after step', 'from', 'to', 'difference', '95% interval', '', 'paired over'],
+    differences.map((row) => {
+      const [value, low, high] = row.estimate;
+      return [
+        row.evaluation,
+        row.step,
+        row.from,
+        row.to,
+        h('b', null, signed(value)),
+        low === null ? MISSING : `${signed(low)} to ${signed(high)}`,
+        forest(row.estimate, differences),
+        row.paired,
+      ];
+    }),
+    'Paired differences',
+  );
 }
 
 function withDeviation([mean, deviation]) {

@@ -1,18 +1,28 @@
-// What ran, and how it went.
+// How it goes, why it goes no further, and what ran.
 
 async function overviewPage(run) {
   const { overview, missing } = page.runs[run];
+  const { panels, signal } = overview;
   const marks = overview.warnings.map((warning) => warning.step);
+  const all = Object.values(panels).flat();
+  const charts = (names) => grid(names.flatMap((name) => panels[name]), marks, all);
   return [
+    section('Score', scoreTiles(overview), charts(['score'])),
+    section(
+      'Learning signal',
+      overview.plateau ? plateauNote(overview.plateau) : null,
+      signal ? signalTiles(signal) : h('p', { class: 'quiet' }, 'No step is finished yet.'),
+      charts(['signal']),
+    ),
     notes(missing),
-    h(
-      'dl',
-      { class: 'facts' },
-      overview.facts.map(([name, value]) =>
-        h('div', null, h('dt', null, name), h('dd', null, value)),
+    section(
+      'Run',
+      h(
+        'dl',
+        { class: 'facts' },
+        overview.facts.map(([name, value]) => tile(name, value)),
       ),
     ),
-    overview.scores.length ? section('Evaluation', scoresTable(overview.scores)) : null,
     section(
       'Curves',
       h(
@@ -22,7 +32,8 @@ async function overviewPage(run) {
           'double-click or Escape to see all steps; all charts follow.',
         marks.length ? ' A triangle marks a step with a warning.' : '',
       ),
-      grid(overview.panels, marks),
+      overview.replays ? null : h('p', { class: 'quiet' }, NO_REPLAY),
+      charts(['training', 'replay']),
     ),
     section(
       `Warnings (${overview.warnings.length})`,
@@ -66,34 +77,74 @@ function stepLink(step) {
   return h('a', { href: stepAddress(step) }, String(step));
 }
 
-function notes(missing) {
+function notes(missing, label = 'What is missing') {
   return missing.length
     ? h(
         'ul',
-        { class: 'notes', 'aria-label': 'What is missing' },
+        { class: 'notes', 'aria-label': label },
         missing.map((note) => h('li', null, note)),
       )
     : null;
 }
 
-function scoresTable(scores) {
-  const cell = (point) =>
-    h(
-      'span',
-      { class: 'point' },
-      h('b', null, number(point.value)),
-      ` (${interval(point.low, point.high)}) at step ${point.step}`,
+function tile(name, value, more) {
+  return h(
+    'div',
+    null,
+    h('dt', null, name),
+    h('dd', null, value),
+    more ? h('dd', { class: 'more' }, more) : null,
+  );
+}
+
+// The last score of each evaluation, with where it began and what was best.
+function scoreTiles({ scores, signal }) {
+  const at = (point) => `${number(point.value)} at step ${point.step}`;
+  if (!scores.length) {
+    return h(
+      'p',
+      { class: 'quiet' },
+      'This run has no evaluation',
+      signal ? '; its pass rate in training is below.' : ' yet.',
     );
-  return table(
-    ['benchmark', 'measure', 'first', 'last', 'best'],
-    scores.map((score) => [
-      score.evaluation,
-      score.measure,
-      cell(score.first),
-      cell(score.last),
-      cell(score.best),
-    ]),
-    'Scores with 95% intervals',
-    'cards',
+  }
+  return h(
+    'dl',
+    { class: 'facts scores' },
+    scores.map(({ evaluation, measure, first, last, best }) =>
+      tile(`${measure} of ${evaluation}`, number(last.value), [
+        last.step ? `after step ${last.step}` : 'before the first step',
+        last.low === null ? '' : `, 95% interval ${interval(last.low, last.high)}`,
+        h('br'),
+        last.step === first.step ? 'the only one so far' : `first ${at(first)}, best ${at(best)}`,
+      ]),
+    ),
+  );
+}
+
+// Means of the last steps, and what became of the updates.
+function signalTiles({ from, to, shares, skipped, learning_rate }) {
+  const when = from === to ? `step ${to}` : `mean of steps ${from} to ${to}`;
+  return h(
+    'dl',
+    { class: 'facts' },
+    shares.map(([name, share]) => tile(name, percent(share), when)),
+    tile('updates skipped', number(skipped), 'in the whole run'),
+    tile('learning rate', number(learning_rate), `at step ${to}`),
+  );
+}
+
+function percent(share) {
+  if (share > 0 && share < 0.0001) return 'below 0.01%';
+  return share > 0 && share < 0.01 ? `${(100 * share).toFixed(2)}%` : `${Math.round(100 * share)}%`;
+}
+
+function plateauNote({ step, text }) {
+  return h(
+    'p',
+    { class: 'notes', id: 'plateau' },
+    h('b', null, 'Why it stopped rising: '),
+    text,
+    ` (As of step ${step}.)`,
   );
 }

@@ -22,7 +22,8 @@ function linesChart(panel) {
     series.push({ spanGaps: true, ...style });
     return data.length - 1;
   };
-  const shown = panel.lines.map((line, index) => {
+  const shown = panel.lines.map((line, order) => {
+    const index = line.place ?? order; // a run has its colour in all charts
     const stroke = () => lineColor(index);
     const few = line.steps.length < 40;
     const points = { show: few, size: 6, fill: () => lineColor(index) };
@@ -36,12 +37,13 @@ function linesChart(panel) {
     const values = aligned(line.steps, line.values);
     if (line.smooth) {
       add(values, { stroke: () => `${lineColor(index)}55`, width: 1, points: { show: false } });
-      add(aligned(line.steps, line.smooth), { stroke, width: 2, dash, points: { show: false } });
+      const alone = { ...points, show: line.steps.length === 1 };
+      add(aligned(line.steps, line.smooth), { stroke, width: 2, dash, points: alone });
     } else {
       add(values, { stroke, width: 2, dash, points });
     }
     const at = line.band ? new Map(line.band.steps.map((step, place) => [step, place])) : null;
-    return { line, values, at };
+    return { line, values, at, index };
   });
   const legend = (index) => [
     h(
@@ -49,7 +51,7 @@ function linesChart(panel) {
       { class: 'at' },
       index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`,
     ),
-    ...shown.map(({ line, values, at }, place) => {
+    ...shown.map(({ line, values, at, index: place }) => {
       const inBand = index !== null && at ? at.get(steps[index]) : undefined;
       const range =
         inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
@@ -72,8 +74,13 @@ function linesChart(panel) {
     steps,
     columns,
     scale: panel.log ? { distr: 3 } : { range: tight(panel) },
-    axis: panel.log ? { filter: logLabels } : {},
+    axis: panel.log ? { filter: logLabels, values: apart } : {},
   };
+}
+
+// Each tick with its own digits.
+function apart(u, splits) {
+  return splits.map((value) => tickLabels([value])[0]);
 }
 
 // The ticks of a logarithmic axis that get a number: 1, 2 and 5 times powers of ten, or the powers alone.

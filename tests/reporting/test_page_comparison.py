@@ -1,0 +1,143 @@
+"""Runs beside each other on the page: what they are called, and where they are compared."""
+
+import pytest
+
+from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting.figures.runs import Group, Recorded
+from exgrpo_jax.reporting.page import comparison, names
+
+TEXTS = [f'question {row}' for row in range(4)]
+SCORE = 'eval/chains/pass@1'
+
+
+def recorded(workdir, scores, seed=0, **settings):
+  """A run with these scores by step, and nothing else."""
+  config = {'seed': seed, 'replay.ratio': 0.5, 'num_steps': 60} | settings
+  metrics = [{'step': step, SCORE: score} for step, score in scores.items()]
+  tables = [step_records.SCHEMAS[name].empty_table() for name in ('responses', 'questions')]
+  return Recorded(workdir, config, metrics, *tables)
+
+
+def group(*runs):
+  return Group('label', runs)
+
+
+def benchmark(rights_by_step):
+  """What the page has of the evaluations of a run: which of four questions was right when."""
+  evaluations = [
+    {'step': step, 'made': '', 'correct': list(rights), 'samples': 1, 'responses': {}}
+    for step, rights in rights_by_step.items()
+  ]
+  return [{'name': 'chains', 'rows': list(range(4)), 'texts': TEXTS, 'evaluations': evaluations}]
+
+
+def described(*runs, rights):
+  """The comparison of single runs; `rights` of each are by step."""
+  benchmarks = {run.workdir: benchmark(own) for run, own in zip(runs, rights)}
+  return comparison.describe([group(run) for run in runs], benchmarks)
+
+
+# ---- Where runs are compared ----
+
+
+def test_runs_of_different_lengths_are_compared_at_their_last_common_evaluation():
+  long = recorded('/runs/long', {0: 0.5, 12: 0.25, 24: 0.25, 60: 1.0})
+  short = recorded('/runs/short', {0: 0.5, 24: 0.75}, **{'replay.ratio': 0.0})
+  none, one, three, four = (0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1)
+  found = described(
+    long, short, rights=({0: none, 12: one, 24: one, 60: four}, {0: none, 24: three})
+  )
+  (row,) = found['differences']
+  assert (row['from'], row['to'], row['step']) == ('long', 'short', 24)
+  assert row['estimate'][0] == 0.5 and row['paired'] == '4 questions'
+  first, second = found['scores']
+  assert (first['step'], first['common'][0], first['last'][0]) == (24, 0.25, 1)
+  assert (second['step'], second['common'][0], second['last'][0]) == (24, 0.75, 0.75)
+  assert (first['last_steps'], second['last_steps']) == ([60], [24])
+
+
+@pytest.mark.parametrize(
+  ('steps', 'said'),
+  [
+    ([0, 15, 30], 'b after 15, 30'),
+    ([0], 'b never'),
+    (range(7, 100, 7), 'b after 7, 14, …, 98'),
+  ],
+)
+def test_runs_without_a_common_evaluation_after_step_0_are_not_compared(steps, said):
+  rights = [dict.fromkeys(own, (1, 0, 0, 0)) for own in ([0, 20, 40], steps)]
+  runs = [
+    recorded(f'/runs/{name}', dict.fromkeys(own, 0.25), **{'replay.ratio': ratio})
+    for name, own, ratio in zip('ab', rights, (0.5, 0.0))
+  ]
+  found = described(*runs, rights=rights)
+  assert found['differences'] == []
+  assert found['not_compared'] == [
+    'chains: a and b have no evaluation in common after step 0, so they are not compared '
+    f'(evaluated: a after 20, 40; {said}).'
+  ]
+  assert [row['common'] for row in found['scores']] == [None, None]
+
+
+def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
+  groups = [
+    group(
+      *(
+        recorded(f'/runs/{ratio}{seed}', scores, seed, **{'replay.ratio': ratio})
+        for seed, scores in enumerate(of_seeds)
+      )
+    )
+    for ratio, of_seeds in (
+      (0.5, ({0: 0.1, 20: 0.5, 40: 0.9}, {0: 0.1, 20: 0.25, 40: 0.9})),
+      (0.0, ({0: 0.1, 20: 0.75, 40: 0.9}, {0: 0.1, 20: 0.75})),
+    )
+  ]
+  (row,) = comparison.describe(groups, {})['differences']
+  assert (row['step'], row['paired'], row['estimate'][0]) == (20, '2 seeds', 0.375)
+  assert (row['from'], row['to']) == ('replay.ratio=0.5', 'replay.ratio=0.0')
+
+
+# ---- What they are called ----
+
+
+def test_runs_are_called_by_their_folders():
+  assert names.of_runs(['/runs/chains', '/runs/grpo']) == ['chains', 'grpo']
+  assert names.of_runs(['/first/chains', '/second/chains']) == ['first/chains', 'second/chains']
+  assert names.of_runs(['/runs/chains']) == ['chains']
+
+
+def test_settings_of_several_seeds_are_called_by_as_little_as_tells_them_apart():
+  data = ['a specification', 'of some length']
+
+  def of_two_seeds(**settings):
+    return group(*(recorded(f'/runs/{seed}', {}, seed, **settings) for seed in range(2)))
+
+  two = [
+    of_two_seeds(**{'replay.ratio': ratio, 'data.train': spec, 'num_steps': steps})
+    for ratio, spec, steps in ((0.5, data[0], 60), (0.0, data[1], 24))
+  ]
+  assert names.of_groups(two) == ['replay.ratio=0.5', 'replay.ratio=0.0']
+  three = [*two, of_two_seeds(**{'replay.ratio': 0.0, 'data.train': data[1], 'num_steps': 60})]
+  assert names.of_groups(three) == [
+    'replay.ratio=0.5, num_steps=60',
+    'replay.ratio=0.0, num_steps=24',
+    'replay.ratio=0.0, num_steps=60',
+  ]
+  assert names.of_groups(two[:1]) == ['label']
+
+
+# ---- Curves ----
+
+
+def test_a_run_has_its_colour_in_every_chart_and_no_line_of_zeros_for_replay_it_has_not():
+  plain, replaying = (
+    recorded(f'/runs/{ratio}', {}, **{'replay.ratio': ratio}) for ratio in (0.0, 0.5)
+  )
+  for run in (plain, replaying):
+    run.metrics.extend({'step': step, 'reward': 0.5, 'buffer/questions': 0} for step in (1, 2))
+  panels = {
+    panel['title']: panel for panel in described(plain, replaying, rights=[{}, {}])['panels']
+  }
+  assert [line['place'] for line in panels['Reward']['lines']] == [0, 1]
+  (line,) = panels['Questions in the buffer']['lines']
+  assert (line['label'], line['place']) == ('0.5', 1)
