@@ -12,7 +12,9 @@ async function bufferPage(run) {
       : h(
           'p',
           { class: 'quiet' },
-          buffer.is_used ? 'Nothing is in the buffer yet, or nothing of it is recorded.' : NO_REPLAY,
+          buffer.is_used
+            ? 'Nothing is in the buffer yet, or nothing of it is recorded.'
+            : NO_REPLAY,
         ),
     buffer.replayed.length
       ? section(

@@ -5,7 +5,9 @@
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [4, 2], [1, 4], [12, 3], [3, 3, 8, 3]];
 const PALETTE = 8;
 const DOUBLE = 250; // ms in which a second click makes a double click
-const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
+const WHOLE = [...Array(9).keys()].flatMap((power) =>
+  [1, 2, 5].map((first) => first * 10 ** power),
+);
 const charts = new Set(); // those on the page
 
 function color(name) {

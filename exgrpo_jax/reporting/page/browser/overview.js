@@ -5,7 +5,12 @@ async function overviewPage(run) {
   const { panels, signal } = overview;
   const marks = overview.warnings.map((warning) => warning.step);
   const all = Object.values(panels).flat();
-  const charts = (names) => grid(names.flatMap((name) => panels[name]), marks, all);
+  const charts = (names) =>
+    grid(
+      names.flatMap((name) => panels[name]),
+      marks,
+      all,
+    );
   return [
     section('Score', scoreTiles(overview), charts(['score'])),
     section(
