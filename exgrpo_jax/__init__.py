@@ -4,6 +4,7 @@ What a notebook needs is here, `import exgrpo_jax as ex`; docs/library.md shows 
 """
 
 import importlib
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -39,9 +40,20 @@ def __getattr__(name: str) -> Any:
   return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-# Of a command, python -m exgrpo_jax.…, whose imports take seconds and start threads. A process that
-# imports the package keeps its own signal handler, under nohup too, and its own heap.
-if sys.argv[:1] == ['-m']:
+def _is_command() -> bool:
+  """Whether this process is `python -m exgrpo_jax.…`, which is importing the package to find it.
+
+  Until the module is found argv[0] is '-m', and what follows it are the module's own arguments, so
+  the module's name is the word before them; an option may be joined with it, as in -um.
+  """
+  module = sys.orig_argv[len(sys.orig_argv) - len(sys.argv) :][:1]
+  named = module and re.match(r'(-\w*?m)?exgrpo_jax(\.|$)', module[0])
+  return sys.argv[:1] == ['-m'] and bool(named)
+
+
+# Of a command, whose imports take seconds and start threads. A process that imports the package, as
+# python -m of a user's own does, keeps its own signal handler, under nohup too, and its own heap.
+if _is_command():
   heap.keep_pages()
   device_memory.take_share()
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
