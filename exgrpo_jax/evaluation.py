@@ -104,7 +104,7 @@ def score_policy(
     experiment.meshes.decoding,
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
-  prompts = [tokenizer.render(q.messages, config.prompt.template) for q in questions]
+  prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
   verdicts = _grade(config, data.spec, questions, texts, thinks)
   warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)

@@ -325,11 +325,11 @@ def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
   # Without a config.json it was left by a refused start, and perhaps trained on other texts.
   is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
   if hosts.is_first() and not is_valid:
-    found = questions.load(parsed.data, _tokenizer_data(parsed), parsed.prompt.system)
+    found = questions.load(parsed.data, _tokenizer_data(parsed))
     texts = (
       text
       for question in itertools.islice(found, TOKENIZER_TEXTS)
-      for text in (prompt.render(question.messages, parsed.prompt.template), question.solution)
+      for text in (prompt.render(question.messages, parsed.prompt), question.solution)
     )
     tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
   return tokenizer.load(path)

@@ -104,7 +104,7 @@ def sample(
 def render(policy: Policy, text: str) -> str:
   """A user's text as the prompt that the model reads."""
   experiment = policy.experiment
-  return experiment.tokenizer.render([Message('user', text)], experiment.config.prompt.template)
+  return experiment.tokenizer.render([Message('user', text)], experiment.config.prompt)
 
 
 def _summary(response: Response) -> str:

@@ -59,10 +59,8 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
     InputError: there is no such data, or it cannot be read.
   """
   questions.settle(config.data, spec)
-  data = questions.load(
-    dataclasses.replace(config.data, unverifiable='drop'), spec, config.prompt.system
-  )
-  prompts = _prompts(data, config.prompt.template, opened)
+  data = questions.load(dataclasses.replace(config.data, unverifiable='drop'), spec)
+  prompts = _prompts(data, config.prompt, opened)
   parts = [_summary(data, prompts, config)]
   shown = data[:_SHOWN]
   for question, text, length in zip(shown, prompts.first, prompts.lengths):
@@ -70,12 +68,12 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
   return '\n\n'.join(parts) + '\n'
 
 
-def _prompts(data: Dataset, template: str, opened: Tokenizer | None) -> Prompts:
+def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) -> Prompts:
   if opened:
-    tokenized = prompt_file.tokenized(data, opened, template)
+    tokenized = prompt_file.tokenized(data, opened, rendering)
     first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
     return Prompts('tokens', tokenized.lengths, first)
-  texts = [prompt.render(question.messages, template) for question in data]
+  texts = [prompt.render(question.messages, rendering) for question in data]
   return Prompts('characters', np.array([len(text) for text in texts]), texts[:_SHOWN])
 
 

@@ -1,12 +1,17 @@
 """Responses to a prompt that is typed."""
 
+import re
 import types
 
 import numpy as np
 import pytest
 
-from exgrpo_jax import generate, policies
+from exgrpo_jax import evaluation, generate, policies, preview
+from exgrpo_jax.datatypes import Response, Verdict
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import load_questions, open_experiment
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import scheduler
 from tests.helpers import tiny
 from tests.helpers.paths import CHECKPOINTS
 
@@ -73,3 +78,38 @@ def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
   assert float(heads[0].split('log-probability ')[1].split(',')[0]) == pytest.approx(
     sum(logps), abs=0.01
   )
+
+
+@pytest.mark.parametrize(
+  ('template', 'system'),
+  [('plain', ''), ('chat', ''), ('chat', 'Brief.'), ('paper', 'Brief.')],
+)
+def test_training_evaluation_generation_and_preview_ask_the_same(
+  jsonl, tmp_path, monkeypatch, template, system
+):
+  text, asked = '1+1?', []
+  values = policies.suited_to(str(CHECKPOINTS / 'qwen2_tied'))
+  values.prompt.update(dict(template=template, system=system))
+  values.data.update(dict(train=jsonl({'question': text, 'answer': '2'}), cache_dir=str(tmp_path)))
+  experiment = open_experiment(values, str(tmp_path))
+  data = load_questions(experiment, experiment.config.data.train)
+  answer = Response(np.array([1], np.int32), *np.zeros((2, 1), np.float32), False)
+
+  def answers(*arguments):
+    prompts = arguments[2]
+    asked.extend(prompts)
+    return [answer for _ in prompts]
+
+  monkeypatch.setattr(scheduler, 'generate', answers)
+  monkeypatch.setattr(model, 'decode_layout', lambda *_: None)
+  monkeypatch.setattr(evaluation, '_grade', lambda *_: [Verdict(0.0, 'no answer')])
+  policy = policies.Policy(policies.Source('model', ''), experiment, None, 0)
+  generate.sample(policy, [text])
+  _, (record,) = evaluation.score_policy(experiment, None, data, 0)
+  shown = preview.describe(data.spec, experiment.config, experiment.tokenizer)
+  (prompt,) = data.prompts
+  assert [tokens.tolist() for tokens in asked] == [prompt.tolist()] * 2
+  rendered = experiment.tokenizer.decode(prompt, special=True)
+  assert (system in rendered) and generate.render(policy, text) == record['question'] == rendered
+  lines = re.search(r'^  prompt   \| (.*?)^  answer ', shown, re.MULTILINE | re.DOTALL)[1]
+  assert lines.replace('\n           | ', '\n') == rendered + '\n'

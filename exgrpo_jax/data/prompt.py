@@ -22,7 +22,7 @@ from exgrpo_jax.errors import InputError
 
 THINK = '<think>\n'  # every prompt of the template 'paper' ends with it
 
-# The paper's instructions, reworded. A system message in the data takes precedence.
+# The paper's instructions, reworded. A system message of the data or the config takes precedence.
 SYSTEM = (
   'Solve the task in two sections. First think: between <think> and </think>, analyse the task, '
   'explore ways to solve it, check every step and correct what turns out wrong. Then, after '
@@ -69,8 +69,10 @@ class Chat:
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
 
 
-def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> str:
-  r"""The prompt made of `messages`.
+def render(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) -> str:
+  r"""The prompt made of `messages`, in training and wherever else a policy is asked.
+
+  Messages without a system message get that of `config.system` first. Then, by template,
 
   'plain': the contents of the user and assistant messages, each followed by a newline.
   System messages are dropped: a base model was never trained to follow them.
@@ -82,8 +84,12 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
   Raises:
     InputError: 'chat' without a chat template, or the template fails on these messages.
   """
+  template = config.template
   if template == 'plain':
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
+  system = config.system or (SYSTEM if template == 'paper' else '')
+  if system and all(message.role != 'system' for message in messages):
+    messages = [Message('system', system), *messages]
   if template == 'chat':
     if chat.template is None:
       raise InputError(
@@ -92,8 +98,6 @@ def render(messages: Sequence[Message], template: str, chat: Chat = NO_CHAT) -> 
         "Use 'plain' or 'paper', which work without."
       )
     return _apply_template(chat.template, messages, chat)
-  if all(message.role != 'system' for message in messages):
-    messages = [Message('system', SYSTEM), *messages]
   if chat.template is None:
     return _role_lines(messages, chat) + THINK
   return _apply_template(chat.template, messages, chat).removesuffix(THINK) + THINK

@@ -18,7 +18,7 @@ from typing import overload
 
 import numpy as np
 
-from exgrpo_jax.data import progress
+from exgrpo_jax.data import progress, prompt
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.runtime import hosts
@@ -58,7 +58,7 @@ class Prompts(Sequence[np.ndarray]):
     return Prompts(self._tokens, self._begins[rows], self.lengths[rows], self.checksum)
 
 
-def tokenized(data: Dataset, tokenizer: Tokenizer, template: str) -> Prompts:
+def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> Prompts:
   """The prompts of `data`: read from the file of an earlier start, else made and kept.
 
   Safe to call from several processes at once, and to kill: each writes a file of its own, which
@@ -67,13 +67,13 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, template: str) -> Prompts:
   Raises:
     InputError: a question cannot be rendered.
   """
-  path = pathlib.Path(data.source.folder, 'prompts', _name(data, tokenizer, template))
+  path = pathlib.Path(data.source.folder, 'prompts', _name(data, tokenizer, prompts))
   if path.exists():
     try:
       return _read(path)
     except (OSError, ValueError) as error:
       hosts.warn(f'{path}: {error}; the prompts of {data.spec} are tokenised again.')
-  content = _make(data, tokenizer, template)
+  content = _make(data, tokenizer, prompts)
   try:
     _write(path, content)
     return _read(path)
@@ -86,11 +86,10 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, template: str) -> Prompts:
     return _parse(np.frombuffer(memoryview(content).toreadonly(), _INT))
 
 
-def _name(data: Dataset, tokenizer: Tokenizer, template: str) -> str:
+def _name(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> str:
   shaping = (
     data.source.identity,
-    data.source.system,
-    template,
+    prompts,
     sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
     _code(),
   )
@@ -106,7 +105,7 @@ def _code() -> tuple[str, ...]:
   return hashed.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)
 
 
-def _make(data: Dataset, tokenizer: Tokenizer, template: str) -> bytearray:
+def _make(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytearray:
   """What the file of these prompts holds."""
   content, lengths, questions = bytearray(), [], hashlib.sha256()
   report = progress.reporter(
@@ -114,7 +113,7 @@ def _make(data: Dataset, tokenizer: Tokenizer, template: str) -> bytearray:
   )
   for start in range(0, len(data), _BATCH):
     batch = data[start : start + _BATCH]
-    ids = tokenizer.encode_all([tokenizer.render(q.messages, template) for q in batch])
+    ids = tokenizer.encode_all([tokenizer.render(q.messages, prompts) for q in batch])
     content += np.fromiter(itertools.chain.from_iterable(ids), _INT).tobytes()
     lengths += map(len, ids)
     questions.update(repr(batch).encode())

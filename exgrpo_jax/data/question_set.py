@@ -23,8 +23,8 @@ def load(
   """
   questions.settle(config, spec)
   with hosts.first_host_first('load_questions'):  # prepared data may lie in a shared folder
-    loaded = questions.load(config, spec, prompts.system)
-    tokens = prompt_file.tokenized(loaded, tokenizer, prompts.template)
+    loaded = questions.load(config, spec)
+    tokens = prompt_file.tokenized(loaded, tokenizer, prompts)
   kept = questions.check_prompts(spec, tokens.lengths, max_prompt, config.overlong)
   hosts.check_same(spec, 'the questions', lambda: tokens.checksum + kept.tobytes())
   # Rows are numbered anew: the stream and the buffer address questions by place.

@@ -91,7 +91,6 @@ class Source:
   size: int  # rows
   read: Callable[[list[int]], Sequence[Any]]  # many rows at once
   to_question: Callable[[int, Any], Question]  # of a row's number and what was read
-  system: str = ''  # put before questions that have no system message
   preparation: builders.Preparation = builders.NOTHING  # how columns were read; not of tasks
 
 
@@ -129,13 +128,10 @@ class Dataset(Questions):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
     found = self.source.read(self._rows[list(rows)].tolist())
-    return [
-      _with_system(self.source.to_question(row, record), self.source.system)
-      for row, record in zip(rows, found)
-    ]
+    return [self.source.to_question(row, record) for row, record in zip(rows, found)]
 
 
-def load(config: Config, spec: str, system: str = '') -> Dataset:
+def load(config: Config, spec: str) -> Dataset:
   """The questions that `spec` names; prepares the data first if that has not been done.
 
   Safe to call from several processes at once: each prepares the data in a temporary
@@ -144,12 +140,11 @@ def load(config: Config, spec: str, system: str = '') -> Dataset:
   Args:
     config: how the data is read.
     spec: the data spec.
-    system: see prompt.Config.system.
 
   Raises:
     InputError: there is no such data, or one of its rows cannot be used.
   """
-  return Dataset(spec, dataclasses.replace(_named(config, spec), system=system))
+  return Dataset(spec, _named(config, spec))
 
 
 def _named(config: Config, spec: str) -> Source:
@@ -207,12 +202,6 @@ def _refuse_unverifiable(spec: str, preparation: builders.Preparation) -> None:
       f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give them one, or '
       "set config.data.unverifiable='drop' to leave them out."
     )
-
-
-def _with_system(question: Question, system: str) -> Question:
-  if not system or any(message.role == 'system' for message in question.messages):
-    return question
-  return dataclasses.replace(question, messages=(Message('system', system), *question.messages))
 
 
 def settle(config: Config, spec: str) -> None:

@@ -88,9 +88,9 @@ class Tokenizer(abc.ABC):
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """The text of each of `ids`; joined, what `decode` gives with `special`: see pieces.py."""
 
-  def render(self, messages: Sequence[Message], template: str) -> str:
+  def render(self, messages: Sequence[Message], prompts: prompt.Config) -> str:
     """The prompt made of `messages`; see prompt.render."""
-    return prompt.render(messages, template, self.chat)
+    return prompt.render(messages, prompts, self.chat)
 
   def save(self, directory: epath.PathLike) -> None:
     """Writes its files, from which `load` and transformers make the same tokenizer."""

@@ -13,6 +13,7 @@ from exgrpo_jax.errors import InputError
 from tests.helpers.paths import CHECKPOINTS
 
 STORED = CHECKPOINTS / 'qwen2_tied'
+PLAIN, CHAT, PAPER = (prompt.Config(name, system='') for name in ('plain', 'chat', 'paper'))
 SYSTEM, USER = Message('system', ' Be brief.\n'), Message('user', '1 < 2 & "3"?')
 ASSISTANT, MORE = Message('assistant', 'Yes: 1 < 2.'), Message('user', 'Zürich, \U0001f600?')
 
@@ -131,7 +132,7 @@ def test_chat_templates_render_as_in_transformers(name, folder):
   loaded = tokenizer.load(
     folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
   )
-  assert loaded.render(messages, 'chat') == expected
+  assert loaded.render(messages, CHAT) == expected
 
 
 @pytest.mark.parametrize('name', CHATS)
@@ -145,17 +146,17 @@ def test_chat_templates_render_as_in_the_installed_transformers(name, folder):
     [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
   )
   loaded = tokenizer.load(path)
-  assert loaded.render(messages, 'chat') == rendered
+  assert loaded.render(messages, CHAT) == rendered
   assert loaded.encode(rendered) == reference.encode(rendered, add_special_tokens=False)
 
 
 def test_a_template_file_overrides_tokenizer_config(folder):
-  assert tokenizer.load(folder(jinja='from the file')).render([USER], 'chat') == 'from the file'
+  assert tokenizer.load(folder(jinja='from the file')).render([USER], CHAT) == 'from the file'
 
 
 def test_the_default_of_several_templates_is_used(folder):
   several = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'yes'}]
-  assert tokenizer.load(folder(chat_template=several)).render([USER], 'chat') == 'yes'
+  assert tokenizer.load(folder(chat_template=several)).render([USER], CHAT) == 'yes'
 
 
 def test_chat_is_refused_without_a_chat_template(folder):
@@ -164,7 +165,7 @@ def test_chat_is_refused_without_a_chat_template(folder):
     InputError,
     match=r"config\.prompt\.template='chat' needs a chat template, and .*/tokenizer\.json has none",
   ):
-    loaded.render([USER], 'chat')
+    loaded.render([USER], CHAT)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_error_names_a_failing_template(folder, template, reason):
   loaded = tokenizer.load(folder(chat_template=template))
   message = f'the chat template of .* fails \\(.*{reason}.*\\) on messages with the roles user;'
   with pytest.raises(InputError, match=message):
-    loaded.render([USER], 'chat')
+    loaded.render([USER], CHAT)
 
 
 @pytest.mark.parametrize(
@@ -198,27 +199,25 @@ def test_error_names_a_failing_template(folder, template, reason):
   ],
 )
 def test_plain_prompts_are_lines(messages, expected):
-  assert prompt.render(messages, 'plain') == expected
+  assert prompt.render(messages, PLAIN) == expected
 
 
 def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_section():
-  rendered = prompt.render([USER], 'paper')
+  rendered = prompt.render([USER], PAPER)
   assert rendered == f'{prompt.SYSTEM}\nUser: 1 < 2 & "3"?\nAssistant: <think>\n'
   assert all(tag in prompt.SYSTEM for tag in ('<think>', '</think>', r'\boxed{}'))
 
 
 def test_the_paper_prompt_uses_the_chat_template_and_keeps_a_system_message(folder):
   loaded = tokenizer.load(folder())
-  assert (
-    loaded.render([SYSTEM, USER], 'paper') == loaded.render([SYSTEM, USER], 'chat') + '<think>\n'
-  )
+  assert loaded.render([SYSTEM, USER], PAPER) == loaded.render([SYSTEM, USER], CHAT) + '<think>\n'
   with_system = [Message('system', prompt.SYSTEM), USER]
-  assert loaded.render([USER], 'paper') == loaded.render(with_system, 'chat') + '<think>\n'
+  assert loaded.render([USER], PAPER) == loaded.render(with_system, CHAT) + '<think>\n'
 
 
 def test_a_think_section_that_the_chat_template_opens_is_opened_once(folder):
   loaded = tokenizer.load(folder(chat_template="{{ messages[1].content + '<think>\n' }}"))
-  assert loaded.render([USER], 'paper') == '1 < 2 & "3"?<think>\n'
+  assert loaded.render([USER], PAPER) == '1 < 2 & "3"?<think>\n'
 
 
 def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
@@ -230,5 +229,5 @@ def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
   )
   model.save(str(path / 'tokenizer.json'))
   loaded = tokenizer.load(path)
-  assert loaded.encode(loaded.render([USER], 'plain'))[:2] == [0, *loaded.encode('1')]
-  assert loaded.render([USER], 'chat').startswith('<|im_start|>')
+  assert loaded.encode(loaded.render([USER], PLAIN))[:2] == [0, *loaded.encode('1')]
+  assert loaded.render([USER], CHAT).startswith('<|im_start|>')

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from exgrpo_jax.data import progress, prompt_file, questions, tokenizer
+from exgrpo_jax.data import progress, prompt, prompt_file, questions, tokenizer
 from exgrpo_jax.data.tokenizer import SentencePieceTokenizer
 
+PLAIN = prompt.Config(template='plain', system='')
 LINES = [{'question': f'{n}+{n * n} \u2581 = ?' * (n % 3 + 1), 'answer': f'{n}'} for n in range(20)]
 
 
@@ -52,10 +53,10 @@ def no_encoding(monkeypatch):
   return forbid
 
 
-def expected(opened, template='plain'):
+def expected(opened, prompts=PLAIN):
   """Each prompt by itself."""
   messages = [(questions.Message('user', line['question']),) for line in LINES]
-  return [opened.encode(opened.render(message, template)) for message in messages]
+  return [opened.encode(opened.render(message, prompts)) for message in messages]
 
 
 def as_lists(prompts):
@@ -68,7 +69,7 @@ def files(data):
 
 
 def test_a_prompt_has_the_tokens_that_it_has_by_itself(data, opened):
-  prompts = prompt_file.tokenized(data, opened, 'plain')
+  prompts = prompt_file.tokenized(data, opened, PLAIN)
   assert as_lists(prompts) == expected(opened)
   assert prompts.lengths.tolist() == [len(prompt) for prompt in expected(opened)]
   assert {prompt.dtype for prompt in prompts} == {np.dtype(np.int32)}
@@ -79,11 +80,11 @@ def test_a_prompt_has_the_tokens_that_it_has_by_itself(data, opened):
 
 
 def test_a_second_start_reads_no_question_and_tokenises_nothing(data, opened, no_encoding):
-  first = prompt_file.tokenized(data, opened, 'plain')
+  first = prompt_file.tokenized(data, opened, PLAIN)
   right = expected(opened)
   no_encoding()
   no_source = dataclasses.replace(data.source, read=None)
-  second = prompt_file.tokenized(questions.Dataset(data.spec, no_source), opened, 'plain')
+  second = prompt_file.tokenized(questions.Dataset(data.spec, no_source), opened, PLAIN)
   assert as_lists(second) == right
   assert second.checksum == first.checksum
 
@@ -93,15 +94,16 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
 ):
   count = 0
 
-  def makes_a_file(data, opened, template='plain'):
+  def makes_a_file(data, opened, prompts=PLAIN):
     nonlocal count
     count += 1
-    prompt_file.tokenized(data, opened, template)
-    prompt_file.tokenized(data, opened, template)
+    prompt_file.tokenized(data, opened, prompts)
+    prompt_file.tokenized(data, opened, prompts)
     assert len(files(data)) == count
 
   makes_a_file(data, opened)
-  makes_a_file(data, opened, 'paper')
+  makes_a_file(data, opened, prompt.Config('paper', ''))
+  makes_a_file(data, opened, prompt.Config('paper', 'Be brief.'))
   makes_a_file(questions.load(config, data.spec + '[:12]'), opened)
   makes_a_file(questions.load(config, data.spec + '[4:16]'), opened)
   texts = [line['question'] for line in LINES]
@@ -114,7 +116,7 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
   beside = tmp_path / 'tokenizer_config.json'
   for template in ('A {{ messages[0].content }}', 'B {{ messages[0].content }}'):
     beside.write_text(json.dumps({'eos_token': '</s>', 'chat_template': template}))
-    makes_a_file(data, tokenizer.load(tmp_path), 'chat')
+    makes_a_file(data, tokenizer.load(tmp_path), prompt.Config('chat', ''))
   monkeypatch.setattr(prompt_file, '_code', lambda: 'another version')
   makes_a_file(data, opened)
 
@@ -122,7 +124,7 @@ def test_a_file_is_made_for_everything_that_shapes_a_prompt(
 def test_the_checksum_tells_questions_apart_that_have_the_same_prompts(config, jsonl, opened):
   def checksum(answer, question='q'):
     data = questions.load(config, jsonl({'question': question, 'answer': answer}))
-    return prompt_file.tokenized(data, opened, 'plain').checksum
+    return prompt_file.tokenized(data, opened, PLAIN).checksum
 
   assert len({checksum('1'), checksum('2'), checksum('1', 'r')}) == 3
 
@@ -139,32 +141,32 @@ def test_the_checksum_tells_questions_apart_that_have_the_same_prompts(config, j
   ],
 )
 def test_a_damaged_file_is_replaced(data, opened, damage, capsys, no_encoding):
-  prompt_file.tokenized(data, opened, 'plain')
+  prompt_file.tokenized(data, opened, PLAIN)
   (path,) = files(data)
   path.write_bytes(damage(path.read_bytes()))
-  assert as_lists(prompt_file.tokenized(data, opened, 'plain')) == expected(opened)
+  assert as_lists(prompt_file.tokenized(data, opened, PLAIN)) == expected(opened)
   assert f'{path}: the file is damaged; the prompts of ' in capsys.readouterr().err
   right = expected(opened)
   no_encoding()
-  assert as_lists(prompt_file.tokenized(data, opened, 'plain')) == right
+  assert as_lists(prompt_file.tokenized(data, opened, PLAIN)) == right
   assert not capsys.readouterr().err
 
 
 def test_a_kill_while_it_is_written_leaves_no_file_of_that_name(config, data, model, opened):
   script = f"""
 import os, pathlib
-from exgrpo_jax.data import progress, prompt_file, questions, tokenizer
+from exgrpo_jax.data import progress, prompt, prompt_file, questions, tokenizer
 whole = pathlib.Path.write_bytes
 def killed_half_way(path, content):
   whole(path, content[:len(content) // 2])
   os._exit(9)
 pathlib.Path.write_bytes = killed_half_way
 data = questions.load(questions.{config!r}, {data.spec!r})
-prompt_file.tokenized(data, tokenizer.load({str(model)!r}), 'plain')
+prompt_file.tokenized(data, tokenizer.load({str(model)!r}), prompt.{PLAIN!r})
 """
   assert subprocess.run([sys.executable, '-c', script], check=False).returncode == 9
   (left,) = files(data)
-  assert as_lists(prompt_file.tokenized(data, opened, 'plain')) == expected(opened)
+  assert as_lists(prompt_file.tokenized(data, opened, PLAIN)) == expected(opened)
   (complete,) = set(files(data)) - {left}
   assert complete.stem == left.stem and not complete.suffix
 
@@ -178,7 +180,7 @@ def test_two_threads_can_write_it_at_once(data, opened, monkeypatch, capsys):
 
   monkeypatch.setattr(pathlib.Path, 'write_bytes', write_together)
   threads = [
-    threading.Thread(target=lambda: results.append(prompt_file.tokenized(data, opened, 'plain')))
+    threading.Thread(target=lambda: results.append(prompt_file.tokenized(data, opened, PLAIN)))
     for _ in range(2)
   ]
   for thread in threads:
@@ -192,7 +194,7 @@ def test_two_threads_can_write_it_at_once(data, opened, monkeypatch, capsys):
 def test_where_it_cannot_be_written_prompts_are_kept_in_memory(data, opened, capsys):
   folder = pathlib.Path(data.source.folder, 'prompts')
   folder.touch()  # in place of the folder, for root may write anywhere
-  prompts = prompt_file.tokenized(data, opened, 'plain')
+  prompts = prompt_file.tokenized(data, opened, PLAIN)
   assert as_lists(prompts) == expected(opened)
   assert re.search(
     r'the tokenised prompts of .*train\.jsonl cannot be kept in .*/prompts \(File exists\), so '
@@ -209,7 +211,7 @@ def test_a_full_disk_leaves_nothing_behind(config, jsonl, opened, capsys):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
   try:
-    (prompt,) = prompt_file.tokenized(data, opened, 'plain')
+    (prompt,) = prompt_file.tokenized(data, opened, PLAIN)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert opened.decode(prompt) == long['question'] + '\n'
@@ -218,7 +220,7 @@ def test_a_full_disk_leaves_nothing_behind(config, jsonl, opened, capsys):
 
 
 def test_a_run_goes_on_when_the_cache_is_cleared(config, data, opened):
-  prompts = prompt_file.tokenized(data, opened, 'plain')
+  prompts = prompt_file.tokenized(data, opened, PLAIN)
   shutil.rmtree(config.cache_dir)
   assert as_lists(prompts) == expected(opened)
   assert [question.answer for question in data] == [line['answer'] for line in LINES]
@@ -228,7 +230,7 @@ def test_a_long_preparation_says_how_far_it_is(config, jsonl, opened, monkeypatc
   monkeypatch.setattr(progress, 'SECONDS', 0.0)
   monkeypatch.setattr(prompt_file, '_BATCH', 8)
   data = questions.load(config, jsonl(*LINES))
-  prompt_file.tokenized(data, opened, 'plain')
+  prompt_file.tokenized(data, opened, PLAIN)
   lines = capsys.readouterr().out.splitlines()
   prepared = [f'{data.spec}: {done} questions prepared' for done in range(20)]
   tokenised = [f'{data.spec}: {done} of 20 prompts tokenised' for done in (8, 16, 20)]
