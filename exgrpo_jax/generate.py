@@ -1,7 +1,7 @@
 r"""What a policy writes: a few responses to a prompt, with their log-probabilities.
 
 python -m exgrpo_jax.generate --model=Qwen2.5-1.5B-Instruct --prompt='What is 12 * 13?'
-python -m exgrpo_jax.generate --checkpoint=/tmp/chains --prompt='3 + 4 - 2 =' --samples=2 --tokens
+python -m exgrpo_jax.generate --checkpoint=/tmp/chains --prompt='48+3-9+7' --samples=2 --tokens
 """
 
 import dataclasses

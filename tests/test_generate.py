@@ -6,10 +6,11 @@ import types
 import numpy as np
 import pytest
 
-from exgrpo_jax import evaluation, generate, policies, preview
+from exgrpo_jax import evaluation, generate, policies, preview, session
 from exgrpo_jax.datatypes import Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import load_questions, open_experiment
+from exgrpo_jax.grading.verifier import judge
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scheduler
 from tests.helpers import tiny
@@ -78,6 +79,36 @@ def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
   assert float(heads[0].split('log-probability ')[1].split(',')[0]) == pytest.approx(
     sum(logps), abs=0.01
   )
+
+
+WORKED = {
+  '48+9+3+7': r'48+9=57 +3=60 +7=67 \boxed{67}',
+  '31+5+2+9': r'31+5=36 +2=38 +9=47 \boxed{47}',
+  '48+3-9+7': r'48+3=51 -9=42 +7=49 \boxed{49}',
+  '31-5+2-9': r'31-5=26 +2=28 -9=19 \boxed{19}',
+}
+
+
+def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path, monkeypatch):
+  """The warm start learns a handful of solutions by heart, within the tiny model's reach."""
+  tiny.leave_out_pictures(monkeypatch.setattr)
+  answers = {asked: re.findall(r'\{(.*)\}', solution)[0] for asked, solution in WORKED.items()}
+  config.data.train = config.warm_start.data = jsonl(
+    *(
+      {'question': asked, 'answer': answers[asked], 'solution': solution}
+      for asked, solution in WORKED.items()
+    )
+  )
+  config.data.update(dict(evaluation=(), cache_dir=str(tmp_path / 'cache')))
+  config.num_steps, config.evaluation.temperature, config.tokenizer.vocab_size = 0, 0.0, 282
+  config.rollout.update(dict(questions=4, max_prompt=16, max_response=48))
+  config.warm_start.update(dict(num_updates=60, batch_size=4))
+  with session.open_run(config, str(tmp_path / 'run')) as run:
+    responses = generate.sample(run.policy, list(WORKED))
+    decode = run.policy.experiment.tokenizer.decode
+  written = {asked: decode(response.tokens) for asked, (response,) in zip(WORKED, responses)}
+  assert written == WORKED
+  assert {judge(text, answers[asked]) for asked, text in written.items()} == {'correct'}
 
 
 @pytest.mark.parametrize(
