@@ -686,16 +686,18 @@ def check_what_it_said(out, kept, done, command):
   """Of a resumed run: a banner, the time left once it is known, the end, and all of it kept."""
   first, second = re.split(r'^---- \S+ \S+  ', kept, flags=re.MULTILINE)[1:]
   assert 'warm start 30/30' in first and 'warm start' not in second
-  assert second.splitlines()[0] == shlex.join(
-    [sys.executable, '-m', 'exgrpo_jax.train', *command[1:]]
-  )
+  python, *words = shlex.split(second.splitlines()[0])
+  assert os.path.samefile(
+    python, sys.executable
+  )  # which is not spelt as here after ../v/bin/python
+  assert words == ['-m', 'exgrpo_jax.train', *command[1:]]
   printed = out.splitlines()
   assert [line for line in second.splitlines()[1:] if line in printed] == printed
   assert f'  steps       {tiny.NUM_STEPS}, of which {done} are done' in printed
   steps = [line for line in printed if line.startswith('step ')]
   assert steps[0].endswith('       - left')  # it compiled, and nothing else is known yet
   assert not steps[-2].endswith('- left') and steps[-1].endswith(' 0:00:00 left')
-  evaluation = [sys.executable, '-m', 'exgrpo_jax.evaluate', *cli.config_arguments(command)]
+  evaluation = [python, '-m', 'exgrpo_jax.evaluate', *cli.config_arguments(command)]
   assert f'  {shlex.join(evaluation)}' in out
 
 
