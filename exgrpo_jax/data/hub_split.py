@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -95,11 +95,31 @@ def _paths(layout: Layout, split: Split) -> Sequence[str]:
   return next(filter(None, formats), ())
 
 
-def _absent(split: Split, layout: Layout) -> str:
-  name = str(split.repository)
-  there = '; '.join(
+def refuse_unsplit(repository: hub.Repository) -> NoReturn:
+  """Raises InputError for a data set without a split; that says which there are, if it can."""
+  form = (
+    f"'{repository}' is neither a file nor a split of a data set: of one on the Hub write "
+    f'{repository}:CONFIG:SPLIT, as in openai/gsm8k:main:train, or {repository}:SPLIT where it has '
+    'one config'
+  )
+  try:
+    layout = _layout(hub.pinned(repository))
+    if not layout and not repository.revision:
+      _, layout = _converted(repository, layout)
+  except InputError as error:
+    raise InputError(f'{form}. Which there are is not known: {error}') from error
+  raise InputError(f'{form} ({_there(layout) or "it has none that can be read"}).')
+
+
+def _there(layout: Layout) -> str:
+  """Which splits each config has."""
+  return '; '.join(
     f'{config}: {", ".join(layout[config]) or "nothing that can be read"}' for config in layout
   )
+
+
+def _absent(split: Split, layout: Layout) -> str:
+  name, there = str(split.repository), _there(layout)
   if not there:
     return (
       f'the data set {name} has no files that can be read ({", ".join(FILE_ENDINGS)}), nor has the '

@@ -29,6 +29,7 @@ from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.verifier import KINDS
+from exgrpo_jax.runtime import hub
 
 _BATCH = 1000  # rows that are read together: one at a time takes several times as long
 
@@ -214,12 +215,19 @@ def settle(config: Config, spec: str) -> None:
 
 
 def _hub_split(config: Config, base: str) -> hub_split.Split | None:
-  """What a spec without its slice names on the Hub; None where it is something else, or TFDS's."""
+  """What a spec without its slice names on the Hub; None where it is something else, or TFDS's.
+
+  Raises InputError where it names a data set and no split.
+  """
   if base.endswith(spec_names.FILE_ENDINGS):
     return None
   split = hub_split.parse(base)
-  is_other = split and builders.knows(config.cache_dir, split.repository.name)
-  return None if is_other else split
+  repository = split.repository if split else hub.parse('dataset', base)
+  if not repository or builders.knows(config.cache_dir, repository.name):
+    return None
+  if not split and not os.path.exists(base):
+    hub_split.refuse_unsplit(repository)
+  return split
 
 
 def _source(

@@ -199,13 +199,20 @@ def _refusals(repository: Repository) -> Iterator[None]:
     )
     raise InputError(
       f'the {kind} {name} cannot be fetched, for {why}, and the cache {constants.HF_HUB_CACHE} '
-      'does not have all that is needed of it.'
+      f'does not have all that is needed of it; {_ways_out(repository)}.'
     ) from error
   except Exception as error:  # of the network, the disk, and what the library checks itself
     raise InputError(
       f'the {kind} {name} cannot be fetched into {constants.HF_HUB_CACHE} ({_reason(error)}); the '
       'same command goes on from there. HF_HOME names another folder.'
     ) from error
+
+
+def _ways_out(repository: Repository) -> str:
+  """What to do where the Hub cannot be asked."""
+  local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
+  online = 'unset it, or ' if constants.HF_HUB_OFFLINE else ''
+  return f'{online}name {local} in its place, or a mirror of the Hub by HF_ENDPOINT'
 
 
 def _reason(error: BaseException) -> str:

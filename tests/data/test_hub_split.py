@@ -7,6 +7,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import constants
 
 from exgrpo_jax.data import hub_split, questions, training_rows
 from exgrpo_jax.errors import InputError
@@ -165,6 +166,18 @@ SEVERAL = {'README.md': README, 'main/train-0-of-1.parquet': b'', 'main/test.par
       SEVERAL,
       r"the data set me/sums has no revision 'v2'; http://\S+/datasets/",
     ),
+    (
+      'me/sums',
+      SEVERAL,
+      r'write me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or me/sums:SPLIT where it has '
+      r'one config \(main: train, test; socratic: nothing that can be read\)',
+    ),
+    ('me/sums[:4]', {'train.jsonl': b''}, r'me/sums:SPLIT where .* \(default: train\)'),
+    (
+      'me/smus',
+      SEVERAL,
+      r'me/smus:CONFIG:SPLIT, .* Which there are is not known: there is no folde',
+    ),
   ],
 )
 def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, message):
@@ -172,6 +185,17 @@ def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, 
   with pytest.raises(InputError, match=message) as refused:
     questions.load(config, spec)
   assert '\n' not in str(refused.value)
+
+
+@pytest.mark.usefixtures('served')
+def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatch):
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+  with pytest.raises(InputError, match=r'me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or '):
+    questions.load(config, 'me/sums')
+  with pytest.raises(
+    InputError, match=r'; unset it, or name local \.jsonl or \.parquet files in it'
+  ):
+    questions.load(config, 'me/sums:main:train')
 
 
 @pytest.mark.parametrize(
@@ -199,4 +223,8 @@ def test_what_tfds_knows_is_read_from_tfds(served, config):
   served.add('dataset', 'math_dataset/sums', {'train.jsonl': jsonl(1)})
   with pytest.raises(InputError, match=re.escape("TFDS could not prepare 'math_dataset/sums'")):
     questions.load(config, 'math_dataset/sums:train')
+  with pytest.raises(
+    InputError, match=re.escape('a split of the Hub (owner/name:config:split) or ')
+  ):
+    questions.load(config, 'math_dataset/sums')
   assert served.requests == []

@@ -180,7 +180,10 @@ def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
     assert fetch('me/model', 'config.json') == folder
     for message in (refusal('me/model', '*.safetensors'), refusal('me/other')):
       assert 'cannot be fetched, for HF_HUB_OFFLINE is set, and the cache /' in message
-      assert message.endswith('/hub does not have all that is needed of it.')
+      assert message.endswith(
+        '/hub does not have all that is needed of it; unset it, or name a local folder in its '
+        'place, or a mirror of the Hub by HF_ENDPOINT.'
+      )
 
 
 def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
@@ -191,7 +194,7 @@ def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
     assert fetch('me/model', 'config.json') == folder
     assert re.search(
       r'the model me/other cannot be fetched, for http://127\.0\.0\.1:9 cannot be reached '
-      r'\(ConnectError: .*\), and the cache',
+      r'\(ConnectError: .*\), and the cache .* of it; name a local folder in its place, or a mirro',
       refusal('me/other'),
     )
 
