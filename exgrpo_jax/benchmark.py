@@ -72,8 +72,8 @@ def define_flags() -> None:
   """Of this command."""
   cli.define_out('Of all: the page to write, in Markdown.')
   flags.DEFINE_float('minutes', 8.0, 'Of all: its parts are shrunk or skipped to keep within them.')
-  flags.DEFINE_string('json', None, 'A file to which all but all and host write their figures.')
-  flags.DEFINE_string('facts', None, 'A file to which device writes what it runs on, as JSON.')
+  cli.define_path('json', 'A file to which all but all and host write their figures.')
+  cli.define_path('facts', 'A file to which device writes what it runs on, as JSON.')
   flags.DEFINE_enum(
     'shape',
     None,

@@ -2,19 +2,20 @@
 
 python -m exgrpo_jax.check --config=arithmetic --workdir=/tmp/arithmetic
 
-Takes the flags of train, and checks what train checks first: flags, config and reward functions. Of
-a model that is named on the Hub it fetches what describes it, no weights; else it writes nothing.
+Takes the flags of train, and checks what train checks first: flags, config and reward functions,
+the model's shape and the tokenizer. Of a model that is named on the Hub it fetches what describes
+it, no weights; else it writes nothing. What lies in a bucket is not read.
 Exit status: 0, or 2 for what cannot be run.
 """
 
 from ml_collections import ConfigDict
 
 from exgrpo_jax import cli, prior_experience
+from exgrpo_jax.data import tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Config, model_config, model_name, parse_config, with_folders
 from exgrpo_jax.grading import pool
-from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.reporting import weights_and_biases
 from exgrpo_jax.rollout import facts
 from exgrpo_jax.runtime import compilations, hub
@@ -32,11 +33,23 @@ def main(args: cli.Args) -> None:
   """Checks a command line of train."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
-  name = model_name(config)
-  with_files = with_folders(config, name)
-  if hub_checkpoint.named(name):
-    model_config(with_files)
-  print('nothing is wrong with the flags and the config; data, weights and devices were not tried')
+  remote = _check_model(with_folders(config, model_name(config)))
+  untried = ', '.join(['data', 'weights', *remote])
+  print(f'nothing is wrong with the flags and the config; {untried} and devices were not tried')
+
+
+def _check_model(config: Config) -> list[str]:
+  """Where model and tokenizer are that cannot be read from any machine: in a bucket.
+
+  Raises InputError where they are not where the config says, or the model has another shape.
+  """
+  is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
+  if is_read[config.model.path]:
+    model_config(config)
+  path = config.tokenizer.path or config.model.path
+  if path and is_read[path]:
+    tokenizer.load(path)
+  return [path for path, read in is_read.items() if not read]
 
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> Config:

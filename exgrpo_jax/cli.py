@@ -31,6 +31,37 @@ Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
 # ---- Shared flags ----
 
 
+class _Path(flags.ArgumentParser[str]):
+  """A path; no shell puts a home folder in place of the ~ in --flag=~/x."""
+
+  syntactic_help = 'a path, in which ~ stands for a home folder that there is'
+
+  def parse(self, argument: str) -> str:
+    path = os.path.expanduser(argument)
+    if path.startswith('~'):
+      raise ValueError('no such home folder')
+    return path
+
+
+class _Paths(flags.ListParser):
+  """Paths with commas between them."""
+
+  syntactic_help = f'{_Path.syntactic_help}, or several with commas between them'
+
+  def parse(self, argument: str | list[str]) -> list[str]:
+    return [_Path().parse(path) for path in super().parse(argument)]
+
+
+def define_path(name: str, meaning: str) -> None:
+  """A flag that names a file or folder, or in its place a model on the Hub."""
+  flags.DEFINE(_Path(), name, None, meaning)
+
+
+def define_paths(name: str, meaning: str) -> None:
+  """A flag that names several of them."""
+  flags.DEFINE(_Paths(), name, None, meaning)
+
+
 def define_config() -> None:
   """--config: an experiment's file, or the name of one that ships with the package."""
   config_flags.DEFINE_config_file(
@@ -45,22 +76,19 @@ def define_config() -> None:
 
 def define_workdir() -> None:
   """--workdir, of commands that make a run."""
-  flags.DEFINE_string(
-    'workdir', None, 'The folder for everything the run writes; a run found there is resumed.'
-  )
+  define_path('workdir', 'The folder for everything the run writes; a run found there is resumed.')
 
 
 def define_checkpoint() -> None:
   """--checkpoint and --step, of commands that read a run."""
-  flags.DEFINE_string('checkpoint', None, "A run's workdir.")
+  define_path('checkpoint', "A run's workdir.")
   flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
 
 
 def define_model() -> None:
   """--model, of commands that read a run or, in its place, a model."""
-  flags.DEFINE_string(
+  define_path(
     'model',
-    None,
     'A Hugging Face model, in place of --checkpoint: a folder, or a name on the Hub such as '
     'owner/name or owner/name@revision. Without --config it is asked by its chat template, with '
     'prompts and responses of up to 2,048 tokens.',
@@ -85,7 +113,7 @@ def define_sampling() -> None:
 
 def define_out(meaning: str) -> None:
   """--out, of commands that write somewhere else than into a run."""
-  flags.DEFINE_string('out', None, meaning)
+  define_path('out', meaning)
 
 
 def define_launcher() -> None:

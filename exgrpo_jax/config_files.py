@@ -45,12 +45,13 @@ def shipped_path(value: str, package: str, flag: str) -> str:
       f'--{flag}={value}: there is no config of that name; it must be a path that ends in .py, or '
       f'one of: {", ".join(shipped_names(package))}.'
     )
-  if not os.path.isfile(value):
+  path = os.path.expanduser(value)
+  if not os.path.isfile(path):
     raise InputError(
       f'--{flag}={value}: there is no such file; by name there are: '
       f'{", ".join(shipped_names(package))}.'
     )
-  return value
+  return path
 
 
 def config_path(value: str) -> str:

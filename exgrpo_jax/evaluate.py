@@ -45,9 +45,8 @@ def define_flags() -> None:
     "The folder for the records of all questions; by default the run's evaluation/, and of a model "
     'without a run none are kept.'
   )
-  flags.DEFINE_list(
+  cli.define_paths(
     'compare',
-    None,
     "Two policies, A,B, each a run's workdir or a Hugging Face folder, in place of --checkpoint "
     'and --model. B is sampled and judged as A is, with the prompts and the tokenizer of its own.',
   )

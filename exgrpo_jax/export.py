@@ -8,11 +8,11 @@ With LoRA, adapters are merged into the model's weights, or written alone for PE
 import json
 import os
 import shutil
+from typing import Any
 
 import jax
 from absl import flags
 from etils import epath
-from ml_collections import ConfigDict
 
 from exgrpo_jax import cli, policies
 from exgrpo_jax.errors import InputError
@@ -21,7 +21,7 @@ from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint, weigh
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
-from exgrpo_jax.runtime.workdir import read_config, write_json
+from exgrpo_jax.runtime.workdir import write_json
 
 _SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and its score
 
@@ -55,10 +55,10 @@ def main(args: cli.Args) -> None:
       f'--out={args.out} is not empty; name a new folder, so that no file of '
       'another model stays in it.'
     )
-  values = read_config(args.checkpoint)
+  values: Any = policies.run_config(args.checkpoint)
   # This machine's devices, not the run's.
-  values['mesh'] = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
-  experiment = open_experiment(ConfigDict(values), args.checkpoint)
+  values.mesh = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
+  experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
   with jax.set_mesh(experiment.meshes.training):

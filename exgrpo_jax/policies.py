@@ -64,7 +64,12 @@ class Policy:
 
 def chosen(args: cli.Args) -> Source:
   """What --checkpoint and --step, or --model, name; InputError where they name none or two."""
-  if bool(args.checkpoint) == bool(args.model):
+  if args.checkpoint and args.model:
+    raise InputError(
+      f'--checkpoint={args.checkpoint} and --model={args.model} both name a policy; leave one of '
+      'them out.'
+    )
+  if not args.checkpoint and not args.model:
     raise InputError(
       "one of --checkpoint and --model is needed: a run's workdir, or a Hugging Face model, by its "
       'folder or its name.'
@@ -82,7 +87,7 @@ def chosen(args: cli.Args) -> Source:
 
 def at(path: str) -> Source:
   """The run of this workdir, or else the model of this folder."""
-  is_run = os.path.isdir(os.path.join(path, 'checkpoints'))
+  is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
   return Source('run' if is_run else 'model', path)
 
 
@@ -95,9 +100,10 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
   if values:
     parse_config(values)
   if source.kind == 'run':
-    run = read_config(source.path)
+    run = run_config(source.path)
     if not values:
-      return ConfigDict(run)
+      parse_config(run)
+      return run
     check_workdir(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
     return values
   if not values:
@@ -105,6 +111,27 @@ def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict
   with values.unlocked():
     values.model.path = source.path
   return values
+
+
+def run_config(workdir: str) -> ConfigDict:
+  """The config of a run that has a checkpoint; InputError where the folder holds no such run."""
+  values = read_config(workdir)
+  if _is_model(values):
+    raise InputError(
+      f"--checkpoint={workdir} must be a run's workdir, and it holds a Hugging Face model, which "
+      f'generate and evaluate take as --model={workdir}.'
+    )
+  if not checkpoint.steps(workdir):
+    raise InputError(
+      f'--checkpoint={workdir}: that run has no checkpoint, which its steps write, and so no '
+      'policy; wait for the first one, or name another run.'
+    )
+  return ConfigDict(values)
+
+
+def _is_model(values: Mapping[str, Any]) -> bool:
+  """Whether a config.json describes a Hugging Face model, rather than a run."""
+  return 'architectures' in values or 'model_type' in values
 
 
 def suited_to(path: str) -> ConfigDict:

@@ -8,7 +8,6 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-from absl import flags
 
 from exgrpo_jax import cli, policies
 from exgrpo_jax.data import prompt, prompt_file, questions, tokenizer
@@ -33,9 +32,8 @@ class Prompts(NamedTuple):
 def define_flags() -> None:
   """Of this command."""
   cli.define_config()
-  flags.DEFINE_string(
+  cli.define_path(
     'model',
-    None,
     'A Hugging Face model, by folder or by name, in place of that of --config: its tokenizer '
     'counts, and without --config its chat template asks.',
   )

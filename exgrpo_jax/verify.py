@@ -11,6 +11,7 @@ judged otherwise than expected, and the totals.
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -176,7 +177,11 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument('--response', help='what the model wrote')
   parser.add_argument('--answer', help='the ground truth')
-  parser.add_argument('--file', help='cases as JSON lines, instead of one response and answer')
+  parser.add_argument(
+    '--file',
+    type=os.path.expanduser,
+    help='cases as JSON lines, instead of one response and answer',
+  )
   parser.add_argument(
     '--kind',
     default='math',

@@ -140,7 +140,8 @@ def _claimed(directory: str) -> Iterator[None]:
 
 
 def _directory(experiment: Experiment) -> str:
-  return experiment.config.warm_start.path or os.path.join(experiment.workdir, 'warm_start')
+  path = os.path.expanduser(experiment.config.warm_start.path)
+  return path or os.path.join(experiment.workdir, 'warm_start')
 
 
 def _is_kept(experiment: Experiment) -> bool:

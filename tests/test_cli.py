@@ -141,6 +141,23 @@ def test_the_words_that_gave_the_config_are_told_from_the_others():
 # ---- Flags ----
 
 
+@pytest.mark.parametrize(
+  'command',
+  [
+    ['check', '--config=smoke', '--workdir=~/damaged'],
+    ['check', '--config=~/smoke.py', '--workdir', '~/damaged'],
+    ['export', '--checkpoint=~/damaged', '--out=~/policy'],
+    ['evaluate', '--compare=x,~/damaged'],
+  ],
+)
+def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
+  (tmp_path / 'damaged').mkdir()
+  (tmp_path / 'damaged' / 'config.json').write_text('{')
+  (tmp_path / 'smoke.py').write_text('from exgrpo_jax.configs.smoke import get_config')
+  outcome = forked.run_one(command, HOME=str(tmp_path))
+  assert_refused(outcome, f'{tmp_path}/damaged/config.json cannot be read as the config of a run')
+
+
 def test_all_commands_can_be_imported_together_for_none_defines_a_flag_at_import():
   names = [module.name for module in pkgutil.iter_modules(exgrpo_jax.__path__)]
   assert set(COMMANDS) <= set(names)

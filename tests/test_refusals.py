@@ -51,6 +51,40 @@ COMMAND_LINES = {
     ['sweep', SMOKE, '--launcher=slurm'],
     r'--launcher=slurm must be one of local, commands: Runs the trials here',
   ),
+  'flag_path': (
+    ['train', SMOKE, '--workdir=~nobody_here/run'],
+    r'--workdir=~nobody_here/run must be a path, in which ~ stands for a home folder that there is',
+  ),
+  'no_policy': (['generate', '--prompt=1+1'], r'one of --checkpoint and --model is needed: a run'),
+  'two_policies': (
+    ['generate', '--checkpoint=a', '--model=b', '--prompt=1+1'],
+    r'--checkpoint=a and --model=b both name a policy; leave one of them out\.',
+  ),
+  **{
+    f'{command[0]}_model_as_run': (
+      [*command, f'--checkpoint={CHECKPOINTS}/qwen2_tied'],
+      r"--checkpoint=\S+/qwen2_tied must be a run's workdir, and it holds a Hugging Face model",
+    )
+    for command in (['generate', '--prompt=1'], ['evaluate'], ['export', '--out=nowhere'])
+  },
+  'check_model': (
+    ['check', SMOKE, '--workdir=w', '--config.model.path=nowhere'],
+    r'config\.model\.path=nowhere is not a folder; it must be a Hugging Face checkpoint',
+  ),
+  'check_tokenizer': (
+    ['check', SMOKE, '--workdir=w', '--config.tokenizer.path=nowhere'],
+    r'nowhere must be a tokenizer\.json, .* and there is none; check config\.tokenizer\.path',
+  ),
+  'check_length': (
+    [
+      'check',
+      SMOKE,
+      '--workdir=w',
+      f'--config.model.path={CHECKPOINTS}/qwen2_tied',
+      '--config.rollout.max_response=999',
+    ],
+    r' tokens exceed max_position_embeddings=128 of ',
+  ),
   'hosts': (['train', SMOKE, '--process_id=1'], r'--coordinator_address, .* belong together: give'),
   'workdir_remote': (
     ['train', SMOKE, '--workdir=gs://bucket/run'],
@@ -444,6 +478,10 @@ def test_what_is_no_run_or_has_no_such_step_is_refused(command, recorded, tmp_pa
     f'--checkpoint={tmp_path}': r'config\.json cannot be read as the config of a run .*; bring b',
   }
   commands = [[command, flag, *flags] for flag in lines]
+  (tmp_path / 'begun').mkdir()
+  shutil.copy(recorded.workdir / 'config.json', tmp_path / 'begun')
+  lines['begun'] = r'/begun: that run has no checkpoint, .*; wait for the first one, or na'
+  commands.append([command, f'--checkpoint={tmp_path}/begun', *flags])
   lines['step'] = r'checkpoints has no step 99; it has: 4, 8, .*32\.'
   commands.append([command, f'--checkpoint={recorded.workdir}', '--step=99', *flags])
   if command == 'evaluate':

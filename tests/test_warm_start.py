@@ -61,9 +61,13 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
-def test_a_warm_start_of_another_config_is_not_reused(recorded, config, tmp_path):
+@pytest.mark.parametrize('path', ['{run}/warm_start', '~/warm_start'])
+def test_a_warm_start_of_another_config_is_not_reused(
+  recorded, config, tmp_path, monkeypatch, path
+):
+  monkeypatch.setenv('HOME', str(recorded.workdir))
   folder = str(recorded.workdir / 'warm_start')
-  config.warm_start.path, config.seed = folder, tiny.SEED + 1
+  config.warm_start.path, config.seed = path.format(run=recorded.workdir), tiny.SEED + 1
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(
     InputError,
