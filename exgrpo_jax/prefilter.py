@@ -8,13 +8,15 @@ The policy that training would start from, or a run's, answers each question of 
 few times, sampled and graded as in training. Questions that it always or never solves teach nothing
 for now, and are left out. With the successes in the replay buffer, a run knows from its first step
 on how hard each question is. In --out are
-  questions.jsonl     the questions that remain, in verl's columns beside their own and `pass_rate`
+  questions.jsonl     the questions that remain, in verl's columns, with `solution`, `pass_rate` and
+                      `columns`, the columns that they had, as JSON
   successes.parquet   the right responses to them, for config.experience.path
   pass_rates.jsonl    of every question the share of responses that was right
 """
 
 import collections
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -145,15 +147,15 @@ def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
 
 
 def _row(one: Tried) -> dict[str, Any]:
-  """A question in verl's columns, beside those that it has."""
+  """A question in the columns of a prefiltered set, apart from those of its own; see columns.py."""
   question = one.question
   return {
-    **question.columns,
     'data_source': question.source,
     'prompt': [message._asdict() for message in question.messages],
     'reward_model': {'style': question.kind, 'ground_truth': question.answer},
     'solution': question.solution,
     'pass_rate': one.pass_rate,
+    'columns': json.dumps(question.columns),
   }
 
 

@@ -10,7 +10,7 @@ and a ground truth; what is left out is counted.
 import collections
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from absl import flags
 
 from exgrpo_jax import cli
-from exgrpo_jax.data import progress, training_rows
+from exgrpo_jax.data import conflicts, progress, training_rows
+from exgrpo_jax.data.tasks.embedded import Record
 from exgrpo_jax.data.training_rows import SCHEMA, TARGET, Shard
 from exgrpo_jax.errors import InputError
 
@@ -88,6 +89,7 @@ def _write(
   """Writes the rows; returns how many, with how many different prompts, and why how many not."""
   schema = SCHEMA.append(pa.field(TARGET, pa.string())) if keep_target else SCHEMA
   kept, asked, left_out = 0, set(), collections.Counter()
+  conflicting = conflicts.find(_records(shards))
   report = progress.reporter(lambda done: f'{done:,} rows read')
   group: list[dict[str, Any]] = []
   with pq.ParquetWriter(path, schema) as writer:
@@ -98,9 +100,13 @@ def _write(
         if isinstance(row, str):
           left_out[row] += 1
           continue
+        question = conflicts.key(row['prompt'])
+        if question in conflicting:
+          left_out[f'{conflicts.REASON}, such as {next(iter(conflicting.values()))}'] += 1
+          continue
         if row['extra_info']['index'] is None:
           row['extra_info']['index'] = kept
-        asked.add(hash(repr(row['prompt'])))
+        asked.add(question)
         kept += 1
         group.append(row)
         if len(group) == _GROUP:
@@ -111,6 +117,18 @@ def _write(
     if group:
       writer.write_table(pa.Table.from_pylist(group, schema))
   return kept, len(asked), dict(left_out)
+
+
+def _records(shards: Sequence[Shard]) -> Iterator[tuple[str, Record]]:
+  """The place of each row that can be kept, with what `conflicts.find` reads of it."""
+  for shard in shards:
+    for number, row in enumerate(training_rows.rows(shard, keep_target=False)):
+      if isinstance(row, dict):
+        answer = row['reward_model']['ground_truth']
+        yield (
+          f'{shard.path}: row {number}',
+          {'messages': row['prompt'], 'answer': answer, 'kind': 'math'},
+        )
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """The questions that a policy solves sometimes, and a run that begins with what that tells."""
 
+import dataclasses
 import json
 import types
 
@@ -76,6 +77,43 @@ def test_a_run_begins_with_what_is_known_of_the_questions_that_remain(
       1 <= len(entry.trajectories) <= tiny.STORED and (entry.trajectories[0].logp <= 0).all()
       for entry in entries.values()
     )
+
+
+MATH = {'problem': '1+1?', 'solution': r'So \boxed{2}.', 'level': 'Level 1', 'type': 'Algebra'}
+ASKED = [{'role': 'user', 'content': '1+1?'}]
+
+
+@pytest.mark.parametrize(
+  ('row', 'fields'),
+  [
+    pytest.param({'question': '1+1?', 'answer': '<<1+1=2>>2\n#### 2'}, {}, id='gsm8k'),
+    pytest.param(MATH, {}, id='math'),
+    pytest.param({'prompt': '1+1?', 'solution': '2'}, {'answer_field': 'solution'}, id='trl'),
+    pytest.param(
+      {'prompt': ASKED, 'solution': '2', 'source_prompt': ASKED, 'data_source': 'd'}, {}, id='dapo'
+    ),
+    pytest.param(
+      {
+        'data_source': 'math',
+        'prompt': ASKED,
+        'reward_model': {'ground_truth': '0.50', 'style': 'rule'},
+        'target': 'So 2.',
+        'extra_info': {'index': 7, 'rate': float('nan')},
+      },
+      {'solution_field': 'target'},
+      id='verl',
+    ),
+  ],
+)
+def test_what_remains_reads_back_as_it_was(config, jsonl, tmp_path, row, fields):
+  """Whatever its columns are called, with the settings by which it was read."""
+  reading = dataclasses.replace(parse_config(config).data, **fields, cache_dir=str(tmp_path))
+  (before,) = questions.load(reading, jsonl(row))
+  tried = prefilter.Tried(before, [], [types.SimpleNamespace(correct=False)] * 4)
+  prefilter.write(str(tmp_path), [tried], [tried])
+  (after,) = questions.load(reading, str(tmp_path / 'questions.jsonl'))
+  expected = dataclasses.replace(before, columns={**before.columns, 'pass_rate': 0.0})
+  assert repr(after) == repr(expected)  # NaN is not equal to itself
 
 
 def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(run, capsys, tmp_path):

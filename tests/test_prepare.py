@@ -134,6 +134,23 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
   assert read[0].messages == (Message('user', '0+1?'),)
 
 
+def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
+  truths = {0: '1', 1: '1/2', 2: float('nan'), 3: '7' * 5000}
+  found = [verl_row(n, reward_model={'ground_truth': truth}) for n, truth in truths.items()]
+  found += [verl_row(0, reward_model={'ground_truth': '0'})]  # asked again
+  found += [verl_row(1, reward_model={'ground_truth': '0.5'}, extra_info={'index': '9' * 5000})]
+  path = tmp_path / 'x.jsonl'
+  path.write_text('\n'.join(map(json.dumps, found)))
+  rows, printed = run(path)
+  assert [row['reward_model']['ground_truth'] for row in rows] == ['1/2', '7' * 5000, '0.5']
+  assert 'left out: 1 rows with nan in place of a ground truth' in printed
+  assert re.search(
+    r'left out: 2 rows with another answer to the same question elsewhere, such as \S+x\.jsonl: '
+    r"row 0 \('1'\) and \S+x\.jsonl: row 4 \('0'\)",
+    printed,
+  )
+
+
 @pytest.mark.parametrize(
   ('name', 'rows', 'message'),
   [
@@ -148,6 +165,11 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
       r"row 0: prompt is '1\+1'; it must be a list of cha",
     ),
     ('x.parquet', [problem_row(0, answer=5)], r'row 0: answer is 5; it must be text'),
+    (
+      'x.parquet',
+      [verl_row(0, reward_model={'ground_truth': b'5'})],
+      r"row 0: ground_truth is b'5'; it must be text",
+    ),
     ('x.parquet', [problem_row(0, answer='')], r'no row is left, so \S+ was not written'),
     ('x.parquet', 'PAR1', r'x\.parquet: not a complete file \('),
     ('x.jsonl', '{"problem": ', r'x\.jsonl:1: not valid JSON'),

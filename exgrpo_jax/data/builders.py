@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import tensorflow_datasets as tfds
 from etils import epath
 
-from exgrpo_jax.data import progress, records
-from exgrpo_jax.data.columns import Fields
+from exgrpo_jax.data import conflicts, progress, records
+from exgrpo_jax.data.columns import Fields, Layout
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.data.tasks.embedded import Record, RecordBuilder, record_features
 from exgrpo_jax.errors import InputError
@@ -27,7 +27,7 @@ class LeftOut(NamedTuple):
   """Rows that were left out for one reason."""
 
   rows: int
-  first: str  # where the first of them is
+  first: str  # where the first of them is, and for conflicting answers the second
 
 
 class Preparation(NamedTuple):
@@ -169,7 +169,7 @@ class _FileBuilder(RecordBuilder, skip_registration=True):
   """The records of some files, in their order."""
 
   name = 'question_file'
-  VERSION = tfds.core.Version('1.2.0')  # increase it when files are read differently
+  VERSION = tfds.core.Version('1.3.0')  # increase it when files are read differently
 
   def __init__(self, *, read: Callable[[dict[str, Any]], Iterator[Record]], **kwargs: Any) -> None:
     self._read = read
@@ -219,24 +219,39 @@ def _records(
   layouts: dict[str, None] = {}
   left_out: dict[str, LeftOut] = {}
   count = 0
+  # Read once more, rather than holding all records: what conflicts is known only at the end.
+  conflicting = conflicts.find(row for _, rows in _read(digests, fields, source) for row in rows)
+  for layout, rows in _read(digests, fields, source):
+    layouts |= {layout.describe(): None} if layout else {}
+    for place, record in rows:
+      if isinstance(record, records.Uncheckable):
+        reason = record.reason
+      elif (asked := conflicts.key(record['messages'])) in conflicting:
+        reason, place = conflicts.REASON, conflicting[asked]
+      else:
+        report(count)
+        count += 1
+        yield record
+        continue
+      so_far = left_out.get(reason, LeftOut(0, place))
+      left_out[reason] = so_far._replace(rows=so_far.rows + 1)
+  if not count:
+    raise InputError(_nothing(next(iter(digests)), left_out))
+  metadata.update(Preparation(list(layouts), left_out)._asdict())
+
+
+def _read(
+  digests: Mapping[str, str], fields: Fields, source: str
+) -> Iterator[tuple[Layout | None, Iterator[tuple[str, Record | records.Uncheckable]]]]:
+  """How each file is read, and of each row the place and the record."""
   for path, digest in digests.items():
     content = b''.join(_chunks(path))
     if _digest([content]) != digest:
       raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
     layout, rows = records.of_file(fields, path, content, source)
-    layouts |= {layout.describe(): None} if layout else {}
-    for place, record in rows:
-      if isinstance(record, records.Uncheckable):
-        named = epath.Path(path).name + place.removeprefix(path)  # for the file may be moved
-        so_far = left_out.get(record.reason, LeftOut(0, named))
-        left_out[record.reason] = so_far._replace(rows=so_far.rows + 1)
-        continue
-      report(count)
-      count += 1
-      yield record
-  if not count:
-    raise InputError(_nothing(next(iter(digests)), left_out))
-  metadata.update(Preparation(list(layouts), left_out)._asdict())
+    # Kept without the folder, for the file may be moved.
+    folder = path.removesuffix(epath.Path(path).name)
+    yield layout, ((place.removeprefix(folder), record) for place, record in rows)
 
 
 def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:

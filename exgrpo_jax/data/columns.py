@@ -4,13 +4,15 @@ r"""Which column of a data set holds what: known sets, and other sets by the nam
 A public data set is one entry of KNOWN_SETS.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from exgrpo_jax.errors import InputError
 
-NO_ANSWERS = ('proof', 'notfound')  # what NuminaMath and sets made of it have in place of an answer
+# In place of an answer: in NuminaMath and sets made of it, and where a missing value became text.
+NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 # Columns in common use; of the first and of the second line a set must have no more than one.
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
@@ -39,6 +41,7 @@ class Layout:
   style: str = ''  # verl's reward_model.style
   proofs: tuple[str, ...] = ()  # columns that say 'proof' where there is no answer to check
   bulky: tuple[str, ...] = ()  # columns that no reward reads, and that are too large to keep
+  row: str = ''  # has the other columns of the row, as JSON; '' where they stand beside these
 
   def describe(self) -> str:
     """One line that says how a row is read."""
@@ -66,8 +69,21 @@ _NUMINA = Layout(
   source='source',
   proofs=('problem_type', 'question_type'),
 )
+# What `data prefilter` writes.
+_PREFILTERED = Layout(
+  'prefiltered',
+  question='prompt',
+  answer='reward_model.ground_truth',
+  solution='solution',
+  source='data_source',
+  style='reward_model.style',
+  row='columns',
+)
 # The first whose columns are all there, so that the more special ones come first.
 KNOWN_SETS = (
+  _KnownSet(
+    frozenset({'prompt', 'reward_model', 'solution', 'columns', 'pass_rate'}), _PREFILTERED
+  ),
   _KnownSet(
     frozenset({'prompt', 'solution', 'source_prompt'}),
     Layout(
@@ -139,6 +155,8 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
       or the answer.
   """
   known = next((known.layout for known in KNOWN_SETS if known.columns <= set(columns)), None)
+  if known is _PREFILTERED:
+    return _PREFILTERED  # `fields` are of the file that was filtered
   for key, named in (('question', fields.question), ('answer', fields.answer)):
     if named and not {named, named.partition('.')[0]} & set(columns):
       # The same settings are of benchmarks in verl's columns beside training data with its own.
@@ -193,6 +211,16 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
     f'config.data.{key}_field. Without it one of {quote(names)} is read, or the columns of a known '
     f'set: {", ".join(known.layout.name for known in KNOWN_SETS)}.'
   )
+
+
+def check_distinct(names: Sequence[str], place: str) -> None:
+  """Refuses names of which one stands for several values; columns without a name may be many."""
+  for name, count in collections.Counter(names).items():
+    if name and count > 1:
+      raise InputError(
+        f"{place}: '{name}' is there {count} times (has: {quote(names)}), and only the last would "
+        'be read; rename or delete the others.'
+      )
 
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:

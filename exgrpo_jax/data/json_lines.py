@@ -2,9 +2,10 @@
 
 import json
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from exgrpo_jax.data import columns
 from exgrpo_jax.errors import InputError
 
 
@@ -23,7 +24,7 @@ def objects(
     keep_spelling: whether numbers are Numerals.
 
   Raises:
-    InputError: a line is not a JSON object in UTF-8.
+    InputError: a line is not a JSON object in UTF-8, or has a field twice.
   """
   for number, line in enumerate(lines, start=1):
     if line.strip():
@@ -51,9 +52,20 @@ def array(content: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
   parse_number = Numeral if keep_spelling else None
+
+  def make_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(fields)
+    if len(made) < len(fields):
+      columns.check_distinct([name for name, _ in fields], place)
+    return made
+
   try:
-    return json.loads(text, parse_int=parse_number, parse_float=parse_number)
-  except ValueError as error:
+    return json.loads(
+      text, parse_int=parse_number, parse_float=parse_number, object_pairs_hook=make_object
+    )
+  except InputError:
+    raise
+  except (ValueError, RecursionError) as error:
     raise InputError(f'{place}: not valid JSON ({error}); {rule}.') from error
 
 

@@ -105,14 +105,13 @@ def record(
   reason = _uncheckable(layout, row, answer, kind)
   if reason:
     return Uncheckable(reason)
-  kept = {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
   return {
     'messages': messages,
     'answer': answer,
     'kind': kind,
     'solution': solution,
     'source': source,
-    'columns': json.dumps(kept),
+    'columns': json.dumps(_columns(layout, row, place)),
   }
 
 
@@ -143,9 +142,11 @@ def _uncheckable(layout: Layout, row: Mapping[str, Any], answer: str, kind: str)
   for name in layout.proofs:
     if str(row.get(name)).strip().lower() == 'proof':
       return f"'{name}' is 'proof'"
+  if _is_nan(row.get(layout.answer)):
+    return f"'{layout.answer}' is NaN"
   if not answer.strip():
     return f"'{layout.answer or layout.solution or layout.question}' has no answer"
-  if kind == 'math' and answer.strip().lower() in columns.NO_ANSWERS:
+  if kind != 'text' and answer.strip().lower() in columns.NO_ANSWERS:
     return f"the answer is '{answer.strip().lower()}'"
   return ''
 
@@ -176,6 +177,23 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
 
 
 # ---- Values ----
+
+
+def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, Any]:
+  """What rewards may ask for."""
+  if not layout.row:
+    return {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
+  text = row.get(layout.row)
+  try:
+    own = json.loads(text) if isinstance(text, str) else None
+  except ValueError:
+    own = None
+  if not isinstance(own, dict):
+    raise InputError(
+      f"{place}: field '{layout.row}' is {reprlib.repr(text)}; it must be the columns of the row "
+      'that was filtered, an object as JSON.'
+    )
+  return own | {'pass_rate': _plain(row.get('pass_rate'))}
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
@@ -215,8 +233,8 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
 
 
 def _optional(value: Any, name: str, place: str) -> str:
-  """`_text`, or '' where there is nothing but white space."""
-  if value is None or (isinstance(value, (str, bytes)) and not value.strip()):
+  """`_text`, or '' where there is nothing but white space, or NaN."""
+  if value is None or _is_nan(value) or (isinstance(value, (str, bytes)) and not value.strip()):
     return ''
   return _text(value, name, place)
 
@@ -224,8 +242,15 @@ def _optional(value: Any, name: str, place: str) -> str:
 def _text(value: Any, name: str, place: str) -> str:
   """`value` as text; numbers are accepted and written as Python does."""
   if isinstance(value, bytes):
-    value = value.decode(errors='replace')
-  if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+    try:
+      value = value.decode()
+    except UnicodeDecodeError as error:
+      raise InputError(
+        f"{place}: field '{name}' is {reprlib.repr(value)}, which is not UTF-8 ({error}); write it "
+        'again as text in UTF-8.'
+      ) from error
+  is_number = isinstance(value, (int, float, np.integer, np.floating))
+  if is_number and not isinstance(value, bool) and not _is_nan(value):
     value = str(value)
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
@@ -239,10 +264,17 @@ def _text(value: Any, name: str, place: str) -> str:
   return str(value)
 
 
+def _is_nan(value: Any) -> bool:
+  return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
+
+
 def _plain(value: Any) -> Any:
-  """`value` as JSON has it: what JSON does not know becomes text."""
+  """`value` as JSON has it: what JSON does not know becomes text, and so do integers too long."""
   if isinstance(value, Numeral):
-    return json.loads(value)
+    try:
+      return json.loads(value)
+    except ValueError:  # Python makes no integer of more than 4,300 digits
+      return str(value)
   if isinstance(value, Mapping):
     return {str(name): _plain(inner) for name, inner in value.items()}
   if isinstance(value, (list, tuple)):

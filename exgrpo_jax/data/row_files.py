@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import json_lines
+from exgrpo_jax.data import columns, json_lines
 from exgrpo_jax.errors import InputError
 
 Row = dict[str, Any]  # by column; a row of jsonl may lack some
@@ -27,7 +27,8 @@ def opened(path: str, content: bytes) -> RowFile:
   """The file of this content; its ending says how it is read.
 
   Raises:
-    InputError: now or on reading a row: the file is damaged, or not of its format.
+    InputError: now or on reading a row: the file is damaged, or not of its format, or a name is
+      that of several columns.
   """
   return _READERS[path[path.rindex('.') :]](path, content)
 
@@ -60,42 +61,74 @@ def _csv(path: str, content: bytes) -> RowFile:
       place = f'{path}: row {number}'  # a value may span lines
       try:
         row = next(found, None)
-      except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f'{place}: not valid CSV in UTF-8 ({error}); write it again.') from error
+      except csv.Error as error:
+        raise InputError(f'{place}: not valid CSV ({error}); write it again.') from error
+      except UnicodeDecodeError as error:
+        raise _not_utf8(path, content, error) from error
       if row is None:
         return
       if None in row or None in row.values():
         raise InputError(
-          f'{place}: it has not the {len(columns)} values that the first line names; a value with '
+          f'{place}: it has not the {len(names)} values that the first line names; a value with '
           'a comma or a line break stands in quotes.'
         )
       yield place, _others(row, without)
 
   csv.field_size_limit(sys.maxsize)  # 131,072 characters, less than some solutions
   try:
-    columns = [*(reader().fieldnames or ())]
-  except (csv.Error, UnicodeDecodeError) as error:
-    raise InputError(f'{path}: not valid CSV in UTF-8 ({error}); write it again.') from error
-  return RowFile(columns, rows)
+    names = [*(reader().fieldnames or ())]
+  except csv.Error as error:
+    raise InputError(f'{path}:1: not valid CSV ({error}); write it again.') from error
+  except UnicodeDecodeError as error:
+    raise _not_utf8(path, content, error) from error
+  columns.check_distinct(names, f'{path}:1')
+  return RowFile(names, rows)
+
+
+def _not_utf8(path: str, content: bytes, error: UnicodeDecodeError) -> InputError:
+  """What is wrong with a file of text in another encoding, with its line."""
+  line = 1
+  try:
+    content.decode()  # for the place in the whole file; `error` has that in a part of it
+  except UnicodeDecodeError as exact:
+    line, error = 1 + content.count(b'\n', 0, exact.start), exact
+  return InputError(f'{path}:{line}: not UTF-8 ({error}); save the file as UTF-8.')
 
 
 def _parquet(path: str, content: bytes) -> RowFile:
   def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
-    wanted = [column for column in columns if column not in without]
+    wanted = [column for column in names if column not in without]
     number = 0
     try:
       for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(1024, columns=wanted):
-        for row in batch.to_pylist():
+        for row in values(batch, path, number):
           yield f'{path}: row {number}', row
           number += 1
     except (pa.ArrowInvalid, OSError) as error:
       raise damaged_parquet(path, error) from error
 
   try:
-    columns = pq.read_schema(pa.BufferReader(content)).names
+    names = pq.read_schema(pa.BufferReader(content)).names
   except (pa.ArrowInvalid, OSError) as error:
     raise damaged_parquet(path, error) from error
-  return RowFile(columns, rows)
+  columns.check_distinct(names, path)
+  return RowFile(names, rows)
+
+
+def values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
+  """The rows of a batch whose first is row `number` of the file."""
+  try:
+    return batch.to_pylist()
+  except UnicodeDecodeError:  # a parquet file is not checked when it is written
+    for offset in range(batch.num_rows):
+      try:
+        batch.slice(offset, 1).to_pylist()
+      except UnicodeDecodeError as error:
+        raise InputError(
+          f'{path}: row {number + offset}: a text is not UTF-8 ({error}: {error.object!r}); write '
+          'it again as UTF-8.'
+        ) from error
+    raise
 
 
 _READERS: dict[str, Callable[[str, bytes], RowFile]] = {

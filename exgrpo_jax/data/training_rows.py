@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import hub_split, json_lines, spec_names
-from exgrpo_jax.data.columns import NO_ANSWERS
+from exgrpo_jax.data import hub_split, json_lines, row_files, spec_names
+from exgrpo_jax.data.columns import NO_ANSWERS, check_distinct
 from exgrpo_jax.errors import InputError
 
 VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
 )
 _ROLES = ('system', 'user', 'assistant')
 _BATCH = 1024  # rows that are in memory together
+_INT64_DIGITS = 18  # of SCHEMA's index; with so many any number fits
 
 
 class Shard(NamedTuple):
@@ -120,6 +121,7 @@ def _shard(path: pathlib.Path) -> Shard:
       columns = tuple(next(_records(path, ()), {}))
   except (pa.ArrowInvalid, OSError) as error:
     raise InputError(f'{path}: not a complete file ({error}); download it again.') from error
+  check_distinct(columns, str(path))
   shard = Shard(path, columns)
   if not shard.is_verl and not {'problem', 'answer'} <= set(columns):
     raise InputError(
@@ -132,9 +134,11 @@ def _shard(path: pathlib.Path) -> Shard:
 def _records(path: pathlib.Path, columns: tuple[str, ...] | list[str]) -> Iterator[dict[str, Any]]:
   try:
     if path.suffix == '.parquet':
+      number = 0
       with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_BATCH, columns=list(columns)):
-          yield from batch.to_pylist()
+          yield from row_files.values(batch, str(path), number)
+          number += batch.num_rows
     else:
       with path.open('rb') as lines:
         for _, record in json_lines.objects(lines, str(path)):
@@ -151,6 +155,10 @@ def _verl_row(record: Mapping[str, Any], location: str) -> dict[str, Any] | str:
   if not isinstance(model, Mapping):
     raise InputError(
       f'{location}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth.'
+    )
+  if isinstance(model.get('ground_truth'), bytes):
+    raise InputError(
+      f'{location}: ground_truth is {reprlib.repr(model["ground_truth"])}; it must be text.'
     )
   if not prompt:
     return 'no prompt'
@@ -174,7 +182,7 @@ def _verl_row(record: Mapping[str, Any], location: str) -> dict[str, Any] | str:
     source=_text(record.get('data_source')) or 'math',
     ability=_text(record.get('ability')) or 'math',
     style=_text(model.get('style')) or 'rule',
-    index=int(index) if index.isdecimal() else None,
+    index=int(index) if index.isdecimal() and len(index) <= _INT64_DIGITS else None,
     split=_text(extra.get('split')) or 'train',
   )
 

@@ -269,13 +269,24 @@ def test_csv_and_json_are_read_like_jsonl(config, jsonl, tmp_path):
     ('x.csv', 'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has not the 2 values'),
     ('x.csv', 'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has not the 2 values'),
     ('x.csv', 'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
+    ('x.csv', 'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' is there 2 times \(has: "),
+    (
+      'x.csv',
+      'question,answer\n1+1,2\nq,nan\n',
+      r"the answer is 'nan': 1\), .* x\.csv: row 1; give",
+    ),
+    (
+      'x.csv',
+      b'question,answer\n1+1,2\nq,caf\xe9\n',
+      r'x\.csv:3: not UTF-8 \(.*0xe9.*save the file',
+    ),
     ('x.json', '{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
     ('x.json', '["a"]', r"x\.json: row 0: 'a' is not an object"),
     ('x.csv', '', r'x\.csv: the file holds no question'),
   ],
 )
 def test_a_damaged_file_is_refused(config, tmp_path, name, content, message):
-  (tmp_path / name).write_text(content)
+  (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
   with pytest.raises(InputError, match=message):
     questions.load(config, str(tmp_path / name))
 

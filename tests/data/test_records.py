@@ -10,6 +10,7 @@ import pytest
 from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import verifier
 
 LINES = [
   {'question': f'What is {i}+1?', 'answer': f'{i}+1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}'}
@@ -128,6 +129,20 @@ GOOD = {'question': 'q', 'answer': 'a'}
       id='null',
     ),
     pytest.param(
+      '{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2", id='nan'
+    ),
+    pytest.param(
+      {'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\), .*:2; give", id='nan_as_text'
+    ),
+    pytest.param(
+      '{"question": NaN, "answer": 1}', "train.jsonl:2: field 'question' is nan", id='nan_question'
+    ),
+    pytest.param(
+      '{"question": "q", "answer": "3", "answer": "2"}',
+      r"train\.jsonl:2: 'answer' is there 2 times \(has: 'question', 'answer', 'answer'\),",
+      id='answer_twice',
+    ),
+    pytest.param(
       {'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must", id='list'
     ),
     pytest.param(
@@ -155,6 +170,24 @@ def test_error_names_the_line_that_is_not_utf8(config, tmp_path):
   (tmp_path / 'latin.jsonl').write_bytes('{"question": "é", "answer": "a"}'.encode('latin-1'))
   with pytest.raises(InputError, match=r'latin\.jsonl:1: not valid JSON .*UTF-8'):
     questions.load(config, str(tmp_path / 'latin.jsonl'))
+
+
+def test_not_a_number_is_text_where_answers_are_compared_as_text(config, jsonl):
+  as_text = dataclasses.replace(config, default_kind='text', unverifiable='drop')
+  path = jsonl(
+    {'question': '0/0 in JavaScript?', 'answer': 'NaN'}, '{"question": "q", "answer": NaN}'
+  )
+  assert [question.answer for question in questions.load(as_text, path)] == ['NaN']
+
+
+def test_an_integer_of_5000_digits_is_an_answer_and_a_column_as_text(config, jsonl):
+  digits = '7' * 5000
+  (question,) = questions.load(
+    config, jsonl(f'{{"question": "q", "answer": {digits}, "n": {digits}}}')
+  )
+  assert question.answer == question.columns['n'] == digits
+  assert verifier.judge(rf'So \boxed{{{digits}}}', digits) == 'correct'
+  assert verifier.judge(rf'So \boxed{{{digits}1}}', digits) == 'wrong'
 
 
 def test_error_names_a_solution_of_the_wrong_type(config, jsonl):
@@ -270,6 +303,29 @@ def test_a_text_reward_model_is_refused(config, parquet):
     InputError, match="row 0: reward_model is '2'; it must be a struct with ground_truth"
   ):
     questions.load(config, parquet({**VERL, 'reward_model': '2'}))
+
+
+@pytest.mark.parametrize('kind', [pa.string(), pa.binary()], ids=str)
+def test_error_names_the_row_whose_text_is_not_utf8(config, tmp_path, kind):
+  answers = pa.array([b'2', b'caf\xe9'], pa.binary()).view(kind)
+  pq.write_table(pa.table({'question': ['1+1', 'q'], 'answer': answers}), tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*write it again"):
+    questions.load(config, str(tmp_path / 'x.parquet'))
+
+
+def test_not_a_number_is_no_answer_in_a_parquet_column_of_numbers(config, parquet):
+  path = parquet({'question': '1+1', 'answer': 2.5}, {'question': 'q', 'answer': float('nan')})
+  with pytest.raises(
+    InputError, match=r"\('answer' is NaN: 1\), the first at bench\.parquet: row 1"
+  ):
+    questions.load(config, path)
+
+
+def test_two_columns_of_one_name_are_refused(config, tmp_path):
+  arrays = [pa.array([text]) for text in ('1+1', '2', '3')]
+  pq.write_table(pa.table(arrays, ['question', 'answer', 'answer']), tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: 'answer' is there 2 times"):
+    questions.load(config, str(tmp_path / 'x.parquet'))
 
 
 def test_a_parquet_without_rows_is_refused(config, tmp_path):
