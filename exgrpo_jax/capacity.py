@@ -60,7 +60,12 @@ def define_flags() -> None:
   """Of this command."""
   cli.define_config()
   flags.DEFINE_string('topology', None, 'The TPU generation and slice, e.g. v5e:4x4.')
-  flags.DEFINE_string('device', None, f'In its place one GPU: one of {", ".join(gpus.GPUS)}.')
+  flags.DEFINE_string(
+    'device',
+    None,
+    f'In its place one GPU: one of {", ".join(gpus.GPUS)}, in any spelling, such as "RTX 4090" or '
+    'A100-80GB; or a memory, such as 24gb.',
+  )
   flags.DEFINE_bool(
     'fit',
     False,
@@ -96,6 +101,7 @@ def main(args: cli.Args) -> None:
   config = with_folders(config, config.model.path)  # else it says the shape itself
   if args.device:
     gpu = gpus.gpu_named(args.device)
+    _check_dtype(args.device, gpu, model_config(config).dtype)
     config = fitted_config(config, gpu) if args.fit else config
     found = config and examine_gpu(config, args.device, args.lengths, args.evaluated)
   else:
@@ -138,6 +144,8 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
       estimator = Estimator(config.rollout, spec, decoding, chip, compiled)
       words = f'{time_report.of_compiler(estimator)}\n{_assumed(config, work, lengths_spec)}'
       speed = _print_time(estimator, config, work, spec.mesh.size, words)
+  if not found.peaks:
+    print('take more chips, or a mesh that splits them further')
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
 
@@ -145,7 +153,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
 def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) -> Examination:
   """Prints and returns by formula whether a config fits on one GPU, and how fast it is.
 
-  `device` is one of `gpus.GPUS`; the rest as in `examine`.
+  `device` is what `gpus.gpu_named` understands; the rest as in `examine`.
   """
   gpu, rollout = gpus.gpu_named(device), config.rollout
   work = _workload(config, lengths_spec, evaluated)
@@ -162,10 +170,20 @@ def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) 
     found = capacity_report.print_memory(
       rollout, spec.model, decoding, arrays, gpu.usable, needs.__getitem__
     )
-    if found.fits:
+    if found.fits and not gpu.flops:
+      print(
+        'how long a step takes depends on the GPU: --device=l4, for example, instead of a memory'
+      )
+    elif found.fits:
       estimator = gpu_time.Roofline(rollout, spec, decoding, arrays, gpu)
+      if spec.model.dtype != gpu.dtype:
+        print(
+          f'  the peak is that of {gpu.dtype}: {spec.model.dtype} takes longer than is said here'
+        )
       words = f'{gpu_time.ASSUMPTIONS}\n{_assumed(config, work, lengths_spec)}'
       speed = _print_time(estimator, config, work, 1, words)
+    else:
+      _print_advice(config, spec, may_fit=bool(found.peaks))
   print('fits' if found.fits else 'does not fit')
   return Examination(found.fits, found.peaks, speed)
 
@@ -177,6 +195,7 @@ def fitted_config(config: Config, gpu: gpus.Gpu) -> Config | None:
     fitted = fitting.fit(config.rollout, spec, decoding, gpu.usable)
   if not fitted:
     print('does not fit, even with the fewest slots and the shortest microbatches')
+    _print_advice(config, spec, may_fit=True, is_fitted=True)
     return None
   print(fitted.flags)
   return dataclasses.replace(
@@ -186,6 +205,24 @@ def fitted_config(config: Config, gpu: gpus.Gpu) -> Config | None:
       config.gradient, tokens_per_microbatch=fitted.tokens_per_microbatch
     ),
   )
+
+
+def _check_dtype(device: str, gpu: gpus.Gpu, dtype: str) -> None:
+  """Refuses bfloat16 on a GPU that does not have it."""
+  if gpu.dtype == 'float32' and dtype == 'bfloat16':
+    raise InputError(
+      f'--device={device} has no bfloat16, which config.model.dtype asks for: take a GPU from '
+      'Ampere on (A100, A10G, RTX 3090), or set --config.model.dtype=float32, with which '
+      'activations, cache and weights for sampling take twice the memory.'
+    )
+
+
+def _print_advice(
+  config: Config, spec: gradients.UpdateSpec, may_fit: bool, is_fitted: bool = False
+) -> None:
+  print('what takes less, for one GPU:')
+  for line in fitting.advice(config.rollout, spec, may_fit, is_fitted):
+    print(f'  {line}')
 
 
 def step_spec(

@@ -118,7 +118,9 @@ def test_what_does_not_fit_a_gpu_ends_with_status_1_unless_it_can_be_fitted(caps
   config.rollout.slots = 4096
   with pytest.raises(SystemExit) as exit:
     capacity.main(arguments(config=config))
-  assert exit.value.code == 1 and 'does not fit' in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert exit.value.code == 1 and printed.splitlines()[-1] == 'does not fit'
+  assert '--fit: fewer than config.rollout.slots=4096 and shorter microbatches than' in printed
   capacity.main(arguments(config=config, fit=True))
   assert capsys.readouterr().out.startswith('--config.rollout.slots=256 ')
   config.model.num_layers = 100
@@ -127,13 +129,46 @@ def test_what_does_not_fit_a_gpu_ends_with_status_1_unless_it_can_be_fitted(caps
   assert exit.value.code == 1
 
 
+def test_the_owner_of_one_gpu_is_not_told_to_take_more_chips(capsys):
+  config = one_gpu.get_config()
+  config.model.num_layers = 300
+  printed = ''
+  for fit in (False, True):
+    with pytest.raises(SystemExit):
+      capacity.main(arguments(config=config, fit=fit))
+    printed += capsys.readouterr().out
+  assert 'gradient alone take' in printed and 'chip' not in printed
+  assert printed.count('config.lora.rank=32') == printed.count('a GPU of more memory') == 2
+  assert printed.count('shorter responses than') == 1  # which do not help the model alone
+
+
+def test_a_memory_alone_says_what_fits_but_not_how_fast(capsys):
+  capacity.main(arguments(device='24 GB'))
+  printed = capsys.readouterr().out
+  assert printed.startswith('24 GB: 20.12 GiB, ') and printed.endswith('\nfits\n')
+  assert 'how long a step takes depends on the GPU' in printed and 'hours for' not in printed
+
+
+def test_a_gpu_without_bfloat16_needs_float32(capsys):
+  config = one_gpu.get_config()
+  with pytest.raises(
+    InputError, match=r'--device=T4 has no bfloat16, .* --config\.model\.dtype=float32'
+  ):
+    capacity.main(arguments(config=config, device='T4'))
+  config.model.dtype = 'float32'
+  capacity.main(arguments(config=config, device='T4', fit=True))
+  assert 'the peak is that of' not in capsys.readouterr().out
+  capacity.main(arguments(config=config, device='A100-80GB'))
+  assert 'the peak is that of bfloat16: float32 takes longer' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
     (dict(device=None), '--topology or --device'),
     (dict(topology='v5e:8x8'), '--topology or --device'),
     (dict(topology='v5e:8x8', device=None, fit=True), '--fit needs --device'),
-    (dict(device='l5'), '--device=l5 must be one of: h200, '),
+    (dict(device='l5'), r'--device=l5 must be one of: b200, .*; or a memory, such as 24gb'),
   ],
 )
 def test_flags_that_do_not_go_together_are_refused(changes, message):

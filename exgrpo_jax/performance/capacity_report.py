@@ -25,7 +25,9 @@ class Findings(NamedTuple):
   """What a step needs of a chip."""
 
   fits: bool
-  peaks: dict[str, float]  # bytes in use by program; inf where it does not compile
+  peaks: dict[
+    str, float
+  ]  # in bytes by program, inf where it does not compile; none: arrays alone do not fit
 
 
 def print_memory(
@@ -98,8 +100,8 @@ def _fit_without_programs(sizes: dict[str, int], resident: dict[str, int], limit
     size = sum(resident.values()) + sizes[transient]
     if size > limit:
       print(
-        f"{', '.join([*resident, transient])} alone take {size / GIB:.2f} GiB of a chip's "
-        f'{limit / GIB:.2f}: take more chips, or a mesh that splits them further'
+        f'{", ".join([*resident, transient])} alone take {size / GIB:.2f} GiB of the '
+        f'{limit / GIB:.2f} that there are'
       )
       return False
   return True

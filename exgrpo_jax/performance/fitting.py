@@ -4,7 +4,7 @@ Both change nothing but memory, time and rounding, and each alone decides whethe
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -68,6 +68,34 @@ def fit(
     lambda tokens: fits(('score', 'update', 'optimizer'), _FEWEST_SLOTS, tokens),
   )
   return Fitted(slots, tokens) if slots and tokens else None
+
+
+def advice(
+  rollout: settings.Config, spec: gradients.UpdateSpec, may_fit: bool, is_fitted: bool
+) -> Iterator[str]:
+  """What makes a config smaller for one GPU, a line each.
+
+  Args:
+    rollout: of the run.
+    spec: of its updates.
+    may_fit: whether the model alone, with its moments and gradient, leaves room.
+    is_fitted: whether slots and microbatches are as few and as short as can be.
+  """
+  if may_fit and not is_fitted:
+    tokens = spec.gradient.tokens_per_microbatch
+    yield (
+      f'--fit: fewer than config.rollout.slots={rollout.slots} and shorter microbatches than '
+      f'config.gradient.tokens_per_microbatch={tokens}, which change nothing but memory and time'
+    )
+  if may_fit:
+    yield f'shorter responses than config.rollout.max_response={rollout.max_response}'
+  if not spec.lora.rank:
+    if spec.objective.kl_coefficient:
+      yield 'no reference policy: config.objective.kl_coefficient=0'
+    if spec.optimizer.moments == 'float32':
+      yield 'moments of half the size: config.optimizer.moments=bfloat16'
+    yield 'LoRA, without moments and gradient of the whole model: config.lora.rank=32'
+  yield 'a smaller model, or a GPU of more memory'
 
 
 def peaks(rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:

@@ -34,12 +34,14 @@ class Peaks(NamedTuple):
 
 
 def published(kind: str) -> Peaks | None:
-  """The peaks in bfloat16 of a `device_kind`, from vendors' documents; None if it is not known."""
+  """The peaks in bfloat16 of a `device_kind`, from vendors' documents; None if there are none."""
   for pattern, chip in _TPUS.items():
     if re.fullmatch(pattern, kind):
       return Peaks(CHIPS[chip].flops, CHIPS[chip].bandwidth, 'published')
   gpu = gpus.gpu_of_kind(kind)
-  return Peaks(gpu.flops, gpu.bandwidth, 'published') if gpu else None
+  if gpu and gpu.dtype == 'bfloat16':
+    return Peaks(gpu.flops, gpu.bandwidth, 'published')
+  return None
 
 
 def measured(dtype: str) -> Peaks:
