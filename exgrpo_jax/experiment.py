@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
-from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import setting
 from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
@@ -104,7 +104,9 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
       'groups.'
     )
-  replay.check_bounds(parsed.replay, parsed.rollout.samples)
+  combinations.check(
+    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
+  )
   prompt.check(parsed.prompt)
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   alignment.check(parsed.alignment, parsed.data.evaluated)

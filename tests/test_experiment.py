@@ -101,6 +101,17 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
       'most the upper bound, so nothing would ever be replayed.',
     ),
     (
+      {'replay__ratio': 0.16},
+      'config.replay.ratio=0.16 of config.rollout.questions=6 is less than one question, so '
+      'nothing would ever be replayed; set config.replay.ratio to at least 0.166667, '
+      'config.rollout.questions to at least 7, or config.replay.ratio=0, which is plain GRPO.',
+    ),
+    (
+      {'objective__clip': 'until_replay', 'objective__surrogate': 'cispo'},
+      "config.objective.surrogate='cispo' needs config.objective.clip='always': with "
+      "'until_replay' it does nothing once replay starts.",
+    ),
+    (
       {'replay__ratio': 1.5},
       'config.replay.ratio=1.5 must lie in [0, 1): share of each '
       "step's questions that is drawn from the buffer; 0 is plain GRPO.",

@@ -21,6 +21,8 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
 
+ROUNDING = 1e-9  # 0.29 * 100 is 28.999…: rounding must not cost a question
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -180,19 +182,6 @@ def is_recorded(config: Config, correctness: float) -> bool:
   return config.lower_bound < correctness <= config.upper_bound
 
 
-def check_bounds(config: Config, num_rollouts: int) -> None:
-  """InputError where the bounds let no group of so many rollouts be recorded."""
-  most = num_rollouts - retires(config)  # successes of a group that can be recorded
-  recorded = [is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
-  if config.ratio > 0 and not any(recorded):
-    raise InputError(
-      f'config.replay.lower_bound={config.lower_bound} and '
-      f'config.replay.upper_bound={config.upper_bound} let no group be recorded: of '
-      f'config.rollout.samples={num_rollouts}, none of 1 to {most} successes is a share above the '
-      'lower and at most the upper bound, so nothing would ever be replayed.'
-    )
-
-
 def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
   """Log of what each bucket's probability is proportional to: [K].
 
@@ -225,6 +214,11 @@ def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
   return weight_K / weight_K.sum()
 
 
+def most_replayed(config: Config, num_questions: int) -> int:
+  """floor(ratio Q): how many of a step's questions are drawn from a buffer that has enough."""
+  return math.floor(config.ratio * num_questions + ROUNDING)
+
+
 def draw_questions(
   config: Config, buffer: Buffer, num_questions: int, num_rollouts: int, rng: np.random.Generator
 ) -> list[int]:
@@ -239,8 +233,7 @@ def draw_questions(
   if not is_uniform:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
   row_N, bucket_N = row_N[eligible_N], bucket_N[eligible_N]
-  # 0.29 * 100 is 28.999…: rounding must not cost a question.
-  total = min(len(row_N), math.floor(config.ratio * num_questions + 1e-9))
+  total = min(len(row_N), most_replayed(config, num_questions))
   if is_uniform:
     return rng.choice(row_N, total, replace=False).tolist()
   members = [row_N[bucket_N == k] for k in range(num_rollouts)]
