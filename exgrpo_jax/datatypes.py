@@ -86,6 +86,10 @@ class Response:
   is_complete: bool = True  # otherwise the next step goes on with it
   spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
 
+  def first_step(self, step: int) -> int:
+    """The step that wrote its first token; `step` where it has no spans."""
+    return self.spans[0].step if self.spans else step
+
 
 FAILURES = ('timed out', 'crashed')  # of grading, not of the response
 
@@ -115,7 +119,7 @@ class Trajectory:
   tokens: np.ndarray  # [T] int32, response only
   logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
   reward: float
-  step: int  # the step in which it was written
+  step: int  # the step that wrote it, or the first token of it
   times_replayed: int = 0  # up to now
 
 

@@ -115,7 +115,7 @@ def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:
   return regime.Setup(
     num_steps=config.num_steps,
     pool=len(rollout.data.questions),
-    questions=config.rollout.questions,
+    questions=config.rollout.groups_in_flight,
     samples=config.rollout.samples,
     replay=config.replay,
     objective=config.objective,

@@ -153,10 +153,37 @@ def test_only_what_is_trained_is_stored_retires_and_counts(run):
     assert record['pass_rate/all'] == pytest.approx(np.mean(correct))
     for row, own in zip(rows(step.trained), step.responses):
       entry = step.after.entries.get(row)
+      known = step.buffer.entries.get(row)
+      old = {stored.tokens.tobytes() for stored in known.trajectories} if known else set()
       for stored in entry.trajectories if entry else ():
-        if stored.step == step.plan.step:
-          (written,) = (one for one in own if np.array_equal(one.tokens, stored.tokens))
+        if stored.tokens.tobytes() not in old:
+          written = next(one for one in own if np.array_equal(one.tokens, stored.tokens))
           np.testing.assert_array_equal(stored.logp, written.logp)
+
+
+def test_a_replayed_response_is_as_old_as_its_first_token(run):
+  """Both as it trains and whenever it is replayed: the metric and the records agree."""
+  written, waited = {}, 0
+  for number, step in run.steps.items():
+    replayed = [
+      (row, one.tokens.tobytes())
+      for row, one in zip(rows(step.trained), step.replays)
+      if one is not None
+    ]
+    if replayed:
+      ages = [number - written[key] for key in replayed]
+      assert metrics.read(run.workdir)[number]['replay/age_mean'] == np.mean(ages)
+      table = step_records.read(run.workdir).responses.to_pylist()
+      found = [row for row in table if row['step'] == number and row['is_replay']]
+      assert [number - row['policy_step'] for row in found] == ages
+    for row, own in zip(rows(step.trained), step.responses):
+      known = step.buffer.entries.get(row)
+      old = {stored.tokens.tobytes() for stored in known.trajectories} if known else set()
+      for one in reversed(own):  # the first of equal ones is stored
+        if (tokens := one.tokens.tobytes()) not in old:
+          written[row, tokens] = one.spans[0].step
+          waited += one.spans[0].step < number
+  assert waited > 5
 
 
 def test_metrics_say_how_old_the_tokens_are(run):

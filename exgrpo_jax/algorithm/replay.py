@@ -312,15 +312,20 @@ def _with_successes(
   step: int,
   limit: int,
 ) -> tuple[Trajectory, ...]:
-  """What is stored and the group's new successes, the newest `limit` of them; all where it is 0."""
+  """What is stored and the group's new successes, the newest `limit` of them; all where it is 0.
+
+  A success is as old as its first token, which the oldest of its policies wrote. `step` trains it.
+  """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
   for response, verdict in zip(group, judged):
     if verdict.correct and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
+      written = response.first_step(step)
       kept.append(
-        Trajectory(tokens=response.tokens, logp=response.logp, reward=verdict.reward, step=step)
+        Trajectory(tokens=response.tokens, logp=response.logp, reward=verdict.reward, step=written)
       )
+  kept.sort(key=lambda trajectory: trajectory.step)
   return tuple(kept[-limit:] if limit else kept)
 
 

@@ -92,8 +92,7 @@ class Rollouts:
     ]
     trained = [self.in_flight[index] for index in chosen]
     ages = [
-      self.step - min(carry.first_step(one, self.step) for one in group.responses)
-      for group in trained
+      self.step - min(one.first_step(self.step) for one in group.responses) for group in trained
     ]
     self.in_flight = [group for n, group in enumerate(self.in_flight) if n not in chosen]
     return Taken(syncs, np.concatenate([each.limits for each in trained]), ages, sum(resumed))

@@ -42,7 +42,7 @@ class Setup:
 
   num_steps: int
   pool: int  # questions to train on
-  questions: int  # Q, of a step
+  questions: int  # that a step works on, Q or those in flight
   samples: int  # K, rollouts of a question
   replay: replay.Config
   objective: objective.Config
@@ -92,10 +92,10 @@ def observe(
 
 
 def empty_pool(setup: Setup, recent: Run) -> str:
-  """Whether fewer than Q unretired questions will be left before the end, at the window's pace.
+  """Whether fewer unretired questions than a step works on will be left before the end.
 
-  Retired ones are then read again, and what can be replayed is used up. With R of N questions
-  retired and r more a step, fewer than Q are left after more than (N - R - Q) / r steps.
+  At the window's pace. Retired ones are then read again, and what can be replayed is used up. With
+  R of N questions retired and r more a step, fewer than Q are left after (N - R - Q) / r steps.
   """
   first, last = recent[0], recent[-1]
   retired = last['buffer/retired']
@@ -109,7 +109,7 @@ def empty_pool(setup: Setup, recent: Run) -> str:
   since = f'from about step {empty:.0f} of {setup.num_steps} on' if wait >= 0 else 'now'
   return (
     f'{retired:,.0f} of {setup.pool:,} training questions are retired, and {pace:.1f} more in each '
-    f'of the last {WINDOW} steps: {since} fewer than config.rollout.questions={setup.questions} '
+    f'of the last {WINDOW} steps: {since} fewer than the {setup.questions} that a step works on '
     'are left, so retired ones are read again. Give a larger config.data.train, fewer steps, or '
     'config.replay.retire=never.'
   )

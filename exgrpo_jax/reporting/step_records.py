@@ -45,7 +45,8 @@ RESPONSES = pa.schema(
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),
-    pa.field('policy_step', pa.int32(), nullable=False),  # the step that wrote it
+    # The step that wrote it, or the first token of it.
+    pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
     pa.field('valid_steps', pa.bool_()),  # null where the task cannot check steps
     # Of replayed ones; null for others.

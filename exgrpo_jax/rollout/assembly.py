@@ -69,4 +69,4 @@ def batch(
 
 def _first_step(member: Response | Trajectory, step: int) -> int:
   """The step that wrote the first token of what `step` trains."""
-  return member.step if isinstance(member, Trajectory) else carry.first_step(member, step)
+  return member.step if isinstance(member, Trajectory) else member.first_step(step)

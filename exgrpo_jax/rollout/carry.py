@@ -52,14 +52,9 @@ def ready(
   responses: Sequence[Sequence[Response]], step: int, questions: int, max_age: int
 ) -> list[int] | None:
   """`trained` of groups with these responses."""
-  begun = [min(first_step(one, step) for one in own) for own in responses]
+  begun = [min(one.first_step(step) for one in own) for own in responses]
   complete = [all(one.is_complete for one in own) for own in responses]
   return trained(begun, complete, step, questions, max_age)
-
-
-def first_step(response: Response, step: int) -> int:
-  """The step that wrote its first token; `step` where it has no spans."""
-  return response.spans[0].step if response.spans else step
 
 
 def carried_tokens(response: Response, step: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Plan, Question, Response, Trajectory, Verdict
+from exgrpo_jax.datatypes import Plan, Question, Response, Span, Trajectory, Verdict
 
 K = 4
 PAPER = replay.Config(
@@ -88,10 +88,10 @@ def group(*correct, start=10):
   return [((start + i, 1), bool(c)) for i, c in enumerate(correct)]
 
 
-def record_row_7(responses, verdicts):
+def record_row_7(responses, verdicts, step=1):
   """The started, empty buffer after one fresh group of question 7."""
   plan = Plan(
-    step=1,
+    step=step,
     epoch=0,
     replay_started=True,
     questions=(question(7),),
@@ -102,6 +102,15 @@ def record_row_7(responses, verdicts):
 
 
 # ---- Recording a group ----
+
+
+def test_a_success_is_as_old_as_its_first_token():
+  """Trained in step 5, which wrote all of the first one; the oldest are stored first."""
+  spans = [(), (Span(3, 1), Span(5, 1)), (Span(4, 2),), (Span(5, 2),)]
+  written = [dataclasses.replace(response(n, 1), spans=own) for n, own in enumerate(spans)]
+  verdicts = [Verdict(1.0, 'correct')] * 3 + [Verdict(0.0, 'wrong')]
+  stored = record_row_7(written, verdicts, step=5).entries[7].trajectories
+  assert [(one.step, one.tokens[0]) for one in stored] == [(3, 1), (4, 2), (5, 0)]
 
 
 def test_a_fully_solved_question_is_retired_and_its_trajectories_dropped():

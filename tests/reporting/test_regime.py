@@ -70,12 +70,27 @@ def test_a_pool_that_retirement_will_empty_before_the_end():
   # 40 of 1,000 after step 20, 2 more each step: after 464 steps 32 are left, after 465 fewer.
   assert observed(retiring(2)) == [
     'step 20: 40 of 1,000 training questions are retired, and 2.0 more in each of the last 20 '
-    'steps: from about step 485 of 500 on fewer than config.rollout.questions=32 are left, so '
+    'steps: from about step 485 of 500 on fewer than the 32 that a step works on are left, so '
     'retired ones are read again. Give a larger config.data.train, fewer steps, or '
     'config.replay.retire=never.'
   ]
   assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
   assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of
+
+
+@pytest.mark.parametrize('carry', [False, True])
+def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, recorded):
+  """With carry a step works on all groups in flight, which are more than it trains."""
+  opened, rollout = recorded.experiment, recorded.rollout
+  of_rollout = dataclasses.replace(opened.config.rollout, carry=carry, in_flight=9, max_age=2)
+  opened = dataclasses.replace(
+    opened, config=dataclasses.replace(opened.config, rollout=of_rollout)
+  )
+  rollout = dataclasses.replace(rollout, config=of_rollout)
+  setup, size = run.regime_setup(opened, rollout), len(rollout.data.questions)
+  for left in range(size):
+    retired = replay.Buffer(retired_epoch=dict.fromkeys(range(size - left), 0))
+    assert rollout.reads_retired(retired, epoch=1) == (left < setup.questions)
 
 
 def test_a_pool_that_is_nearly_empty_already():

@@ -74,7 +74,7 @@ def test_what_a_step_adds_to_a_response_is_noted():
   for step, count in ((2, 0), (3, 1), (4, 1), (5, 3), (6, 3), (7, 5)):
     assert carry.carried_tokens(now, step) == count == carry.is_carried(now, step).sum()
     assert carry.is_carried(now, step)[:count].all()
-  assert carry.first_step(now, 6) == 2 and carry.first_step(carry.UNBEGUN, 6) == 6
+  assert now.first_step(6) == 2 and carry.UNBEGUN.first_step(6) == 6
 
 
 def test_metrics_weigh_ages_by_tokens():
