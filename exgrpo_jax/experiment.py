@@ -37,7 +37,9 @@ TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 class Config:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
-  seed: int = setting('[0, inf)', 'two runs of the same seed are equal bit for bit')
+  seed: int = setting(
+    '[0, inf)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+  )
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
   compilation_cache: str = setting(
     None,

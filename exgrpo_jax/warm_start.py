@@ -32,7 +32,7 @@ from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
-from exgrpo_jax.runtime.workdir import write_json
+from exgrpo_jax.runtime.workdir import differences, write_json
 from exgrpo_jax.settings import WarmStartConfig
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
@@ -43,6 +43,8 @@ TOKENIZED_TOGETHER = 1000  # solutions
 
 # In the folder of a warm start: what it depends on, written last; held while it is trained.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
+# What the names of an origin are called in the config, where that is another name.
+_SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
 
 _Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
 
@@ -113,10 +115,13 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
   with open(os.path.join(directory, _ORIGIN)) as file:
     kept = json.load(file)
   if kept != wanted:
-    changed = sorted(name for name in {*wanted, *kept} if kept.get(name) != wanted.get(name))
+    changed = '; '.join(
+      f'config.{_SETTINGS.get(name, name)} was {old}, is {new}'
+      for name, old, new in differences(kept, wanted)
+    )
     raise InputError(
-      f'{directory} holds a warm start of another configuration (differing: '
-      f'{", ".join(changed)}); choose another config.warm_start.path.'
+      f'{directory} holds a warm start of another configuration: {changed}. Choose another '
+      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
     )
   print(f'warm start: reused from {directory}', flush=True)
   return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))

@@ -61,19 +61,29 @@ def test_a_warm_start_of_the_same_config_is_reused(recorded, capsys):
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
-@pytest.mark.parametrize('path', ['{run}/warm_start', '~/warm_start'])
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
+    ({'warm_start.seed': 6}, f'config.warm_start.seed was {tiny.SEED}, is 6'),
+    (
+      {'warm_start.path': '~/warm_start', 'model.norm_epsilon': 0.5, 'warm_start.batch_size': 3},
+      'config.model.norm_epsilon was 1e-06, is 0.5; config.warm_start.batch_size was 8, is 3',
+    ),
+  ],
+)
 def test_a_warm_start_of_another_config_is_not_reused(
-  recorded, config, tmp_path, monkeypatch, path
+  changes, message, recorded, config, tmp_path, monkeypatch
 ):
   monkeypatch.setenv('HOME', str(recorded.workdir))
   folder = str(recorded.workdir / 'warm_start')
-  config.warm_start.path, config.seed = path.format(run=recorded.workdir), tiny.SEED + 1
+  config.update_from_flattened_dict({'warm_start.path': folder} | changes)
   opened = experiment.open_experiment(config, str(tmp_path))
   with pytest.raises(
     InputError,
     match=re.escape(
-      f'{folder} holds a warm start of another configuration (differing: seed); choose another '
-      'config.warm_start.path.'
+      f'{folder} holds a warm start of another configuration: {message}. Choose another '
+      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
     ),
   ):
     warm_start.run(opened, params=None, data=recorded.data)

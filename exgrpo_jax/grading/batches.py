@@ -79,7 +79,8 @@ class Scorer:
       try:
         worker = self._slot.ready()
       except (InputError, RuntimeError) as error:
-        return failure or _Failure('crashed', str(error).rstrip('.'), is_lasting=True)
+        outcome = 'timed out' if isinstance(error.__cause__, TimeoutError) else 'crashed'
+        return failure or _Failure(outcome, str(error).rstrip('.'), is_lasting=True)
       try:
         request = [index, [self._slot.asked(known) for known in facts]]
         reply = self._slot.ask(worker, request, time.monotonic() + timeout)

@@ -233,18 +233,15 @@ def check(
   Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
   the others.
   """
-  with contextlib.closing(worker_slot.of_responses(config, verifier_config, row)) as slot:
-    slot.start()
+  slots = [worker_slot.of_responses(config, verifier_config, row, starts=1)]
   if config.batched:
-    with contextlib.closing(worker_slot.of_batches(config, verifier_config, row)) as slot:
+    slots.append(worker_slot.of_batches(config, verifier_config, row))
+  for slot in slots:
+    with contextlib.closing(slot):
       try:
         slot.start()
-      except RuntimeError as error:
-        raise InputError(
-          f'config.grading.batched={config.batched} cannot be used ({error}): a batch of three '
-          'responses must have its rewards within config.grading.batch_timeout='
-          f'{config.batch_timeout:g} s, and a minute more to load.'
-        ) from error
+      except worker_slot.UnusableRewardError as error:
+        raise InputError(str(error)) from error
 
 
 def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:

@@ -3,8 +3,9 @@
 worker_slot.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Both
 sides send lines of JSON over a socket, which is the worker's standard input:
 
-  the fields of `Setup`                 answered by {'asks': names of what rewards ask for besides
-                                        `OWN`} or {'refused': reason, 'reward': which}
+  the fields of `Setup`                 answered by {'trying': a reward, 'how': …} before each is
+                                        imported or tried, then by {'asks': names of what they ask
+                                        for besides `OWN`} or {'refused': reason, 'reward': which}
   [response, answer, kind, facts]       answered by {'outcome': …, 'components': {name: reward},
                                         'reason': …, 'given': …, 'must_be_replaced': …}
   [index of a reward, [facts, …]]       where the rewards take batches; answered by
@@ -32,6 +33,7 @@ from exgrpo_jax.grading.reward_functions import RewardFunction
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
 _MAX_REASON = 500  # characters of an error's text
+_ERRORS = (Exception, SystemExit)  # the user's code may raise anything, and call sys.exit
 
 # What the worker knows by itself of a response that it judges.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
@@ -63,10 +65,12 @@ def main() -> None:
   _die_with(setup.parent)
   loaded: list[RewardFunction] = []
   for spec in setup.rewards:
-    try:
+    try:  # said before, because it may never come back
+      _write(replies, {'trying': spec, 'how': 'importing it'})
       loaded.append(reward_functions.load(spec))
+      _write(replies, {'trying': spec, 'how': 'trying it on three responses'})
       _try(loaded[-1], setup)
-    except Exception as error:  # the user's module may raise anything
+    except _ERRORS as error:
       _write(replies, {'refused': _summarize(error), 'reward': spec})
       return
   if setup.memory_limit:
@@ -117,7 +121,7 @@ def _grade(
       'given': given and given[:MAX_ANSWER],
       'must_be_replaced': False,
     }
-  except Exception as error:  # concerns this response alone
+  except _ERRORS as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
       'components': None,
@@ -136,7 +140,7 @@ def _score(
   own = {'overlong_buffer': setup.overlong_buffer}
   try:
     return {'rewards': rewards[index].of_batch([{**row, **own} for row in rows])}
-  except Exception as error:
+  except _ERRORS as error:
     return {'reason': f'{rewards[index].spec}: {_summarize(error)}'}
 
 
@@ -159,13 +163,13 @@ def _try(reward: RewardFunction, setup: Setup) -> None:
   for trials in [rows] if setup.is_batched else [[row] for row in rows]:
     try:
       reward.of_batch(trials) if setup.is_batched else reward.of_one(trials[0])
-    except Exception as error:
+    except _ERRORS as error:
       tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
       shown = f'a batch of {len(trials)} responses' if setup.is_batched else tried
       raise ValueError(f'tried on {shown}: {_summarize(error)}') from error
 
 
-def _summarize(error: Exception) -> str:
+def _summarize(error: BaseException) -> str:
   """An error on one short line; it may quote the response."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')

@@ -16,12 +16,18 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.settings import Config
 from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
+from exgrpo_jax.runtime import hosts
 
 # -P: the worker's search path is ours, without the folder that it happens to start in.
 COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
 
+_SAY_EVERY = 10.0  # seconds, where a worker is long in getting ready
 _STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
 _MAX_STARTS = 3  # attempts to start a worker
+
+
+class UnusableRewardError(RuntimeError):
+  """A reward that does not come back, or ends its process, as it is imported or tried."""
 
 
 class WorkerSlot:
@@ -44,6 +50,7 @@ class WorkerSlot:
     self._setup, self._timeout, self._starts = dict(setup), timeout, starts
     self._standby_delay = standby_delay
     self._asks: frozenset[str] = frozenset()  # names of facts, once a worker is ready
+    self._trying: dict[str, Any] = {}  # what the starting worker said last of a reward
     self._worker: WorkerProcess | None = None
     self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
     self._stopped = False
@@ -59,9 +66,10 @@ class WorkerSlot:
 
     Raises:
       InputError: a reward cannot be used.
-      RuntimeError: no worker got ready.
+      RuntimeError: no worker got ready; an UnusableRewardError where that is a reward's doing. Its
+        cause is a TimeoutError where the time was over.
     """
-    reason = ''
+    failure = None
     for _ in range(self._starts):
       self.drop()
       self._start_standby()
@@ -70,11 +78,9 @@ class WorkerSlot:
         self._worker = worker
       assert worker is not None  # only this thread takes the standby
       try:
-        reply = worker.receive(time.monotonic() + self._timeout)
-      except EOFError as error:
-        reason = str(error)
-      except TimeoutError:
-        reason = f'not ready after {self._timeout:g} s'
+        reply = self._first_reply(worker)
+      except (EOFError, TimeoutError) as error:
+        failure = error
       else:
         if 'refused' in reply:
           raise InputError(
@@ -84,7 +90,7 @@ class WorkerSlot:
           )
         self._asks = frozenset(reply['asks'])
         return worker
-    raise RuntimeError(f'a grading process did not start (attempts: {self._starts}): {reason}')
+    raise self._explained(failure) from failure
 
   def ask(self, worker: WorkerProcess, request: Sequence[Any], deadline: float) -> dict[str, Any]:
     """What the worker replies; raises as WorkerProcess.receive does, in time.monotonic()."""
@@ -125,6 +131,41 @@ class WorkerSlot:
     for worker in filter(None, (self._worker, self._standby)):
       worker.close()
 
+  def _first_reply(self, worker: WorkerProcess) -> dict[str, Any]:
+    """What the worker says once it is ready; prints what that waits for where it takes long."""
+    started, self._trying = time.monotonic(), {}
+    deadline = started + self._timeout
+    while True:
+      try:
+        reply = worker.receive(min(deadline, time.monotonic() + _SAY_EVERY))
+      except TimeoutError:
+        waited = time.monotonic() - started
+        if waited >= self._timeout:
+          raise
+        if self._trying and hosts.is_first():
+          print(
+            f'config.grading.rewards: {self._trying["trying"]!r}: still {self._trying["how"]} '
+            f'({waited:.0f} s of {self._timeout:g})',
+            flush=True,
+          )
+      else:
+        if 'trying' not in reply:
+          return reply
+        self._trying = reply
+
+  def _explained(self, failure: BaseException | None) -> RuntimeError:
+    """Why no worker got ready."""
+    late = f'not ready after {self._timeout:g} s'
+    reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
+    if not self._trying:
+      return RuntimeError(f'a grading process did not start (attempts: {self._starts}): {reason}')
+    more = ', of which config.grading.batch_timeout is a part' if self._setup['is_batched'] else ''
+    return UnusableRewardError(
+      f'config.grading.rewards: {self._trying["trying"]!r} cannot be used ({reason}, while '
+      f'{self._trying["how"]}): as a grading process starts, it imports its rewards and tries each '
+      f'on three responses, for which it has {self._timeout:g} s{more}.'
+    )
+
   def _start_standby(self) -> None:
     with self._lock:
       if self._stopped:
@@ -134,15 +175,19 @@ class WorkerSlot:
 
 
 def of_responses(
-  config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None
+  config: Config,
+  required: verifier.Config,
+  row: Mapping[str, Any] | None = None,
+  starts: int = _MAX_STARTS,
 ) -> WorkerSlot:
   """A slot whose worker judges responses, one at a time, under the limits of `config`.
 
-  `row` is one of the data, to try the rewards that read it; None tries the others.
+  `row` is one of the data, to try the rewards that read it; None tries the others. `starts` as in
+  WorkerSlot.
   """
   specs = [spec for spec in config.rewards if spec not in config.batched]
   setup = _setup(config, required, specs, row) | {'memory_limit': config.memory_limit}
-  return WorkerSlot(setup, START_TIMEOUT, _MAX_STARTS, _STANDBY_DELAY)
+  return WorkerSlot(setup, START_TIMEOUT, starts, _STANDBY_DELAY)
 
 
 def of_batches(

@@ -59,7 +59,8 @@ def rollout_metrics(
   group's own, the replayed reward included: what advantages are made of. 'zero_variance' is the
   share of groups in which all rewards, the replayed one included, are equal: their advantages are
   0, so they give no learning signal. 'rewards/…' are the means of the reward's components, each
-  before its weight, over the responses that have one. 'grading/…' are the shares of each outcome.
+  before its weight, over the responses that have one. 'grading/…' are the shares of each outcome;
+  what timed out is what the clock decided, and may end otherwise in a run of the same seed.
   Lengths are in tokens, ages in steps.
 
   Args:

@@ -90,14 +90,19 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
   assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 responses'
 
 
-def test_a_service_that_does_not_answer_at_the_start_is_refused(monkeypatch):
-  monkeypatch.setattr(worker_slot, 'START_TIMEOUT', 2.0)
-  hangs = 'tests.helpers.misbehaving:always_hangs'
-  config = dataclasses.replace(CONFIG, rewards=(hangs,), batched=(hangs,), batch_timeout=1.0)
-  with pytest.raises(
-    InputError, match=r'batched=.* cannot be used \(.*not ready after 3 s\): a ba'
-  ):
-    pool.check(config, VERIFIER)
+def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
+  """So grading/timed_out counts all that the clock decided."""
+
+  def late(*args):
+    slot = of_batches(*args)
+    slot._timeout = 0.01  # no process is ready by then
+    return slot
+
+  of_batches = worker_slot.of_batches
+  monkeypatch.setattr(worker_slot, 'of_batches', late)
+  (verdict,) = grade([RIGHT])
+  assert verdict.outcome == 'timed out'
+  assert verdict.reason.endswith('did not start (attempts: 1): not ready after 0.01 s')
 
 
 def test_a_reward_that_takes_no_batch_is_refused_as_one():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -350,11 +351,15 @@ def test_a_reward_that_is_not_a_finite_number_counts_as_a_crash():
       r"ValueError: tried on \(.*, '1', 'correct'\): ValueError: returned \[19\.0\], not a number",
     ),
     (
+      'tests.helpers.misbehaving:leaves',
+      r"ValueError: tried on \(.*, '1', 'correct'\): SystemExit: 3",
+    ),
+    (
       'tests.helpers.misbehaving:of_last_word',
       r"ValueError: tried on \('', '1', 'no answer'\): IndexError: list index out of range",
     ),
   ],
-  ids=['form', 'module', 'function', 'arguments', 'callable', 'type', 'empty_response'],
+  ids=['form', 'module', 'function', 'arguments', 'callable', 'type', 'exit', 'empty_response'],
 )
 def test_a_reward_that_cannot_be_used_is_refused_by_name(name, why):
   with pytest.raises(
@@ -363,6 +368,67 @@ def test_a_reward_that_cannot_be_used_is_refused_by_name(name, why):
     rf"\({why}\): it must be 'package\.module:function'",
   ):
     pool.check(dataclasses.replace(CONFIG, rewards=('correctness', name)), VERIFIER)
+
+
+def test_a_reward_that_ends_its_process_is_refused_by_name():
+  name = 'tests.helpers.misbehaving:vanishes'
+  with pytest.raises(InputError) as refused:
+    pool.check(dataclasses.replace(CONFIG, rewards=('correctness', name)), VERIFIER)
+  assert str(refused.value) == (
+    f"config.grading.rewards: '{name}' cannot be used (its process ended with exit status 3, while "
+    'trying it on three responses): as a grading process starts, it imports its rewards and tries '
+    'each on three responses, for which it has 60 s.'
+  )
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+  """The clock of workers that say of a reward that they import it, and then nothing."""
+  clock = types.SimpleNamespace(now=100.0)
+
+  class Hanging:
+    def __init__(self, command, setup):
+      del command
+      self.said = [{'trying': name, 'how': 'importing it'} for name in setup['rewards']]
+      self.said = self.said or [{'asks': []}]
+
+    def receive(self, deadline):
+      if self.said:
+        return self.said.pop(0)
+      clock.now = deadline
+      raise TimeoutError
+
+    def kill(self):
+      pass
+
+    close = kill
+
+  monkeypatch.setattr(worker_slot, 'WorkerProcess', Hanging)
+  monkeypatch.setattr(worker_slot, 'time', types.SimpleNamespace(monotonic=lambda: clock.now))
+  return clock
+
+
+@pytest.mark.parametrize(
+  ('batched', 'limit', 'of_batches'),
+  [((), 60, ''), (('a:b',), 67, ', of which config.grading.batch_timeout is a part')],
+)
+def test_a_reward_that_hangs_is_refused_by_name_once_its_time_is_over(
+  batched, limit, of_batches, hanging, capsys
+):
+  """After one attempt, during which the wait is explained every ten seconds."""
+  config = dataclasses.replace(CONFIG, rewards=('a:b',), batched=batched, batch_timeout=7.0)
+  with pytest.raises(InputError) as refused:
+    pool.check(config, VERIFIER)
+  assert str(refused.value) == (
+    f"config.grading.rewards: 'a:b' cannot be used (not ready after {limit} s, while importing "
+    'it): as a grading process starts, it imports its rewards and tries each on three responses, '
+    f'for which it has {limit} s{of_batches}.'
+  )
+  assert hanging.now == 100 + limit
+  assert capsys.readouterr().out.splitlines() == [
+    f"config.grading.rewards: 'a:b': still importing it ({waited} s of {limit})"
+    for waited in range(10, limit, 10)
+  ]
 
 
 def test_a_reward_that_can_be_used_passes_the_check():

@@ -47,6 +47,18 @@ def as_list(response, answer, outcome):
   return [float(len(response))]
 
 
+def leaves(response):
+  """Ends its process as a program would."""
+  del response
+  sys.exit(3)
+
+
+def vanishes(response):
+  """Ends its process at once."""
+  del response
+  os._exit(3)
+
+
 def of_last_word(response, answer, outcome):
   """Fails where there is no word."""
   del answer, outcome
@@ -119,9 +131,3 @@ def service(response, outcome):
 
 def _fail():
   raise OSError('the service is down')
-
-
-def always_hangs(response):
-  """No service at all."""
-  del response
-  time.sleep(600)
