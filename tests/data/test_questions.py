@@ -5,6 +5,7 @@ import pathlib
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 
 import numpy as np
@@ -270,6 +271,15 @@ def test_a_file_is_prepared_once_and_again_if_it_or_its_fields_change(config, js
   swapped = dataclasses.replace(config, question_field='answer', answer_field='question')
   assert questions.load(swapped, path)[0].answer == 'q'
   assert len(prepared_folders(config)) == 4
+
+
+@pytest.mark.usefixtures('few_sums')
+def test_nothing_is_left_in_the_temporary_folder(config, jsonl, tmp_path, monkeypatch):
+  (tmp_path / 'temporary').mkdir()
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
+  for spec in (jsonl(*LINES), 'tiny_qa:validation', 'arithmetic:ood'):
+    questions.load(config, spec)
+  assert not list((tmp_path / 'temporary').iterdir())
 
 
 def test_neither_an_error_nor_a_kill_leaves_data_that_looks_prepared(config, jsonl):
