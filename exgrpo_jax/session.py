@@ -39,7 +39,7 @@ from exgrpo_jax.run import Progress, Run, begin, progress_after
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, preemption, watchdog
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import record_start
-from exgrpo_jax.runtime.workdir import claim_workdir
+from exgrpo_jax.runtime.workdir import claim_workdir, owned
 from exgrpo_jax.training import Step, save, take_steps
 
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
@@ -88,7 +88,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   """A run whose steps are taken by hand, resumed where the workdir holds one.
 
   Writes what train writes; a step that was taken and not yet saved is saved in the end. The block
-  runs on the mesh of training.
+  runs on the mesh of training, and holds the workdir: no other run may write there meanwhile.
 
   Args:
     config: such as `config_files.load_config` returns.
@@ -98,13 +98,14 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
     InputError: what train refuses.
   """
   check_start(config, workdir)
-  loaded = load(config, workdir)
-  with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
-    params = claim(loaded, config)
-    # A person may think between two steps, and stop them as any other code.
-    guard = contextlib.nullcontext((Clock(), lambda: ''))
-    with opened(loaded, params, compiled, guard) as session:
-      yield session
+  with owned(workdir):
+    loaded = load(config, workdir)
+    with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
+      params = claim(loaded, config)
+      # A person may think between two steps, and stop them as any other code.
+      guard = contextlib.nullcontext((Clock(), lambda: ''))
+      with opened(loaded, params, compiled, guard) as session:
+        yield session
 
 
 def load(config: ConfigDict, workdir: str) -> Loaded:

@@ -8,11 +8,10 @@ failed, 2 for what cannot be run, 130 when interrupted.
 """
 
 import contextlib
-import fcntl
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -23,6 +22,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import comparison, early_stop, metrics
+from exgrpo_jax.runtime import folder_lock
 from exgrpo_jax.runtime.workdir import check_workdir
 from exgrpo_jax.sweeps import launcher, trials
 
@@ -285,22 +285,17 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
       )
 
 
-@contextlib.contextmanager
-def _claimed(workdir: str) -> Iterator[int]:
+def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
   """Holds a lock on the workdir, an open file; refused while another sweep or its trials hold it.
 
   Trials inherit it: when a sweep is killed they live on, and must not be run twice.
   """
-  os.makedirs(workdir, exist_ok=True)
-  with open(os.path.join(workdir, 'sweep.lock'), 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise InputError(
-        f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
-        'them, or end them.'
-      ) from error
-    yield file.fileno()
+  return folder_lock.held(
+    workdir,
+    'sweep.lock',
+    f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
+    'them, or end them.',
+  )
 
 
 if __name__ == '__main__':

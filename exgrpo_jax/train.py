@@ -15,9 +15,11 @@ from absl import flags
 
 from exgrpo_jax import cli, rehearsal, session
 from exgrpo_jax.check import check_start
+from exgrpo_jax.experiment import Config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts
+from exgrpo_jax.runtime.workdir import owned
 
 
 def define_flags() -> None:
@@ -36,21 +38,26 @@ def main(args: cli.Args) -> None:
   if done > config.num_steps:
     print(messages.finished(workdir, done, config.num_steps), flush=True)
     return
-  with console.opened(os.path.join(workdir, 'console.log')):
-    loaded = session.load(args.config, workdir)
-    rollout, evaluations = loaded.rollout, loaded.evaluations
-    with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
-      every, num_steps = config.evaluation.every, config.num_steps
-      print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
-      if args.compile_only:
-        rehearsal.run(loaded.experiment, rollout)
-        print(f'compiled {compiled}', flush=True)
-        return
-      session.train(loaded, session.claim(loaded, args.config), compiled)
-    if hosts.is_first():
+  with owned(workdir), console.opened(os.path.join(workdir, 'console.log')):
+    _train(args, config)
+
+
+def _train(args: cli.Args, config: Config) -> None:
+  """Takes the steps that are left, or compiles their programs."""
+  workdir, loaded = args.workdir, session.load(args.config, args.workdir)
+  rollout, evaluations = loaded.rollout, loaded.evaluations
+  with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
+    every, num_steps = config.evaluation.every, config.num_steps
+    print(messages.banner(rollout, evaluations, every, loaded.done, num_steps, workdir), flush=True)
+    if args.compile_only:
+      rehearsal.run(loaded.experiment, rollout)
       print(f'compiled {compiled}', flush=True)
-      records, arguments = metrics.read(workdir), cli.config_arguments(sys.argv)
-      print(messages.farewell(records, workdir, sys.orig_argv[0], arguments), flush=True)
+      return
+    session.train(loaded, session.claim(loaded, args.config), compiled)
+  if hosts.is_first():
+    print(f'compiled {compiled}', flush=True)
+    records, arguments = metrics.read(workdir), cli.config_arguments(sys.argv)
+    print(messages.farewell(records, workdir, sys.orig_argv[0], arguments), flush=True)
 
 
 if __name__ == '__main__':

@@ -3,11 +3,13 @@
 import copy
 import gzip
 import json
+import os
 import shutil
 
 import pytest
 
 from exgrpo_jax import evaluation, experiment, generate, session
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import metrics
@@ -40,6 +42,8 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
   monkeypatch.setattr(session.curves, 'draw', lambda _: None)  # the report is enough
   with recorded.compiling():
     with session.open_run(copy.deepcopy(config), str(workdir)) as run:
+      with pytest.raises(InputError, match=f'another run is writing there.* {os.getpid()} on '):
+        session.open_run(config, str(workdir)).__enter__()
       for step in run.steps():
         number = run.snapshot.step
         assert untimed(step.metrics) | {'step': number} == expected[number]

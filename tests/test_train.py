@@ -651,6 +651,10 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     while not (workdir / 'checkpoints' / str(tiny.SAVED_EVERY)).exists():
       assert process.is_running(), process.wait()
       time.sleep(0.002)
+    process.send_signal(signal.SIGSTOP)
+    refused = forked.run_one(command, **environment)
+    assert refused.status == 2 and not refused.used_device
+    assert f'The lock was taken by process {process.pid} on ' in refused.err
     process.send_signal(signal.SIGKILL)
     assert process.wait().status == -signal.SIGKILL
   assert not (workdir / 'checkpoints' / str(tiny.NUM_STEPS)).exists()

@@ -1,15 +1,16 @@
 """A workdir: one run's folder, which belongs to one config, and what may change on resuming."""
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import folder_lock, hosts
 
 # What a resumed run may change: how long it is, what it writes and evaluates on the way, and which
 # machines compute it (another mesh, number of slots or size of microbatch changes nothing but
@@ -101,6 +102,32 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
         f'host 0 was given config.{name}={of_first} and host {number} config.{name}={of_other}; '
         'all must be started with the same command.'
       )
+
+
+@contextlib.contextmanager
+def owned(workdir: str) -> Iterator[None]:
+  """Holds the workdir for this run, which alone may write there; all hosts of the run call it.
+
+  Raises InputError on all of them, with the owner's process and host, where another run holds it.
+  What only reads a workdir needs no lock. A killed run's is free at once.
+  """
+  refusal = ''
+  with contextlib.ExitStack() as stack:
+    if hosts.is_first():
+      try:
+        stack.enter_context(folder_lock.held(workdir, 'run.lock', _is_running(workdir)))
+      except InputError as error:
+        refusal = str(error)
+    if refusal := hosts.broadcast_from_first(refusal):
+      raise InputError(refusal)
+    yield
+
+
+def _is_running(workdir: str) -> str:
+  return (
+    f'--workdir={workdir}: another run is writing there, and two would destroy each other; wait '
+    'for it, end it, or choose another --workdir.'
+  )
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
