@@ -26,7 +26,7 @@ def setting(allowed: str | Sequence[Any] | None, meaning: str) -> Any:
   """A field of a `Config`, without a default.
 
   Args:
-    allowed: an interval such as '[0, 1)' or '(0, inf)', a tuple of choices, or
+    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', a tuple of choices, or
       None where the type says enough.
     meaning: what the value is, with its unit; quoted in error messages.
   """
@@ -133,6 +133,12 @@ def _is_inside(value: float, interval: str) -> bool:
   match = _INTERVAL.fullmatch(interval)
   assert match is not None, interval
   left, low, high, right = match.groups()
-  above = value >= float(low) if left == '[' else value > float(low)
-  below = value <= float(high) if right == ']' else value < float(high)
+  above = value >= _bound(low) if left == '[' else value > _bound(low)
+  below = value <= _bound(high) if right == ']' else value < _bound(high)
   return above and below
+
+
+def _bound(text: str) -> float:
+  """A number such as 0.5, inf or 2^63."""
+  base, _, exponent = text.partition('^')
+  return float(base) ** float(exponent or 1)

@@ -38,7 +38,7 @@ class Config:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
   seed: int = setting(
-    '[0, inf)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+    '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
   )
   num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
   compilation_cache: str = setting(

@@ -33,7 +33,13 @@ def define_flags() -> None:
   flags.DEFINE_string('prompt', None, 'What is asked, as the text of a user; it may have lines.')
   flags.DEFINE_integer('samples', 4, 'How many responses.', lower_bound=1)
   cli.define_sampling()
-  flags.DEFINE_integer('seed', 0, 'Of sampling: the same seed writes the same.', lower_bound=0)
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Of sampling: the same seed writes the same.',
+    lower_bound=0,
+    upper_bound=2**63 - 1,  # as of config.seed
+  )
   flags.DEFINE_bool('tokens', False, 'Prints each token with its log-probability.')
 
 

@@ -40,7 +40,7 @@ class WarmStartConfig:
     'the end',
   )
   seed: int = setting(
-    '[-1, inf)',
+    '[-1, 2^63)',
     'of its random parameters and the order of its rows, where runs of several seeds are to begin '
     'with the same policy; -1 is config.seed',
   )

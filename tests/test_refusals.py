@@ -47,6 +47,10 @@ COMMAND_LINES = {
     r'--step=last must be an integer: Which of its checkpoints; the newest by default\.',
   ),
   'flag_range': (['evaluate', SMOKE, '--samples=0'], r'--samples=0 must be a positive integer: '),
+  'flag_seed': (
+    ['generate', SMOKE, f'--seed={2**63}'],
+    r'--seed=9223372036854775808 must be an integer in the range \[0, 9223372036854775807\]: ',
+  ),
   'flag_choice': (
     ['sweep', SMOKE, '--launcher=slurm'],
     r'--launcher=slurm must be one of local, commands: Runs the trials here',
@@ -153,6 +157,8 @@ OVERRIDES = {
   'tuple': ('data.evaluation=(a, b', r"config\.data\.evaluation='\(a, b' must be of type tuple"),
   'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
   'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
+  'seed': (f'seed={2**63}', r'config\.seed=9223372036854775808 must lie in \[0, 2\^63\): two runs'),
+  'warm_start_seed': (f'warm_start.seed={2**63}', r'start\.seed=9223372036854775808 must lie in \[-1'),
   'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
   'best': ('export.best=True', r'config\.export\.best=True needs config\.data\.validation: the '),
   'validation_and_evaluation': (

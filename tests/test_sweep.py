@@ -148,6 +148,11 @@ def test_the_study_of_difficulty_is_on_policy():
       "{'a': {'seed.x': 0}}", "trial 'a': config.seed is one value and has no 'x'.", id='no_section'
     ),
     pytest.param(
+      "{'a': {'seed': 2**63}}",
+      "trial 'a': config.seed=9223372036854775808 must lie in [0, 2^63): ",
+      id='seed_out_of_range',
+    ),
+    pytest.param(
       "{'a': {'num_steps': 3}}",
       "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3; only one of them can "
       'be.',
