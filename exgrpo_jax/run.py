@@ -5,17 +5,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import orbax.checkpoint as ocp
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.algorithm.replay import Bucketed, Buffer
 from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import Experiment, state_shapes
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import early_stop, metrics, record_writer, regime, step_metrics
+from exgrpo_jax.reporting import breakdown, early_stop, metrics, record_writer, regime, step_metrics
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
@@ -107,6 +109,38 @@ def warn(
   ):
     if warning:
       hosts.warn(warning)
+
+
+def check_step(
+  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
+) -> None:
+  """InputError where training has broken down; before anything of the step is written or saved."""
+  record = {**measured, 'step': experience.plan.step}
+  recent = (*progress.history.recent, record)
+  if why := breakdown.reason(run.experiment.config.optimizer, recent):
+    raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
+
+
+def check_policy(run: Run, snapshot: Snapshot) -> None:
+  """InputError where the policy gives no finite probabilities, so that none such is saved.
+
+  The step's metrics are of the parameters before its last update, so this asks those after it, for
+  the token that follows a prompt.
+  """
+  rollout, policy = run.rollout, run.policy(snapshot.state.params)
+  row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
+  _, (entropy_T,) = rollout.score(policy, [row])
+  if not np.isfinite(entropy_T).all():
+    why = breakdown.of_policy(run.experiment.config.optimizer)
+    raise InputError(f'step {snapshot.step}: after it {why} {_newest_checkpoint(run)}')
+
+
+def _newest_checkpoint(run: Run) -> str:
+  run.checkpoints.wait_until_finished()
+  newest = run.checkpoints.latest_step()
+  if newest is None:
+    return 'Nothing has been saved yet.'
+  return f'It is not saved; the newest checkpoint is that of step {newest}, for export to write.'
 
 
 def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:

@@ -17,7 +17,15 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
 from exgrpo_jax.rollout import carry
-from exgrpo_jax.run import Progress, Run, bucketed, last_step, warn
+from exgrpo_jax.run import (
+  Progress,
+  Run,
+  bucketed,
+  check_policy,
+  check_step,
+  last_step,
+  warn,
+)
 from exgrpo_jax.runtime import activity, preemption, step_traces
 from exgrpo_jax.runtime.clock import NO_TRAINING
 from exgrpo_jax.runtime.environment import peak_memory
@@ -161,7 +169,7 @@ def report(
 ) -> dict[str, float]:
   """Awaits the update; warns, evaluates, and writes the step's records, metrics and samples.
 
-  Returns the metrics.
+  Returns the metrics. Raises InputError where training has broken down.
   """
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   tokenizer = run.experiment.tokenizer
@@ -174,6 +182,7 @@ def report(
   with clock('await_update'):
     clock.await_device()
   measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
+  check_step(run, progress, experience, measured)
   warn(run, progress, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
     policy = run.policy(state.params)
@@ -202,18 +211,19 @@ def report(
 
 
 def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
-  """Saves where it is due; exits, once saved, where the run was told to stop."""
-  config, manager = run.experiment.config, run.checkpoints
-  is_due = snapshot.step % config.checkpoint.every == 0 or is_last
-  if is_due:
+  """Saves where it is due; exits, once saved, where the run was told to stop.
+
+  Raises InputError, and saves nothing, where the policy gives no finite probabilities any more.
+  """
+  config, is_saved = run.experiment.config, False
+  if snapshot.step % config.checkpoint.every == 0 or is_last:
     with run.clock('save', device_waits=True):
-      run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
-      checkpoint.save(manager, snapshot, run.kept.base_sums)
+      _write(run, snapshot)
+    is_saved = True
   if (signal_name := run.told_to_stop()) and not is_last:
-    if not is_due:
-      run.records.flush()
-      checkpoint.save(manager, snapshot, run.kept.base_sums)
-    manager.wait_until_finished()
+    if not is_saved:
+      _write(run, snapshot)
+    run.checkpoints.wait_until_finished()
     print(
       f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; the '
       'same command resumes',
@@ -221,3 +231,10 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
       flush=True,
     )
     sys.exit(preemption.EXIT_CODE)
+
+
+def _write(run: Run, snapshot: Snapshot) -> None:
+  """Begins to write a checkpoint, if its policy is sound."""
+  check_policy(run, snapshot)
+  run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
+  checkpoint.save(run.checkpoints, snapshot, run.kept.base_sums)

@@ -193,6 +193,7 @@ def _train(
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
+        _check_loss(config, update + 1, float(loss))
         writer.write(update + 1, {'loss': float(loss)})
         print(
           f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
@@ -206,6 +207,15 @@ def _train(
           )
           break
   return state.params
+
+
+def _check_loss(config: WarmStartConfig, update: int, loss: float) -> None:
+  if not math.isfinite(loss):
+    raise InputError(
+      f'warm start: the loss of update {update} is {loss}; probably '
+      f'config.warm_start.learning_rate={config.learning_rate:g} is too large. Nothing is kept; '
+      'start again with a smaller one.'
+    )
 
 
 def rehearse(experiment: Experiment) -> None:

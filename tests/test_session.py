@@ -61,6 +61,32 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
   assert (workdir / 'report.html').exists()
 
 
+# ---- Broken down ----
+
+
+@pytest.mark.parametrize(
+  ('minibatches', 'message'),
+  [
+    # Seen by the second update, and by nothing before the next step.
+    pytest.param(2, 'step 9: entropy nan, loss nan, gradient norm nan: the policy', id='at_once'),
+    pytest.param(1, 'step 9: after it the policy no longer gives finite', id='before_it_is_saved'),
+  ],
+)
+def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
+  recorded, config, workdir, capsys, minibatches, message
+):
+  config.optimizer.update(dict(learning_rate=1e30, minibatches=minibatches))
+  config.checkpoint.update(dict(every=1, keep=1))
+  opened = experiment.open_experiment(config, str(workdir))
+  with recorded.compiling(), pytest.raises(InputError) as stopped:
+    recording.run_training(opened)
+  assert str(stopped.value).startswith(message)
+  assert 'config.optimizer.learning_rate=1e+30 is too large' in str(stopped.value)
+  assert 'the newest checkpoint is that of step 8' in str(stopped.value)
+  assert checkpoint.steps(str(workdir)) == [4, 8]
+  assert 'WARNING' not in capsys.readouterr().err
+
+
 # ---- Ended early ----
 
 # By step: the share of the validation questions that is right.

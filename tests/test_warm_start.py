@@ -113,6 +113,14 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
   jax.tree.map(np.testing.assert_array_equal, params, recorded.steps[1].params)
 
 
+def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
+  config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
+  message = r'^warm start: the loss of update \d is nan; .*config\.warm_start\.learning_rate=1e\+30'
+  with recorded.compiling(), pytest.raises(InputError, match=message):
+    run(config, tmp_path)
+  assert not (tmp_path / 'warm_start' / 'params').exists()
+
+
 def test_what_is_trained_on_afterwards_does_not_change_a_warm_start(config, jsonl, tmp_path):
   """Neither its origin, but where `enough` is checked on it, nor the tokenizer."""
   before = experiment.open_experiment(config, str(tmp_path / 'before'))
