@@ -31,7 +31,7 @@ from exgrpo_jax.evaluation import compare, records_path, score_policy, table, wi
 from exgrpo_jax.experiment import Experiment, load_questions, open_experiment, parse_config
 from exgrpo_jax.policies import Source
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import activity, console, hosts
+from exgrpo_jax.runtime import activity, console, device_memory, hosts
 
 Records = Sequence[Mapping[str, Any]]  # of a data spec, see evaluation.score_policy
 
@@ -82,7 +82,7 @@ def main(args: cli.Args) -> None:
   _check_specs(specs)
   out = args.out or (source.kind == 'run' and os.path.join(source.path, 'evaluation')) or ''
   experiment = open_experiment(values, source.path)
-  with jax.set_mesh(experiment.meshes.training), console.opened():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
     loaded = [load_questions(experiment, spec) for spec in specs]
     if wanted:
       parts = suites.plan(wanted, loaded, experiment.config, may_miss=bool(args.data))
@@ -210,7 +210,7 @@ def _of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) 
   """One policy's records of each data spec."""
   experiment = open_experiment(values, source.path)
   samples = experiment.config.evaluation.samples
-  with jax.set_mesh(experiment.meshes.training), console.opened():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
     print(source.path, flush=True)
     parts = [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
     _, evaluated = _evaluate(source, experiment, parts, out)

@@ -19,7 +19,7 @@ from exgrpo_jax.experiment import open_experiment
 from exgrpo_jax.policies import Policy
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scheduler
-from exgrpo_jax.runtime import console, hosts, randomness
+from exgrpo_jax.runtime import console, device_memory, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 _SHORTEST_PREFILL = 64  # tokens: prompts are padded to a power of two, so that few programs compile
@@ -50,7 +50,7 @@ def main(args: cli.Args) -> None:
   source = policies.chosen(args)
   values = policies.with_sampling(args, policies.config_values(source, args.config))
   experiment = open_experiment(values, source.path)
-  with console.opened():
+  with console.opened(), device_memory.explained():
     policy = policies.restore(source, experiment)
     (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)
   if hosts.is_first():

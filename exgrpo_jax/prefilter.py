@@ -38,7 +38,7 @@ from exgrpo_jax.policies import Source
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout.stages import Rollout, plan_apart
-from exgrpo_jax.runtime import activity, console, hosts
+from exgrpo_jax.runtime import activity, console, device_memory, hosts
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
 
@@ -91,7 +91,7 @@ def main(args: cli.Args) -> None:
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
   rollout = make_rollout(experiment, data)
-  with jax.set_mesh(experiment.meshes.training), console.opened():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
     if source:
       params = policies.restore(source, experiment).params
     else:

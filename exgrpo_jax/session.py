@@ -27,7 +27,7 @@ from exgrpo_jax.experiment import (
   update_spec,
 )
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, checksums
+from exgrpo_jax.learner import checkpoint, checksums, disk
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policies import Policy, Source
 from exgrpo_jax.policy import lora, model
@@ -36,7 +36,15 @@ from exgrpo_jax.reporting import curves, metrics, record_writer
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.run import Progress, Run, begin, progress_after
-from exgrpo_jax.runtime import activity, compilations, hosts, hub, preemption, watchdog
+from exgrpo_jax.runtime import (
+  activity,
+  compilations,
+  device_memory,
+  hosts,
+  hub,
+  preemption,
+  watchdog,
+)
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.workdir import claim_workdir, owned
@@ -98,7 +106,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
     InputError: what train refuses.
   """
   check_start(config, workdir)
-  with owned(workdir):
+  with owned(workdir), explained(workdir):
     loaded = load(config, workdir)
     with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
       params = claim(loaded, config)
@@ -106,6 +114,13 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
       guard = contextlib.nullcontext((Clock(), lambda: ''))
       with opened(loaded, params, compiled, guard) as session:
         yield session
+
+
+@contextlib.contextmanager
+def explained(workdir: str) -> Iterator[None]:
+  """Says in one line, as an InputError, what is wrong with a machine: its disk, or its memory."""
+  with disk.explain_failure(workdir), device_memory.explained():
+    yield
 
 
 def load(config: ConfigDict, workdir: str) -> Loaded:
@@ -124,7 +139,7 @@ def load(config: ConfigDict, workdir: str) -> Loaded:
 def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
   """Makes the workdir this config's; returns what the run starts from, None where it needs none."""
   experiment, workdir = loaded.experiment, loaded.experiment.workdir
-  checkpoint.check_disk_space(workdir, state_shapes(experiment))
+  disk.check_space(workdir, state_shapes(experiment))
   needs_params = not loaded.done or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, loaded.rollout.data) if needs_params else None
   hub.record(workdir)
@@ -173,10 +188,7 @@ def opened(
     loaded.experiment.config,
     loaded.experiment.workdir,
   )
-  with (
-    checkpoint.explain_full_disk(workdir),
-    checkpoint.open_manager(workdir, config.checkpoint) as manager,
-  ):
+  with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, kept = begin(experiment, loaded.rollout, manager, params, loaded.successes)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
     digest = '' if snapshot.step else checksums.digest(snapshot.state, kept.base_sums)

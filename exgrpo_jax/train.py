@@ -38,7 +38,8 @@ def main(args: cli.Args) -> None:
   if done > config.num_steps:
     print(messages.finished(workdir, done, config.num_steps), flush=True)
     return
-  with owned(workdir), console.opened(os.path.join(workdir, 'console.log')):
+  log = os.path.join(workdir, 'console.log')
+  with owned(workdir), console.opened(log), session.explained(workdir):
     _train(args, config)
 
 

@@ -158,7 +158,7 @@ OVERRIDES = {
   'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
   'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
   'seed': (f'seed={2**63}', r'config\.seed=9223372036854775808 must lie in \[0, 2\^63\): two runs'),
-  'warm_start_seed': (f'warm_start.seed={2**63}', r'start\.seed=9223372036854775808 must lie in \[-1'),
+  'warm_start_seed': (f'warm_start.seed={2**63}', r'start\.seed=9223372036854775808 must lie'),
   'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
   'best': ('export.best=True', r'config\.export\.best=True needs config\.data\.validation: the '),
   'validation_and_evaluation': (

@@ -8,15 +8,12 @@ every flipped bit in an array; for that each checkpoint holds checksums.
 import contextlib
 import dataclasses
 import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from rich.filesize import decimal
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import setting
@@ -86,21 +83,6 @@ def buffer_folder(workdir: str, step: int) -> epath.Path:
   return _folder(workdir) / str(step) / 'buffer'
 
 
-def check_disk_space(workdir: str, state: TrainState) -> None:
-  """Prints the size of a checkpoint of `state`, or of its shapes, and the free disk space.
-
-  Raises InputError where there is too little. The buffer is left out: it is small beside a model.
-  """
-  needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-  free = shutil.disk_usage(workdir).free
-  if free < needed:
-    raise InputError(
-      f'--workdir={workdir} has {decimal(free)} left, and a checkpoint takes {decimal(needed)}: '
-      'free some space, or use another disk.'
-    )
-  print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
-
-
 def save(
   manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
 ) -> None:
@@ -128,25 +110,6 @@ def save(
       ),
     ),
   )
-
-
-@contextlib.contextmanager
-def explain_full_disk(workdir: str) -> Iterator[None]:
-  """Turns an error in the block that is due to a full disk into an InputError that says so.
-
-  The file system reports it to whoever writes, and orbax passes it on in errors of many types.
-  """
-  try:
-    yield
-  except Exception as error:
-    if not re.search('no space left|quota exceeded', str(error), re.IGNORECASE):
-      raise
-    complete = ', '.join(map(str, steps(workdir))) or 'none'
-    raise InputError(
-      f'--workdir={workdir}: the disk is full ({str(error).splitlines()[-1]:.300}). '
-      f'Complete checkpoints: {complete}. Free some space and start the same command '
-      'again; it resumes from the newest.'
-    ) from error
 
 
 def restore(

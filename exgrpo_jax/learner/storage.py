@@ -1,4 +1,4 @@
-"""Reading from a store that may fail for a while, as network file systems do.
+"""Stores that fail: reading again from one that may recover, and what a failure to write says.
 
 A store that fails says nothing about what is stored: a checkpoint that cannot be read for now is
 not a damaged one.
@@ -23,6 +23,9 @@ _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
 )
+# What the system says to whoever writes, in Python's words and in tensorstore's.
+FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
+_FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
 
 T = TypeVar('T')
 
@@ -58,6 +61,15 @@ def patiently(read: Callable[[], T], place: str) -> T:
 def store_failure(error: BaseException) -> str:
   """What the store said where `error` is due to its failure; '' where it is not."""
   return next(filter(None, map(_failure, _with_causes(error))), '')
+
+
+def write_failure(error: BaseException) -> str:
+  """What the system said where `error` is due to a disk that is full or fails; '' where not."""
+  for cause in _with_causes(error):
+    for line in str(cause).splitlines():
+      if found := FULL.search(line) or _FAILING.search(line):
+        return line[max(0, found.start() - 100) : found.end() + 100]
+  return ''
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,4 +1,4 @@
-"""When training has broken down and must stop: in words, with the setting that is probably at fault.
+"""When training has broken down and has to stop, and the setting that is probably at fault.
 
 A single update whose gradient is not finite or too large is skipped and counted, and the run goes
 on. It stops where the parameters no longer give finite probabilities, for then every later gradient

@@ -1,5 +1,6 @@
 """A run's TensorBoard page: scalars in groups, charts of several, completions, and settings."""
 
+import contextlib
 import math
 import os
 import re
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorboardX
-from tensorboardX import summary
+from tensorboardX import record_writer, summary
 
 _TEXTS = 2  # completions of each kind in a step
 _TEXT_LIMIT = 4000  # characters of a prompt or a completion; samples/ has all of them
@@ -29,6 +30,7 @@ _TAGS = {
 }
 # The settings on the HParams page, which has a column for each.
 _COMPARED = ('seed', 'num_steps', 'objective.', 'optimizer.', 'replay.', 'rollout.')
+_PREFIX = 'patient:'  # of a folder, for tensorboardX alone
 _BOUNDS = ('_low', '_high')  # of an evaluation's interval
 
 
@@ -38,6 +40,43 @@ def tag(name: str) -> str:
     name = name.replace('eval/', 'eval_interval/', 1)
   # tensorboardX allows no other characters, and the charts must name the tags as it writes them.
   return re.sub(r'[^-/\w.]', '_', _TAGS.get(name, name).replace('@', '_at_'))
+
+
+class _EventFile:
+  """A file that leaves out what it cannot write.
+
+  An error would end tensorboardX's thread, and the run would then wait for that forever. A disk
+  that fails is noticed by metrics.jsonl, which has the same values.
+  """
+
+  def __init__(self, path: str) -> None:
+    self._file = open(path, 'wb')  # noqa: SIM115  # closed by tensorboardX
+
+  def write(self, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+      self._file.write(data)
+
+  def flush(self) -> None:
+    with contextlib.suppress(OSError):
+      self._file.flush()
+      os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    with contextlib.suppress(OSError):
+      self._file.close()
+
+
+class _EventFiles:
+  """What tensorboardX opens files with whose folder begins with _PREFIX."""
+
+  def open(self, path: str) -> _EventFile:
+    return _EventFile(path.removeprefix(_PREFIX))
+
+  def directory_check(self, path: str) -> None:
+    os.makedirs(path.removeprefix(_PREFIX), exist_ok=True)
+
+
+record_writer.register_writer_factory(_PREFIX.rstrip(':'), _EventFiles())
 
 
 class Board:
@@ -53,7 +92,7 @@ class Board:
       first_step: 0 for a new run.
       settings: the run's resolved config, nested; None for a run without hparams and charts.
     """
-    self._writer = tensorboardX.SummaryWriter(str(folder), purge_step=first_step)
+    self._writer = tensorboardX.SummaryWriter(f'{_PREFIX}{folder}', purge_step=first_step)
     self._settings = settings if first_step == 0 else None  # a resumed run's are there already
 
   def write(

@@ -15,7 +15,7 @@ import pathlib
 import socket
 import time
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hosts
@@ -37,15 +37,15 @@ def held(folder: str, name: str, refusal: str) -> Iterator[int]:
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
-  with open(path, 'a+', encoding='utf-8') as file:
+  with open(path, 'a+b', buffering=0) as file:
     _take(file, refusal)
-    file.truncate(0)
-    json.dump(_myself(), file)
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: who it is, is for others to read
+      file.truncate(0)
+      file.write(json.dumps(_myself()).encode())
     yield file.fileno()
 
 
-def _take(file: IO[str], refusal: str) -> None:
+def _take(file: BinaryIO, refusal: str) -> None:
   """Takes the lock, or raises InputError; see `held`."""
   deadline = time.monotonic() + LEASE_SECONDS
   is_waiting = False
@@ -83,7 +83,7 @@ def _machine() -> str:
     return socket.gethostname()
 
 
-def _owner(file: IO[str]) -> dict[str, Any]:
+def _owner(file: BinaryIO) -> dict[str, Any]:
   """What the owner wrote; {} where it has not yet."""
   file.seek(0)
   try:

@@ -1,13 +1,11 @@
 """What is saved is restored to the bit, or reported as damaged."""
 
-import errno
 import json
 import os
 import re
 import shutil
 import threading
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -123,51 +121,6 @@ def test_a_state_may_be_donated_while_it_is_written(mesh, like, tmp_path):
     for _ in range(9):
       state = increment(state)
   jax.tree.map(np.testing.assert_array_equal, restore(str(tmp_path), like).state, expected)
-
-
-@pytest.mark.parametrize(
-  'error',
-  [
-    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'samples/step_000003.jsonl'),
-    ValueError('RESOURCE_EXHAUSTED: Error writing local file\nNo space left on device [28]'),
-    OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
-  ],
-  ids=['errno', 'tensorstore', 'quota'],
-)
-def test_a_full_disk_is_reported_with_the_complete_checkpoints(workdir, error):
-  with (
-    pytest.raises(
-      InputError,
-      match=r'the disk is full \(.*(No space|quota).*\)\. Complete checkpoints: '
-      r'2, 5\. Free some space',
-    ),
-    checkpoint.explain_full_disk(workdir),
-  ):
-    raise error
-
-
-def test_other_errors_are_not_taken_for_a_full_disk(workdir):
-  with pytest.raises(ValueError, match='another error'), checkpoint.explain_full_disk(workdir):
-    raise ValueError('another error')
-
-
-def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(
-  mesh, tmp_path, monkeypatch, capsys
-):
-  state = make_state(mesh, 1.0)
-  checkpoint.check_disk_space(str(tmp_path), state)
-  assert re.match(
-    r'a checkpoint takes \d+ bytes; .* has [\d.]+ [kMGT]B left\n', capsys.readouterr().out
-  )
-  needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-  for free in (needed, needed - 1):
-    monkeypatch.setattr(shutil, 'disk_usage', lambda _, free=free: types.SimpleNamespace(free=free))
-    if free == needed:
-      checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
-  with pytest.raises(
-    InputError, match=r'has \d+ bytes left, and a checkpoint takes \d+ bytes: free'
-  ):
-    checkpoint.check_disk_space(str(tmp_path), checkpoint.abstract(state))
 
 
 def largest_file(folder):

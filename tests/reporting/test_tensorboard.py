@@ -128,3 +128,16 @@ def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
 )
 def test_a_metric_keeps_its_group_or_gets_one(name, tag):
   assert tensorboard.tag(name) == tag
+
+
+def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):
+  """The board's thread would die of it, and its queue of ten events would never empty again."""
+  board = tensorboard.Board(tmp_path, 0, None)
+  (file,) = board._writer.all_writers.values()
+  written = file.event_writer._ev_writer._py_recordio_writer._writer
+  with open('/dev/full', 'wb') as full:
+    written._file.close()
+    written._file = full
+    for step in range(1000):
+      board.write(step, {'reward': 1.0})
+    board.close()
