@@ -25,7 +25,7 @@ def num_judged(num_steps: int) -> int:
   return max(_MIN_JUDGED, num_steps // 5)
 
 
-def explain(steps: Run, replays: bool) -> str:
+def explain(steps: Run) -> str:
   """Why the pass rate did not rise in these steps, if that is for want of variance; else ''.
 
   In a group of equal rewards all advantages are 0, so it teaches nothing. The rule: in the second
@@ -35,7 +35,6 @@ def explain(steps: Run, replays: bool) -> str:
 
   Args:
     steps: the metrics of steps that follow each other, oldest first.
-    replays: whether the run has replay.
   """
   names = ('zero_variance', 'groups/solved_by_all', 'groups/solved_by_none', 'pass_rate/fresh')
   half = len(steps) // 2
@@ -52,26 +51,24 @@ def explain(steps: Run, replays: bool) -> str:
     f'the pass rate of fresh questions has stopped rising ({before:.2f} in steps {first:.0f} to '
     f'{middle - 1:.0f}, {after:.2f} in {middle:.0f} to {last:.0f}), and {share:.0%} of the groups '
     f'since step {middle:.0f} had equal rewards and taught nothing: {all_:.0%} were solved by all '
-    f'responses, {none:.0%} by none. {_remedies(all_ > none, replays)}'
+    f'responses, {none:.0%} by none. {_remedies(all_ > none)}'
   )
 
 
-def _remedies(are_easy: bool, replays: bool) -> str:
+def _remedies(are_easy: bool) -> str:
   """What to change, where most groups are solved by all responses or by none."""
-  harder = 'harder' if are_easy else 'easier'
-  replay = '' if replays else ', replay questions that are half solved (config.replay.ratio=0.5)'
   return (
-    f'Give {harder} questions in config.data.train, keep only those that are solved sometimes '
-    f'(python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR){replay}, or raise '
+    f'Give {"harder" if are_easy else "easier"} questions in config.data.train, keep only those that '
+    'are solved sometimes (python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR), or raise '
     'config.rollout.samples.'
   )
 
 
-def latest(run: Run, num_steps: int, replays: bool) -> Plateau | None:
+def latest(run: Run, num_steps: int) -> Plateau | None:
   """The plateau in which a run is, as one sees it after the latest of its last steps."""
   taken = [record for record in run if record['step'] > 0]
   judged = num_judged(num_steps)
   for end in range(len(taken), max(judged, len(taken) - judged + 1) - 1, -1):
-    if text := explain(taken[end - judged : end], replays):
+    if text := explain(taken[end - judged : end]):
       return Plateau(int(taken[end - 1]['step']), text)
   return None

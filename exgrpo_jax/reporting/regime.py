@@ -202,7 +202,7 @@ def stands_still(setup: Setup, recent: Run) -> str:
   """Whether the pass rate stands still where most groups teach nothing; see plateau.py."""
   if len(recent) < plateau.num_judged(setup.num_steps):
     return ''
-  return plateau.explain(recent, setup.replay.ratio > 0)
+  return plateau.explain(recent)
 
 
 _CHECKS: tuple[Callable[[Setup, Run], str], ...] = (

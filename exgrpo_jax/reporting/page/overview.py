@@ -32,7 +32,7 @@ def describe(run: Recorded, differences: Sequence[Difference]) -> dict[str, Any]
   """
   starts = environment.read(run.workdir)
   replays = bool(run.config['replay.ratio'])
-  found = plateau.latest(run.metrics, run.config['num_steps'], replays)
+  found = plateau.latest(run.metrics, run.config['num_steps'])
   panels = {
     'score': curves.score_panels(run.metrics),
     'signal': curves.signal_panels(run.metrics),
