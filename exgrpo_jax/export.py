@@ -5,9 +5,11 @@ python -m exgrpo_jax.export --checkpoint=/tmp/run --out=/tmp/policy
 With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
 """
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -61,12 +63,12 @@ def main(args: cli.Args) -> None:
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
-  with jax.set_mesh(experiment.meshes.training):
+  with jax.set_mesh(experiment.meshes.training), _completed(out) as unfinished:
     if args.adapters:
-      step = _write_adapters(experiment, out, args.step)
+      step = _write_adapters(experiment, unfinished, args.step)
     else:
       policy, step = policies.of_run(experiment, args.checkpoint, args.step)
-      write(experiment, policy, out, args.dtype)
+      write(experiment, policy, unfinished, args.dtype)
   print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
 
 
@@ -128,20 +130,35 @@ def keep_best(experiment: Experiment, params: model.Params, step: int, score: fl
   folder = os.path.join(experiment.workdir, 'export', 'best')
   if hosts.broadcast_from_first(_score(folder)) >= score:
     return
-  unfinished = folder + '.new'
-  _remove(unfinished)  # of a run that was killed here
-  write(experiment, params, unfinished)
-  write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
-  _remove(folder)
-  if hosts.is_first():
-    os.replace(unfinished, folder)
+  with _completed(folder) as unfinished:
+    write(experiment, params, unfinished)
+    write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
 
 
 def keep_last(experiment: Experiment, params: model.Params) -> None:
   """Exports to workdir/export/last, in place of what is there."""
-  folder = os.path.join(experiment.workdir, 'export', 'last')
-  _remove(folder)
-  write(experiment, params, folder)
+  with _completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
+    write(experiment, params, unfinished)
+
+
+@contextlib.contextmanager
+def _completed(folder: epath.PathLike) -> Iterator[str]:
+  """A folder to write into, beside `folder`, whose place it takes at the end of the block.
+
+  A kill or an error leaves what was there. What cannot be renamed, such as a bucket's folder, is
+  written in place: there config.json, or that of adapters, comes last.
+  """
+  name = os.fspath(folder)
+  if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():
+    yield name
+    return
+  name = os.path.realpath(name)
+  unfinished = name + '.new'
+  _remove(unfinished)  # of an export that was killed
+  yield unfinished
+  _remove(name)
+  if hosts.is_first():
+    os.replace(unfinished, name)
 
 
 def _score(folder: str) -> float:

@@ -247,6 +247,29 @@ def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from
   assert theirs.decode([*ours.encode(text), *ours.eos_ids], skip_special_tokens=True) == text
 
 
+def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, monkeypatch):
+  """The command's new folder is not there, and the policy of a former run is."""
+  opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  export.keep_last(opened, params)
+  before = {path.name: path.read_bytes() for path in (tmp_path / 'export' / 'last').iterdir()}
+
+  def cut_short(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(export.weights, 'save', cut_short)
+  with pytest.raises(KeyboardInterrupt):
+    export.keep_last(opened, params)
+  with pytest.raises(KeyboardInterrupt):
+    write(recorded.workdir, tmp_path / 'policy')
+  assert not (tmp_path / 'policy').exists()
+  last = tmp_path / 'export' / 'last'
+  assert before == {path.name: path.read_bytes() for path in last.iterdir()} and before
+  monkeypatch.undo()
+  write(recorded.workdir, tmp_path / 'policy')
+  assert not list(tmp_path.glob('*.new'))
+
+
 def test_a_folder_that_is_not_empty_is_not_written_to(run, tmp_path):
   (tmp_path / 'a').write_text('mine')
   with pytest.raises(InputError, match=f'^--out={tmp_path} is not empty; name a new folder'):
