@@ -467,7 +467,7 @@ def test_command_lines_and_configs_are_refused_before_any_device_or_folder_is_to
 
 def test_no_refusal_claims_the_workdir_or_writes_results(outcomes, place):
   written = {path.name for path in (place / 'run').iterdir()}
-  assert written <= {'console.log', 'tokenizer.model'}, outcomes.keys()
+  assert written <= {'console.log', 'tokenizer.model', 'run.lock'}, outcomes.keys()
 
 
 # ---- Runs ----
