@@ -86,13 +86,12 @@ def _csv(path: str, content: bytes) -> RowFile:
 
 
 def _not_utf8(path: str, content: bytes, error: UnicodeDecodeError) -> InputError:
-  """What is wrong with a file of text in another encoding, with its line."""
   line = 1
   try:
     content.decode()  # for the place in the whole file; `error` has that in a part of it
   except UnicodeDecodeError as exact:
     line, error = 1 + content.count(b'\n', 0, exact.start), exact
-  return InputError(f'{path}:{line}: not UTF-8 ({error}); save the file as UTF-8.')
+  return not_utf8(f'{path}:{line}', error)
 
 
 def _parquet(path: str, content: bytes) -> RowFile:
@@ -124,10 +123,7 @@ def values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
       try:
         batch.slice(offset, 1).to_pylist()
       except UnicodeDecodeError as error:
-        raise InputError(
-          f'{path}: row {number + offset}: a text is not UTF-8 ({error}: {error.object!r}); write '
-          'it again as UTF-8.'
-        ) from error
+        raise not_utf8(f'{path}: row {number + offset}', error) from error
     raise
 
 
@@ -145,6 +141,11 @@ def _all_columns(rows: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) -> lis
 
 def _others(row: Row, without: Collection[str]) -> Row:
   return {name: value for name, value in row.items() if name not in without}
+
+
+def not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
+  """What is wrong with text in another encoding."""
+  return InputError(f'{place}: a text is not UTF-8 ({error}); write it again in UTF-8.')
 
 
 def damaged_parquet(path: str, error: Exception) -> InputError:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import json_lines, row_files, spec_names
+from exgrpo_jax.data import columns, json_lines, row_files, spec_names
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
@@ -117,9 +117,9 @@ def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str,
   names = _schema(path, content)
   _check_names(path, names)
   wanted = [name for name in names if name in _COLUMNS]
+  number = 0
   try:
     batches = pq.ParquetFile(pa.BufferReader(content)).iter_batches(1024, columns=wanted)
-    number = 0
     for batch in batches:
       for row in range(batch.num_rows):
         yield (
@@ -127,6 +127,8 @@ def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str,
           {name: _value(batch.column(name)[row]) for name in batch.schema.names},
         )
         number += 1
+  except UnicodeDecodeError as error:
+    raise row_files.not_utf8(f'{path}: row {number}', error) from error
   except (pa.ArrowInvalid, OSError) as error:
     raise row_files.damaged_parquet(path, error) from error
 
@@ -147,6 +149,7 @@ def _schema(path: str, content: bytes) -> list[str]:
 
 
 def _check_names(place: str, names: Sequence[str]) -> None:
+  columns.check_distinct(names, place)
   for choices in _NEEDED:
     if not set(choices) & set(names):
       raise InputError(

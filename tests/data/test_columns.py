@@ -278,7 +278,7 @@ def test_csv_and_json_are_read_like_jsonl(config, jsonl, tmp_path):
     (
       'x.csv',
       b'question,answer\n1+1,2\nq,caf\xe9\n',
-      r'x\.csv:3: not UTF-8 \(.*0xe9.*save the file',
+      r'x\.csv:3: a text is not UTF-8 \(.*0xe9.*; write',
     ),
     ('x.json', '{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
     ('x.json', '["a"]', r"x\.json: row 0: 'a' is not an object"),

@@ -98,6 +98,10 @@ def test_a_file_that_cannot_be_used_is_refused(jsonl, parquet, tmp_path):
     (str(tmp_path / 'no.jsonl'), r'no\.jsonl: there is no such file'),
     (str(tmp_path / 'cut.parquet'), 'not a complete parquet file'),
     (jsonl(''), 'the file holds no trace; at least one is needed'),
+    (
+      jsonl('{"question": "q", "response": "r", "response": "s"}', name='y.jsonl'),
+      "1: 'response' is there 2 times",
+    ),
     (parquet({'prompt': 'q', 'answer': 'a'}), r"no 'response' or .* \(has: 'prompt', 'answer'\)"),
   ):
     with pytest.raises(InputError, match=message):
