@@ -156,7 +156,8 @@ def _head(chosen: Protocol, runs: Sequence[StudyRun], workdir: str) -> str:
       f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. {finished} of {len(runs)} '
       f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
       f'percentile bootstrap over seeds, {bootstrap.RESAMPLES:,} resamples; of differences, '
-      'paired by seed. Of few seeds they are too narrow.',
+      f'paired by seed. Of few seeds they are too narrow; of fewer than {bootstrap.FEWEST}, or of '
+      'values that are all equal, there is none.',
     ]
   )
 

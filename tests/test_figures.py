@@ -11,6 +11,8 @@ import types
 import pytest
 
 from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting.figures import ablation, runs
+from exgrpo_jax.reporting.figures.canvas import NothingToDrawError
 from tests.helpers import forked, other_runs, tiny
 
 NAMES = (
@@ -19,6 +21,7 @@ NAMES = (
 )  # fmt: skip
 EXGRPO, GRPO = 'replay.ratio=0.5', 'replay.ratio=0.0'
 LAST = tiny.NUM_STEPS
+QUESTIONS = step_records.QUESTIONS.empty_table()
 
 
 def lines(path):
@@ -190,6 +193,47 @@ def test_evaluations_and_ablation_are_means_over_seeds_with_their_intervals(draw
   assert float(bars[GRPO]['mean']) == pytest.approx(c)
   assert float(bars[GRPO]['low_95']) == pytest.approx(values(drawn, 'c', f'{name}_low')[LAST])
   assert bars[GRPO]['interval_over'] == 'questions'
+
+
+def setting(label, *seeds):
+  """A setting whose runs were evaluated at these steps: step -> score, of each seed."""
+
+  def run(score_at):
+    ends = ('', '_low', '_high')
+    metrics = [
+      {'step': step, **{f'eval/sums/pass@1{end}': score for end in ends}}
+      for step, score in score_at.items()
+    ]
+    return runs.Recorded('', {}, metrics, step_records.RESPONSES.empty_table(), QUESTIONS)
+
+  return runs.Group(label, tuple(map(run, seeds)))
+
+
+def test_the_ablation_is_of_the_last_step_after_0_that_all_runs_have():
+  groups = [setting('a', {0: 0.1, 5: 0.2, 10: 0.3}, {0: 0.1, 5: 0.4}), setting('b', {0: 0, 5: 0.5})]
+  drawn = ablation.draw(groups)
+  assert [(row['step'], row['mean']) for row in drawn.rows] == [(5, pytest.approx(0.3)), (5, 0.5)]
+  assert 'share correct after step 5' in [ax.get_xlabel() for ax in drawn.figure.axes]
+
+
+def test_before_every_run_has_been_evaluated_in_training_there_is_no_ablation():
+  """At step 0 nothing has been trained, so that all settings are alike."""
+  with pytest.raises(NothingToDrawError, match='no step after 0 at which all runs were evaluated'):
+    ablation.draw([setting('a', {0: 0.1, 5: 0.2}), setting('b', {0: 0.1})])
+
+
+def test_seeds_that_are_all_equal_have_no_interval_in_the_ablation():
+  groups = [setting('a', {5: 0.5}, {5: 0.5}), setting('b', {5: 0.25}, {5: 0.75})]
+  equal, apart = ablation.draw(groups).rows
+  assert [equal[name] for name in ('mean', 'low_95', 'high_95', 'interval_over')] == [
+    0.5,
+    '',
+    '',
+    '',
+  ]
+  assert (
+    apart['high_95'] == pytest.approx(0.5 + 12.706 * 0.25) and apart['interval_over'] == 'seeds'
+  )
 
 
 # ---- What cannot be drawn ----

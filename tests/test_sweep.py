@@ -219,14 +219,14 @@ def test_the_table_has_mean_and_deviation_over_the_seeds(plan, tmp_path, capsys)
   assert run(plan(THREE_BY_TWO), tmp_path) == 0
   # Truncated rises from 0 to .2, which is no achievement: its best is 0.
   table = (
-    '| evaluation     | setting    | seeds | final           | best            |\n'
-    '| -------------- | ---------- | ----- | --------------- | --------------- |\n'
-    '| sums/pass@1    | ratio=0    | 2     | 0.0700 ± 0.0707 | 0.0700 ± 0.0707 |\n'
-    '| sums/pass@1    | ratio=0.25 | 2     | 0.3200 ± 0.0707 | 0.3200 ± 0.0707 |\n'
-    '| sums/pass@1    | ratio=0.5  | 2     | 0.5700 ± 0.0707 | 0.5700 ± 0.0707 |\n'
-    '| sums/truncated | ratio=0    | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
-    '| sums/truncated | ratio=0.25 | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
-    '| sums/truncated | ratio=0.5  | 2     | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| evaluation     | setting    | seeds | step | final           | best            |\n'
+    '| -------------- | ---------- | ----- | ---- | --------------- | --------------- |\n'
+    '| sums/pass@1    | ratio=0    | 2     | 2    | 0.0700 ± 0.0707 | 0.0700 ± 0.0707 |\n'
+    '| sums/pass@1    | ratio=0.25 | 2     | 2    | 0.3200 ± 0.0707 | 0.3200 ± 0.0707 |\n'
+    '| sums/pass@1    | ratio=0.5  | 2     | 2    | 0.5700 ± 0.0707 | 0.5700 ± 0.0707 |\n'
+    '| sums/truncated | ratio=0    | 2     | 2    | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| sums/truncated | ratio=0.25 | 2     | 2    | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| sums/truncated | ratio=0.5  | 2     | 2    | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
   )
   assert table in capsys.readouterr().out
   assert table in (tmp_path / 'runs' / 'sweep.md').read_text()
@@ -249,7 +249,9 @@ def test_a_failing_trial_is_named_and_the_others_go_on(plan, tmp_path, capsys, m
     '1 of 6 trials failed; the same command tries them again:\n'
     '  ratio=0,seed=1: exit status 1: ValueError: the disk is full\n'
   )
-  assert '| sums/pass@1    | ratio=0    | 1 of 2 | 0.0200          | 0.0200          |' in out
+  assert (
+    '| sums/pass@1    | ratio=0    | 1 of 2 | 2    | 0.0200          | 0.0200          |' in out
+  )
   assert 'step 0\n' in (tmp_path / 'runs' / 'ratio=0,seed=1' / 'log.txt').read_text()
   monkeypatch.delenv('FAKE_FAILS')
   assert run(plan(THREE_BY_TWO), tmp_path) == 0
@@ -411,7 +413,7 @@ def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_
   completed = forked.run_one(command)
   assert completed.status == 0, completed
   finals = {
-    row[1].strip(): row[3].strip()
+    row[1].strip(): row[4].strip()
     for line in completed.out.splitlines()
     if (row := line.split('|')[1:-1]) and 'pass@1' in line
   }

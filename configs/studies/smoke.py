@@ -7,7 +7,7 @@ Question: whether ExGRPO solves more held-out sums than on-policy GRPO after thr
 Arms: `exgrpo`, which replays, and `grpo`, which does not; nothing else differs, and
 three steps may end before anything is replayed.
 Primary measure: pass@1 on 64 held-out sums at the last evaluation.
-Seeds: two, the fewest that have an interval; with so few it is far too narrow to be believed.
+Seeds: two, of which there is no interval, and so no conclusion.
 Learning rate: that of configs/arithmetic.py for both arms, not tuned here.
 Stopping rule: every run takes three steps, and no run is left out.
 """

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,26 +19,32 @@ _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Final and best score of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
-  A run's final score is its last one, its best the highest finite one, or the lowest of a score
-  that should fall (`direction.falls`), the evaluation before training included. The deviation is
-  the sample standard deviation (n - 1); a single seed has none.
+  A run's final score is its last one, at the step in the column before it. Its best is the highest
+  finite one, or the lowest of a score that should fall (`direction.falls`), the evaluation before
+  training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
 
   Args:
     runs: setting -> its finished runs.
     wanted: setting -> how many runs the sweep has of it; the rows come in this order.
   """
-  rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'final', 'best')]
+  rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in _score_names(runs):
     for setting, num_wanted in wanted.items():
-      series = [[record[name] for record in run if name in record] for run in runs.get(setting, ())]
-      series = [scores for scores in series if scores]
+      series = [[record for record in run if name in record] for run in runs.get(setting, ())]
+      series = [scored for scored in series if scored]
       seeds = str(len(series)) if len(series) == num_wanted else f'{len(series)} of {num_wanted}'
-      final = [scores[-1] for scores in series]
-      best = [direction.best(name, scores) for scores in series]
-      rows.append(
-        (name.removeprefix('eval/'), setting, seeds, _mean_and_std(final), _mean_and_std(best))
-      )
+      final = [scored[-1][name] for scored in series]
+      best = [direction.best(name, [record[name] for record in scored]) for scored in series]
+      means = (_mean_and_std(final), _mean_and_std(best))
+      at = steps(int(scored[-1]['step']) for scored in series)
+      rows.append((name.removeprefix('eval/'), setting, seeds, at, *means))
   return markdown(rows)
+
+
+def steps(last: Iterable[int]) -> str:
+  """The step of the last evaluation of some runs: `3`, or `2 to 3` where they ended apart."""
+  found = sorted(set(last))
+  return '-' if not found else ' to '.join(map(str, dict.fromkeys((found[0], found[-1]))))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -17,6 +17,7 @@ from exgrpo_jax.reporting.records import Run, read
 from exgrpo_jax.runtime import hosts
 
 Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
+_ROUNDING = 1e-15  # variances of means that are not above it are 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +189,7 @@ def interval_95(
   score_Q = correct_QK.mean(axis=1, dtype=np.float64)
   mean = float(score_Q.mean())
   variance, clusters = _variance_of_mean(score_Q, cluster_Q)
-  # Equal clusters have variance 0, but for rounding errors below 1e-15.
-  n = mean * (1 - mean) / variance if variance > 1e-15 else clusters
+  n = mean * (1 - mean) / variance if variance > _ROUNDING else clusters
   return mean, *_wilson_interval(mean, min(float(n), np.size(correct_QK)))
 
 
@@ -198,7 +198,9 @@ def difference_95(
 ) -> tuple[float, float, float]:
   """The mean of paired differences and its 95% confidence interval, by the normal approximation.
 
-  The standard error is cluster-robust, as that of `interval_95`.
+  The standard error is cluster-robust, as that of `interval_95`. Where all differences are equal it
+  is 0 and says nothing. Then G clusters have not shown a different one, so its probability is at
+  most b = 1 - 0.05^(1/G), about 3 / G, and the interval is what such ones in [-1, 1] leave open.
 
   Args:
     difference_Q: [questions], between two policies' shares of right responses.
@@ -208,7 +210,11 @@ def difference_95(
     (mean, low, high).
   """
   mean = float(difference_Q.mean())
-  error = math.sqrt(_variance_of_mean(difference_Q, cluster_Q)[0])
+  variance, clusters = _variance_of_mean(difference_Q, cluster_Q)
+  if variance <= _ROUNDING:
+    unlike = 1 - 0.05 ** (1 / clusters)
+    return mean, mean - unlike * (1 + mean), mean + unlike * (1 - mean)
+  error = math.sqrt(variance)
   return mean, max(mean - Z_95 * error, -1.0), min(mean + Z_95 * error, 1.0)
 
 

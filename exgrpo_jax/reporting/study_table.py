@@ -31,14 +31,18 @@ def setting(
   """
   mine = [run for run in runs if run.setting == name]
   seeds = sorted({run.seed for run in mine})
-  value_of = {
-    arm: study_runs.last(study_runs.finished(mine, name, arm, measure), measure)
+  scored = {
+    arm: study_runs.finished(mine, name, arm, measure)
     for arm in dict.fromkeys(run.arm for run in mine)
+  }
+  value_of = {arm: study_runs.last(found, measure) for arm, found in scored.items()}
+  step_of = {
+    arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
   }
   parts = [
     f'## {name}',
     f'`{measure}` at the last evaluation:',
-    _arms(value_of, len(seeds)),
+    _arms(value_of, step_of, len(seeds)),
     f'Difference to `{baseline}`, seed by seed:',
     _differences(value_of, baseline, smallest_difference),
     'Every seed:',
@@ -53,9 +57,11 @@ def judgement(difference: Estimate, smallest_difference: float) -> str:
   """What the interval of a difference says about the smallest one that would matter, s.
 
   'larger' than s or 'smaller' than -s if all of the interval is; 'no difference that matters' if
-  all of it lies within (-s, s); else 'undecided'.
+  all of it lies within (-s, s); 'cannot be told' where there is none; else 'undecided'.
   """
   _, low, high = difference
+  if math.isnan(low):
+    return 'cannot be told'
   if low >= smallest_difference:
     return 'larger'
   if high <= -smallest_difference:
@@ -65,11 +71,13 @@ def judgement(difference: Estimate, smallest_difference: float) -> str:
   return 'undecided'
 
 
-def _arms(value_of: Mapping[str, Mapping[int, float]], wanted: int) -> str:
-  rows = [('arm', 'seeds', 'mean', '95% interval', 'interquartile mean', '95% interval')]
+def _arms(
+  value_of: Mapping[str, Mapping[int, float]], step_of: Mapping[str, str], wanted: int
+) -> str:
+  rows = [('arm', 'seeds', 'step', 'mean', '95% interval', 'interquartile mean', '95% interval')]
   for arm, values in value_of.items():
     count = str(len(values)) if len(values) == wanted else f'{len(values)} of {wanted}'
-    rows.append((arm, count, *_both(list(values.values()))))
+    rows.append((arm, count, step_of[arm], *_both(list(values.values()))))
   return comparison.markdown(rows)
 
 

@@ -15,9 +15,9 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
   assert bootstrap.interquartile_mean(np.array([[1.0, 2, 4, 90], [8, 8, 8, 0]])).tolist() == [3, 8]
 
 
-def test_of_two_values_the_interval_reaches_from_one_to_the_other():
-  # A resample is (a, a) or (b, b) with probability 1/4 each, far more often than 2.5%.
-  assert bootstrap.estimate(np.array([0.25, 0.75]), bootstrap.mean) == (0.5, 0.25, 0.75)
+def test_of_three_values_the_interval_reaches_from_the_lowest_to_the_highest():
+  # A resample is (a, a, a) with probability 1/27, more often than 2.5%.
+  assert bootstrap.estimate(np.array([0.25, 0.5, 0.75]), bootstrap.mean) == (0.5, 0.25, 0.75)
 
 
 def test_the_interval_has_the_ends_of_the_exact_distribution_of_resampled_means():
@@ -27,9 +27,18 @@ def test_the_interval_has_the_ends_of_the_exact_distribution_of_resampled_means(
   assert bootstrap.estimate(values, bootstrap.mean) == (1, 0, 3)
 
 
-def test_one_value_has_no_interval():
-  value, low, high = bootstrap.estimate(np.array([0.5]), bootstrap.mean)
-  assert value == 0.5 and math.isnan(low) and math.isnan(high)
+@pytest.mark.parametrize(
+  'values',
+  [
+    [0.5],
+    [0.25, 0.75],  # an interval from one to the other would hold the truth half of the time
+    [0.5] * 5,
+    [0.3 - 0.1, 0.2, 0.2, 0.2],  # 0.3 - 0.1 is less than 0.2, by rounding alone
+  ],
+)
+def test_of_too_few_or_of_equal_values_an_interval_cannot_be_told(values):
+  value, low, high = bootstrap.estimate(np.array(values), bootstrap.mean)
+  assert value == pytest.approx(np.mean(values)) and math.isnan(low) and math.isnan(high)
 
 
 @pytest.mark.parametrize(('count', 'expected'), [(5, 0.83), (8, 0.87), (16, 0.91)])

@@ -6,7 +6,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import comparison, drawing
 
 
-def test_best_is_each_runs_highest_score_and_final_its_last():
+def test_best_is_each_runs_highest_score_and_final_its_last_at_the_step_that_is_said():
   runs = [
     [
       {'step': 0, 'eval/a/pass@1': 0.5},
@@ -16,14 +16,14 @@ def test_best_is_each_runs_highest_score_and_final_its_last():
     ],
     [
       {'step': 0, 'eval/a/pass@1': 0.25, 'eval/a/pass@1_high': 0.9},
-      {'step': 2, 'eval/a/pass@1': 0.75, 'eval/a/questions': 8.0},
+      {'step': 4, 'eval/a/pass@1': 0.75, 'eval/a/questions': 8.0},
     ],
   ]
   # Final .25 and .75: mean .5, deviation .5 / sqrt(2). Best .5 and .75.
   rows = comparison.table({'x': runs}, {'x': 3, 'y': 1}).splitlines()[2:]
   assert [[cell.strip() for cell in row.split('|')[1:-1]] for row in rows] == [
-    ['a/pass@1', 'x', '2 of 3', '0.5000 ± 0.3536', '0.6250 ± 0.1768'],
-    ['a/pass@1', 'y', '0 of 1', '-', '-'],
+    ['a/pass@1', 'x', '2 of 3', '2 to 4', '0.5000 ± 0.3536', '0.6250 ± 0.1768'],
+    ['a/pass@1', 'y', '0 of 1', '-', '-', '-'],
   ]
 
 

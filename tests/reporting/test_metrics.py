@@ -190,6 +190,11 @@ def test_95_percent_of_intervals_contain_the_true_mean(prompts, copies, samples,
     ),
     # se^2 = 2/1 * (1 + 1) / 4 = 1, so half = 1.95996, beyond what a difference can be.
     pytest.param([1.0, -1.0], range(2), (0.0, -1.0, 1.0), id='at_most_one'),
+    # Of 16 questions none differs: one that does has a probability of at most 1 - .05^(1/16).
+    pytest.param([0.0] * 16, range(16), (0.0, -0.17076, 0.17076), id='none_differs'),
+    pytest.param([0.0] * 32, [*range(16)] * 2, (0.0, -0.17076, 0.17076), id='rows_of_16_prompts'),
+    # And of two that gain .5 each, 1 - .05^(1/2) = .77639, which may lose 1.5 or gain .5 more.
+    pytest.param([0.5, 0.5], range(2), (0.5, -0.66459, 0.88820), id='all_gain_alike'),
   ],
 )
 def test_paired_differences_worked_out_by_hand(difference_Q, cluster_Q, expected):

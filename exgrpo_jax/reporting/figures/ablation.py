@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from exgrpo_jax.reporting.common_step import last_common_step
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
 from exgrpo_jax.reporting.figures.runs import Group, scores
@@ -24,10 +25,10 @@ class _Bar(NamedTuple):
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
-  """Bars at the last step at which all runs have been evaluated.
+  """Bars at the last step, after training began, at which all runs have been evaluated.
 
   A bar is the mean over seeds, and its whiskers a 95% interval of it, by Student's t; those of one
-  seed are over questions.
+  seed are over questions. Seeds that are all equal have none.
   """
   names = scores(groups)
   if not names:
@@ -48,7 +49,8 @@ def draw(groups: Sequence[Group]) -> Drawing:
       if bar is None:
         continue
       ax.barh(place, bar.mean, color=style['color'], alpha=0.75, height=0.7)
-      if bar.high > bar.low:
+      is_told = bar.high > bar.low
+      if is_told:
         whiskers = [[bar.mean - bar.low], [bar.high - bar.mean]]
         ax.errorbar(bar.mean, place, xerr=whiskers, color='black', capsize=3, linewidth=1)
       if len(bar.seeds) > 1:
@@ -60,9 +62,9 @@ def draw(groups: Sequence[Group]) -> Drawing:
           'step': step,
           'seeds': len(bar.seeds),
           'mean': bar.mean,
-          'low_95': bar.low,
-          'high_95': bar.high,
-          'interval_over': 'seeds' if len(bar.seeds) > 1 else 'questions',
+          'low_95': bar.low if is_told else '',
+          'high_95': bar.high if is_told else '',
+          'interval_over': ('seeds' if len(bar.seeds) > 1 else 'questions') if is_told else '',
         }
       )
     canvas.label(ax, source, '', f'share correct after step {step}')
@@ -91,12 +93,13 @@ def _extent(bars: Sequence[_Bar | None]) -> float:
 
 def _last_common_step(groups: Sequence[Group], names: Sequence[str]) -> int:
   runs = [run for group in groups for run in group.metrics]
-  found = [over_seeds(runs, name) for name in names]
-  steps = [set(series.steps.tolist()) for series in found if series]
-  common = set.intersection(*steps) if len(steps) == len(names) else set()
-  if not common:
-    raise NothingToDrawError('there is no step at which all runs were evaluated on all benchmarks')
-  return max(common)
+  found = [over_seeds([run], name) for run in runs for name in names]
+  step = last_common_step([series.steps.tolist() if series else [] for series in found])
+  if step is None:
+    raise NothingToDrawError(
+      'there is no step after 0 at which all runs were evaluated on all benchmarks'
+    )
+  return step
 
 
 def _at(series: Series | None, step: int) -> list[float]:
