@@ -21,6 +21,7 @@ import jax
 from absl import flags
 
 from exgrpo_jax import cli
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.performance import (
   all_benchmark,
   attention_benchmark,
@@ -145,6 +146,9 @@ def _define_sizes() -> None:
 
 def main(args: cli.Args, benchmark: str) -> None:
   """Runs one of BENCHMARKS."""
+  for flag in ('json', 'facts'):
+    if path := args[flag].value:
+      all_benchmark.check_out(path, flag)
   if benchmark == 'all':
     if not all_benchmark.run(all_benchmark.check_out(args.out), args.shape, args.minutes):
       sys.exit(1)
@@ -180,6 +184,7 @@ def _measure(args: cli.Args, benchmark: str) -> list[Measurement]:
     if args.facts:
       measurement.write_facts(args.facts, facts)
     return device_benchmark.measure(device.device_kind, shape.dtype)
+  check_backend(args.backend, benchmark, device.platform, shape.dtype)
   workload = Workload(
     model=shape,
     slots=args.slots,
@@ -202,6 +207,19 @@ def _measure(args: cli.Args, benchmark: str) -> list[Measurement]:
   decodes = benchmark in ('rollout', 'decode_attention')
   with jax.set_mesh(meshes.decoding if decodes else meshes.training):
     return _ON_MESHES[benchmark](args, workload, meshes)
+
+
+def check_backend(backend: str | None, benchmark: str, platform: str, dtype: str) -> None:
+  """InputError where the benchmark has no such implementation here."""
+  known = {
+    'attention': attention.backends_on(platform, dtype),
+    'decode_attention': kv_cache.backends_on(platform),
+  }.get(benchmark, (backend,))
+  if backend and backend not in known:
+    raise InputError(
+      f'--backend={backend} must be one of {", ".join(known)}, with which {benchmark} runs on '
+      f'{platform} in {dtype}.'
+    )
 
 
 def _peaks(workload: Workload) -> peaks.Peaks:

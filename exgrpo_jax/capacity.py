@@ -90,7 +90,12 @@ def define_flags() -> None:
 
 def main(args: cli.Args) -> None:
   """Prints what a config needs of each chip; exits with status 1 if it does not fit."""
-  if not args.config or bool(args.topology) == bool(args.device):
+  if args.topology and args.device:
+    raise InputError(
+      f'--topology={args.topology} and --device={args.device} are both given; name a slice or '
+      'a GPU.'
+    )
+  if not args.config or not (args.topology or args.device):
     raise InputError(
       '--config is needed, and --topology or --device, e.g. --config=qwen2_5_math_7b '
       '--topology=v5e:8x8, or --config=one_gpu --device=l4.'

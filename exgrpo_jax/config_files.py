@@ -5,6 +5,7 @@ command line: they would raise errors of many types, some of them only when a va
 """
 
 import copy
+import difflib
 import importlib.util
 import os
 import pathlib
@@ -35,15 +36,19 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """The file that `value` means: itself where it is a path, else the package's of that name.
 
-  Raises InputError, which begins with the flag, where there is no such file.
+  `flag` is what the package's files are called too: config, sweep, study or suite. Raises
+  InputError, which begins with it, where there is no such file.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
     if path.is_file() and value != '__init__':
       return os.fspath(path)
+    names = shipped_names(package)
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f'did you mean {near[0]!r}? It' if near else 'it'
     raise InputError(
-      f'--{flag}={value}: there is no config of that name; it must be a path that ends in .py, or '
-      f'one of: {", ".join(shipped_names(package))}.'
+      f'--{flag}={value}: there is no {flag} of that name; {hint} must be a path that ends in .py, '
+      f'or one of: {", ".join(names)}.'
     )
   path = os.path.expanduser(value)
   if not os.path.isfile(path):

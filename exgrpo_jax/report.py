@@ -37,7 +37,7 @@ _POLL = 2.0  # seconds from one look at the files to the next
 
 def define_flags() -> None:
   """Of this command."""
-  cli.define_out(f'The file to write; ./{PAGE} by default.')
+  cli.define_out(f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.')
   flags.DEFINE_enum(
     'texts',
     'sampled',
@@ -59,13 +59,19 @@ def main(args: cli.Args, *workdirs: str) -> None:
         f'--serve and --{name}={args[name].value} exclude each other: a served page is no file, '
         'and has all texts.'
       )
-  out = pathlib.Path(args.out or PAGE).expanduser()
+  out = _page_at(args.out or PAGE)
   if args.serve:
     _serve(workdirs, args.port, args.every)
   elif args.watch:
     _watch(workdirs, out, args.texts == 'all', args.every)
   else:
     _print_written(out, write_report(workdirs, out, args.texts == 'all'))
+
+
+def _page_at(out: str) -> pathlib.Path:
+  """The page's file: `out`, or in it where that is a folder or, ending in a slash, is to be one."""
+  path = pathlib.Path(out).expanduser()
+  return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
 
 
 def write_report(

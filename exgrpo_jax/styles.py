@@ -65,6 +65,10 @@ def read(file: str) -> Responses:
       'must be the records of an evaluation, as evaluate and train write them.'
     )
   correct_QK, entropy_QK = (columns[name] for name in _FIELDS)
+  if len({column.shape for column in columns.values()}) > 1:
+    raise InputError(f'{file}: {", ".join(columns)} must have a value for each response.')
+  if correct_QK.dtype != bool or entropy_QK.dtype.kind not in 'fi':
+    raise InputError(f"{file}: 'correct' must be true or false, and 'entropies' numbers.")
   return Responses(correct_QK, entropy_QK, columns.get('valid_steps'), columns.get('styles'))
 
 

@@ -23,7 +23,7 @@ from exgrpo_jax.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import comparison, early_stop, metrics
 from exgrpo_jax.runtime import folder_lock
-from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable
 from exgrpo_jax.sweeps import launcher, trials
 
 TRAINER = 'exgrpo_jax.train'  # the module that runs a trial
@@ -100,6 +100,7 @@ def complete(
       file=sys.stderr,
     )
     return
+  check_writable(args.workdir)
   sys.exit(run(planned, left, args.workdir, args.parallel, command, conclude, server))
 
 
@@ -274,7 +275,7 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
   if os.path.exists(workdir) and not os.path.isdir(workdir):
     raise InputError(f'--workdir={workdir} must be a folder.')
   if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
-    raise InputError(f"--workdir={workdir} is a single run's; a sweep needs one of its own.")
+    raise InputError(f"--workdir={workdir} is a single run's; a sweep or study needs its own.")
   for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
     if other not in names and any(
       os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)

@@ -81,6 +81,8 @@ def score(path: str, config: verifier.Config, kind: str) -> str:
   lines = []
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   cases = list(_read_cases(path, kind))
+  if not cases:
+    raise InputError(f'--file={path} has no case in it: one JSON object a line is expected.')
   for place, case in cases:
     try:
       outcome = verifier.judge(case.response, case.answer, config, case.kind)
@@ -159,9 +161,12 @@ def main(argv: list[str]) -> None:
 
 def _answer(args: argparse.Namespace) -> str:
   config = verifier.Config(require_think=args.require_think, require_box=args.require_box)
-  if args.file is not None and args.response is None and args.answer is None:
+  beside = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
+  if args.file is not None and beside:
+    raise InputError(f'--file and {beside[0]} are both given; judge a file, or one response.')
+  if args.file is not None:
     return score(args.file, config, args.kind)
-  if args.file is None and args.response is not None and args.answer is not None:
+  if len(beside) == 2:
     return explain(args.response, args.answer, config, args.kind)
   raise InputError(
     r"give --response and --answer, or --file, e.g. --response='\boxed{5}' --answer=5."

@@ -103,9 +103,17 @@ COMMAND_LINES = {
     ['benchmark', 'all', '--out=nowhere/report.md'],
     r'--out=nowhere/report.md cannot be written .*; all results go there, so name a file in a fold',
   ),
+  'benchmark_json': (
+    ['benchmark', 'device', '--json=nowhere/x.json'],
+    r'--json=nowhere/x\.json cannot be written',
+  ),
   'topology': (
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',
+  ),
+  'topology_and_device': (
+    ['capacity', '--config=base', '--topology=v5e:4x4', '--device=l4'],
+    r'--topology=v5e:4x4 and --device=l4 are both given; name a slice or a GPU',
   ),
   'lengths': (
     ['capacity', '--config=base', '--topology=v5e:4x4', '--lengths=lognormal:1k'],
@@ -119,17 +127,32 @@ COMMAND_LINES = {
     ['train', SMOKE, '--workdir=w', '--config.data.evaluation=()', '--config.alignment.every=2'],
     r'alignment\.every=2 needs config\.data\.validation or config\.data\.evaluation: their quest',
   ),
-  'study': (['study', '--study=smok', '--workdir=w'], r'--study=smok: there is no config of that'),
+  'study': (
+    ['study', '--study=smok', '--workdir=w'],
+    r"--study=smok: there is no study of that name; did you mean 'smoke'\? It must be a path that ",
+  ),
+  'study_unwritable': (
+    ['study', '--study=smoke', '--workdir=/dev/null/w'],
+    r'--workdir=/dev/null/w cannot be written into',
+  ),
   'study_config': (
     ['study', SMOKE, '--study=smoke', '--workdir=w'],
     r'--config is no flag of this command; there are: --launcher, --parallel, --study, --workdir',
   ),
   'study_workdir': (['study', '--study=smoke'], r'--study and --workdir are both needed, e\.g\.'),
   'sweep': (
-    ['sweep', SMOKE, '--workdir=w', '--sweep=rato'],
-    r'--sweep=rato: there is no config of',
+    ['sweep', SMOKE, '--workdir=w', '--sweep=ratoi'],
+    r"--sweep=ratoi: there is no sweep of that name; did you mean 'ratio'\?",
+  ),
+  'sweep_unwritable': (
+    ['sweep', SMOKE, '--workdir=/dev/null/w', '--sweep=ratio'],
+    r'--workdir=/dev/null/w cannot be written into',
   ),
   'verify': (['verify', '--respons=5'], r'unrecognized arguments: --respons=5; --help lists all'),
+  'verify_both': (
+    ['verify', '--file=cases.jsonl', '--answer=5'],
+    r'--file and --answer are both given; judge a file, or one response',
+  ),
   'verify_kind': (
     ['verify', '--response=5', '--answer=5', '--kind=maths'],
     r"kind='maths' must be one of math, choice, text",

@@ -68,6 +68,15 @@ def test_reading_a_run_changes_nothing_in_it(run, tmp_path, report):
   assert outcome.status == 0 and files_of(run) == before
 
 
+@pytest.mark.parametrize('folder', ['there', 'made/'])
+def test_out_may_be_a_folder_for_the_page(folder, run, tmp_path, report):
+  (tmp_path / 'there').mkdir()
+  outcome = report(run, f'--out={tmp_path}/{folder}')
+  assert outcome.status == 0, outcome.err
+  page = tmp_path / folder / 'report.html'
+  assert outcome.out.startswith(f'{page} (') and [*page.parent.iterdir()] == [page]
+
+
 def test_all_texts_are_beside_the_page_and_read_on_demand(run, tmp_path, tab, report):
   first, *_ = step_records.files(run, 'tokens')
   first.unlink()
@@ -193,9 +202,9 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   assert ['replay.ratio', '0.5', '0.0'] in tables['Settings that differ']
   differences = tables['Differences at the last common evaluation']
   (row,) = [row for row in differences if row[0] == 'data_evaluation']
-  # Seed 5 is .125 apart, seed 6 .25; of two values the bootstrap's interval is the two.
+  # Seed 5 is .125 apart, seed 6 .25; from two values no interval can be told.
   assert row[1:4] == [str(tiny.NUM_STEPS), 'replay.ratio=0.5', 'replay.ratio=0.0']
-  assert row[4:6] == ['+0.188', '+0.125 to +0.250'] and row[7] == '2 seeds'
+  assert row[4:6] == ['+0.188', '–'] and row[7] == '2 seeds'
   found = values_of(tab, 'Reward')
   rewards = [{r['step']: r['reward'] for r in records.read(f) if 'reward' in r} for f in folders]
   for step, mean in zip(found['step'], found['replay.ratio=0.5']):

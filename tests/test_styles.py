@@ -77,6 +77,12 @@ def test_the_records_of_a_run_can_be_read(recorded):
     pytest.param([record([True]), {}], "cannot be read .*'correct'", id='a_line_without'),
     pytest.param([record([True]), record([True, True])], 'cannot be read', id='unequal'),
     pytest.param([record([])], 'a list in each line', id='no_responses'),
+    pytest.param(
+      [record([True]) | {'correct': ['yes']}], "'correct' must be true or false", id='text'
+    ),
+    pytest.param(
+      [record([True]) | {'entropies': [1.0, 2.0]}], 'a value for each response', id='too_many'
+    ),
   ],
 )
 def test_what_is_no_evaluation_is_refused(jsonl, lines, problem):

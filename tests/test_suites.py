@@ -361,7 +361,7 @@ def refusals():
     ),
     'suite_name': (
       ['--model=b', '--suite=papr', '--out=o'],
-      r'--suite=papr: there is no config of that name; it must be .*, or one of: paper\.',
+      r"--suite=papr: there is no suite of that name; did you mean 'paper'\? .* one of: paper\.",
     ),
     'compare_one': (['--compare=a'], r'--compare=a must name two policies, A,B: each a run'),
     'compare_model': (

@@ -115,6 +115,12 @@ def test_bad_input_is_one_clear_error(tmp_path, line, message, capsys):
   assert message in refusal(capsys, f'--file={path}')
 
 
+def test_a_file_without_a_case_is_refused(tmp_path, capsys):
+  path = tmp_path / 'cases.jsonl'
+  path.write_text('\n')
+  assert f'--file={path} has no case in it' in refusal(capsys, f'--file={path}')
+
+
 def refusal(capsys, *arguments):
   """The one line with which the command refuses them."""
   with pytest.raises(SystemExit, match=r'^2$'):

@@ -27,8 +27,8 @@ class Ended(NamedTuple):
   output: str
 
 
-def check_out(path: str | None) -> str:
-  """`path` where a page can be written there; else InputError."""
+def check_out(path: str | None, flag: str = 'out') -> str:
+  """`path` where a file can be written there; else InputError, which names the flag."""
   if not path:
     raise InputError('--out is needed: the page to write, e.g. --out=report.md.')
   folder = os.path.dirname(os.path.abspath(path))
@@ -41,8 +41,8 @@ def check_out(path: str | None) -> str:
       pass
   except OSError as error:
     raise InputError(
-      f'--out={path} cannot be written ({error}); all results go there, so name a file in a folder '
-      'that exists and can be written into.'
+      f'--{flag}={path} cannot be written ({error}); all results go there, so name a file in a '
+      'folder that exists and can be written into.'
     ) from error
   return path
 

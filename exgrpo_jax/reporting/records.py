@@ -26,7 +26,8 @@ def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
   path = pathlib.Path(workdir) / FILE
   if not path.exists():
     return []
-  lines = path.read_text(encoding='utf-8').split('\n')[:-1]
+  # Bytes that are no UTF-8 make a line that is no record.
+  lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
   return [_parse(line, f'{path}:{number}') for number, line in enumerate(lines, 1)]
 
 

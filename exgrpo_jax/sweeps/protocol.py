@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax import definition_file
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime.workdir import differences, write_json
+from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
 from exgrpo_jax.sweeps import trials
 
 FILE = 'protocol.json'
@@ -112,7 +112,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
           f"--workdir={workdir} holds the run '{name}' but no {FILE}: a protocol must be older "
           'than its results, so use another --workdir.'
         )
-    os.makedirs(workdir, exist_ok=True)
+    check_writable(workdir)
     written = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     entry = {'written': written, 'sha256': protocol.sha256, 'text': protocol.text, 'study': wanted}
     write_json(path, entry)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from exgrpo_jax import benchmark
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.performance import (
   attention_benchmark,
   browser,
@@ -311,3 +313,12 @@ def test_lognormal_lengths_have_the_median_and_spread_that_are_promised():
   lengths = sorted(response_lengths(many))
   assert lengths[len(lengths) // 2] == pytest.approx(128, rel=0.03)
   assert lengths[int(0.99 * len(lengths))] == pytest.approx(8 * 128, rel=0.1)
+
+
+def test_an_implementation_that_does_not_run_here_is_refused():
+  benchmark.check_backend('blockwise', 'attention', 'cpu', 'float32')
+  benchmark.check_backend(None, 'decode_attention', 'cpu', 'float32')
+  with pytest.raises(InputError, match='--backend=ragged must be one of blockwise, with which att'):
+    benchmark.check_backend('ragged', 'attention', 'cpu', 'float32')
+  with pytest.raises(InputError, match='--backend=splash must be one of dense, cudnn, pallas, wi'):
+    benchmark.check_backend('splash', 'decode_attention', 'gpu', 'bfloat16')

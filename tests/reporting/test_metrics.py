@@ -53,11 +53,13 @@ def test_an_incomplete_last_line_is_dropped(tmp_path):
   assert [record['step'] for record in metrics.read(tmp_path)] == [0, 1, 3]
 
 
-@pytest.mark.parametrize('line', ['{"reward": 1.0}', 'oops', '[1]', '{"step": 1, "reward": "x"}'])
+@pytest.mark.parametrize(
+  'line', [b'{"reward": 1.0}', b'oops', b'[1]', b'{"step": 1, "reward": "x"}', b'\xff']
+)
 def test_a_damaged_record_is_named(tmp_path, line):
   write_steps(tmp_path, 0, [0], 0.0)
-  with open(tmp_path / 'metrics.jsonl', 'a') as file:
-    file.write(line + '\n')
+  with open(tmp_path / 'metrics.jsonl', 'ab') as file:
+    file.write(line + b'\n')
   with pytest.raises(InputError, match=r'metrics\.jsonl:2: .* is not a record of metrics'):
     metrics.Writer(tmp_path, 0)
 
