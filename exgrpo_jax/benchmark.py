@@ -214,8 +214,8 @@ def check_backend(backend: str | None, benchmark: str, platform: str, dtype: str
   known = {
     'attention': attention.backends_on(platform, dtype),
     'decode_attention': kv_cache.backends_on(platform),
-  }.get(benchmark, (backend,))
-  if backend and backend not in known:
+  }.get(benchmark)
+  if backend and known and backend not in known:
     raise InputError(
       f'--backend={backend} must be one of {", ".join(known)}, with which {benchmark} runs on '
       f'{platform} in {dtype}.'

@@ -57,10 +57,10 @@ def explain(steps: Run) -> str:
 
 def _remedies(are_easy: bool) -> str:
   """What to change, where most groups are solved by all responses or by none."""
+  kind = 'harder' if are_easy else 'easier'
   return (
-    f'Give {"harder" if are_easy else "easier"} questions in config.data.train, keep only those that '
-    'are solved sometimes (python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR), or raise '
-    'config.rollout.samples.'
+    f'Give {kind} questions in config.data.train, keep only those that are solved sometimes '
+    '(python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR), or raise config.rollout.samples.'
   )
 
 
