@@ -212,9 +212,8 @@ def _train(
 def _check_loss(config: WarmStartConfig, update: int, loss: float) -> None:
   if not math.isfinite(loss):
     raise InputError(
-      f'warm start: the loss of update {update} is {loss}; probably '
-      f'config.warm_start.learning_rate={config.learning_rate:g} is too large. Nothing is kept; '
-      'start again with a smaller one.'
+      f'warm start: the loss of update {update} is {loss}; nothing is kept. Probably '
+      f'config.warm_start.learning_rate={config.learning_rate:g} is too large: take a smaller one.'
     )
 
 

@@ -166,7 +166,7 @@ def test_a_gpu_without_bfloat16_needs_float32(capsys):
   ('changes', 'message'),
   [
     (dict(device=None), '--topology or --device'),
-    (dict(topology='v5e:8x8'), '--topology or --device'),
+    (dict(topology='v5e:8x8'), '--topology=v5e:8x8 and --device=l4 are both given'),
     (dict(topology='v5e:8x8', device=None, fit=True), '--fit needs --device'),
     (dict(device='l5'), r'--device=l5 must be one of: b200, .*; or a memory, such as 24gb'),
   ],

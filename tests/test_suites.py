@@ -341,7 +341,10 @@ def refusals():
       ['--suite=paper', '--out=o'],
       r'one of --checkpoint and --model is needed: a run',
     ),
-    'two': (['--checkpoint=a', '--model=b'], r'one of --checkpoint and --model is needed: a run'),
+    'two': (
+      ['--checkpoint=a', '--model=b'],
+      r'--checkpoint=a and --model=b both name a policy; leave one of them out\.',
+    ),
     'step': (['--model=b', '--step=3'], r'--step=3 is of a run, and --model=b has no steps\.'),
     'path': (
       [*base_with, '--config.model.path=a', '--model=b'],

@@ -192,7 +192,7 @@ def test_a_workdir_of_another_sweep_or_of_other_overrides_is_refused(plan, tmp_p
 def test_a_workdir_of_a_single_run_is_refused(plan, tmp_path):
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'runs' / 'config.json').write_text('{}')
-  with pytest.raises(InputError, match="runs is a single run's; a sweep needs one of its own"):
+  with pytest.raises(InputError, match="runs is a single run's; a sweep or study needs its own"):
     plan("{'a': {}}")
 
 

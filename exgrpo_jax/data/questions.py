@@ -225,7 +225,8 @@ def _hub_split(config: Config, base: str) -> hub_split.Split | None:
   repository = split.repository if split else hub.parse('dataset', base)
   if not repository or builders.knows(config.cache_dir, repository.name):
     return None
-  if not split and not os.path.exists(base):
+  is_file = os.path.splitext(base)[1][1:].isalpha()  # of a kind that is not read; see _named
+  if not split and not is_file and not os.path.exists(base):
     hub_split.refuse_unsplit(repository)
   return split
 
