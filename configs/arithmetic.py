@@ -1,6 +1,6 @@
 """Ten minutes on two cores: a warm start, then ExGRPO on sums with written-out steps.
 
-python -m exgrpo_jax.train --config=arithmetic --workdir=/tmp/arithmetic
+exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
 Plain GRPO in its place: --config.replay.ratio=0
 Held-out pass@1 at temperature 1, 3 seeds: 0.26 to 0.27 after the warm start; at the end 0.80 to
 0.92, and 0.83 to 0.90 with plain GRPO, which reads twice as many fresh questions; steps are valid

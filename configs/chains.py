@@ -1,6 +1,6 @@
 """Five minutes on two cores: ExGRPO from a mixture of careful, hasty and guessed solutions.
 
-python -m exgrpo_jax.train --config=chains --workdir=/tmp/chains
+exgrpo train --config=chains --workdir=/tmp/chains
 Plain GRPO in its place: --config.replay.ratio=0
 Most of it is the warm start; keep that with --config.warm_start.path for other runs.
 Held-out pass@1 at temperature 1, one seed: .43 after the warm start and .92 at the end, in and out

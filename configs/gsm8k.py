@@ -1,6 +1,6 @@
 r"""Real questions: a small model of Qwen2.5's shape, from scratch, on GSM8K.
 
-python -m exgrpo_jax.train --config=gsm8k --workdir=/tmp/gsm8k \
+exgrpo train --config=gsm8k --workdir=/tmp/gsm8k \
     --config.data.train=gsm8k_train.jsonl --config.warm_start.data=gsm8k_train.jsonl \
     --config.data.evaluation='("gsm8k_test.jsonl",)'
 The files are those of github.com/openai/grade-school-math. A model of 1.5 million

@@ -1,6 +1,6 @@
 """The paper's weak backbone, which collapses on-policy.
 
-python -m exgrpo_jax.train --config=llama3_1_8b --workdir=/tmp/run
+exgrpo train --config=llama3_1_8b --workdir=/tmp/run
 The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
 distribution): on-policy 3.4 / 1.2 (collapsed), ExGRPO 6.1 / 30.8; not yet run here. The data are
 those of qwen2_5_math_1_5b.py.

@@ -1,6 +1,6 @@
 """Llama 3.1 8B as tuned for instructions.
 
-python -m exgrpo_jax.train --config=llama3_1_8b_instruct --workdir=/tmp/run
+exgrpo train --config=llama3_1_8b_instruct --workdir=/tmp/run
 The licence is accepted on the model's page, then 'hf auth login'. The paper's figures (in / out of
 distribution): on-policy 19.9 / 44.9, ExGRPO 23.0 / 52.0; not yet run here. The data are those
 of qwen2_5_math_1_5b.py.

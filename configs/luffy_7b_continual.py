@@ -1,6 +1,6 @@
 """The paper's continual training: ExGRPO from a stronger policy, LUFFY's (arXiv:2504.14945).
 
-python -m exgrpo_jax.train --config=luffy_7b_continual --workdir=/tmp/run
+exgrpo train --config=luffy_7b_continual --workdir=/tmp/run
 Not yet run here. The data are those of qwen2_5_math_1_5b.py. Off-policy traces, as LUFFY itself
 was trained on, are --config.experience.path=openr1.parquet, whose target column has them if prepare
 was told to --keep_target; --config.experience.missing_logprobs=zero weighs them as LUFFY does.

@@ -1,9 +1,9 @@
 """One GPU of 24, 40 or 80 GB, a checkpoint, in full or by LoRA, and GSM8K or MATH.
 
-python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
+exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 What follows the colon is a model, a memory and a data set, in any order; what is left out is
 qwen2_5_0_5b, 24gb and gsm8k. docs/one_gpu.md lists what fits, and the hours that a run is estimated
-to take; none of these has been run yet. `python -m exgrpo_jax.doctor` names the one for a machine.
+to take; none of these has been run yet. `exgrpo doctor` names the one for a machine.
 """
 
 from exgrpo_jax.configs import base

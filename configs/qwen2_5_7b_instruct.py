@@ -1,6 +1,6 @@
 """A backbone that follows instructions already.
 
-python -m exgrpo_jax.train --config=qwen2_5_7b_instruct --workdir=/tmp/run
+exgrpo train --config=qwen2_5_7b_instruct --workdir=/tmp/run
 The paper's figures (in / out of distribution): on-policy 35.2 / 56.0, ExGRPO 39.3 / 62.2; not yet
 run here. The data are those of qwen2_5_math_1_5b.py.
 """

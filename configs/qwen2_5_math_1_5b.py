@@ -1,8 +1,8 @@
 """The paper's smallest backbone, and what all five share.
 
-python -m exgrpo_jax.prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
-python -m exgrpo_jax.train --config=qwen2_5_math_1_5b --workdir=/tmp/run
-python -m exgrpo_jax.evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
+exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
+exgrpo train --config=qwen2_5_math_1_5b --workdir=/tmp/run
+exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 valid.parquet and the suite's files are the authors', in the current folder (docs/data.md). The
 paper's figures (in / out of distribution): on-policy 30.0 / 38.9, ExGRPO 35.3 / 40.2; not yet run
 here.

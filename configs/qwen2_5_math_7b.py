@@ -1,6 +1,6 @@
 """The paper's main backbone.
 
-python -m exgrpo_jax.train --config=qwen2_5_math_7b --workdir=/tmp/run
+exgrpo train --config=qwen2_5_math_7b --workdir=/tmp/run
 The paper's figures (in / out of distribution): on-policy 45.3 / 56.4, ExGRPO 48.3 / 58.3; not yet
 run here. The data are those of qwen2_5_math_1_5b.py.
 """

@@ -1,6 +1,6 @@
 """Everything once, in under a minute: is the installation whole?
 
-python -m exgrpo_jax.train --config=smoke --workdir=/tmp/smoke
+exgrpo train --config=smoke --workdir=/tmp/smoke
 The model learns next to nothing here; see configs/arithmetic.py for that.
 """
 

@@ -1,6 +1,6 @@
 """Does training run on this GPU, in bfloat16? Under five minutes: the arithmetic task, wider.
 
-python -m exgrpo_jax.train --config=smoke_gpu --workdir=/tmp/smoke_gpu
+exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 configs/one_gpu.py trains a checkpoint on one.
 """
 

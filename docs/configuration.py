@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from exgrpo_jax.configs import base
-from exgrpo_jax.experiment import Config
+from exgrpo_jax.experiment.experiment import (Config)
 
 PAGE = pathlib.Path(__file__).with_name('configuration.md')
 
@@ -30,7 +30,7 @@ sets every value to the paper's and is the default given below. Any value can be
 command line:
 
 ```bash
-python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/smoke \\
+exgrpo train --config=configs/smoke.py --workdir=/tmp/smoke \\
     --config.replay.ratio=0.25 --config.seed=3
 ```
 

@@ -8,9 +8,10 @@ import io
 import itertools
 import pathlib
 
-from exgrpo_jax import capacity, config_files
+from exgrpo_jax.commands import (capacity)
+from exgrpo_jax.experiment import (config_files)
 from exgrpo_jax.configs import one_gpu
-from exgrpo_jax.experiment import parse_config
+from exgrpo_jax.experiment.experiment import (parse_config)
 from exgrpo_jax.performance import chips, gpus
 
 PAGE = pathlib.Path(__file__).with_suffix('.md')
@@ -28,9 +29,9 @@ _PAGE = """\
 a memory and a data set, in any order; without them it is Qwen2.5-0.5B on 24 GB with GSM8K:
 
 ```bash
-python -m exgrpo_jax.doctor
-python -m exgrpo_jax.train --config=smoke_gpu --workdir=/tmp/smoke_gpu
-python -m exgrpo_jax.train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
+exgrpo doctor
+exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
+exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
 The first says what the machine has, what is missing, and which of these configs fits it; the second
@@ -41,7 +42,7 @@ responses, of at most 1,024 tokens with GSM8K and 3,072 with MATH, and a run 200
 the memory and the hours:
 
 ```bash
-python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40 \\
+exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40 \\
     --lengths=lognormal:250 --evaluated=1319
 ```
 
@@ -52,7 +53,7 @@ python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=
 - GiB are those of the program that needs most, with all that is resident beside it, of the nine
   tenths of the GPU's memory that JAX takes (`XLA_CLIENT_MEM_FRACTION` changes it).
 - Hours are for the GPUs named, by published peaks and assumed shares of them, with responses of
-  250 tokens (GSM8K) or 600 (MATH) in the median. `python -m exgrpo_jax.benchmark all` measures
+  250 tokens (GSM8K) or 600 (MATH) in the median. `python -m benchmarks all` measures
   what a GPU reaches of its peaks, and `--lengths` takes the responses of a run.
 - All of a model takes 16 bytes a parameter: the parameter, AdamW's two moments in bfloat16, the
   gradient, and that of the microbatches so far; 20 with moments in float32. Where that leaves no
@@ -62,7 +63,7 @@ python -m exgrpo_jax.capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=
   change nothing but memory and time.
 
 ```bash
-python -m exgrpo_jax.capacity --config=one_gpu:40gb --device=h100 --fit \\
+exgrpo capacity --config=one_gpu:40gb --device=h100 --fit \\
     --config.rollout.max_response=4096
 ```
 """

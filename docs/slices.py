@@ -18,7 +18,8 @@ from importlib import metadata
 
 import jax
 
-from exgrpo_jax import capacity, config_files, experiment
+from exgrpo_jax.commands import (capacity)
+from exgrpo_jax.experiment import (config_files, experiment)
 from exgrpo_jax.performance import chips
 
 FILE = pathlib.Path(__file__).with_name('slices.csv')
@@ -48,7 +49,7 @@ _HEAD = """\
 
 What the paper's five backbones need of a TPU slice, and how long a step takes there. **These are
 estimates; nothing here was measured on a TPU.** The programs of a step were compiled for each slice
-by `python -m exgrpo_jax.capacity --config=… --topology=…`, which prints each part of a step and
+by `exgrpo capacity --config=… --topology=…`, which prints each part of a step and
 what is assumed, with {versions}.
 
 Lengths of responses are the default of `--lengths`: lognormal, median 1,024 tokens, 1% cut at the

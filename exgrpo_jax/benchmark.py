@@ -1,13 +1,13 @@
 """How fast this machine is, with random weights; compare figures within one run only.
 
-python -m exgrpo_jax.benchmark all --out=report.md
-python -m exgrpo_jax.benchmark rollout --slots=32 --questions=32 --samples=1
-python -m exgrpo_jax.benchmark rollout --carry --slots=16 --questions=2 --samples=8
-python -m exgrpo_jax.benchmark update --questions=8 --samples=8
-python -m exgrpo_jax.benchmark loss --questions=8 --samples=8
-python -m exgrpo_jax.benchmark grading --workers=2
-python -m exgrpo_jax.benchmark host --percent=10
-python -m exgrpo_jax.benchmark report --steps=70
+python -m benchmarks all --out=report.md
+python -m benchmarks rollout --slots=32 --questions=32 --samples=1
+python -m benchmarks rollout --carry --slots=16 --questions=2 --samples=8
+python -m benchmarks update --questions=8 --samples=8
+python -m benchmarks loss --questions=8 --samples=8
+python -m benchmarks grading --workers=2
+python -m benchmarks host --percent=10
+python -m benchmarks report --steps=70
 
 Exit status: 1 where a check failed or, of `all`, a part.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax
 from absl import flags
 
-from exgrpo_jax import cli
+from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.performance import (
   all_benchmark,
@@ -47,7 +47,7 @@ from exgrpo_jax.policy import attention, kv_cache, model, sharding
 from exgrpo_jax.policy.sharding import Meshes
 
 # On all devices, with random weights.
-_ON_MESHES: dict[str, Callable[[cli.Args, Workload, Meshes], list[Measurement]]] = {
+_ON_MESHES: dict[str, Callable[[command_line.Args, Workload, Meshes], list[Measurement]]] = {
   'parity': lambda _, workload, meshes: parity_benchmark.measure(workload, meshes),
   'rollout': lambda args, workload, meshes: (
     carry_benchmark.measure(workload, meshes)
@@ -71,10 +71,10 @@ PERCENTS = (1, 10, 100)  # of the paper's scale, in host
 
 def define_flags() -> None:
   """Of this command."""
-  cli.define_out('Of all: the page to write, in Markdown.')
+  command_line.define_out('Of all: the page to write, in Markdown.')
   flags.DEFINE_float('minutes', 8.0, 'Of all: its parts are shrunk or skipped to keep within them.')
-  cli.define_path('json', 'A file to which all but all and host write their figures.')
-  cli.define_path('facts', 'A file to which device writes what it runs on, as JSON.')
+  command_line.define_path('json', 'A file to which all but all and host write their figures.')
+  command_line.define_path('facts', 'A file to which device writes what it runs on, as JSON.')
   flags.DEFINE_enum(
     'shape',
     None,
@@ -144,7 +144,7 @@ def _define_sizes() -> None:
   )
 
 
-def main(args: cli.Args, benchmark: str) -> None:
+def main(args: command_line.Args, benchmark: str) -> None:
   """Runs one of BENCHMARKS."""
   for flag in ('json', 'facts'):
     if path := args[flag].value:
@@ -166,7 +166,7 @@ def main(args: cli.Args, benchmark: str) -> None:
       sys.exit(f'error: {"; ".join(failures)}')
 
 
-def _measure(args: cli.Args, benchmark: str) -> list[Measurement]:
+def _measure(args: command_line.Args, benchmark: str) -> list[Measurement]:
   """Runs one of BENCHMARKS other than all and host."""
   if benchmark == 'grading':
     return grading_benchmark.measure(args.workers, args.repeats)
@@ -227,4 +227,4 @@ def _peaks(workload: Workload) -> peaks.Peaks:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags, choices=BENCHMARKS)
+  command_line.run(main, define_flags, choices=BENCHMARKS)

@@ -1,6 +1,6 @@
 """Which parts of ExGRPO matter? One changed at a time, as in the paper's ablations.
 
-python -m exgrpo_jax.study --study=ablations --workdir=/tmp/ablations --parallel=2
+exgrpo study --study=ablations --workdir=/tmp/ablations --parallel=2
 
 Question: how far does pass@1 move when one part of ExGRPO is changed, and do steps stay valid?
 Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
@@ -18,7 +18,7 @@ Seeds: 4, with which a difference of .05 can be seen if its standard deviation i
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

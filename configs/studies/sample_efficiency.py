@@ -1,6 +1,6 @@
 """How much does replay save where questions are few? Passes over the pool: 1, 2, 5, 10.
 
-python -m exgrpo_jax.study --study=sample_efficiency --workdir=/tmp/sample_efficiency --parallel=2
+exgrpo study --study=sample_efficiency --workdir=/tmp/sample_efficiency --parallel=2
 
 Question: at an equal number of steps, is ExGRPO better than GRPO on held-out questions, and does
 that depend on how often the pool of questions is read?
@@ -22,7 +22,7 @@ less, so that a difference of .05 can be seen.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

@@ -1,6 +1,6 @@
 """Does the command work? The smallest study; of the method it says nothing.
 
-python -m exgrpo_jax.study --study=smoke --workdir=/tmp/smoke_study
+exgrpo study --study=smoke --workdir=/tmp/smoke_study
 Four runs of under a minute each on two cores.
 
 Question: whether ExGRPO solves more held-out sums than on-policy GRPO after three steps.
@@ -12,7 +12,7 @@ Learning rate: that of configs/arithmetic.py for both arms, not tuned here.
 Stopping rule: every run takes three steps, and no run is left out.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

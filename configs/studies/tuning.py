@@ -1,6 +1,6 @@
 """The learning rate of the other studies, chosen on seeds that none of them reports.
 
-python -m exgrpo_jax.study --study=tuning --workdir=/tmp/tuning --parallel=2
+exgrpo study --study=tuning --workdir=/tmp/tuning --parallel=2
 
 Question: which of three learning rates suits ExGRPO, and which GRPO, in 40 steps.
 Arms: each method at each rate. Settings: chains of every difficulty, and those of 8 terms, of which
@@ -12,7 +12,7 @@ Seeds: two.
 Stopping rule: every run takes 40 steps, and no run is left out.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

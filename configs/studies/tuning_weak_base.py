@@ -1,6 +1,6 @@
 """The learning rate of study `weak_base`, chosen on seeds that it does not report.
 
-python -m exgrpo_jax.study --study=tuning_weak_base --workdir=/tmp/tuning_weak_base --parallel=2
+exgrpo study --study=tuning_weak_base --workdir=/tmp/tuning_weak_base --parallel=2
 
 Question: which of three learning rates suits ExGRPO, and which GRPO, from a base policy that has
 learnt its task badly: the warm start of another seed, which solves 30% of the chains that the usual
@@ -12,7 +12,7 @@ Seeds: two.
 Stopping rule: every run takes 40 steps, and no run is left out.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

@@ -1,6 +1,6 @@
 """Does replay hold up a policy that has learnt its task badly? pass@1 of about .14 and .07.
 
-python -m exgrpo_jax.study --study=weak_base --workdir=/tmp/weak_base --parallel=2
+exgrpo study --study=weak_base --workdir=/tmp/weak_base --parallel=2
 
 Question: from a base policy that makes many errors of execution, does on-policy GRPO collapse, and
 does ExGRPO hold or learn?
@@ -20,7 +20,7 @@ difference over 8 seeds that alone makes an interval of .01 to .02 to either sid
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

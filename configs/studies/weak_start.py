@@ -1,6 +1,6 @@
 """Does replay help a policy that solves few of its questions? pass@1 of about .2, .1, .06, .05.
 
-python -m exgrpo_jax.study --study=weak_start --workdir=/tmp/weak_start --parallel=2
+exgrpo study --study=weak_start --workdir=/tmp/weak_start --parallel=2
 
 Question: where few of the training questions are solved at first, though the policy knows a good
 way to them, does ExGRPO learn more than GRPO, and does either collapse?
@@ -18,7 +18,7 @@ deviations of up to .03; eight seeds then give a 95% interval of .02 to either s
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

@@ -1,6 +1,6 @@
 """Does replay help from the weakest start when both methods have the same learning rates?
 
-python -m exgrpo_jax.study --study=weak_start_rates --workdir=/tmp/weak_start_rates --parallel=2
+exgrpo study --study=weak_start_rates --workdir=/tmp/weak_start_rates --parallel=2
 
 Question: chains of 9 terms, of which the policy solves one in twenty. In study `weak_start` ExGRPO
 had a rate of 2e-4 and GRPO one of 4e-4, the edge of its grid; does a difference remain where each
@@ -20,7 +20,7 @@ take off; eight then give a 95% interval of .02 to either side.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 
 def get_study():

@@ -1,6 +1,6 @@
 """Where does an absent clip hurt, and what do replayed rows pull towards?
 
-python -m exgrpo_jax.study --study=why --workdir=/tmp/why --parallel=2
+exgrpo study --study=why --workdir=/tmp/why --parallel=2
 
 Question: does the harm that unclipped updates do to ExGRPO come from the size of its updates (the
 learning rate, and the number of minibatches that make one step's ratios leave 1), and does a
@@ -19,7 +19,7 @@ Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 
 import itertools
 
-from exgrpo_jax.sweeps.protocol import Study
+from exgrpo_jax.studies.protocol import Study
 
 RATES = (2e-4, 4e-4)
 

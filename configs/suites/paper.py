@@ -1,8 +1,8 @@
 r"""The paper's table: six benchmarks in distribution, three out of it.
 
-python -m exgrpo_jax.evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
+exgrpo evaluate --suite=paper --model=Qwen2.5-Math-1.5B --name='Base model' \
     --config=qwen2_5_math_1_5b --out=/tmp/table
-python -m exgrpo_jax.evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
+exgrpo evaluate --suite=paper --checkpoint=/tmp/run --name=ExGRPO --out=/tmp/table
 The files are the authors' test sets, from the folder ExGRPO/data of github.com/ElliottYan/LUFFY;
 `--data` names others. In them AIME and AMC list each question 32 times. The source of MMLU-Pro's
 rows is taken to be mmlu_pro, the name of the authors' file: it was not at hand.

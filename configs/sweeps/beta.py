@@ -1,12 +1,12 @@
 r"""The constant of policy shaping: the smaller, the more a rare replayed token is lifted.
 
-python -m exgrpo_jax.sweep --sweep=beta \
+exgrpo sweep --sweep=beta \
     --config=arithmetic --workdir=/tmp/beta
 The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 runs of up to ten
 minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

@@ -1,11 +1,11 @@
 r"""The method whole, and with one part at a time taken out.
 
-python -m exgrpo_jax.sweep --sweep=components \
+exgrpo sweep --sweep=components \
     --config=arithmetic --workdir=/tmp/components
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

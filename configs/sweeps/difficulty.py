@@ -1,11 +1,11 @@
 r"""On-policy training on easy, medium or hard questions alone, by their group's correctness.
 
-python -m exgrpo_jax.sweep --sweep=difficulty \
+exgrpo sweep --sweep=difficulty \
     --config=arithmetic --workdir=/tmp/difficulty
 12 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

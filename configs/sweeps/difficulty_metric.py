@@ -1,11 +1,11 @@
 r"""What makes a question hard: few successes, a long text, or long responses.
 
-python -m exgrpo_jax.sweep --sweep=difficulty_metric \
+exgrpo sweep --sweep=difficulty_metric \
     --config=arithmetic --workdir=/tmp/difficulty_metric
 9 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

@@ -1,11 +1,11 @@
 r"""Which questions are replayed: half-solved ones above all, by other weights, or any alike.
 
-python -m exgrpo_jax.sweep --sweep=question_selection \
+exgrpo sweep --sweep=question_selection \
     --config=arithmetic --workdir=/tmp/question_selection
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

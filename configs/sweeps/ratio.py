@@ -1,12 +1,12 @@
 r"""How much of a step is replayed; 0 is plain GRPO.
 
-python -m exgrpo_jax.sweep --sweep=ratio \
+exgrpo sweep --sweep=ratio \
     --config=arithmetic --workdir=/tmp/ratio
 12 runs of up to ten minutes on two cores. docs/results.md has the two ends, 0 and 0.5, from runs of
 their own; this sweep has not been run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

@@ -1,11 +1,11 @@
 r"""Replayed rows weigh f(w) = w / (w + beta), or their importance ratio w as it is.
 
-python -m exgrpo_jax.sweep --sweep=shaping \
+exgrpo sweep --sweep=shaping \
     --config=arithmetic --workdir=/tmp/shaping
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

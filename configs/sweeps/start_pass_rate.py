@@ -1,13 +1,13 @@
 r"""How well a step must go before replay starts.
 
-python -m exgrpo_jax.sweep --sweep=start_pass_rate \
+exgrpo sweep --sweep=start_pass_rate \
     --config=arithmetic --workdir=/tmp/start_pass_rate
 The paper's value is 0.35; with 0 the first success starts it. Arithmetic's warm start ends at a
 quarter of the answers right, above the first two. 12 runs of up to ten minutes on two cores; not
 yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

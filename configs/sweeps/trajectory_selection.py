@@ -1,11 +1,11 @@
 r"""Which stored success of a question is replayed.
 
-python -m exgrpo_jax.sweep --sweep=trajectory_selection \
+exgrpo sweep --sweep=trajectory_selection \
     --config=arithmetic --workdir=/tmp/trajectory_selection
 18 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.studies import trials
 
 
 def get_sweep():

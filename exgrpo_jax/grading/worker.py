@@ -1,6 +1,6 @@
 """The worker process: judges what a model wrote, one response after another.
 
-worker_slot.py starts it as `python -m exgrpo_jax.grading.worker` and kills it where it must. Both
+worker_slot.py starts it as `exgrpo grading.worker` and kills it where it must. Both
 sides send lines of JSON over a socket, which is the worker's standard input:
 
   the fields of `Setup`                 answered by {'trying': a reward, 'how': …} before each is

@@ -35,7 +35,7 @@ class Part(NamedTuple):
   def command(self) -> list[str]:
     """The words of its command line."""
     flags = [f'--{name}={item}' for name, value in self.flags.items() for item in _items(value)]
-    return [sys.executable, '-m', 'exgrpo_jax.benchmark', self.benchmark, *flags]
+    return [sys.executable, '-m', 'exgrpo_jax', 'benchmark', self.benchmark, *flags]
 
   def shrunk(self) -> 'Part':
     """The part with shorter responses, each measurement made once, in half of the time."""

@@ -28,7 +28,7 @@ def measure(size: Size) -> list[Measurement]:
     workdir, page = pathlib.Path(folder, 'run'), pathlib.Path(folder, 'report.html')
     workdir.mkdir()
     run_folder.write(workdir, size)
-    command = [sys.executable, '-m', 'exgrpo_jax.report', str(workdir), f'--out={page}']
+    command = [sys.executable, '-m', 'exgrpo_jax', 'report', str(workdir), f'--out={page}']
     usage = own_process.measure(command)
     why = browser.missing()
     note = f'; loading is not measured: {why}' if why else ''

@@ -24,7 +24,7 @@ def measure(settings: Sequence[str]) -> list[Measurement]:
     started = time.perf_counter()
     subprocess.run(
       [
-        *(sys.executable, '-m', 'exgrpo_jax.train', '--config=smoke', f'--workdir={workdir}'),
+        *(sys.executable, '-m', 'exgrpo_jax', 'train', '--config=smoke', f'--workdir={workdir}'),
         *(f'--config.{setting}' for setting in settings),
       ],
       check=True,

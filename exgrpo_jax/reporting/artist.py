@@ -52,7 +52,7 @@ class Artist:
       self._has_failed = True
       print(
         'WARNING: curves.png cannot be drawn during the run; '
-        f'python -m exgrpo_jax.reporting.curves {self._workdir} says why',
+        f'exgrpo reporting.curves {self._workdir} says why',
         file=sys.stderr,
         flush=True,
       )

@@ -1,4 +1,4 @@
-r"""The table of a suite: policies by benchmarks, in Markdown, CSV and LaTeX.
+"""The table of a suite: policies by benchmarks, in Markdown, CSV and LaTeX.
 
 A row is a JSON file in a folder of its own, as `exgrpo_jax.evaluate --suite` writes it; the tables
 are made anew from all of them.

@@ -1,6 +1,6 @@
 """Curves of one run: its metrics over steps, as curves.png and curves.svg in its workdir.
 
-python -m exgrpo_jax.reporting.curves WORKDIR draws curves.png at low priority; artist.py starts it.
+exgrpo reporting.curves WORKDIR draws curves.png at low priority; artist.py starts it.
 """
 
 import json

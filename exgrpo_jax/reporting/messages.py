@@ -100,21 +100,24 @@ def ended_early(step: int, num_steps: int, patience: int) -> str:
 
 
 def farewell(
-  records: Sequence[Mapping[str, float]], workdir: str, python: str, arguments: Sequence[str]
+  records: Sequence[Mapping[str, float]],
+  workdir: str,
+  program: Sequence[str],
+  arguments: Sequence[str],
 ) -> str:
   """What was learnt, where all of it is, and what can be done with it.
 
   Args:
     records: the run's metrics.
     workdir: of the run.
-    python: as the user calls it.
+    program: the words that start a command, such as ['exgrpo'].
     arguments: those that gave the config, such as --config=smoke and overrides.
   """
   parts = [
     metrics.summary_table(records),
     _learnt(records),
     _places(workdir),
-    _next_commands(workdir, python, arguments),
+    _next_commands(workdir, program, arguments),
   ]
   return '\n'.join(filter(None, parts))
 
@@ -158,16 +161,16 @@ def _places(workdir: str) -> str:
   return _columns([(what, os.path.join(workdir, file)) for what, file in files.items()])
 
 
-def _next_commands(workdir: str, python: str, arguments: Sequence[str]) -> str:
+def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
   """To be copied and pasted."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
   commands = [
     ['tensorboard', f'--logdir={os.path.join(workdir, "tensorboard")}'],
-    [python, '-m', 'exgrpo_jax.evaluate', *arguments, checkpoint, '--samples=4'],
+    [*program, 'evaluate', *arguments, checkpoint, '--samples=4'],
   ]
   if not os.path.exists(out):
-    commands.append([python, '-m', 'exgrpo_jax.export', checkpoint, f'--out={out}'])
+    commands.append([*program, 'export', checkpoint, f'--out={out}'])
   return '\n'.join(['next:', *(f'  {shlex.join(command)}' for command in commands)])
 
 

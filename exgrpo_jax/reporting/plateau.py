@@ -60,7 +60,7 @@ def _remedies(are_easy: bool) -> str:
   kind = 'harder' if are_easy else 'easier'
   return (
     f'Give {kind} questions in config.data.train, keep only those that are solved sometimes '
-    '(python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR), or raise config.rollout.samples.'
+    '(exgrpo data prefilter --checkpoint=WORKDIR), or raise config.rollout.samples.'
   )
 
 

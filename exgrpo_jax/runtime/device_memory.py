@@ -38,5 +38,5 @@ def explained() -> Iterator[None]:
       f'the memory is full ({first_line}): lower config.rollout.slots, the responses that decode '
       'at once, or config.gradient.tokens_per_microbatch, those of a forward and backward pass. '
       'They change nothing but memory and time, and a run resumes with other values. For a GPU, '
-      '`python -m exgrpo_jax.capacity --config=… --device=… --fit` computes how large they may be.'
+      '`exgrpo capacity --config=… --device=… --fit` computes how large they may be.'
     ) from error

@@ -81,14 +81,14 @@ def test_keys_of_sweeps_exist(path, keys):
 @pytest.mark.parametrize(
   ('command', 'problem'),
   [
-    ('python -m exgrpo_jax.trian --config=smoke', 'python -m exgrpo_jax.trian'),
-    ('python -m exgrpo_jax.errors', 'python -m exgrpo_jax.errors'),
-    ('python -m exgrpo_jax.train --workdri=/tmp/x', '--workdri'),
-    ('python -m exgrpo_jax.train --config=configs/smok.py', '--config=configs/smok.py'),
-    ('python -m exgrpo_jax.train --config=smok', '--config=smok'),
-    ('python -m exgrpo_jax.sweep --sweep=configs/sweeps/rato.py', '--sweep=configs/sweeps/rato.py'),
-    ('python -m exgrpo_jax.evaluate --suite=papr', '--suite=papr'),
-    ('python -m exgrpo_jax.study --study=smok', '--study=smok'),
+    ('exgrpo trian --config=smoke', 'exgrpo trian'),
+    ('exgrpo errors', 'exgrpo errors'),
+    ('exgrpo train --workdri=/tmp/x', '--workdri'),
+    ('exgrpo train --config=configs/smok.py', '--config=configs/smok.py'),
+    ('exgrpo train --config=smok', '--config=smok'),
+    ('exgrpo sweep --sweep=configs/sweeps/rato.py', '--sweep=configs/sweeps/rato.py'),
+    ('exgrpo evaluate --suite=papr', '--suite=papr'),
+    ('exgrpo study --study=smok', '--study=smok'),
     ('--config.replay.ratoi=0', 'config.replay.ratoi'),
     ('config.replya', 'config.replya'),
     ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),
@@ -100,9 +100,9 @@ def test_what_does_not_exist_is_found(command, problem, keys):
 
 def test_what_exists_is_not_reported(keys):
   for command in (
-    'python -m exgrpo_jax.train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
-    'python -m exgrpo_jax.train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
-    'python -m exgrpo_jax.benchmark update --questions=8',
+    'exgrpo train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
+    'exgrpo train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
+    'python -m benchmarks update --questions=8',
     'config.json and config.replay',
     'tpu_scripts/resume.sh --dry_run',
   ):

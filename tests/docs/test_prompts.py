@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from exgrpo_jax import config_files
 from exgrpo_jax.data.tasks import arithmetic, chains
 from exgrpo_jax.data.tasks.catalogue import TASKS
+from exgrpo_jax.experiment import config_files
 from tests.docs import documents
 from tests.helpers.paths import REPOSITORY
 

@@ -1,6 +1,6 @@
 """The cases in cases.jsonl: responses to judge, for every clone; real data is larger but optional.
 
-Fields as for `python -m exgrpo_jax.verify --file`, and 'about', which says what a case tests.
+Fields as for `exgrpo verify --file`, and 'about', which says what a case tests.
 """
 
 import json

@@ -209,9 +209,9 @@ def _become(command, writer):
 
   signal.alarm(TIMEOUT)
   name, *arguments = command
-  module = name if '.' in name else f'exgrpo_jax.{name}'
-  sys.argv = [f'{module.replace(".", "/")}.py', *arguments]
-  sys.orig_argv = [sys.executable, '-m', module, *arguments]
+  module, words = (name, arguments) if '.' in name else ('exgrpo_jax', command)
+  sys.argv = [f'{module.replace(".", "/")}.py', *words]
+  sys.orig_argv = [sys.executable, '-m', module, *words]
   status = 0
   try:
     runpy.run_module(module, run_name='__main__', alter_sys=True)
@@ -231,8 +231,8 @@ def _become(command, writer):
 
 if __name__ == '__main__':
   warnings.filterwarnings('ignore', message='os.fork|.*found in sys.modules')
-  for name in ('train', 'sweep', 'benchmark', 'capacity'):  # these import the others
-    __import__(f'exgrpo_jax.{name}')
+  for name in ('train', 'sweep', 'evaluate', 'capacity'):  # these import the others
+    __import__(f'exgrpo_jax.commands.{name}')
   with tempfile.TemporaryDirectory() as folder:
     for line in sys.stdin:
       request = json.loads(line)

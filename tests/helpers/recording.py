@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from exgrpo_jax import experiment, prior_experience, session, warm_start
 from exgrpo_jax.algorithm import replay
+from exgrpo_jax.experiment import experiment, warm_start
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import claim_workdir
+from exgrpo_jax.training import prior_experience, session
 from tests.helpers import tiny
 
 

@@ -22,10 +22,8 @@ def table(path):
 
 
 def room_of(module):
-  """The room of 'policy.model', 'train' or 'errors'; a __main__ of any room is a command."""
+  """The room of 'policy.model' or 'errors'; the entry belongs to the commands."""
   head, _, rest = module.partition('.')
-  if rest == '__main__':
-    return 'commands'
   if rest or (PACKAGE / head).is_dir():
     return head
   return 'foundation' if head in FOUNDATION else 'commands'

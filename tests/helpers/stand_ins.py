@@ -72,7 +72,7 @@ def training(run='runs/first') -> Call:
   """The command that must reach every worker."""
   return Call(
     tool='python',
-    words=('-m', 'exgrpo_jax.train'),
+    words=('-m', 'exgrpo_jax', 'train'),
     flags={
       'config': 'configs/qwen2_5_math_1_5b.py',
       'workdir': f'/mnt/my-bucket/{run}',

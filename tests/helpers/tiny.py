@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax import session
 from exgrpo_jax.configs import base, smoke
 from exgrpo_jax.grading import settings, worker_slot
 from exgrpo_jax.policy import model, rotary
 from exgrpo_jax.reporting import metrics
+from exgrpo_jax.training import session
 from tests.helpers.chance import QUARTERS
 
 ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')

@@ -5,10 +5,11 @@ python -m tests.helpers.with_fake_trainer sweep --sweep=ratio --config=smoke --w
 
 import sys
 
-from exgrpo_jax import cli, study, sweep
+from exgrpo_jax.commands import study
+from exgrpo_jax.commands import sweep as sweep_command
+from exgrpo_jax.studies import sweep
 
 if __name__ == '__main__':
-  sweep.TRAINER = 'tests.helpers.fake_trainer'
+  sweep.TRAINER = ('tests.helpers.fake_trainer',)
   study.TRAIN_SERVER = ''
-  command = {'study': study, 'sweep': sweep}[sys.argv.pop(1)]
-  cli.run(command.main, command.define_flags)
+  {'study': study, 'sweep': sweep_command}[sys.argv.pop(1)].run()

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import alignment
 from exgrpo_jax.policy import model
 from tests.helpers import tiny

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from tests.helpers import passes

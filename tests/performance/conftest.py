@@ -2,8 +2,8 @@
 
 import pytest
 
-from exgrpo_jax import experiment
 from exgrpo_jax.configs import qwen2_5_math_1_5b
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.policy import sharding
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.performance import gpu_time, memory, passes, roofline
 from exgrpo_jax.performance.gpus import SHARE_OF_BANDWIDTH, SHARE_OF_FLOPS, Gpu
 from exgrpo_jax.performance.step_time import Workload

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from exgrpo_jax import experiment
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.performance import memory
 from exgrpo_jax.policy import lora, model

@@ -4,8 +4,9 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from exgrpo_jax import capacity, experiment
+from exgrpo_jax.commands import capacity
 from exgrpo_jax.configs import base, one_gpu
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.performance import memory, memory_formula, programs
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.

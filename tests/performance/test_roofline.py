@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
 from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import roofline
 from exgrpo_jax.policy import model

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.performance import (
   carried_schedule,

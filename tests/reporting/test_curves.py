@@ -206,7 +206,7 @@ def test_the_title_names_workdir_config_and_steps(tmp_path, config):
   assert curves.title(workdir, run) == 'first_try · step 12'
   config.replay.ratio, config.num_steps = 0.25, 40
   (workdir / 'config.json').write_text(json.dumps(config.to_dict()))
-  command = 'python -m exgrpo_jax.train --config=configs/arithmetic.py --workdir=x'
+  command = 'exgrpo train --config=configs/arithmetic.py --workdir=x'
   (workdir / 'environment.json').write_text(json.dumps([{'command': command}]))
   assert curves.title(workdir, run) == (
     'first_try · config arithmetic · ExGRPO, replay 0.25 · 6 × 4 rollouts · '

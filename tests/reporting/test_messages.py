@@ -5,7 +5,7 @@ import shlex
 
 import jax
 
-from exgrpo_jax import cli
+from exgrpo_jax.commands import command_line
 from exgrpo_jax.reporting import messages, metrics
 from tests.helpers import tiny
 
@@ -75,7 +75,7 @@ def test_the_end_compares_the_first_evaluation_with_the_last():
       3, sums_at_pass_of_1=0.4, sums_at_avg_of_4=0.5, sums_at_pass_of_4=0.7, new_at_pass_of_1=0.8
     ),
   ]
-  text = messages.farewell(records, '/tmp/run', 'python', [])
+  text = messages.farewell(records, '/tmp/run', ['exgrpo'], [])
   start = text.index('evaluation, first and last, with 95% intervals:')
   assert [line.split('  ') for line in text[start:].splitlines()[1:3]] == [
     [
@@ -91,13 +91,13 @@ def test_the_end_compares_the_first_evaluation_with_the_last():
 
 def test_without_an_evaluation_the_end_says_nothing_of_it():
   assert 'intervals' not in messages.farewell(
-    [{'step': 1, 'reward': 1.0}], '/tmp/run', 'python', []
+    [{'step': 1, 'reward': 1.0}], '/tmp/run', ['exgrpo'], []
   )
 
 
 def test_the_end_says_where_everything_is(recorded):
   workdir = str(recorded.workdir)
-  text = messages.farewell(metrics.read(workdir), workdir, 'python', [])
+  text = messages.farewell(metrics.read(workdir), workdir, ['exgrpo'], [])
   named = {word for word in text.split() if word.startswith(workdir)}
   assert {os.path.basename(path) for path in named if os.path.exists(path)} == {
     'report.html',
@@ -110,18 +110,18 @@ def test_the_end_says_where_everything_is(recorded):
 
 def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path):
   typed = ['train', '--config', 'my config.py', '--workdir=x', "--config.data.evaluation=('a b',)"]
-  arguments = cli.config_arguments(typed)
-  text = messages.farewell([], str(tmp_path), '.venv/bin/python', arguments)
+  arguments = command_line.config_arguments(typed)
+  text = messages.farewell([], str(tmp_path), ['.venv/bin/exgrpo'], arguments)
   commands = [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
   checkpoint = f'--checkpoint={tmp_path}'
   out = tmp_path / 'export' / 'last'
   assert commands == [
     ['tensorboard', f'--logdir={tmp_path}/tensorboard'],
     [
-      *['.venv/bin/python', '-m', 'exgrpo_jax.evaluate', '--config', 'my config.py', typed[-1]],
+      *['.venv/bin/python', '-m', 'exgrpo_jax', 'evaluate', '--config', 'my config.py', typed[-1]],
       *[checkpoint, '--samples=4'],
     ],
-    ['.venv/bin/python', '-m', 'exgrpo_jax.export', checkpoint, f'--out={out}'],
+    ['.venv/bin/python', '-m', 'exgrpo_jax', 'export', checkpoint, f'--out={out}'],
   ]
   out.mkdir(parents=True)  # config.export.last has written it
-  assert 'exgrpo_jax.export' not in messages.farewell([], str(tmp_path), 'python', arguments)
+  assert 'export ' not in messages.farewell([], str(tmp_path), ['exgrpo'], arguments)

@@ -48,7 +48,7 @@ def test_whole_stories_of_the_most_visited_questions_are_chosen():
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):
   lines = """
----- 2026-11-23  python -m exgrpo_jax.train
+---- 2026-11-23  exgrpo train
 WARNING: before the first step
 step  1/60 | reward  0.500
 WARNING: step 2: half of all is truncated

@@ -171,7 +171,7 @@ def test_a_step_without_responses_leads_to_the_nearest_that_has(tab, page):
 def test_where_steps_are_left_out_the_list_says_which(
   tab, recorded, responses, tmp_path, monkeypatch
 ):
-  from exgrpo_jax.report import write_report
+  from exgrpo_jax.reporting.report import write_report
 
   monkeypatch.setattr(contents, '_RESPONSES', len(responses) // 3)
   monkeypatch.setattr(contents, '_TOKENS', 0)

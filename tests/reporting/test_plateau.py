@@ -31,7 +31,7 @@ def test_a_plateau_by_saturation_says_how_many_groups_teach_nothing_since_when_a
     'the pass rate of fresh questions has stopped rising (0.90 in steps 41 to 50, 0.91 in 51 to '
     '60), and 80% of the groups since step 51 had equal rewards and taught nothing: 70% were '
     'solved by all responses, 10% by none. Give harder questions in config.data.train, keep only '
-    'those that are solved sometimes (python -m exgrpo_jax.data prefilter --checkpoint=WORKDIR), '
+    'those that are solved sometimes (exgrpo data prefilter --checkpoint=WORKDIR), '
     'or raise config.rollout.samples.'
   )
 

@@ -7,13 +7,14 @@ import jax
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax import experiment, run
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.configs import base
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, regime
 from exgrpo_jax.runtime import compilations
+from exgrpo_jax.training import run
 from tests.helpers import recording, tiny
 
 STEPS = regime.WINDOW

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from exgrpo_jax import train
+from exgrpo_jax.commands import train
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics, weights_and_biases
 from tests.helpers import tiny

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax import experiment
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Trajectory, Verdict
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
 from exgrpo_jax.runtime.randomness import Purpose

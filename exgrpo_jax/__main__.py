@@ -1,0 +1,72 @@
+"""The entry of every command: `exgrpo COMMAND …`, or `python -m exgrpo_jax COMMAND …`."""
+
+import difflib
+import importlib
+import signal
+import sys
+
+from exgrpo_jax.runtime import device_memory, heap
+
+# Purpose -> command -> what it does. Each is the module of its name in commands/.
+COMMANDS = {
+  'Train': {
+    'train': 'train a policy with ExGRPO, or resume a run',
+    'check': 'whether a run could start, in seconds and without a GPU or TPU',
+    'sweep': 'many runs from one config, and a table of them',
+    'study': 'arms compared over seeds by a protocol fixed beforehand',
+  },
+  'Look': {
+    'report': 'a run as one HTML page, down to every token',
+    'figures': "the paper's figures of one or several runs",
+    'generate': 'responses to a prompt',
+    'data': 'show what a data set is to a model, or prefilter its questions',
+    'verify': 'why a response was judged as it was',
+  },
+  'Measure': {
+    'evaluate': 'pass@1, avg@k and pass@k of a policy on data or a suite',
+    'capacity': 'what fits on a TPU slice or a GPU, without one',
+    'doctor': 'what this machine has and lacks, and a config that fits it',
+  },
+  'Convert': {
+    'prepare': 'a public data set into a file of training questions',
+    'export': "a run's policy as a Hugging Face folder",
+  },
+}
+
+
+def main() -> None:
+  """Run the command that the first word names; without one, list them all."""
+  names = [name for group in COMMANDS.values() for name in group]
+  word = sys.argv[1] if len(sys.argv) > 1 else '--help'
+  if word in ('--help', '-h', 'help'):
+    print(_overview())
+    return
+  if word not in names:
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = f'did you mean {near[0]}?' if near else f'there are: {", ".join(names)}.'
+    print(f"error: '{word}' is no command; {hint}", file=sys.stderr)
+    sys.exit(2)
+  _prepare_process()
+  sys.argv = [f'exgrpo {word}', *sys.argv[2:]]
+  importlib.import_module(f'exgrpo_jax.commands.{word}').run()
+
+
+def _overview() -> str:
+  """The commands by purpose."""
+  lines = ['exgrpo COMMAND [FLAGS]; exgrpo COMMAND --help lists the flags of one.']
+  for purpose, commands in COMMANDS.items():
+    lines += ['', purpose, *(f'  {name:<9} {does}' for name, does in commands.items())]
+  return '\n'.join(lines)
+
+
+def _prepare_process() -> None:
+  """Set the heap, the share of a GPU and Ctrl-C, before imports that start threads."""
+  heap.keep_pages()
+  device_memory.take_share()
+  # Ctrl-C ends a command without a traceback, as SIGTERM does; under nohup it stays ignored.
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == '__main__':
+  main()

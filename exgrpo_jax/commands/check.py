@@ -1,0 +1,55 @@
+"""Whether a run can be started, as far as that can be told without its data, weights and devices.
+
+exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
+
+Takes the flags of train, and checks what train checks first: flags, config and reward functions,
+the model's shape and the tokenizer. Of a model that is named on the Hub it fetches what describes
+it, no weights; else it writes nothing. What lies in a bucket is not read.
+Exit status: 0, or 2 for what cannot be run.
+"""
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.experiment.experiment import (
+  Config,
+  model_config,
+  model_name,
+  with_folders,
+)
+from exgrpo_jax.runtime import hub
+from exgrpo_jax.training.checks import check_command
+
+
+def define_flags() -> None:
+  """Of this command: those of train."""
+  command_line.define_config()
+  command_line.define_workdir()
+  command_line.define_hosts()
+
+
+def main(args: command_line.Args) -> None:
+  """Checks a command line of train."""
+  config = check_command(args.config, args.workdir)
+  hub.recall(args.workdir)
+  remote = _check_model(with_folders(config, model_name(config)))
+  untried = ', '.join(['data', 'weights', *remote])
+  print(f'nothing is wrong with the flags and the config; {untried} and devices were not tried')
+
+
+def _check_model(config: Config) -> list[str]:
+  """Where model and tokenizer are that cannot be read from any machine: in a bucket.
+
+  Raises InputError where they are not where the config says, or the model has another shape.
+  """
+  is_read = {path: '://' not in path for path in (config.model.path, config.tokenizer.path)}
+  if is_read[config.model.path]:
+    model_config(config)
+  path = config.tokenizer.path or config.model.path
+  if path and is_read[path]:
+    tokenizer.load(path)
+  return [path for path, read in is_read.items() if not read]
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags)

@@ -1,0 +1,302 @@
+"""The command line: flags that several commands share, `--help`, overrides, exit statuses.
+
+A command is a module with `define_flags()`, `main(args)` and `run()`, which starts it through `run`
+here. No flag is defined at import, so any two commands can be imported together.
+
+Exit statuses of every command: 0 at the end, 2 for what cannot be run (one line on standard error
+says why). `train` and `sweep` add some of their own.
+"""
+
+import contextlib
+import difflib
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.runtime import hosts
+
+Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
+
+
+# ---- Shared flags ----
+
+
+class _Path(flags.ArgumentParser[str]):
+  """A path; no shell puts a home folder in place of the ~ in --flag=~/x."""
+
+  syntactic_help = 'a path, in which ~ stands for a home folder that there is'
+
+  def parse(self, argument: str) -> str:
+    path = os.path.expanduser(argument)
+    if path.startswith('~'):
+      raise ValueError('no such home folder')
+    return path
+
+
+class _Paths(flags.ListParser):
+  """Paths with commas between them."""
+
+  syntactic_help = f'{_Path.syntactic_help}, or several with commas between them'
+
+  def parse(self, argument: str | list[str]) -> list[str]:
+    return [_Path().parse(path) for path in super().parse(argument)]
+
+
+def define_path(name: str, meaning: str) -> None:
+  """A flag that names a file or folder, or in its place a model on the Hub."""
+  flags.DEFINE(_Path(), name, None, meaning)
+
+
+def define_paths(name: str, meaning: str) -> None:
+  """A flag that names several of them."""
+  flags.DEFINE(_Paths(), name, None, meaning)
+
+
+def define_config() -> None:
+  """--config: an experiment's file, or the name of one that ships with the package."""
+  config_flags.DEFINE_config_file(
+    'config',
+    None,
+    'The experiment: a file such as path/to/file.py, or by name one of '
+    + ', '.join(config_files.shipped_names(config_files.CONFIGS))
+    + '. Any setting can be overridden, as in --config.replay.ratio=0.25; docs/configuration.md '
+    'lists all of them.',
+  )
+
+
+def define_workdir() -> None:
+  """--workdir, of commands that make a run."""
+  define_path('workdir', 'The folder for everything the run writes; a run found there is resumed.')
+
+
+def define_checkpoint() -> None:
+  """--checkpoint and --step, of commands that read a run."""
+  define_path('checkpoint', "A run's workdir.")
+  flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
+
+
+def define_model() -> None:
+  """--model, of commands that read a run or, in its place, a model."""
+  define_path(
+    'model',
+    'A Hugging Face model, in place of --checkpoint: a folder, or a name on the Hub such as '
+    'owner/name or owner/name@revision. Without --config it is asked by its chat template, with '
+    'prompts and responses of up to 2,048 tokens.',
+  )
+
+
+def define_sampling() -> None:
+  """--temperature and --max_response, of commands that sample responses."""
+  flags.DEFINE_float(
+    'temperature',
+    None,
+    'Of sampling; 0 is greedy. By default config.evaluation.temperature.',
+    lower_bound=0.0,
+  )
+  flags.DEFINE_integer(
+    'max_response',
+    None,
+    'Longest response, in tokens; by default config.rollout.max_response.',
+    lower_bound=1,
+  )
+
+
+def define_out(meaning: str) -> None:
+  """--out, of commands that write somewhere else than into a run."""
+  define_path('out', meaning)
+
+
+def define_launcher() -> None:
+  """--parallel and --launcher, of commands that start runs."""
+  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
+  flags.DEFINE_enum(
+    'launcher',
+    'local',
+    ['local', 'commands'],
+    "Runs the trials here, or prints a command for each, for a cluster's queue.",
+  )
+
+
+def define_hosts() -> None:
+  """Where several hosts meet, of commands that can run on all of them together."""
+  flags.DEFINE_string(
+    'coordinator_address',
+    None,
+    'host:port of the first host, where the hosts meet. Not needed on Cloud TPU, GKE and Slurm.',
+  )
+  flags.DEFINE_integer(
+    'num_processes', None, 'How many there are; 1 alone: do not look for others.', lower_bound=1
+  )
+  flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.', lower_bound=0)
+
+
+# ---- Running a command ----
+
+
+def run(
+  main: Callable[..., None],
+  define_flags: Callable[[], None],
+  choices: Sequence[str] = (),
+  on_all_hosts: bool = False,
+  several: str = '',
+) -> None:
+  """Runs a command; what the user got wrong becomes one line and exit status 2.
+
+  Args:
+    main: called with the flags, and with the words that follow the command, where there may be any.
+    define_flags: defines the command's flags.
+    choices: words of which exactly one must follow the command.
+    on_all_hosts: the command can run as one of several hosts that work together.
+    several: what the words are of which one or more must follow the command, e.g. 'WORKDIR'.
+  """
+  try:
+    define_flags()  # reads a --flagfile
+  except flags.Error as error:
+    refuse(InputError(str(error)))
+  if on_all_hosts:
+    define_hosts()
+  args = flags.FLAGS
+  sys.modules['__main__'].__doc__ = sys.modules[main.__module__].__doc__  # the head of --help
+  # --help lists the flags of the main module alone, and these are its own.
+  for module in (__name__, define_flags.__module__):
+    for flag in args.flags_by_module_dict().get(module, []):
+      args.register_key_flag_for_module(sys.argv[0], flag)
+
+  def guarded(argv: list[str]) -> None:
+    logging.set_verbosity(logging.ERROR)  # orbax and TFDS log every detail below it
+    words = argv[1:]
+    try:
+      if choices and (len(words) != 1 or words[0] not in choices):
+        raise InputError(
+          f"'{' '.join(words)}': the command must be followed by one of: {', '.join(choices)}."
+        )
+      if several and not words:
+        raise InputError(
+          f'the command must be followed by one {several} or more; --help says more.'
+        )
+      if words and not choices and not several:
+        raise InputError(f"'{words[0]}' is not a flag; flags are written as --name=value.")
+      with hosts.joined(_meeting(args)) if on_all_hosts else contextlib.nullcontext():
+        main(args, *words)
+    except InputError as error:
+      refuse(error)
+
+  with _closed_output():
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _meeting(args: Args) -> hosts.Meeting:
+  return hosts.Meeting(
+    coordinator_address=args.coordinator_address,
+    num_processes=args.num_processes,
+    process_id=args.process_id,
+  )
+
+
+@contextlib.contextmanager
+def _closed_output() -> Iterator[None]:
+  """Ends the process without a traceback where nobody reads its output, as before `| head`."""
+  try:
+    try:
+      yield
+    finally:
+      print(end='', flush=True)
+  except BrokenPipeError:
+    readers = select.poll()
+    readers.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in readers.poll(0)):
+      raise  # it was another pipe
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
+
+
+def refuse(error: InputError) -> NoReturn:
+  """Ends the process with what the user can mend, in one line."""
+  print(f'error: {error}', file=sys.stderr, flush=True)
+  sys.exit(2)
+
+
+# ---- Reading flags ----
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    for arg in argv[1:]:
+      _check_spelling(arg)
+    return _absl_flags(config_files.resolved(argv))
+  except InputError as error:
+    refuse(error)
+
+
+def _check_spelling(arg: str) -> None:
+  """Refuses a flag with characters that only look like - or =, which some editors insert."""
+  name = arg.partition('=')[0]
+  if name and unicodedata.category(name[0]) == 'Pd':
+    for character in name:
+      if not character.isascii():
+        raise InputError(
+          f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
+          "flag's name; type it anew, as --name=value."
+        )
+
+
+def _absl_flags(argv: list[str]) -> list[str]:
+  """What absl leaves of `argv`; its errors become InputErrors."""
+  try:
+    return flags.FLAGS(argv)
+  except SystemExit:  # of --help, with status 1
+    sys.exit(0)
+  except flags.UnrecognizedFlagError as error:
+    names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
+    near = difflib.get_close_matches(error.flagname, names, n=1)
+    hint = f'did you mean --{near[0]}?' if near else f'there are: --{", --".join(sorted(names))}.'
+    raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
+  except (flags.Error, ValueError) as error:
+    raise InputError(_explanation(str(error))) from error
+
+
+def _explanation(message: str) -> str:
+  """The message of absl; where a flag does not take a value, what it takes and what it means."""
+  match = re.match(r'flag --(\w+)=(.*?): ', message, re.DOTALL)
+  if not match:
+    return f'{message}; --help lists all flags.'
+  flag = flags.FLAGS[match[1]]
+  choices = getattr(flag.parser, 'enum_values', ())
+  kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
+  meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
+  return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
+
+
+def program() -> list[str]:
+  """The words by which the user started it, to be shown before other commands."""
+  script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
+  if os.path.basename(script) != 'exgrpo':
+    return [sys.orig_argv[0], '-m', 'exgrpo_jax']
+  return ['exgrpo' if shutil.which('exgrpo') == os.path.abspath(script) else script]
+
+
+def config_arguments(argv: Sequence[str]) -> list[str]:
+  """The words of a command line that give its config, as they were typed."""
+  chosen, is_open = [], False  # a flag waits for its value
+  for word in argv:
+    flag = word.lstrip('-') if re.match('--?[a-z]', word) else ''
+    if flag.partition('=')[0] == 'config' or flag.startswith(('config.', 'noconfig.')):
+      chosen.append(word)
+      is_open = '=' not in word and not flag.startswith('no')  # --noconfig.x means False
+    elif is_open and not flag:
+      chosen.append(word)
+      is_open = False
+    else:
+      is_open = False
+  return chosen

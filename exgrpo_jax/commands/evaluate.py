@@ -1,0 +1,157 @@
+r"""How often a policy is right: pass@1, avg@k and pass@k per data source.
+
+exgrpo evaluate --checkpoint=/tmp/chains --samples=4 --temperature=1
+exgrpo evaluate --model=Qwen2.5-1.5B-Instruct --data=gsm8k_test.jsonl
+exgrpo evaluate --compare=Qwen2.5-1.5B-Instruct,/tmp/run --data=gsm8k_test.jsonl
+exgrpo evaluate --suite=paper --model=Qwen2.5-7B-Instruct --name='Base model' \
+    --out=/tmp/table
+
+Of two policies, asked the same questions in the same way, --compare gives the difference. A suite
+is a table of benchmarks, to which each evaluation adds a row.
+
+Every evaluation by hand gets files of its own, and a line in evaluations.jsonl beside them that
+holds its scores and says how it was made; those that the run itself wrote stay as they are.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+
+from exgrpo_jax.commands import command_line, policy_flags
+from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.suite import Part
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import suites
+from exgrpo_jax.evaluation.by_hand import evaluate, of_one
+from exgrpo_jax.evaluation.scores import compare
+from exgrpo_jax.experiment import config_files, policies
+from exgrpo_jax.experiment.experiment import (
+  load_questions,
+  open_experiment,
+  parse_config,
+)
+from exgrpo_jax.experiment.policies import Source
+from exgrpo_jax.runtime import console, device_memory
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_config()
+  command_line.define_checkpoint()
+  command_line.define_model()
+  command_line.define_out(
+    "The folder for the records of all questions; by default the run's evaluation/, and of a model "
+    'without a run none are kept.'
+  )
+  command_line.define_paths(
+    'compare',
+    "Two policies, A,B, each a run's workdir or a Hugging Face folder, in place of --checkpoint "
+    'and --model. B is sampled and judged as A is, with the prompts and the tokenizer of its own.',
+  )
+  flags.DEFINE_string(
+    'suite',
+    None,
+    'A table of benchmarks, to which a row is added: a file such as path/to/suite.py, or by name '
+    f'one of {", ".join(config_files.shipped_names(suites.SUITES))}. Its settings replace those of '
+    'the config, but for what the command line changes.',
+  )
+  flags.DEFINE_string('name', None, "The row's name; by default that of the run or model's folder.")
+  flags.DEFINE_list('data', None, 'Data specs; config.data.validation and .evaluation by default.')
+  flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
+  command_line.define_sampling()
+
+
+def main(args: command_line.Args) -> None:
+  """Evaluates a checkpoint of a run, or a model, on some data or on a suite; or compares two."""
+  if args.compare:
+    _compare_two(args)
+    return
+  source = policy_flags.chosen(args)
+  wanted = _open_table(args, source)
+  given: Any = args.config
+  if wanted and source.kind == 'model' and not given:
+    given = policies.base_config()
+    given.prompt.template = 'paper'
+  values = policies.config_values(source, given)
+  if wanted:
+    values = suites.with_settings(wanted.suite, values, policy_flags.given_overrides(args))
+  values = _as_asked(args, values)
+  specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
+  _check_specs(specs)
+  out = args.out or (source.kind == 'run' and os.path.join(source.path, 'evaluation')) or ''
+  experiment = open_experiment(values, source.path)
+  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
+    loaded = [load_questions(experiment, spec) for spec in specs]
+    if wanted:
+      parts = suites.plan(wanted, loaded, experiment.config, may_miss=bool(args.data))
+    else:
+      parts = [Part(data, experiment.config.evaluation.samples, ()) for data in loaded]
+    step, evaluated = evaluate(source, experiment, parts, out)
+    if wanted:
+      policy = source.describe() | {'step': step}
+      print(suites.write_row(wanted, experiment.config, policy, evaluated), end='')
+
+
+def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
+  """The table of --suite, where there is one."""
+  if not args.suite:
+    if args.name is not None:
+      raise InputError(f'--name={args.name} names the row of a table, and there is no --suite.')
+    return None
+  if args.samples is not None:
+    raise InputError(f"--samples={args.samples} is a benchmark's own; the suite says it.")
+  (path,) = source.describe().values()
+  name = os.path.basename(path.rstrip('/'))
+  return suites.open_table(args.suite, args.out, name if args.name is None else args.name)
+
+
+def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
+  """The config with what the command line says about sampling."""
+  changed: Any = policy_flags.with_sampling(args, values)
+  with changed.unlocked():
+    changed.evaluation.samples = args.samples or changed.evaluation.samples
+  return changed
+
+
+def _check_specs(specs: Sequence[str]) -> None:
+  if not specs:
+    raise InputError('--data is needed: neither config nor run names what to evaluate on.')
+  spec_names.check_distinct(specs, '--data')
+
+
+def _compare_two(args: command_line.Args) -> None:
+  """Evaluates two policies on the same questions, and prints by how much the second is better."""
+  for name in ('checkpoint', 'model', 'step', 'suite', 'name'):
+    if getattr(args, name) is not None:
+      raise InputError(f'--compare names both policies, so --{name} cannot be beside it.')
+  if len(args.compare) != 2:
+    raise InputError(
+      f"--compare={','.join(args.compare)} must name two policies, A,B: each a run's workdir or a "
+      'Hugging Face folder.'
+    )
+  first, second = map(policies.at, args.compare)
+  of_first: Any = _as_asked(args, policies.config_values(first, args.config))
+  of_second: Any = policies.config_values(second, args.config)
+  with of_first.unlocked(), of_second.unlocked():
+    # A question left out for one of them would have no counterpart.
+    of_first.data.overlong = 'refuse'
+    for name in ('seed', 'data', 'evaluation'):
+      of_second[name] = of_first[name]
+    of_second.rollout.max_response = of_first.rollout.max_response
+  specs = args.data or parse_config(of_first).data.evaluated
+  _check_specs(specs)
+  outcomes = [
+    of_one(source, values, specs, args.out or '')
+    for source, values in ((first, of_first), (second, of_second))
+  ]
+  for spec, *records in zip(specs, *outcomes, strict=True):
+    print(f'{spec}: {second.path} minus {first.path}\n{compare(*records)}', flush=True)
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags, on_all_hosts=True)

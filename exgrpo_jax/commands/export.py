@@ -1,0 +1,97 @@
+"""A run's policy as a Hugging Face folder, for transformers, vLLM, or another run.
+
+exgrpo export --checkpoint=/tmp/run --out=/tmp/policy
+
+With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
+"""
+
+from typing import Any
+
+import jax
+from absl import flags
+from etils import epath
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import policies
+from exgrpo_jax.experiment.experiment import Config, Experiment, open_experiment, state_shapes
+from exgrpo_jax.huggingface import adapters, hub_checkpoint
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.training.export import completed, write
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_checkpoint()
+  command_line.define_out('The folder to write; it must be new or empty.')
+  flags.DEFINE_enum(
+    'dtype',
+    None,
+    ['float32', 'bfloat16', 'float16'],
+    "Of the weights; the original checkpoint's by default.",
+  )
+  flags.DEFINE_bool(
+    'adapters',
+    False,
+    "LoRA's adapters alone, for PEFT to load onto the model of config.model.path.",
+  )
+
+
+def main(args: command_line.Args) -> None:
+  """Exports a checkpoint of a run."""
+  if not args.checkpoint or not args.out:
+    raise InputError(
+      "--checkpoint and --out are both needed: a run's workdir, and the folder to write."
+    )
+  out = epath.Path(args.out).expanduser()
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    raise InputError(
+      f'--out={args.out} is not empty; name a new folder, so that no file of '
+      'another model stays in it.'
+    )
+  values: Any = policies.run_config(args.checkpoint)
+  # This machine's devices, not the run's.
+  values.mesh = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
+  experiment = open_experiment(values, args.checkpoint)
+  if args.adapters:
+    _check_adapters(experiment.config, args.dtype)
+  with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
+    if args.adapters:
+      step = _write_adapters(experiment, unfinished, args.step)
+    else:
+      policy, step = policies.of_run(experiment, args.checkpoint, args.step)
+      write(experiment, policy, unfinished, args.dtype)
+  print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
+
+
+def _check_adapters(config: Config, dtype: str | None) -> None:
+  """InputError where adapters alone would be of no use."""
+  problem = None
+  if not config.lora.rank:
+    problem = 'this run trained the whole model (config.lora.rank=0) and has none'
+  elif not config.model.path or config.warm_start.num_updates:
+    problem = 'what they belong to is no folder that others have, but random or a warm start'
+  elif config.model.extension.rope_theta:
+    problem = "they would come without the run's config.model.extension.rope_theta"
+  elif dtype:
+    problem = f'they are written as they were trained, in float32, and not in --dtype={dtype}'
+  if problem:
+    raise InputError(f'--adapters: {problem}; leave it out, and the whole policy is written.')
+
+
+def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | None) -> int:
+  """Writes a checkpoint's adapters and the tokenizer's files; returns the checkpoint's step."""
+  config, like = experiment.config, state_shapes(experiment).params
+  trained, step = checkpoint.restore_params(experiment.workdir, step, like)
+  if hosts.is_first():
+    experiment.tokenizer.save(out)
+  named = hub_checkpoint.named(experiment.model_name)
+  base = named.name if named else experiment.model_name
+  adapters.save(out, config.lora, experiment.model, trained, base)
+  return step
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags, on_all_hosts=True)

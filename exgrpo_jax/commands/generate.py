@@ -1,0 +1,71 @@
+"""What a policy writes: a few responses to a prompt, with their log-probabilities.
+
+exgrpo generate --model=Qwen2.5-1.5B-Instruct --prompt='What is 12 * 13?'
+exgrpo generate --checkpoint=/tmp/chains --prompt='48+3-9+7' --samples=2 --tokens
+"""
+
+from absl import flags
+
+from exgrpo_jax.commands import command_line, policy_flags
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Response
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation.responses import render, sample
+from exgrpo_jax.experiment import policies
+from exgrpo_jax.experiment.experiment import open_experiment
+from exgrpo_jax.runtime import console, device_memory, hosts
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_config()
+  command_line.define_checkpoint()
+  command_line.define_model()
+  flags.DEFINE_string('prompt', None, 'What is asked, as the text of a user; it may have lines.')
+  flags.DEFINE_integer('samples', 4, 'How many responses.', lower_bound=1)
+  command_line.define_sampling()
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Of sampling: the same seed writes the same.',
+    lower_bound=0,
+    upper_bound=2**63 - 1,  # as of config.seed
+  )
+  flags.DEFINE_bool('tokens', False, 'Prints each token with its log-probability.')
+
+
+def main(args: command_line.Args) -> None:
+  """Prints responses to --prompt."""
+  if not args.prompt:
+    raise InputError("--prompt is needed: what to ask, such as --prompt='What is 12 * 13?'.")
+  source = policy_flags.chosen(args)
+  values = policy_flags.with_sampling(args, policies.config_values(source, args.config))
+  experiment = open_experiment(values, source.path)
+  with console.opened(), device_memory.explained():
+    policy = policies.restore(source, experiment)
+    (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)
+  if hosts.is_first():
+    print(render(policy, args.prompt))
+    for number, response in enumerate(responses, 1):
+      print(f'--- {number} of {len(responses)}: {_summary(response)}')
+      print(_text(experiment.tokenizer, response, args.tokens))
+
+
+def _summary(response: Response) -> str:
+  """How long it is, and how probable."""
+  total, count = float(response.logp.sum()), len(response.tokens)
+  cut = ', cut at the limit' if response.truncated else ''
+  return f'{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} a token'
+
+
+def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
+  """What it says, or a line for each token: log-probability in nats, and the token."""
+  if not by_token:
+    return tokenizer.decode(response.tokens)
+  pieces = tokenizer.pieces(response.tokens)
+  return '\n'.join(f'{logp:9.3f} {piece!r}' for logp, piece in zip(response.logp, pieces))
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags, on_all_hosts=True)

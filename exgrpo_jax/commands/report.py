@@ -1,0 +1,62 @@
+"""One HTML page of one or several runs: curves, buffer, questions, responses token by token.
+
+exgrpo report /tmp/chains --out=report.html
+exgrpo report /tmp/first /tmp/second --out=both.html
+
+The page needs no network and nothing beside it. Of runs that go on, --watch writes it anew every
+so often, and --serve serves it to browsers on this machine. Into a workdir nothing is written, but
+for an --out that lies there.
+"""
+
+import os
+import pathlib
+
+from absl import flags
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting.report import PAGE, print_written, serve, watch, write_report
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_out(f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.')
+  flags.DEFINE_enum(
+    'texts',
+    'sampled',
+    ['sampled', 'all'],
+    'Which of the responses that are recorded token by token the page has: as many as fit, or all, '
+    'in a folder beside it.',
+  )
+  flags.DEFINE_bool('watch', False, 'Writes the file anew until the runs have ended.')
+  flags.DEFINE_bool('serve', False, 'Serves the page on this machine instead of writing a file.')
+  flags.DEFINE_integer('port', 8700, 'Of --serve; 0 for any free one.', 0, 65535)
+  flags.DEFINE_float('every', 30.0, 'Seconds from one page to the next, at least.', 1.0)
+
+
+def main(args: command_line.Args, *workdirs: str) -> None:
+  """Writes, watches or serves."""
+  for name in ('out', 'watch', 'texts'):
+    if args.serve and args[name].present:
+      raise InputError(
+        f'--serve and --{name}={args[name].value} exclude each other: a served page is no file, '
+        'and has all texts.'
+      )
+  out = _page_at(args.out or PAGE)
+  if args.serve:
+    serve(workdirs, args.port, args.every)
+  elif args.watch:
+    watch(workdirs, out, args.texts == 'all', args.every)
+  else:
+    print_written(out, write_report(workdirs, out, args.texts == 'all'))
+
+
+def _page_at(out: str) -> pathlib.Path:
+  """The page's file: `out`, or in it where that is a folder or, ending in a slash, is to be one."""
+  path = pathlib.Path(out).expanduser()
+  return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags, several='WORKDIR')

@@ -1,0 +1,59 @@
+"""Runs a study: arms compared in settings over seeds, by a protocol fixed before the first run.
+
+exgrpo study --study=smoke --workdir=/tmp/smoke_study --parallel=2
+
+Every run is `exgrpo train` in a folder of its name; runs with the same warm start
+share it. The same command again skips finished runs and resumes the others. Results are computed
+once every run has ended. Exit statuses are those of sweep.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.studies import protocol, sweep
+from exgrpo_jax.studies.study import plan, report
+from exgrpo_jax.studies.sweep import Trial
+
+# Runs of a study differ in little, so most of what one compiles serves the next.
+TRAIN_SERVER = 'exgrpo_jax.commands.train_server'
+_STUDIES = 'exgrpo_jax.configs.studies'
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_workdir()
+  flags.DEFINE_string(
+    'study',
+    None,
+    'The protocol: a file such as path/to/study.py, or by name one of '
+    + ', '.join(config_files.shipped_names(_STUDIES))
+    + '.',
+  )
+  command_line.define_launcher()
+
+
+def main(args: command_line.Args) -> None:
+  """Runs what is left of a study and reports it, or prints the commands for it."""
+  if not (args.workdir and args.study):
+    raise InputError(
+      '--study and --workdir are both needed, e.g. --study=smoke --workdir=/tmp/smoke_study.'
+    )
+  sweep.check_parallel(args)
+  path = config_files.shipped_path(args.study, _STUDIES, 'study')
+  chosen = protocol.load(path)
+  values, planned = plan(chosen, args.workdir)
+  protocol.fix(chosen, values.to_dict(), args.workdir)
+
+  def conclude(_: Sequence[Trial], workdir: str) -> None:
+    report(chosen, planned, workdir)
+
+  sweep.complete(list(planned.values()), args, 'study', conclude, TRAIN_SERVER)
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags)

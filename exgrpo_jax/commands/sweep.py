@@ -1,0 +1,58 @@
+"""Runs the trials of a sweep and compares them: many runs, one table.
+
+exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
+
+Every trial is `exgrpo train` in a folder of its name. The same command again skips
+finished trials and resumes the others. Exit status: 0 when all have finished, 1 when some have
+failed, 2 for what cannot be run, 130 when interrupted.
+"""
+
+from absl import flags
+from ml_collections import config_flags
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.studies import trials
+from exgrpo_jax.studies.sweep import check_parallel, complete, plan_trials, report
+
+_SWEEPS = 'exgrpo_jax.configs.sweeps'
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_config()
+  command_line.define_workdir()
+  flags.DEFINE_string(
+    'sweep',
+    None,
+    'The trials: a file such as path/to/sweep.py, or by name one of '
+    + ', '.join(config_files.shipped_names(_SWEEPS))
+    + '.',
+  )
+  command_line.define_launcher()
+
+
+def main(args: command_line.Args) -> None:
+  """Runs what is left of a sweep, or prints the commands for it."""
+  if not (args.config and args.workdir and args.sweep):
+    raise InputError(
+      '--sweep, --config and --workdir are all needed, e.g. --sweep=ratio --config=arithmetic '
+      '--workdir=/tmp/ratio.'
+    )
+  check_parallel(args)
+  path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
+  planned = plan_trials(
+    trials.load(path),
+    path,
+    args.config,
+    config_files.portable_config(config_flags.get_config_filename(args['config'])),
+    config_flags.get_override_values(args['config']),
+    args.workdir,
+  )
+  complete(planned, args, 'sweep', report)
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags)

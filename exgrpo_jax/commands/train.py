@@ -1,0 +1,67 @@
+"""Trains a policy with ExGRPO.
+
+exgrpo train --config=arithmetic --workdir=/tmp/arithmetic
+
+A run found in --workdir is resumed from its newest checkpoint. Exit status: 0 at the end, 2 for
+what cannot be run, 75 after SIGTERM or Ctrl-C, once the step is finished and saved; then the same
+command resumes.
+"""
+
+import os
+import sys
+
+import jax
+from absl import flags
+
+from exgrpo_jax.commands import command_line
+from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.reporting import messages, metrics
+from exgrpo_jax.runtime import compilations, console, hosts
+from exgrpo_jax.runtime.workdir import owned
+from exgrpo_jax.training import rehearsal, session
+from exgrpo_jax.training.checks import check_start
+
+
+def define_flags() -> None:
+  """Of this command."""
+  command_line.define_config()
+  command_line.define_workdir()
+  flags.DEFINE_bool(
+    'compile_only', False, 'Compiles all programs of the run into its compilation cache, and ends.'
+  )
+
+
+def main(args: command_line.Args) -> None:
+  """Trains, or resumes, after everything that can be checked has been."""
+  config, workdir = check_start(args.config, args.workdir), args.workdir
+  done = hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
+  if done > config.num_steps:
+    print(messages.finished(workdir, done, config.num_steps), flush=True)
+    return
+  log = os.path.join(workdir, 'console.log')
+  with owned(workdir), console.opened(log), session.explained(workdir):
+    _train(args, config)
+
+
+def _train(args: command_line.Args, config: Config) -> None:
+  """Takes the steps that are left, or compiles their programs."""
+  workdir, loaded = args.workdir, session.load(args.config, args.workdir)
+  rollout, evaluations = loaded.rollout, loaded.evaluations
+  with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
+    every, num_steps = config.evaluation.every, config.num_steps
+    print(messages.banner(rollout, evaluations, every, loaded.done, num_steps, workdir), flush=True)
+    if args.compile_only:
+      rehearsal.run(loaded.experiment, rollout)
+      print(f'compiled {compiled}', flush=True)
+      return
+    session.train(loaded, session.claim(loaded, args.config), compiled)
+  if hosts.is_first():
+    print(f'compiled {compiled}', flush=True)
+    records, arguments = metrics.read(workdir), command_line.config_arguments(sys.argv)
+    print(messages.farewell(records, workdir, command_line.program(), arguments), flush=True)
+
+
+def run() -> None:
+  """Run the command line."""
+  command_line.run(main, define_flags, on_all_hosts=True)

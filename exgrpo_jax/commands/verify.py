@@ -1,0 +1,83 @@
+r"""Why a response was judged as it was, and how the verifier judges a file of cases.
+
+exgrpo verify --response='So \boxed{2/4}' --answer=0.5
+exgrpo verify --file=cases.jsonl
+
+A file has one JSON object a line: 'response', 'gold' or 'answer' (the ground truth), and if wanted
+'expected' (whether it should be judged correct; true by default) and 'kind'. Printed are the lines
+judged otherwise than expected, and the totals.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import verifier
+from exgrpo_jax.grading.cases import explain, score
+
+
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str) -> NoReturn:
+    """Instead of the usage in several lines."""
+    raise InputError(f'{message}; --help lists all flags.')
+
+
+def main(argv: list[str]) -> None:
+  """Explains how one response is judged, or scores a file."""
+  try:
+    text = _answer(_parser().parse_args(argv))
+  except InputError as error:
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
+  print(text.encode('utf-8', 'backslashreplace').decode())  # lone surrogates cannot be printed
+
+
+def _answer(args: argparse.Namespace) -> str:
+  config = verifier.Config(require_think=args.require_think, require_box=args.require_box)
+  beside = [f'--{name}' for name in ('response', 'answer') if getattr(args, name) is not None]
+  if args.file is not None and beside:
+    raise InputError(f'--file and {beside[0]} are both given; judge a file, or one response.')
+  if args.file is not None:
+    return score(args.file, config, args.kind)
+  if len(beside) == 2:
+    return explain(args.response, args.answer, config, args.kind)
+  raise InputError(
+    r"give --response and --answer, or --file, e.g. --response='\boxed{5}' --answer=5."
+  )
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser(
+    prog='exgrpo verify',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument('--response', help='what the model wrote')
+  parser.add_argument('--answer', help='the ground truth')
+  parser.add_argument(
+    '--file',
+    type=os.path.expanduser,
+    help='cases as JSON lines, instead of one response and answer',
+  )
+  parser.add_argument(
+    '--kind',
+    default='math',
+    help=f'how answers are compared: {", ".join(verifier.KINDS)} (default: math)',
+  )
+  parser.add_argument(
+    '--require_box', action='store_true', help=r'only \boxed{…} counts as an answer'
+  )
+  parser.add_argument(
+    '--require_think', action='store_true', help="a response without '</think>' has no answer"
+  )
+  return parser
+
+
+def run() -> None:
+  """Run the command line, without JAX."""
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback before `| head`
+  main(sys.argv[1:])

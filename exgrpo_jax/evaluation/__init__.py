@@ -1,0 +1,1 @@
+"""How often a policy is right, and which policy a command asks."""

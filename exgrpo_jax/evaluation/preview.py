@@ -1,0 +1,118 @@
+"""What a data spec is to a model: `exgrpo data show`.
+
+How the columns are read, three questions as the model sees them, how long prompts are, and what is
+left out and why. Nothing is refused here that a run could be told to leave out.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from exgrpo_jax.data import prompt, prompt_file, questions
+from exgrpo_jax.data.questions import Dataset
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Question
+from exgrpo_jax.experiment.experiment import Config
+
+_SHOWN = 3  # questions
+
+
+_SOLUTION = 300  # characters
+
+
+_SHARES = (50, 90, 99, 100)  # percentiles
+
+
+class Prompts(NamedTuple):
+  """The prompts of a data set, as far as they are shown."""
+
+  unit: str
+  lengths: np.ndarray  # int [questions], in units
+  first: list[str]  # the text of those shown
+
+
+def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
+  """What the command prints of a data spec; without a tokenizer characters are counted.
+
+  Raises:
+    InputError: there is no such data, or it cannot be read.
+  """
+  questions.settle(config.data, spec)
+  data = questions.load(dataclasses.replace(config.data, unverifiable='drop'), spec)
+  prompts = _prompts(data, config.prompt, opened)
+  parts = [_summary(data, prompts, config)]
+  shown = data[:_SHOWN]
+  for question, text, length in zip(shown, prompts.first, prompts.lengths):
+    parts.append(_question(question, text, f'{length} {prompts.unit}'))
+  return '\n\n'.join(parts) + '\n'
+
+
+def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) -> Prompts:
+  if opened:
+    tokenized = prompt_file.tokenized(data, opened, rendering)
+    first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
+    return Prompts('tokens', tokenized.lengths, first)
+  texts = [prompt.render(question.messages, rendering) for question in data]
+  return Prompts('characters', np.array([len(text) for text in texts]), texts[:_SHOWN])
+
+
+def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
+  preparation = data.source.preparation
+  lines = [f'{data.spec}: {len(data):,} questions']
+  lines += [f'  read as    {layout}' for layout in preparation.layouts]
+  if data[0].columns:
+    lines.append(f'  columns    {", ".join(data[0].columns)}: what a reward can ask for')
+  lengths = np.percentile(prompts.lengths, _SHARES, method='inverted_cdf')
+  spread = ', '.join(
+    f'{length} ({"longest" if share == 100 else f"{share}%"})'
+    for share, length in zip(_SHARES, lengths)
+  )
+  lines.append(f'  prompts    {prompts.unit} in template {config.prompt.template!r}: {spread}')
+  lines += [f'  left out   {line}' for line in _left_out(data, prompts, config)]
+  texts = {question.messages for question in data}
+  if len(texts) < len(data):
+    lines.append(
+      f'  repeated   {len(data) - len(texts):,} ask what an earlier one asks; they stay, for a '
+      'question is a row'
+    )
+  return '\n'.join(lines)
+
+
+def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
+  """What a run leaves out, or refuses unless it is told to; 'nothing' where there is nothing."""
+  lines = [
+    f'{left_out.rows:,} rows of the file: {reason}, first at {left_out.first}'
+    + _refused(config.data.unverifiable, 'unverifiable')
+    for reason, left_out in data.source.preparation.left_out.items()
+  ]
+  limit = config.rollout.max_prompt
+  if prompts.unit != 'tokens':
+    lines.append('prompts over the limit are not known without a tokenizer: --model names one')
+  elif over := int(np.sum(prompts.lengths > limit)):
+    lines.append(
+      f'{over:,} questions: over config.rollout.max_prompt={limit} tokens'
+      + _refused(config.data.overlong, 'overlong')
+    )
+  return lines or ['nothing']
+
+
+def _refused(choice: str, key: str) -> str:
+  return f"; a run refuses them without config.data.{key}='drop'" if choice == 'refuse' else ''
+
+
+def _question(question: Question, text: str, length: str) -> str:
+  lines = [
+    f'question {question.row}: {length}, kind {question.kind}, source {question.source}',
+    _indented('prompt', text),
+    _indented('answer', question.answer),
+  ]
+  if question.solution:
+    cut = '…' if len(question.solution) > _SOLUTION else ''
+    lines.append(_indented('solution', question.solution[:_SOLUTION] + cut))
+  return '\n'.join(lines)
+
+
+def _indented(name: str, text: str) -> str:
+  first, *others = text.split('\n')
+  return '\n'.join([f'  {name:<9}| {first}', *(f'  {"":<9}| {line}' for line in others)])

@@ -1,0 +1,269 @@
+"""How often a policy is right: its responses to some questions, judged and summed up."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from exgrpo_jax.data import spec_names
+from exgrpo_jax.data.prompt import THINK
+from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
+from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions
+from exgrpo_jax.experiment.policies import Policy
+from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics, step_metrics
+from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.runtime import activity, hosts, randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+Record = dict[str, Any]  # of a question: what was asked, answered and judged
+
+
+def score(
+  policy: Policy, spec: str, samples: int | None = None
+) -> tuple[dict[str, float], list[Record]]:
+  """How often a policy is right on the questions of a data spec; see `score_policy`.
+
+  Args:
+    policy: which one.
+    spec: of the data, such as 'chains:test[:100]'.
+    samples: responses to each question; config.evaluation.samples by default.
+
+  Raises:
+    InputError: there is no such data.
+  """
+  experiment = policy.experiment
+  if samples is not None:
+    experiment = with_samples(experiment, samples)
+  with jax.set_mesh(experiment.meshes.training):
+    return score_policy(experiment, policy.params, load_questions(experiment, spec), policy.step)
+
+
+def score_all(
+  experiment: Experiment, params: model.Params, evaluations: Sequence[QuestionSet], step: int
+) -> dict[str, float]:
+  """The scores on all of a run's evaluations, which it prints; see `score_policy`.
+
+  Where there is a validation set, 'validation/score' is the mean over its sources, without those of
+  config.export.best_without, of the share of right responses: the best policy has the highest.
+  """
+  config, scores, validation = experiment.config, {}, []
+  for data in evaluations:
+    with activity.doing(spec_names.spec_name(data.spec)):
+      of_data, records = score_policy(experiment, params, data, step)
+    metrics.write_rows(records_path(f'{experiment.workdir}/evaluation', step, data.spec), records)
+    scores |= of_data
+    if data.spec in config.data.validation:
+      validation += [
+        rows for name, rows in by_source(records).items() if name not in config.export.best_without
+      ]
+  if scores:
+    print(f'evaluation after step {step}\n{table(scores)}', flush=True)
+  if validation:
+    means = [np.mean([record['correct'] for record in rows]) for rows in validation]
+    scores['validation/score'] = float(np.mean(means))
+    print(f'  validation/score {scores["validation/score"]:.4f}', flush=True)
+  return scores
+
+
+def score_policy(
+  experiment: Experiment, params: model.Params, data: QuestionSet, step: int
+) -> tuple[dict[str, float], list[Record]]:
+  """The scores of `params` on some questions, and a record of each question.
+
+  What a response must have is said by config.evaluation, not by config.verifier. Sampling depends
+  on the seed, the step and the questions, so an evaluation by hand repeats the run's.
+
+  Returns:
+    Metrics by name: 'eval/{name}/pass@1' (the first sample), its 95% interval as '…_low' and
+    '…_high', with k > 1 samples the same for 'avg@{k}' (the mean of all) and 'pass@{k}' (any),
+    'truncated' and, where the task can check it, 'valid_steps': shares of all responses. The name
+    is the data spec's (`spec_names.spec_name`); data of several sources have metrics of each
+    instead, 'eval/{name}/{source}/…'.
+    Records: what was asked, answered and judged, and how it was sampled.
+  """
+  config, tokenizer = experiment.config, experiment.tokenizer
+  wanted, samples = config.evaluation, config.evaluation.samples
+  questions = list(data.questions)  # read once, for they are read from the disk on demand
+  responses = scheduler.generate(
+    experiment.model,
+    model.decode_layout(experiment.model, params, experiment.meshes),
+    [prompt for prompt in data.prompts for _ in range(samples)],
+    [question.row for question in questions for _ in range(samples)],
+    list(range(samples)) * len(questions),
+    randomness.key(config.seed, Purpose.EVALUATION, step),
+    config.rollout.decode_spec(tokenizer, wanted.distribution),
+    experiment.meshes.decoding,
+  )
+  texts = [tokenizer.decode(response.tokens) for response in responses]
+  prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
+  thinks = all(prompt.endswith(THINK) for prompt in prompts)
+  verdicts = _grade(config, data.spec, questions, texts, thinks)
+  warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)
+  if warning:
+    hosts.warn(f'{data.spec}: {warning}')
+  records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
+  sampling = dataclasses.asdict(wanted.distribution) | {'seed': config.seed, 'step': step}
+  records = [record | {'sampling': sampling} for record in records]
+  name = spec_names.spec_name(data.spec)
+  groups, scores = by_source(records), {}
+  for source, rows in groups.items():
+    scores |= _summarize(name if len(groups) == 1 else f'{name}/{source}', rows)
+  return scores, records
+
+
+def with_samples(experiment: Experiment, samples: int) -> Experiment:
+  """The experiment, with so many responses to each question of an evaluation."""
+  config = experiment.config
+  changed = dataclasses.replace(config.evaluation, samples=samples)
+  return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))
+
+
+def by_source(records: Sequence[Record]) -> dict[str, list[Record]]:
+  """Source -> its records, in the order in which sources first occur."""
+  groups: dict[str, list[Record]] = {}
+  for record in records:
+    groups.setdefault(record['source'], []).append(record)
+  return groups
+
+
+def table(scores: Mapping[str, float]) -> str:
+  """Evaluation metrics as text: a line for each data set and measure, with its 95% interval."""
+  lines = []
+  width = max(len(name.removeprefix('eval/').rpartition('/')[0]) for name in scores)
+  for name, value in scores.items():
+    group, _, measure = name.removeprefix('eval/').rpartition('/')
+    if measure.endswith(('_low', '_high')) or measure == 'questions':
+      continue
+    line = f'  {group:<{width}} {measure:<12} {value:.4f}'
+    if f'{name}_low' in scores:
+      line += (
+        f'  (95%: {scores[name + "_low"]:.4f} to {scores[name + "_high"]:.4f}, '
+        f'{scores[f"eval/{group}/questions"]:.0f} questions)'
+      )
+    lines.append(line)
+  return '\n'.join(lines)
+
+
+def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
+  """By how much more often the second of two policies is right, as text; a line for each source.
+
+  Both are records of the same questions, with equally many responses to each. A question is
+  compared with itself, so that how hard it is does not widen the interval.
+  """
+  lines, pairs = [], by_source([a | {'other': b} for a, b in zip(first, second, strict=True)])
+  width = max(map(len, pairs))
+  for source, records in pairs.items():
+    right_Q2 = np.array(
+      [[np.mean(r['correct']), np.mean(r['other']['correct'])] for r in records], np.float64
+    )
+    difference_Q = right_Q2[:, 1] - right_Q2[:, 0]
+    mean, low, high = metrics.difference_95(difference_Q, [r['question'] for r in records])
+    samples = len(records[0]['correct'])
+    measure = 'pass@1' if samples == 1 else f'avg@{samples}'
+    lines.append(
+      f'  {source:<{width}} {measure:<12} {mean:+.4f}  (95%: {low:+.4f} to {high:+.4f}, paired; of '
+      f'{len(records)} questions {np.sum(difference_Q > 0)} better, {np.sum(difference_Q < 0)} '
+      'worse)'
+    )
+  return '\n'.join(lines)
+
+
+def records_path(out: str, step: int, spec: str, made: str = '') -> str:
+  """Where in the folder `out` the records of an evaluation are kept."""
+  return os.path.join(out, f'step_{step:06d}_{spec_names.spec_name(spec)}{made}.jsonl')
+
+
+def _grade(
+  config: Config, spec: str, questions: Sequence[Question], texts: Sequence[str], thinks: bool
+) -> list[Verdict]:
+  """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
+
+  Unless all prompts end in <think> (`thinks`), no response needs </think>.
+  """
+  samples = len(texts) // len(questions)
+  asked = [question for question in questions for _ in range(samples)]
+  grading = config.grading.correctness_alone
+  wanted = config.evaluation
+  required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
+  with Grader(grading, required) as grader:
+    verdicts = grader.grade(
+      texts, [question.answer for question in asked], [question.kind for question in asked]
+    )
+  pool.refuse_all_failed(f'evaluation on {spec}', verdicts)
+  return verdicts
+
+
+def _records(
+  tokenizer: Tokenizer,
+  questions: Sequence[Question],
+  prompts: Sequence[str],
+  responses: Sequence[Response],
+  texts: Sequence[str],
+  verdicts: Sequence[Verdict],
+) -> list[Record]:
+  """One record per question, with all its responses, special tokens included."""
+  samples = len(texts) // len(questions)
+  records = []
+  for index, (question, prompt) in enumerate(zip(questions, prompts)):
+    span = slice(index * samples, (index + 1) * samples)
+    record = {
+      'row': question.row,
+      'source': question.source,
+      'question': prompt,
+      'answer': question.answer,
+      'responses': [tokenizer.decode(r.tokens, special=True) for r in responses[span]],
+      'correct': [verdict.correct for verdict in verdicts[span]],
+      'outcomes': [verdict.outcome for verdict in verdicts[span]],
+      # What the verifier compared; null where there was nothing, or grading failed.
+      'extracted': [verdict.answer for verdict in verdicts[span]],
+      'truncated': [response.truncated for response in responses[span]],
+      'lengths': [len(response.tokens) for response in responses[span]],
+      # Means over tokens, in nats, at the temperature of sampling.
+      'entropies': [_mean_entropy(response) for response in responses[span]],
+    }
+    if check := step_checker(question):
+      record['valid_steps'] = [check(text) for text in texts[span]]
+    if style := style_reader(question):
+      record['styles'] = [style(text) for text in texts[span]]
+    records.append(record)
+  return records
+
+
+def _mean_entropy(response: Response) -> float | None:
+  """Over its tokens, in nats; None of a policy that has diverged, for JSON has no NaN."""
+  value = float(np.mean(response.entropy))
+  return round(value, 5) if math.isfinite(value) else None
+
+
+def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
+  correct_QK = np.array([record['correct'] for record in records], float)
+  # Rows with the same prompt (AIME's 32 copies) are one cluster: they are no new questions.
+  _, cluster_Q = np.unique([record['question'] for record in records], return_inverse=True)
+  samples = correct_QK.shape[1]
+  measures = {'pass@1': correct_QK[:, :1]}
+  if samples > 1:
+    measures |= {
+      f'avg@{samples}': correct_QK,
+      f'pass@{samples}': correct_QK.max(axis=1, keepdims=True),
+    }
+  scores = {f'eval/{group}/questions': float(len(records))}
+  for name, values_QK in measures.items():
+    mean, low, high = metrics.interval_95(values_QK, cluster_Q)
+    scores |= {
+      f'eval/{group}/{name}': mean,
+      f'eval/{group}/{name}_low': low,
+      f'eval/{group}/{name}_high': high,
+    }
+  scores[f'eval/{group}/truncated'] = float(np.mean([r['truncated'] for r in records]))
+  if 'valid_steps' in records[0]:
+    scores[f'eval/{group}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
+  return scores

@@ -1,0 +1,1 @@
+"""A config made into frozen settings, a model, a tokenizer and data."""

@@ -1,0 +1,177 @@
+"""Config files: by name or path, loaded, and what the command line overrides in them.
+
+All that can be wrong with them is refused here, before absl and ml_collections read the same
+command line: they would raise errors of many types, some of them only when a value is used.
+"""
+
+import copy
+import difflib
+import importlib.util
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from exgrpo_jax import config, definition_file
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import parse_config
+
+CONFIGS = 'exgrpo_jax.configs'
+_FLAG = re.compile(r'--?[A-Za-z]')
+
+
+# ---- By name ----
+
+
+def shipped_names(package: str) -> list[str]:
+  """The config files of a package, such as 'exgrpo_jax.configs', by name."""
+  folder = _folder(package)
+  return sorted(path.stem for path in folder.glob('*.py') if path.stem != '__init__')
+
+
+def shipped_path(value: str, package: str, flag: str) -> str:
+  """The file that `value` means: itself where it is a path, else the package's of that name.
+
+  `flag` is what the package's files are called too: config, sweep, study or suite. Raises
+  InputError, which begins with it, where there is no such file.
+  """
+  if not value.endswith('.py') and os.sep not in value:
+    path = _folder(package) / f'{value}.py'
+    if path.is_file() and value != '__init__':
+      return os.fspath(path)
+    names = shipped_names(package)
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f'did you mean {near[0]!r}? It' if near else 'it'
+    raise InputError(
+      f'--{flag}={value}: there is no {flag} of that name; {hint} must be a path that ends in .py, '
+      f'or one of: {", ".join(names)}.'
+    )
+  path = os.path.expanduser(value)
+  if not os.path.isfile(path):
+    raise InputError(
+      f'--{flag}={value}: there is no such file; by name there are: '
+      f'{", ".join(shipped_names(package))}.'
+    )
+  return path
+
+
+def config_path(value: str) -> str:
+  """`shipped_path` of a config; what follows a colon, get_config's argument, stays behind it."""
+  file, colon, argument = value.partition(':')
+  return shipped_path(file, CONFIGS, 'config') + colon + argument
+
+
+def portable_config(path: str) -> str:
+  """`path`, or of a config that ships with the package its name, which is valid on any machine."""
+  file, colon, argument = path.partition(':')
+  folder, name = os.path.split(file)
+  is_shipped = folder == os.fspath(_folder(CONFIGS))
+  return pathlib.Path(name).stem + colon + argument if is_shipped else path
+
+
+def _folder(package: str) -> pathlib.Path:
+  spec = importlib.util.find_spec(package)
+  if spec is None or not spec.submodule_search_locations:
+    raise InputError(
+      f'{package} is not installed: run pip install -e . in the clone, or install the wheel.'
+    )
+  return pathlib.Path(spec.submodule_search_locations[0])
+
+
+# ---- On the command line ----
+
+
+def resolved(argv: Sequence[str]) -> list[str]:
+  """`argv` with the --config that is given by name replaced by its file; that file is checked.
+
+  Raises InputError where there is no such file, it makes no config, or an override does not fit.
+  """
+  changed, path, follows = [], '', False
+  for arg in argv:
+    name, equals, value = arg.partition('=')
+    if follows:
+      arg = path = config_path(arg)
+    elif equals and name in ('-config', '--config'):
+      path = config_path(value)
+      arg = f'{name}={path}'
+    elif not path and _overridden_key(arg):
+      raise InputError(f'{arg} changes a setting of --config, which must come before it.')
+    follows = arg in ('-config', '--config')
+    changed.append(arg)
+  if path:
+    values = load(path)
+    for key, words in _overrides(changed).items():
+      _check_override(path, values, key, words)
+  return changed
+
+
+def load(path: str) -> ConfigDict:
+  """What get_config() of a config file returns; InputError says where the file fails.
+
+  What follows a colon in `path` is the function's argument.
+  """
+  returned = 'a ConfigDict, as configs/smoke.py does'
+  file, *argument = path.split(':', 1)
+  return definition_file.evaluate(file, 'config', returned, _check_type, argument)[0]
+
+
+def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+  """A config as --config names it, with other values where `overrides` has them by dotted key.
+
+  Raises:
+    InputError: there is no such config or setting, or it cannot have that value.
+  """
+  values = config.overridden(load(config_path(name)), overrides or {})
+  parse_config(values)
+  return values
+
+
+def _check_type(values: Any) -> None:
+  if not isinstance(values, ConfigDict):
+    raise InputError(f'get_config() returns {type(values).__name__}')
+
+
+def _overridden_key(arg: str) -> str:
+  """'replay.ratio' of --config.replay.ratio=0, or ''; a truth value may be --noconfig.x.y."""
+  name = arg.partition('=')[0].lstrip('-').removeprefix('no')
+  return name.removeprefix('config.') if arg[0] == '-' and name.startswith('config.') else ''
+
+
+def _overrides(argv: Sequence[str]) -> dict[str, list[str]]:
+  """Dotted key -> the arguments that override it: one, or more where the value stands apart."""
+  found: dict[str, list[str]] = {}
+  for number, arg in enumerate(argv):
+    if key := _overridden_key(arg):
+      value = [word for word in argv[number + 1 : number + 2] if not _FLAG.match(word)]
+      found.setdefault(key, []).extend([arg] if '=' in arg else [arg, *value])
+  return found
+
+
+def _check_override(path: str, values: ConfigDict, key: str, words: list[str]) -> None:
+  """InputError unless the config has the key and takes the value in `words`."""
+  text = words[-1].partition('=')[2] if _FLAG.match(words[-1]) else words[-1]
+  as_text = config.overridden(values, {key: text})  # refuses what is no key
+  alone = flags.FlagValues()
+  command = ['', *words]
+  try:
+    config_flags.DEFINE_config_dict(
+      'config', copy.deepcopy(values), flag_values=alone, sys_argv=command
+    )
+    alone(command)
+  except (flags.Error, ValueError) as error:
+    present = f'In {path} it is {_value(values, key)!r}.'
+    try:
+      parse_config(as_text)  # says what the value must be, and what it means
+    except InputError as refusal:
+      raise InputError(f'{refusal} {present}') from error
+    raise InputError(f'{" ".join(words)}: {error}. {present}') from error
+
+
+def _value(values: Any, key: str) -> Any:
+  for name in key.split('.'):
+    values = values[name]
+  return values

@@ -1,0 +1,352 @@
+"""Where a ConfigDict becomes frozen, checked Configs, and these a model, a tokenizer and data.
+
+Here alone a ConfigDict is read. `parse_config` checks it; `open_experiment` adds what it
+describes: tokenizer, mesh, model shape. The functions at the end make of an experiment what the
+rooms below need.
+"""
+
+import dataclasses
+import itertools
+import os
+
+import jax
+from ml_collections import ConfigDict
+
+from exgrpo_jax import config
+from exgrpo_jax.algorithm import combinations, objective, replay
+from exgrpo_jax.config import setting
+from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer, traces
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.sections import (
+  EvaluationConfig,
+  ExportConfig,
+  ModelConfig,
+  WarmStartConfig,
+)
+from exgrpo_jax.grading import settings as grading_settings
+from exgrpo_jax.grading import verifier
+from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
+from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
+from exgrpo_jax.policy import lora, model, sharding
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import parity, stages
+from exgrpo_jax.rollout import settings as rollout_settings
+from exgrpo_jax.runtime import activity, compilations, hosts, hub
+
+TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """A whole configuration, checked. Field names are the ConfigDict's."""
+
+  seed: int = setting(
+    '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+  )
+  num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
+  compilation_cache: str = setting(
+    None,
+    'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
+    "of the run; '' is JAX's own setting",
+  )
+  rollout: rollout_settings.Config
+  replay: replay.Config
+  objective: objective.Config
+  optimizer: optimizer.Config
+  gradient: gradients.Config
+  model: ModelConfig
+  lora: lora.Config
+  mesh: sharding.Config
+  prompt: prompt.Config
+  tokenizer: tokenizer.Config
+  data: questions.Config
+  experience: traces.Config
+  verifier: verifier.Config
+  grading: grading_settings.Config
+  warm_start: WarmStartConfig
+  evaluation: EvaluationConfig
+  alignment: alignment.Config
+  parity: parity.Config
+  checkpoint: checkpoint.Config
+  export: ExportConfig
+  metrics: metrics.Config
+
+  @property
+  def num_updates(self) -> int:
+    """Optimiser updates of the whole run."""
+    return self.num_steps * self.optimizer.minibatches
+
+  @property
+  def keeps_initial(self) -> bool:
+    """Whether a run needs its initial parameters to the end: beneath adapters, or for a KL term."""
+    return bool(self.lora.rank or self.objective.kl_coefficient)
+
+  @property
+  def warm_start_seed(self) -> int:
+    """Of the random parameters that the run begins with, and of its warm start."""
+    return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A configuration and what it describes; never changes during a run."""
+
+  config: Config
+  workdir: str
+  tokenizer: Tokenizer
+  meshes: sharding.Meshes
+  model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
+  model_name: str  # of the checkpoint: config.model.path as the user has it; '' for none
+
+
+def parse_config(values: ConfigDict) -> Config:
+  """The checked configuration; InputError names the first key that is wrong."""
+  parsed = config.build(Config, values, 'config')
+  num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
+  if num_questions % minibatches:
+    raise InputError(
+      f'config.optimizer.minibatches={minibatches} must divide '
+      f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
+      'groups.'
+    )
+  combinations.check(
+    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
+  )
+  prompt.check(parsed.prompt)
+  grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
+  alignment.check(parsed.alignment, parsed.data.evaluated)
+  if parsed.export.best and not parsed.data.validation:
+    raise InputError(
+      'config.export.best=True needs config.data.validation: the best policy is chosen by other '
+      'questions than those of config.data.evaluation, on which it is reported.'
+    )
+  if parsed.evaluation.patience and not parsed.data.validation:
+    raise InputError(
+      f'config.evaluation.patience={parsed.evaluation.patience} needs config.data.validation: when '
+      'to stop is decided by other questions than those of config.data.evaluation.'
+    )
+  if parsed.experience.path and not parsed.replay.ratio:
+    raise InputError(
+      f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
+      'nothing is replayed, wherever it comes from.'
+    )
+  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
+  if parsed.gradient.drop_zero_advantage:
+    for name in ('entropy_bonus', 'kl_coefficient'):
+      value = getattr(parsed.objective, name)
+      if value:
+        raise InputError(
+          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}=0, not {value}: '
+          'that term has a gradient at rows of advantage 0 too.'
+        )
+  return parsed
+
+
+def model_name(parsed: Config) -> str:
+  """The checkpoint that the config starts from: a folder, or a name of the Hub; '' is none."""
+  return parsed.model.path or parsed.model.repository
+
+
+def with_folders(parsed: Config, model: str) -> Config:
+  """The config with the folders of its tokenizer and its model in place of their names on the Hub.
+
+  Fetches what describes them, no weights. All hosts call it. `model` is the model's name or folder,
+  or ''. Raises InputError where a name cannot be fetched.
+  """
+  return dataclasses.replace(
+    parsed,
+    model=dataclasses.replace(parsed.model, path=hub_checkpoint.folder(model, 'config.model.path')),
+    tokenizer=dataclasses.replace(
+      parsed.tokenizer, path=hub_checkpoint.folder(parsed.tokenizer.path, 'config.tokenizer.path')
+    ),
+  )
+
+
+def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
+  """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
+
+  Names of the Hub mean what they mean to the run in `workdir`, where there is one.
+
+  Model code runs on a mesh: inside `with jax.set_mesh(experiment.meshes.training)`, where
+  `scheduler.generate` enters that of decoding by itself.
+  """
+  hub.recall(workdir)
+  as_given = parse_config(values)
+  name = model_name(as_given)
+  parsed = with_folders(as_given, name)
+  shape = model_config(parsed)
+  if not parsed.tokenizer.path and not parsed.model.path:  # then one is trained
+    questions.settle(parsed.data, _tokenizer_data(parsed))
+  with hosts.first_host_first('tokenizer'):  # the first host may train one, which the others read
+    text_tokenizer = _open_tokenizer(parsed, workdir)
+  vocab_size = shape.vocab_size or text_tokenizer.vocab_size
+  if vocab_size < text_tokenizer.vocab_size:
+    raise InputError(
+      f"config.model.vocab_size={vocab_size} must be at least the tokenizer's "
+      f"{text_tokenizer.vocab_size}: every token needs an embedding. 0 takes the tokenizer's."
+    )
+  compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
+  meshes = sharding.make_meshes(parsed.mesh)
+  shape = dataclasses.replace(shape, vocab_size=vocab_size)
+  model.check_meshes(shape, meshes)
+  lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
+  return Experiment(
+    config=parsed,
+    workdir=workdir,
+    tokenizer=text_tokenizer,
+    meshes=meshes,
+    model=shape,
+    model_name=name,
+  )
+
+
+def model_config(parsed: Config) -> model.Config:
+  """The model's shape: the checkpoint's where there is one, else what the config says."""
+  own = parsed.model
+  configured = model.Config(
+    **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.Config)}
+  )
+  if not own.path:
+    return configured
+  file, values = os.path.join(own.path, 'config.json'), architecture.read_json(own.path)
+  of_checkpoint = architecture.parse(values, file, own.dtype)
+  if own.repository and of_checkpoint != configured:
+    name = next(
+      name for name, value in vars(configured).items() if value != getattr(of_checkpoint, name)
+    )
+    raise InputError(
+      f'{file}: {name} is {getattr(of_checkpoint, name)}, where config.model.{name} of '
+      f'{own.repository} is {getattr(configured, name)}; name the folder of that model, or set '
+      "config.model.repository='' to train another."
+    )
+  values = architecture.extended(values, own.extension)
+  longest = parsed.rollout.longest_row
+  limit = values.get('max_position_embeddings', longest)
+  if longest > limit:
+    raise InputError(
+      f'config.rollout.max_prompt + config.rollout.max_response = {longest} tokens '
+      f'exceed max_position_embeddings={limit} of {file}; lower them, or set '
+      'config.model.extension to a longer context.'
+    )
+  return architecture.parse(values, file, own.dtype)
+
+
+def load_weights(experiment: Experiment, frozen: bool = False) -> model.Params:
+  """The parameters of the checkpoint that the config starts from, fetched where it is a name.
+
+  `frozen` as in `weights.load`.
+  """
+  name = experiment.model_name
+  folder = hub_checkpoint.folder(name, 'config.model.path', weights=True)
+  with activity.doing(f'reading the weights of {name}'):
+    params = weights.load(folder, experiment.model, experiment.meshes.training, frozen=frozen)
+    return jax.block_until_ready(params)
+
+
+def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
+  """The questions of a data spec, with their prompts.
+
+  Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
+  """
+  parsed = experiment.config
+  return question_set.load(
+    parsed.data, spec, experiment.tokenizer, parsed.prompt, parsed.rollout.max_prompt
+  )
+
+
+def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
+  """The questions of config.data.validation, then those of config.data.evaluation.
+
+  Raises InputError where config.export.best_without leaves none to choose the best policy by.
+  """
+  data, export = experiment.config.data, experiment.config.export
+  loaded = tuple(load_questions(experiment, spec) for spec in data.evaluated)
+  validation = loaded[: len(data.validation)]
+  if export.best and all(
+    question.source in export.best_without for found in validation for question in found.questions
+  ):
+    raise InputError(
+      f'config.export.best_without={export.best_without} leaves out every source of '
+      f'config.data.validation={data.validation}; the best policy is chosen by those it keeps.'
+    )
+  return loaded
+
+
+def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
+  """The rollout on the training questions; InputError where they are too few."""
+  parsed, size = experiment.config, len(data.questions)
+  if size < parsed.rollout.questions:
+    raise InputError(
+      f'config.rollout.questions={parsed.rollout.questions} must be at most the {size} questions '
+      f'of {data.spec}: no question comes twice in a step.'
+    )
+  if size < (in_flight := parsed.rollout.groups_in_flight):
+    raise InputError(
+      f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
+      'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
+      'many.'
+    )
+  return stages.Rollout(
+    config=parsed.rollout,
+    replay=parsed.replay,
+    objective=parsed.objective,
+    parity=parsed.parity,
+    model=experiment.model,
+    tokenizer=experiment.tokenizer,
+    meshes=experiment.meshes,
+    tokens_per_pass=parsed.gradient.tokens_per_microbatch,
+    seed=parsed.seed,
+    data=data,
+  )
+
+
+def update_spec(
+  parsed: Config, shape: model.Config, mesh: jax.sharding.Mesh
+) -> gradients.UpdateSpec:
+  """What a run's updates depend on besides arrays."""
+  return gradients.UpdateSpec(
+    gradient=parsed.gradient,
+    objective=parsed.objective,
+    optimizer=parsed.optimizer,
+    model=shape,
+    lora=parsed.lora,
+    mesh=mesh,
+    num_updates=parsed.num_updates,
+    temperature=parsed.rollout.temperature,
+    longest_row=parsed.rollout.longest_row,
+    max_response=parsed.rollout.max_response,
+    logit_chunk=parsed.rollout.logit_chunk,
+  )
+
+
+def state_shapes(experiment: Experiment) -> optimizer.TrainState:
+  """Shapes and shardings of a run's train state; allocates nothing."""
+  spec = update_spec(experiment.config, experiment.model, experiment.meshes.training)
+  return optimizer.shapes(spec.optimizer, spec.num_updates, gradients.trained_shapes(spec))
+
+
+def _open_tokenizer(parsed: Config, workdir: str) -> Tokenizer:
+  if parsed.tokenizer.path or parsed.model.path:
+    return tokenizer.load(parsed.tokenizer.path or parsed.model.path)
+  path = os.path.join(workdir, 'tokenizer.model')
+  # Without a config.json it was left by a refused start, and perhaps trained on other texts.
+  is_valid = os.path.exists(path) and os.path.exists(os.path.join(workdir, 'config.json'))
+  if hosts.is_first() and not is_valid:
+    found = questions.load(parsed.data, _tokenizer_data(parsed))
+    texts = (
+      text
+      for question in itertools.islice(found, TOKENIZER_TEXTS)
+      for text in (prompt.render(question.messages, parsed.prompt), question.solution)
+    )
+    tokenizer.train(texts, parsed.tokenizer.vocab_size, path)
+  return tokenizer.load(path)
+
+
+def _tokenizer_data(parsed: Config) -> str:
+  """The data spec whose text trains a tokenizer.
+
+  The same whatever is trained on afterwards, so that runs can share a warm start.
+  """
+  return parsed.warm_start.data if parsed.warm_start.num_updates else parsed.data.train

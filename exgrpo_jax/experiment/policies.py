@@ -1,0 +1,179 @@
+"""Which policy a command asks: a run's checkpoint, or a Hugging Face model without a run."""
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from exgrpo_jax import config
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files, warm_start
+from exgrpo_jax.experiment.experiment import (
+  Experiment,
+  load_weights,
+  model_config,
+  open_experiment,
+  parse_config,
+  state_shapes,
+  with_folders,
+)
+from exgrpo_jax.huggingface import architecture, hub_checkpoint
+from exgrpo_jax.learner import checkpoint, checksums
+from exgrpo_jax.policy import lora, model
+from exgrpo_jax.runtime import hub
+from exgrpo_jax.runtime.workdir import check_workdir, read_config
+
+# Of a model that is asked without a config: tokens of a prompt and of a response, and the bytes of
+# the cache that decides how many responses are decoded together.
+_LONGEST = 2048
+
+
+_CACHE_BYTES = 4 * 2**30
+
+
+class Source(NamedTuple):
+  """Where a policy is kept."""
+
+  kind: str  # 'run' or 'model'
+  path: str  # the run's workdir, or the model's folder or name on the Hub
+  step: int | None = None  # of the run's checkpoints; None is the newest
+
+  def describe(self) -> dict[str, str]:
+    """Its kind and where it is, as evaluations.jsonl and tables say whose a row is.
+
+    A model named on the Hub has its commit, once that has been asked for.
+    """
+    if '://' in self.path:
+      return {self.kind: self.path}
+    repository = self.kind == 'model' and hub_checkpoint.named(self.path)
+    return {self.kind: str(hub.as_known(repository)) if repository else os.path.abspath(self.path)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """A language model with what is needed to ask it."""
+
+  source: Source
+  experiment: Experiment
+  params: model.Params
+  step: int  # of the run, after which it has them; 0 of a model
+
+
+def at(path: str) -> Source:
+  """The run of this workdir, or else the model of this folder."""
+  is_run = os.path.exists(os.path.join(path, 'config.json')) and not _is_model(read_config(path))
+  return Source('run' if is_run else 'model', path)
+
+
+def config_values(source: Source, given: ConfigDict | None = None) -> ConfigDict:
+  """The config to ask it with: the one given, else the run's own or one that suits the model.
+
+  A copy. Raises InputError where the run has another model, tokenizer or prompt than the given one.
+  """
+  values: Any = copy.deepcopy(given)
+  if values:
+    parse_config(values)
+  if source.kind == 'run':
+    run = run_config(source.path)
+    if not values:
+      parse_config(run)
+      return run
+    check_workdir(values, source.path, ('model', 'lora', 'tokenizer', 'prompt'))
+    return values
+  if not values:
+    return suited_to(source.path)
+  with values.unlocked():
+    values.model.path = source.path
+  return values
+
+
+def run_config(workdir: str) -> ConfigDict:
+  """The config of a run that has a checkpoint; InputError where the folder holds no such run."""
+  values = read_config(workdir)
+  if _is_model(values):
+    raise InputError(
+      f"--checkpoint={workdir} must be a run's workdir, and it holds a Hugging Face model, which "
+      f'generate and evaluate take as --model={workdir}.'
+    )
+  if not checkpoint.steps(workdir):
+    raise InputError(
+      f'--checkpoint={workdir}: that run has no checkpoint, which its steps write, and so no '
+      'policy; wait for the first one, or name another run.'
+    )
+  return ConfigDict(values)
+
+
+def _is_model(values: Mapping[str, Any]) -> bool:
+  """Whether a config.json describes a Hugging Face model, rather than a run."""
+  return 'architectures' in values or 'model_type' in values
+
+
+def suited_to(path: str) -> ConfigDict:
+  """A config to ask a model with: by its chat template, if it has one, in so much memory."""
+  values: Any = base_config()
+  values.model.path = path
+  folder = hub_checkpoint.folder(path, '--model')
+  limit = architecture.read_json(folder).get('max_position_embeddings', 2 * _LONGEST)
+  longest = min(_LONGEST, limit // 2)
+  values.prompt.template = 'chat' if tokenizer.load(folder).chat.template else 'plain'
+  values.rollout.update(dict(max_prompt=longest, max_response=longest))
+  shape = model_config(with_folders(parse_config(values), path))
+  token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
+  row_bytes = 2 * longest * token_bytes * jnp.dtype(shape.dtype).itemsize
+  values.rollout.slots = max(1, min(values.rollout.slots, _CACHE_BYTES // row_bytes))
+  return values
+
+
+def base_config() -> ConfigDict:
+  """configs/base.py, with nothing to evaluate on."""
+  values: Any = config_files.load_config('base')
+  values.data.evaluation = ()
+  return values
+
+
+def open_policy(
+  path: str, overrides: Mapping[str, Any] | None = None, step: int | None = None
+) -> Policy:
+  """The policy that a run's workdir or a Hugging Face model holds, with its parameters.
+
+  Args:
+    path: the workdir, or the model's folder or name on the Hub.
+    overrides: dotted key -> value of what is to be other than in the run's config, or in one that
+      suits the model, such as {'evaluation.temperature': 0.0}.
+    step: of the run's checkpoints; the newest by default.
+
+  Raises:
+    InputError: there is no such policy, it is damaged, or it has no such setting.
+  """
+  source = at(path)._replace(step=step)
+  if step is not None and source.kind == 'model':
+    raise InputError(f'step={step} is of a run, and {path} holds no checkpoints.')
+  values = config.overridden(config_values(source), overrides or {})
+  return restore(source, open_experiment(values, path))
+
+
+def restore(source: Source, experiment: Experiment) -> Policy:
+  """The policy of an experiment that was opened for `source`."""
+  with jax.set_mesh(experiment.meshes.training):
+    if source.kind == 'run':
+      return Policy(source, experiment, *of_run(experiment, source.path, source.step))
+    return Policy(source, experiment, load_weights(experiment), 0)
+
+
+def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
+  """The policy of a checkpoint, by default the newest, and its step.
+
+  Raises InputError where there is none, or its adapters belong to another base.
+  """
+  config, like = experiment.config, state_shapes(experiment).params
+  if not config.lora.rank:
+    return checkpoint.restore_params(workdir, step, like)
+  base = warm_start.initial_params(experiment)
+  adapters, step = checkpoint.restore_params(workdir, step, like, checksums.of_base(base))
+  return lora.joined(config.lora, base, adapters), step

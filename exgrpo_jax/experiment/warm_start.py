@@ -1,0 +1,356 @@
+"""What reinforcement learning starts from: given or random weights, then supervised training.
+
+The warm start learns worked solutions, so that reinforcement learning has something to reward. Its
+result is kept in a folder of its own and reused when found. With `num_steps=0` the same is
+plain supervised fine-tuning.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import (
+  Config,
+  Experiment,
+  load_questions,
+  load_weights,
+  state_shapes,
+)
+from exgrpo_jax.experiment.sections import WarmStartConfig
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.learner.optimizer import TrainState
+from exgrpo_jax.padding import length_bucket, right_padded
+from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout.scoring import score_tokens
+from exgrpo_jax.runtime import activity, hosts, randomness
+from exgrpo_jax.runtime.randomness import Purpose
+from exgrpo_jax.runtime.workdir import differences, write_json
+
+WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
+REPORTS = 10  # progress lines of a warm start
+CHECK_EVERY = 25  # updates between checks of whether it is enough
+CHECK_ROWS = 256  # responses in such a check
+TOKENIZED_TOGETHER = 1000  # solutions
+
+# In the folder of a warm start: what it depends on, written last; held while it is trained.
+_ORIGIN, _LOCK = 'origin.json', 'lock'
+# What the names of an origin are called in the config, where that is another name.
+_SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
+
+_Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
+
+
+def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
+  """A checkpoint's parameters or random ones; after the warm start where the config has one.
+
+  The base of LoRA's adapters, where there are any, is frozen (see `model.shapes`). `data` are the
+  training questions, on which the warm start is checked; None where a run must have kept it.
+  """
+  config, mesh = experiment.config, experiment.meshes.training
+  name, rows, is_warm = experiment.model_name, None, config.warm_start.num_updates > 0
+  is_frozen = config.lora.rank > 0
+  if is_warm and not _is_kept(experiment):
+    if data is None:
+      raise InputError(
+        f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
+        'adapters mean nothing without it; bring it back.'
+      )
+    rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
+  if name:
+    params = load_weights(experiment, frozen=is_frozen and not is_warm)
+    count = sum(x.size for x in jax.tree.leaves(params))
+    print(f'weights of {name}: {count:,} parameters', flush=True)
+  else:
+    params = model.init(
+      experiment.model, randomness.key(config.warm_start_seed, Purpose.INIT), mesh
+    )
+  if is_warm:
+    params = run(experiment, params, data, rows)
+  if not is_frozen:
+    return params
+  count = sum(math.prod(x.shape) for x in jax.tree.leaves(state_shapes(experiment).params))
+  print(f'LoRA: adapters of rank {config.lora.rank}: {count:,} parameters', flush=True)
+  return model.frozen(experiment.model, params, mesh)
+
+
+def run(
+  experiment: Experiment,
+  params: model.Params,
+  data: QuestionSet | None,
+  rows: list[_Row] | None = None,
+) -> model.Params:
+  """The parameters after the warm start: read where they are kept, else trained and kept.
+
+  `data` are the training questions, on which `enough` is checked; needed only to train. `rows` are
+  what is learnt, read where they are not given. Raises InputError where the folder holds the result
+  of another configuration.
+  """
+  directory = _directory(experiment)
+  wanted = origin(experiment.config, experiment.model)
+  if _is_kept(experiment):  # in a folder that may be read-only
+    return _kept(directory, wanted, params)
+  with _claimed(directory):
+    if _is_kept(experiment):  # by the run that this one waited for
+      return _kept(directory, wanted, params)
+    assert data is not None
+    rows = _solutions(experiment) if rows is None else rows
+    params = _train(experiment, params, data, rows, directory)
+    checkpoint.save_params(os.path.join(directory, 'params'), params)
+    hosts.barrier('warm start')
+    write_json(os.path.join(directory, _ORIGIN), wanted)  # last: the rest is complete
+  return params
+
+
+def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> model.Params:
+  """The result that the folder holds, in the layout of `params`."""
+  with open(os.path.join(directory, _ORIGIN)) as file:
+    kept = json.load(file)
+  if kept != wanted:
+    changed = '; '.join(
+      f'config.{_SETTINGS.get(name, name)} was {old}, is {new}'
+      for name, old, new in differences(kept, wanted)
+    )
+    raise InputError(
+      f'{directory} holds a warm start of another configuration: {changed}. Choose another '
+      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
+    )
+  print(f'warm start: reused from {directory}', flush=True)
+  return checkpoint.load_params(os.path.join(directory, 'params'), checkpoint.abstract(params))
+
+
+@contextlib.contextmanager
+def _claimed(directory: str) -> Iterator[None]:
+  """Runs on this machine that share the folder train it once: the others wait for the first."""
+  if not hosts.is_first():
+    yield
+    return
+  os.makedirs(directory, exist_ok=True)
+  with open(os.path.join(directory, _LOCK), 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      print(f'warm start: another run is training it in {directory}', flush=True)
+      with activity.doing(f'waiting for the warm start in {directory}'):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def _directory(experiment: Experiment) -> str:
+  path = os.path.expanduser(experiment.config.warm_start.path)
+  return path or os.path.join(experiment.workdir, 'warm_start')
+
+
+def _is_kept(experiment: Experiment) -> bool:
+  """Whether the first host finds a warm start where this one's is to be kept."""
+  path = os.path.join(_directory(experiment), _ORIGIN)
+  return hosts.broadcast_from_first(os.path.exists(path))
+
+
+def origin(config: Config, shape: model.Config) -> dict[str, Any]:
+  """What the result depends on, as JSON gives it back; `shape` is the model's."""
+  settings = dataclasses.asdict(dataclasses.replace(config.warm_start, path=''))
+  del settings['seed']
+  found = {
+    'seed': config.warm_start_seed,
+    'model': dataclasses.asdict(shape) | {'path': config.model.path},
+    'tokenizer': dataclasses.asdict(config.tokenizer),
+    'prompt': dataclasses.asdict(config.prompt),
+    'warm_start': settings,
+  }
+  if config.warm_start.enough < 1:  # which is checked on them
+    found['train'] = config.data.train
+  return json.loads(json.dumps(found))
+
+
+def _train(
+  experiment: Experiment,
+  params: model.Params,
+  data: QuestionSet,
+  rows: list[_Row],
+  directory: str,
+) -> model.Params:
+  config = experiment.config.warm_start
+  optimizer_config = _optimizer(experiment.config.optimizer, config)
+  state = optimizer.init(optimizer_config, config.num_updates, params)
+  longest = max(len(prompt) + len(solution) for prompt, solution in rows)
+  interval = max(1, config.num_updates // REPORTS)
+  update = 0
+  with (
+    metrics.Writer(directory, first_step=0) as writer,
+    activity.doing(lambda: f'warm start, update {update} of {config.num_updates}'),
+  ):
+    for update in range(config.num_updates):
+      chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
+      arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      state, loss = _update_on(experiment, optimizer_config, state, arrays)
+      if (update + 1) % interval == 0 or update + 1 == config.num_updates:
+        _check_loss(config, update + 1, float(loss))
+        writer.write(update + 1, {'loss': float(loss)})
+        print(
+          f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
+          flush=True,
+        )
+      if config.enough < 1 and (update + 1) % CHECK_EVERY == 0:
+        pass_rate = _pass_rate(experiment, state.params, data, update)
+        if pass_rate >= config.enough:
+          print(
+            f'warm start: enough after {update + 1} updates, pass rate {pass_rate:.3f}', flush=True
+          )
+          break
+  return state.params
+
+
+def _check_loss(config: WarmStartConfig, update: int, loss: float) -> None:
+  if not math.isfinite(loss):
+    raise InputError(
+      f'warm start: the loss of update {update} is {loss}; nothing is kept. Probably '
+      f'config.warm_start.learning_rate={config.learning_rate:g} is too large: take a smaller one.'
+    )
+
+
+def rehearse(experiment: Experiment) -> None:
+  """Compiles the updates of a warm start: one at each length that its rows may be padded to."""
+  config = experiment.config.warm_start
+  key = randomness.key(experiment.config.warm_start_seed, Purpose.INIT)
+  params = model.init(experiment.model, key, experiment.meshes.training)
+  optimizer_config = _optimizer(experiment.config.optimizer, config)
+  state = optimizer.init(optimizer_config, config.num_updates, params)
+  lengths = [len(prompt) + len(solution) for prompt, solution in _solutions(experiment)]
+  for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
+    zeros_BT = np.zeros((config.batch_size, length))
+    arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
+    state, _ = _update_on(experiment, optimizer_config, state, arrays)
+  jax.block_until_ready(state)
+
+
+def _update_on(
+  experiment: Experiment,
+  optimizer_config: optimizer.Config,
+  state: TrainState,
+  arrays: tuple[np.ndarray, np.ndarray],
+) -> tuple[TrainState, jax.Array]:
+  """(state, loss) after one update on tokens_BT and mask_BT of this host; `state` is donated."""
+  config = experiment.config.warm_start
+  rows = sharding.batch(experiment.meshes.training, config.batch_size)
+  layout = sharding.layout_of(state)
+  state, loss = _update(
+    experiment.model,
+    optimizer_config,
+    config.num_updates,
+    experiment.config.rollout.logit_chunk,
+    state,
+    *sharding.put(arrays, rows),
+  )
+  return jax.device_put(state, layout), loss
+
+
+def _pass_rate(
+  experiment: Experiment, params: model.Params, data: QuestionSet, update: int
+) -> float:
+  """Share of correct responses, one to each of the first questions, at the run's temperature."""
+  tokenizer, config = experiment.tokenizer, experiment.config
+  asked = data.questions[:CHECK_ROWS]
+  responses = scheduler.generate(
+    experiment.model,
+    model.decode_layout(experiment.model, params, experiment.meshes),
+    data.prompts[:CHECK_ROWS],
+    range(len(asked)),
+    [0] * len(asked),
+    randomness.key(config.warm_start_seed, Purpose.WARM_START_CHECK, update),
+    config.rollout.decode_spec(tokenizer),
+    experiment.meshes.decoding,
+  )
+  with Grader(config.grading.correctness_alone, config.verifier) as grader:
+    verdicts = grader.grade(
+      [tokenizer.decode(response.tokens) for response in responses],
+      [question.answer for question in asked],
+      [question.kind for question in asked],
+    )
+  return float(np.mean([verdict.correct for verdict in verdicts]))
+
+
+def _solutions(experiment: Experiment) -> list[_Row]:
+  """The rows to learn; refuses questions without a solution, and solutions that are too long."""
+  config, tokenizer = experiment.config, experiment.tokenizer
+  spec, limit = config.warm_start.data, config.rollout.max_response
+  data = load_questions(experiment, spec)
+  rows = []
+  for start in range(0, len(data.questions), TOKENIZED_TOGETHER):
+    part = slice(start, start + TOKENIZED_TOGETHER)
+    asked = data.questions[part]
+    solutions = tokenizer.encode_all([question.solution for question in asked])
+    for question, prompt, ids in zip(asked, data.prompts[part], solutions):
+      if not question.solution:
+        raise InputError(
+          f'{spec}: row {question.row} has no worked solution to learn from; '
+          'set config.data.solution_field, or config.warm_start.num_updates=0.'
+        )
+      solution = np.array([*ids, tokenizer.eos_ids[0]], np.int32)
+      if len(solution) <= limit:
+        rows.append((prompt, solution))
+      elif config.data.overlong == 'refuse':
+        raise InputError(
+          f'{spec}: the solution of row {question.row} has {len(solution)} tokens, '
+          f'over config.rollout.max_response={limit}; raise it, or set '
+          "config.data.overlong='drop'."
+        )
+  if not rows:
+    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
+  return rows
+
+
+def _choose(size: int, count: int, seed: int, update: int) -> list[int]:
+  """Rows of one update: consecutive stretches of a permutation per epoch."""
+  places = np.arange(update * count, (update + 1) * count)
+  order = {
+    int(epoch): randomness.generator(seed, Purpose.WARM_START_ORDER, int(epoch)).permutation(size)
+    for epoch in np.unique(places // size)
+  }
+  return [int(order[int(place) // size][place % size]) for place in places]
+
+
+def _optimizer(config: optimizer.Config, warm_start: WarmStartConfig) -> optimizer.Config:
+  """AdamW at the warm start's rate; clipped at norm 1, for the loss is a mean per token."""
+  return dataclasses.replace(
+    config,
+    learning_rate=warm_start.learning_rate,
+    schedule='cosine',
+    warmup_updates=int(WARMUP_SHARE * warm_start.num_updates),
+    epsilon=1e-8,
+    clip_norm=1.0,
+    skip_norm=float('inf'),
+  )
+
+
+@jit_for_training(static_argnums=(0, 1, 2, 3), donate_argnums=(4,))
+def _update(
+  model_config: model.Config,
+  optimizer_config: optimizer.Config,
+  num_updates: int,
+  logit_chunk: int,
+  state: TrainState,
+  tokens_BT: jax.Array,
+  mask_BT: jax.Array,
+) -> tuple[TrainState, jax.Array]:
+  def loss_of(params: model.Params) -> jax.Array:
+    logp_BT, _ = score_tokens(model_config, params, tokens_BT, None, 1.0, logit_chunk)
+    return -jnp.sum(logp_BT * mask_BT) / jnp.sum(mask_BT)
+
+  loss, gradient = jax.value_and_grad(loss_of)(state.params)
+  state, _ = optimizer.apply_gradient(optimizer_config, num_updates, state, gradient)
+  return state, loss

@@ -1,0 +1,190 @@
+"""Writing, watching and serving the page of one or several runs."""
+
+import datetime
+import importlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from exgrpo_jax import __version__
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import early_stop, step_records
+from exgrpo_jax.reporting.figures import runs
+from exgrpo_jax.reporting.figures.runs import Group, Recorded
+from exgrpo_jax.reporting.page import contents, document, evaluations
+from exgrpo_jax.reporting.page.overview import Difference
+from exgrpo_jax.reporting.page.server import Server, Source
+from exgrpo_jax.reporting.records import FILE as METRICS
+from exgrpo_jax.runtime import activity, hosts
+
+PAGE = 'report.html'  # in the workdir of a run that has ended
+
+
+_BASE = 'exgrpo_jax.configs.base'
+
+
+_POLL = 2.0  # seconds from one look at the files to the next
+
+
+def write_report(
+  workdirs: Sequence[str], out: pathlib.Path, all_texts: bool = False, again: float = 0.0
+) -> list[Group]:
+  """Writes the page of these runs, and returns them as it shows them.
+
+  Args:
+    workdirs: of the runs.
+    out: the file; its folder is made where it is missing.
+    all_texts: also writes all texts into a folder beside it.
+    again: seconds after which the page of runs that go on is read anew; 0 is never.
+
+  Raises:
+    InputError: a folder is no run's, has no metrics yet, or the file cannot be written.
+  """
+  groups = runs.read(workdirs)
+  folder = out.with_name(f'{out.stem}_texts')
+  text = _render(
+    groups,
+    texts=f'{folder.name}/' if all_texts else None,
+    again=0.0 if _have_ended(groups) else again,
+  )
+  try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if all_texts:
+      _write_texts(groups, folder)
+    document.write(out, text)
+  except OSError as error:
+    raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
+  return groups
+
+
+def write_at_end(workdir: str) -> None:
+  """Writes the page of a run that has ended into its workdir.
+
+  The run is done, so what hinders the page, as a damaged record does, is only warned of.
+  """
+  try:
+    with activity.doing(f'writing {PAGE}'):
+      write_report([workdir], pathlib.Path(workdir, PAGE))
+  except InputError as error:
+    hosts.warn(f'{PAGE} is not written: {error}')
+
+
+def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
+  """The document; `options` go into its first part as they are, see browser/start.js."""
+  parts = contents.describe(groups, _differences, all_responses)
+  now = datetime.datetime.now().astimezone()
+  parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
+  parts['page'] |= options
+  return document.render(parts)
+
+
+def _differences(run: Recorded) -> list[Difference]:
+  """What a run's config has otherwise than the base config."""
+  values = importlib.import_module(_BASE).get_config().to_dict()
+  base = runs.flat(json.loads(json.dumps(values)))  # as a run's config.json holds them
+  return [
+    (name, base.get(name), value) for name, value in run.config.items() if base.get(name) != value
+  ]
+
+
+def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
+  """A file for each step of each run whose responses are recorded."""
+  folder.mkdir(exist_ok=True)
+  for index, run in enumerate(_runs(groups)):
+    for step, found in contents.describe_steps(run):
+      script = document.texts_script(f'{index}/{step}', found)
+      document.write(folder / f'{index}_{step:06d}.js', script)
+
+
+def _runs(groups: Sequence[Group]) -> list[Recorded]:
+  """In the order of the page."""
+  return [run for group in groups for run in group.runs]
+
+
+def _have_ended(groups: Sequence[Group]) -> bool:
+  return all(run.metrics[-1]['step'] >= _last_step(run) for run in _runs(groups))
+
+
+def _last_step(run: Recorded) -> int:
+  patience = run.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
+  return early_stop.last_step(early_stop.scores(run.metrics), run.config['num_steps'], patience)
+
+
+def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
+  """Prints the page's path and size, and how far each run has come."""
+  steps = ', '.join(
+    f'{run.workdir}: step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}'
+    for run in _runs(groups)
+  )
+  print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
+
+
+def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
+  """Writes the page whenever the runs have gone on, until all of them have ended."""
+  _step_aside()
+  _await_metrics(workdirs)
+  seen = ''
+  while True:
+    started, now = time.monotonic(), _signature(workdirs)
+    if now != seen:
+      groups = write_report(workdirs, out, all_texts, every)
+      print_written(out, groups)
+      if _have_ended(groups):
+        return
+      seen = now
+    time.sleep(max(_POLL, every - (time.monotonic() - started)))
+
+
+def serve(workdirs: Sequence[str], port: int, every: float) -> None:
+  """Serves the page until Ctrl-C."""
+  _step_aside()
+
+  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # by the newest page, in its order
+
+  def render(version: str) -> str:
+    groups = runs.read(workdirs)
+    shown[:] = [(run, contents.open_pieces(run)) for run in _runs(groups)]
+    return _render(groups, True, texts='texts/', again=_POLL, version=version)
+
+  def texts_of(index: int, step: int) -> str | None:
+    run, pieces = shown[index] if index < len(shown) else (None, None)
+    found = contents.describe_step(run, pieces, step) if run and pieces else None
+    return found and document.texts_script(f'{index}/{step}', found)
+
+  source = Source(
+    version=lambda: _signature(workdirs),
+    document=render,
+    texts=texts_of,
+  )
+  with Server(source, port, every) as server:
+    _await_metrics(workdirs)
+    print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C ends it', flush=True)
+    server.serve_forever()
+
+
+def _await_metrics(workdirs: Sequence[str]) -> None:
+  """Returns once all runs have written metrics; at once where a folder is no run's."""
+  waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
+  if waiting:
+    print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
+  while not all(map(runs.has_metrics, waiting)):
+    time.sleep(_POLL)
+
+
+def _signature(workdirs: Sequence[str]) -> str:
+  """Changes whenever one of the runs has written something that the page shows."""
+  stats = []
+  for workdir in map(pathlib.Path, workdirs):
+    for path in (workdir / METRICS, workdir / step_records.FOLDER, workdir / evaluations.FOLDER):
+      if path.exists():
+        stats.append(f'{path.stat().st_mtime_ns}')
+  return ' '.join(stats)
+
+
+def _step_aside() -> None:
+  """Lets the run have the processor first."""
+  if hasattr(os, 'nice'):
+    os.nice(19)

@@ -1,0 +1,1 @@
+"""Sweeps and studies: trials, protocols, the processes that run them."""

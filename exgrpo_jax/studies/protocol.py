@@ -1,0 +1,212 @@
+"""The protocol of a study: arms, settings and seeds, fixed before the first of its runs.
+
+A file in configs/studies/ defines a `get_study()` that returns a `Study`, and its docstring is the
+protocol in words. The first start writes it to protocol.json; from then on it cannot change.
+"""
+
+import dataclasses
+import datetime
+import difflib
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from exgrpo_jax import definition_file
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
+from exgrpo_jax.studies import trials
+
+FILE = 'protocol.json'
+
+Overrides = Mapping[str, Any]  # dotted config key -> value
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """Arms, compared in one or more settings, each with the same seeds."""
+
+  config: str  # the name of one that ships with the package, or a path
+  arms: Mapping[str, Overrides]  # what is compared, by name
+  settings: Mapping[str, Overrides]  # where, by name
+  seeds: Sequence[int]  # of every arm in every setting
+  baseline: str  # the arm that all others are compared with
+  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where they differ in it.
+  measure: str | Mapping[str, str]
+  smallest_difference: float  # of the measure that would matter
+
+  def measure_of(self, setting: str) -> str:
+    """The primary measure in a setting."""
+    return self.measure if isinstance(self.measure, str) else self.measure[setting]
+
+
+class Cell(NamedTuple):
+  """The place of a run in a study."""
+
+  setting: str
+  arm: str
+  seed: int
+
+
+class Protocol(NamedTuple):
+  """A study, and the file that defines it."""
+
+  study: Study
+  words: str  # the file's docstring
+  text: str  # all of the file
+  path: str
+
+  @property
+  def sha256(self) -> str:
+    """Of the file's text."""
+    return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def load(path: str) -> Protocol:
+  """The study that a file defines; InputError where it is not one that can be run."""
+  study, words = definition_file.evaluate(
+    path, 'study', 'a protocol.Study, as configs/studies/smoke.py does'
+  )
+  try:
+    if not isinstance(study, Study):
+      raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')
+    if not words:
+      raise InputError(
+        'it has no docstring, which must say the question, the arms, the primary measure, how '
+        'many seeds and why, how the learning rate was chosen, and when runs stop.'
+      )
+    _check(study)
+  except InputError as error:
+    raise InputError(f'--study={path}: {error}') from error
+  text = pathlib.Path(path).read_text(encoding='utf-8')
+  return Protocol(study=study, words=words, text=text, path=path)
+
+
+def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
+  """Of every run of the study its trial's name and overrides, seeds last."""
+  return {
+    Cell(setting, arm, seed): (f'{setting},{arm},seed={seed}', {**changed, **own, 'seed': seed})
+    for setting, changed in study.settings.items()
+    for arm, own in study.arms.items()
+    for seed in study.seeds
+  }
+
+
+def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
+  """Writes protocol.json at the first start; later InputError where anything in it has changed.
+
+  Args:
+    protocol: of the study.
+    config: what its config file says, nested, before arms and settings override it.
+    workdir: of the study.
+  """
+  path = os.path.join(workdir, FILE)
+  wanted = json.loads(json.dumps({**dataclasses.asdict(_listed(protocol.study)), 'values': config}))
+  if not os.path.exists(path):
+    for name, _ in cells(protocol.study).values():
+      if os.path.exists(os.path.join(workdir, name, 'config.json')):
+        raise InputError(
+          f"--workdir={workdir} holds the run '{name}' but no {FILE}: a protocol must be older "
+          'than its results, so use another --workdir.'
+        )
+    check_writable(workdir)
+    written = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    entry = {'written': written, 'sha256': protocol.sha256, 'text': protocol.text, 'study': wanted}
+    write_json(path, entry)
+    return
+  saved = read(workdir)
+  changes = [
+    f'{name} was {old}, is {new}' for name, old, new in differences(saved['study'], wanted)
+  ]
+  if not changes and saved['sha256'] != protocol.sha256:
+    changes = [_first_difference(saved['text'], protocol.text)]
+  if changes:
+    raise InputError(
+      f'{path} was written at {saved["written"]}, and the protocol has changed since: '
+      f'{"; ".join(changes)}. A study keeps the protocol that it began with: restore it, or use '
+      'another --workdir for a new study.'
+    )
+
+
+def read(workdir: str) -> dict[str, Any]:
+  """protocol.json: 'written', 'sha256', 'text' and 'study'; InputError where it is damaged."""
+  path = os.path.join(workdir, FILE)
+  try:
+    with open(path, encoding='utf-8') as file:
+      saved = json.load(file)
+    if not isinstance(saved, dict) or not {'written', 'sha256', 'text', 'study'} <= set(saved):
+      raise ValueError('it lacks a field')
+  except (OSError, ValueError) as error:
+    raise InputError(
+      f'{path} cannot be read as the protocol of a study ({error}); bring back a copy of it, or '
+      'use another --workdir.'
+    ) from error
+  return saved
+
+
+def _check(study: Study) -> None:
+  """InputError, which begins with the field, unless the study can be run and evaluated."""
+  _check_named('arms', study.arms)
+  _check_named('settings', study.settings)
+  _check_comparison(study)
+  for setting, changed in study.settings.items():
+    for arm, own in study.arms.items():
+      if twice := {*changed} & {*own} or {'seed'} & {*changed, *own}:
+        raise InputError(
+          f"'{min(twice)}' is set by more than one of setting '{setting}', arm '{arm}' and seeds; "
+          'arms differ in the same way in every setting.'
+        )
+  trials.check_names('get_study()', dict(cells(study).values()))
+
+
+def _check_named(field: str, named: Any) -> None:
+  """Refuses what is not name -> overrides."""
+  if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
+    raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
+  if not named:
+    raise InputError(f'{field} is empty; name at least one.')
+  for name in named:
+    if not isinstance(name, str) or not name or ',' in name:
+      raise InputError(f'{field} has the name {name!r}; it must be text without a comma.')
+
+
+def _check_comparison(study: Study) -> None:
+  """Refuses seeds, a baseline, a measure or a difference that no result can be told by."""
+  seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
+  if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
+    raise InputError(
+      f'seeds={study.seeds!r} must be two or more different whole numbers: intervals are over them.'
+    )
+  if study.baseline not in study.arms or len(study.arms) < 2:
+    raise InputError(
+      f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
+    )
+  if isinstance(study.measure, Mapping) and set(study.measure) != set(study.settings):
+    raise InputError(
+      f'measure={study.measure!r} must name one for each setting: {", ".join(study.settings)}.'
+    )
+  for setting in study.settings:
+    measure = study.measure_of(setting)
+    if not isinstance(measure, str) or not measure.startswith('eval/'):
+      raise InputError(
+        f'measure={measure!r} must be the name of an evaluation, such as '
+        "'eval/arithmetic_test_to_1000/pass@1'."
+      )
+  if not 0 < study.smallest_difference < math.inf:
+    raise InputError(
+      f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '
+      'difference of the measure that would matter.'
+    )
+
+
+def _listed(study: Study) -> Study:
+  """With its seeds as a list, which JSON can hold."""
+  return dataclasses.replace(study, seeds=list(study.seeds))
+
+
+def _first_difference(old: str, new: str) -> str:
+  lines = difflib.ndiff(old.splitlines(), new.splitlines())
+  return 'its file, at ' + repr(next((line for line in lines if line[0] in '+-'), 'its line ends'))

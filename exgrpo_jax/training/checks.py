@@ -1,0 +1,48 @@
+"""What can be checked before a run starts: flags, config, rewards, and what hosts share."""
+
+from ml_collections import ConfigDict
+
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import (
+  Config,
+  parse_config,
+)
+from exgrpo_jax.grading import pool
+from exgrpo_jax.reporting import weights_and_biases
+from exgrpo_jax.rollout import facts
+from exgrpo_jax.runtime import compilations
+from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
+from exgrpo_jax.training import prior_experience
+
+
+def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
+  """The checked configuration of a run; InputError says what is wrong with it."""
+  if not values or not workdir:
+    raise InputError(
+      '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
+    )
+  config = parse_config(values)
+  check_workdir(values, workdir)
+  prior_experience.check(config.experience, workdir)
+  pool.check(config.grading, config.verifier)
+  return config
+
+
+def check_start(values: ConfigDict, workdir: str) -> Config:
+  """`check_command`, and what this machine and the other hosts have; makes missing folders."""
+  config = check_command(values, workdir)
+  weights_and_biases.check(config.metrics.wandb_project)
+  check_writable(workdir)
+  make_folder('config.warm_start.path', config.warm_start.path)
+  make_folder('config.data.cache_dir', config.data.cache_dir)
+  compiled = compilations.folder(config.compilation_cache, workdir)
+  make_folder('config.compilation_cache', compiled)
+  check_hosts(values, workdir)
+  return config
+
+
+def check_rewards(config: Config, data: QuestionSet) -> None:
+  """InputError where a reward that reads a question's row cannot use that of the first one."""
+  if any(':' in spec for spec in config.grading.rewards):  # ours read none
+    pool.check(config.grading, config.verifier, facts.of_question(data.questions[0]))

@@ -1,0 +1,92 @@
+"""A run's policy written as a Hugging Face folder, for transformers, vLLM, or another run."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+
+from etils import epath
+
+from exgrpo_jax.experiment.experiment import Experiment
+from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.policy import model
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.workdir import write_json
+
+_SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and its score
+
+
+def write(
+  experiment: Experiment, params: model.Params, out: epath.PathLike, dtype: str | None = None
+) -> None:
+  """Writes weights, config.json, generation_config.json and the tokenizer's files.
+
+  Keeps what the original checkpoint has in its config.json. `dtype` is by default that of the
+  original, or float32 for a model from scratch. config.json is written last: a folder that
+  has it is complete.
+  """
+  config, tokenizer = experiment.config, experiment.tokenizer
+  if config.model.path:
+    values = architecture.extended(
+      architecture.read_json(config.model.path), config.model.extension
+    )
+  else:
+    values = architecture.to_json(experiment.model, config.rollout.longest_row)
+  if hosts.is_first():
+    tokenizer.save(out)
+    if 'generation_config.json' not in tokenizer.files:
+      (epath.Path(out) / 'generation_config.json').write_text(
+        json.dumps({'eos_token_id': list(tokenizer.eos_ids)})
+      )
+  original = values.get('dtype') or values.get('torch_dtype') or 'float32'
+  weights.save(out, experiment.model, params, values, dtype or original)
+
+
+def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:
+  """Exports to workdir/export/best if `score` is above that of the policy already there."""
+  folder = os.path.join(experiment.workdir, 'export', 'best')
+  if hosts.broadcast_from_first(_score(folder)) >= score:
+    return
+  with completed(folder) as unfinished:
+    write(experiment, params, unfinished)
+    write_json(os.path.join(unfinished, _SCORE), {'step': step, 'score': score})
+
+
+def keep_last(experiment: Experiment, params: model.Params) -> None:
+  """Exports to workdir/export/last, in place of what is there."""
+  with completed(os.path.join(experiment.workdir, 'export', 'last')) as unfinished:
+    write(experiment, params, unfinished)
+
+
+@contextlib.contextmanager
+def completed(folder: epath.PathLike) -> Iterator[str]:
+  """A folder to write into, beside `folder`, whose place it takes at the end of the block.
+
+  A kill or an error leaves what was there. What cannot be renamed, such as a bucket's folder, is
+  written in place: there config.json, or that of adapters, comes last.
+  """
+  name = os.fspath(folder)
+  if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():
+    yield name
+    return
+  name = os.path.realpath(name)
+  unfinished = name + '.new'
+  _remove(unfinished)  # of an export that was killed
+  yield unfinished
+  _remove(name)
+  if hosts.is_first():
+    os.replace(unfinished, name)
+
+
+def _score(folder: str) -> float:
+  try:
+    with open(os.path.join(folder, _SCORE)) as file:
+      return json.load(file)['score']
+  except FileNotFoundError:
+    return float('-inf')
+
+
+def _remove(folder: str) -> None:
+  if hosts.is_first():
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,241 @@
+"""The loop of the paper, `take_steps`, and the movements of a step."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from exgrpo_jax.algorithm import loss_sums, objective, replay
+from exgrpo_jax.datatypes import Cursor, Experience, Plan
+from exgrpo_jax.evaluation import scores
+from exgrpo_jax.learner import checkpoint, gradients
+from exgrpo_jax.learner.checkpoint import Snapshot
+from exgrpo_jax.learner.optimizer import TrainState
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
+from exgrpo_jax.rollout import carry
+from exgrpo_jax.runtime import activity, preemption, step_traces
+from exgrpo_jax.runtime.clock import NO_TRAINING
+from exgrpo_jax.runtime.environment import peak_memory
+from exgrpo_jax.runtime.randomness import Purpose
+from exgrpo_jax.training import export, held_out
+from exgrpo_jax.training.run import (
+  Progress,
+  Run,
+  bucketed,
+  check_policy,
+  check_step,
+  last_step,
+  warn,
+)
+
+
+class Step(NamedTuple):
+  """A step that was taken."""
+
+  snapshot: Snapshot  # after it; the next step donates its state
+  experience: Experience
+  metrics: Mapping[str, float]
+
+
+def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Step]:
+  """The loop of the paper, from the snapshot to the last step; each is taken when it is asked for.
+
+  Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
+  """
+  config, workdir = run.experiment.config, run.experiment.workdir
+  done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
+  plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.carried)
+  steps = range(done + 1, last_step(run, progress) + 1)
+  with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
+    for step in step_traces.written(steps, config.metrics.traced_steps, workdir):
+      experience = collect(run, state.params, plan)
+      state, sums = learn(run, state, experience)  # dispatched, not awaited
+      buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
+      measured = report(run, progress, state, buffer, experience, sums)  # awaits the update
+      # After the metrics, so that a resumed run has them all.
+      snapshot = Snapshot(step, state, buffer, cursor, tuple(experience.carried))
+      is_last = step == last_step(run, progress)
+      save(run, snapshot, is_last)
+      yield Step(snapshot, experience, measured)
+      if is_last:
+        break
+      plan, cursor = next_plan, next_cursor
+  if (ended := last_step(run, progress)) < config.num_steps:
+    print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
+  with activity.doing('writing the last checkpoint'):
+    if config.export.last:
+      export.keep_last(run.experiment, run.policy(state.params))
+    run.checkpoints.wait_until_finished()
+
+
+# ---- The movements of a step ----
+
+
+def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
+  """Fresh and replayed responses to the plan's questions, graded: no parameter changes."""
+  experiment, rollout, clock, policy = run.experiment, run.rollout, run.clock, run.policy(params)
+  with clock('reshard'):
+    decode_params = jax.block_until_ready(
+      model.decode_layout(experiment.model, policy, experiment.meshes)
+    )
+  with clock('generate'), activity.doing(run.grader.progress):
+    responses, generated = rollout.generate(decode_params, plan, Purpose.ROLLOUT, run.grader.submit)
+  del decode_params  # the update needs their memory
+  with clock('old_logprobs'):
+    responses, parity = rollout.old_logprobs(policy, plan, responses)
+  with clock('grade', device_waits=True):
+    verdicts = rollout.grade(plan, responses, run.grader)
+  plan, responses, verdicts, carried = rollout.split(plan, responses, verdicts)
+  with clock('pick'):
+    replays, scores = rollout.pick_replays(policy, plan)
+  with clock('assemble', device_waits=True):
+    batch = rollout.assemble(plan, responses, replays, verdicts)
+  aligned = held_out.measure_alignment(run, params, plan, batch)
+  return Experience(
+    plan=plan,
+    replays=replays,
+    scores=scores,
+    responses=responses,
+    verdicts=verdicts,
+    batch=batch,
+    carried=carried,
+    rollout=generated | carry.metrics(plan.step, responses, carried),
+    parity=parity,
+    alignment=aligned,
+  )
+
+
+@activity.doing('learn')
+def learn(
+  run: Run, state: TrainState, experience: Experience
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One pass over the step's rows: an optimiser update for each minibatch of whole groups.
+
+  `state` is donated; use the one returned. The sums are float32 scalars on the device, not
+  awaited: those of `objective.token_loss`, 'loss', 'gradient_norm', 'learning_rate', 'skipped' and
+  'updates'.
+  """
+  config = run.experiment.config
+  clip = objective.clips_fresh_ratios(config.objective, experience.plan.replay_started)
+  all_sums = []
+  minibatches = gradients.minibatches(experience.batch, config.optimizer.minibatches)
+  for index, minibatch in enumerate(minibatches):
+    gradient, sums = gradients.minibatch_gradient(
+      run.update, state.params, minibatch, clip, index == 0, run.kept.initial
+    )
+    state, norms = gradients.apply_gradient(run.update, state, gradient)
+    del gradient  # the next one needs its memory
+    all_sums.append(sums | norms | {'updates': np.float32(1)})
+  sums = loss_sums.merge_sums(all_sums)
+  run.clock.dispatched(sums)
+  return state, sums
+
+
+def remember(
+  run: Run, buffer: replay.Buffer, cursor: Cursor, experience: Experience
+) -> tuple[replay.Buffer, Plan, Cursor]:
+  """The buffer after the step, and the next step's plan: host work while the device learns."""
+  config, rollout, plan = run.experiment.config, run.rollout, experience.plan
+  with run.clock('record'):
+    buffer = replay.record_step(
+      config.replay,
+      buffer,
+      plan,
+      experience.replays,
+      experience.responses,
+      experience.verdicts,
+    )
+  with run.clock('plan'):
+    next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1, experience.carried)
+  if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
+    print(
+      f'epoch {next_plan.epoch}: fewer than {config.rollout.groups_in_flight} questions are not '
+      'yet retired, so retired ones are read again (and never replayed)',
+      flush=True,
+    )
+  return buffer, next_plan, next_cursor
+
+
+def report(
+  run: Run,
+  progress: Progress,
+  state: TrainState,
+  buffer: replay.Buffer,
+  experience: Experience,
+  sums: Mapping[str, jax.Array],
+) -> dict[str, float]:
+  """Awaits the update; warns, evaluates, and writes the step's records, metrics and samples.
+
+  Returns the metrics. Raises InputError where training has broken down.
+  """
+  config, plan, clock = run.experiment.config, experience.plan, run.clock
+  tokenizer = run.experiment.tokenizer
+  with clock('records'):
+    before, after = progress.bucketed, bucketed(run.experiment, buffer)
+    chosen = step_rows.recorded_groups(plan, config.metrics.recorded_groups, config.seed)
+    rows = step_rows.rows(config.replay, tokenizer, experience, before, after, chosen)
+    run.records.add(plan.step, rows)
+    progress.bucketed = after
+  with clock('await_update'):
+    clock.await_device()
+  measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
+  check_step(run, progress, experience, measured)
+  warn(run, progress, experience, measured)
+  if plan.step in config.evaluation.steps(config.num_steps):
+    policy = run.policy(state.params)
+    with progress.pace.evaluation():
+      with clock('evaluate'):
+        evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
+        measured |= evaluated
+        progress.scores |= early_stop.scores([{'step': plan.step} | evaluated])
+      if config.export.best:
+        with clock('export', device_waits=True):
+          export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])
+  measured |= clock.seconds() | run.compiled.metrics() | peak_memory()
+  apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
+  measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
+  clock.restart()
+  progress.pace.finish_step()
+  with clock('log', device_waits=True):
+    due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
+    seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
+    print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
+    sampled = samples.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
+    file = f'step_{plan.step:06d}.jsonl'
+    metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), sampled)
+    run.writer.write(plan.step, measured, sampled)
+  return measured
+
+
+def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
+  """Saves where it is due; exits, once saved, where the run was told to stop.
+
+  Raises InputError, and saves nothing, where the policy gives no finite probabilities any more.
+  """
+  config, is_saved = run.experiment.config, False
+  if snapshot.step % config.checkpoint.every == 0 or is_last:
+    with run.clock('save', device_waits=True):
+      _write(run, snapshot)
+    is_saved = True
+  if (signal_name := run.told_to_stop()) and not is_last:
+    if not is_saved:
+      _write(run, snapshot)
+    run.checkpoints.wait_until_finished()
+    print(
+      f'stopped by {signal_name}: saved after step {snapshot.step} of {config.num_steps}; the '
+      'same command resumes',
+      file=sys.stderr,
+      flush=True,
+    )
+    sys.exit(preemption.EXIT_CODE)
+
+
+def _write(run: Run, snapshot: Snapshot) -> None:
+  """Begins to write a checkpoint, if its policy is sound."""
+  check_policy(run, snapshot)
+  run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
+  checkpoint.save(run.checkpoints, snapshot, run.kept.base_sums)

@@ -1,0 +1,134 @@
+r"""Which questions a policy solves sometimes: `exgrpo data prefilter`.
+
+exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
+exgrpo train --config=one_gpu --workdir=/tmp/run \
+    --config.data.train=filtered/questions.jsonl --config.experience.path=filtered/successes.parquet
+
+The policy that training would start from, or a run's, answers each question of config.data.train a
+few times, sampled and graded as in training. Questions that it always or never solves teach nothing
+for now, and are left out. With the successes in the replay buffer, a run knows from its first step
+on how hard each question is. In --out are
+  questions.jsonl     the questions that remain, in verl's columns, with `solution`, `pass_rate` and
+                      `columns`, the columns that they had, as JSON
+  successes.parquet   the right responses to them, for config.experience.path
+  pass_rates.jsonl    of every question the share of responses that was right
+"""
+
+import collections
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_jax.data import traces
+from exgrpo_jax.datatypes import Question, Response, Verdict
+from exgrpo_jax.experiment.experiment import (
+  Experiment,
+)
+from exgrpo_jax.grading import pool
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout.stages import Rollout, plan_apart
+from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime.randomness import Purpose
+
+_TOGETHER = 1024  # questions that are asked together
+
+
+_SUCCESSES = pa.schema(
+  [
+    ('question', pa.string()),
+    ('tokens', pa.list_(pa.int32())),
+    ('logp', pa.list_(pa.float32())),
+    ('correctness', pa.float64()),
+  ]
+)
+
+
+class Tried(NamedTuple):
+  """A question, and what the policy made of it."""
+
+  question: Question
+  responses: Sequence[Response]
+  verdicts: Sequence[Verdict]
+
+  @property
+  def pass_rate(self) -> float:
+    """The share of right responses."""
+    return sum(verdict.correct for verdict in self.verdicts) / len(self.verdicts)
+
+
+def answered(
+  experiment: Experiment, rollout: Rollout, params: model.Params, samples: int
+) -> Iterator[Tried]:
+  """All questions in their order; what is drawn depends on seed, question and sample alone."""
+  config, data = experiment.config, rollout.data
+  rollout = dataclasses.replace(
+    rollout, config=dataclasses.replace(config.rollout, samples=samples, carry=False)
+  )
+  decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
+  with pool.Grader(config.grading, config.verifier) as grader:
+    for start in range(0, len(data.questions), _TOGETHER):
+      rows = range(start, min(start + _TOGETHER, len(data.questions)))
+      plan = plan_apart(data, rows, step=0)
+      with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
+        responses, _ = rollout.generate(decode_params, plan, Purpose.PREFILTER, grader.submit)
+        verdicts = rollout.grade(plan, responses, grader)
+      yield from map(Tried, plan.questions, responses, verdicts)
+
+
+def write(out: str, tried: Sequence[Tried], kept: Sequence[Tried]) -> None:
+  """The three files; of several hosts only the first writes."""
+  rates = [
+    {
+      'row': one.question.row,
+      'source': one.question.source,
+      'pass_rate': one.pass_rate,
+      'samples': len(one.verdicts),
+    }
+    for one in tried
+  ]
+  metrics.write_rows(os.path.join(out, 'pass_rates.jsonl'), rates)
+  metrics.write_rows(os.path.join(out, 'questions.jsonl'), [_row(one) for one in kept])
+  successes = [row for one in kept for row in _successes(one)]
+  if hosts.is_first():
+    table = pa.Table.from_pylist(successes, _SUCCESSES)
+    pq.write_table(table, os.path.join(out, 'successes.parquet'))
+
+
+def _row(one: Tried) -> dict[str, Any]:
+  """A question in the columns of a prefiltered set, apart from those of its own; see columns.py."""
+  question = one.question
+  return {
+    'data_source': question.source,
+    'prompt': [message._asdict() for message in question.messages],
+    'reward_model': {'style': question.kind, 'ground_truth': question.answer},
+    'solution': question.solution,
+    'pass_rate': one.pass_rate,
+    'columns': json.dumps(question.columns),
+  }
+
+
+def _successes(one: Tried) -> Iterator[dict[str, Any]]:
+  """Its right responses, as traces.py reads them; none where all or no responses are right."""
+  if not 0 < one.pass_rate < 1:
+    return
+  for response, verdict in zip(one.responses, one.verdicts):
+    if verdict.correct:
+      yield {
+        'question': traces.asked(one.question.messages),
+        'tokens': response.tokens,
+        'logp': response.logp,
+        'correctness': one.pass_rate,
+      }
+
+
+def spread(tried: Sequence[Tried]) -> str:
+  """How many questions have which pass rate."""
+  counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
+  return ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))

@@ -1,0 +1,145 @@
+"""Experience from elsewhere for the replay buffer of a new run: a file's, or another run's.
+
+It is read, matched and graded before anything else is computed or written, and never again once
+the run has a checkpoint, which holds the buffer.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable
+
+from exgrpo_jax import config
+from exgrpo_jax.data import prompt, question_set, questions, tokenizer, traces
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import Experiment
+from exgrpo_jax.grading import pool
+from exgrpo_jax.huggingface import hub_checkpoint
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.rollout import seeding
+from exgrpo_jax.runtime import activity, hub
+from exgrpo_jax.runtime.workdir import read_config
+
+
+def check(experience: traces.Config, workdir: str) -> None:
+  """InputError where a new run in `workdir` could not read the experience that it is given."""
+  path = experience.path
+  if not path or checkpoint.steps(workdir):
+    return
+  if experience.is_file:
+    traces.check_columns(path)
+  elif not os.path.exists(os.path.join(path, 'config.json')):
+    raise InputError(
+      f'config.experience.path={path} is neither a .jsonl nor a .parquet file, nor the workdir of '
+      'a run, which holds a config.json; experience comes from one of these.'
+    )
+  elif not checkpoint.steps(path):
+    raise InputError(
+      f'config.experience.path={path}: that run has no checkpoint, and its buffer is in there; '
+      'wait for the first one, or name another run.'
+    )
+
+
+def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
+  """The successes that `config.experience.path` names, none without; prints how many there are.
+
+  `data` are the training questions. All hosts call it. Raises InputError where the experience
+  cannot be used, or nothing in it is right.
+  """
+  parsed = experiment.config
+  path = parsed.experience.path
+  if not path:
+    return []
+  with activity.doing(f'reading the experience in {path}'):
+    found = traces.read(path) if parsed.experience.is_file else _of_run(experiment, path)
+    proposed, counts = seeding.candidates(
+      path, found, data, experiment.tokenizer, parsed.rollout.max_response, parsed.data.overlong
+    )
+  with (
+    activity.doing(f'grading the experience in {path}'),
+    pool.Grader(parsed.grading, parsed.verifier) as grader,
+  ):
+    limit = parsed.rollout.max_response
+    right = seeding.successes(path, proposed, data, experiment.tokenizer, limit, grader)
+  counts['wrong'] = len(proposed) - len(right)
+  left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
+  print(
+    f'experience: {counts["traces"]:,} responses in {path}'
+    + (f', of which {", ".join(left_out)}' if left_out else '')
+    + f'; {len(right):,} successes of {len({c.row for c in right}):,} questions are kept',
+    flush=True,
+  )
+  return right
+
+
+def _of_run(experiment: Experiment, path: str) -> Iterable[traces.Trace]:
+  """The buffer of another run's newest checkpoint; retired questions have left it."""
+  values = read_config(path)
+  with hub.as_in(path):
+    own = _tokenizer_of(path, values)
+  if not _same(own, experiment.tokenizer):
+    raise InputError(
+      f'config.experience.path={path}: that run has another tokenizer, whose tokens would mean '
+      f'other text here; set config.tokenizer.path={path}/tokenizer.model where that is there, or '
+      'to its config.tokenizer.path.'
+    )
+  with hub.as_in(path):
+    theirs = _questions_of(experiment, path, values)
+  buffer, step = checkpoint.restore_buffer(path)
+  rows = sorted(buffer.entries)
+  if not rows:
+    raise InputError(
+      f'config.experience.path={path}: the buffer of that run is empty after step {step}; name a '
+      'run that has stored something.'
+    )
+  for row in rows:
+    length = buffer.entries[row].prompt_length
+    if row >= len(theirs.prompts) or len(theirs.prompts[row]) != length:
+      raise InputError(
+        f'config.experience.path={path}: {theirs.spec} is no longer what that run was trained on: '
+        f'the prompt of row {row} had {length} tokens. Bring the data back.'
+      )
+  for row, question in zip(rows, theirs.questions.read(rows)):
+    entry = buffer.entries[row]
+    for number, stored in enumerate(entry.trajectories):
+      yield traces.Trace(
+        place=f'{path}, step {step}: trajectory {number} of question {row}',
+        question=traces.asked(question.messages),
+        response=None,
+        tokens=stored.tokens,
+        logp=stored.logp,
+        correctness=entry.correctness,
+        row=row,
+      )
+
+
+def _tokenizer_of(path: str, values: dict) -> Tokenizer:
+  model = values['model']
+  named = values['tokenizer']['path'] or model['path'] or model.get('repository', '')
+  folder = hub_checkpoint.folder(named, f'config.experience.path={path}: its tokenizer')
+  return tokenizer.load(folder or os.path.join(path, 'tokenizer.model'))
+
+
+def _same(first: Tokenizer, second: Tokenizer) -> bool:
+  """Whether the same ids mean the same text; what else lies beside their files does not matter."""
+  names = ('tokenizer.json', 'tokenizer.model')
+  return all(first.files.get(name) == second.files.get(name) for name in names)
+
+
+def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSet:
+  """The training questions of another run, as its config has them."""
+  theirs = config.build(questions.Config, values['data'], f'{path}/config.json: data')
+  theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
+  try:
+    return question_set.load(
+      theirs,
+      theirs.train,
+      experiment.tokenizer,
+      config.build(prompt.Config, values['prompt'], f'{path}/config.json: prompt'),
+      values['rollout']['max_prompt'],
+    )
+  except InputError as error:
+    raise InputError(
+      f'config.experience.path={path}: the questions of that run cannot be read. {error}'
+    ) from error

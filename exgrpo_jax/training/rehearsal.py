@@ -1,0 +1,160 @@
+"""Compiles the programs of a run without a step: each runs once, on next to nothing.
+
+A run calls the same functions with arrays of the same shapes and layouts, so it finds all of its
+programs in the compilation cache. The memory is that of a run.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from exgrpo_jax.algorithm import loss_sums
+from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.experiment import warm_start
+from exgrpo_jax.experiment.experiment import Experiment, update_spec
+from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
+from exgrpo_jax.learner.optimizer import TrainState
+from exgrpo_jax.padding import right_padded
+from exgrpo_jax.policy import kv_cache, lora, model, sharding
+from exgrpo_jax.rollout import decode_loop, scheduler, selection
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
+from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
+from exgrpo_jax.rollout.slots import insertion_of
+from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.runtime import activity, randomness
+from exgrpo_jax.runtime.randomness import Purpose
+from exgrpo_jax.training.run import first_params
+
+
+def run(experiment: Experiment, rollout: Rollout) -> None:
+  """Compiles what a run of the experiment may ask for; call it on the training mesh."""
+  config = experiment.config
+  key = randomness.key(config.warm_start_seed, Purpose.INIT)
+  if config.warm_start.num_updates:
+    with activity.doing('compiling the warm start'):
+      warm_start.rehearse(experiment)
+  params = model.init(experiment.model, key, experiment.meshes.training)
+  if config.lora.rank:
+    params = model.frozen(experiment.model, params, experiment.meshes.training)
+    checksums.of_base(params)
+  initial, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
+  with activity.doing('compiling the rollout'):
+    _score(rollout, policy)
+    decode_params = model.decode_layout(experiment.model, policy, experiment.meshes)
+    for spec in _decode_specs(experiment):
+      _decode(experiment, decode_params, spec)
+    del decode_params
+  with activity.doing('compiling the update'):
+    state = optimizer.init(config.optimizer, config.num_updates, trained)
+    state = _update(experiment, rollout, state, initial)
+    jax.block_until_ready(checksums.bit_sums(state))
+
+
+def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
+  """Of training and of evaluation; one, where they differ in nothing that is compiled."""
+  config, wanted = experiment.config.rollout, experiment.config.evaluation
+  distributions = (None, wanted.distribution)
+  specs = (config.decode_spec(experiment.tokenizer, d) for d in distributions)
+  return dict.fromkeys(spec.at_any_temperature for spec in specs)
+
+
+def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> None:
+  """Prefill, insertion and decoding with every length of the cache and number of slots."""
+  shape, mesh = experiment.model, experiment.meshes.decoding
+
+  def decode(state: State) -> State:
+    return decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0)[0]
+
+  with jax.set_mesh(mesh):
+    platform = sharding.platform()
+    lengths = scheduler.cache_lengths(spec.longest_row, platform)
+    for length, longer in zip(lengths, [*lengths[1:], None]):
+      state, prompts = decode_loop.empty(shape, spec, length)
+      prefilled = Prefilled(prompts)
+      for number, size in enumerate(prefill_lengths(spec.max_prompt)):
+        prompt = np.full(size, spec.pad_id, np.int32)
+        prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
+      nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
+      state = decode(decode_loop.insert(state, prefilled.prompts, nothing))
+      if experiment.config.rollout.carry and not longer:
+        state = _resume(shape, spec, params, mesh, state)
+      while True:
+        if longer:
+          state = decode_loop.resize_cache(decode_loop.resize_cache(state, longer), length)
+        count = scheduler.compacted_slots(len(state.live_B))
+        if not count or kv_cache.is_ragged(platform):
+          break
+        state = decode(decode_loop.select_slots(state, np.arange(count, dtype=np.int32)))
+      jax.block_until_ready(state)
+
+
+def _resume(
+  shape: model.Config, spec: DecodeSpec, params: model.Params, mesh: Mesh, state: State
+) -> State:
+  """Resumes rows of every length, in no slot."""
+  lengths = resume_lengths(spec.longest_row)
+  rows = {length: np.full(length, spec.pad_id, np.int32) for length in lengths}
+  for tokens_PT, _ in batches(rows, lengths, spec.slots, mesh, spec.pad_id):
+    nothing = insertion_of([], spec.slots, len(tokens_PT))
+    state = decode_loop.resume(shape, params, state, tokens_PT, nothing)
+  return state
+
+
+def _score(rollout: Rollout, params: model.Params) -> None:
+  """Scoring of a longest row and of a short one, and the weights of replayed tokens."""
+  for row in _long_and_short(rollout):
+    (logp,), _ = rollout.score(params, [row])
+  selection.weights(rollout.objective, rollout.meshes.training, [logp], [logp])
+
+
+def _update(
+  experiment: Experiment, rollout: Rollout, state: TrainState, initial: model.Params | None
+) -> TrainState:
+  """An optimiser update, of the longest row and of the shortest; `state` is donated."""
+  config, all_sums = experiment.config, []
+  spec = update_spec(config, experiment.model, experiment.meshes.training)
+  batches = [_batch(rollout, row) for row in _long_and_short(rollout)]
+  if config.alignment.every:
+    alignment.measure(
+      spec, state.params, batches[0], config.rollout.samples, False, batches[1], initial
+    )
+  for batch in batches:
+    minibatch = gradients.minibatches(batch, config.optimizer.minibatches)[0]
+    gradient, sums = gradients.minibatch_gradient(
+      spec, state.params, minibatch, False, True, initial
+    )
+  state, norms = gradients.apply_gradient(spec, state, gradient)
+  all_sums = [sums | norms | {'updates': np.float32(1)}] * config.optimizer.minibatches
+  loss_sums.merge_sums(all_sums)
+  return state
+
+
+def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
+  """A step's rows, of which only the first is trained on: so it decides the shape of the pass."""
+  num_rows = rollout.config.questions * rollout.config.samples
+  rows = [row] * num_rows
+  tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)
+  mask_BT[1:] = 0
+  return Batch(
+    tokens_BT=tokens_BT,
+    response_mask_BT=mask_BT,
+    behaviour_logp_BT=np.zeros_like(mask_BT),
+    advantage_B=np.ones(num_rows, np.float32),
+    is_replay_B=np.zeros(num_rows, bool),
+    policy_step_B=np.zeros(num_rows, np.int32),
+    tis_weight_BT=np.ones_like(mask_BT),
+    is_carried_BT=np.zeros(mask_BT.shape, bool) if rollout.config.carry else None,
+  )
+
+
+def _long_and_short(rollout: Rollout) -> list[tuple[np.ndarray, np.ndarray]]:
+  """(prompt, response) of the longest row that there can be, and of the shortest."""
+  sizes = (rollout.config.max_prompt, rollout.config.max_response), (1, 1)
+  pad_id = rollout.tokenizer.pad_id
+  return [
+    (np.full(prompt, pad_id, np.int32), np.full(response, pad_id, np.int32))
+    for prompt, response in sizes
+  ]

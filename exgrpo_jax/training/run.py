@@ -1,0 +1,212 @@
+"""What the training loop works with, where it starts, and what it keeps in mind between steps."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.algorithm.replay import Bucketed, Buffer
+from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import Experiment, state_shapes
+from exgrpo_jax.grading import pool
+from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
+from exgrpo_jax.learner.checkpoint import Snapshot
+from exgrpo_jax.policy import lora, model
+from exgrpo_jax.reporting import breakdown, early_stop, metrics, record_writer, regime, step_metrics
+from exgrpo_jax.rollout import seeding
+from exgrpo_jax.rollout.stages import Rollout
+from exgrpo_jax.runtime import activity, compilations, hosts, randomness
+from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.runtime.pace import Pace
+from exgrpo_jax.runtime.randomness import Purpose
+
+
+class Kept(NamedTuple):
+  """What a run keeps of the parameters that it began with."""
+
+  initial: model.Params | None = None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
+  base_sums: Mapping[str, int] = checkpoint.NO_BASE  # with LoRA; see `checkpoint.save`
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What a training run has from its first step to its last."""
+
+  experiment: Experiment
+  rollout: Rollout
+  evaluations: tuple[QuestionSet, ...]
+  update: gradients.UpdateSpec
+  kept: Kept
+  grader: pool.Grader
+  writer: metrics.Writer
+  records: record_writer.Writer
+  checkpoints: ocp.CheckpointManager
+  clock: Clock
+  compiled: compilations.Counter
+  told_to_stop: Callable[[], str]  # the signal's name, or ''
+
+  def policy(self, params: model.Params) -> model.Params:
+    """The policy of the parameters that are trained; with LoRA they are adapters."""
+    return lora.joined(self.experiment.config.lora, self.kept.initial, params)
+
+
+@dataclasses.dataclass
+class Progress:
+  """What changes with every step, and no checkpoint keeps."""
+
+  pace: Pace
+  bucketed: Bucketed  # the buffer after the last step that was reported
+  silent_steps: int  # in a row, up to now, without any difference in reward
+  scores: dict[int, float]  # step -> validation score
+  history: regime.History
+
+
+def progress_after(
+  experiment: Experiment, rollout: Rollout, buffer: Buffer, compiled: compilations.Counter
+) -> Progress:
+  """That of a run with this buffer, after the steps of its metrics.jsonl."""
+  past = metrics.read(experiment.workdir)
+  is_silent = (record.get('zero_variance') == 1 for record in reversed(past))
+  return Progress(
+    pace=Pace(compiled, past),
+    bucketed=bucketed(experiment, buffer),
+    silent_steps=sum(1 for _ in itertools.takewhile(bool, is_silent)),
+    scores=early_stop.scores(past),
+    history=regime.history(regime_setup(experiment, rollout), past),
+  )
+
+
+def last_step(run: Run, progress: Progress) -> int:
+  """The step after which the run ends, by what is known up to now; see `early_stop.last_step`."""
+  config = run.experiment.config
+  return early_stop.last_step(progress.scores, config.num_steps, config.evaluation.patience)
+
+
+def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
+  """The buffer with its buckets, by the run's config."""
+  config = experiment.config
+  return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.samples))
+
+
+def warn(
+  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
+) -> None:
+  """Prints what is wrong with a step, or with the last ones; `measured` are the step's metrics."""
+  config, step = run.experiment.config, experience.plan.step
+  progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
+  progress.history, departures = regime.observe(
+    regime_setup(run.experiment, run.rollout), progress.history, {**measured, 'step': step}
+  )
+  for warning in (
+    step_metrics.training_alarm(step, measured, progress.silent_steps, config.rollout.max_response),
+    step_metrics.grading_alarm(step, experience.verdicts, config.grading.max_failures),
+    *departures,
+  ):
+    if warning:
+      hosts.warn(warning)
+
+
+def check_step(
+  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
+) -> None:
+  """InputError where training has broken down; before anything of the step is written or saved."""
+  record = {**measured, 'step': experience.plan.step}
+  recent = (*progress.history.recent, record)
+  if why := breakdown.reason(run.experiment.config.optimizer, recent):
+    raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
+
+
+def check_policy(run: Run, snapshot: Snapshot) -> None:
+  """InputError where the policy gives no finite probabilities, so that none such is saved.
+
+  The step's metrics are of the parameters before its last update, so this asks those after it, for
+  the token that follows a prompt.
+  """
+  rollout, policy = run.rollout, run.policy(snapshot.state.params)
+  row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
+  _, (entropy_T,) = rollout.score(policy, [row])
+  if not np.isfinite(entropy_T).all():
+    why = breakdown.of_policy(run.experiment.config.optimizer)
+    raise InputError(f'step {snapshot.step}: after it {why} {_newest_checkpoint(run)}')
+
+
+def _newest_checkpoint(run: Run) -> str:
+  run.checkpoints.wait_until_finished()
+  newest = run.checkpoints.latest_step()
+  if newest is None:
+    return 'Nothing has been saved yet.'
+  return f'It is not saved; the newest checkpoint is that of step {newest}, for export to write.'
+
+
+def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:
+  """What the warnings about a run depend on."""
+  config = experiment.config
+  return regime.Setup(
+    num_steps=config.num_steps,
+    pool=len(rollout.data.questions),
+    questions=config.rollout.groups_in_flight,
+    samples=config.rollout.samples,
+    replay=config.replay,
+    objective=config.objective,
+  )
+
+
+def begin(
+  experiment: Experiment,
+  rollout: Rollout,
+  manager: ocp.CheckpointManager,
+  params: model.Params | None,
+  successes: Sequence[seeding.Candidate],
+) -> tuple[Snapshot, Kept]:
+  """The newest snapshot, or one before the first step, and what the run keeps of `params`.
+
+  `params` are the initial ones; None for a run that is resumed and does not keep them.
+  """
+  kept, config = Kept(), experiment.config
+  if params is not None and config.keeps_initial:
+    kept = Kept(params, checksums.of_base(params) if config.lora.rank else checkpoint.NO_BASE)
+  with activity.doing('reading the newest checkpoint'):
+    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), kept.base_sums)
+  if snapshot:
+    print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
+    return snapshot, kept
+  assert params is not None
+  return first_snapshot(experiment, rollout, params, successes), kept
+
+
+def first_params(
+  experiment: Experiment, params: model.Params
+) -> tuple[model.Params | None, model.Params]:
+  """(initial, trained) of a run that begins with `params`.
+
+  The initial ones stay as they are to the end, where the run needs them. Updates donate what is
+  trained: LoRA's adapters, or all parameters.
+  """
+  config = experiment.config
+  if config.lora.rank:
+    key = randomness.key(config.seed, Purpose.LORA)
+    return params, lora.init(state_shapes(experiment).params, key)
+  return (params, model.copied(params)) if config.keeps_initial else (None, params)
+
+
+def first_snapshot(
+  experiment: Experiment,
+  rollout: Rollout,
+  params: model.Params,
+  successes: Sequence[seeding.Candidate],
+) -> Snapshot:
+  """A run before its first step; updates donate `params` unless the run keeps them."""
+  config = experiment.config
+  initial, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
+  return Snapshot(
+    step=0,
+    state=optimizer.init(config.optimizer, config.num_updates, trained),
+    buffer=seeding.seeded(rollout, policy, successes, config.experience.missing_logprobs),
+    cursor=Cursor(),
+  )

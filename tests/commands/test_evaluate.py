@@ -1,0 +1,314 @@
+"""An evaluation by hand."""
+
+import copy
+import json
+import re
+import types
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.commands import evaluate
+from exgrpo_jax.data import spec_names
+from exgrpo_jax.datatypes import Response
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import scores
+from exgrpo_jax.experiment import experiment, policies
+from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.reporting import messages, metrics
+from exgrpo_jax.rollout import scheduler
+from tests.helpers import recording, tiny
+from tests.helpers.paths import CHECKPOINTS
+
+VERIFIER = worker_slot.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
+
+
+def metric_group(recorded):
+  """What the metrics of the recorded run's evaluation begin with."""
+  return f'eval/{spec_names.spec_name(recorded.evaluations[0].spec)}'
+
+
+@pytest.fixture
+def by_hand(recorded, values, tmp_path, monkeypatch):
+  """Evaluates a step of the recorded run; gives (the newest file's text, what is printed)."""
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+
+  def run(step, capsys, **changes):
+    args = types.SimpleNamespace(
+      config=copy.deepcopy(values),
+      checkpoint=str(recorded.workdir),
+      model=None,
+      compare=None,
+      suite=None,
+      name=None,
+      step=step,
+      out=str(tmp_path / 'out'),
+      data=None,
+      samples=None,
+      temperature=None,
+      max_response=None,
+    )
+    vars(args).update(changes)
+    capsys.readouterr()
+    with recorded.compiling():
+      evaluate.main(args)
+    newest = max((tmp_path / 'out').glob('step_*.jsonl'), key=lambda file: file.stat().st_mtime_ns)
+    return newest.read_text(), capsys.readouterr().out
+
+  return run
+
+
+@pytest.mark.parametrize('step', [tiny.NUM_STEPS // 2, tiny.NUM_STEPS])
+def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_hand, capsys, step):
+  """Response for response."""
+  assert recorded.experiment.config.evaluation.temperature == 1
+  written, printed = by_hand(step, capsys)
+  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{step:06d}_*.jsonl')
+  assert written == own.read_text()
+  (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
+  scores = {name: value for name, value in record.items() if name.startswith('eval/')}
+  spec = recorded.evaluations[0].spec
+  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{scores.table(scores)}\n')
+
+
+def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
+  written, _ = by_hand(tiny.NUM_STEPS, capsys, config=None)
+  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
+  assert written == own.read_text()
+
+
+def test_evaluations_by_hand_overwrite_nothing_and_say_how_they_were_made(
+  recorded, by_hand, capsys, tmp_path
+):
+  own = {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
+  by_hand(tiny.NUM_STEPS, capsys, temperature=0.5)
+  by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [(line['temperature'], line['samples'], line['step']) for line in made] == [
+    (0.5, 1, tiny.NUM_STEPS),
+    (1.0, 2, tiny.NUM_STEPS),
+  ]
+  for line in made:
+    record = json.loads((tmp_path / 'out' / line['file']).read_text().splitlines()[0])
+    assert record['sampling']['temperature'] == line['temperature']
+    assert len(record['responses']) == line['samples']
+    assert 0 <= line['scores'][f'{metric_group(recorded)}/pass@1'] <= 1
+  assert own == {file: file.read_bytes() for file in (recorded.workdir / 'evaluation').iterdir()}
+
+
+def test_two_data_sets_of_one_source_have_scores_and_records_of_their_own(
+  recorded, by_hand, capsys, tmp_path
+):
+  spec, group = recorded.evaluations[0].spec, metric_group(recorded)
+  by_hand(tiny.NUM_STEPS, capsys, data=[f'{spec}[:1]', f'{spec}[1:4]'])
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [
+    line['scores'][f'{group}{slicing}/questions']
+    for line, slicing in zip(made, ('_to_1', '_1_to_4'))
+  ] == [1, 3]
+  assert [len((tmp_path / 'out' / line['file']).read_text().splitlines()) for line in made] == [
+    1,
+    3,
+  ]
+
+
+def test_more_samples_are_asked_for_on_the_command_line(by_hand, capsys):
+  written, printed = by_hand(tiny.NUM_STEPS, capsys, samples=3)
+  assert {len(json.loads(line)['responses']) for line in written.splitlines()} == {3}
+  assert 'avg@3' in printed and 'pass@3' in printed
+
+
+def test_another_temperature_writes_other_responses(recorded, by_hand, capsys):
+  written, _ = by_hand(tiny.NUM_STEPS, capsys, temperature=0.0)
+  (own,) = (recorded.workdir / 'evaluation').glob(f'step_{tiny.NUM_STEPS:06d}_*.jsonl')
+  assert written != own.read_text()
+
+
+def test_two_policies_are_compared_question_by_question(
+  recorded, by_hand, capsys, data, tmp_path, monkeypatch
+):
+  """A model without a run against the recorded one, by the records that both leave."""
+  monkeypatch.setattr(policies, 'base_config', lambda: copy.deepcopy(recorded.values))
+  pair = [str(CHECKPOINTS / 'qwen2_tied'), str(recorded.workdir)]
+  _, printed = by_hand(
+    None,
+    capsys,
+    config=None,
+    checkpoint=None,
+    compare=pair,
+    data=[data.train],
+    samples=3,
+    temperature=0.7,
+  )
+  lines = (tmp_path / 'out' / 'evaluations.jsonl').read_text().splitlines()
+  made = [json.loads(line) for line in lines]
+  assert [line.get('model') or line.get('run') for line in made] == pair
+  assert [(line['temperature'], line['samples']) for line in made] == [(0.7, 3)] * 2
+  records = [
+    [json.loads(row) for row in (tmp_path / 'out' / line['file']).read_text().splitlines()]
+    for line in made
+  ]
+  first, second = ([np.mean(record['correct']) for record in of_one] for of_one in records)
+  difference = np.subtract(second, first)
+  error = difference.std(ddof=1) / np.sqrt(len(difference))
+  low, high = difference.mean() - 1.96 * error, difference.mean() + 1.96 * error
+  found = re.search(
+    rf'avg@3 +(\S+)  \(95%: (\S+) to (\S+), paired; of {tiny.POOL} questions '
+    r'(\d+) better, (\d+) worse\)',
+    printed,
+  )
+  assert found and len(difference) == tiny.POOL
+  assert [float(found[n]) for n in (1, 2, 3)] == pytest.approx(
+    [difference.mean(), low, high], abs=1e-4
+  )
+  assert (int(found[4]), int(found[5])) == ((difference > 0).sum(), (difference < 0).sum())
+  assert found[4] != '0'
+
+
+def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
+  """The style of each by its own text, where the task knows styles."""
+  written = []
+  generate = scheduler.generate
+  monkeypatch.setattr(
+    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
+  )
+  monkeypatch.setattr(scores, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  records = [json.loads(line) for line in text.splitlines()]
+  entropies = [response.entropy.mean() for response in written]
+  assert np.concatenate([r['entropies'] for r in records]) == pytest.approx(entropies, abs=1e-5)
+  for record in records:
+    texts = [style.removeprefix(f'{record["row"]}: ') for style in record['styles']]
+    assert all(
+      response.startswith(text) for text, response in zip(texts, record['responses'], strict=True)
+    )
+
+
+def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, monkeypatch):
+  """The replaced verifier takes all for the answer; here the first has none, and one is no text."""
+  grade = scores._grade
+
+  def changed(*args):
+    first, second, *others = grade(*args)
+    return [first._replace(answer=None), second._replace(answer='\ud800'), *others]
+
+  monkeypatch.setattr(scores, '_grade', changed)
+  written = []
+  generate = scheduler.generate
+  monkeypatch.setattr(
+    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
+  )
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  extracted = [answer for line in text.splitlines() for answer in json.loads(line)['extracted']]
+  decode = recorded.experiment.tokenizer.decode
+  assert extracted == [None, '\ud800', *(decode(r.tokens)[:64] for r in written[2:])]
+  assert len(json.loads(text.splitlines()[0])['extracted']) == 2
+
+
+# ---- What a response must have ----
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'think', 'box', 'right'),
+  [
+    ('<think>', False, False, 8),
+    ('<think>', True, False, 3),
+    ('<think>', False, True, 4),
+    ('<think>', True, True, 1),
+    ('', True, False, 8),  # nothing was begun that must end
+    ('', True, True, 4),
+  ],
+)
+def test_evaluation_has_its_own_think_and_box(
+  prompt, think, box, right, recorded, values, by_hand, capsys, monkeypatch, jsonl
+):
+  """Eight right answers: one with both, two with </think> alone, three boxed alone, two bare."""
+  forms = ['so</think>\\boxed{%s}', *['so</think>%s'] * 2, *['\\boxed{%s}'] * 3, *['%s'] * 2]
+  tokenizer = recorded.experiment.tokenizer
+  file = jsonl(*({'question': f'{n}+0 {prompt}', 'answer': f'{n}'} for n in range(4)))
+
+  def written(*_):
+    texts = [form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)]
+    zero = np.zeros(1)
+    return [
+      Response(np.array(tokenizer.encode(text)), zero, zero, truncated=True) for text in texts
+    ]
+
+  changed = copy.deepcopy(values)
+  changed.rollout.max_prompt = 32
+  changed.evaluation.update(dict(require_think=think, require_box=box))
+  changed.verifier.update(dict(require_think=not think, require_box=not box))
+  monkeypatch.setattr(scheduler, 'generate', written)
+  monkeypatch.setattr(worker_slot, 'COMMAND', VERIFIER)
+  text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2, data=[file])
+  correct = [value for line in text.splitlines() for value in json.loads(line)['correct']]
+  assert (len(correct), sum(correct)) == (8, right)
+
+
+# ---- Which policy is the best ----
+
+# By step: what share of each source is right. The evaluation would choose step 1.
+VALIDATION = {1: {'aime': 0.2, 'minerva': 0.8}, 2: {'aime': 0.6, 'minerva': 0.0}}
+VALIDATION[3] = {'aime': 0.4, 'minerva': 1.0}
+EVALUATION = {1: 1.0, 2: 0.2, 3: 0.0}
+
+
+@pytest.mark.parametrize(('without', 'step', 'score'), [((), 3, 0.7), (('minerva',), 2, 0.6)])
+def test_the_best_policy_is_chosen_by_the_validation_set_alone(
+  without, step, score, recorded, config, data, tmp_path, monkeypatch
+):
+  config.num_steps = 3
+  config.evaluation.every = 1
+  config.warm_start.num_updates = 0
+  config.data.validation = (data.train,)
+  config.export.update(dict(best=True, best_without=without))
+
+  def records(source, share):
+    return [{'source': source, 'correct': [row < 5 * share]} for row in range(5)]
+
+  def scored(_, __, questions, at):
+    name = spec_names.spec_name(questions.spec)
+    if questions.spec == data.train:
+      shares = VALIDATION.get(at, {'aime': 1.0, 'minerva': 1.0})  # before the first step: the best
+    else:
+      shares = {'evaluation': EVALUATION.get(at, 1.0)}
+    scores = {f'eval/{name}/{source}/pass@1': share for source, share in shares.items()}
+    return scores, [row for source, share in shares.items() for row in records(source, share)]
+
+  monkeypatch.setattr(scores, 'score_policy', scored)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  with recorded.compiling():
+    recording.run_training(experiment.open_experiment(config, str(tmp_path)))
+  best = json.loads((tmp_path / 'export' / 'best' / 'evaluation.json').read_text())
+  assert best == {'step': step, 'score': pytest.approx(score)}
+  written = {record['step']: record['validation/score'] for record in metrics.read(tmp_path)}
+  assert written[step] == best['score'] == max(written[at] for at in (1, 2, 3))
+
+
+def test_a_choice_without_any_source_is_refused(config, tmp_path):
+  config.data.update(dict(validation=config.data.evaluation, evaluation=()))
+  config.export.update(dict(best=True, best_without=('evaluation',)))
+  opened = experiment.open_experiment(config, str(tmp_path))
+  with pytest.raises(
+    InputError, match=re.escape("config.export.best_without=('evaluation',) leaves out every sou")
+  ):
+    experiment.load_evaluations(opened)
+
+
+def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monkeypatch, capsys):
+  config.num_steps = 2
+  config.evaluation.every = 1
+  config.warm_start.num_updates = 0
+  config.data.evaluation = ()
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  opened = experiment.open_experiment(config, str(tmp_path))
+  assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, 2, str(tmp_path))
+  with recorded.compiling():
+    recording.run_training(opened, draws=True)
+  records = metrics.read(tmp_path)
+  assert [record['step'] for record in records] == [0, 1, 2]
+  assert not any(name.startswith(('eval/', 'validation/')) for r in records for name in r)
+  assert (tmp_path / 'curves.svg').exists() and 'step 2/2' in capsys.readouterr().out
+  assert 'evaluation,' not in messages.farewell(records, str(tmp_path), 'python', [])

@@ -1,0 +1,102 @@
+"""What `exgrpo data show` prints of a data set."""
+
+import re
+
+import pytest
+
+from exgrpo_jax.configs import base
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.evaluation import preview
+from exgrpo_jax.experiment.experiment import parse_config
+from tests.helpers import forked
+from tests.helpers.paths import CHECKPOINTS
+
+NUMINA = {'problem_type': 'Algebra', 'source': 'olympiads', 'solution': 'By adding.'}
+ROWS = [
+  *({**NUMINA, 'problem': f'{n}+{n}?', 'answer': f'{2 * n}'} for n in range(1, 5)),
+  {**NUMINA, 'problem': '1+1?', 'answer': '2', 'solution': 'x' * 301},
+  {**NUMINA, 'problem': 'Prove it.', 'answer': 'proof'},
+  {**NUMINA, 'problem': '1' * 30, 'answer': '1'},
+]
+
+
+@pytest.fixture
+def shown(jsonl, tmp_path):
+  """A function: what is printed of ROWS, with these settings."""
+
+  def show(opened=None, rows=ROWS, **changes):
+    values = base.get_config()
+    values.data.cache_dir = str(tmp_path / 'cache')
+    values.rollout.max_prompt = 5  # tokens of the shortest
+    for key, value in changes.items():
+      section, name = key.split('__')
+      values[section][name] = value
+    return preview.describe(jsonl(*rows), parse_config(values), opened)
+
+  return show
+
+
+@pytest.fixture
+def opened(tmp_path):
+  tokenizer.train(['1+1?'], 263, tmp_path / 'tokenizer.model')  # no merges
+  return tokenizer.load(tmp_path / 'tokenizer.model')
+
+
+def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
+  lines = shown(opened).splitlines()
+  assert re.fullmatch(r'.*train\.jsonl: 6 questions', lines[0])
+  for line in (
+    "  read as    NuminaMath-1.5: question 'problem', answer 'answer', solution 'solution', "
+    "source 'source'",
+    '  columns    problem_type, source, solution, problem, answer: what a reward can ask for',
+    "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
+    "  left out   1 rows of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
+    "them without config.data.unverifiable='drop'",
+    '  left out   1 questions: over config.rollout.max_prompt=5 tokens; a run refuses them '
+    "without config.data.overlong='drop'",
+    '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
+  ):
+    assert line in lines
+  dropping = shown(opened, data__unverifiable='drop', data__overlong='drop')
+  assert 'left out   1 rows' in dropping and 'a run refuses' not in dropping
+
+
+def test_it_shows_three_questions_as_the_model_sees_them(shown):
+  opened = tokenizer.load(CHECKPOINTS / 'qwen2_tied')
+  text = shown(opened, prompt__template='chat', prompt__system='Be brief.')
+  assert (
+    len(re.findall(r'^question \d+: \d+ tokens, kind math, source olympiads$', text, re.M)) == 3
+  )
+  assert '<|im_start|>system\n           | Be brief.<|im_end|>' in text
+  assert '| 3+3?<|im_end|>' in text and '  answer   | 6\n  solution | By adding.\n' in text
+  assert '4+4?' not in text
+
+
+def test_a_long_solution_is_cut(shown):
+  assert '| ' + 'x' * 300 + '…\n' in shown(rows=ROWS[4:5])
+
+
+def test_without_a_tokenizer_characters_are_counted(shown):
+  text = shown(rows=ROWS[:2])
+  assert 'prompts    characters in template ' in text and '5 (longest)' in text
+  assert 'left out   prompts over the limit are not known without a tokenizer' in text
+
+
+def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
+  path = jsonl({'ask': '1+1?', 'answer': 2})
+  (outcome,) = forked.run(
+    [
+      [
+        'data',
+        'show',
+        path,
+        '--config=base',
+        f'--config.data.cache_dir={tmp_path}/cache',
+        '--config.data.question_field=ask',
+        '--config.prompt.template=chat',
+        f'--model={CHECKPOINTS / "qwen2_tied"}',
+      ]
+    ]
+  )
+  assert outcome.status == 0 and not outcome.used_device, outcome.err
+  assert 'train.jsonl: 1 questions' in outcome.out and '<|im_start|>user' in outcome.out

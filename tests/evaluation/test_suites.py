@@ -1,0 +1,403 @@
+"""A policy on the paper's suite, through the command that evaluates."""
+
+import collections
+import csv
+import json
+import re
+import types
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_jax.commands import evaluate
+from exgrpo_jax.config import overridden
+from exgrpo_jax.configs import (
+  base,
+  llama3_1_8b_instruct,
+  qwen2_5_7b_instruct,
+  qwen2_5_math_1_5b,
+  qwen2_5_math_7b,
+)
+from exgrpo_jax.data import suite as suite_files
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.datatypes import Response
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import suites
+from exgrpo_jax.experiment import config_files, policies
+from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.rollout import scheduler
+from tests.helpers import forked, tiny
+from tests.helpers.paths import CHECKPOINTS, REPOSITORY
+
+MODEL = CHECKPOINTS / 'qwen2_tied'
+SETTINGS = {
+  'prompt.template': 'chat',
+  'rollout.max_prompt': 64,
+  'rollout.max_response': 16,
+  'rollout.slots': 32,
+  'model.dtype': 'float32',
+  'grading.workers': 1,  # starting one takes longer than all that it does here
+}
+# Source -> of each question how many of its responses are right; all have 32, or 1 elsewhere.
+RIGHT = {
+  'aime': (8, 16),  # 12 of 32: .375
+  'aime25': (16,),
+  'amc': (8,),
+  'math': (1, 0, 1, 0),
+  'minerva': (0, 0),
+  'olympiad_bench': (1, 0),
+  'arc_c': (1, 1, 1, 0),
+  'gpqa': (0, 1),
+}
+SHARES = {
+  'AIME24': 0.375,
+  'AIME25': 0.5,
+  'AMC': 0.25,
+  'MATH-500': 0.5,
+  'Minerva': 0.0,
+  'OlympiadBench': 0.5,
+  'ARC-c': 0.75,
+  'GPQA-diamond': 0.5,
+}
+REPEATED = ('aime', 'aime25', 'amc')
+OUT = ('arc_c', 'gpqa', 'mmlu_pro')
+PAPER = str(REPOSITORY / 'configs' / 'suites' / 'paper.py')
+SUITE = """from exgrpo_jax.data.suite import Benchmark as B, Suite
+def get_suite(): return Suite((B(%s),), {})"""
+
+
+def write_benchmarks(path, right, copies=32):
+  """Questions in the authors' columns; each says how many of its responses are to be right."""
+  rows = [
+    {
+      'data_source': source,
+      'prompt': [{'role': 'user', 'content': f'{source[-2:]}{number}: {count} of {answer}'}],
+      'ability': 'math',
+      'reward_model': {'ground_truth': answer, 'style': 'rule'},
+      'extra_info': {'index': number, 'split': 'default'},
+    }
+    for source, counts in right.items()
+    for answer in ['C' if source in OUT else '7']
+    for number, count in enumerate(counts)
+    for _ in range(copies if source in REPEATED else 1)
+  ]
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+  """The authors' files, small: in and out of distribution."""
+  inside = {source: counts for source, counts in RIGHT.items() if source not in OUT}
+  outside = {source: RIGHT[source] for source in OUT if source in RIGHT}
+  return [
+    write_benchmarks(tmp_path / 'test.id.parquet', inside),
+    write_benchmarks(tmp_path / 'test.ood.parquet', outside),
+  ]
+
+
+@pytest.fixture
+def add_row(tmp_path, data, recorded, monkeypatch, capsys):
+  """Evaluates the stored checkpoint, whose responses are replaced; gives the row and the print."""
+
+  def run(files, name='Base model', settings=None, write=None, **flags):
+    settings = SETTINGS | {'data.cache_dir': data.cache} | (settings or {})
+    values = overridden(base.get_config(), settings)
+    args = dict(
+      config=values,
+      checkpoint=None,
+      step=None,
+      model=str(MODEL),
+      compare=None,
+      out=str(tmp_path / 'table'),
+      suite='paper',
+      name=name,
+      data=files,
+      samples=None,
+      temperature=None,
+      max_response=None,
+    )
+    monkeypatch.setattr(policies, 'given_overrides', lambda args: settings if args.config else {})
+    if write:
+      monkeypatch.setattr(scheduler, 'generate', write)
+    with recorded.compiling():
+      evaluate.main(types.SimpleNamespace(**args | flags))
+    printed = capsys.readouterr().out
+    if not name:
+      return None, printed
+    file = tmp_path / 'table' / 'paper' / f'{name.replace(" ", "_")}.json'
+    return json.loads(file.read_text()), printed
+
+  return run
+
+
+def written(config, params, prompts, *_):
+  """Replaces scheduler.generate: as many of a prompt's responses are right as it asks for."""
+  del config, params
+  text, nothing = tokenizer.load(MODEL), np.zeros(0)
+  seen, responses = collections.Counter(), []
+  for prompt in map(text.decode, prompts):
+    ((right, answer),) = re.findall(r': (\d+) of ([7C])', prompt)
+    given = answer if seen[prompt] < int(right) else '9'
+    seen[prompt] += 1
+    tokens = np.array(text.encode(f'so</think>\\boxed{{{given}}}'))
+    responses.append(Response(tokens, nothing, np.zeros(len(tokens), np.float32), truncated=False))
+  return responses
+
+
+def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_row, tmp_path):
+  row, printed = add_row(files, write=written)
+  assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
+  assert {label: one['responses'] for label, one in row['benchmarks'].items()} == {
+    label: 32 * len(RIGHT[source]) if source in REPEATED else len(RIGHT[source])
+    for label, source in zip(SHARES, RIGHT)
+  }
+  assert 'MMLU-Pro: no questions in' in printed
+  (line,) = csv.DictReader((tmp_path / 'table' / 'paper.csv').open())
+  inside = sum(list(SHARES.values())[:6]) / 6
+  assert float(line['average in distribution']) == pytest.approx(100 * inside, abs=1e-4)
+  assert float(line['average out of distribution']) == pytest.approx(62.5)
+  assert (line['average in distribution over'], line['average out of distribution over']) == (
+    '6',
+    '2',
+  )
+  last = printed[printed.index('|  | AIME24 |') :]
+  assert last == (tmp_path / 'table' / 'paper.md').read_text()
+  assert f'{100 * inside:.1f} ±' in last and '62.5 ±' in last and '(2 of 3)' in last
+  # Of every response there is a record, and a line that says how it was made.
+  made = (tmp_path / 'table' / 'evaluations.jsonl').read_text().splitlines()
+  assert [json.loads(line)['model'] for line in made] == [str(MODEL)] * 2
+  records = (tmp_path / 'table' / json.loads(made[0])['file']).read_text().splitlines()
+  assert len(records) == 4 * 32 + 8
+
+
+def test_avg_at_32_is_the_same_by_copies_and_by_samples(files, add_row, tmp_path):
+  by_copies, _ = add_row(files, 'copies', write=written)
+  for copies in (1, 8):
+    inside = {source: counts for source, counts in RIGHT.items() if source not in OUT}
+    listed = write_benchmarks(tmp_path / f'{copies}.parquet', inside, copies)
+    by_samples, _ = add_row([listed, files[1]], f'{copies} copies', write=written)
+    for label in ('AIME24', 'AIME25', 'AMC'):
+      one, other = by_copies['benchmarks'][label], by_samples['benchmarks'][label]
+      for key in ('score', 'low', 'high', 'questions', 'responses', 'content'):
+        assert (
+          one[key] == pytest.approx(other[key])
+          if key in ('low', 'high')
+          else one[key] == other[key]
+        )
+  table = (tmp_path / 'table' / 'paper.csv').read_text().splitlines()
+  assert [line.split(',')[0] for line in table] == ['name', 'copies', '1 copies', '8 copies']
+  assert len({line.split(',', 1)[1] for line in table[1:]}) == 1
+
+
+def test_a_model_writes_its_responses_itself(files, add_row):
+  """The stored checkpoint, sampled: in each part as many responses as its questions take."""
+  row, printed = add_row(files)
+  assert row['model'] == str(MODEL) and row['step'] == 0 and row['template'] == 'chat'
+  assert (
+    row['settings']['evaluation.require_think'] and row['settings']['rollout.max_response'] == 16
+  )
+  assert sum(one['responses'] for one in row['benchmarks'].values()) == 4 * 32 + 8 + 6
+  assert {one['score'] for one in row['benchmarks'].values()} == {0.0}
+  assert all(one['high'] > 0 for one in row['benchmarks'].values())
+  assert 'Base model' in printed
+
+
+def test_a_run_is_evaluated_by_its_own_config_and_the_suites_settings(
+  files, add_row, recorded, monkeypatch
+):
+  monkeypatch.setattr(tokenizer, 'load', lambda _: recorded.experiment.tokenizer)
+  row, _ = add_row(files, write=written, config=None, model=None, checkpoint=str(recorded.workdir))
+  assert (row['run'], row['step']) == (str(recorded.workdir), tiny.NUM_STEPS)
+  assert row['template'] == 'plain' and row['seed'] == tiny.SEED
+  assert row['settings'] == dict(suite_files.load(PAPER).settings)
+  assert {label: one['score'] for label, one in row['benchmarks'].items()} == pytest.approx(SHARES)
+
+
+def test_a_model_is_evaluated_without_a_suite_too(files, add_row, tmp_path):
+  _, printed = add_row(files[1:], name=None, suite=None, samples=2, temperature=0.5, write=written)
+  assert re.search(r'test\.ood/arc_c +pass@1 +0\.7500', printed)
+  assert re.search(
+    r'test\.ood/gpqa +avg@2 +0\.2500', printed
+  )  # of one question's two responses, one
+  assert sorted(path.suffix for path in (tmp_path / 'table').iterdir()) == ['.jsonl', '.jsonl']
+
+
+# ---- The suite file ----
+
+
+def test_the_papers_suite_is_found_by_name_and_fits_every_backbone():
+  assert config_files.shipped_names(suites.SUITES) == ['paper']
+  suite = suite_files.load(PAPER)
+  assert [(one.label, one.group, one.measure) for one in suite.benchmarks] == [
+    *((label, 'in', 'avg@32') for label in ('AIME24', 'AIME25', 'AMC')),
+    *((label, 'in', 'pass@1') for label in ('MATH-500', 'Minerva', 'OlympiadBench')),
+    *((label, 'out', 'pass@1') for label in ('ARC-c', 'GPQA-diamond', 'MMLU-Pro')),
+  ]
+  assert suite.data == ('test.id.parquet', 'test.ood.parquet')
+  for backbone in (qwen2_5_math_1_5b, qwen2_5_math_7b, qwen2_5_7b_instruct, llama3_1_8b_instruct):
+    values = suites.with_settings(suite, backbone.get_config(), ())
+    parsed = parse_config(values)
+    extended = parsed.model.extension.max_position_embeddings or 32768  # Qwen2.5's own
+    assert parsed.rollout.longest_row <= extended
+    assert parsed.evaluation.require_think and parsed.evaluation.require_box
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', r'bad\.py: it has no get_suite\(\); a suite is a Python file whose get_suite\(\) ret'),
+    ('def get_suite(): return 1 / 0', r'bad\.py:1: ZeroDivisionError: division by zero; a suite'),
+    ('def get_suite(): return []', r'get_suite\(\) must return a Suite with benchmarks, not \[\]'),
+    (SUITE % "'A', 'x.jsonl', 's', 'both', 1", r"'A' has group='both' and samples=1; a group is o"),
+    (
+      SUITE % "'A', 'x.jsonl', 's', 'in', 1), B('B', 'x.jsonl', 's', 'in', 1",
+      r"benchmarks 'B' and 'A' share a label or a source, by which they are told apart",
+    ),
+  ],
+)
+def test_a_file_that_makes_no_suite_is_refused(text, message, tmp_path):
+  (tmp_path / 'bad.py').write_text(text)
+  with pytest.raises(InputError, match=message):
+    suite_files.load(str(tmp_path / 'bad.py'))
+
+
+# ---- What is refused before anything is sampled ----
+
+
+def refuse_to_sample(*_):
+  raise AssertionError('it sampled')
+
+
+@pytest.mark.parametrize(
+  ('right', 'copies', 'message'),
+  [
+    ({'gsm8k': (1,)}, 32, r'--suite=paper: \S+ has no questions of AIME24, .*MMLU-Pro; name the f'),
+    (
+      {'amc': (1,)},
+      5,
+      r"each question of source 'amc' is listed 5 times, and AMC is avg@32: all m",
+    ),
+  ],
+)
+def test_files_that_do_not_make_the_suite_are_refused(right, copies, message, add_row, tmp_path):
+  file = write_benchmarks(tmp_path / 'x.parquet', right, copies)
+  with pytest.raises(InputError, match=message):
+    add_row([file], write=refuse_to_sample)
+
+
+def test_copies_of_unequal_number_are_refused(add_row, tmp_path):
+  both = [write_benchmarks(tmp_path / f'{n}.parquet', {'amc': (n,)}, n) for n in (1, 2)]
+  pq.write_table(pa.concat_tables(map(pq.read_table, both)), tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"of source 'amc' is listed 1 to 2 times, and AMC is"):
+    add_row([str(tmp_path / 'x.parquet')], write=refuse_to_sample)
+
+
+def test_a_source_in_two_files_is_refused(files, add_row, tmp_path):
+  again = write_benchmarks(tmp_path / 'again.parquet', {'math': (1,)})
+  with pytest.raises(
+    InputError, match=r"both have questions of source 'math' \(MATH-500\); name o"
+  ):
+    add_row([*files, again], write=refuse_to_sample)
+
+
+@pytest.mark.usefixtures('files')
+def test_without_data_every_benchmark_must_be_there(add_row, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(
+    InputError, match=r'test\.ood\.parquet has no questions of MMLU-Pro; name the'
+  ):
+    add_row(None, write=refuse_to_sample)
+
+
+def test_a_row_that_does_not_fit_the_table_is_refused(files, add_row, tmp_path):
+  add_row(files, write=written)
+  table = (tmp_path / 'table' / 'paper.md').read_text()
+  other = write_benchmarks(tmp_path / 'other.parquet', {'math': (1, 0)})
+  for changed, message in (
+    (
+      {},
+      r'Base_model\.json is there already; delete it to evaluate anew, or choose another --name',
+    ),
+    ({'name': 'new', 'temperature': 1.0}, r'config\.evaluation\.temperature=1\.0 does not compare'),
+    (
+      {'name': 'new', 'settings': {'rollout.max_response': 8}},
+      r'max_response=8 does not compare w',
+    ),
+    ({'name': 'new', 'files': [other]}, r'MATH-500 does not compare with .* on other questions'),
+    ({'name': ' '}, r"--name=' ' must be printable text"),
+  ):
+    with pytest.raises(InputError, match=message):
+      add_row(**{'files': files} | changed, write=refuse_to_sample)
+  assert (tmp_path / 'table' / 'paper.md').read_text() == table
+
+
+@pytest.fixture(scope='module')
+def refusals():
+  """Command lines of evaluate, and the line that each leads to."""
+  base_with = ['--config=base', '--config.data.cache_dir=/tmp/nowhere']
+  return {
+    'no_policy': (
+      ['--suite=paper', '--out=o'],
+      r'one of --checkpoint and --model is needed: a run',
+    ),
+    'two': (
+      ['--checkpoint=a', '--model=b'],
+      r'--checkpoint=a and --model=b both name a policy; leave one of them out\.',
+    ),
+    'step': (['--model=b', '--step=3'], r'--step=3 is of a run, and --model=b has no steps\.'),
+    'path': (
+      [*base_with, '--config.model.path=a', '--model=b'],
+      r'--config\.model\.path and --model=b both name a model; leave one of them out\.',
+    ),
+    'name': (
+      ['--model=b', '--name=n'],
+      r'--name=n names the row of a table, and there is no --sui',
+    ),
+    'samples': (
+      ['--model=b', '--suite=paper', '--out=o', '--samples=2'],
+      r"--samples=2 is a benchmark's own; the suite says it\.",
+    ),
+    'suite_out': (
+      ['--model=b', '--suite=paper'],
+      r'--out is needed with --suite: the folder of th',
+    ),
+    'suite_name': (
+      ['--model=b', '--suite=papr', '--out=o'],
+      r"--suite=papr: there is no suite of that name; did you mean 'paper'\? .* one of: paper\.",
+    ),
+    'compare_one': (['--compare=a'], r'--compare=a must name two policies, A,B: each a run'),
+    'compare_model': (
+      ['--compare=a,b', '--model=b'],
+      r'--compare names both policies, so --model cannot be beside it\.',
+    ),
+    'data': (
+      [f'--model={MODEL}'],
+      r'--data is needed: neither config nor run names what to ev',
+    ),
+    'context': (
+      [*base_with, f'--model={MODEL}', '--data=x.jsonl'],
+      r'= 9216 tokens exceed max_position_embeddings=128 of .*config\.json; lower them, or set',
+    ),
+    'file': (
+      [
+        f'--model={MODEL}',
+        '--out=o',
+        '--suite=paper',
+        *base_with,
+        '--config.rollout.max_prompt=64',
+        '--config.rollout.max_response=16',
+      ],
+      r'test\.id\.parquet: there is no such file; a data spec that ends in \.parquet must be the p',
+    ),
+  }
+
+
+def test_a_command_line_that_cannot_be_is_refused_in_one_line(refusals):
+  outcomes = forked.run(['evaluate', *flags] for flags, _ in refusals.values())
+  for (name, (_, line)), outcome in zip(refusals.items(), outcomes, strict=True):
+    assert outcome.status == 2 and outcome.err.count('\n') == 1, (name, outcome)
+    assert re.match(f'error: .*{line}', outcome.err), (name, outcome.err)
+  assert not (REPOSITORY / 'o').exists()

@@ -1,0 +1,107 @@
+"""Commands in parallel: how many run, how a failure is reported, how they are interrupted."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from exgrpo_jax.studies import launcher
+from tests.helpers.processes import is_running
+
+
+def shell_job(tmp_path, name, script):
+  return launcher.Job(name=name, command=['sh', '-c', script], log=str(tmp_path / name / 'log.txt'))
+
+
+@pytest.mark.parametrize(
+  ('script', 'reason'),
+  [
+    ('echo step 3; echo; kill -9 $$', 'SIGKILL: step 3'),
+    ('echo ValueError: x; echo; echo a note after it; exit 3', 'exit status 3: ValueError: x'),
+    (
+      'echo jax.errors.JaxRuntimeError: x; echo ----; false',
+      'exit status 1: jax.errors.JaxRuntimeError: x',
+    ),
+    ('exit 1', 'exit status 1: its log is empty'),
+  ],
+)
+def test_a_failure_is_reported_with_the_error_line_of_its_log(script, reason, tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / 'log.txt').write_text('error: of an earlier start\n')
+  jobs = [shell_job(tmp_path, 'a', script), shell_job(tmp_path, 'b', 'true')]
+  assert launcher.run(jobs, 1) == launcher.Outcome(failed={'a': reason}, unfinished=[])
+
+
+@pytest.mark.parametrize('parallel', [1, 2])
+def test_as_many_jobs_run_at_a_time_as_asked_for(parallel, tmp_path):
+  """Each job creates a file, waits a while, and reports whether the other's file exists."""
+  script = 'cd {}; touch {}; for i in 1 2 3 4 5 6 7 8 9; do sleep .1; done; test -e {}; echo $?>{}'
+  jobs = [
+    shell_job(tmp_path, 'a', script.format(tmp_path, 'x', 'y', 'a_met_b')),
+    shell_job(tmp_path, 'b', script.format(tmp_path, 'y', 'nothing', 'rc')),
+  ]
+  assert launcher.run(jobs, parallel) == launcher.Outcome(failed={}, unfinished=[])
+  assert (tmp_path / 'a_met_b').read_text() == ('1\n' if parallel == 1 else '0\n')
+
+
+def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
+  """Its child processes too; jobs that wait are not started."""
+  stubborn = shell_job(
+    tmp_path,
+    'a',
+    f'trap : TERM; sleep 30 & echo $! > {tmp_path}/child; touch {tmp_path}/x; wait; wait; wait',
+  )
+
+  def interrupt_twice():
+    while not (tmp_path / 'x').exists():
+      time.sleep(0.02)
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGTERM)  # a background job of a shell ignores SIGINT
+      time.sleep(0.5)
+
+  handler = signal.getsignal(signal.SIGTERM)
+  sender = threading.Thread(target=interrupt_twice)
+  sender.start()
+  outcome = launcher.run([stubborn, shell_job(tmp_path, 'b', 'true')], 1)
+  assert outcome == launcher.Outcome(failed={}, unfinished=['a', 'b'])
+  sender.join()
+  child = int((tmp_path / 'child').read_text())
+  assert not is_running(child)
+  assert signal.getsignal(signal.SIGTERM) is handler
+
+
+SERVER = """
+import json, os, sys
+for line in sys.stdin:
+  request = json.loads(line)
+  with open(request['log'], 'a') as log:
+    print(*request['arguments'], os.getpid(), file=log)
+    if request['arguments'] == ['fail']:
+      print('error: no such file', file=log)
+      sys.exit(2)
+  print('finished', flush=True)
+"""
+
+
+def test_jobs_of_a_server_share_its_process_until_one_fails(tmp_path):
+  jobs = [
+    launcher.Job(
+      name=name,
+      command=['python', '-m', 'trainer', word],
+      log=str(tmp_path / name / 'log.txt'),
+      server=[sys.executable, '-c', SERVER],
+    )
+    for name, word in (('a', 'run'), ('b', 'run'), ('c', 'fail'), ('d', 'run'))
+  ]
+  outcome = launcher.run(jobs, 1)
+  assert outcome == launcher.Outcome(
+    failed={'c': 'exit status 2: error: no such file'}, unfinished=[]
+  )
+  logs = {name: (tmp_path / name / 'log.txt').read_text().splitlines() for name in 'abcd'}
+  assert logs['a'][0] == '$ python -m trainer run'
+  pid = {name: lines[1].split()[1] for name, lines in logs.items()}
+  assert pid['a'] == pid['b'] == pid['c'] != pid['d']
+  assert not any(is_running(int(number)) for number in pid.values())

@@ -1,0 +1,345 @@
+"""From a Hugging Face folder to training to a Hugging Face folder to training."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import types
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file
+
+from exgrpo_jax.commands import export
+from exgrpo_jax.configs import (
+  llama3_1_8b,
+  llama3_1_8b_instruct,
+  luffy_7b_continual,
+  qwen2_5_7b_instruct,
+  qwen2_5_math_1_5b,
+  qwen2_5_math_7b,
+)
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.huggingface import weights
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.policy import model
+from exgrpo_jax.runtime.workdir import read_config
+from tests.helpers import devices, forked, hub_server, tiny
+from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
+
+STORED = CHECKPOINTS / 'qwen2_tied'
+COPIED = ('tokenizer.json', 'tokenizer_config.json', 'generation_config.json')
+
+
+def run_command(name, *arguments, **environment):
+  """What a command prints; asserts that it succeeds."""
+  outcome = forked.run_one([name, *arguments], **environment)
+  assert outcome.status == 0, outcome.err
+  return outcome.out
+
+
+def write(run, out, dtype=None):
+  """What the export command does, in this process."""
+  export.main(
+    types.SimpleNamespace(checkpoint=str(run), step=None, out=str(out), dtype=dtype, adapters=False)
+  )
+
+
+def train(checkpoint_folder, workdir, data, compiled, *flags):
+  """What training from a Hugging Face checkpoint prints."""
+  return run_command(
+    'train',
+    f'--config={TINY_CONFIG}',
+    f'--workdir={workdir}',
+    f'--config.model.path={checkpoint_folder}',
+    '--config.prompt.template=chat',
+    '--config.rollout.max_prompt=64',
+    '--config.warm_start.num_updates=0',
+    f'--config.data.train={data.train}',
+    f'--config.data.validation=("{data.evaluation}",)',
+    '--config.data.evaluation=()',
+    f'--config.data.cache_dir={data.cache}',
+    '--config.evaluation.every=1',
+    '--config.export.best=True',
+    '--config.export.last=True',
+    *flags,
+    **devices.caching(compiled),
+  )
+
+
+@pytest.fixture(scope='module')
+def hub(data, tmp_path_factory):
+  """A stand-in for the Hub that has the stored checkpoint and the training questions."""
+  with hub_server.serving() as served, served.in_use(tmp_path_factory.mktemp('huggingface')):
+    served.add('model', 'tiny/Qwen2', {p.name: p.read_bytes() for p in STORED.iterdir()})
+    questions = pathlib.Path(data.train).read_bytes()
+    served.add('dataset', 'tiny/sums', {'train.jsonl': questions})
+    yield served
+
+
+@pytest.fixture(scope='module')
+def run(hub, data, compiled, tmp_path_factory):
+  """The workdir of a run of three steps from the stored checkpoint; all is named on the Hub."""
+  workdir = tmp_path_factory.mktemp('from_hugging_face')
+  named = types.SimpleNamespace(**vars(data) | {'train': 'tiny/sums:train'})
+  printed = train('tiny/Qwen2', workdir, named, compiled, '--config.num_steps=3')
+  parameters = sum(value.size for value in tensors(STORED).values())
+  assert f'weights of tiny/Qwen2: {parameters:,} parameters' in printed
+  for kind, name in hub.repositories:
+    (commit,) = hub.repositories[kind, name].commits
+    assert f'{kind} {name}: commit {commit}\n' in printed
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def exported(run, tmp_path_factory):
+  """The folder that the export command wrote from that run."""
+  out = tmp_path_factory.mktemp('exported') / 'policy'
+  printed = run_command('export', f'--checkpoint={run}', f'--out={out}')
+  assert f'{out}: the policy after step 3' in printed
+  return out
+
+
+def tensors(folder):
+  return load_file(folder / 'model.safetensors')
+
+
+def test_training_starts_from_the_checkpoints_weights(run):
+  """After three steps at a small rate the weights are near the checkpoint's, but not equal."""
+  start, last = tensors(STORED), tensors(run / 'export' / 'last')
+  assert start.keys() == last.keys()
+  moved = {name: np.abs(last[name] - start[name]).max() for name in start}
+  assert 0 < max(moved.values()) < 0.05
+  assert sum(size > 0 for size in moved.values()) > len(moved) * 0.9
+
+
+def test_a_run_goes_on_with_the_commits_that_it_began_with(run, hub):
+  began = {name: list(found.commits) for (_, name), found in hub.repositories.items()}
+  for found in hub.repositories.values():
+    found.commit({'README.md': 'all else is gone'})
+  asked = len(hub.requests)
+  opened = experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
+  assert pathlib.Path(opened.config.model.path).name in began['tiny/Qwen2']
+  assert len(experiment.load_questions(opened, 'tiny/sums:train').questions) == tiny.POOL
+  assert json.loads((run / 'hub.json').read_text()) == {
+    f'{kind}s/{name}@main': began[name][0] for kind, name in hub.repositories
+  }
+  assert hub.requests[asked:] == []  # the cache has all of it
+
+
+def test_an_export_is_the_checkpoint_to_the_bit(run, exported):
+  opened = experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
+  params, step = checkpoint.restore_params(
+    str(run), None, model.shapes(opened.model, opened.meshes.training)
+  )
+  assert step == 3
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    params,
+    weights.load(exported, opened.model, opened.meshes.training),
+  )
+
+
+def test_the_last_policy_is_what_the_command_exports(run, exported):
+  last = run / 'export' / 'last'
+  assert sorted(path.name for path in last.iterdir()) == sorted(
+    path.name for path in exported.iterdir()
+  )
+  for path in last.iterdir():
+    assert path.read_bytes() == (exported / path.name).read_bytes(), path.name
+
+
+def test_an_export_keeps_the_checkpoints_tokenizer_and_config(exported):
+  for name in COPIED:
+    assert (exported / name).read_bytes() == (STORED / name).read_bytes()
+  start, end = (json.loads((folder / 'config.json').read_text()) for folder in (STORED, exported))
+  assert end == start | {'torch_dtype': 'float32'}
+  assert tokenizer.load(exported).eos_ids == tokenizer.load(STORED).eos_ids
+
+
+def test_training_can_start_from_its_own_export(exported, data, compiled, tmp_path):
+  printed = train(exported, tmp_path, data, compiled, '--config.num_steps=1')
+  assert f'weights of {exported}' in printed and 'step 1/1' in printed
+  trained = tensors(tmp_path / 'export' / 'last')
+  assert not np.array_equal(trained['model.norm.weight'], tensors(exported)['model.norm.weight'])
+
+
+def test_transformers_reads_the_export_of_a_run(exported):
+  torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
+  policy = transformers.AutoModelForCausalLM.from_pretrained(exported)
+  their_tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+  text = their_tokenizer.apply_chat_template(
+    [{'role': 'user', 'content': '1+0'}], tokenize=False, add_generation_prompt=True
+  )
+  tokens_T = their_tokenizer.encode(text, add_special_tokens=False)
+  assert tokens_T == tokenizer.load(exported).encode(text)
+  with torch.no_grad():
+    expected_TV = policy(torch.tensor([tokens_T])).logits[0].numpy()
+  values = tiny.values('', '')
+  values.model.path = str(exported)
+  values.rollout.max_prompt = 64
+  opened = experiment.open_experiment(values, str(exported))
+  params = weights.load(exported, opened.model, opened.meshes.training)
+  hidden_BTD = model.hidden_states(opened.model, params, np.array([tokens_T], np.int32))
+  logits_TV = (hidden_BTD @ model.unembedding(opened.model, params))[0]
+  assert np.abs(logits_TV - expected_TV).max() < 1e-4
+
+
+def test_the_best_policy_is_that_of_the_best_evaluation(run):
+  """Ties go to the earliest; the evaluation before the first step does not count."""
+  records = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+  scores = {
+    record['step']: record['eval/data_evaluation/pass@1']
+    for record in records
+    if 'eval/data_evaluation/pass@1' in record and record['step'] > 0
+  }
+  assert sorted(scores) == [1, 2, 3]
+  best = json.loads((run / 'export' / 'best' / 'evaluation.json').read_text())
+  assert best == {
+    'step': max(scores, key=lambda step: (scores[step], -step)),
+    'score': max(scores.values()),
+  }
+
+
+def test_a_better_policy_replaces_the_best_and_a_worse_one_does_not(recorded, tmp_path):
+  opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  best = tmp_path / 'export' / 'best'
+  kept = []
+  for step, score in ((1, 0.2), (2, 0.1), (3, 0.2), (4, 0.5)):
+    export.keep_best(opened, jax.tree.map(lambda x, step=step: x * step, params), step, score)
+    norm_weight = tensors(best)['model.norm.weight'][0]
+    kept.append((json.loads((best / 'evaluation.json').read_text())['step'], norm_weight))
+  assert kept == [(1, 1.0), (1, 1.0), (1, 1.0), (4, 4.0)]
+  assert sorted(path.name for path in (tmp_path / 'export').iterdir()) == ['best']
+
+
+@pytest.fixture(scope='module')
+def from_scratch(recorded, tmp_path_factory):
+  """The folder that an export of the recorded run wrote."""
+  out = tmp_path_factory.mktemp('from_scratch') / 'policy'
+  write(recorded.workdir, out, dtype='bfloat16')
+  return out
+
+
+def test_a_model_from_scratch_is_exported_too(recorded, from_scratch, tmp_path):
+  out = from_scratch
+  values = tiny.values('', '')
+  values.model.path = str(out)
+  opened = experiment.open_experiment(values, str(tmp_path))
+  assert opened.model == recorded.experiment.model
+  ours, text = recorded.experiment.tokenizer, '1+2=3\n  4\u2581</s> so 5'
+  assert opened.tokenizer.encode(text) == ours.encode(text)
+  assert (opened.tokenizer.eos_ids, opened.tokenizer.pad_id) == (ours.eos_ids, ours.pad_id)
+  assert json.loads((out / 'generation_config.json').read_text()) == {'eos_token_id': [1]}
+  assert json.loads((out / 'config.json').read_text())['torch_dtype'] == 'bfloat16'
+
+
+def test_transformers_reads_the_tokenizer_of_a_model_from_scratch(recorded, from_scratch):
+  transformers = pytest.importorskip('transformers')
+  ours = recorded.experiment.tokenizer
+  theirs = transformers.AutoTokenizer.from_pretrained(from_scratch)
+  text = '1+2=3\n  4\u2581</s> so 5'
+  assert theirs.encode(text) == ours.encode(text)
+  assert theirs.decode([*ours.encode(text), *ours.eos_ids], skip_special_tokens=True) == text
+
+
+def test_an_export_that_is_cut_short_leaves_what_was_there(recorded, tmp_path, monkeypatch):
+  """The command's new folder is not there, and the policy of a former run is."""
+  opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
+  params = model.init(opened.model, jax.random.key(0), opened.meshes.training)
+  export.keep_last(opened, params)
+  before = {path.name: path.read_bytes() for path in (tmp_path / 'export' / 'last').iterdir()}
+
+  def cut_short(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(export.weights, 'save', cut_short)
+  with pytest.raises(KeyboardInterrupt):
+    export.keep_last(opened, params)
+  with pytest.raises(KeyboardInterrupt):
+    write(recorded.workdir, tmp_path / 'policy')
+  assert not (tmp_path / 'policy').exists()
+  last = tmp_path / 'export' / 'last'
+  assert before == {path.name: path.read_bytes() for path in last.iterdir()} and before
+  monkeypatch.undo()
+  write(recorded.workdir, tmp_path / 'policy')
+  assert not list(tmp_path.glob('*.new'))
+
+
+def test_a_folder_that_is_not_empty_is_not_written_to(run, tmp_path):
+  (tmp_path / 'a').write_text('mine')
+  with pytest.raises(InputError, match=f'^--out={tmp_path} is not empty; name a new folder'):
+    write(run, tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ['a']
+
+
+# ---- Which checkpoints are refused ----
+
+
+def values_from_stored(**model_changes):
+  """The tiny ConfigDict, with the stored checkpoint to start from."""
+  values = tiny.values('', '')
+  values.model.path = str(STORED)
+  values.rollout.max_prompt = 64
+  values.model.update(model_changes)
+  return values
+
+
+def test_a_config_for_a_repository_refuses_another_shape(tmp_path):
+  with pytest.raises(
+    InputError,
+    match=re.escape(
+      f'{STORED}/config.json: width is 32, where config.model.width of Qwen/Big is 64; name the '
+      "folder of that model, or set config.model.repository='' to train another."
+    ),
+  ):
+    experiment.open_experiment(
+      values_from_stored(repository='Qwen/Big', vocab_size=320, width=64), str(tmp_path)
+    )
+
+
+def test_a_context_too_short_for_prompt_and_response_is_refused_and_may_be_extended(tmp_path):
+  values = values_from_stored()
+  values.rollout.max_response = 100
+  with pytest.raises(
+    InputError,
+    match=re.escape(
+      'config.rollout.max_prompt + config.rollout.max_response = 164 tokens exceed '
+      f'max_position_embeddings=128 of {STORED}/config.json; lower them'
+    ),
+  ):
+    experiment.open_experiment(values, str(tmp_path))
+  values.model.extension.update(dict(rope_theta=4e4, max_position_embeddings=256))
+  opened = experiment.open_experiment(values, str(tmp_path))
+  assert opened.model.rope.theta == 4e4
+  params = weights.load(STORED, opened.model, opened.meshes.training)
+  export.write(opened, params, tmp_path / 'out')
+  written = json.loads((tmp_path / 'out' / 'config.json').read_text())
+  assert written['max_position_embeddings'] == 256
+  assert written['rope_parameters']['rope_theta'] == 4e4
+
+
+def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tmp_path):
+  hub.add('model', 'tiny/other', {p.name: p.read_bytes() for p in STORED.iterdir()})
+  shape = experiment.model_config(experiment.parse_config(values_from_stored()))
+  values = values_from_stored(path='', repository='tiny/other@main', **dataclasses.asdict(shape))
+  opened = experiment.open_experiment(values, str(tmp_path))
+  assert opened.config.model.path != str(STORED)
+  assert (opened.model, opened.model_name) == (shape, 'tiny/other@main')
+
+
+def test_a_backbones_config_names_the_papers_checkpoint():
+  for config, name in (
+    (qwen2_5_math_1_5b, 'Qwen/Qwen2.5-Math-1.5B'),
+    (qwen2_5_math_7b, 'Qwen/Qwen2.5-Math-7B'),
+    (luffy_7b_continual, 'Elliott/LUFFY-Qwen-Math-7B-Zero'),
+    (qwen2_5_7b_instruct, 'Qwen/Qwen2.5-7B-Instruct'),
+    (llama3_1_8b, 'meta-llama/Llama-3.1-8B'),
+    (llama3_1_8b_instruct, 'meta-llama/Llama-3.1-8B-Instruct'),
+  ):
+    assert experiment.model_name(experiment.parse_config(config.get_config())) == name

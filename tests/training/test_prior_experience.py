@@ -1,0 +1,288 @@
+"""Experience from elsewhere, from its file or run through the real training step."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from exgrpo_jax.data import tokenizer
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.learner import checkpoint, optimizer
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import seeding, stages
+from exgrpo_jax.training import prior_experience
+from tests.helpers import buffers, recording, tiny
+from tests.helpers.chance import is_correct
+
+SOLVABLE = range(2, 8)  # questions of which some responses are right, and some are wrong
+TRACES = 2  # of each, that are right
+
+
+@pytest.fixture(autouse=True)
+def chance(monkeypatch):
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+
+
+def right_texts(question, count=TRACES):
+  """Responses to a question that the pseudo-random verifier calls right."""
+  return [text for n in range(99) if is_correct(text := f'{n}={n}', str(question))][:count]
+
+
+def rows_without_logprobs():
+  return [{'question': f'{n}+0', 'response': text} for n in SOLVABLE for text in right_texts(n)]
+
+
+@pytest.fixture
+def seeded(recorded, config, tmp_path, jsonl):
+  """Opens an experiment with the rows as experience; the recorded run's tokenizer and policy."""
+
+  def open_seeded(rows, name='run', **changes):
+    config.tokenizer.path = str(recorded.workdir / 'tokenizer.model')
+    config.experience.path = rows if isinstance(rows, str) else jsonl(*rows, name='x.jsonl')
+    config.warm_start.num_updates = 0
+    config.optimizer.learning_rate = 0.0  # so that the policy of every step is the first one's
+    config.num_steps = 2
+    for key, value in changes.items():
+      section, _, key = key.rpartition('__')
+      (config[section] if section else config)[key] = value
+    return experiment.open_experiment(config, str(tmp_path / name))
+
+  return open_seeded
+
+
+@pytest.fixture
+def train(recorded, monkeypatch):
+  """Runs an experiment; returns what each step replayed, as (prompt, trajectory)."""
+
+  def run(opened):
+    replayed = {}
+    assemble = stages.Rollout.assemble
+
+    def note(rollout, plan, responses, replays, verdicts):
+      replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
+      return assemble(rollout, plan, responses, replays, verdicts)
+
+    monkeypatch.setattr(stages.Rollout, 'assemble', note)
+    params = jax.device_put(
+      recorded.steps[1].params, model.shardings(opened.model, opened.meshes.training)
+    )
+    with recorded.compiling():
+      recording.run_training(opened, params)
+    monkeypatch.setattr(stages.Rollout, 'assemble', assemble)
+    return replayed
+
+  return run
+
+
+def log_probabilities(recorded, prompt, tokens):
+  """[T] float64 under the policy at the start, from all logits at once."""
+  sequence = np.concatenate([prompt, tokens])
+  logp_TV = tiny.full_log_probabilities(
+    recorded.steps[1].params, recorded.experiment.model, sequence
+  )
+  return logp_TV[len(prompt) - 1 :][np.arange(len(tokens)), tokens]
+
+
+def tokens_of(recorded, text):
+  tokenizer = recorded.experiment.tokenizer
+  return [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+
+
+def ratio_mean(opened, step):
+  record = next(r for r in metrics.read(opened.workdir) if r['step'] == step)
+  assert record['replay/rows'] == 3 and record['replay/age_mean'] == step
+  return record['replay/ratio_mean']
+
+
+# ---- A file, through the training step ----
+
+
+def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
+  recorded, seeded, train, capsys
+):
+  opened = seeded(rows_without_logprobs())
+  replayed = train(opened)
+  assert not replayed[1] and len(replayed[2]) == 3  # the delayed start is over after the first
+  written = {tuple(tokens_of(recorded, text)) for n in SOLVABLE for text in right_texts(n)}
+  assert all(tuple(t.tokens.tolist()) in written for _, t in replayed[2])
+  assert abs(ratio_mean(opened, 2) - 1) < 1e-5
+  assert '12 responses in ' in (said := capsys.readouterr().out), said
+  assert '; 12 successes of 6 questions are kept' in said
+
+
+def test_with_zero_the_ratio_is_the_tokens_probability(recorded, seeded, train):
+  opened = seeded(rows_without_logprobs(), experience__missing_logprobs='zero')
+  replayed = train(opened)[2]
+  logp = np.concatenate([log_probabilities(recorded, p, t.tokens) for p, t in replayed])
+  assert np.exp(logp).mean() < 0.9
+  np.testing.assert_allclose(ratio_mean(opened, 2), np.exp(logp).mean(), rtol=1e-4)
+
+
+def test_log_probabilities_in_the_file_come_first(recorded, seeded, train):
+  """Beside their tokens, and with 'zero' for others, of which there are none."""
+  rows = [
+    {
+      'question': f' {n}+0\n',
+      'tokens': (tokens := tokens_of(recorded, text)),
+      'logp': [-0.25 * (1 + place % 3) for place in range(len(tokens))],
+    }
+    for n in SOLVABLE
+    for text in right_texts(n)
+  ]
+  opened = seeded(rows, experience__missing_logprobs='zero')
+  replayed = train(opened)[2]
+  ratios = [
+    np.exp(log_probabilities(recorded, p, t.tokens) + 0.25 * (1 + np.arange(len(t.tokens)) % 3))
+    for p, t in replayed
+  ]
+  expected = np.concatenate(ratios).mean()
+  np.testing.assert_allclose(ratio_mean(opened, 2), expected, rtol=1e-4)
+
+
+def snapshot(opened):
+  params = model.shapes(opened.model, opened.meshes.training)
+  like = optimizer.shapes(opened.config.optimizer, opened.config.num_updates, params)
+  with checkpoint.open_manager(opened.workdir) as manager:
+    return checkpoint.restore(manager, manager.latest_step(), like)
+
+
+def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(seeded, train, tmp_path):
+  """And reads the experience no more."""
+  learns = {'optimizer__learning_rate': 3e-3, 'checkpoint__every': 2, 'evaluation__every': 2}
+  whole = seeded(rows_without_logprobs(), 'whole', num_steps=4, **learns)
+  replayed = train(whole)
+  assert any(t.step == 0 for step in (3, 4) for _, t in replayed[step])  # seeded, after the resume
+  train(seeded(rows_without_logprobs(), 'halves', num_steps=2, **learns))
+  (tmp_path / 'x.jsonl').unlink()
+  halves = seeded(str(tmp_path / 'x.jsonl'), 'halves', num_steps=4, **learns)
+  prior_experience.check(halves.config.experience, halves.workdir)
+  train(halves)
+  one, other = snapshot(whole), snapshot(halves)
+  jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
+  buffers.assert_same(one.buffer, other.buffer)
+  assert one.step == other.step == 4
+  assert tiny.untimed_records(whole.workdir) == tiny.untimed_records(halves.workdir)
+
+
+# ---- Another run's workdir ----
+
+
+@pytest.fixture
+def other_run(recorded, tmp_path):
+  """A copy of the recorded run, up to a step in whose buffer there are several questions."""
+  step = next(
+    number
+    for number in range(tiny.SAVED_EVERY, tiny.NUM_STEPS, tiny.SAVED_EVERY)
+    if len(recorded.steps[number].after.entries) > 2
+  )
+  folder = tmp_path / 'other'
+  (folder / 'checkpoints').mkdir(parents=True)
+  for name in ('config.json', 'tokenizer.model'):
+    shutil.copy(recorded.workdir / name, folder)
+  shutil.copytree(recorded.workdir / 'checkpoints' / str(step), folder / 'checkpoints' / str(step))
+  return folder, recorded.steps[step].after
+
+
+def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(seeded, other_run):
+  folder, theirs = other_run
+  opened = seeded(str(folder))
+  data = experiment.load_questions(opened, opened.config.data.train)
+  right = prior_experience.load(opened, data)
+  buffer = seeding.seeded(experiment.make_rollout(opened, data), {}, right, 'zero')
+  assert theirs.started and theirs.retired_epoch
+  assert not buffer.started and not buffer.retired_epoch
+  assert set(buffer.entries) == set(theirs.entries)
+  for row, entry in buffer.entries.items():
+    expected = theirs.entries[row]
+    assert entry.correctness == expected.correctness
+    assert entry.prompt_length == expected.prompt_length == len(data.prompts[row])
+    for ours, stored in zip(entry.trajectories, expected.trajectories, strict=True):
+      np.testing.assert_array_equal(ours.tokens, stored.tokens)
+      np.testing.assert_array_equal(ours.logp, stored.logp)
+      assert (ours.step, ours.reward) == (0, 1.0)
+
+
+def test_questions_of_another_run_are_found_by_what_they_ask(seeded, other_run, data):
+  folder, theirs = other_run
+  opened = seeded(str(folder), data__train=f'{data.train}[2:]')
+  questions = experiment.load_questions(opened, opened.config.data.train)
+  right = prior_experience.load(opened, questions)
+  assert {candidate.row + 2 for candidate in right} == {row for row in theirs.entries if row >= 2}
+
+
+def change_config(folder, change):
+  path = folder / 'config.json'
+  values = json.loads(path.read_text())
+  change(values)
+  path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+  ('break_it', 'message'),
+  [
+    pytest.param(
+      lambda folder: change_config(folder, lambda v: v['data'].update(train='gone.jsonl')),
+      r'the questions of that run cannot be read\. gone\.jsonl: there is no such file',
+      id='questions',
+    ),
+    pytest.param(
+      lambda folder: (folder / 'tokenizer.model').write_bytes(
+        (folder / 'small.model').read_bytes()
+      ),
+      r'that run has another tokenizer, .* set config\.tokenizer\.path=',
+      id='tokenizer',
+    ),
+    pytest.param(
+      lambda folder: change_config(
+        folder, lambda v: v['data'].update(train=str(folder / 'longer.jsonl'))
+      ),
+      r'longer\.jsonl is no longer what that run was trained on: the prompt of row \d+ had \d+ tok',
+      id='prompts',
+    ),
+    pytest.param(
+      lambda folder: [
+        path.write_bytes(b'') for path in folder.glob('checkpoints/*/buffer/index.npz')
+      ],
+      r'checkpoints/\d+ is damaged .*; bring a copy back',
+      id='damaged',
+    ),
+  ],
+)
+def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
+  seeded, other_run, break_it, message
+):
+  folder, _ = other_run
+  tokenizer.train(['1+1=2 abc'], 300, folder / 'small.model')
+  rows = [{'question': f'{n} + 0', 'answer': str(n)} for n in range(tiny.POOL)]
+  (folder / 'longer.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  opened = seeded(str(folder))
+  data = experiment.load_questions(opened, opened.config.data.train)
+  break_it(folder)
+  with pytest.raises(InputError, match=message):
+    prior_experience.load(opened, data)
+
+
+# ---- Refused before anything is written ----
+
+
+def test_what_is_neither_a_file_nor_a_run_with_a_checkpoint_is_refused(seeded, tmp_path, jsonl):
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  claimed = tmp_path / 'claimed'
+  claimed.mkdir()
+  (claimed / 'config.json').write_text('{}')
+  for path, message in (
+    (tmp_path / 'nowhere.jsonl', r'nowhere\.jsonl: there is no such file; it must be a \.jsonl or'),
+    (tmp_path / 'nowhere', r'nowhere is neither a \.jsonl nor a \.parquet file, nor the workdir'),
+    (empty, r'is neither a \.jsonl nor a \.parquet file, nor the workdir of a run'),
+    (claimed, r'that run has no checkpoint, and its buffer is in there; wait for the first'),
+    (jsonl({'question': 'a', 'answer': 'b'}), r":1: no 'response' or 'target' or 'tokens' \(has: "),
+  ):
+    opened = seeded(str(path))
+    with pytest.raises(InputError, match=message):
+      prior_experience.check(opened.config.experience, str(tmp_path / 'new'))

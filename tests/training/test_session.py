@@ -1,0 +1,145 @@
+"""A run whose steps are taken by hand, one that ends early, and one that is traced."""
+
+import copy
+import gzip
+import json
+import os
+import shutil
+
+import pytest
+
+from exgrpo_jax.commands import generate
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.evaluation import scores
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.training import session
+from tests.helpers import recording, tiny
+
+BEGUN = 8  # steps of the recorded run that are kept; the next ones replay
+
+
+@pytest.fixture
+def workdir(recorded, tmp_path, monkeypatch):
+  """The recorded run as it was after some steps."""
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  folder = tmp_path / 'run'
+  shutil.copytree(recorded.workdir, folder)
+  for step in checkpoint.steps(str(folder)):
+    if step > BEGUN:
+      shutil.rmtree(folder / 'checkpoints' / str(step))
+  return folder
+
+
+def untimed(record):
+  apart = ('time', 'speed', 'memory', 'eval', 'compil')
+  return {name: value for name, value in record.items() if not name.startswith(apart)}
+
+
+def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir, monkeypatch):
+  """Two, then after a break the others; the buffer and the policy are at hand meanwhile."""
+  config.num_steps = BEGUN + 4
+  expected = {record['step']: untimed(record) for record in metrics.read(recorded.workdir)}
+  monkeypatch.setattr(session.curves, 'draw', lambda _: None)  # the report is enough
+  with recorded.compiling():
+    with session.open_run(copy.deepcopy(config), str(workdir)) as run:
+      with pytest.raises(InputError, match=f'another run is writing there.* {os.getpid()} on '):
+        session.open_run(config, str(workdir)).__enter__()
+      for step in run.steps():
+        number = run.snapshot.step
+        assert untimed(step.metrics) | {'step': number} == expected[number]
+        assert run.buffer.entries.keys() == recorded.steps[number].after.entries.keys()
+        if number == BEGUN + 2:
+          break
+      assert any(step.experience.replays) and run.buffer.entries
+      (responses,) = generate.sample(run.policy, ['3+0'], samples=2)
+      assert len(responses) == 2
+    assert max(checkpoint.steps(str(workdir))) == BEGUN + 2, 'saved though not due'
+    with session.open_run(copy.deepcopy(config), str(workdir)) as run:
+      assert [step.snapshot.step for step in run.steps()] == [BEGUN + 3, BEGUN + 4]
+  written = {record['step']: untimed(record) for record in metrics.read(workdir)}
+  assert written == {step: record for step, record in expected.items() if step <= BEGUN + 4}
+  assert (workdir / 'report.html').exists()
+
+
+# ---- Broken down ----
+
+
+@pytest.mark.parametrize(
+  ('minibatches', 'message'),
+  [
+    # Seen by the second update, and by nothing before the next step.
+    pytest.param(2, 'step 9: entropy nan, loss nan, gradient norm nan: the policy', id='at_once'),
+    pytest.param(1, 'step 9: after it the policy no longer gives finite', id='before_it_is_saved'),
+  ],
+)
+def test_a_run_that_diverges_stops_and_keeps_its_last_sound_checkpoint(
+  recorded, config, workdir, capsys, minibatches, message
+):
+  config.optimizer.update(dict(learning_rate=1e30, minibatches=minibatches))
+  config.checkpoint.update(dict(every=1, keep=1))
+  opened = experiment.open_experiment(config, str(workdir))
+  with recorded.compiling(), pytest.raises(InputError) as stopped:
+    recording.run_training(opened)
+  assert str(stopped.value).startswith(message)
+  assert 'config.optimizer.learning_rate=1e+30 is too large' in str(stopped.value)
+  assert 'the newest checkpoint is that of step 8' in str(stopped.value)
+  assert checkpoint.steps(str(workdir)) == [4, 8]
+  assert 'WARNING' not in capsys.readouterr().err
+
+
+# ---- Ended early ----
+
+# By step: the share of the validation questions that is right.
+SHARES = {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.6, 4: 0.4, 5: 0.8}
+
+
+def test_a_run_whose_validation_no_longer_improves_ends(
+  recorded, config, data, tmp_path, monkeypatch, capsys
+):
+  def scored(_, __, ___, at):
+    right = int(5 * SHARES[at])
+    return {'eval/v/pass@1': SHARES[at]}, [
+      {'source': 'v', 'correct': [row < right]} for row in range(5)
+    ]
+
+  config.num_steps = 5
+  config.warm_start.num_updates = 0
+  config.data.update(dict(validation=(data.train,), evaluation=()))
+  config.evaluation.update(dict(every=1, patience=2))
+  monkeypatch.setattr(scores, 'score_policy', scored)
+  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+
+  def train():
+    with recorded.compiling():
+      recording.run_training(experiment.open_experiment(config, str(tmp_path)), values=config)
+    return capsys.readouterr().out
+
+  assert 'ended after step 4 of 5: validation/score has not risen in 2 evaluations' in train()
+  assert [record['step'] for record in metrics.read(tmp_path)] == [0, 1, 2, 3, 4]
+  assert checkpoint.steps(str(tmp_path)) == [4]
+  assert 'ended after step 4 of 5' in train(), 'a restart changes nothing'
+  assert metrics.read(tmp_path)[-1]['step'] == 4
+  config.evaluation.patience = 0
+  assert 'ended' not in train()
+  assert metrics.read(tmp_path)[-1]['step'] == 5
+
+
+# ---- Traced ----
+
+
+def test_a_trace_has_the_phases_of_its_step(recorded, config, workdir, capsys, monkeypatch):
+  config.num_steps = step = BEGUN + 2
+  config.metrics.traced_steps = (step,)  # not the first, for that traces thousands of functions
+  tiny.leave_out_pictures(monkeypatch.setattr)
+  with recorded.compiling(), session.open_run(config, str(workdir)) as run:
+    for _ in run.steps():
+      pass
+  folder = workdir / 'traces' / f'step_{step:06d}'
+  assert f'trace of step {step}: {folder}' in capsys.readouterr().out
+  (trace,) = folder.rglob('*.trace.json.gz')
+  events = json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']
+  names = {event.get('name') for event in events}
+  assert {'step', 'pick', 'generate', 'grade'} <= names
