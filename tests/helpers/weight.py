@@ -1,0 +1,131 @@
+"""How heavy the project is: python -m tests.helpers.weight [ROOT ...], one column for each tree."""
+
+import ast
+import collections
+import pathlib
+import sys
+
+LOOP, FORMULA = 'take_steps', 'policy_terms'  # from the training loop to the loss's formula
+
+
+def lines(paths):
+  return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def functions(tree):
+  """Every function of a module, nested ones and methods included."""
+  return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def room(package, path):
+  """The folder of the package that a file lies in, or the file itself at the top."""
+  return path.relative_to(package).with_suffix('').parts[0]
+
+
+def room_edges(package, trees):
+  """Room -> the rooms that its files import."""
+  rooms = {room(package, path) for path in trees}
+  edges = {name: set() for name in rooms}
+  for path, tree in trees.items():
+    for node in ast.walk(tree):
+      names = []
+      if isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] == 'exgrpo_jax':
+        names = [f'{node.module}.{alias.name}' for alias in node.names]
+      elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      for name in names:
+        parts = name.split('.')
+        if parts[0] == 'exgrpo_jax' and len(parts) > 1 and parts[1] in rooms:
+          edges[room(package, path)].add(parts[1])
+  return {name: imports - {name} for name, imports in edges.items()}
+
+
+def floors(edges):
+  """The longest chain of rooms of which each imports the next."""
+  heights = {}
+
+  def height(name, above=()):
+    if name not in heights:
+      below = [height(other, (*above, name)) for other in edges[name] if other not in above]
+      heights[name] = 1 + max(below, default=0)
+    return heights[name]
+
+  return max(map(height, edges))
+
+
+def hops(package, trees):
+  """The shortest way from LOOP to FORMULA; a function leads to those that its body names."""
+  modules = {'.'.join(path.relative_to(package).with_suffix('').parts): path for path in trees}
+  own = {path: {f.name: (path, f.name) for f in functions(tree)} for path, tree in trees.items()}
+  leads = {}
+  for path, tree in trees.items():
+    known, imported = dict(own[path]), {}
+    for node in ast.walk(tree):
+      if isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] == 'exgrpo_jax':
+        for alias in node.names:
+          _, _, name = f'{node.module}.{alias.name}'.partition('.')
+          source = modules.get(node.module.partition('.')[2])
+          if name in modules:
+            imported[alias.asname or alias.name] = own[modules[name]]
+          elif source in own and alias.name in own[source]:
+            known[alias.asname or alias.name] = own[source][alias.name]
+    for function in functions(tree):
+      found = set()
+      for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+          found.add(known.get(node.id))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+          found.add(imported.get(node.value.id, {}).get(node.attr))
+      leads[path, function.name] = sorted(found - {None})
+  starts = [node for node in leads if node[1] == LOOP]
+  ways, waiting = {start: [LOOP] for start in starts}, collections.deque(starts)
+  while waiting:
+    node = waiting.popleft()
+    if node[1] == FORMULA:
+      return ways[node]
+    for other in leads[node]:
+      if other not in ways:
+        ways[other] = [*ways[node], other[1]]
+        waiting.append(other)
+  return []
+
+
+def measure(root):
+  """What the table shows of one tree."""
+  package = root / 'exgrpo_jax'
+  python = sorted(package.rglob('*.py'))
+  trees = {path: ast.parse(path.read_text()) for path in python}
+  edges = room_edges(package, trees)
+  page = [p for p in package.rglob('*.js') if 'vendor' not in p.parts]
+  way = hops(package, trees)
+  return {
+    'package, lines of Python': lines(python),
+    "the page's JavaScript": lines(page),
+    'benchmarks': lines((root / 'benchmarks').rglob('*.py')),
+    'configs': lines((root / 'configs').rglob('*.py')),
+    'tests': lines((root / 'tests').rglob('*.py')),
+    'documents': lines([*(root / 'docs').glob('*.md'), root / 'README.md']),
+    'files of Python': len(python),
+    "files at the package's top": len(list(package.glob('*.py'))),
+    'rooms and files at the top': len(edges),
+    'floors': floors(edges),
+    'arrows': sum(map(len, edges.values())),
+    'hops from loop to formula': len(way) - 1,
+    'longest file': max(lines([path]) for path in python),
+    'longest function': max(
+      f.end_lineno - f.lineno + 1 for tree in trees.values() for f in functions(tree)
+    ),
+  }, way
+
+
+def main():
+  roots = [pathlib.Path(word) for word in sys.argv[1:] or ['.']]
+  measured = [measure(root) for root in roots]
+  for name in measured[0][0]:
+    print(f'{name:<28}', *(f'{values[name]:>8,}' for values, _ in measured))
+  for root, (_, way) in zip(roots, measured):
+    print(f'{root}: {" -> ".join(way)}')
+
+
+if __name__ == '__main__':
+  main()
