@@ -53,37 +53,48 @@ def floors(edges):
   return max(map(height, edges))
 
 
-def hops(package, trees):
-  """The shortest way from LOOP to FORMULA; a function leads to those that its body names."""
-  modules = {'.'.join(path.relative_to(package).with_suffix('').parts): path for path in trees}
-  own = {path: {f.name: (path, f.name) for f in functions(tree)} for path, tree in trees.items()}
-  leads = {}
+def named_functions(package, path, trees):
+  """What names mean in a file: (name -> function, imported module -> its functions by name)."""
+  files = {'.'.join(path.relative_to(package).with_suffix('').parts): path for path in trees}
+  own = {other: {f.name: (other, f.name) for f in functions(tree)} for other, tree in trees.items()}
+  known, modules = dict(own[path]), {}
+  for node in ast.walk(trees[path]):
+    for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+      room, _, name = f'{node.module}.{alias.name}'.partition('exgrpo_jax.')[2].rpartition('.')
+      if f'{room}.{name}'.lstrip('.') in files:
+        modules[alias.asname or name] = own[files[f'{room}.{name}'.lstrip('.')]]
+      elif room in files and name in own[files[room]]:
+        known[alias.asname or name] = own[files[room]][name]
+  return known, modules
+
+
+def leads(package, trees):
+  """Function -> the functions that its body names."""
+  found = {}
   for path, tree in trees.items():
-    known, imported = dict(own[path]), {}
-    for node in ast.walk(tree):
-      if isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] == 'exgrpo_jax':
-        for alias in node.names:
-          _, _, name = f'{node.module}.{alias.name}'.partition('.')
-          source = modules.get(node.module.partition('.')[2])
-          if name in modules:
-            imported[alias.asname or alias.name] = own[modules[name]]
-          elif source in own and alias.name in own[source]:
-            known[alias.asname or alias.name] = own[source][alias.name]
+    known, modules = named_functions(package, path, trees)
     for function in functions(tree):
-      found = set()
-      for node in ast.walk(function):
-        if isinstance(node, ast.Name):
-          found.add(known.get(node.id))
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-          found.add(imported.get(node.value.id, {}).get(node.attr))
-      leads[path, function.name] = sorted(found - {None})
-  starts = [node for node in leads if node[1] == LOOP]
-  ways, waiting = {start: [LOOP] for start in starts}, collections.deque(starts)
+      nodes = list(ast.walk(function))
+      names = {known.get(node.id) for node in nodes if isinstance(node, ast.Name)}
+      names |= {
+        modules.get(node.value.id, {}).get(node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+      }
+      found[path, function.name] = sorted(names - {None})
+  return found
+
+
+def hops(package, trees):
+  """The names of the functions on the shortest way from LOOP to FORMULA."""
+  to = leads(package, trees)
+  ways = {start: [LOOP] for start in to if start[1] == LOOP}
+  waiting = collections.deque(ways)
   while waiting:
     node = waiting.popleft()
     if node[1] == FORMULA:
       return ways[node]
-    for other in leads[node]:
+    for other in to[node]:
       if other not in ways:
         ways[other] = [*ways[node], other[1]]
         waiting.append(other)
