@@ -110,7 +110,7 @@ def test_code_letters_are_closed(path):
 
 
 def test_the_settings_that_a_resumed_run_may_change_are_those_of_the_code():
-  text = (documents.DOCS / 'observing.md').read_text()
+  text = (documents.DOCS / 'running.md').read_text()
   section = re.search(r'## Elastic resume\n(.*?)\n## ', text, re.DOTALL)[1]
   listed = re.findall(r'`([^`]+)`', section.partition('\n- ')[2])
   free = {f'{name}*' if name.endswith('.') else name for name in workdir.FREE}
