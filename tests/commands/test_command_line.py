@@ -7,16 +7,15 @@ import sys
 
 import pytest
 
-import exgrpo_jax
+from exgrpo_jax import commands
+from exgrpo_jax.__main__ import COMMANDS
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.runtime.workdir import claim_workdir
 from tests.helpers import forked
 
-COMMANDS = (
-  'benchmark', 'capacity', 'check', 'evaluate', 'export', 'figures', 'study', 'sweep', 'train',
-)  # fmt: skip
+NAMES = [name for group in COMMANDS.values() for name in group]
 
 
 def train(*arguments):
@@ -162,14 +161,14 @@ def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
 
 
 def test_all_commands_can_be_imported_together_for_none_defines_a_flag_at_import():
-  names = [module.name for module in pkgutil.iter_modules(exgrpo_jax.__path__)]
-  assert set(COMMANDS) <= set(names)
+  names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+  assert set(NAMES) <= set(names)
   script = f"""
 from absl import flags
 before = set(flags.FLAGS)
 import importlib
 for name in {names!r}:
-  importlib.import_module(f'exgrpo_jax.{{name}}')
+  importlib.import_module(f'exgrpo_jax.commands.{{name}}')
 # ml_collections and JAX define flags of their own.
 ours = [module for module in flags.FLAGS.flags_by_module_dict() if module.startswith('exgrpo_jax')]
 assert not ours, ours
@@ -178,24 +177,28 @@ assert not ours, ours
   assert process.returncode == 0, process.stderr
 
 
-def test_help_lists_the_flags_of_a_command_and_points_to_the_settings():
+def test_help_has_the_flags_of_each_command():
   flags = {
-    'benchmark': {'slots', 'questions'},
     'capacity': {'config', 'device', 'evaluated', 'fit', 'lengths', 'topology'},
     'check': {'config', 'workdir', 'num_processes'},
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
-    'figures': {'out'},
     'study': {'workdir', 'study', 'parallel', 'launcher'},
     'train': {'config', 'workdir', 'num_processes'},
+    'verify': {'response', 'answer', 'file'},
   }
-  assert set(flags) == set(COMMANDS)
-  for name, outcome in zip(COMMANDS, forked.run([name, '--help'] for name in COMMANDS)):
+  for name, outcome in zip(NAMES, forked.run([name, '--help'] for name in NAMES)):
     text = outcome.out
     assert outcome.status == 0, name
-    assert f'python -m exgrpo_jax.{name}' in text, name
-    for flag in flags[name]:
+    assert f'exgrpo {name}' in text, name
+    for flag in flags.get(name, ()):
       assert f'--{flag}' in text.replace('--[no]', '--'), (name, flag)
-    if 'config' in flags[name]:
-      assert 'docs/configuration.md' in text, name
+
+
+def test_without_a_command_they_are_listed_by_purpose_and_a_slip_is_answered_with_the_nearest():
+  listed, slip = forked.run([['exgrpo_jax.__main__'], ['trian']])
+  assert listed.status == 0
+  for purpose, commands_of_it in COMMANDS.items():
+    assert purpose in listed.out and all(f'  {name} ' in listed.out for name in commands_of_it)
+  assert (slip.status, slip.out) == (2, '') and 'did you mean train?' in slip.err

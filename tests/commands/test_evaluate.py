@@ -66,9 +66,9 @@ def test_by_hand_it_repeats_the_runs_own_score_at_temperature_1(recorded, by_han
   (own,) = (recorded.workdir / 'evaluation').glob(f'step_{step:06d}_*.jsonl')
   assert written == own.read_text()
   (record,) = [record for record in metrics.read(recorded.workdir) if record['step'] == step]
-  scores = {name: value for name, value in record.items() if name.startswith('eval/')}
+  own_scores = {name: value for name, value in record.items() if name.startswith('eval/')}
   spec = recorded.evaluations[0].spec
-  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{scores.table(scores)}\n')
+  assert printed.startswith(f'{spec} at step {step}, temperature 1.0\n{scores.table(own_scores)}\n')
 
 
 def test_without_a_config_it_takes_the_runs_own(recorded, by_hand, capsys):
@@ -274,8 +274,8 @@ def test_the_best_policy_is_chosen_by_the_validation_set_alone(
       shares = VALIDATION.get(at, {'aime': 1.0, 'minerva': 1.0})  # before the first step: the best
     else:
       shares = {'evaluation': EVALUATION.get(at, 1.0)}
-    scores = {f'eval/{name}/{source}/pass@1': share for source, share in shares.items()}
-    return scores, [row for source, share in shares.items() for row in records(source, share)]
+    shown = {f'eval/{name}/{source}/pass@1': share for source, share in shares.items()}
+    return shown, [row for source, share in shares.items() for row in records(source, share)]
 
   monkeypatch.setattr(scores, 'score_policy', scored)
   monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
