@@ -53,26 +53,31 @@ def floors(edges):
   return max(map(height, edges))
 
 
-def named_functions(package, path, trees):
-  """What names mean in a file: (name -> function, imported module -> its functions by name)."""
-  files = {'.'.join(path.relative_to(package).with_suffix('').parts): path for path in trees}
-  own = {other: {f.name: (other, f.name) for f in functions(tree)} for other, tree in trees.items()}
-  known, modules = dict(own[path]), {}
-  for node in ast.walk(trees[path]):
+def named_functions(tree, mine, own):
+  """What names mean in a file: (name -> function, imported module -> its functions by name).
+
+  `mine` are the file's own functions by name, `own` those of each module.
+  """
+  known, modules = dict(mine), {}
+  for node in ast.walk(tree):
     for alias in node.names if isinstance(node, ast.ImportFrom) else ():
       room, _, name = f'{node.module}.{alias.name}'.partition('exgrpo_jax.')[2].rpartition('.')
-      if f'{room}.{name}'.lstrip('.') in files:
-        modules[alias.asname or name] = own[files[f'{room}.{name}'.lstrip('.')]]
-      elif room in files and name in own[files[room]]:
-        known[alias.asname or name] = own[files[room]][name]
+      if f'{room}.{name}'.lstrip('.') in own:
+        modules[alias.asname or name] = own[f'{room}.{name}'.lstrip('.')]
+      elif name in own.get(room, {}):
+        known[alias.asname or name] = own[room][name]
   return known, modules
 
 
 def leads(package, trees):
   """Function -> the functions that its body names."""
+  module = {path: '.'.join(path.relative_to(package).with_suffix('').parts) for path in trees}
+  own = {
+    module[path]: {f.name: (path, f.name) for f in functions(tree)} for path, tree in trees.items()
+  }
   found = {}
   for path, tree in trees.items():
-    known, modules = named_functions(package, path, trees)
+    known, modules = named_functions(tree, own[module[path]], own)
     for function in functions(tree):
       nodes = list(ast.walk(function))
       names = {known.get(node.id) for node in nodes if isinstance(node, ast.Name)}
