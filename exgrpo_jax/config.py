@@ -1,8 +1,7 @@
 """From a ConfigDict's values to frozen dataclasses, refusing what cannot be.
 
-Every component declares a frozen `Config` whose fields are made by `setting`,
-so that type, allowed values and meaning stand beside each other. The values
-themselves live in configs/base.py and nowhere else.
+Every component declares a frozen `Config` whose fields are made by `setting`: type, default,
+allowed values, meaning and origin stand beside each other, and nowhere else.
 """
 
 import copy
@@ -22,15 +21,36 @@ T = TypeVar('T')
 _INTERVAL = re.compile(r'([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])')
 
 
-def setting(allowed: str | Sequence[Any] | None, meaning: str) -> Any:
-  """A field of a `Config`, without a default.
+# Where a default comes from.
+PAPER = 'paper'  # arXiv:2510.02245
+AUTHORS = "authors' code"  # the script that runs ExGRPO, or the defaults of verl beneath it
+OURS = 'ours'
+
+
+def setting(
+  default: Any, allowed: str | Sequence[Any] | None, meaning: str, origin: str = OURS
+) -> Any:
+  """A field of a `Config`.
 
   Args:
+    default: its value in configs/base.py.
     allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', a tuple of choices, or
       None where the type says enough.
     meaning: what the value is, with its unit; quoted in error messages.
+    origin: where the default comes from: PAPER, AUTHORS or OURS, with a note after a comma.
   """
-  return dataclasses.field(metadata={'allowed': allowed, 'meaning': meaning})
+  metadata = {'allowed': allowed, 'meaning': meaning, 'origin': origin}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(cls: type[T]) -> T:
+  """A field of a `Config` that is another `Config`."""
+  return cast(T, dataclasses.field(default_factory=cls))
+
+
+def config_dict(values: Any) -> ConfigDict:
+  """The ConfigDict of a `Config`, for config files to change."""
+  return ConfigDict(dataclasses.asdict(values))
 
 
 def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:

@@ -35,12 +35,14 @@ class Config:
   """How prompts are rendered."""
 
   template: str = setting(
+    'plain',
     ('plain', 'chat', 'paper'),
     "how a question's messages become text: 'plain' writes them as lines, 'chat' applies the "
     "checkpoint's chat template, 'paper' adds a system prompt that asks for reasoning and a boxed "
     'answer',
   )
   system: str = setting(
+    '',
     None,
     "a system prompt for questions whose data has no system message; '' adds none, but for that of "
     "the template 'paper'",

@@ -38,40 +38,46 @@ _BATCH = 1000  # rows that are read together: one at a time takes several times 
 class Config:
   """Where questions come from, and which of their fields are read."""
 
-  train: str = setting(None, 'the data spec of the questions to train on')
+  train: str = setting('arithmetic:train', None, 'the data spec of the questions to train on')
   validation: tuple[str, ...] = setting(
-    None, 'the data specs to evaluate on that choose the best policy, see config.export.best'
+    (), None, 'the data specs to evaluate on that choose the best policy, see config.export.best'
   )
   evaluation: tuple[str, ...] = setting(
-    None, 'the data specs to evaluate on that are reported alone'
+    ('arithmetic:validation',), None, 'the data specs to evaluate on that are reported alone'
   )
   question_field: str = setting(
+    '',
     None,
     "the column that holds the question, as text or chat messages; '' recognises it by its name",
   )
   answer_field: str = setting(
+    '',
     None,
     "the column that holds the answer, 'a.b' for field b of structs in column a; '' recognises it "
     'by its name',
   )
   solution_field: str = setting(
+    '',
     None,
     "the column that holds a worked solution (rows may lack it); '' recognises it by its name, or "
     "takes the text before GSM8K's '#### ' or a chat's last turn of the assistant",
   )
   default_kind: str = setting(
+    '',
     ('', *KINDS),
     "how answers are compared if a row does not specify it: '' means math, and rejects "
     "rows in verl's columns with an unknown data_source",
   )
   unverifiable: str = setting(
+    'refuse',
     ('refuse', 'drop'),
     "what to do with rows of a file whose answer cannot be checked: there is none, or 'proof'",
   )
   overlong: str = setting(
-    ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
+    'refuse', ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'
   )
   cache_dir: str = setting(
+    '~/.cache/exgrpo_jax',
     None,
     'the folder for prepared data; '
     "'' means TFDS's default, $TFDS_DATA_DIR or ~/tensorflow_datasets",

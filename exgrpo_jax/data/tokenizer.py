@@ -48,13 +48,16 @@ class Config:
   """Which tokenizer to use."""
 
   path: str = setting(
+    '',
     None,
     "a tokenizer.json, a SentencePiece *.model, the folder of one or a model's name on the Hub; "
     "'' takes the one in config.model.path or, without that, trains a SentencePiece model on the "
     "text of the warm start's data, or of config.data.train where there is none",
   )
   vocab_size: int = setting(
-    '[1, inf)', 'maximum number of pieces of a tokenizer trained here; ignored for one from a file'
+    512,
+    '[1, inf)',
+    'maximum number of pieces of a tokenizer trained here; ignored for one from a file',
   )
 
 

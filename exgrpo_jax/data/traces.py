@@ -35,11 +35,13 @@ class Config:
   """Experience from elsewhere, put into the replay buffer before the first step."""
 
   path: str = setting(
+    '',
     None,
     "a .jsonl or .parquet file of responses, or another run's workdir, whose buffer is taken; '' "
     'starts with an empty buffer',
   )
   missing_logprobs: str = setting(
+    'current',
     ('current', 'zero'),
     'log-probabilities where there are none: those of the policy at the start, so that the '
     'importance ratio begins at 1; or 0, so that it is the probability of the token, as in LUFFY',

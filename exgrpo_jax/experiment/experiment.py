@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import combinations, objective, replay
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import AUTHORS, section, setting
 from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
@@ -43,35 +43,36 @@ class Config:
   """A whole configuration, checked. Field names are the ConfigDict's."""
 
   seed: int = setting(
-    '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+    0, '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
   )
-  num_steps: int = setting('[0, inf)', 'steps of reinforcement learning')
+  num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
   compilation_cache: str = setting(
+    '~/.cache/exgrpo_jax/compiled',
     None,
     'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
     "of the run; '' is JAX's own setting",
   )
-  rollout: rollout_settings.Config
-  replay: replay.Config
-  objective: objective.Config
-  optimizer: optimizer.Config
-  gradient: gradients.Config
-  model: ModelConfig
-  lora: lora.Config
-  mesh: sharding.Config
-  prompt: prompt.Config
-  tokenizer: tokenizer.Config
-  data: questions.Config
-  experience: traces.Config
-  verifier: verifier.Config
-  grading: grading_settings.Config
-  warm_start: WarmStartConfig
-  evaluation: EvaluationConfig
-  alignment: alignment.Config
-  parity: parity.Config
-  checkpoint: checkpoint.Config
-  export: ExportConfig
-  metrics: metrics.Config
+  rollout: rollout_settings.Config = section(rollout_settings.Config)
+  replay: replay.Config = section(replay.Config)
+  objective: objective.Config = section(objective.Config)
+  optimizer: optimizer.Config = section(optimizer.Config)
+  gradient: gradients.Config = section(gradients.Config)
+  model: ModelConfig = section(ModelConfig)
+  lora: lora.Config = section(lora.Config)
+  mesh: sharding.Config = section(sharding.Config)
+  prompt: prompt.Config = section(prompt.Config)
+  tokenizer: tokenizer.Config = section(tokenizer.Config)
+  data: questions.Config = section(questions.Config)
+  experience: traces.Config = section(traces.Config)
+  verifier: verifier.Config = section(verifier.Config)
+  grading: grading_settings.Config = section(grading_settings.Config)
+  warm_start: WarmStartConfig = section(WarmStartConfig)
+  evaluation: EvaluationConfig = section(EvaluationConfig)
+  alignment: alignment.Config = section(alignment.Config)
+  parity: parity.Config = section(parity.Config)
+  checkpoint: checkpoint.Config = section(checkpoint.Config)
+  export: ExportConfig = section(ExportConfig)
+  metrics: metrics.Config = section(metrics.Config)
 
   @property
   def num_updates(self) -> int:

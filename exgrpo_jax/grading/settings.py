@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from exgrpo_jax.config import check_known, setting
+from exgrpo_jax.config import PAPER, check_known, setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, rewards
 
@@ -15,35 +15,48 @@ class Config:
   """The processes that grade, what one response may cost them, and what it is rewarded for."""
 
   workers: int = setting(
-    '[0, inf)', f'worker processes; 0 means one per core, {MAX_AUTO_WORKERS} at most'
+    0, '[0, inf)', f'worker processes; 0 means one per core, {MAX_AUTO_WORKERS} at most'
   )
-  time_limit: float = setting('(0, inf)', 'seconds to judge a response; then its worker is killed')
-  memory_limit: int = setting('[1, inf)', 'MiB of memory that a worker may use to judge responses')
+  time_limit: float = setting(
+    5.0, '(0, inf)', 'seconds to judge a response; then its worker is killed'
+  )
+  memory_limit: int = setting(
+    1024, '[1, inf)', 'MiB of memory that a worker may use to judge responses'
+  )
   max_length: int = setting(
+    200_000,
     '[1, inf)',
     'characters of a response that are judged: a longer one is cut at the start of its thought, '
     "and has no answer where what follows the last '</think>' is longer too",
   )
   max_failures: float = setting(
-    '[0, 1]', "share of a step's responses that may time out or crash before a warning"
+    0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
   )
   rewards: tuple[str, ...] = setting(
+    ('correctness',),
     None,
     'reward functions, whose weighted sum is the reward of a response: '
     f"{', '.join(rewards.BUILT_IN)}, or one of yours, 'package.module:function'; 'correctness' is "
     '1 for a correct response, else 0',
+    PAPER,
   )
-  weights: tuple[float, ...] = setting(None, 'the weight of each reward, in order; () is 1 for all')
+  weights: tuple[float, ...] = setting(
+    (), None, 'the weight of each reward, in order; () is 1 for all'
+  )
   batched: tuple[str, ...] = setting(
+    (),
     None,
     'those of `grading.rewards` that take lists, of a batch of responses, in a process of their '
     'own: a small model, or a service',
   )
-  batch_size: int = setting('[1, 2048]', 'responses of a batch')
+  batch_size: int = setting(64, '[1, 2048]', 'responses of a batch')
   batch_timeout: float = setting(
-    '(0, inf)', 'seconds for the rewards of a batch; then the process is killed and asked once more'
+    60.0,
+    '(0, inf)',
+    'seconds for the rewards of a batch; then the process is killed and asked once more',
   )
   overlong_buffer: int = setting(
+    0,
     '[0, inf)',
     "tokens before rollout.max_response over which 'overlong' falls to -1; 0 is a fifth of it",
   )

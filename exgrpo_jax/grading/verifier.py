@@ -19,9 +19,10 @@ class Config:
   """What a response must have before its answer is compared."""
 
   require_think: bool = setting(
-    None, "a response without '</think>' has no answer; the training reward asks for it"
+    False, None, "a response without '</think>' has no answer; the training reward asks for it"
   )
   require_box: bool = setting(
+    False,
     None,
     r"only \boxed{...} is an answer; if off, what follows '####' or 'the answer is', and the "
     'last number, count too',

@@ -42,9 +42,10 @@ class Extension:
   """Overrides of a checkpoint's config.json, for longer contexts than it was trained on."""
 
   rope_theta: float = setting(
-    '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's"
+    0.0, '[0, inf)', "base of the rotary wavelengths, in positions; 0 keeps the checkpoint's"
   )
   max_position_embeddings: int = setting(
+    0,
     '[0, inf)',
     "maximum length of prompt and response together, in tokens; 0 keeps the checkpoint's",
   )

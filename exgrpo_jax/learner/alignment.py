@@ -27,13 +27,14 @@ from exgrpo_jax.policy import model
 class Config:
   """How often a step's gradient is compared with that of held-out questions; it changes no step."""
 
-  every: int = setting('[0, inf)', 'steps between two comparisons; 0 is never')
+  every: int = setting(0, '[0, inf)', 'steps between two comparisons; 0 is never')
   questions: int = setting(
+    32,
     '[1, inf)',
     'questions drawn for each, from the first set of config.data.validation, or else of '
     'config.data.evaluation',
   )
-  samples: int = setting('[2, inf)', 'responses to each of them, at the training temperature')
+  samples: int = setting(8, '[2, inf)', 'responses to each of them, at the training temperature')
 
   def is_due(self, step: int) -> bool:
     """Whether the step's gradient is compared."""

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import AUTHORS, setting
 from exgrpo_jax.datatypes import Carried, Cursor
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, carried_files, checksums, storage
@@ -33,8 +33,10 @@ _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 class Config:
   """How often a checkpoint is saved, and how many are kept."""
 
-  every: int = setting('[1, inf)', 'steps between checkpoints; the last step is always saved')
-  keep: int = setting('[1, inf)', 'newest checkpoints kept')
+  every: int = setting(
+    50, '[1, inf)', 'steps between checkpoints; the last step is always saved', AUTHORS
+  )
+  keep: int = setting(2, '[1, inf)', 'newest checkpoints kept', AUTHORS)
 
 
 class DamagedError(Exception):

@@ -35,14 +35,17 @@ class Config:
   """How a minibatch becomes a gradient; changes nothing but rounding, memory and time."""
 
   tokens_per_microbatch: int = setting(
+    9216,
     '[1, inf)',
     'tokens of one forward and backward pass, and of a forward pass that scores stored responses, '
     'on each part of the sequences, padding included; '
     'at least one sequence of the longest row in any case',
   )
-  remat: str = setting(tuple(model.REMAT), 'what of each layer the backward pass computes again')
+  remat: str = setting(
+    'all', tuple(model.REMAT), 'what of each layer the backward pass computes again'
+  )
   drop_zero_advantage: bool = setting(
-    None, 'leave out rows of advantage 0, as groups of equal rewards have'
+    False, None, 'leave out rows of advantage 0, as groups of equal rewards have'
   )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import randomness
@@ -16,24 +16,45 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """AdamW, its schedule, and which gradients are clipped or refused."""
+  """AdamW, its schedule, and which gradients are clipped or refused.
 
-  minibatches: int = setting('[1, inf)', "a step's updates; each takes as many whole groups")
-  learning_rate: float = setting('[0, inf)', 'the peak learning rate')
+  The authors' gradient is 64 times this one: a sum over the 64 rows of one GPU's share of a
+  minibatch, divided by the response limit and averaged over 8 GPUs, where ours is divided by the
+  minibatch's 512 rows as well. What is in the gradient's units is their value over 64.
+  """
+
+  minibatches: int = setting(
+    2, '[1, inf)', "a step's updates; each takes as many whole groups", AUTHORS
+  )
+  learning_rate: float = setting(1e-6, '[0, inf)', 'the peak learning rate', PAPER)
   schedule: str = setting(
+    'constant',
     ('constant', 'linear', 'cosine'),
     'how the rate goes on after warm-up: linear and cosine fall to 0 at the last update',
+    AUTHORS,
   )
-  warmup_updates: int = setting('[0, inf)', 'updates over which the rate rises from 0')
-  b1: float = setting('[0, 1)', "decay of AdamW's first moment")
-  b2: float = setting('[0, 1)', "decay of AdamW's second moment")
-  epsilon: float = setting('(0, inf)', "AdamW's epsilon, in the gradient's units")
-  weight_decay: float = setting('[0, inf)', 'decoupled, on every parameter')
+  warmup_updates: int = setting(0, '[0, inf)', 'updates over which the rate rises from 0', AUTHORS)
+  b1: float = setting(0.9, '[0, 1)', "decay of AdamW's first moment", AUTHORS)
+  b2: float = setting(0.999, '[0, 1)', "decay of AdamW's second moment", AUTHORS)
+  epsilon: float = setting(
+    1.6e-10, '(0, inf)', "AdamW's epsilon, in the gradient's units", f'{AUTHORS}, 1e-8 over 64'
+  )
+  weight_decay: float = setting(0.01, '[0, inf)', 'decoupled, on every parameter', AUTHORS)
   moments: str = setting(
-    ('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves their memory"
+    'float32', ('float32', 'bfloat16'), "how AdamW's moments are kept; bfloat16 halves their memory"
   )
-  clip_norm: float = setting('(0, inf]', 'gradients of a larger global norm are scaled down to it')
-  skip_norm: float = setting('(0, inf]', 'updates of a larger global norm are skipped and counted')
+  clip_norm: float = setting(
+    1 / 64,
+    '(0, inf]',
+    'gradients of a larger global norm are scaled down to it',
+    f'{AUTHORS}, 1 over 64',
+  )
+  skip_norm: float = setting(
+    7.8,
+    '(0, inf]',
+    'updates of a larger global norm are skipped and counted',
+    f'{AUTHORS}, 500 over 64',
+  )
 
 
 @jax.tree_util.register_dataclass

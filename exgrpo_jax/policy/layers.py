@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import section, setting
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
@@ -22,21 +22,27 @@ from exgrpo_jax.policy.rotary import Rotation, rotate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """The decoder's shape; all of it is static under jit."""
+  """The decoder's shape, by default Qwen2.5-Math-1.5B's; all of it is static under jit."""
 
-  vocab_size: int = setting('[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
-  width: int = setting('[1, inf)', 'size of the residual stream')
-  num_layers: int = setting('[1, inf)', 'blocks of attention and MLP')
-  num_heads: int = setting('[1, inf)', 'query heads')
-  num_kv_heads: int = setting('[1, inf)', 'key/value heads, each serving equally many query heads')
-  head_size: int = setting('[2, inf)', 'size of one head, even')
-  mlp_width: int = setting('[1, inf)', 'hidden units of the MLP')
-  rope: rotary.Config
-  norm_epsilon: float = setting('(0, inf)', 'added to the mean square before taking the root')
-  attention_bias: bool = setting(None, 'biases on queries, keys and values, as in Qwen2')
-  query_key_norm: bool = setting(None, 'queries and keys are normalised per head, as in Qwen3')
-  tied_embeddings: bool = setting(None, 'the unembedding is the transposed embedding')
-  dtype: str = setting(('float32', 'bfloat16'), 'of activations; parameters are float32')
+  vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
+  width: int = setting(1536, '[1, inf)', 'size of the residual stream')
+  num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
+  num_heads: int = setting(12, '[1, inf)', 'query heads')
+  num_kv_heads: int = setting(
+    2, '[1, inf)', 'key/value heads, each serving equally many query heads'
+  )
+  head_size: int = setting(128, '[2, inf)', 'size of one head, even')
+  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP')
+  rope: rotary.Config = section(rotary.Config)
+  norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
+  attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
+  query_key_norm: bool = setting(
+    False, None, 'queries and keys are normalised per head, as in Qwen3'
+  )
+  tied_embeddings: bool = setting(True, None, 'the unembedding is the transposed embedding')
+  dtype: str = setting(
+    'bfloat16', ('float32', 'bfloat16'), 'of activations; parameters are float32'
+  )
 
   def __post_init__(self) -> None:
     if self.num_heads % self.num_kv_heads:

@@ -53,10 +53,15 @@ class Config:
   """Which matrices get adapters, and how large these are."""
 
   rank: int = setting(
-    '[0, inf)', 'rank of the adapters that are trained on a frozen model; 0 trains the model itself'
+    0,
+    '[0, inf)',
+    'rank of the adapters that are trained on a frozen model, such as 8 to 64; 0 trains the whole '
+    'model',
   )
-  alpha: float = setting('(0, inf)', "the adapters' products are scaled by alpha / rank")
-  targets: tuple[str, ...] = setting(None, 'the matrices that get adapters, in every layer')
+  alpha: float = setting(32.0, '(0, inf)', "the adapters' products are scaled by alpha / rank")
+  targets: tuple[str, ...] = setting(
+    tuple(TARGETS), None, 'the matrices that get adapters, in every layer'
+  )
 
   def __post_init__(self) -> None:
     for target in self.targets:

@@ -19,24 +19,29 @@ from exgrpo_jax.errors import InputError
 class Config:
   """Base and scaling of the rotary wavelengths."""
 
-  theta: float = setting('(0, inf)', 'base of the wavelengths, in positions')
+  theta: float = setting(1e4, '(0, inf)', 'base of the wavelengths, in positions')
   scaling: str = setting(
+    'none',
     ('none', 'linear', 'llama3'),
     'how wavelengths are stretched for contexts longer than in pretraining: '
     'not at all, all by the same factor, or only the long ones',
   )
-  factor: float = setting('[1, inf)', 'by how much, where scaling is not none')
+  factor: float = setting(1.0, '[1, inf)', 'by how much, where scaling is not none')
   # llama3: wavelengths below original_positions / high_frequency_factor are kept, those above
   # original_positions / low_frequency_factor are stretched, and those in between interpolated.
   low_frequency_factor: float = setting(
+    1.0,
     '(0, inf)',
     'llama3: pairs with fewer turns than this over original_positions are stretched by factor',
   )
   high_frequency_factor: float = setting(
+    4.0,
     '(0, inf)',
     'llama3: pairs with more turns than this are kept; those in between are interpolated',
   )
-  original_positions: int = setting('[1, inf)', 'llama3: context length of pretraining, in tokens')
+  original_positions: int = setting(
+    4096, '[1, inf)', 'llama3: context length of pretraining, in tokens'
+  )
 
   def __post_init__(self) -> None:
     if self.scaling == 'llama3' and self.low_frequency_factor >= self.high_frequency_factor:

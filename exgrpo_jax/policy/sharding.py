@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import section, setting
 from exgrpo_jax.errors import InputError
 
 _MESH_AXES = ('data', 'fsdp', 'tensor')
@@ -45,13 +45,13 @@ class TrainingConfig:
   """The mesh of training and scoring; the product of the sizes is the number of devices."""
 
   data: int = setting(
-    '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
+    1, '[-1, inf)', 'devices that split the rows and replicate the parameters; -1 takes the rest'
   )
   fsdp: int = setting(
-    '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
+    -1, '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
   )
   tensor: int = setting(
-    '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
   )
 
   def __post_init__(self) -> None:
@@ -63,10 +63,12 @@ class DecodingConfig:
   """The mesh of sampling; the product of the sizes is the number of devices."""
 
   data: int = setting(
-    '[-1, inf)', 'devices that split the responses and replicate the parameters; -1 takes the rest'
+    -1,
+    '[-1, inf)',
+    'devices that split the responses and replicate the parameters; -1 takes the rest',
   )
   tensor: int = setting(
-    '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
+    1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
   )
 
   def __post_init__(self) -> None:
@@ -77,8 +79,8 @@ class DecodingConfig:
 class Config:
   """How the devices are arranged for training and for decoding; changes nothing but rounding."""
 
-  training: TrainingConfig
-  decoding: DecodingConfig
+  training: TrainingConfig = section(TrainingConfig)
+  decoding: DecodingConfig = section(DecodingConfig)
 
 
 class Meshes(NamedTuple):

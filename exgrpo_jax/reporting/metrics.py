@@ -24,18 +24,20 @@ _ROUNDING = 1e-15  # variances of means that are not above it are 0
 class Config:
   """What a run records in addition to metrics.jsonl and TensorBoard files."""
 
-  sampled_rows: int = setting('[0, inf)', 'responses of each step that are written to samples/')
+  sampled_rows: int = setting(16, '[0, inf)', 'responses of each step that are written to samples/')
   records_every: int = setting(
-    '[1, inf)', 'steps whose rows are written to records/ together, as one file of each table'
+    10, '[1, inf)', 'steps whose rows are written to records/ together, as one file of each table'
   )
   recorded_groups: int = setting(
-    '[0, inf)', 'groups of each step whose responses are recorded token by token; 0 is none'
+    4, '[0, inf)', 'groups of each step whose responses are recorded token by token; 0 is none'
   )
   traced_steps: tuple[int, ...] = setting(
-    None, "steps of which JAX's profiler writes a trace into the workdir's traces/, such as (10,)"
+    (),
+    None,
+    "steps of which JAX's profiler writes a trace into the workdir's traces/, such as (10,)",
   )
   wandb_project: str = setting(
-    None, "the Weights & Biases project that metrics are also sent to; '' is none"
+    '', None, "the Weights & Biases project that metrics are also sent to; '' is none"
   )
 
 

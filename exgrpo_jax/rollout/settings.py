@@ -3,16 +3,11 @@
 import dataclasses
 import math
 
-from exgrpo_jax.config import setting
+from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
-
-_WHOLE = (
-  'training samples from the whole softmax, to which its importance weights refer; '
-  'evaluation.{} may truncate it'
-)
 
 # Groups that are begun for each `samples` slots: most slots hold the longest responses of groups
 # whose others are complete. With lognormal lengths, whose 99th percentile is 8 medians, 2.5 keep
@@ -24,35 +19,40 @@ _GROUPS_PER_SAMPLES = 3
 class Config:
   """How many questions and responses a step has, and how responses are sampled."""
 
-  questions: int = setting('[1, inf)', 'questions in a step (Q)')
+  questions: int = setting(128, '[1, inf)', 'questions in a step (Q)', PAPER)
   samples: int = setting(
-    '[2, inf)', 'rollouts of a question (K); an advantage compares at least two'
+    8, '[2, inf)', 'rollouts of a question (K); an advantage compares at least two', PAPER
   )
-  max_prompt: int = setting('[1, inf)', 'longest prompt, in tokens')
-  max_response: int = setting('[1, inf)', 'longest response, in tokens')
-  temperature: float = setting('(0, inf)', 'of sampling, and of every log-probability in training')
-  top_k: int = setting('[0, 0]', _WHOLE.format('top_k'))
-  top_p: float = setting('[1, 1]', _WHOLE.format('top_p'))
-  min_p: float = setting('[0, 0]', _WHOLE.format('min_p'))
-  slots: int = setting('[1, inf)', 'responses that are decoded together')
+  max_prompt: int = setting(1024, '[1, inf)', 'longest prompt, in tokens', AUTHORS)
+  max_response: int = setting(8192, '[1, inf)', 'longest response, in tokens', PAPER)
+  temperature: float = setting(
+    1.0,
+    '(0, inf)',
+    'of sampling, from the whole softmax, and of every log-probability in training',
+    PAPER,
+  )
+  slots: int = setting(256, '[1, inf)', 'responses that are decoded together')
   carry: bool = setting(
+    False,
     None,
     'whether a step ends once as many groups are complete as it trains, and what is unfinished '
     'goes on in the next one; otherwise it waits for its longest response',
   )
   in_flight: int = setting(
+    0,
     '[0, inf)',
     'with carry: groups that are unfinished or wait as a step begins, those that it will train '
     'included; with fewer, responses are younger and more slots idle; 0 is as many as keep the '
     'slots busy',
   )
   max_age: int = setting(
+    8,
     '[1, inf)',
     'with carry: steps from that which writes the first token of a group to that which trains it, '
     'at most; a step waits for what would be older in the next',
   )
   logit_chunk: int = setting(
-    '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
+    16384, '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
   )
 
   def __post_init__(self) -> None:
