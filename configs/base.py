@@ -1,11 +1,11 @@
 """The defaults of every setting, for every other config to start from: the paper's values.
 
-They stand beside their meaning in the `Config` of each component; docs/configuration.md lists them.
+They stand beside their meaning, in the `Config` of each component; docs/configuration.md lists them.
 """
 
 from exgrpo_jax import config
-from exgrpo_jax.experiment import Config
+from exgrpo_jax.experiment.settings import Config
 
 
 def get_config():
-  return config.config_dict(Config())
+  return config.defaults(Config)

@@ -11,11 +11,11 @@ import inspect
 import pathlib
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from exgrpo_jax.configs import base
-from exgrpo_jax.experiment.experiment import (Config)
+from exgrpo_jax.config import OURS
+from exgrpo_jax.experiment.settings import Config
 
 PAGE = pathlib.Path(__file__).with_name('configuration.md')
 
@@ -24,9 +24,11 @@ _HEAD = """\
 
 <!-- Written by docs/configuration.py from the code; change it there, then renew this page. -->
 
+For whoever writes a config or overrides one: all settings, with type, range, default and meaning.
+
 A run is described by a config file: `--config=configs/arithmetic.py`, or by its name alone,
 `--config=arithmetic`. Every other config starts from [configs/base.py](../configs/base.py), which
-sets every value to the paper's and is the default given below. Any value can be overridden on the
+has the defaults below: the paper's values where it gives one. Any of them can be overridden on the
 command line:
 
 ```bash
@@ -39,6 +41,9 @@ before anything is computed; the message names the key and what is allowed. `[` 
 end of an interval, `(` and `)` do not. Text is shown in quotes, which the command line does not
 need. Values that must fit each other are checked too, for example that `optimizer.minibatches`
 divides `rollout.questions`.
+
+Where a default comes from stands behind it: from the paper, from [the authors' code](authors.md),
+which is their script or the defaults of verl beneath it, or else it is ours.
 """
 
 
@@ -75,35 +80,29 @@ def keys(cls: type = Config) -> set[str]:
   return names - {''}
 
 
-def page(cls: type, defaults: Mapping[str, Any]) -> str:
-  """The page as Markdown.
-
-  Args:
-    cls: the dataclass of a whole configuration.
-    defaults: its values, nested as its sections are.
-  """
-  return '\n'.join([_HEAD, *(_section(section, defaults) for section in sections(cls))])
+def page(cls: type) -> str:
+  """The page of a whole configuration as Markdown."""
+  return '\n'.join([_HEAD, *(_section(section) for section in sections(cls))])
 
 
-def _section(section: Section, defaults: Mapping[str, Any]) -> str:
-  values, prefix = defaults, ''
-  for name in filter(None, section.path.split('.')):
-    values, prefix = values[name], f'{section.path}.'
-  lines = [f'## {section.path or "The run"}', '', *_introduction(section.cls)]
+def _section(section: Section) -> str:
+  prefix = section.path and f'{section.path}.'
+  lines = [f'## {section.path or "The run"}', '', _introduction(section.cls), '']
   lines += ['| setting | type | allowed | default | meaning |', '| --- | --- | --- | --- | --- |']
   for field, kind in section.fields():
+    origin = field.metadata['origin']
     cells = [
       f'`{prefix}{field.name}`',
       _type_name(kind),
       _allowed(field.metadata['allowed']),
-      f'`{values[field.name]!r}`',
+      f'`{field.default!r}`' + (f' ({_escape(origin)})' if origin != OURS else ''),
       _escape(field.metadata['meaning']),
     ]
     lines.append('| ' + ' | '.join(cells) + ' |')
   return '\n'.join([*lines, ''])
 
 
-def _introduction(cls: type) -> list[str]:
+def _introduction(cls: type) -> str:
   """The docstring's first sentence, where there is one, and the file to read on in."""
   doc = inspect.getdoc(cls) or ''
   if doc.startswith(f'{cls.__name__}('):  # what dataclass puts in its place
@@ -111,7 +110,7 @@ def _introduction(cls: type) -> list[str]:
   file = '/'.join(cls.__module__.split('.')) + '.py'
   link = f'Code: [{file}](../{file}).'
   summary = _escape(' '.join(doc.partition('\n\n')[0].split()))
-  return [f'{summary} {link}'.strip(), '']
+  return f'{summary} {link}'.strip()
 
 
 def _type_name(kind: Any) -> str:
@@ -139,7 +138,7 @@ def _escape(text: str) -> str:
 
 def main() -> None:
   """Renews the page."""
-  PAGE.write_text(page(Config, base.get_config().to_dict()), encoding='utf-8')
+  PAGE.write_text(page(Config), encoding='utf-8')
   print(f'wrote {PAGE}')
 
 

@@ -43,14 +43,17 @@ def setting(
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(cls: type[T]) -> T:
-  """A field of a `Config` that is another `Config`."""
-  return cast(T, dataclasses.field(default_factory=cls))
-
-
-def config_dict(values: Any) -> ConfigDict:
-  """The ConfigDict of a `Config`, for config files to change."""
-  return ConfigDict(dataclasses.asdict(values))
+def defaults(cls: type) -> ConfigDict:
+  """The default of every setting of a `Config`, those of the `Config`s in it too."""
+  types = typing.get_type_hints(cls)
+  return ConfigDict(
+    {
+      field.name: defaults(types[field.name])
+      if dataclasses.is_dataclass(types[field.name])
+      else field.default
+      for field in dataclasses.fields(cls)
+    }
+  )
 
 
 def build(cls: type[T], values: Mapping[str, Any] | ConfigDict, path: str) -> T:

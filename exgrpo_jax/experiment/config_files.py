@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from exgrpo_jax import config, definition_file
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import parse_config
 
 CONFIGS = 'exgrpo_jax.configs'
 _FLAG = re.compile(r'--?[A-Za-z]')

@@ -1,8 +1,6 @@
-"""Where a ConfigDict becomes frozen, checked Configs, and these a model, a tokenizer and data.
+"""A checked configuration with what it describes: tokenizer, mesh, model shape.
 
-Here alone a ConfigDict is read. `parse_config` checks it; `open_experiment` adds what it
-describes: tokenizer, mesh, model shape. The functions at the end make of an experiment what the
-rooms below need.
+The functions at the end make of an experiment what the rooms below need.
 """
 
 import dataclasses
@@ -12,82 +10,18 @@ import os
 import jax
 from ml_collections import ConfigDict
 
-from exgrpo_jax import config
-from exgrpo_jax.algorithm import combinations, objective, replay
-from exgrpo_jax.config import AUTHORS, section, setting
-from exgrpo_jax.data import prompt, question_set, questions, spec_names, tokenizer, traces
+from exgrpo_jax.data import prompt, question_set, questions, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.sections import (
-  EvaluationConfig,
-  ExportConfig,
-  ModelConfig,
-  WarmStartConfig,
-)
-from exgrpo_jax.grading import settings as grading_settings
-from exgrpo_jax.grading import verifier
+from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
-from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
+from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
-from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import parity, stages
-from exgrpo_jax.rollout import settings as rollout_settings
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import activity, compilations, hosts, hub
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """A whole configuration, checked. Field names are the ConfigDict's."""
-
-  seed: int = setting(
-    0, '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
-  )
-  num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
-  compilation_cache: str = setting(
-    '~/.cache/exgrpo_jax/compiled',
-    None,
-    'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
-    "of the run; '' is JAX's own setting",
-  )
-  rollout: rollout_settings.Config = section(rollout_settings.Config)
-  replay: replay.Config = section(replay.Config)
-  objective: objective.Config = section(objective.Config)
-  optimizer: optimizer.Config = section(optimizer.Config)
-  gradient: gradients.Config = section(gradients.Config)
-  model: ModelConfig = section(ModelConfig)
-  lora: lora.Config = section(lora.Config)
-  mesh: sharding.Config = section(sharding.Config)
-  prompt: prompt.Config = section(prompt.Config)
-  tokenizer: tokenizer.Config = section(tokenizer.Config)
-  data: questions.Config = section(questions.Config)
-  experience: traces.Config = section(traces.Config)
-  verifier: verifier.Config = section(verifier.Config)
-  grading: grading_settings.Config = section(grading_settings.Config)
-  warm_start: WarmStartConfig = section(WarmStartConfig)
-  evaluation: EvaluationConfig = section(EvaluationConfig)
-  alignment: alignment.Config = section(alignment.Config)
-  parity: parity.Config = section(parity.Config)
-  checkpoint: checkpoint.Config = section(checkpoint.Config)
-  export: ExportConfig = section(ExportConfig)
-  metrics: metrics.Config = section(metrics.Config)
-
-  @property
-  def num_updates(self) -> int:
-    """Optimiser updates of the whole run."""
-    return self.num_steps * self.optimizer.minibatches
-
-  @property
-  def keeps_initial(self) -> bool:
-    """Whether a run needs its initial parameters to the end: beneath adapters, or for a KL term."""
-    return bool(self.lora.rank or self.objective.kl_coefficient)
-
-  @property
-  def warm_start_seed(self) -> int:
-    """Of the random parameters that the run begins with, and of its warm start."""
-    return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,49 +34,6 @@ class Experiment:
   meshes: sharding.Meshes
   model: model.Config  # the checkpoint's, or with the tokenizer's vocabulary size where none is set
   model_name: str  # of the checkpoint: config.model.path as the user has it; '' for none
-
-
-def parse_config(values: ConfigDict) -> Config:
-  """The checked configuration; InputError names the first key that is wrong."""
-  parsed = config.build(Config, values, 'config')
-  num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
-  if num_questions % minibatches:
-    raise InputError(
-      f'config.optimizer.minibatches={minibatches} must divide '
-      f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
-      'groups.'
-    )
-  combinations.check(
-    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
-  )
-  prompt.check(parsed.prompt)
-  grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
-  alignment.check(parsed.alignment, parsed.data.evaluated)
-  if parsed.export.best and not parsed.data.validation:
-    raise InputError(
-      'config.export.best=True needs config.data.validation: the best policy is chosen by other '
-      'questions than those of config.data.evaluation, on which it is reported.'
-    )
-  if parsed.evaluation.patience and not parsed.data.validation:
-    raise InputError(
-      f'config.evaluation.patience={parsed.evaluation.patience} needs config.data.validation: when '
-      'to stop is decided by other questions than those of config.data.evaluation.'
-    )
-  if parsed.experience.path and not parsed.replay.ratio:
-    raise InputError(
-      f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
-      'nothing is replayed, wherever it comes from.'
-    )
-  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
-  if parsed.gradient.drop_zero_advantage:
-    for name in ('entropy_bonus', 'kl_coefficient'):
-      value = getattr(parsed.objective, name)
-      if value:
-        raise InputError(
-          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}=0, not {value}: '
-          'that term has a gradient at rows of advantage 0 too.'
-        )
-  return parsed
 
 
 def model_name(parsed: Config) -> str:

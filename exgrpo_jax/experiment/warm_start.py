@@ -27,7 +27,7 @@ from exgrpo_jax.experiment.experiment import (
   load_weights,
   state_shapes,
 )
-from exgrpo_jax.experiment.sections import WarmStartConfig
+from exgrpo_jax.experiment.settings import WarmStartConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState

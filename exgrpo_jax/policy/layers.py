@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from exgrpo_jax.config import section, setting
+from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
@@ -33,7 +33,7 @@ class Config:
   )
   head_size: int = setting(128, '[2, inf)', 'size of one head, even')
   mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP')
-  rope: rotary.Config = section(rotary.Config)
+  rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
   norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
   attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
   query_key_norm: bool = setting(

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from exgrpo_jax.config import section, setting
+from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 
 _MESH_AXES = ('data', 'fsdp', 'tensor')
@@ -79,8 +79,8 @@ class DecodingConfig:
 class Config:
   """How the devices are arranged for training and for decoding; changes nothing but rounding."""
 
-  training: TrainingConfig = section(TrainingConfig)
-  decoding: DecodingConfig = section(DecodingConfig)
+  training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+  decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
 
 class Meshes(NamedTuple):

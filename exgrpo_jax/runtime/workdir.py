@@ -36,6 +36,9 @@ FREE = (
   'gradient.remat',
 )
 
+# Settings in the config.json of earlier versions that are gone, each with the one value it allowed.
+_RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
+
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
   """Refuses a workdir that belongs to another config; compares only `sections` where given.
@@ -170,6 +173,10 @@ def read_config(workdir: str) -> dict[str, Any]:
       f'{path} cannot be read as the config of a run ({error}); bring back a copy of it, or name '
       'another folder.'
     ) from error
+  for name, value in _RETIRED.items():
+    section, key = name.split('.')
+    if values.get(section, {}).get(key) == value:
+      del values[section][key]
   return values
 
 

@@ -1,0 +1,220 @@
+"""All settings of a run, and what must fit together; here alone a ConfigDict is read."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from exgrpo_jax import config
+from exgrpo_jax.algorithm import combinations, objective, replay
+from exgrpo_jax.config import AUTHORS, PAPER, setting
+from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import settings as grading_settings
+from exgrpo_jax.grading import verifier
+from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
+from exgrpo_jax.policy import lora, model, sharding
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import parity
+from exgrpo_jax.rollout import settings as rollout_settings
+from exgrpo_jax.rollout.token_sampling import Distribution
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(model.Config):
+  """The policy: a checkpoint's weights, or random ones of the shape given here."""
+
+  path: str = setting(
+    '',
+    None,
+    "a Hugging Face checkpoint's folder, or its name on the Hub (owner/name or "
+    'owner/name@revision), whose weights, shape and tokenizer are taken; '
+    "'' is `repository` or, without that, a model from scratch",
+  )
+  repository: str = setting(
+    '',
+    None,
+    'the name of what must be at `path`, and is fetched where that is empty: its shape is compared '
+    "with the one given here; '' allows any",
+  )
+  extension: architecture.Extension = dataclasses.field(default_factory=architecture.Extension)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+  """Supervised training before the first step."""
+
+  num_updates: int = setting(0, '[0, inf)', 'supervised updates before reinforcement learning')
+  data: str = setting('arithmetic:train', None, 'the questions whose worked solutions are learnt')
+  batch_size: int = setting(64, '[1, inf)', 'solutions in an update')
+  learning_rate: float = setting(1e-3, '[0, inf)', 'peak of a rate that warms up, then falls to 0')
+  enough: float = setting(
+    1.0,
+    '(0, 1]',
+    'early stopping: the share of 256 responses to config.data.train that must be right; 1 is off',
+  )
+  seed: int = setting(
+    -1,
+    '[-1, 2^63)',
+    'seed of the initial parameters and of the order of rows, for runs of several seeds that begin '
+    'with the same policy; -1 is config.seed',
+  )
+  path: str = setting(
+    '', None, "the folder where the result is kept, and reused if found; '' is in the run's workdir"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """When and how a policy is evaluated on config.data.validation and config.data.evaluation."""
+
+  every: int = setting(
+    10,
+    '[1, inf)',
+    'steps between evaluations; there is always one at the start and one at the end',
+    AUTHORS,
+  )
+  patience: int = setting(
+    0,
+    '[0, inf)',
+    'early stopping: the run ends after this many evaluations in a row without improvement of '
+    'validation/score, the mean over the sources of config.data.validation; 0 is off',
+  )
+  samples: int = setting(1, '[1, inf)', 'responses to each question (k of avg@k)', AUTHORS)
+  temperature: float = setting(0.6, '[0, inf)', 'of sampling; 0 is greedy', PAPER)
+  top_k: int = setting(0, '[0, inf)', 'only the k most probable tokens; 0 is all', AUTHORS)
+  top_p: float = setting(
+    1.0, '(0, 1]', 'only the most probable tokens that together have this share', AUTHORS
+  )
+  min_p: float = setting(
+    0.0, '[0, 1]', "only tokens of at least this share of the most probable one's probability"
+  )
+  require_think: bool = setting(
+    False,
+    None,
+    "where prompts end in '<think>', a response without '</think>' is wrong, as in the paper; "
+    'config.verifier is for training',
+  )
+  require_box: bool = setting(
+    False, None, r'only \boxed{...} is an answer, as in the paper; config.verifier is for training'
+  )
+
+  @property
+  def distribution(self) -> Distribution:
+    """The distribution that its responses are sampled from."""
+    return Distribution(self.temperature, self.top_k, self.top_p, self.min_p)
+
+  def steps(self, num_steps: int) -> list[int]:
+    """The steps after which the policy is evaluated, besides that at the start."""
+    return sorted({*range(self.every, num_steps, self.every), num_steps} - {0})
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+  """Which policies training exports as Hugging Face folders."""
+
+  best: bool = setting(
+    False,
+    None,
+    'workdir/export/best: of the policies evaluated after the first step, the one with the highest '
+    'mean over the sources of config.data.validation',
+  )
+  best_without: tuple[str, ...] = setting(
+    (), None, "sources of config.data.validation that this mean leaves out, such as ('minerva',)"
+  )
+  last: bool = setting(False, None, 'workdir/export/last: the policy after the last step')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """A whole configuration, checked. Field names are the ConfigDict's."""
+
+  seed: int = setting(
+    0, '[0, 2^63)', 'two runs of the same seed are equal bit for bit, unless verdicts time out'
+  )
+  num_steps: int = setting(700, '[0, inf)', 'steps of reinforcement learning', AUTHORS)
+  compilation_cache: str = setting(
+    '~/.cache/exgrpo_jax/compiled',
+    None,
+    'a folder that keeps compiled programs for the next start, in which {workdir} stands for that '
+    "of the run; '' is JAX's own setting",
+  )
+  rollout: rollout_settings.Config
+  replay: replay.Config
+  objective: objective.Config
+  optimizer: optimizer.Config
+  gradient: gradients.Config
+  model: ModelConfig
+  lora: lora.Config
+  mesh: sharding.Config
+  prompt: prompt.Config
+  tokenizer: tokenizer.Config
+  data: questions.Config
+  experience: traces.Config
+  verifier: verifier.Config
+  grading: grading_settings.Config
+  warm_start: WarmStartConfig
+  evaluation: EvaluationConfig
+  alignment: alignment.Config
+  parity: parity.Config
+  checkpoint: checkpoint.Config
+  export: ExportConfig
+  metrics: metrics.Config
+
+  @property
+  def num_updates(self) -> int:
+    """Optimiser updates of the whole run."""
+    return self.num_steps * self.optimizer.minibatches
+
+  @property
+  def keeps_initial(self) -> bool:
+    """Whether a run needs its initial parameters to the end: beneath adapters, or for a KL term."""
+    return bool(self.lora.rank or self.objective.kl_coefficient)
+
+  @property
+  def warm_start_seed(self) -> int:
+    """The seed of the initial random parameters and of the warm start."""
+    return self.seed if self.warm_start.seed < 0 else self.warm_start.seed
+
+
+def parse_config(values: ConfigDict) -> Config:
+  """The checked configuration; InputError names the first key that is wrong."""
+  parsed = config.build(Config, values, 'config')
+  num_questions, minibatches = parsed.rollout.questions, parsed.optimizer.minibatches
+  if num_questions % minibatches:
+    raise InputError(
+      f'config.optimizer.minibatches={minibatches} must divide '
+      f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
+      'groups.'
+    )
+  combinations.check(
+    parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
+  )
+  prompt.check(parsed.prompt)
+  grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
+  alignment.check(parsed.alignment, parsed.data.evaluated)
+  if parsed.export.best and not parsed.data.validation:
+    raise InputError(
+      'config.export.best=True needs config.data.validation: the best policy is chosen by other '
+      'questions than those of config.data.evaluation, on which it is reported.'
+    )
+  if parsed.evaluation.patience and not parsed.data.validation:
+    raise InputError(
+      f'config.evaluation.patience={parsed.evaluation.patience} needs config.data.validation: when '
+      'to stop is decided by other questions than those of config.data.evaluation.'
+    )
+  if parsed.experience.path and not parsed.replay.ratio:
+    raise InputError(
+      f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
+      'nothing is replayed, wherever it comes from.'
+    )
+  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
+  if parsed.gradient.drop_zero_advantage:
+    for name in ('entropy_bonus', 'kl_coefficient'):
+      value = getattr(parsed.objective, name)
+      if value:
+        raise InputError(
+          f'config.gradient.drop_zero_advantage=True needs config.objective.{name}=0, not {value}: '
+          'that term has a gradient at rows of advantage 0 too.'
+        )
+  return parsed
