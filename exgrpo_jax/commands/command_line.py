@@ -234,6 +234,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
   try:
     for arg in argv[1:]:
       _check_spelling(arg)
+    _check_repeats(argv[1:])
     return _absl_flags(config_files.resolved(argv))
   except InputError as error:
     refuse(error)
@@ -249,6 +250,17 @@ def _check_spelling(arg: str) -> None:
           f"{arg}: '{character}' ({unicodedata.name(character, 'without a name')}) cannot be in a "
           "flag's name; type it anew, as --name=value."
         )
+
+
+def _check_repeats(args: Sequence[str]) -> None:
+  """Refuses a flag that is typed twice, of which absl would take the last."""
+  typed = {}
+  for arg in args:
+    if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
+      name = match[1]
+      if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
+        raise InputError(f'--{name} is given twice, {typed[name]} and {arg}; leave one of them out.')
+      typed[name] = arg
 
 
 def _absl_flags(argv: list[str]) -> list[str]:

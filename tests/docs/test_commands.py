@@ -1,15 +1,15 @@
 """Commands in the documents can be run: their modules, flags, configs and keys exist."""
 
-import importlib.util
-import pathlib
 import re
 
 import pytest
 
+from exgrpo_jax.__main__ import COMMANDS
 from tests.docs import documents
 from tests.helpers.paths import REPOSITORY
 
-_MODULE = re.compile(r'python3? -m (exgrpo_jax(?:\.\w+)*)')
+_COMMAND = re.compile(r'(?:(?<![\w.-])exgrpo|-m exgrpo_jax) ([a-z]\w*)')
+_NAMES = {name for group in COMMANDS.values() for name in group}
 _FLAG = re.compile(r'(?<![\w-])--(\w+)')
 _CONFIG = re.compile(r'--(config|study|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
 _KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
@@ -25,11 +25,8 @@ def keys():
 
 def wrong(command, keys):
   """What a command names that does not exist."""
-  found = []
-  for name in _MODULE.findall(command):
-    if not is_command(name):
-      found.append(f'python -m {name}')
-  if _MODULE.search(command):
+  found = [f'exgrpo {name}' for name in _COMMAND.findall(command) if name not in _NAMES]
+  if _COMMAND.search(command):
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
   for kind, name in _CONFIG.findall(command):
     folder = {
@@ -47,14 +44,6 @@ def wrong(command, keys):
   found += [f'config.{name}' for name in names if name not in keys]
   found += [name for name in _SCRIPT.findall(command) if not (REPOSITORY / name).is_file()]
   return found
-
-
-def is_command(name):
-  """Whether `python -m name` runs something."""
-  spec = importlib.util.find_spec(name)
-  if spec and spec.submodule_search_locations:
-    return is_command(f'{name}.__main__')
-  return bool(spec and spec.origin and '__main__' in pathlib.Path(spec.origin).read_text())
 
 
 @pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.place)

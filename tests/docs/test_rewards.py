@@ -49,7 +49,7 @@ def configs(tmp_path, monkeypatch, port):
   found = []
   for command in documents.commands(PAGE):
     flags = dict(re.findall(r'config\.grading\.(\w+)="?([^"\s]*)"?', command.text))
-    if 'exgrpo_jax.commands.train' in command.text:
+    if 'exgrpo train' in command.text:
       changes = {'rewards': flags['rewards'], 'weights': flags['weights']}
       changes = {
         name: tuple(json.loads(f'[{text[1:-1]}]'.replace("'", '"')))

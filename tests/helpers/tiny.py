@@ -6,7 +6,6 @@ chance.py). Some questions are never solved, some always, and the others have mi
 many retire in the end that too few are left for a step, whatever the model does.
 """
 
-import dataclasses
 import json
 import pathlib
 import sys
@@ -14,21 +13,15 @@ import sys
 import jax
 import numpy as np
 
-from exgrpo_jax import config as config_lib
-from exgrpo_jax.configs import base, smoke
+from exgrpo_jax.configs import smoke
 from exgrpo_jax.grading import settings, worker_slot
 from exgrpo_jax.policy import model, rotary
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.training import session
 from tests.helpers.chance import QUARTERS
 
-ROPE = config_lib.build(rotary.Config, base.get_config().model.rope, 'config.model.rope')
-GRADING = dataclasses.replace(
-  config_lib.build(settings.Config, base.get_config().grading, 'config.grading'),
-  memory_limit=256,
-  max_length=1000,
-  max_failures=0.0,
-)
+ROPE = rotary.Config()
+GRADING = settings.Config(memory_limit=256, max_length=1000, max_failures=0.0)
 QUESTIONS, ROLLOUTS, RATIO, STORED = 6, 4, 0.5, 3
 POOL = len(QUARTERS)  # questions to train on
 PROMPT, RESPONSE = 8, 12  # limits, in tokens

@@ -29,19 +29,7 @@ def mesh():
 
 def make_state(mesh, value):
   """A train state after one update; every array of it depends on `value`."""
-  config = optimizer.Config(
-    minibatches=1,
-    learning_rate=0.1,
-    schedule='constant',
-    warmup_updates=0,
-    b1=0.9,
-    b2=0.99,
-    epsilon=1e-8,
-    weight_decay=0.0,
-    moments='float32',
-    clip_norm=1.0,
-    skip_norm=1e9,
-  )
+  config = optimizer.Config(learning_rate=0.1, weight_decay=0.0)
   params = jax.device_put(
     {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
   )

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Batch
@@ -18,7 +17,6 @@ from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from tests.helpers import passes
 from tests.helpers.meshes import initial_params
-from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
   vocab_size=64,
@@ -28,18 +26,14 @@ CONFIG = model.Config(
   num_kv_heads=2,
   head_size=16,
   mlp_width=64,
-  rope=ROPE,
-  norm_epsilon=1e-6,
-  attention_bias=True,
   query_key_norm=True,
   tied_embeddings=False,
   dtype='float32',
 )
 ROWS, LENGTH, RESPONSE = 16, 72, 32
-VALUES = base.get_config()
-OBJECTIVE = config_lib.build(objective.Config, VALUES.objective, 'config.objective')
-OPTIMIZER = config_lib.build(optimizer.Config, VALUES.optimizer, 'config.optimizer')
-NO_LORA = config_lib.build(lora.Config, VALUES.lora, 'config.lora')
+OBJECTIVE = objective.Config()
+OPTIMIZER = optimizer.Config()
+NO_LORA = lora.Config()
 
 
 def make_batch(seed=0):

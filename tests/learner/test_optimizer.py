@@ -15,13 +15,9 @@ from exgrpo_jax.policy import sharding
 PLAIN = optimizer.Config(
   minibatches=1,
   learning_rate=0.1,
-  schedule='constant',
-  warmup_updates=0,
-  b1=0.9,
   b2=0.99,
   epsilon=1e-8,
   weight_decay=0.0,
-  moments='float32',
   clip_norm=math.inf,
   skip_norm=math.inf,
 )

@@ -8,21 +8,7 @@ from exgrpo_jax.datatypes import Plan, Question, Response, Trajectory, Verdict
 from exgrpo_jax.reporting import step_metrics
 
 K = 3
-CONFIG = replay.Config(
-  ratio=0.5,
-  start_pass_rate=0.0,
-  sigma=1.0,
-  question_selection='gaussian',
-  trajectory_selection='newest',
-  bucket_by='correctness',
-  difficulty='all',
-  count_replayed=True,
-  lower_bound=0.0,
-  upper_bound=1.0,
-  max_trajectories=8,
-  retire='with_replay',
-  failed='stay',
-)
+CONFIG = replay.Config(start_pass_rate=0.0, trajectory_selection='newest')
 
 
 def question(row):

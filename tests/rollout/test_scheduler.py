@@ -13,7 +13,6 @@ from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.rollout import carry, decode_loop, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.runtime import activity, compilations, randomness
 from tests.helpers.meshes import initial_params
-from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
   vocab_size=40,
@@ -23,10 +22,6 @@ CONFIG = model.Config(
   num_kv_heads=2,
   head_size=8,
   mlp_width=48,
-  rope=ROPE,
-  norm_epsilon=1e-6,
-  attention_bias=True,
-  query_key_norm=False,
   tied_embeddings=False,
   dtype='float32',
 )
