@@ -4,13 +4,12 @@ A loss is a sum over response tokens of weight x term. The weights hold every no
 belong to the optimiser's minibatch (`loss_inputs`); the terms see one token at a time
 (`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
 
-Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
+Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
   2. Fresh tokens that the step's own policy wrote have ratio 1 in its first minibatch by
      construction, whatever the sampler's rounding.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import chex
@@ -19,123 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from exgrpo_jax.algorithm import normalisers, terms
+from exgrpo_jax.algorithm.settings import ObjectiveConfig as Config
 from exgrpo_jax.algorithm.terms import Flag
-from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.datatypes import Array, Batch
-from exgrpo_jax.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """Which loss: what a token adds, how ratios are bounded, how the sum is normalised."""
-
-  clip: str = setting(
-    'until_replay',
-    ('until_replay', 'always', 'never'),
-    "when fresh rows' ratios are clipped",
-    AUTHORS,
-  )
-  clip_epsilon: float = setting(
-    0.2, '(0, 1)', 'fresh ratios are clipped to at least 1 - this', AUTHORS
-  )
-  clip_epsilon_high: float = setting(
-    0.2,
-    '(0, inf)',
-    'fresh ratios are clipped to at most 1 + this; above clip_epsilon it is clip-higher',
-    AUTHORS,
-  )
-  dual_clip: float = setting(
-    float('inf'),
-    '(1, inf]',
-    'while clipping, a fresh token of negative advantage A adds at least this times A; inf is off',
-  )
-  surrogate: str = setting(
-    'ppo',
-    ('ppo', 'cispo'),
-    'what a fresh token adds: its clipped ratio times A, '
-    'or its log-probability times A times the clipped ratio as a constant',
-    PAPER,
-  )
-  ratio: str = setting(
-    'token',
-    ('token', 'sequence', 'product'),
-    "a fresh token's ratio: its own, or the geometric mean or the product of its row's",
-    PAPER,
-  )
-  tis_limit: float = setting(
-    0.0,
-    '[0, inf)',
-    "fresh terms are weighted by the trainer's probability "
-    "over the sampler's, at most this; 0 is off",
-  )
-  shaping: str = setting(
-    'fraction',
-    ('fraction', 'none', 'power', 'log', 'ratio_plus_log'),
-    'what a replayed token of ratio w adds, times A: w / (w + beta), w, w ** shaping_exponent, '
-    'shaping_weight x log pi, or w + shaping_weight x log pi',
-    PAPER,
-  )
-  beta: float = setting(
-    0.1, '(0, inf)', "the constant of the shaping 'fraction', w / (w + beta)", PAPER
-  )
-  shaping_exponent: float = setting(
-    0.5, '(0, inf)', "of the shaping 'power'; 0.5 is the square root", AUTHORS
-  )
-  shaping_weight: float = setting(
-    0.1, '(0, inf)', "of log pi in 'log' and 'ratio_plus_log'", AUTHORS
-  )
-  importance_correction: bool = setting(
-    True,
-    None,
-    'whether w refers to the policy that wrote the replayed row; otherwise to the one at the start '
-    'of the step, as if the step had written it',
-    PAPER,
-  )
-  baseline: str = setting(
-    'group',
-    ('group', 'fresh'),
-    "a fresh row's advantage: against its group's mean, or its fresh rows' mean",
-    PAPER,
-  )
-  normalize_std: str = setting(
-    'off',
-    ('off', 'population', 'sample'),
-    'divide advantages by the standard deviation of their group, over K or K - 1 rollouts',
-    PAPER,
-  )
-  aggregation: str = setting(
-    'constant',
-    ('constant', 'token_mean', 'sequence_mean'),
-    'how the sum over tokens is normalised',
-    AUTHORS,
-  )
-  entropy_bonus: float = setting(
-    1e-4,
-    '[0, inf)',
-    'coefficient of the mean token entropy, in nats',
-    f'{AUTHORS}, 1e-3 of a mean over each microbatch of 5 to 10 rows',
-  )
-  kl_coefficient: float = setting(
-    0.0, '[0, inf)', 'coefficient of KL(policy, reference), k3 estimator', AUTHORS
-  )
-  old_logprobs: str = setting(
-    'sampler',
-    ('sampler', 'recompute'),
-    'who gives the log-probabilities of the policy that wrote a row',
-  )
-
-  def __post_init__(self) -> None:
-    if self.tis_limit > 0 and self.old_logprobs != 'recompute':
-      raise InputError(
-        f'config.objective.tis_limit={self.tis_limit} needs '
-        "config.objective.old_logprobs='recompute': it weighs the trainer's "
-        "log-probabilities against the sampler's."
-      )
-    if self.dual_clip < float('inf') and self.surrogate == 'cispo':
-      raise InputError(
-        f'config.objective.dual_clip={self.dual_clip} needs '
-        "config.objective.surrogate='ppo': cispo bounds every ratio already."
-      )
 
 
 class LossInputs(NamedTuple):

@@ -4,7 +4,7 @@ NumPy on the host, values in and values out. A question in the buffer has some
 past successes and its latest correctness; its bucket is derived from that. A
 question solved in full is retired: it leaves the buffer for good.
 
-Departures from the authors' code, each on purpose (numbered as in docs/algorithm.md):
+Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   3. Replayed questions are drawn first and the stream fills the rest; theirs draws a
      whole batch of fresh questions and throws part of it away.
   4. Each question keeps at most `max_trajectories` successes; theirs keeps all, as 0 does.
@@ -17,102 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
+from exgrpo_jax.algorithm.settings import ReplayConfig as Config
 from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
-from exgrpo_jax.errors import InputError
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…: rounding must not cost a question
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """What is kept and what is replayed."""
-
-  ratio: float = setting(
-    0.5,
-    '[0, 1)',
-    "share of each step's questions that is drawn from the buffer; 0 is plain GRPO",
-    PAPER,
-  )
-  start_pass_rate: float = setting(
-    0.35, '[0, 1]', 'replay starts once the pass rate of a step exceeds it', PAPER
-  )
-  sigma: float = setting(
-    1.0, '(0, inf)', 'standard deviation of the bucket weights, in successes of a group', PAPER
-  )
-  question_selection: str = setting(
-    'gaussian',
-    ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform'),
-    'how replayed questions are drawn: bucket k by exp(-(k - K/2)^2 / (2 sigma^2)), k/K, '
-    'min(k/K, 1/2) or sqrt(k/K), or any question alike',
-    PAPER,
-  )
-  trajectory_selection: str = setting(
-    'lowest_entropy',
-    (
-      'lowest_entropy',
-      'highest_entropy',
-      'lowest_perplexity',
-      'highest_perplexity',
-      'newest',
-      'random',
-    ),
-    'which stored success of a question is replayed',
-    PAPER,
-  )
-  bucket_by: str = setting(
-    'correctness',
-    ('correctness', 'question_length', 'response_length'),
-    'how questions are put into buckets of difficulty',
-    PAPER,
-  )
-  difficulty: str = setting(
-    'all',
-    ('all', 'easy', 'medium', 'hard'),
-    'which questions train, by their latest correctness: easy is 0.75 or more, hard 0.25 or less',
-  )
-  count_replayed: bool = setting(
-    True, None, "whether the replayed row counts in its group's correctness", AUTHORS
-  )
-  lower_bound: float = setting(
-    0.0, '[0, 1)', 'a group with successes is recorded where its correctness is above this', AUTHORS
-  )
-  upper_bound: float = setting(
-    1.0,
-    '(0, 1]',
-    'a group with successes is recorded where its correctness is at most this; one solved in full '
-    'retires whatever the bounds',
-    AUTHORS,
-  )
-  max_trajectories: int = setting(
-    8,
-    '[0, inf)',
-    'successes kept for a question, the newest; 8 take about 6 GB of host memory for 46,000 '
-    'questions and 2,000 tokens each; 0 is no limit',
-    f"{OURS}; authors' code, 0",
-  )
-  retire: str = setting(
-    'with_replay',
-    ('with_replay', 'always', 'never'),
-    'whether a question solved in full leaves buffer and stream: with_replay is only where '
-    'ratio > 0, so that plain GRPO reads on',
-    PAPER,
-  )
-  failed: str = setting(
-    'stay',
-    ('stay', 'bucket_0'),
-    "where a question of the buffer goes when all of a group fails: stay, as in the authors' "
-    'code, or bucket 0, which is next to never drawn',
-    AUTHORS,
-  )
-
-  def __post_init__(self) -> None:
-    if self.lower_bound >= self.upper_bound:
-      raise InputError(
-        f'config.replay.lower_bound={self.lower_bound} must be below '
-        f'config.replay.upper_bound={self.upper_bound}: groups whose correctness lies between them '
-        'are recorded.'
-      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -259,7 +259,9 @@ def _check_repeats(args: Sequence[str]) -> None:
     if match := re.match(r'--?(?:no(?=config\.))?([a-z][\w.]*)', arg):
       name = match[1]
       if name in typed and not isinstance(flags.FLAGS._flags().get(name), flags.MultiFlag):
-        raise InputError(f'--{name} is given twice, {typed[name]} and {arg}; leave one of them out.')
+        raise InputError(
+          f'--{name} is given twice, {typed[name]} and {arg}; leave one of them out.'
+        )
       typed[name] = arg
 
 

@@ -48,25 +48,24 @@ class Config:
   question_field: str = setting(
     '',
     None,
-    "the column that holds the question, as text or chat messages; '' recognises it by its name",
+    "the column that holds the question, as text or chat messages; '' finds it by its name",
   )
   answer_field: str = setting(
     '',
     None,
-    "the column that holds the answer, 'a.b' for field b of structs in column a; '' recognises it "
-    'by its name',
+    "the column that holds the answer, 'a.b' for field b of structs in a; '' finds it by its name",
   )
   solution_field: str = setting(
     '',
     None,
-    "the column that holds a worked solution (rows may lack it); '' recognises it by its name, or "
+    "the column that holds a worked solution (rows may lack it); '' finds it by its name, or "
     "takes the text before GSM8K's '#### ' or a chat's last turn of the assistant",
   )
   default_kind: str = setting(
     '',
     ('', *KINDS),
-    "how answers are compared if a row does not specify it: '' means math, and rejects "
-    "rows in verl's columns with an unknown data_source",
+    "how answers are compared where a row does not say it: '' is math, and refuses verl's rows of "
+    'an unknown data_source',
   )
   unverifiable: str = setting(
     'refuse',
@@ -79,8 +78,7 @@ class Config:
   cache_dir: str = setting(
     '~/.cache/exgrpo_jax',
     None,
-    'the folder for prepared data; '
-    "'' means TFDS's default, $TFDS_DATA_DIR or ~/tensorflow_datasets",
+    "the folder for prepared data; '' is TFDS's: $TFDS_DATA_DIR or ~/tensorflow_datasets",
   )
 
   @property

@@ -55,9 +55,7 @@ class Config:
     "text of the warm start's data, or of config.data.train where there is none",
   )
   vocab_size: int = setting(
-    512,
-    '[1, inf)',
-    'maximum number of pieces of a tokenizer trained here; ignored for one from a file',
+    512, '[1, inf)', 'most pieces of a tokenizer that is trained here; ignored for one from a file'
   )
 
 

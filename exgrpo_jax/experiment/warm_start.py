@@ -20,14 +20,8 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import (
-  Config,
-  Experiment,
-  load_questions,
-  load_weights,
-  state_shapes,
-)
-from exgrpo_jax.experiment.settings import WarmStartConfig
+from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
+from exgrpo_jax.experiment.settings import Config, WarmStartConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState

@@ -28,7 +28,6 @@ def text_of(*rows):
 
 COMMAND_LINES = {
   'config_name': (['train', '--config=smok'], r'--config=smok: there is no config of that name'),
-  'config_path': (['train', '--config=my.py'], r'--config=my\.py: there is no such file; by name'),
   'fullwidth_equals': (
     ['train', '--config＝smoke'],
     r"--config＝smoke: '＝' \(FULLWIDTH EQUALS SIGN\) .* type it anew, as --name=value\.",
@@ -36,12 +35,16 @@ COMMAND_LINES = {
   'dash': (['train', '—config=smoke'], r"'—' \(EM DASH\) .* type it anew, as --name=value\."),
   'no_dashes': (['train', 'config=smoke'], r"'config=smoke' is not a flag; flags are written as"),
   'no_workdir': (['train', SMOKE], r'--config and --workdir are both needed, e\.g\. --config=smo'),
+  'twice': (
+    ['train', SMOKE, '--config.seed=1', '--workdir=w', '--config.seed', '2'],
+    r'--config\.seed is given twice, --config\.seed=1 and --config\.seed; leave one of them out\.',
+  ),
+  'twice_no': (
+    ['train', SMOKE, '--workdir=w', '--config.export.last', '--noconfig.export.last'],
+    r'--config\.export\.last is given twice',
+  ),
   'no_value': (['train', SMOKE, '--workdir'], r'Missing value for flag --workdir; --help lists'),
   'flag': (['train', SMOKE, '--wokdir=w'], r'--wokdir is no flag of .*; did you mean --workdir\?'),
-  'another_commands_flag': (
-    ['train', SMOKE, '--samples=4'],
-    r'--samples is no flag of this command; there are: --compile_only, --config, .*--workdir\.',
-  ),
   'flag_type': (
     ['evaluate', SMOKE, '--step=last'],
     r'--step=last must be an integer: Which of its checkpoints; the newest by default\.',
@@ -119,10 +122,6 @@ COMMAND_LINES = {
     ['capacity', '--config=base', '--topology=v5e:4x4', '--lengths=lognormal:1k'],
     r'--lengths=lognormal:1k must be lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tokens, such as',
   ),
-  'lengths_of_no_run': (
-    ['capacity', '--config=base', '--topology=v5e:4x4', '--lengths=w'],
-    r'--lengths=w has no folder records: it must be lognormal:MEDIAN or ',
-  ),
   'no_held_out_questions': (
     ['train', SMOKE, '--workdir=w', '--config.data.evaluation=()', '--config.alignment.every=2'],
     r'alignment\.every=2 needs config\.data\.validation or config\.data\.evaluation: their quest',
@@ -131,15 +130,10 @@ COMMAND_LINES = {
     ['study', '--study=smok', '--workdir=w'],
     r"--study=smok: there is no study of that name; did you mean 'smoke'\? It must be a path that ",
   ),
-  'study_unwritable': (
-    ['study', '--study=smoke', '--workdir=/dev/null/w'],
-    r'--workdir=/dev/null/w cannot be written into',
-  ),
   'study_config': (
     ['study', SMOKE, '--study=smoke', '--workdir=w'],
     r'--config is no flag of this command; there are: --launcher, --parallel, --study, --workdir',
   ),
-  'study_workdir': (['study', '--study=smoke'], r'--study and --workdir are both needed, e\.g\.'),
   'sweep': (
     ['sweep', SMOKE, '--workdir=w', '--sweep=ratoi'],
     r"--sweep=ratoi: there is no sweep of that name; did you mean 'ratio'\?",
@@ -171,29 +165,13 @@ OVERRIDES = {
     'replay.ratio=half',
     r"config\.replay\.ratio='half' must be of type float, not str: share of .* it is 0\.5\.",
   ),
-  'int': ('num_steps=1e3', r"config\.num_steps='1e3' must be of type int, .* it is 4\."),
   'bool': ('export.best=maybe', r"config\.export\.best='maybe' must be of type bool"),
   'former_bool': (
     'objective.shaping=False',
     r"shaping='False' must be one of fraction, none, power, log, ratio_plus_log: what a replayed",
   ),
   'tuple': ('data.evaluation=(a, b', r"config\.data\.evaluation='\(a, b' must be of type tuple"),
-  'item': ('data.evaluation=5', r'config\.data\.evaluation=5 must be of type str, not int'),
-  'range': ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
   'seed': (f'seed={2**63}', r'config\.seed=9223372036854775808 must lie in \[0, 2\^63\): two runs'),
-  'warm_start_seed': (f'warm_start.seed={2**63}', r'start\.seed=9223372036854775808 must lie'),
-  'choice': ('objective.clip=no', r"objective\.clip='no' must be one of until_replay, always, nev"),
-  'best': ('export.best=True', r'config\.export\.best=True needs config\.data\.validation: the '),
-  'validation_and_evaluation': (
-    "data.validation=('arithmetic:test[:64]',)",
-    r"validation and config\.data\.evaluation both have 'arithmetic:test\[:64\]': what a policy is",
-  ),
-  'validation_of_the_same_name': (
-    "data.validation=('arithmetic_test[:64]',)",
-    r"would both be reported as 'arithmetic_test_to_64', .* rename one of them, or leave it out",
-  ),
-  'minibatches': ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questio'),
-  'heads': ('model.num_heads=3', r'num_kv_heads=2 must divide config\.model\.num_heads=3: each'),
   'experience': (
     'experience.path=nowhere',
     r'path=nowhere is neither a \.jsonl nor a \.parquet fi',
@@ -464,13 +442,8 @@ def assert_refused(status, err, line):
   assert re.search(line, err), (line, err)
 
 
-def test_there_are_more_than_forty(outcomes):
-  assert len(outcomes) > 40
-  kinds = {name.split('_')[0] for name in outcomes}
-  assert kinds == {'command', 'config', 'data', 'model'}
-
-
 def test_each_ends_with_status_2_and_one_line_that_says_what_to_do(outcomes):
+  assert len(outcomes) > 40
   problems = []
   for name, (outcome, line) in outcomes.items():
     try:
@@ -534,23 +507,14 @@ def overrides_of(recorded):
 # ---- In a process of its own ----
 
 
-@pytest.mark.parametrize(
-  ('command', 'line'),
-  [
-    (['train', '--config=smok'], r'there is no config of that name'),
-    (['check', SMOKE, '--workdir=w', '--config.seed=x'], r"config\.seed='x' must be of type int"),
-    (['verify'], r'give --response and --answer, or --file'),
-  ],
-)
-def test_a_process_ends_as_its_fork_does(command, line):
-  name, *flags = command
+def test_a_process_ends_as_its_fork_does():
   process = subprocess.run(
-    [sys.executable, '-m', f'exgrpo_jax.{name}', *flags],
+    [sys.executable, '-m', 'exgrpo_jax', 'check', SMOKE, '--workdir=w', '--config.seed=x'],
     cwd=REPOSITORY,
     text=True,
     capture_output=True,
   )
-  assert_refused(process.returncode, process.stderr, line)
+  assert_refused(process.returncode, process.stderr, r"config\.seed='x' must be of type int")
   assert process.stdout == ''
 
 

@@ -29,7 +29,7 @@ def mesh():
 
 def make_state(mesh, value):
   """A train state after one update; every array of it depends on `value`."""
-  config = optimizer.Config(learning_rate=0.1, weight_decay=0.0)
+  config = optimizer.Config(learning_rate=0.1, weight_decay=0.0, skip_norm=1e9)
   params = jax.device_put(
     {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
   )

@@ -1,0 +1,131 @@
+"""All settings: shipped configs are valid, and what does not fit together is refused."""
+
+import importlib
+
+import pytest
+
+from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.config import overridden
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.settings import parse_config
+from tests.helpers.paths import REPOSITORY
+
+CONFIGS = sorted(
+  path.stem for path in (REPOSITORY / 'configs').glob('*.py') if path.stem != '__init__'
+)
+BACKBONES = [
+  'qwen2_5_math_1_5b',
+  'qwen2_5_math_7b',
+  'qwen2_5_7b_instruct',
+  'llama3_1_8b',
+  'llama3_1_8b_instruct',
+]
+
+
+def module_of(name):
+  return importlib.import_module(f'exgrpo_jax.configs.{name}')
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_a_config_file_makes_valid_settings(name):
+  module = module_of(name)
+  values = module.get_config()
+  assert parse_config(values).rollout.samples >= 2
+  assert module.get_config() == values is not module.get_config()
+  assert f'--config={name}' in module.__doc__ or name == 'base'  # its command
+
+
+def test_the_base_config_has_the_papers_values():
+  config = parse_config(module_of('base').get_config())
+  assert (config.rollout.questions, config.rollout.samples, config.num_steps) == (128, 8, 700)
+  assert (config.replay.ratio, config.replay.start_pass_rate) == (0.5, 0.35)
+  assert (config.objective.beta, config.optimizer.minibatches) == (0.1, 2)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
+  """The details of docs/authors.md that are settings."""
+  values = module_of(name).get_config()
+  config = parse_config(values)
+  assert config.replay.failed == 'stay' and replay.retires(config.replay)
+  on_policy = parse_config(overridden(values, {'replay.ratio': 0.0}))
+  assert not replay.retires(on_policy.replay)
+  loss = on_policy.objective
+  # The switch never latches, so replay has not started in any step.
+  assert objective.clips_fresh_ratios(loss, replay_started=False)
+  assert (loss.clip_epsilon, loss.clip_epsilon_high, loss.surrogate) == (0.2, 0.2, 'ppo')
+  assert (loss.normalize_std, loss.aggregation, loss.kl_coefficient) == ('off', 'constant', 0)
+  assert (loss.dual_clip, loss.ratio, loss.tis_limit) == (float('inf'), 'token', 0)
+  assert (on_policy.rollout.questions, on_policy.rollout.samples) == (128, 8)
+  update = on_policy.optimizer
+  assert (update.minibatches, update.learning_rate, update.schedule) == (2, 1e-6, 'constant')
+  # Over 64, as their gradient is 64 times as large: departure 5.
+  assert (update.clip_norm * 64, update.skip_norm * 64) == (1, pytest.approx(500, rel=0.002))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'replay.ratio': 0.0, 'experience.path': 'x.jsonl'},
+      r'config\.experience\.path=x\.jsonl needs config\.replay\.ratio above 0',
+    ),
+    (
+      {'replay.lower_bound': 0.5, 'replay.upper_bound': 0.5},
+      r'config\.replay\.lower_bound=0\.5 must be below config\.replay\.upper_bound=0\.5',
+    ),
+    (
+      {'replay.lower_bound': 0.8, 'replay.upper_bound': 0.9},
+      r'lower_bound=0\.8 and config\.replay\.upper_bound=0\.9 let no group be recorded: '
+      r'of config\.rollout\.samples=4',
+    ),
+    (
+      {'replay.ratio': 0.16},
+      r'config\.replay\.ratio=0\.16 of config\.rollout\.questions=6 is less than one question',
+    ),
+    (
+      {'objective.surrogate': 'cispo'},
+      r"config\.objective\.surrogate='cispo' needs config\.objective\.clip='always'",
+    ),
+    (
+      {'rollout.carry': True, 'rollout.in_flight': 5},
+      r'in_flight=5 must be from config\.rollout\.questions=6 to 54, .* max_age=8 \+ 1, or 0',
+    ),
+    (
+      {'rollout.carry': True, 'rollout.in_flight': 13, 'rollout.max_age': 1},
+      r'in_flight=13 must be from config\.rollout\.questions=6 to 12,',
+    ),
+    (
+      {'optimizer.minibatches': 4},
+      r'config\.optimizer\.minibatches=4 must divide config\.rollout\.questions=6',
+    ),
+    (
+      {'model.num_kv_heads': 3},
+      r'config\.model\.num_kv_heads=3 must divide config\.model\.num_heads=2',
+    ),
+    ({'export.best': True}, r'config\.export\.best=True needs config\.data\.validation'),
+    (
+      {'data.validation': ('a.jsonl',), 'data.evaluation': ('a.jsonl',)},
+      r"validation and config\.data\.evaluation both have 'a\.jsonl'",
+    ),
+    (
+      {'data.validation': ('arithmetic_test',), 'data.evaluation': ('arithmetic:test',)},
+      r"would both be reported as 'arithmetic_test', .* rename one of them, or leave it out",
+    ),
+    ({'evaluation.patience': 1}, r'config\.evaluation\.patience=1 needs config\.data\.validation'),
+    (
+      {'gradient.drop_zero_advantage': True},
+      r'drop_zero_advantage=True needs config\.objective\.entropy_bonus=0, not 0\.0001',
+    ),
+  ],
+  ids=lambda value: next(reversed(value)) if isinstance(value, dict) else '',
+)
+def test_what_does_not_fit_together_is_refused_by_name(changes, message, config):
+  with pytest.raises(InputError, match=message):
+    parse_config(overridden(config, changes))
+
+
+def test_a_section_that_is_missing_is_named(config):
+  del config['replay']
+  with pytest.raises(InputError, match=r"config lacks 'replay'; start from configs/base\.py"):
+    parse_config(config)
