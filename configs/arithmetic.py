@@ -14,7 +14,7 @@ def get_config():
   config = base.get_config()
   config.num_steps = 200
 
-  config.rollout.update(dict(questions=32, samples=8, max_prompt=24, max_response=64, slots=256))
+  config.rollout.update(dict(questions=32, max_prompt=24, max_response=64))
   # Half of the questions are fresh once replay has started: these last for 80 to 160 steps. Of a
   # small pool that is read many times over, retirement leaves nothing.
   config.data.train = 'arithmetic:train[20000:22560]'
@@ -23,7 +23,6 @@ def get_config():
     dict(
       num_updates=1500,
       data='arithmetic:train[:20000]',
-      batch_size=64,
       learning_rate=3e-3,
       # Learning to pick the digits comes suddenly, sooner or later by the seed; stopping by
       # the pass rate leaves reinforcement learning the same way to go.
@@ -52,5 +51,4 @@ def get_config():
 
   config.parity.max = 1e-3
   config.evaluation.update(dict(every=50, temperature=1.0))
-  config.checkpoint.every = 50
   return config

@@ -1,6 +1,6 @@
-"""The defaults of every setting, for every other config to start from: the paper's values.
+"""The defaults of all settings, for every other config to start from: the paper's values.
 
-They stand beside their meaning, in the `Config` of each component; docs/configuration.md lists them.
+They stand beside their meaning in the `Config` of each component; docs/configuration.md lists them.
 """
 
 from exgrpo_jax import config

@@ -26,7 +26,7 @@ def get_config():
   config.model.update(
     dict(width=64, num_layers=2, num_heads=4, num_kv_heads=4, head_size=16, mlp_width=192)
   )
-  config.evaluation.update(dict(every=20, samples=1))
+  config.evaluation.every = 20
   config.optimizer.update(dict(learning_rate=2e-4, warmup_updates=5))
   config.metrics.recorded_groups = 16  # all: they are short
   return config

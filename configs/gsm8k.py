@@ -17,9 +17,7 @@ def get_config():
   config = base.get_config()
   config.num_steps = 20
 
-  config.rollout.update(
-    dict(questions=16, samples=8, max_prompt=256, max_response=192, slots=128, logit_chunk=16384)
-  )
+  config.rollout.update(dict(questions=16, max_prompt=256, max_response=192, slots=128))
   config.replay.start_pass_rate = 0.0  # so that replay takes part although few answers are right
   config.data.update(
     dict(train='gsm8k_train.jsonl', evaluation=('gsm8k_test.jsonl',), overlong='drop')

@@ -27,9 +27,9 @@ def get_config():
       validation=('valid.parquet',),
       evaluation=(),  # the suite 'paper' reports; it is too large for every ten steps
       overlong='drop',
-      default_kind='math',
+      default_kind='math',  # of OpenR1-Math-46k, whatever it calls its source
     )
-  )  # for OpenR1-Math-46k, whatever it calls its source
+  )
   # The authors' average leaves Minerva out too.
   config.export.update(dict(best=True, best_without=('minerva',), last=True))
   return config

@@ -1,4 +1,4 @@
-"""A file of the user's that defines a config, sweep, study or suite: run, and what it returns."""
+"""Runs a user's file that defines a config, sweep, study or suite."""
 
 import runpy
 import traceback
@@ -15,7 +15,7 @@ def evaluate(
   check: Callable[[Any], None] | None = None,
   arguments: Sequence[str] = (),
 ) -> tuple[Any, str]:
-  """What the file's get_config(), get_sweep(), … returns, and the file's docstring.
+  """Run the file; return what its get_config(), get_sweep(), … returns, and its docstring.
 
   Args:
     path: of the file.

@@ -68,9 +68,7 @@ class Config:
     'an unknown data_source',
   )
   unverifiable: str = setting(
-    'refuse',
-    ('refuse', 'drop'),
-    "what to do with rows of a file whose answer cannot be checked: there is none, or 'proof'",
+    'refuse', ('refuse', 'drop'), "rows whose answer cannot be checked: there is none, or 'proof'"
   )
   overlong: str = setting(
     'refuse', ('refuse', 'drop'), 'what to do with questions whose prompt exceeds the limit'

@@ -1,7 +1,7 @@
-"""Config files: by name or path, loaded, and what the command line overrides in them.
+"""Config files, found by name or path, and the command line's overrides of them.
 
-All that can be wrong with them is refused here, before absl and ml_collections read the same
-command line: they would raise errors of many types, some of them only when a value is used.
+What is wrong with them is refused here, before absl and ml_collections read the same command line:
+they would raise errors of many types, some of them only when a value is used.
 """
 
 import copy
@@ -28,16 +28,16 @@ _FLAG = re.compile(r'--?[A-Za-z]')
 
 
 def shipped_names(package: str) -> list[str]:
-  """The config files of a package, such as 'exgrpo_jax.configs', by name."""
+  """Names of the config files in a package, such as 'exgrpo_jax.configs'."""
   folder = _folder(package)
   return sorted(path.stem for path in folder.glob('*.py') if path.stem != '__init__')
 
 
 def shipped_path(value: str, package: str, flag: str) -> str:
-  """The file that `value` means: itself where it is a path, else the package's of that name.
+  """Path of the file that `value` gives by path or by its name in `package`.
 
-  `flag` is what the package's files are called too: config, sweep, study or suite. Raises
-  InputError, which begins with it, where there is no such file.
+  `flag` is also what the files are called: config, sweep, study or suite. Raises InputError, which
+  begins with the flag, where there is no such file.
   """
   if not value.endswith('.py') and os.sep not in value:
     path = _folder(package) / f'{value}.py'
@@ -60,13 +60,13 @@ def shipped_path(value: str, package: str, flag: str) -> str:
 
 
 def config_path(value: str) -> str:
-  """`shipped_path` of a config; what follows a colon, get_config's argument, stays behind it."""
+  """`shipped_path` of a config, with get_config's argument, which follows a colon."""
   file, colon, argument = value.partition(':')
   return shipped_path(file, CONFIGS, 'config') + colon + argument
 
 
 def portable_config(path: str) -> str:
-  """`path`, or of a config that ships with the package its name, which is valid on any machine."""
+  """The name of a config that ships with the package, valid on any machine; else `path`."""
   file, colon, argument = path.partition(':')
   folder, name = os.path.split(file)
   is_shipped = folder == os.fspath(_folder(CONFIGS))
@@ -86,7 +86,7 @@ def _folder(package: str) -> pathlib.Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-  """`argv` with the --config that is given by name replaced by its file; that file is checked.
+  """`argv` with the path of the --config in place of its name, once file and overrides pass.
 
   Raises InputError where there is no such file, it makes no config, or an override does not fit.
   """
@@ -110,9 +110,9 @@ def resolved(argv: Sequence[str]) -> list[str]:
 
 
 def load(path: str) -> ConfigDict:
-  """What get_config() of a config file returns; InputError says where the file fails.
+  """The ConfigDict of a config file; InputError says where the file fails.
 
-  What follows a colon in `path` is the function's argument.
+  What follows a colon in `path` is get_config's argument.
   """
   returned = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
@@ -120,7 +120,7 @@ def load(path: str) -> ConfigDict:
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-  """A config as --config names it, with other values where `overrides` has them by dotted key.
+  """A config by name or path, with overrides by dotted key.
 
   Raises:
     InputError: there is no such config or setting, or it cannot have that value.

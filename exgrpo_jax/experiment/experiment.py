@@ -1,6 +1,6 @@
-"""A checked configuration with what it describes: tokenizer, mesh, model shape.
+"""An experiment: a checked config with its tokenizer, meshes and model shape.
 
-The functions at the end make of an experiment what the rooms below need.
+The functions at the end make what the rooms below need: weights, questions, rollout, update spec.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Experiment:
 
 
 def model_name(parsed: Config) -> str:
-  """The checkpoint that the config starts from: a folder, or a name of the Hub; '' is none."""
+  """The checkpoint that the config starts from: a folder or a name on the Hub; '' is none."""
   return parsed.model.path or parsed.model.repository
 
 
@@ -57,12 +57,12 @@ def with_folders(parsed: Config, model: str) -> Config:
 
 
 def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
-  """What a command needs; the tokenizer comes from a file, the workdir, or is trained.
+  """Check a config and open what it describes; a tokenizer is loaded, or trained once a workdir.
 
-  Names of the Hub mean what they mean to the run in `workdir`, where there is one.
+  Names on the Hub resolve to the commits of the run in `workdir`, where there is one.
 
-  Model code runs on a mesh: inside `with jax.set_mesh(experiment.meshes.training)`, where
-  `scheduler.generate` enters that of decoding by itself.
+  Model code runs inside `with jax.set_mesh(experiment.meshes.training)`; `scheduler.generate`
+  enters the decoding mesh by itself.
   """
   hub.recall(workdir)
   as_given = parse_config(values)

@@ -85,14 +85,9 @@ def test_what_a_policy_of_a_task_is_asked_is_a_question_of_that_task():
   ('task', 'text'),
   [
     ('chains', 'What is 3 + 4 - 2?'),
-    ('chains', '3+4-2'),
     ('chains', '48 + 3 - 9 + 7'),
-    ('chains', '48+3-9'),
     ('chains', '48+3-9+3'),
-    ('chains', '98+3-9+7'),
     ('arithmetic', '12 + 30 - 5'),
-    ('arithmetic', '12+30+5+4'),
-    ('arithmetic', '48+3-9+7'),
     ('arithmetic', '48+9'),
   ],
 )
