@@ -101,15 +101,6 @@ COMMAND_LINES = {
   'data_word': (['data', 'shwo', 'x.csv'], r"'shwo': the first word must be one of: show"),
   'data_spec': (['data', 'show'], r'must be followed by one data spec or more; --help says more'),
   'data_file': (['data', 'show', 'nowhere.csv'], r'nowhere\.csv: there is no such file; a data'),
-  'benchmark': (['benchmark', 'rolout'], r"'rolout': .* must be followed by one of: all, parity, "),
-  'benchmark_out': (
-    ['benchmark', 'all', '--out=nowhere/report.md'],
-    r'--out=nowhere/report.md cannot be written .*; all results go there, so name a file in a fold',
-  ),
-  'benchmark_json': (
-    ['benchmark', 'device', '--json=nowhere/x.json'],
-    r'--json=nowhere/x\.json cannot be written',
-  ),
   'topology': (
     ['capacity', '--config=base', '--topology=v5e'],
     r'--topology=v5e must be a generation and a slice, such as v5e:4x4',

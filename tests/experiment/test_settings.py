@@ -84,12 +84,12 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
       r'config\.replay\.ratio=0\.16 of config\.rollout\.questions=6 is less than one question',
     ),
     (
-      {'objective.surrogate': 'cispo'},
+      {'objective.clip': 'until_replay', 'objective.surrogate': 'cispo'},
       r"config\.objective\.surrogate='cispo' needs config\.objective\.clip='always'",
     ),
     (
       {'rollout.carry': True, 'rollout.in_flight': 5},
-      r'in_flight=5 must be from config\.rollout\.questions=6 to 54, .* max_age=8 \+ 1, or 0',
+      r'in_flight=5 must be from config\.rollout\.questions=6 to 54, .*max_age=8 \+ 1, or 0',
     ),
     (
       {'rollout.carry': True, 'rollout.in_flight': 13, 'rollout.max_age': 1},
