@@ -6,7 +6,7 @@ import re
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime.workdir import check_workdir, check_writable, claim_workdir
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable, claim_workdir, read_config
 from tests.helpers import tiny
 
 
@@ -20,6 +20,18 @@ def test_a_workdir_keeps_the_config_that_made_it(config, tmp_path):
   written = json.loads((tmp_path / 'new' / 'config.json').read_text())
   assert written['replay']['ratio'] == tiny.RATIO
   check_workdir(config, str(tmp_path / 'new'))  # as when resuming
+
+
+def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config, tmp_path):
+  values = config.to_dict()
+  values['rollout'] |= {'top_k': 0, 'top_p': 1.0, 'min_p': 0.0}
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  check_workdir(config, str(tmp_path))
+  assert read_config(str(tmp_path)).keys() == values.keys()
+  values['rollout']['top_p'] = 0.9
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  with pytest.raises(InputError, match=r'config\.rollout\.top_p was 0\.9, is None'):
+    check_workdir(config, str(tmp_path))
 
 
 def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
