@@ -66,7 +66,10 @@ def paragraphs(text: str) -> list[str]:
 
 
 def inline_code(path: pathlib.Path) -> list[Mention]:
-  return [Mention(place(path), code) for code in _inline_code(path.read_text())]
+  text = path.read_text()
+  if path.name == 'coming_from.md':  # two columns are of TRL and verl
+    text = re.sub(r'^\|[^|]*\|[^|]*\|', '|', text, flags=re.MULTILINE)
+  return [Mention(place(path), code) for code in _inline_code(text)]
 
 
 def _inline_code(text: str) -> list[str]:

@@ -1,13 +1,17 @@
 """All settings: shipped configs are valid, and what does not fit together is refused."""
 
 import importlib
+import pathlib
+import shutil
 
 import pytest
+from ml_collections import ConfigDict
 
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
+from exgrpo_jax.runtime import workdir
 from tests.helpers.paths import REPOSITORY
 
 CONFIGS = sorted(
@@ -129,3 +133,13 @@ def test_a_section_that_is_missing_is_named(config):
   del config['replay']
   with pytest.raises(InputError, match=r"config lacks 'replay'; start from configs/base\.py"):
     parse_config(config)
+
+
+def test_the_stored_config_of_an_earlier_version_opens_and_resumes(tmp_path):
+  """`config.json` of smoke by version 0.1.0; what is gone or new since is read as it was then."""
+  shutil.copy(pathlib.Path(__file__).with_name('earlier_config.json'), tmp_path / 'config.json')
+  stored = parse_config(ConfigDict(workdir.read_config(str(tmp_path))))
+  changes = {'num_steps': 2, 'warm_start.num_updates': 5}
+  given = overridden(module_of('smoke').get_config(), changes)
+  assert stored == parse_config(given)
+  workdir.check_workdir(given, str(tmp_path))
