@@ -14,7 +14,7 @@ from exgrpo_jax.rollout import carry
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How far the sampler's log-probabilities may be from the trainer's."""
+  """Sampler–trainer mismatch: how far their log-probabilities may be apart."""
 
   every: int = setting(50, '[1, inf)', 'steps between comparisons; the first step always has one')
   rows: int = setting(64, '[1, inf)', 'responses that are compared')

@@ -35,21 +35,21 @@ class Config:
   carry: bool = setting(
     False,
     None,
-    'whether a step ends once as many groups are complete as it trains, and what is unfinished '
-    'goes on in the next one; otherwise it waits for its longest response',
+    'partial rollouts: a step ends once as many groups are complete as it trains, and unfinished '
+    'responses go on in the next one; otherwise it waits for its longest response',
   )
   in_flight: int = setting(
     0,
     '[0, inf)',
-    'with carry: groups that are unfinished or wait as a step begins, those that it will train '
-    'included; with fewer, responses are younger and more slots idle; 0 is as many as keep the '
-    'slots busy',
+    'partial rollouts: groups that are unfinished or wait as a step begins, those that it will '
+    'train included; with fewer, responses are less stale and more slots idle; 0 is as many as '
+    'keep the slots busy',
   )
   max_age: int = setting(
     8,
     '[1, inf)',
-    'with carry: steps from that which writes the first token of a group to that which trains it, '
-    'at most; a step waits for what would be older in the next',
+    'partial rollouts: largest staleness, in steps from the first token of a group to the step '
+    'that trains it; a step waits for what would be older in the next',
   )
   logit_chunk: int = setting(
     16384, '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
