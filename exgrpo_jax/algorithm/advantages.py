@@ -1,4 +1,4 @@
-"""How much better each response did than its group: the advantages of a step. Pure."""
+"""The advantages of a step's responses. Pure."""
 
 import chex
 
@@ -10,19 +10,20 @@ def group_advantages(
 ) -> Array:
   """Reward minus the mean over one question's K rollouts.
 
-  Dr. GRPO (arXiv:2503.20783), no division by the standard deviation unless asked for (GRPO,
-  arXiv:2402.03300), plus 1e-6: 'population' divides its mean square by K, 'sample' by K - 1, as
-  torch.std and so the authors' code does.
+  Dr. GRPO (arXiv:2503.20783): no division by the standard deviation unless asked for (GRPO,
+  arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
+  K - 1 as torch.std and the authors' code do.
 
-  Where `is_fresh_QK` is given, the fresh rows of a group are measured against their own mean, so
-  that their advantages sum to 0; a replayed row still against the mean of all K. The standard
-  deviation is that of all K in any case: which mean is subtracted changes nothing else.
+  With `is_fresh_QK`, fresh rows are measured against the mean of their group's fresh rows, so their
+  advantages sum to 0; a replayed row still against the mean of all K. The standard deviation is
+  always that of all K.
 
   float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0. Each group has a fresh row.
   """
   chex.assert_rank(reward_QK, 2)
   baseline_QK = reward_QK.mean(axis=1, keepdims=True)
   if is_fresh_QK is not None:
+    chex.assert_equal_shape([reward_QK, is_fresh_QK])
     total_Q1 = (reward_QK * is_fresh_QK).sum(axis=1, keepdims=True)
     count_Q1 = is_fresh_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)
     baseline_QK = is_fresh_QK * (total_Q1 / count_Q1) + ~is_fresh_QK * baseline_QK

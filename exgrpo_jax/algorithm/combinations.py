@@ -1,11 +1,11 @@
-"""Settings of the algorithm that do not go together: refused before a run starts. Pure."""
+"""Settings of the algorithm that contradict each other, refused before a run starts. Pure."""
 
 import math
 
 from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.errors import InputError
 
-_PPO_EPSILON = 0.2  # of arXiv:1707.06347; an upper bound that is no higher is not clip-higher
+_PPO_EPSILON = 0.2  # arXiv:1707.06347; an upper bound above it is clip-higher
 
 
 def check(
@@ -14,9 +14,13 @@ def check(
   num_questions: int,
   num_rollouts: int,
 ) -> None:
-  """Raises InputError where replay is wanted and cannot be, or a setting would do nothing.
+  """Raises InputError where nothing could ever be replayed, or a setting would do nothing.
 
-  `num_questions` are those of a step, `num_rollouts` those of a question.
+  Args:
+    replay_config: what is kept and replayed.
+    objective_config: the loss.
+    num_questions: Q, per step.
+    num_rollouts: K, per question.
   """
   _check_bounds(replay_config, num_rollouts)
   _check_ratio(replay_config, num_questions)
@@ -24,23 +28,23 @@ def check(
 
 
 def _check_bounds(config: replay.Config, num_rollouts: int) -> None:
-  """The bounds must let some group of so many rollouts be recorded."""
+  """The bounds must let some group be recorded."""
   most = num_rollouts - replay.retires(config)  # successes of a group that can be recorded
   recorded = [replay.is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
   if config.ratio > 0 and not any(recorded):
     raise InputError(
       f'config.replay.lower_bound={config.lower_bound} and '
-      f'config.replay.upper_bound={config.upper_bound} let no group be recorded: of '
-      f'config.rollout.samples={num_rollouts}, none of 1 to {most} successes is a share above the '
-      'lower and at most the upper bound, so nothing would ever be replayed.'
+      f'config.replay.upper_bound={config.upper_bound} let no group be recorded, so nothing would '
+      f'ever be replayed: of config.rollout.samples={num_rollouts}, none of 1 to {most} successes '
+      'is a share above the lower and at most the upper bound.'
     )
 
 
 def _check_ratio(config: replay.Config, num_questions: int) -> None:
-  """A ratio above 0 must come to one question of a step at least."""
+  """A ratio above 0 must come to at least one question per step."""
   if config.ratio == 0 or replay.most_replayed(config, num_questions):
     return
-  ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up, to be typed as it is printed
+  ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so that the printed value is enough
   questions = math.ceil((1 - replay.ROUNDING) / config.ratio)
   enough = f'config.replay.ratio to at least {ratio:g}, ' if num_questions > 1 else ''
   raise InputError(
@@ -51,7 +55,7 @@ def _check_ratio(config: replay.Config, num_questions: int) -> None:
 
 
 def _check_clipping(config: objective.Config, replays: bool) -> None:
-  """What bounds ratios in a way of its own needs clipping in every step."""
+  """Variants of clipping need clipping in every step."""
   if objective.clips_fresh_ratios(config, replay_started=replays):
     return
   variants = {

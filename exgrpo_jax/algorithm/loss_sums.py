@@ -1,4 +1,4 @@
-"""A step's sums of `objective.token_loss`, and the metrics made of them. Pure."""
+"""The sums that `objective.token_loss` returns, and a step's metrics made of them. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 
-# One program: a few dozen small ones would fill the queue of a CPU, and the host would wait.
+# One program: a few dozen small ones would fill XLA:CPU's queue and block the host.
 @jax.jit
 def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-  """The sums of all slices from those of each."""
+  """Combines the sums of several slices: those named *_max by maximum, others by addition."""
 
   def merged(name: str) -> jax.Array:
     values = jnp.stack([sums[name] for sums in slices])
@@ -21,8 +21,8 @@ def merge_sums(slices: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array
 def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   """Means over a step's tokens from the sums of its minibatches (host scalars).
 
-  Without replayed tokens the replay/ values are absent, and without carried ones the carry/ values.
-  The effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
+  The replay/ and carry/ values are absent in a step without replayed or carried tokens. The
+  effective sample size is (sum w)^2 / (n sum w^2) over replayed tokens, in (0, 1]: 1 for equal
   weights.
   """
   tokens, fresh, replayed = sums['tokens'], max(sums['fresh_tokens'], 1), sums['replay_tokens']
@@ -35,7 +35,7 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
     values['replay/ratio_mean'] = sums['ratio'] / replayed
     values['replay/ratio_max'] = sums['ratio_max']
     shaped_mean = values['replay/shaped_mean'] = sums['shaped'] / replayed
-    # Not below 0 by rounding.
+    # Rounding must not make a variance negative.
     values['replay/shaped_variance'] = max(sums['shaped_squared'] / replayed - shaped_mean**2, 0.0)
     ratio_squared = max(sums['ratio_squared'], 1e-30)
     values['replay/effective_sample_size'] = sums['ratio'] ** 2 / (replayed * ratio_squared)

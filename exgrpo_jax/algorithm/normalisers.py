@@ -1,14 +1,16 @@
-"""What divides the sums over a minibatch's tokens, as a weight of each token. Pure, NumPy."""
+"""What the sums over a minibatch's tokens are divided by, as a weight per token. Pure, NumPy."""
 
+import chex
 import numpy as np
 
 
 def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
-  """The share of each token of a minibatch in its policy term: [B, T] -> [B, T].
+  """Weight of each token in the policy term: [B, T] -> [B, T].
 
   constant: 1 / (B max_response), so neither length nor grouping carries bias
   (Dr. GRPO); token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
   """
+  chex.assert_rank(mask_BT, 2)
   num_rows = mask_BT.shape[0]
   if aggregation == 'constant':
     return mask_BT / np.float32(num_rows * max_response)
@@ -19,5 +21,5 @@ def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> n
 
 
 def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
-  """The share of each token in a mean over all of a minibatch's: [B, T] -> [B, T]."""
+  """Weight of each token in a mean over all tokens of a minibatch: [B, T] -> [B, T]."""
   return mask_BT / np.maximum(mask_BT.sum(), 1)

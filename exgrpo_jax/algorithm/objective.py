@@ -1,12 +1,12 @@
 """The objective of ExGRPO (arXiv:2510.02245, section 3) on one screen. Pure.
 
-A loss is a sum over response tokens of weight x term. The weights hold every normaliser and
-belong to the optimiser's minibatch (`loss_inputs`); the terms see one token at a time
-(`token_loss`). So any split of a minibatch gives the same sums and gradient, up to rounding.
+The loss is a sum of weight x term over response tokens. Weights hold all normalisers and belong to
+the optimiser's minibatch (`loss_inputs`); terms see one token at a time (`token_loss`). So any
+split of a minibatch gives the same sums and gradient, up to rounding.
 
 Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   1. Entropy is taken over response tokens only; theirs scores padding.
-  2. Fresh tokens that the step's own policy wrote have ratio 1 in its first minibatch by
+  2. Fresh tokens written by the step's own policy have ratio 1 in its first minibatch by
      construction, whatever the sampler's rounding.
 """
 
@@ -26,19 +26,19 @@ from exgrpo_jax.datatypes import Array, Batch
 class LossInputs(NamedTuple):
   """All that a token's loss needs besides the current policy, normalisers included.
 
-  The loss of any choice of tokens is their share of the minibatch's, however they are arranged.
+  Any subset of a minibatch's tokens, in any arrangement, gives its share of the minibatch's loss.
   """
 
   mask_BT: Array  # float32, 1 where the token is a response's own
-  weight_BT: Array  # float32, share in the policy term; 0 outside the mask, as the next two
-  entropy_weight_BT: Array  # float32, share in the mean entropy
-  kl_weight_BT: Array  # float32, share in the mean KL: of fresh tokens that are not carried
-  old_logp_BT: Array  # float32, nats, of `Batch.behaviour_logp_BT`; 0 outside the mask
+  weight_BT: Array  # float32, weight in the policy term; this and the next two: 0 outside the mask
+  entropy_weight_BT: Array  # float32, weight in the mean entropy
+  kl_weight_BT: Array  # float32, weight in the mean KL; fresh tokens that are not carried
+  old_logp_BT: Array  # float32, nats, `Batch.behaviour_logp_BT`; 0 outside the mask
   tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
-  advantage_BT: Array  # float32, of the token's row, as the next
-  is_replay_BT: Array  # bool
+  advantage_BT: Array  # float32, the row's
+  is_replay_BT: Array  # bool, the row's
   is_carried_BT: Array | None = None  # bool, `Batch.is_carried_BT`
-  # From passes over whole rows before the update; None where the config needs none.
+  # From forward passes over whole rows before the update; None where the config needs none.
   reference_logp_BT: Array | None = None  # float32, nats; where kl_coefficient > 0
   row_log_ratio_BT: Array | None = None  # `row_log_ratio`; unless ratio is 'token'
 
@@ -52,25 +52,27 @@ def clips_fresh_ratios(config: Config, replay_started: bool) -> bool:
 
 
 def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
-  """A minibatch's tokens with all its normalisers; NumPy in, NumPy out.
+  """A minibatch's tokens with all their normalisers; NumPy in, NumPy out.
 
   Args:
     batch: the whole optimiser minibatch: its rows and their lengths are the normalisers.
     config: which terms, and how they are normalised.
-    max_response: the configured response limit in tokens.
+    max_response: the configured response limit, in tokens.
 
   Returns:
-    Inputs aligned with batch.tokens_BT. From here on tokens may be rearranged and, where the mask
-    is 0, dropped.
+    Inputs aligned with batch.tokens_BT. Tokens may be rearranged afterwards, and dropped where the
+    mask is 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
+  chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.tis_weight_BT], shape)
+  chex.assert_shape([batch.advantage_B, batch.is_replay_B], shape[:1])
   is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
   is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
   return LossInputs(
     mask_BT=mask_BT,
     weight_BT=normalisers.token_weights(mask_BT, config.aggregation, max_response),
     entropy_weight_BT=normalisers.mean_weights(mask_BT),
-    # On what this step wrote only: k3 is unbiased under the current policy's own samples.
+    # Only what this step wrote: k3 is unbiased under the current policy's own samples.
     kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_past_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
@@ -86,9 +88,10 @@ def row_log_ratio(
 ) -> jax.Array:
   """The sum of the log-ratios of each fresh token's row, or for 'sequence' their mean: [B, T].
 
-  For `LossInputs.row_log_ratio_BT`, from a pass over whole rows; 0 for a row without tokens.
+  `LossInputs.row_log_ratio_BT`, from a forward pass over whole rows; 0 for a row without tokens.
   `segment_BT` says which row a token belongs to; see `terms.row_sums`.
   """
+  chex.assert_equal_shape([logp_BT, inputs.mask_BT, segment_BT])
   old_logp_BT = fresh_old_logp(logp_BT, inputs, is_first)
   gap_BT = jnp.where(inputs.mask_BT > 0, logp_BT - old_logp_BT, 0.0)
   if config.ratio == 'sequence':
@@ -97,9 +100,9 @@ def row_log_ratio(
 
 
 def fresh_old_logp(now_BT: Array, inputs: LossInputs, is_first: Flag) -> Array:
-  """Nats under the policy that wrote a fresh token, to which its ratio refers: [B, T].
+  """Log-probabilities under the policy that wrote each fresh token, in nats: [B, T].
 
-  In a step's first minibatch the current policy, of `now_BT`, wrote all that is not carried.
+  In a step's first minibatch the current policy, `now_BT`, wrote all that is not carried.
   """
   is_now = is_first if inputs.is_carried_BT is None else is_first & ~inputs.is_carried_BT
   return jnp.where(is_now, now_BT, inputs.old_logp_BT)
@@ -113,43 +116,31 @@ def fresh_terms(
 ) -> tuple[Array, Array]:
   """(term_BT, is_clipped_BT) of fresh tokens, by the configured surrogate.
 
-  Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; with a larger upper bound
-  that is clip-higher (DAPO, arXiv:2503.14476).
+  Ratios are clipped to 1 - clip_epsilon … 1 + clip_epsilon_high; a larger upper bound is
+  clip-higher (DAPO, arXiv:2503.14476).
   """
   advantage_BT = inputs.advantage_BT
   bounded_BT = jnp.clip(ratio_BT, 1 - config.clip_epsilon, 1 + config.clip_epsilon_high)
-  if config.surrogate == 'cispo':
-    term_BT, is_clipped_BT = terms.cispo(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
-  else:
-    term_BT, is_clipped_BT = terms.ppo(ratio_BT, bounded_BT, advantage_BT, clip)
-    if config.dual_clip < float('inf'):
-      term_BT, is_clipped_BT = terms.dual_clip(
-        term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
-      )
+  surrogate = terms.SURROGATES[config.surrogate]
+  term_BT, is_clipped_BT = surrogate(logp_BT, ratio_BT, bounded_BT, advantage_BT, clip)
+  if config.dual_clip < float('inf'):
+    term_BT, is_clipped_BT = terms.dual_clip(
+      term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
+    )
   return inputs.tis_weight_BT * term_BT, is_clipped_BT
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array:
   """What replayed tokens add for an advantage of 1, by the configured shaping; never clipped."""
-  if config.shaping == 'fraction':
-    return terms.fraction(log_ratio_BT, config.beta)
-  if config.shaping == 'power':
-    return terms.power(log_ratio_BT, config.shaping_exponent)
-  if config.shaping == 'log':
-    return terms.log_probability(logp_BT, config.shaping_weight)
-  if config.shaping == 'ratio_plus_log':
-    return terms.ratio_plus_log(logp_BT, log_ratio_BT, config.shaping_weight)
-  return terms.importance_ratio(log_ratio_BT)
+  return terms.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
 def policy_terms(
   logp_BT: Array, log_ratio_BT: Array, inputs: LossInputs, clip: Flag, config: Config
 ) -> tuple[Array, Array]:
-  """What each token adds to the objective, before its weight.
+  """What each token adds to the objective, before its weight: fresh and replayed rows part here.
 
-  The one place where fresh and replayed rows part.
-
-  Returns (term_BT, is_clipped_BT): the second is true where clipping chose the term.
+  Returns (term_BT, is_clipped_BT), the latter true where clipping chose the term.
   """
   is_replay_BT = inputs.is_replay_BT
   # A past ratio beyond float32 must not reach a fresh row's exp: 0 * inf is no gradient.
@@ -170,18 +161,18 @@ def token_loss(
   clip: Flag,
   is_first: Flag,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The share of some tokens in their minibatch's loss, and in the sums its metrics are made of.
+  """What some tokens add to their minibatch's loss, and to the sums its metrics are made of.
 
-  With ratio 'sequence' or 'product' each fresh token takes its row's ratio as value and its own
-  log-probability's gradient. 'sequence' with aggregation 'sequence_mean' is GSPO exactly
+  With ratio 'sequence' or 'product' a fresh token has its row's ratio as value, and the gradient of
+  its own log-probability. 'sequence' with aggregation 'sequence_mean' is exactly GSPO
   (arXiv:2507.18071): s A / |o| times the sum of the tokens' gradients. 'product' is importance
-  sampling of whole responses, and without clipping unbiased whoever wrote their tokens.
+  sampling of whole responses: unbiased without clipping, whichever policies wrote their tokens.
 
   Args:
     logp_BT: float32, nats, of the tokens under the current policy at the sampling
-      temperature; what lies outside the response mask is ignored.
+      temperature; ignored outside the response mask.
     entropy_BT: float32, nats, of the distribution each token was drawn from.
-    inputs: of these tokens, any slice of a minibatch's.
+    inputs: any slice of a minibatch's, aligned with these tokens.
     config: which terms, and how much of each.
     clip: whether fresh ratios are clipped now.
     is_first: whether this is the step's first minibatch.
@@ -190,6 +181,7 @@ def token_loss(
     (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
     minibatches, except those named *_max, which combine by maximum (`loss_sums.merge_sums`).
   """
+  chex.assert_rank(logp_BT, 2)
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])
   is_token_BT, is_replay_BT = inputs.mask_BT > 0, inputs.is_replay_BT
   logp_BT = jnp.where(is_token_BT, logp_BT, 0.0)
@@ -216,7 +208,7 @@ def token_loss(
 
 
 def zero_sums(config: Config) -> dict[str, jax.Array]:
-  """`token_loss`'s sums of no token, to which others are merged: 0, for no maximum is below."""
+  """The sums that `token_loss` returns for no token: 0, also those that combine by maximum."""
   zero = jnp.zeros((1, 1))
   no = dict.fromkeys(('is_replay_BT', 'is_carried_BT'), zero > 0)
   inputs = LossInputs(**dict.fromkeys(LossInputs._fields, zero) | no)
@@ -224,7 +216,7 @@ def zero_sums(config: Config) -> dict[str, jax.Array]:
 
 
 def _given(values: Array | None) -> Array:
-  assert values is not None, 'a pass over whole rows gives it before the update'
+  assert values is not None, 'comes from a forward pass over whole rows before the update'
   return values
 
 
@@ -262,7 +254,7 @@ def _metric_sums(
 def _carried_sums(
   logp_BT: Array, fresh_mask_BT: Array, is_outside_BT: Array, inputs: LossInputs
 ) -> dict[str, jax.Array]:
-  """Of the tokens carried into the step, with their own ratios whatever `Config.ratio` is."""
+  """Sums over tokens carried into the step, with their own ratios whatever `Config.ratio` is."""
   if inputs.is_carried_BT is None:
     names = ('carried_tokens', 'carried_ratio', 'carried_ratio_max', 'carried_outside')
     return dict.fromkeys(names, jnp.float32(0))

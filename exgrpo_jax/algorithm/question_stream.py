@@ -13,21 +13,21 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 @functools.lru_cache(maxsize=4)  # a step reads one epoch, or two at its border
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-  """The order of an epoch: int64 [size], read-only, the same wherever it is asked for."""
+  """The order of an epoch: int64 [size], read-only, a function of its arguments alone."""
   rng = randomness.generator(seed, Purpose.QUESTION_STREAM, epoch)
   order = rng.permutation(size)
-  order.flags.writeable = False  # it is shared between callers
+  order.flags.writeable = False  # callers share it
   return order
 
 
 def reads_retired(epoch: int, size: int, retired_epoch: Mapping[int, int], at_once: int) -> bool:
-  """Whether `epoch` reads retired questions too, there being too few others.
+  """Whether `epoch` reads retired questions too, because fewer than a step needs are left.
 
   Args:
     epoch: of the stream.
     size: questions there are.
-    retired_epoch: row -> the epoch in which it retired; it is out from the next one.
-    at_once: questions that a step works on, Q or those in flight.
+    retired_epoch: row -> the epoch in which it retired; it is skipped from the next one on.
+    at_once: questions that a step works on: Q, or those in flight.
   """
   return size - sum(retired < epoch for retired in retired_epoch.values()) < at_once
 
@@ -41,12 +41,12 @@ def take(
   taken: Collection[int],
   at_once: int,
 ) -> tuple[list[int], Cursor]:
-  """The next `count` rows of the stream, all different, and the place after them.
+  """The next `count` rows of the stream, all different, and the cursor after them.
 
-  Passes over rows that retired in an earlier epoch (unless `reads_retired`), rows in
-  `taken` and, where a step crosses into the next epoch, rows it has read already. An
-  epoch's end is left only when a row of the next one is needed, so that what retires in
-  the step that reads an epoch's last row retires in that epoch.
+  Skips rows that retired in an earlier epoch (unless `reads_retired`), rows in `taken` and, in a
+  step that crosses into the next epoch, rows already read. The cursor enters the next epoch only
+  when a row of it is needed: what retires in the step that reads an epoch's last row retires in
+  that epoch.
 
   Args:
     cursor: the next position to read.
@@ -55,7 +55,7 @@ def take(
     seed: of the permutations.
     retired_epoch: row -> the epoch in which it retired.
     taken: rows that the step replays, and rows in flight.
-    at_once: questions that a step works on, Q or those in flight.
+    at_once: questions that a step works on: Q, or those in flight.
 
   Raises:
     InputError: there are fewer questions than a step needs.

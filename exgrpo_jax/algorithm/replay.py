@@ -1,8 +1,8 @@
 """Experience management of ExGRPO (arXiv:2510.02245, section 3): what is kept, what is drawn.
 
-NumPy on the host, values in and values out. A question in the buffer has some
-past successes and its latest correctness; its bucket is derived from that. A
-question solved in full is retired: it leaves the buffer for good.
+NumPy on the host, values in and values out. The buffer holds past successes of each question and
+its latest correctness, from which its bucket is derived. A question solved in full retires: it
+leaves the buffer for good.
 
 Departures from the authors' code, each on purpose (numbered as in docs/authors.md):
   3. Replayed questions are drawn first and the stream fills the rest; theirs draws a
@@ -15,19 +15,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import chex
 import numpy as np
 
 from exgrpo_jax.algorithm.settings import ReplayConfig as Config
 from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
 
-ROUNDING = 1e-9  # 0.29 * 100 is 28.999…: rounding must not cost a question
+ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
   """What the buffer knows of one question."""
 
-  correctness: float  # latest share of successes in a group; 1 only where nothing retires
+  correctness: float  # share of successes in its latest group; 1 only where nothing retires
   prompt_length: int  # tokens
   trajectories: tuple[Trajectory, ...]  # at least one, oldest first, no two of equal tokens
 
@@ -38,7 +39,7 @@ class Buffer:
 
   entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)  # by question row
   retired_epoch: Mapping[int, int] = dataclasses.field(default_factory=dict)  # by question row
-  started: bool = False  # whether the delayed start is over; never goes back
+  started: bool = False  # whether the delayed start is over; latches
 
 
 def bucket(correctness: float, num_rollouts: int) -> int:
@@ -49,7 +50,7 @@ def bucket(correctness: float, num_rollouts: int) -> int:
 
 
 class Bucketed(NamedTuple):
-  """A buffer with its `buckets`, which take time to compute where questions are many."""
+  """A buffer with its `buckets`, computed once because there may be many questions."""
 
   buffer: Buffer
   bucket_of: Mapping[int, int]  # question row -> bucket
@@ -58,8 +59,7 @@ class Bucketed(NamedTuple):
 def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]:
   """Question row -> bucket in 0 … K - 1, for every question of the buffer.
 
-  By a length instead of correctness: its rank among the buffer's questions, cut into K
-  equal buckets; ties go by row.
+  By length, it is the question's rank in the buffer, cut into K equal buckets; ties go by row.
   """
   row_N, bucket_N, _ = _bucketed(config, buffer, num_rollouts)
   return dict(zip(row_N.tolist(), bucket_N.tolist()))
@@ -68,12 +68,12 @@ def buckets(config: Config, buffer: Buffer, num_rollouts: int) -> dict[int, int]
 def _bucketed(
   config: Config, buffer: Buffer, num_rollouts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Rows of the buffer's N questions in ascending order, their buckets, and which of them train."""
+  """(rows of the buffer's N questions, ascending; their buckets; whether each may train)."""
   entries, size = buffer.entries, len(buffer.entries)
   row_N = np.fromiter(entries, np.int64, size)
   order_N = np.argsort(row_N)
   row_N = row_N[order_N]
-  # A buffer has tens of thousands of questions, and few different correctnesses.
+  # A buffer has tens of thousands of questions, and few distinct values of correctness.
   correctness_N = np.fromiter((entry.correctness for entry in entries.values()), float, size)
   correctness_C, index_N = np.unique(correctness_N[order_N], return_inverse=True)
   trains_N = np.array([trains(config, c) for c in correctness_C.tolist()], bool)[index_N]
@@ -88,7 +88,7 @@ def _bucketed(
 
 
 def retires(config: Config) -> bool:
-  """Whether questions that are solved in full retire (`config.retire`)."""
+  """Whether questions solved in full retire (`config.retire`)."""
   return config.retire == 'always' or (config.retire == 'with_replay' and config.ratio > 0)
 
 
@@ -103,20 +103,16 @@ def trains(config: Config, correctness: float) -> bool:
 
 
 def is_recorded(config: Config, correctness: float) -> bool:
-  """Whether a group of this correctness stores its successes and moves its question.
-
-  One solved in full that retires does neither, and is no matter of this.
-  """
+  """Whether a group of this correctness, if it does not retire, is stored and moves its question."""
   if correctness == 0:
     return config.failed == 'bucket_0'
   return config.lower_bound < correctness <= config.upper_bound
 
 
 def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
-  """Log of what each bucket's probability is proportional to: [K].
+  """Log of the unnormalised probability of each bucket: [K].
 
-  The paper's is 'gaussian'; the others are in the authors' code. These have weight 0, so log -inf,
-  in bucket 0, which is then never drawn.
+  'gaussian' is the paper's; the others are in the authors' code, and never draw bucket 0 (-inf).
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -131,13 +127,14 @@ def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
 
 
 def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
-  """The chance of each open bucket, by `bucket_log_weights`: bool [K] -> [K].
+  """The probability of each open bucket, whatever its size: bool [K] -> [K].
 
-  Not multiplied by the buckets' sizes. At least one bucket of positive weight must be open.
+  At least one bucket of positive weight must be open.
   """
+  chex.assert_rank(is_open_K, 1)
   num_buckets = len(is_open_K)
   log_weight_K = bucket_log_weights(config, num_buckets)
-  # Largest open weight 1: with many rollouts the outer weights alone underflow to 0.
+  # Scaled so that the largest open weight is 1: with many rollouts the outer ones underflow.
   weight_K = np.exp(
     log_weight_K - log_weight_K[is_open_K].max(), where=is_open_K, out=np.zeros(num_buckets)
   )
@@ -145,7 +142,7 @@ def bucket_probabilities(config: Config, is_open_K: np.ndarray) -> np.ndarray:
 
 
 def most_replayed(config: Config, num_questions: int) -> int:
-  """floor(ratio Q): how many of a step's questions are drawn from a buffer that has enough."""
+  """floor(ratio Q): how many of a step's Q questions are replayed if enough are eligible."""
   return math.floor(config.ratio * num_questions + ROUNDING)
 
 
@@ -154,7 +151,7 @@ def draw_questions(
 ) -> list[int]:
   """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start.
 
-  Eligible is a question that trains (`trains`) and whose bucket has a weight above 0.
+  Eligible are questions of the configured difficulty (`trains`) in buckets of positive weight.
   """
   if not buffer.started:
     return []
@@ -184,17 +181,15 @@ def record_step(
   responses: Sequence[Sequence[Response]],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> Buffer:
-  """The buffer after a step.
+  """The buffer after a step; a replayed trajectory counts as a success.
 
   Args:
     config: what is stored, and how much.
-    buffer: as it stood when the step was planned.
+    buffer: as it was when the step was planned.
     plan: the step's Q questions.
     replays: the stored trajectory that each group replays; None for a fresh question.
     responses: fresh ones by group: K for a fresh question, K - 1 for a replayed one.
-    verdicts: theirs, in the same order.
-
-  A replayed trajectory counts as a success, which it was.
+    verdicts: of the responses, in the same order.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)
   groups = zip(plan.questions, plan.prompts, replays, responses, verdicts)
@@ -219,13 +214,13 @@ def record_step(
 
 
 def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool) -> float:
-  """Share of successes k / n in one group, the replayed row counted in if so configured."""
+  """Share of successes k / n in one group, with the replayed row if so configured."""
   extra = int(is_replay and config.count_replayed)
   return (sum(verdict.correct for verdict in judged) + extra) / (len(judged) + extra)
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
-  """Found by its tokens: without importance correction it has other log-probabilities."""
+  """Counts the replay; the trajectory is found by its tokens, for its logp may be recomputed."""
   counted = (
     dataclasses.replace(stored, times_replayed=stored.times_replayed + 1)
     if np.array_equal(stored.tokens, replayed.tokens)
@@ -242,9 +237,9 @@ def _with_successes(
   step: int,
   limit: int,
 ) -> tuple[Trajectory, ...]:
-  """What is stored and the group's new successes, the newest `limit` of them; all where it is 0.
+  """The newest `limit` (0: all) of what is stored and the group's new successes.
 
-  A success is as old as its first token, which the oldest of its policies wrote. `step` trains it.
+  A success dates from the step that wrote its first token; `step` is the one that trains it.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
@@ -262,7 +257,7 @@ def _with_successes(
 def _bucket_counts(
   config: Config, size_K: np.ndarray, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """One multinomial draw; what exceeds a bucket's size is redistributed by the same weights."""
+  """One multinomial draw; what exceeds a bucket's size is redrawn by the same weights."""
   count_K = np.zeros_like(size_K)
   while (left := total - count_K.sum()) > 0:
     probability_K = bucket_probabilities(config, count_K < size_K)

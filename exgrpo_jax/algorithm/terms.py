@@ -1,9 +1,13 @@
 """What one token adds to the objective: one small function per published method. Pure.
 
-r is the ratio of a fresh token's probabilities, now over then; w that of a replayed one; A
-the advantage of its row. Array arguments broadcast: [B, T] by token, [B, 1] by row.
+r is a fresh token's importance ratio, w a replayed token's, A the advantage of its row. Array
+arguments broadcast: [B, T] by token, [B, 1] by row.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,32 +21,35 @@ Flag = bool | jax.Array  # a bool scalar, traced or not
 _LARGEST = 80.0
 
 
-def importance_ratio(log_ratio: Array) -> jax.Array:
-  """Importance sampling as it is, w = exp(log_ratio) (the authors' code: no_reshape).
+# ---- Replayed tokens: the term for an advantage of 1 ----
 
-  Beyond float32 it stays at 5.5e34, value and derivative: times an advantage of 0 that is 0, and
-  any other makes a gradient so large that its update is skipped.
+
+def importance_ratio(log_ratio: Array) -> jax.Array:
+  """Plain importance sampling, w = exp(log_ratio) (the authors' code: no_reshape).
+
+  Value and derivative are capped at 5.5e34, so that float32 holds them: an advantage of 0 then
+  gives 0, and any other a gradient so large that its update is skipped.
   """
   return jnp.exp(log_ratio - jax.lax.stop_gradient(jnp.maximum(log_ratio - _LARGEST, 0)))
 
 
 def power(log_ratio: Array, exponent: float) -> jax.Array:
-  """A power of w = exp(log_ratio), which draws it to 1 for exponents below 1 (theirs: pow)."""
+  """A power of w = exp(log_ratio); exponents below 1 draw it towards 1 (theirs: pow)."""
   return importance_ratio(exponent * log_ratio)
 
 
 def log_probability(logp: Array, weight: float) -> Array:
-  """Supervised learning, which knows no ratio: weight x log pi (theirs: logp)."""
+  """Supervised learning, without a ratio: weight x log pi (theirs: logp)."""
   return weight * logp
 
 
 def ratio_plus_log(logp: Array, log_ratio: Array, weight: float) -> Array:
-  """Importance sampling and supervised learning: w + weight x log pi (theirs: p_logp)."""
+  """Importance sampling plus supervised learning: w + weight x log pi (theirs: p_logp)."""
   return importance_ratio(log_ratio) + log_probability(logp, weight)
 
 
 def fraction(log_ratio: Array, beta: float) -> jax.Array:
-  """f(w) = w / (w + beta) of w = exp(log_ratio): policy shaping (LUFFY, arXiv:2504.14945).
+  """Policy shaping, f(w) = w / (w + beta) of w = exp(log_ratio) (LUFFY, arXiv:2504.14945).
 
   Written as a sigmoid, so that a ratio beyond float32 gives 1 and gradient 0
   instead of inf / inf. Its gradient by log w is beta w / (w + beta)^2: larger than
@@ -51,12 +58,30 @@ def fraction(log_ratio: Array, beta: float) -> jax.Array:
   return jax.nn.sigmoid(log_ratio - jnp.log(beta))
 
 
-def ppo(ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag) -> tuple[Array, Array]:
+# By objective.Config.shaping: a function of logp, log_ratio and the objective.Config.
+SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
+  'fraction': lambda _, log_ratio, config: fraction(log_ratio, config.beta),
+  'none': lambda _, log_ratio, __: importance_ratio(log_ratio),
+  'power': lambda _, log_ratio, config: power(log_ratio, config.shaping_exponent),
+  'log': lambda logp, _, config: log_probability(logp, config.shaping_weight),
+  'ratio_plus_log': lambda logp, log_ratio, config: ratio_plus_log(
+    logp, log_ratio, config.shaping_weight
+  ),
+}
+
+
+# ---- Fresh tokens: (term_BT, is_clipped_BT) ----
+
+
+def ppo(
+  logp_BT: Array, ratio_BT: Array, bounded_BT: Array, advantage_B1: Array, clip: Flag
+) -> tuple[Array, Array]:
   """min(r A, clip(r) A) while `clip`, else r A: PPO's surrogate (arXiv:1707.06347).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where clipping
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT), the latter true where clipping
   chose the term.
   """
+  del logp_BT  # the gradient is that of the ratio
   is_clipped_BT = clip & (bounded_BT * advantage_B1 < ratio_BT * advantage_B1)
   return jnp.where(is_clipped_BT, bounded_BT, ratio_BT) * advantage_B1, is_clipped_BT
 
@@ -78,12 +103,15 @@ def cispo(
 ) -> tuple[Array, Array]:
   """A log pi times the ratio as a constant, clipped while `clip`: CISPO (arXiv:2506.13585).
 
-  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT): the second is true where the
-  ratio was clipped.
+  `bounded_BT` is clip(r). Returns (term_BT, is_clipped_BT), the latter true where the ratio was
+  clipped.
   """
   is_clipped_BT = clip & (bounded_BT != ratio_BT)
   constant_BT = jax.lax.stop_gradient(jnp.where(is_clipped_BT, bounded_BT, ratio_BT))
   return constant_BT * advantage_B1 * logp_BT, is_clipped_BT
+
+
+SURROGATES = {'ppo': ppo, 'cispo': cispo}  # by objective.Config.surrogate
 
 
 def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Array:
@@ -92,13 +120,17 @@ def is_outside(log_ratio_BT: Array, epsilon: float, epsilon_high: float) -> Arra
 
 
 def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float) -> np.ndarray:
-  """min(trainer's probability / sampler's, limit) of each token: truncated importance sampling.
+  """Truncated importance sampling: min(trainer's probability / sampler's, limit) of each token.
 
-  Corrects for the sampler's rounding of the policy that a fresh token was drawn from, in the step
-  that wrote it (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
+  Corrects for the sampler-trainer mismatch of a fresh token, in the step that wrote it
+  (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; they take limit 2).
   float32 arrays of one shape, nats; limit > 0.
   """
+  chex.assert_equal_shape([trainer_logp, sampler_logp])
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
+
+
+# ---- Sums over a row, and KL ----
 
 
 def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
@@ -106,8 +138,10 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 
   Args:
     x_BT: float32.
-    segment_BT: int32 in 0 … T, equal for tokens of one row. Several rows may lie in a sequence.
+    segment_BT: int32 in 0 … T, equal for tokens of one row. A sequence may hold several rows.
   """
+  chex.assert_rank([x_BT, segment_BT], 2)
+  chex.assert_equal_shape([x_BT, segment_BT])
 
   def sums(x_T: Array, segment_T: Array) -> jax.Array:
     return jax.ops.segment_sum(x_T, segment_T, len(segment_T) + 1)[segment_T]
@@ -116,7 +150,7 @@ def row_sums(x_BT: Array, segment_BT: Array) -> jax.Array:
 
 
 def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
-  """The mean of x over the tokens of each token's row, as `row_sums`.
+  """The mean of x over the tokens of each token's row; see `row_sums`.
 
   `x_BT` is 0 outside the float32 mask, which is 1 where a token counts; a row in which none does
   has mean 0.
@@ -125,7 +159,7 @@ def row_means(x_BT: Array, mask_BT: Array, segment_BT: Array) -> jax.Array:
 
 
 def k3(log_ratio_BT: Array) -> jax.Array:
-  """KL(policy, reference) by Schulman's k3, of log(reference / policy): at least 0, in nats.
+  """KL(policy, reference) by Schulman's k3, from log(reference / policy): at least 0, in nats.
 
   Unbiased under the policy's own samples (http://joschu.net/blog/kl-approx.html).
   """
