@@ -103,7 +103,7 @@ def trains(config: Config, correctness: float) -> bool:
 
 
 def is_recorded(config: Config, correctness: float) -> bool:
-  """Whether a group of this correctness, if it does not retire, is stored and moves its question."""
+  """Whether a group of this correctness that does not retire is stored and moves its question."""
   if correctness == 0:
     return config.failed == 'bucket_0'
   return config.lower_bound < correctness <= config.upper_bound

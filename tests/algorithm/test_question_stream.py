@@ -32,6 +32,7 @@ def test_the_stream_reads_an_epoch_in_order():
 def test_a_step_may_end_with_an_epoch_without_leaving_it():
   assert take((0, 6), 4) == (order(0)[6:], Cursor(0, 10))
   assert take((0, 10), 4)[1] == Cursor(1, 4)
+  assert take((2, 10), 0, taken=[0, 1, 2, 3]) == ([], Cursor(2, 10))
 
 
 def test_a_step_crosses_into_the_next_epoch_and_never_repeats_a_question():
@@ -81,10 +82,6 @@ def test_where_all_have_retired_those_not_replayed_are_read():
   all_retired = dict.fromkeys(range(4), 0)
   rows, _ = take((1, 0), 2, all_retired, taken=[0, 1], size=4)
   assert sorted(rows) == [2, 3]
-
-
-def test_taking_none_leaves_the_cursor():
-  assert take((2, 10), 0, taken=[0, 1, 2, 3]) == ([], Cursor(2, 10))
 
 
 def test_reading_in_other_portions_reads_the_same():

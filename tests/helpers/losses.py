@@ -1,33 +1,22 @@
 """A minibatch to try the objective on, and the loss of docs/algorithm.md in plain NumPy."""
 
 import dataclasses
+import functools
 import itertools
 
+import jax
 import numpy as np
 
+from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import objective
+from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Batch
 
 LIMIT = 11  # the configured response limit
-PAPER = objective.Config(
+PAPER = dataclasses.replace(
+  config_lib.build(objective.Config, base.get_config().objective, 'config.objective'),
   clip='always',
-  clip_epsilon=0.2,
-  clip_epsilon_high=0.2,
-  dual_clip=float('inf'),
-  surrogate='ppo',
-  ratio='token',
-  tis_limit=0.0,
-  shaping='fraction',
-  beta=0.1,
-  shaping_exponent=0.5,
-  shaping_weight=0.1,
-  importance_correction=True,
-  baseline='group',
-  normalize_std='off',
-  aggregation='constant',
   entropy_bonus=0.0,
-  kl_coefficient=0.0,
-  old_logprobs='sampler',
 )
 # Every option that changes a token's loss, in as few programs as possible.
 VARIANTS = {
@@ -62,6 +51,13 @@ def changed(**values):
   return dataclasses.replace(PAPER, **values)
 
 
+@functools.cache
+def loss_and_gradient(config):
+  """(logp, entropy, inputs, clip, is_first) -> ((loss, sums), gradients by logp and entropy)."""
+  loss = functools.partial(objective.token_loss, config=config)
+  return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+
+
 def random_batch(seed=0, length=9):
   """(logp_BT, entropy_BT, batch, reference_logp_BT): 8 rows, 2 replayed, 1 with an empty mask."""
   rng = np.random.default_rng(seed)
@@ -76,20 +72,16 @@ def random_batch(seed=0, length=9):
   is_replay = np.array([0, 0, 1, 0, 1, 0, 0, 0], bool)
   tis_weight = np.where(is_replay[:, None], 1, rng.uniform(0.5, 2, mask.shape)).astype(np.float32)
   reference_logp = (logp + rng.normal(0, 0.3, mask.shape)).astype(np.float32)
-  return (
-    logp,
-    entropy,
-    Batch(
-      tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
-      response_mask_BT=mask,
-      behaviour_logp_BT=behaviour_logp,
-      advantage_B=rng.normal(size=len(spans)).astype(np.float32),
-      is_replay_B=is_replay,
-      policy_step_B=np.zeros(len(spans), np.int32),
-      tis_weight_BT=tis_weight,
-    ),
-    reference_logp,
+  batch = Batch(
+    tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
+    response_mask_BT=mask,
+    behaviour_logp_BT=behaviour_logp,
+    advantage_B=rng.normal(size=len(spans)).astype(np.float32),
+    is_replay_B=is_replay,
+    policy_step_B=np.zeros(len(spans), np.int32),
+    tis_weight_BT=tis_weight,
   )
+  return logp, entropy, batch, reference_logp
 
 
 def with_carried(batch):
@@ -133,16 +125,14 @@ def formula(
     if batch.is_replay_B[b]:
       past = constant if first and not config.importance_correction else behaviour_logp
       ratio = np.exp(logp[b, t] - past[b, t])
-      term = (
-        advantage
-        * {
-          'fraction': ratio / (ratio + config.beta),
-          'none': ratio,
-          'power': ratio**config.shaping_exponent,
-          'log': config.shaping_weight * logp[b, t],
-          'ratio_plus_log': ratio + config.shaping_weight * logp[b, t],
-        }[config.shaping]
-      )
+      shaped = {
+        'fraction': ratio / (ratio + config.beta),
+        'none': ratio,
+        'power': ratio**config.shaping_exponent,
+        'log': config.shaping_weight * logp[b, t],
+        'ratio_plus_log': ratio + config.shaping_weight * logp[b, t],
+      }
+      term = advantage * shaped[config.shaping]
     else:
       frozen = {
         'token': gap[b, t],
@@ -166,20 +156,18 @@ def formula(
         from_reference = float(reference_logp[b, t]) - logp[b, t]
         kl += np.exp(from_reference) - from_reference - 1
         num_own += 1
-    total -= (
-      term
-      * {
-        'constant': 1 / (len(logp) * max_response),
-        'token_mean': 1 / len(positions),
-        'sequence_mean': 1 / (len(logp) * len(response)),
-      }[config.aggregation]
-    )
+    divisors = {
+      'constant': len(logp) * max_response,
+      'token_mean': len(positions),
+      'sequence_mean': len(logp) * len(response),
+    }
+    total -= term / divisors[config.aggregation]
   total -= config.entropy_bonus * np.mean([float(entropy[b, t]) for b, t in positions])
   return total + config.kl_coefficient * kl / num_own
 
 
-def fused_example(name, temperature, width=13, vocabulary=13, identity=False, first=False):
-  """(config, arguments, batch, reference_logp_BT) of a variant, for `logprobs.fused_loss`.
+def fused_example(name, temperature, width=13, vocabulary=13):
+  """(config, arguments) of a variant, for `logprobs.fused_loss`.
 
   The arguments are hidden_BWD, unembedding_DV, target_BW and LossInputs of a window W that begins
   at token 1. The behaviour policy is near the one given by the hidden states.
@@ -188,21 +176,13 @@ def fused_example(name, temperature, width=13, vocabulary=13, identity=False, fi
   *_, batch, _ = random_batch()
   hidden = rng.normal(size=(8, 8, width)).astype(np.float32)
   unembedding = rng.normal(size=(width, vocabulary)).astype(np.float32)
-  if identity:
-    unembedding = np.eye(width, dtype=np.float32)
-  logp = log_softmax(hidden @ unembedding / temperature)
+  logits = hidden @ unembedding / temperature
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   logp = np.take_along_axis(logp, batch.tokens_BT[:, 1:, None], -1)[..., 0]
   logp = np.pad(logp, ((0, 0), (1, 0)))
   behaviour_logp, reference_logp = (
     (logp + rng.normal(0, 0.4, logp.shape)).astype(np.float32) for _ in range(2)
   )
   batch = dataclasses.replace(batch, behaviour_logp_BT=behaviour_logp * batch.response_mask_BT)
-  inputs = inputs_of(batch, config, logp, reference_logp, first)
-  inputs = objective.LossInputs(
-    **{name: x if x is None else x[:, 1:] for name, x in inputs._asdict().items()}
-  )
-  return config, (hidden, unembedding, batch.tokens_BT[:, 1:], inputs), batch, reference_logp
-
-
-def log_softmax(logits):
-  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  inputs = jax.tree.map(lambda x: x[:, 1:], inputs_of(batch, config, logp, reference_logp, False))
+  return config, (hidden, unembedding, batch.tokens_BT[:, 1:], inputs)
