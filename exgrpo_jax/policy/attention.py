@@ -2,17 +2,18 @@
 
 One function with three backends, none of which holds all scores of a long sequence at once:
 
-  blockwise  plain JAX, on any platform, in blocks of queries
+  blockwise  plain JAX on any platform, in blocks of queries
   cudnn      NVIDIA's flash attention; bfloat16, and H a multiple of 8 up to 128 (Hopper: 256)
   splash     Pallas kernels for TPU
 
-Attention to the cache while decoding is in kv_cache.py. Further shape letters: S keys,
+Decoding's attention to the cache is in kv_cache.py. Further shape letters: S keys,
 R = N/G query heads that share a key/value head, Q queries of one block or strip.
 """
 
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
@@ -22,13 +23,13 @@ from exgrpo_jax.policy import sharding
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
 
-# Longer sequences are attended to block of queries by block, each beside all keys, and only one
-# block's scores exist at a time: in float32, those of 9,216 keys take 18 MiB per head.
+# In longer sequences only the scores of one block of queries exist at a time: 18 MiB per head in
+# float32 for 9,216 keys.
 _LONGEST_WHOLE = 1024
 _BLOCK = 512
-# In shorter ones, a strip of queries attends only to keys up to the strip's end, which at 192
-# tokens saves a third of the scores, and at 1,024 takes half of the time. Narrower strips would
-# make the matrix products inefficiently small.
+# In shorter ones, a strip of queries attends only to keys up to the strip's end. That saves a third
+# of the scores at 192 tokens, and half of the time at 1,024. Narrower strips would make the matrix
+# products inefficiently small.
 _STRIP = 64
 # Block sizes of splash attention are multiples of the number of lanes of a TPU's vector unit.
 _LANES = 128
@@ -42,7 +43,7 @@ def backend_for(platform: str, dtype: str) -> str:
 
 
 def backends_on(platform: str, dtype: str) -> tuple[str, ...]:
-  """Those of BACKENDS that run on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
+  """The BACKENDS that run on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
   return tuple(dict.fromkeys(('blockwise', backend_for(platform, dtype))))
 
 
@@ -53,7 +54,7 @@ def causal(
   backend: str,
   segment_BT: Array | None = None,
 ) -> jax.Array:
-  """Attention of each token to itself and earlier ones, of its own segment where there are any.
+  """Attends from each token to itself and earlier ones, within its segment.
 
   softmax(query . key / sqrt(H)) in float32, over values; N/G consecutive query heads
   share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
@@ -64,16 +65,19 @@ def causal(
     key_BTGH: rotated keys, same dtype.
     value_BTGH: same dtype.
     backend: one of BACKENDS; any other is a KeyError.
-    segment_BT: int32, tokens of equal number attend to each other; None is one segment a row.
+    segment_BT: int32, tokens of equal number attend to each other; None is one segment per row.
 
   Returns:
     [B, T, N, H] in the query's dtype.
   """
+  chex.assert_rank(query_BTNH, 4)
+  chex.assert_equal_shape([key_BTGH, value_BTGH])
+  chex.assert_equal_shape_prefix([query_BTNH, key_BTGH], 2)
   attend = _ATTEND[backend]
   N, G = query_BTNH.shape[2], key_BTGH.shape[2]
   num_shards = sharding.num_shards('heads', N)
   repeats = num_shards // math.gcd(num_shards, G)
-  if repeats > 1:  # more devices than key/value heads: each gets those that its queries attend to
+  if repeats > 1:  # more devices than key/value heads: each gets the heads its queries attend to
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
   segments = () if segment_BT is None else (segment_BT,)
@@ -82,7 +86,7 @@ def causal(
 
 
 def scores_at_once(T: int) -> int:
-  """Of one head, over a sequence of T tokens: those that 'blockwise' holds in a backward pass."""
+  """Scores per head that 'blockwise' holds at once in a backward pass over T tokens."""
   if T > _LONGEST_WHOLE:
     return _BLOCK * T
   return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
@@ -107,7 +111,7 @@ def _blockwise(
 def _attend_in_strips(
   query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
 ) -> jax.Array:
-  """For T of at most _LONGEST_WHOLE. All scores exist at once, but those beyond a strip's end."""
+  """For T of at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
 
   def attend_strip(start: int) -> jax.Array:
     end = start + _STRIP
@@ -126,7 +130,7 @@ def _attend_in_strips(
 def _attend_in_blocks(
   query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
 ) -> jax.Array:
-  """For any T. Scores exist for one block at a time; the backward pass recomputes them."""
+  """For any T: one block's scores exist at a time, and the backward pass recomputes them."""
   B, G, R, T, H = query_BGRTH.shape
   query_BGRTH = _pad_right(query_BGRTH, _BLOCK, axis=3)
   num_blocks = query_BGRTH.shape[3] // _BLOCK
@@ -154,13 +158,13 @@ def _attend(
   start: int | jax.Array,
   segments: tuple[Array, Array] | None,
 ) -> jax.Array:
-  """Attention of scaled queries at positions start, start + 1, ... to keys at 0 .. S-1.
+  """Attends from scaled queries at positions start, start + 1, ... to keys at 0 .. S-1.
 
-  `segments` are those of the queries [B, Q] and of the keys [B, S].
+  `segments` are of the queries [B, Q] and of the keys [B, S].
   """
   B, G, R, Q, H = query_BGRQH.shape
   S = key_BGHS.shape[3]
-  # The R heads as rows of one matrix product with M = R * Q rows: the keys are read only once.
+  # One matrix product with M = R * Q rows, so that the keys are read only once.
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
   score_BGMS = jnp.einsum(
     'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
@@ -196,7 +200,7 @@ def _cudnn(
 ) -> jax.Array:
   mask_B1TT = None
   if segment_BT is not None:
-    # Read for each head: two bytes a pair of tokens. JAX does not expose cuDNN's packed layout.
+    # A mask of two bytes per pair of tokens, for JAX does not expose cuDNN's packed layout.
     segment_BT = _pad_right(segment_BT, 2, axis=1)
     mask_B1TT = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
   # Padded because JAX has no backward pass for an odd T.
@@ -246,7 +250,7 @@ def _block_sizes(T: int) -> splash_attention.BlockSizes:
 
 
 def _pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
-  """Pads to a multiple. On the right, where causality hides the padding from real queries."""
+  """Pads to a multiple on the right, where causality hides the padding from real queries."""
   widths = [(0, 0)] * x.ndim
   widths[axis] = 0, -x.shape[axis] % multiple
   return jnp.pad(x, widths)

@@ -1,9 +1,8 @@
 """One layer's keys and values as one block for each row and head, in two layouts.
 
-`Transposed` is for CPU: keys as [H, S] and values as [S, H], so that the two matrix products of a
-decode step read both without transposing, which makes attention nearly twice as fast there as with
-keys as [S, H]. `Dense` is for accelerators: a token's key and value are contiguous, so that writing
-them is a scatter of whole rows.
+`Transposed` is for CPU: keys as [H, S] and values as [S, H], so that neither matrix product of a
+decode step transposes; attention is nearly twice as fast there as with keys as [S, H]. `Dense` is
+for accelerators: a token's key and value are contiguous, so writing them scatters whole rows.
 
 Shape letters as in kv_cache.py; R = N/G queries share a key/value head.
 """
@@ -12,6 +11,7 @@ import functools
 import math
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -59,8 +59,8 @@ def write_transposed(
 def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array) -> Dense:
   """The layer with each row's key and value written at the row's position, which must be below S.
 
-  XLA:TPU makes a vmapped dynamic_update_slice a loop over rows, and a flat scatter none. Each
-  device scatters into its own rows and heads: GSPMD knows nothing of where a flat index points.
+  A flat scatter, because XLA:TPU makes a vmapped dynamic_update_slice a loop over rows. Each
+  device scatters into its own rows and heads: GSPMD cannot know where a flat index points.
   """
   write = sharding.per_shard(
     _write_rows, (_CACHE_AXES, ('batch', 'kv_heads', None), ('batch',)), _CACHE_AXES
@@ -73,21 +73,23 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
 
 
 def attend_transposed(query_BNH: jax.Array, position_B: Array, layer: Transposed) -> jax.Array:
-  """Attention in plain JAX of each row's query to positions 0 .. position_B; reads all S."""
+  """Attention in plain JAX from each row's query to positions 0 .. position_B; reads all S."""
   return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, layer.key_BGHS, layer.value_BGSH)
 
 
 def attend_dense(query_BNH: jax.Array, position_B: Array, layer: Dense) -> jax.Array:
-  """Attention in plain JAX of each row's query to positions 0 .. position_B; reads all S."""
+  """Attention in plain JAX from each row's query to positions 0 .. position_B; reads all S."""
   return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH)
 
 
 def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.Array:
   """`x_MS` with `new_M` written at each row's position, which must be below S.
 
-  Both may have more dimensions, and then the same ones.
+  Both may have the same further dimensions.
   """
   M, S, *rest = x_MS.shape
+  chex.assert_shape(new_M, (M, *rest))
+  chex.assert_shape(position_M, (M,))
   place_M = jnp.arange(M) * S + position_M
   return (
     x_MS.reshape(M * S, *rest)
@@ -126,8 +128,8 @@ def _attend(
   score_BGRS = jnp.einsum(
     products, query_BGRH, key, preferred_element_type=jnp.float32
   ) / math.sqrt(H)
-  # The mask is added because XLA:CPU fuses an addition with the product, but not a select. Finite
-  # in place of -inf: every row sees position 0, so no row is masked entirely.
+  # Added, because XLA:CPU fuses an addition with the product but not a select. Finite in place of
+  # -inf: every row sees position 0, so no row is masked entirely.
   mask_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)
   score_BGRS += mask_BS[:, None, None]
   weight_BGRS = jnp.exp(score_BGRS - jnp.max(score_BGRS, axis=-1, keepdims=True))

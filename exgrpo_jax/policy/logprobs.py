@@ -2,12 +2,13 @@
 
 The only file that knows about the token shift: the hidden state at t - 1 predicts the token
 at t. Logits exist for one chunk of positions at a time, never [B, T, V]. Further shape letters:
-W tokens of a window, S of them in a chunk.
+W target positions of a sequence (its window), S positions of a chunk.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -20,15 +21,13 @@ _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 
 
 def predictor_states(hidden_BTD: jax.Array, position_BW: Array) -> jax.Array:
-  """The hidden states at some positions of each sequence, each to predict the token after it.
+  """Gathers the hidden states that predict a sequence's targets: [B, T, D] -> [B, W, D].
 
   Args:
     hidden_BTD: after the final norm.
     position_BW: int32, below T and rising in each sequence (see `packing.predictors`).
-
-  Returns:
-    hidden_BWD.
   """
+  chex.assert_rank([hidden_BTD, position_BW], [3, 2])
 
   def select(hidden_TD: jax.Array, position_W: Array) -> jax.Array:
     return hidden_TD.at[position_W].get(
@@ -55,13 +54,14 @@ def token_logprobs(
     unembedding_DV: same dtype.
     tokens_BT: int32.
     temperature: of sampling; logits are divided by it.
-    chunk: limits the logits that exist at once, in tokens of one shard of the rows; at least one
-      position of each of its rows.
+    chunk: the most tokens per shard of the rows whose logits exist at once; at least one position
+      of each row.
 
   Returns:
     (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t belongs to token t.
     Entry 0 is 0, because nothing predicts token 0.
   """
+  chex.assert_rank([hidden_BTD, unembedding_DV, tokens_BT], [3, 2, 2])
   logp, entropy = target_logprobs(
     hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk
   )
@@ -80,26 +80,27 @@ def fused_loss(
 ) -> tuple[jax.Array, Any]:
   """A token loss that, when differentiated, computes its gradient in the same pass over the logits.
 
-  A chunk's logits give its log-probabilities and entropies; these give the loss's gradient with
-  respect to both, and this, in closed form, the gradient with respect to the logits. That takes
-  three products with the vocabulary, against four if the backward pass recomputes the logits; here
-  it only scales and casts. For cross-entropy the idea is Liger Kernel's (arXiv:2410.10989).
+  A chunk's logits give its log-probabilities and entropies, these the loss's gradient with respect
+  to both, and that in closed form the gradient with respect to the logits. This takes three
+  products with the vocabulary, against four if the backward pass recomputes the logits; here the
+  backward pass only scales and casts. Liger Kernel (arXiv:2410.10989) does so for cross-entropy.
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
     unembedding_DV: same dtype.
     target_BW: int32.
     operands: a pytree of [B, W] arrays, chunked like the targets. They get no gradient.
-    loss_of_tokens: (logp_BS, entropy_BS, operands_BS) -> (loss, sums). The loss must be a sum over
-      positions, so that its gradient can be computed chunk by chunk; logp and entropy are float32,
-      nats. It may close over arrays, but not over any that are being differentiated.
+    loss_of_tokens: (logp_BS, entropy_BS, operands_BS) -> (loss, sums), logp and entropy in float32
+      nats. The loss must be a sum over positions, so that its gradient can be computed chunk by
+      chunk. It may close over arrays, except those being differentiated.
     temperature: of sampling; logits are divided by it.
-    chunk: limits the logits that exist at once, in tokens of one shard of the rows; at least one
-      position of each of its rows.
+    chunk: see `token_logprobs`.
 
   Returns:
     (loss, sums) over all positions. Only the loss has a gradient.
   """
+  chex.assert_rank([hidden_BWD, unembedding_DV, target_BW], [3, 2, 2])
+  chex.assert_shape(jax.tree.leaves(operands), target_BW.shape)
 
   @jax.custom_vjp
   def total(
@@ -114,7 +115,7 @@ def fused_loss(
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
       hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, temperature, chunk
     )
-    # Called once for all chunks: summing over rows that are split over devices is a collective.
+    # Once for all chunks: a sum over rows that are split over devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
 
   def backward(
@@ -141,6 +142,8 @@ def target_logprobs(
   [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature` and
   `chunk` as in `token_logprobs`.
   """
+  chex.assert_rank([hidden_BWD, unembedding_DV], [3, 2])
+  chex.assert_shape(target_BW, hidden_BWD.shape[:2])
   num_rows, window = target_BW.shape
   num_chunks, size = chunk_sizes(num_rows, window, chunk)
   unembedding_DV = sharding.constrain(unembedding_DV, (None, 'vocab'))
@@ -150,7 +153,7 @@ def target_logprobs(
     *_, logp_BS, entropy_BS = _distribution(hidden_BSD, unembedding_DV, target_BS, temperature)
     return logp_BS, entropy_BS
 
-  if num_chunks == 1:  # recomputing a single chunk in the backward pass would save no memory
+  if num_chunks == 1:  # recomputing a single chunk in the backward pass saves no memory
     return score_chunk((hidden_BWD, target_BW))
   logp, entropy = jax.lax.map(
     jax.checkpoint(score_chunk),
@@ -168,7 +171,7 @@ def _logprobs_with_gradients(
   temperature: float,
   chunk: int,
 ) -> tuple[jax.Array, jax.Array, _Gradients]:
-  """(logp_BW, entropy_BW, gradients); that of the unembedding in float32."""
+  """(logp_BW, entropy_BW, gradients), the unembedding's gradient in float32."""
   num_rows, window = target_BW.shape
   num_chunks, size = chunk_sizes(num_rows, window, chunk)
   num_shards = sharding.num_shards('batch', num_rows)
@@ -189,7 +192,7 @@ def _logprobs_with_gradients(
     d_logits_BSV = (
       jnp.where(is_target_BSV, d_logp_BS[..., None], 0.0) - jnp.exp(logp_BSV) * slope_BSV
     ) / temperature
-    # In the model's dtype, as every other gradient: float32 products are many times slower.
+    # In the model's dtype, like every other gradient: float32 products are many times slower.
     d_logits_BSV = _constrain_logits(d_logits_BSV.astype(hidden_BSD.dtype))
     d_hidden_BSD = jnp.einsum(
       'bsv,dv->bsd', d_logits_BSV, unembedding_DV, preferred_element_type=jnp.float32
@@ -227,8 +230,8 @@ def _distribution(
     jnp.einsum('bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32)
     / temperature
   )
-  # No gradient through the maximum: it cancels. Not jax.nn.log_softmax, because XLA:CPU would
-  # materialise its result: one more array as wide as the vocabulary.
+  # No gradient through the maximum: it cancels. Not jax.nn.log_softmax: XLA:CPU would materialise
+  # its result, one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
   total_BS = jnp.sum(jnp.exp(shifted_BSV), axis=-1)
   log_total_BS = jnp.log(total_BS)
@@ -245,8 +248,8 @@ def _constrain_logits(x_BSV: jax.Array) -> jax.Array:
 
 def chunk_sizes(num_rows: int, window: int, chunk: int) -> tuple[int, int]:
   """(number of chunks, positions in each), as even as possible."""
-  # Split by position and not by row, so that rows stay on their devices. Each device has the
-  # logits of its own rows only, however many others there are.
+  # By position and not by row, so that rows stay on their devices: each device has only the
+  # logits of its own rows.
   rows_per_shard = num_rows // sharding.num_shards('batch', num_rows)
   num_chunks = -(-window // max(1, chunk // rows_per_shard))
   return num_chunks, -(-window // num_chunks)

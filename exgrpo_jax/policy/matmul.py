@@ -1,8 +1,8 @@
 """The matrix product of activations and a weight, with a backward pass that is fast on CPU too.
 
-Autodiff's gradient of the weight is (cotangent^T x)^T. XLA:CPU computes a transposed left operand
-column by column, several times slower, and here that operand is the cotangent. So the narrower
-operand goes on the left. Further shape letters: I input width, O output width.
+Autodiff gives the weight's gradient as (cotangent^T x)^T. XLA:CPU computes a transposed left
+operand column by column, several times slower, so the narrower operand goes on the left. Further
+shape letters: I input width, O output width.
 """
 
 import jax

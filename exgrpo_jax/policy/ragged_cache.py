@@ -1,8 +1,8 @@
 """One layer's keys and values in pages, which Pallas' ragged paged attention reads on TPU.
 
-It reads as many positions of a row as the row has, rounded up to a block of pages, whatever the
-length of the cache; plain attention reads all positions. A row's pages are contiguous here, so the
-page table is the identity, and a cache is an array like any other.
+It reads only the positions that a row has, rounded up to a block of pages; plain attention reads
+the whole cache. A row's pages are contiguous here, so the page table is the identity, and a cache
+is an array like any other.
 
 Shape letters as in kv_cache.py; C = 2G keys and values, interleaved: key, value, key, value, ….
 """
@@ -19,9 +19,9 @@ from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.dense_cache import scattered
 
 PAGE = 256  # positions
-# Given by hand, as the kernel's tuner asks a device. A row is read in blocks of 512 positions. With
-# more queries in a block the kernel computes each row's products for all of them: for 8 queries the
-# compiler schedules 571 cycles a block, for one 244, and on v5e the block takes 480 to read.
+# Set by hand, because the kernel's tuner needs a device. With more queries in a block the kernel
+# computes each row's products for all of them: the compiler schedules 571 cycles per block for 8
+# queries and 244 for one, and on v5e reading the block takes 480.
 _PAGES_PER_BLOCK = 2
 BLOCK = _PAGES_PER_BLOCK * PAGE  # positions of a row that are read together
 _QUERIES_PER_BLOCK = 1
@@ -38,8 +38,8 @@ class Ragged(NamedTuple):
 def takes(G: int, H: int, dtype: str) -> bool:
   """Whether the kernel can read a cache of G heads of size H, on the mesh of `jax.set_mesh`.
 
-  It wants heads as wide as a vector register, in bfloat16, whose keys and values fill whole
-  tiles; and the mesh must not part a key from its value.
+  It needs heads as wide as a vector register, in bfloat16, whose keys and values fill whole
+  tiles; and the mesh must not separate a key from its value.
   """
   num_shards = sharding.num_shards('kv_heads', G)
   together = num_shards == sharding.num_shards('kv_heads', 2 * G)
@@ -65,9 +65,9 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
 
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged) -> jax.Array:
-  """Attention of each row's query to positions 0 .. position_B; reads these and few more.
+  """Attention from each row's query to positions 0 .. position_B; reads few others.
 
-  A row at position 0, such as that of a free slot, costs one block.
+  A row at position 0, such as a free slot's, costs one block.
   """
   B, N, H = query_BNH.shape
   G = layer.pair_BSCH.shape[2] // 2

@@ -6,6 +6,7 @@ Further shape letter: P = H/2, the pairs of entries of a head.
 import dataclasses
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +54,7 @@ class Config:
 
 
 class Rotation(NamedTuple):
-  """Cosine and sine of the rotary angles at each position; computed once for all layers."""
+  """Cosine and sine of the rotary angles at each position, computed once for all layers."""
 
   cos_BTP: jax.Array  # float32; B is 1 where all rows share positions
   sin_BTP: jax.Array
@@ -78,6 +79,7 @@ def frequencies(config: Config, head_size: int) -> np.ndarray:
 
 def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
   """The rotation at each integer position [B, T]."""
+  chex.assert_rank(position_BT, 2)
   # float32: bfloat16 cannot tell position 257 from 256.
   angle_BTP = position_BT[:, :, None].astype(jnp.float32) * frequencies(config, head_size)
   return Rotation(cos_BTP=jnp.cos(angle_BTP), sin_BTP=jnp.sin(angle_BTP))
@@ -85,6 +87,7 @@ def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotates each head's pairs of entries, i with i + H/2 as Hugging Face does, in float32."""
+  chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
   cos, sin = (table_BTP[:, :, None] for table_BTP in rotation)
   first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
   rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
