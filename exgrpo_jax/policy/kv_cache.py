@@ -6,16 +6,17 @@ Backends of decoding, each with the layout of the cache that it reads:
   dense       plain JAX, for accelerators
   cudnn       NVIDIA's flash attention, in bfloat16
   pallas      Pallas' decode attention for GPU
-  ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
+  ragged      Pallas' ragged paged attention for TPU, which reads only the positions a row has
 
-A layer's arrays are named by their dimensions, and what is done alike in all layouts goes by these
-names. Further shape letters: S positions of the cache, R rows selected from B.
+A layer's arrays are named by their dimensions, and code common to all layouts goes by these names.
+Further shape letters: S positions of the cache, R rows selected from B.
 """
 
 import math
 from collections.abc import Callable
 from typing import TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -36,7 +37,7 @@ _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
   """The one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  On the mesh of `jax.set_mesh`. What a platform's kernel cannot read is left to plain JAX.
+  On the mesh of `jax.set_mesh`. Plain JAX serves shapes that a platform's kernel cannot read.
   """
   if platform == 'cpu':
     return 'transposed'
@@ -52,9 +53,9 @@ def backends_on(platform: str) -> tuple[str, ...]:
 
 
 def is_ragged(platform: str) -> bool:
-  """Whether reads do not grow with the cache's length, as on TPU.
+  """Whether a row's reads do not grow with the cache's length, as on TPU.
 
-  Then the cache has its full length from the start, and slots are never compacted.
+  If so the cache has its full length from the start, and slots are never compacted.
   """
   return platform == 'tpu'
 
@@ -83,7 +84,7 @@ def length(cache: Cache) -> int:
 
 
 def resized(layer: _Layer, size: int) -> _Layer:
-  """A layer's cache truncated, or padded with zeros, to `size` positions, or some more."""
+  """A layer's cache truncated, or padded with zeros, to `size` positions, rounded up."""
   size = _rounded(type(layer), size)
 
   def resize(x: jax.Array, axes: str) -> jax.Array:
@@ -97,7 +98,7 @@ def resized(layer: _Layer, size: int) -> _Layer:
 
 
 def constrained(cache: Cache) -> Cache:
-  """The cache in its layout, rows and heads each over their axes; inside jit."""
+  """Pins the cache's layout inside jit: rows and heads each over their mesh axes."""
   return tuple(map(_constrain, cache))
 
 
@@ -125,15 +126,16 @@ def write_token(
 ) -> LayerCache:
   """The layer's cache with each row's new key and value written at its own position.
 
-  The positions of all rows must be below the cache's length, also of those that nobody reads.
+  All positions must be below the cache's length, also those of rows that nobody reads.
   """
+  chex.assert_rank([key_BGH, value_BGH, position_B], [3, 3, 1])
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, backend: str | None = None
 ) -> jax.Array:
-  """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
+  """Attends from each row's query to positions 0 .. position_B: [B, N, H] -> [B, N, H].
 
   Args:
     query_BNH: rotated queries.
@@ -142,6 +144,7 @@ def attend(
     backend: one of DECODE_BACKENDS that reads the layout of `layer`, to compare them; by default
       the platform's.
   """
+  chex.assert_rank([query_BNH, position_B], [3, 1])
   if backend is None:
     G, H = _num_heads(layer), query_BNH.shape[-1]
     backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
@@ -193,7 +196,7 @@ def _axes(name: str) -> str:
 
 
 def _by_name(function: Callable[[jax.Array, str], jax.Array], layer: _Layer) -> _Layer:
-  """`function` of each of the layer's arrays and its dimensions."""
+  """Applies `function` to each of the layer's arrays and the letters of its dimensions."""
   return type(layer)(*(function(x, _axes(name)) for name, x in layer._asdict().items()))
 
 

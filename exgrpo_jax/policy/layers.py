@@ -1,4 +1,4 @@
-"""The decoder's Flax modules: names, shapes, logical axes and initial values of the parameters.
+"""The decoder's Flax modules: names, shapes, logical axes and initial values of its parameters.
 
 Further shape letter: F hidden units of the MLP.
 """
@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -124,10 +125,11 @@ class Attention(nnx.Module):
     Args:
       x_BTD: normalised activations.
       rotation: of the T positions.
-      cache: where decoding stands, with T = 1; None for whole sequences.
-      position_BT: needed with a cache only.
+      cache: of the tokens so far when decoding, with T = 1; None for whole sequences.
+      position_BT: only needed with a cache.
       segment_BT: of whole sequences that hold several rows; see `attention.causal`.
     """
+    chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
     if cache is None:
@@ -188,7 +190,7 @@ class Block(nnx.Module):
 
 
 class EmbeddingAndHead(nnx.Module):
-  """The parameters outside of the layers: embedding, final norm and, if untied, unembedding."""
+  """The parameters outside the layers: embedding, final norm and, if untied, unembedding."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     V, D = config.vocab_size, config.width
@@ -198,7 +200,7 @@ class EmbeddingAndHead(nnx.Module):
       self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
 
 
-# The MLP's hidden activations are the widest; of them, the backward pass keeps only these two.
+# Hidden activations of the MLP are the widest of all: the backward pass keeps only these two.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _gate(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
   return jax.nn.silu(gate_BTF) * up_BTF
@@ -217,6 +219,5 @@ def _normal(
 
 
 def _residual_scale(config: Config) -> float:
-  # Two projections per layer add to the residual stream; scaled like this, its variance does not
-  # grow with depth.
+  # Two projections per layer add to the residual stream: its variance must not grow with depth.
   return 1 / math.sqrt(2 * config.num_layers)

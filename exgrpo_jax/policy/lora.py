@@ -1,14 +1,14 @@
 """LoRA (arXiv:2106.09685): frozen matrices W, and beside each the trained product of two thin ones.
 
-A forward pass computes x W + s (x A) B, with s = alpha / rank, and never the sum of the matrices;
-sampling and exports, which use each matrix often, have it: `merged`. A begins random and B at zero,
-so that training begins with the frozen model. Three trees of parameters, in the training layout:
+A forward pass computes x W + s (x A) B, with s = alpha / rank, without adding up the matrices;
+sampling and exports, which use each matrix often, add them (`merged`). A starts random and B zero,
+so that training starts from the frozen model. Three trees of parameters, in the training layout:
 
   base      the whole model, which no update changes (see `model.shapes`)
   adapters  A and B of each target, float32: all that is trained, and that a checkpoint holds
-  policy    both `joined`, which is what every forward pass takes
+  policy    both `joined`, which every forward pass takes
 
-Without LoRA what is trained is the policy. Shape letters: I and O inputs and outputs of a matrix,
+Without LoRA the policy itself is trained. Shape letters: I and O inputs and outputs of a matrix,
 one or two dimensions each; R the rank.
 """
 
@@ -27,14 +27,13 @@ from exgrpo_jax.policy.matmul import project
 
 
 class Target(NamedTuple):
-  """A matrix that can have an adapter: where it lies in a layer, and which dimensions it sums."""
+  """A matrix that can have an adapter: its place in a layer, and which dimensions are inputs."""
 
   module: str
   name: str
   num_inputs: int = 1  # leading dimensions
 
 
-# Under the names of Hugging Face, which are the field's.
 TARGETS = {
   'q_proj': Target('attention', 'query_DNH'),
   'k_proj': Target('attention', 'key_DGH'),
@@ -73,7 +72,7 @@ class Config:
 
   @property
   def scale(self) -> float:
-    """Of the adapters' products."""
+    """What the adapters' products are multiplied by."""
     return self.alpha / self.rank
 
 
@@ -82,7 +81,7 @@ class Config:
 )
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-  """In the place of a matrix in the policy: kernel + scale * a b. In a stack, each has a layer."""
+  """A matrix of the policy with its adapter: kernel + scale * a b; or stacks of L layers each."""
 
   kernel: jax.Array  # [I, O]
   a: jax.Array  # [I, R] float32
@@ -96,10 +95,11 @@ Weight = jax.Array | Adapted
 def shapes(config: Config, params: Params) -> Params:
   """Shape, dtype and sharding of what is trained; allocates nothing.
 
+  A and B are split as their matrix is; the rank is not split.
+
   Args:
     config: of the adapters.
     params: shapes of the whole model (`model.shapes`), which are the result where the rank is 0.
-      The dimensions of A and B lie where those of their matrix do; that of the rank is whole.
   """
   if not config.rank:
     return params
@@ -114,7 +114,7 @@ def shapes(config: Config, params: Params) -> Params:
 def _shapes(
   config: Config, name: str, kernel: jax.ShapeDtypeStruct
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-  """Of A and B of a stack of matrices; InputError where they would not be thin."""
+  """(A, B) of a stack of matrices; InputError where they would not be thin."""
   stack, *sizes = kernel.shape
   assert isinstance(kernel.sharding, NamedSharding), kernel.sharding
   mesh, (of_stack, *axes) = kernel.sharding.mesh, kernel.sharding.spec
@@ -123,8 +123,7 @@ def _shapes(
   if config.rank > narrow:
     raise InputError(
       f'config.lora.rank={config.rank} must be at most {narrow}, the smaller dimension of '
-      f"{name}: the matrix itself has no higher rank. Lower it, or leave '{name}' out of "
-      'config.lora.targets.'
+      f"{name}: lower it, or leave '{name}' out of config.lora.targets."
     )
 
   def shape(sizes: list[int], axes: list[Any]) -> jax.ShapeDtypeStruct:
@@ -140,7 +139,7 @@ def _shapes(
 def init(shapes: Params, key: jax.Array) -> Params:
   """Adapters of these shapes that change nothing yet; the same values on every mesh.
 
-  A is uniform within 1 / sqrt(I), as in PEFT, whose learning rates then hold here; B is 0.
+  A is uniform within 1 / sqrt(I) as in PEFT, so that its learning rates hold here; B is 0.
   """
 
   def random_adapters(key: jax.Array) -> Params:
@@ -163,7 +162,7 @@ def init(shapes: Params, key: jax.Array) -> Params:
 
 
 def joined(config: Config, base: Params | None, trained: Params) -> Params:
-  """The policy of what is trained: `trained` itself, or adapters in their places in the base.
+  """The policy: `trained` itself or, where that is adapters, the base with these in place.
 
   Copies nothing; works on arrays, tracers and shapes.
   """
@@ -194,7 +193,7 @@ def product(x_BTI: jax.Array, weight: Weight, num_inputs: int = 1) -> jax.Array:
 
 
 def merged(weight: Weight) -> jax.Array:
-  """A layer's weight as one array: where it has an adapter their sum, computed in float32."""
+  """A layer's weight as one array: the sum with its adapter, if any, computed in float32."""
   if not isinstance(weight, Adapted):
     return weight
   rank = weight.a.shape[-1]

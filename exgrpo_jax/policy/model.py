@@ -1,20 +1,20 @@
 """The decoder as functions: Qwen2.5, Qwen3 and Llama 3 by configuration, with a key/value cache.
 
-Parameters are a nested dict of arrays, with the names and shapes of the modules in
-layers.py. In the training layout, each parameter of the layers is one array with a leading
-axis of layers, so that a single layer is compiled and scanned. In the decode layout, each layer
-has its own arrays, because a loop over tokens would copy every layer out of the stack for every
-token.
+Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
+training layout stacks each parameter of the layers along a leading axis, so that one layer is
+compiled and scanned. In the decode layout each layer has its own arrays, because a loop over tokens
+would copy every layer out of the stack for every token.
 
-Rows are padded on the right, or packed into sequences (see packing.py). Causality hides a row's
-padding from its tokens, so no mask of lengths is needed: `hidden_states` returns meaningless values
-at the padding, and `decode` overwrites the padding's cache with new tokens.
+Rows are padded on the right, or packed into sequences (see packing.py). Causality hides the padding
+from the tokens, so no mask of lengths is needed: `hidden_states` is meaningless at the padding, and
+`decode` overwrites the padding's cache with new tokens.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -27,7 +27,7 @@ from exgrpo_jax.policy import kv_cache, lora, rotary, sharding
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, Config, EmbeddingAndHead
 
-Params = dict[str, Any]  # nested, its leaves float32 arrays; with LoRA see lora.py
+Params = dict[str, Any]  # nested; leaves are float32 arrays, with LoRA see lora.py
 
 # What of a layer's forward pass the backward pass recomputes.
 REMAT = {
@@ -66,8 +66,8 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
   """Random parameters in the training layout; the same values on every mesh.
 
   Normal with standard deviation 1/sqrt(width), which is the usual 0.02 at a width of 2,500 and
-  lets narrow models learn faster; for the two projections of a layer that write to the residual
-  stream, 1/sqrt(2 * num_layers) of that. Norm scales are 1, biases 0. Each device computes its
+  lets narrow models learn faster; the two projections of a layer that write to the residual
+  stream have 1/sqrt(2 * num_layers) of it. Norm scales are 1, biases 0. Each device computes its
   own shards.
   """
   return _init(config, mesh)(key)
@@ -75,7 +75,7 @@ def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
 
 @functools.cache
 def _init(config: Config, mesh: Mesh) -> Callable[[jax.Array], Params]:
-  """Compiled once, for a process may begin several runs."""
+  """The compiled `init`; cached, because a process may begin several runs."""
 
   def random_params(key: jax.Array) -> Params:
     outer_key, layers_key = jax.random.split(key)
@@ -91,8 +91,8 @@ def _init(config: Config, mesh: Mesh) -> Callable[[jax.Array], Params]:
 def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
   """Shape, dtype and sharding of each parameter, in the tree of `init`; allocates nothing.
 
-  Frozen ones, which no update changes, have the dtypes of the decode layout. A forward pass casts
-  them to these anyway, so they compute the same.
+  Frozen parameters, which no update changes, have the dtypes of the decode layout, to which every
+  forward pass would cast them.
   """
   _, outer = _abstract(EmbeddingAndHead, config)
   _, block = _abstract(Block, config)
@@ -102,7 +102,7 @@ def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
 
 
 def frozen(config: Config, params: Params, mesh: Mesh) -> Params:
-  """Parameters cast to the dtypes of frozen ones, see `shapes`."""
+  """Casts parameters to the dtypes of frozen ones; see `shapes`."""
   return jax.tree.map(
     lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
     params,
@@ -116,11 +116,11 @@ def shardings(config: Config, mesh: Mesh) -> Params:
 
 
 def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
-  """Converts parameters to the decode layout: cast, unstacked, and on the mesh of decoding.
+  """Converts parameters to the decode layout: cast, unstacked, and on the decoding mesh.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
-  used in float32, stay float32. 'layers' becomes a tuple of L trees. Adapters of LoRA are merged
-  into their matrices, so that decoding costs the same with them.
+  used in float32, stay float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
+  into their matrices, so decoding costs the same with them.
   """
   return _decode_layout(config, meshes)(params)
 
@@ -183,13 +183,14 @@ def hidden_states(
     config: the decoder's shape.
     params: in the training layout, that of `init`.
     tokens_BT: int32.
-    segments: of sequences that hold several rows, of which none sees another; None is one row at
-      positions 0 .. T-1 in each.
+    segments: keeps the rows of packed sequences apart; None is one row per sequence, at positions
+      0 .. T-1.
     remat: what the backward pass recomputes, one of REMAT.
 
   Returns:
     [B, T, D].
   """
+  chex.assert_rank(tokens_BT, 2)
   rotation = _rotation(config, segments.position_BT if segments else _positions(tokens_BT))
   segment_BT = segments.segment_BT if segments else None
 
@@ -198,10 +199,10 @@ def hidden_states(
     return x_BTD, None
 
   if remat != 'none':
-    # XLA does not merge a scan's body with the code around it, so no barrier against CSE is needed.
+    # A scan's body needs no barrier against CSE: XLA does not merge it with the code around it.
     apply_layer = jax.checkpoint(apply_layer, policy=REMAT[remat], prevent_cse=False)
-  # First in the embedding table's layout. From there to whole rows, and back for the gradient, is
-  # one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
+  # First in the embedding table's layout. From there to whole rows, and back for the gradient,
+  # takes one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, params['layers'])
@@ -209,8 +210,7 @@ def hidden_states(
 
 
 def copied(params: Params) -> Params:
-  """A copy, for updates donate their input."""
-  # By the runtime, without a program.
+  """A copy, made by the runtime without a program; updates donate their input."""
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
@@ -230,7 +230,7 @@ def init_cache(config: Config, num_rows: int, length: int) -> Cache:
 def prefill(
   config: Config, params: Params, tokens_BT: Array, cache_length: int
 ) -> tuple[jax.Array, Cache]:
-  """The hidden states of whole sequences, and a cache that holds their keys and values.
+  """The hidden states of whole sequences, and a cache of their keys and values.
 
   Args:
     config: the decoder's shape.
@@ -241,6 +241,7 @@ def prefill(
   Returns:
     ([B, T, D], cache).
   """
+  chex.assert_rank(tokens_BT, 2)
   hidden_BTD, cache = _apply_layers(
     config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers
   )
@@ -253,7 +254,7 @@ def decode(
   """Decodes one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length, and attends to
-  positions 0 .. position_B only: what the cache holds beyond is ignored.
+  positions 0 .. position_B only, whatever the cache holds beyond.
 
   Args:
     config: the decoder's shape.
@@ -265,6 +266,7 @@ def decode(
   Returns:
     ([B, D], the updated cache).
   """
+  chex.assert_rank([tokens_B, position_B], 1)
   hidden_BTD, cache = _apply_layers(config, params, tokens_B[:, None], position_B[:, None], cache)
   return hidden_BTD[:, 0], cache
 
@@ -321,7 +323,7 @@ def _shape(
   num_layers: int | None = None,
   dtype: str | None = None,
 ) -> jax.ShapeDtypeStruct:
-  """Of one variable, or of a stack of it; `dtype` is that of a layer's matrices and biases."""
+  """Shape of one variable or of a stack; `dtype` overrides that of matrices, not of vectors."""
   axes, shape = variable.get_metadata('logical_axes'), variable.shape
   if not dtype or len(shape) == 1:
     dtype = variable.dtype

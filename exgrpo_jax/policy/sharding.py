@@ -1,10 +1,10 @@
 """Where arrays live: the device meshes, and how logical axes map to mesh axes.
 
 There are two meshes of the same devices. Training splits rows and parameters over all devices
-(FSDP): each device gathers a layer's weights while it computes its own rows, and no sum of
-activations crosses devices. Decoding reads all weights for every token, so it must not gather
-them: they are replicated over the data axis and split by heads, hidden units and vocabulary over
-the tensor axis. Both meshes have the same axes, so one table of rules serves both.
+(FSDP): each device gathers a layer's weights to compute its own rows, and no activations are summed
+across devices. Decoding reads all weights for every token, so it must not gather them: they are
+replicated over the data axis and split by heads, hidden units and vocabulary over the tensor axis.
+Both meshes have the same axes, so one table of rules serves both.
 
 The only file that names mesh axes. All other code uses logical axes ('batch', 'embed',
 'heads', ...). A dimension that its mesh axes do not divide evenly is replicated: with two
@@ -93,8 +93,8 @@ class Meshes(NamedTuple):
 def make_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> Meshes:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """The meshes of training and of decoding; see `make_mesh`."""
   decoding = make_mesh(config.decoding, devices)
-  # The order of the decoding mesh, whose tensor axis needs neighbouring devices; for an axis over
-  # all devices any order that follows the interconnect is as good.
+  # In the order of the decoding mesh, whose tensor axis needs neighbouring devices; an axis over
+  # all devices does as well with any order that follows the interconnect.
   in_order = list(decoding.devices.flat)
   sizes = _sizes(config.training, len(in_order))
   return Meshes(
@@ -110,9 +110,8 @@ def make_mesh(
   """A mesh of the configured shape, on which GSPMD partitions programs (axis type Auto).
 
   Args:
-    config: the mesh's shape; the axes that it does not name have one device.
-    devices: its devices, such as those of a topology to compile for; by default every
-      device of every host.
+    config: the mesh's shape; axes that it does not name have one device.
+    devices: by default every device of every host; else e.g. those of a topology to compile for.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
@@ -193,9 +192,9 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
 
 
 def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -> jax.Array:
-  """Inside jit: a parameter in the layout of training, as decoding needs it.
+  """Moves a parameter, inside jit, from the training layout to the decoding layout.
 
-  In steps of one collective each. Left to itself, XLA would give up, with a warning.
+  In steps of one collective each; XLA gives up on the whole, with a warning.
   """
   training, decoding = meshes
   target = spec(decoding.shape, logical_axes, x.shape)
@@ -203,8 +202,8 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
   if training.shape['fsdp'] == training.size and any(
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
-    # Each device has its own part of the width. One all-to-all along the tensor axis, then one
-    # all-gather along the data axis: no device ever holds the whole.
+    # Each device has a part of the width. One all-to-all along the tensor axis, then one all-gather
+    # along the data axis: no device ever holds the whole.
     steps = [
       (decoding, [('data', 'tensor') if wide else None for wide in is_width]),
       (decoding, [('data',) if wide else axes for wide, axes in zip(is_width, target)]),
@@ -218,7 +217,7 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
 
 
 def platform() -> str:
-  """'cpu', 'gpu' or 'tpu': of the mesh of `jax.set_mesh`, or without one JAX's default."""
+  """'cpu', 'gpu' or 'tpu': the platform of the mesh of `jax.set_mesh`, or else JAX's default."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
@@ -241,7 +240,7 @@ def per_shard(
 ) -> Callable[..., jax.Array]:
   """`function`, applied by each device to its own shards, on the mesh of `jax.set_mesh`.
 
-  For what GSPMD cannot partition, such as a Pallas kernel; `function` must not need data of
+  For what GSPMD cannot partition, such as a Pallas kernel; `function` must not need data from
   other shards. On a mesh of one device it is `function` itself.
 
   Args:
@@ -293,7 +292,7 @@ def _mesh_axes(
 
 
 def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[int]:
-  """The sizes of _MESH_AXES on so many devices; InputError if they do not fit."""
+  """The sizes of _MESH_AXES; InputError if they do not fit the number of devices."""
   sizes = [getattr(config, axis, 1) for axis in _MESH_AXES]
   if -1 in sizes:
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
@@ -306,7 +305,7 @@ def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[in
 
 
 def _check_sizes(config: TrainingConfig | DecodingConfig) -> None:
-  """InputError for a size of 0, or where more than one is -1."""
+  """Raises InputError for a size of 0, or more than one of -1."""
   for name, size in dataclasses.asdict(config).items():
     if size == 0:
       raise InputError(

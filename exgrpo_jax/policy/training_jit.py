@@ -1,4 +1,4 @@
-"""`jax.jit` for what runs on the mesh of training, with the compiler options of its platform."""
+"""`jax.jit` for programs on the training mesh, with the compiler options of its platform."""
 
 import functools
 from collections.abc import Callable
@@ -8,10 +8,9 @@ import jax
 
 from exgrpo_jax.policy import sharding
 
-# By platform; one that the compiler of another platform does not know would be refused there.
-_OPTIONS: dict[str, dict[str, str]] = {
-  # A product with weights that are split over all chips would become a loop over their shards, each
-  # too thin for the matrix units. In MiB; no product is as large.
+_OPTIONS: dict[str, dict[str, str]] = {  # by platform: compilers refuse options of another
+  # Otherwise a product with weights that are split over all chips becomes a loop over their shards,
+  # each too thin for the matrix units. In MiB; no product is as large.
   'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
 }
 
@@ -20,7 +19,7 @@ _Result = TypeVar('_Result')
 
 
 class TrainingJit(Generic[_Arguments, _Result]):
-  """A jitted function; which platform it is for shows only in the mesh of `jax.set_mesh`."""
+  """A jitted function whose platform is that of the mesh of `jax.set_mesh` when it is called."""
 
   def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
     functools.update_wrapper(self, function)
@@ -33,14 +32,14 @@ class TrainingJit(Generic[_Arguments, _Result]):
     return self._on(sharding.platform())(*args, **kwargs)
 
   def lower(self, *args: Any) -> jax.stages.Lowered:
-    """The function, lowered for arguments of these shapes; see `jax.stages.Wrapped.lower`."""
+    """Lowers the function for arguments of these shapes; see `jax.stages.Wrapped.lower`."""
     return self._on(sharding.platform()).lower(*args)
 
 
 def jit_for_training(
   *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
 ) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
-  """A decorator; its arguments are those of `jax.jit`."""
+  """A decorator that takes arguments of `jax.jit`."""
   return lambda function: TrainingJit(
     function, static_argnums=static_argnums, donate_argnums=donate_argnums
   )
