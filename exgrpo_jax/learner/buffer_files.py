@@ -1,30 +1,27 @@
 """The replay buffer in a checkpoint: segments of trajectories, and an index to them.
 
-A segment is the content of some trajectories, one after the other: int32 tokens, then their float32
-log-probabilities. It is written once. Later checkpoints link it (one file, several names) while at
-least half of it is still in the buffer, so a save writes what is new, and every checkpoint
-is whole: it may be copied, moved or deleted without regard to the others. Where a file system
-has no hard links, each checkpoint writes all.
+A segment holds trajectories one after the other: int32 tokens, then their float32
+log-probabilities. It is written once; later checkpoints hold it as a hard link while at least half
+of it is still in the buffer. So a save writes only what is new, and yet every checkpoint is whole:
+it may be copied, moved or deleted without regard to the others. Where a file system has no hard
+links, each checkpoint writes everything.
 
-The index says of each question what the buffer knows of it, and of each trajectory where it lies,
-with a checksum.
+The index holds what the buffer knows of each question, and where each trajectory lies, with a
+checksum.
 """
 
-import dataclasses
 import io
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory
-from exgrpo_jax.learner import first_host
 
-MAX_SEGMENTS = 64  # of a checkpoint; with more, the smaller half becomes part of the new one
+MAX_SEGMENTS = 64  # of a checkpoint; beyond it, the smaller half is written into the new one
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
 _TOKEN_BYTES = 8  # with its log-probability
 _NOWHERE = (-1, -1)
@@ -35,8 +32,8 @@ Columns = Mapping[str, np.ndarray]  # of the index, by name
 def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | None) -> None:
   """Writes the buffer after `step` into an existing, empty folder.
 
-  `previous` is the buffer's folder in the checkpoint before, from which segments are linked; None
-  where there is none.
+  `previous` is the buffer's folder in the previous checkpoint, if any, from which segments are
+  linked.
   """
   rows = sorted(buffer.entries)
   stored = [trajectory for row in rows for trajectory in buffer.entries[row].trajectories]
@@ -80,10 +77,10 @@ def read(folder: epath.Path) -> Buffer:
 def read_some(
   folder: epath.Path, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]]:
-  """The trajectories of those of the questions `rows` that are in the buffer, oldest first.
+  """Row -> trajectories, oldest first, of those questions `rows` that are in the buffer.
 
-  Questions are taken in their order as long as the tokens of all are at most `max_tokens`; nothing
-  else is read. Raises as `read` does.
+  Takes questions in order while their tokens sum to at most `max_tokens`, and reads nothing else.
+  Raises as `read` does.
   """
   columns = _read_index(folder)
   tokens = dict.fromkeys(columns['row'].tolist(), 0)
@@ -106,7 +103,7 @@ def read_some(
 
 
 def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Columns:
-  """The index but for places: of each question in the order of `rows`, and of each trajectory."""
+  """The index without places: columns by question, in the order of `rows`, and by trajectory."""
   entries = [buffer.entries[row] for row in rows]
   retired = sorted(buffer.retired_epoch.items())
   num_trajectories = np.array([len(entry.trajectories) for entry in entries], np.int64)
@@ -128,12 +125,12 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
 
 
 def _identities(columns: Columns) -> Iterator[tuple[int, ...]]:
-  """By what a trajectory is found in another checkpoint."""
+  """What identifies each trajectory in another checkpoint."""
   return zip(*(columns[name].tolist() for name in ('question', 'step', 'length', 'sum')))
 
 
 def _places(folder: epath.Path) -> dict[tuple[int, ...], tuple[int, int]]:
-  """Identity -> (segment, offset) of the trajectories in a checkpoint; none if it is unreadable."""
+  """Identity -> (segment, offset) of the trajectories in a checkpoint; empty if unreadable."""
   try:
     columns = _read_index(folder)
   except (OSError, ValueError):
@@ -154,7 +151,7 @@ def _read_index(folder: epath.Path) -> Columns:
 
 
 def _name(segment: int) -> str:
-  """Its file, named after the step whose checkpoint wrote it."""
+  """A segment's file name, by the step whose checkpoint wrote it."""
   return f'segment_{segment:06d}'
 
 
@@ -164,7 +161,7 @@ def _link_segments(
   """Links the segments of `previous` that are worth keeping into `folder`; returns them.
 
   Args:
-    previous: the buffer's folder in the checkpoint before.
+    previous: the buffer's folder in the previous checkpoint.
     folder: the one that is being written.
     segment: the segment of `previous` in which each trajectory lies; negative for a new one.
     length: tokens of each trajectory.
@@ -189,7 +186,7 @@ def _link_segments(
 
 
 def _write_segment(path: epath.Path, trajectories: Sequence[Trajectory]) -> list[int]:
-  """Writes trajectories, if there are any; returns where in the file each of them begins."""
+  """Writes trajectories, if any; returns the offset of each in the file."""
   if not trajectories:
     return []
   offsets = []
@@ -208,7 +205,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   segment, offset, length, sums, reward, step = (
     columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
   )
-  # Checkpoints of earlier versions did not count.
+  # Earlier versions did not count replays.
   times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
   trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
   for number in sorted(set(segment)):
@@ -234,7 +231,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
 
 
 def _content(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-  """What of a trajectory is in a segment."""
+  """The part of a trajectory that is in a segment."""
   return (
     np.ascontiguousarray(trajectory.tokens, np.int32),
     np.ascontiguousarray(trajectory.logp, np.float32),
@@ -242,38 +239,6 @@ def _content(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sum(trajectory: Trajectory) -> int:
-  """A checksum of its tokens and log-probabilities."""
+  """A checksum of tokens and log-probabilities."""
   tokens, logp = _content(trajectory)
   return zlib.crc32(logp.data, zlib.crc32(tokens.data))
-
-
-# ---- As an item of a checkpoint ----
-
-
-class Handler(first_host.Handler):
-  """Of `write` and `read`."""
-
-  def write(self, directory: epath.Path, args: 'Save') -> None:
-    """See `write`."""
-    write(directory, args.step, args.buffer, args.previous)
-
-  def restore(self, directory: epath.Path, args: 'Restore') -> Buffer:
-    """See `read`."""
-    del args
-    return read(directory)
-
-
-@ocp.args.register_with_handler(Handler, for_save=True)
-@dataclasses.dataclass
-class Save(ocp.args.CheckpointArgs):
-  """See `write`."""
-
-  step: int
-  buffer: Buffer
-  previous: epath.Path | None
-
-
-@ocp.args.register_with_handler(Handler, for_restore=True)
-@dataclasses.dataclass
-class Restore(ocp.args.CheckpointArgs):
-  """See `read`."""

@@ -4,7 +4,6 @@ An index in JSON, and the tokens of all responses with what the sampler said of 
 after the other; a checksum of both.
 """
 
-import dataclasses
 import io
 import json
 import zlib
@@ -12,11 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 
 from exgrpo_jax.datatypes import Carried, Response, Span, Verdict
-from exgrpo_jax.learner import first_host
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
@@ -94,33 +91,3 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Carried
     responses=tuple(map(response, described['responses'])),
     verdicts=tuple(Verdict(**verdict) for verdict in described['verdicts']),
   )
-
-
-# ---- As an item of a checkpoint ----
-
-
-class Handler(first_host.Handler):
-  """Of `write` and `read`."""
-
-  def write(self, directory: epath.Path, args: 'Save') -> None:
-    """See `write`."""
-    write(directory, args.carried)
-
-  def restore(self, directory: epath.Path, args: 'Restore') -> tuple[Carried, ...]:
-    """See `read`."""
-    del args
-    return read(directory)
-
-
-@ocp.args.register_with_handler(Handler, for_save=True)
-@dataclasses.dataclass
-class Save(ocp.args.CheckpointArgs):
-  """See `write`."""
-
-  carried: Sequence[Carried]
-
-
-@ocp.args.register_with_handler(Handler, for_restore=True)
-@dataclasses.dataclass
-class Restore(ocp.args.CheckpointArgs):
-  """See `read`."""

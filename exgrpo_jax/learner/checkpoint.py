@@ -1,12 +1,13 @@
 """Train state, buffer, cursor, carried groups and step: saved together or not at all (orbax).
 
-Orbax writes into a temporary directory while training goes on, and renames it once complete,
-so a kill leaves the previous checkpoint. Orbax notices files that are missing or truncated, but not
-every flipped bit in an array; for that each checkpoint holds checksums.
+Orbax writes into a temporary directory while training goes on, and renames it once complete, so a
+kill leaves the previous checkpoint. Orbax notices missing and truncated files, but not every
+flipped bit of an array: checksums do.
 """
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,13 +20,14 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
 from exgrpo_jax.datatypes import Carried, Cursor
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, carried_files, checksums, storage
+from exgrpo_jax.learner import buffer_files, carried_files, checksums, folder_item, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
 
-FORMAT = 3  # of a checkpoint; 1 had no such number, and the buffer as a few arrays; 2 no `carried`
-NO_BASE: Mapping[str, int] = {}  # the state's parameters are the whole model
+# Of a checkpoint. 1 had no such number, and the buffer as a few arrays; 2 had no `carried`.
+FORMAT = 3
+NO_BASE: Mapping[str, int] = {}  # where the state holds the whole model
 _NOT_WHAT_WAS_SAVED = 'not the bits that were saved'
 
 
@@ -40,7 +42,7 @@ class Config:
 
 
 class DamagedError(Exception):
-  """What is stored is not what was saved: files are missing, truncated or changed."""
+  """Files of a checkpoint are missing, truncated or changed."""
 
 
 class Snapshot(NamedTuple):
@@ -49,7 +51,7 @@ class Snapshot(NamedTuple):
   step: int
   state: TrainState
   buffer: Buffer
-  cursor: Cursor  # after the last finished step, before any prefetched plan
+  cursor: Cursor  # after the last finished step, before the next plan
   carried: tuple[Carried, ...] = ()  # what the last finished step left to the next
 
 
@@ -69,9 +71,9 @@ def _folder(workdir: str) -> epath.Path:
 
 
 def steps(workdir: str) -> list[int]:
-  """The steps of which a run has complete checkpoints, the newest last.
+  """The steps of a run's complete checkpoints, the newest last.
 
-  Read off the folder, for a manager is slow to open and waits for the other hosts.
+  Read from the folder: a manager is slow to open and waits for the other hosts.
   """
   folder = _folder(workdir)
   names = storage.patiently(
@@ -81,32 +83,37 @@ def steps(workdir: str) -> list[int]:
 
 
 def buffer_folder(workdir: str, step: int) -> epath.Path:
-  """Where the checkpoint of a step keeps the replay buffer, see buffer_files.py."""
+  """The folder of the replay buffer in the checkpoint of a step; see buffer_files.py."""
   return _folder(workdir) / str(step) / 'buffer'
 
 
 def save(
   manager: ocp.CheckpointManager, snapshot: Snapshot, base_sums: Mapping[str, int] = NO_BASE
 ) -> None:
-  """Starts writing a snapshot, complete or not at all, once the previous one is written.
-
-  `base_sums` are those of the frozen parameters that the state's are adapters of, which are not
-  written; a restoring function refuses others.
+  """Starts writing a snapshot in the background, once the previous one is written.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse. The buffer is a value, as are
-  carried groups, and is read in the background.
+  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and carried groups are
+  values, which do not change.
+
+  Args:
+    manager: of the run's checkpoints.
+    snapshot: what is written.
+    base_sums: checksums of the frozen base of LoRA's adapters; restoring refuses another base.
   """
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
   previous = None if newest is None else manager.directory / str(newest) / 'buffer'
+  write_buffer = functools.partial(
+    buffer_files.write, step=step, buffer=snapshot.buffer, previous=previous
+  )
   manager.save(
     step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=buffer_files.Save(step, snapshot.buffer, previous),
+      buffer=folder_item.Save(write_buffer),
       cursor=ocp.args.JsonSave(cursor),
-      carried=carried_files.Save(snapshot.carried),
+      carried=folder_item.Save(functools.partial(carried_files.write, carried=snapshot.carried)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
       ),
@@ -119,9 +126,9 @@ def restore(
 ) -> Snapshot:
   """What `save` wrote at `step`; `like` gives the state's structure and layout.
 
-  Raises on every host:
-    DamagedError: what is stored is not what was saved, in the part of any of them.
-    InputError: one of them cannot read its part for now, another version wrote it, or it belongs to
+  Raises, on every host if on any:
+    DamagedError: what is stored is not what was saved.
+    InputError: a host cannot read its part for now, another version wrote it, or it belongs to
       another base.
   """
   manager.wait_until_finished()
@@ -133,13 +140,13 @@ def restore(
     restored = _read(
       path,
       state=ocp.args.StandardRestore(like),
-      buffer=buffer_files.Restore(),
+      buffer=folder_item.Restore(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
-      carried=carried_files.Restore(),
+      carried=folder_item.Restore(carried_files.read),
     )
   except (InputError, DamagedError) as caught:
     error = caught
-  _raise_on_all_hosts(error)  # before the checksums, which need all hosts
+  _raise_on_all_hosts(error)  # before the checksums, which are a collective
   changed = checksums.changed(sums, checksums.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
@@ -152,10 +159,10 @@ def restore(
 
 
 def _read(path: epath.Path, **items: ocp.args.CheckpointArgs) -> Mapping[str, Any]:
-  """Items of a checkpoint; raises InputError or DamagedError."""
+  """Reads items of a checkpoint; raises InputError or DamagedError."""
 
   def read() -> Mapping[str, Any]:
-    # By the handler alone: a manager would wait for all hosts, also those that failed.
+    # Without a manager, which would wait for all hosts, also those that failed.
     with contextlib.closing(ocp.CompositeCheckpointHandler()) as handler:
       return handler.restore(path, ocp.args.Composite(**items))
 
@@ -171,25 +178,23 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
   found = sums.get('format', 1)
   if found != FORMAT:
     raise InputError(
-      f'{path} was written by another version of exgrpo_jax, in format {found} of checkpoints; '
-      f'this version reads format {FORMAT}. Continue the run with the version that began it, or '
-      'start in another --workdir.'
+      f'{path} was written by another version of exgrpo_jax (checkpoint format {found}, this one '
+      f'reads {FORMAT}). Continue with the version that began the run, or use another --workdir.'
     )
 
 
 def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[str, int]) -> None:
   if changed := checksums.changed(sums, base_sums):
     raise InputError(
-      f'{path} holds adapters, which were trained on another base than this one (differing: '
-      f'{changed}), and mean nothing without theirs. Bring back what config.model.path or the warm '
-      'start held then.'
+      f'{path} holds adapters that were trained on another base than this one (differing: '
+      f'{changed}). Bring back what config.model.path or the warm start held then.'
     )
 
 
 def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
-  """Raises on all hosts what any has to report; else the others would wait for it forever."""
+  """Raises on all hosts what any of them reports; the others would wait forever."""
   reported = hosts.all_gather([type(error).__name__, str(error)] if error else None)
-  for kind in (InputError, DamagedError):  # what cannot be read cannot be called damaged
+  for kind in (InputError, DamagedError):  # what cannot be read may not be damaged
     for name, message in filter(None, reported):
       if name == kind.__name__:
         raise kind(message)
@@ -198,11 +203,11 @@ def _raise_on_all_hosts(error: InputError | DamagedError | None) -> None:
 def restore_newest(
   manager: ocp.CheckpointManager, like: Any, base_sums: Mapping[str, int] = NO_BASE
 ) -> Snapshot | None:
-  """The newest complete snapshot; None where nothing has been saved.
+  """The newest intact snapshot; None where nothing has been saved.
 
-  Damaged ones after it are reported and moved into 'damaged' beside the checkpoints, since
-  their steps will be saved again. Where none is complete, or one cannot be read for now, raises
-  InputError and moves nothing.
+  Damaged ones after it are reported and moved into 'damaged' beside the checkpoints, because their
+  steps will be saved again. Where none is intact, or one cannot be read for now, raises InputError
+  and moves nothing.
   """
   damaged = {}
   for step in sorted(manager.all_steps(), reverse=True):
@@ -221,7 +226,7 @@ def restore_newest(
     raise InputError(
       f'{manager.directory}: none of its checkpoints can be read. '
       + ' '.join(f'Step {step}: {problem}.' for step, problem in damaged.items())
-      + ' Bring a copy back, or start in another --workdir.'
+      + ' Bring a copy back, or use another --workdir.'
     )
   return None
 
@@ -238,7 +243,7 @@ def _put_aside(directory: epath.Path, step: int, why: str) -> None:
 def restore_params(
   workdir: str, step: int | None, like: Params, base_sums: Mapping[str, int] = NO_BASE
 ) -> tuple[Params, int]:
-  """The parameters alone, of `step` or of the newest checkpoint in `workdir`, and its step.
+  """(parameters alone, step) of a checkpoint in `workdir`, by default the newest.
 
   Raises InputError where there is no such step, it belongs to another base, or a checksum differs.
   """
@@ -270,7 +275,7 @@ def restore_params(
 
 
 def restore_buffer(workdir: str) -> tuple[Buffer, int]:
-  """The replay buffer alone, of the newest checkpoint in `workdir`, and its step.
+  """(replay buffer alone, step) of the newest checkpoint in `workdir`.
 
   Raises InputError where there is none, or it is damaged.
   """
@@ -279,7 +284,9 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
     raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
   path = _folder(workdir) / str(step)
   try:
-    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=buffer_files.Restore())
+    restored = _read(
+      path, sums=ocp.args.JsonRestore(), buffer=folder_item.Restore(buffer_files.read)
+    )
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}); bring a copy back.') from error
   _check_format(path, restored['sums'])
@@ -287,7 +294,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
 
 
 def save_params(path: str, params: Params) -> None:
-  """Parameters alone, complete or not at all, e.g. those of a warm start."""
+  """Saves parameters alone, completely or not at all, e.g. those of a warm start."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(epath.Path(path).absolute(), params)
 

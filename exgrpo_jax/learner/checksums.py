@@ -1,6 +1,6 @@
-"""Checksums of what a checkpoint holds, and of what it builds on without holding it.
+"""Checksums of the arrays in a checkpoint, and of the frozen base that its adapters belong to.
 
-The sum of the bits of each array: the same on every mesh, changed by any one bit.
+Each is the sum of an array's bits: the same on every mesh, and changed by any flipped bit.
 """
 
 import hashlib
@@ -16,26 +16,26 @@ from exgrpo_jax.policy.model import Params
 
 
 def of_state(state: TrainState, cursor: Mapping[str, int]) -> dict[str, int]:
-  """Of each array, by name. The cursor's numbers stand for themselves."""
+  """Name -> checksum of each array; the cursor's numbers stand for themselves."""
   return {f'cursor.{name}': value for name, value in cursor.items()} | _named(state)
 
 
 def of_base(base: Params) -> dict[str, int]:
-  """Of each array of the frozen parameters that LoRA's adapters belong to, by name."""
+  """Name -> checksum of each array of the frozen base of LoRA's adapters."""
   return {f'base{name}': value for name, value in _named(base).items()}
 
 
 def digest(state: TrainState, base_sums: Mapping[str, int]) -> str:
-  """Twelve hexadecimal digits, the same for the same parameters: of the base where there is one.
+  """Twelve hexadecimal digits that identify the parameters, or the base where there is one.
 
-  Made of the sums of the whole state, which saving takes too: no program more.
+  Made of the sums of the whole state, whose program saving needs anyway.
   """
   sums = base_sums or {k: v for k, v in _named(state).items() if k.startswith('.params')}
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed(saved: Mapping[str, int], computed: Mapping[str, int]) -> str:
-  """The names of what is no longer as it was saved, or was not saved; '' where nothing is."""
+  """The names of what differs from what was saved, or was not saved, joined; '' for none."""
   return ', '.join(name for name, value in computed.items() if value != saved.get(name))
 
 
@@ -46,7 +46,7 @@ def _named(tree: Any) -> dict[str, int]:
 
 @jax.jit
 def bit_sums(tree: Any) -> Any:
-  """uint32 sums that wrap around, so that they do not depend on the order of addition."""
+  """uint32 sums, which wrap around and so do not depend on the order of addition."""
 
   def bits(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, f'uint{8 * leaf.dtype.itemsize}')

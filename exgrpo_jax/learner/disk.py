@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,11 +17,16 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.learner.optimizer import TrainState
 
+# What the system tells whoever writes, in Python's words and in tensorstore's.
+_FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
+_FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
+
 
 def check_space(workdir: str, state: TrainState) -> None:
   """Prints the size of a checkpoint of `state`, or of its shapes, and the free disk space.
 
-  Raises InputError where there is too little. The buffer is left out: it is small beside a model.
+  Raises InputError where there is too little. The buffer does not count: it is small beside a
+  model.
   """
   needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   free = shutil.disk_usage(workdir).free
@@ -46,12 +52,12 @@ def explain_failure(workdir: str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    reason = '' if isinstance(error, InputError) else storage.write_failure(error)
+    reason = '' if isinstance(error, InputError) else _write_failure(error)
     if not reason:
       raise
     is_failing = True
     complete = ', '.join(map(str, checkpoint.steps(workdir))) or 'none'
-    is_full = storage.FULL.search(reason)
+    is_full = _FULL.search(reason)
     raise InputError(
       f'--workdir={workdir}: the disk {"is full" if is_full else "fails"} ({reason}). Complete '
       f'checkpoints: {complete}. {"Free some space" if is_full else "Mend it"} and start the same '
@@ -63,12 +69,21 @@ def explain_failure(workdir: str) -> Iterator[None]:
       sys.unraisablehook = hook
 
 
+def _write_failure(error: BaseException) -> str:
+  """What the system said if `error` is due to a full or failing disk; '' otherwise."""
+  for cause in storage.with_causes(error):
+    for line in str(cause).splitlines():
+      if found := _FULL.search(line) or _FAILING.search(line):
+        return line[max(0, found.start() - 100) : found.end() + 100]
+  return ''
+
+
 def _is_other_news(record: LogRecord) -> bool:
   error = record.exc_info[1] if record.exc_info else None
-  return error is None or not storage.write_failure(error)
+  return error is None or not _write_failure(error)
 
 
 def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
-  # Writes of tensorstore that end after orbax has given up the checkpoint they belong to.
+  # Writes of tensorstore that end after orbax has given up their checkpoint.
   if str(unraisable.exc_value) != 'Event loop is closed':
     hook(unraisable)

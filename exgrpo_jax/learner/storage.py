@@ -1,4 +1,4 @@
-"""Stores that fail: reading again from one that may recover, and what a failure to write says.
+"""Reading from a store that may fail: trying again, and telling failure from damage.
 
 A store that fails says nothing about what is stored: a checkpoint that cannot be read for now is
 not a damaged one.
@@ -23,17 +23,14 @@ _NUMBERED = re.compile(r"os_error_code='(\d+)'")
 _STATUS = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED'
 )
-# What the system says to whoever writes, in Python's words and in tensorstore's.
-FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
-_FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
 
 T = TypeVar('T')
 
 
 def patiently(read: Callable[[], T], place: str) -> T:
-  """What `read` returns, tried again after each of WAITS where the store of `place` fails.
+  """What `read` returns, tried again after each of WAITS while the store of `place` fails.
 
-  Raises InputError where it goes on failing, and what `read` raises for any other reason.
+  Raises InputError where it keeps failing, and what `read` raises for any other reason.
   """
   for wait in (*WAITS, None):
     try:
@@ -45,9 +42,9 @@ def patiently(read: Callable[[], T], place: str) -> T:
       if wait is None:
         raise InputError(
           f'{place} cannot be read ({reason}), not in {1 + len(WAITS)} attempts over '
-          f'{sum(WAITS):.0f} s. That is a failure of the disk or the network, or a missing '
-          'permission; nothing was moved or changed. Mend it, and start the same command again. If '
-          'it is lost for good, move it away first.'
+          f'{sum(WAITS):.0f} s: the disk or the network fails, or a permission is missing. Nothing '
+          'was moved or changed; mend it and start the same command again, or move it away if it '
+          'is lost.'
         ) from error
       print(
         f'WARNING: {place} cannot be read ({reason}); next attempt in {wait:.0f} s',
@@ -59,20 +56,12 @@ def patiently(read: Callable[[], T], place: str) -> T:
 
 
 def store_failure(error: BaseException) -> str:
-  """What the store said where `error` is due to its failure; '' where it is not."""
-  return next(filter(None, map(_failure, _with_causes(error))), '')
+  """What the store said if `error` is due to its failure; '' otherwise."""
+  return next(filter(None, map(_failure, with_causes(error))), '')
 
 
-def write_failure(error: BaseException) -> str:
-  """What the system said where `error` is due to a disk that is full or fails; '' where not."""
-  for cause in _with_causes(error):
-    for line in str(cause).splitlines():
-      if found := FULL.search(line) or _FAILING.search(line):
-        return line[max(0, found.start() - 100) : found.end() + 100]
-  return ''
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+  """The error and what it was raised from."""
   while error:
     yield error
     error = error.__cause__ or error.__context__

@@ -250,7 +250,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdi
   path.write_text(json.dumps(sums))
   with (
     checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
-    pytest.raises(InputError, match=r'checkpoints/5 was written by another version .* format 1'),
+    pytest.raises(InputError, match=r'checkpoints/5 was written by another version .* format 1,'),
   ):
     checkpoint.restore_newest(manager, like)
   assert not (tmp_path / 'run' / 'damaged').exists()

@@ -199,7 +199,7 @@ def test_adapters_are_refused_on_another_base(run, start, train):
       InputError, match=re.escape("another base than this one (differing: base['l")
     ):
       policies.of_run(run.experiment, str(run.workdir), None)
-    with pytest.raises(InputError, match='holds adapters, which were trained on another base'):
+    with pytest.raises(InputError, match='holds adapters that were trained on another base'):
       train(run.workdir, 2 * HALF)
   finally:
     shutil.move(file + '.right', file)
