@@ -1,10 +1,10 @@
 """Gradient alignment: do the parts of a step pull where held-out questions would?
 
-Each row of a step belongs to one part: 'fresh', the groups without replay; 'replayed', the stored
+Each row of a step belongs to one part: 'fresh', in groups without replay; 'replayed', the stored
 successes; 'fresh_in_mixed_groups', the fresh rows beside these. The policy gradients of the parts
-add up to the step's, and each is compared with the on-policy gradient of held-out questions, all at
-the parameters before the update. So the ratios of fresh tokens that the step wrote are 1, and the
-step counts as one minibatch. Entropy bonus and KL term, which belong to no part, are left out.
+add up to the step's, and each is compared with the on-policy gradient of held-out questions, at the
+parameters before the update: the step counts as one minibatch, in which fresh tokens have ratio 1.
+Entropy bonus and KL term belong to no part and are left out.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Config:
 
 
 def check(config: Config, evaluated: Sequence[str]) -> None:
-  """InputError where gradients are to be compared, and `evaluated`, the data specs, are none."""
+  """Raises InputError where gradients are to be compared and there is no `evaluated` data spec."""
   if config.every and not evaluated:
     raise InputError(
       f'config.alignment.every={config.every} needs config.data.validation or '
@@ -59,11 +59,11 @@ def measure(
   held_out: Batch,
   initial: model.Params | None = None,
 ) -> dict[str, float]:
-  """How the gradient of each part of a step lies to the held-out one.
+  """Compares the gradient of each part of a step with the held-out one.
 
   Args:
     spec: of the step's updates.
-    params: those that are trained, before the step's first update.
+    params: what is trained, before the step's first update.
     batch: all rows of the step, NumPy; groups of `num_rollouts` consecutive rows.
     num_rollouts: K.
     clip: whether the step clips fresh ratios.
@@ -71,10 +71,10 @@ def measure(
     initial: see `gradients.minibatch_gradient`.
 
   Returns:
-    'alignment/{part}', the cosine of the two gradients in [-1, 1], and
-    'alignment/{part}_projection', the part's gradient along the held-out one's direction, in the
-    unit of 'gradient_norm': those of all parts add up to the step's. A part is left out where its
-    gradient is 0, as it is without rows, or not finite; all are where the held-out one is.
+    'alignment/{part}', the cosine of the two gradients, in [-1, 1], and
+    'alignment/{part}_projection', the part's gradient along the held-out direction, in the unit of
+    'gradient_norm'; the projections of all parts add up to the step's. Parts whose gradient is 0
+    or not finite are absent; all parts are where the held-out gradient is.
   """
   metrics = {}
   if not _has_signal(held_out):
@@ -90,9 +90,9 @@ def measure(
 
 
 def parts(batch: Batch, num_rollouts: int) -> dict[str, Batch]:
-  """The batch once for each part, in which all other rows have advantage 0.
+  """The batch once for each part, with advantage 0 for all other rows.
 
-  They keep their tokens, and with them the normalisers of the whole batch.
+  Their tokens stay, and with them the normalisers of the whole batch.
   """
   is_replay_B = np.asarray(batch.is_replay_B)
   is_mixed_B = np.repeat(is_replay_B.reshape(-1, num_rollouts).any(axis=1), num_rollouts)
@@ -114,7 +114,7 @@ def policy_gradient(
   clip: bool,
   initial: model.Params | None = None,
 ) -> model.Params:
-  """The gradient of a batch's loss by its policy terms alone; rows of advantage 0 cost nothing."""
+  """The gradient of a batch's policy terms alone; rows of advantage 0 cost nothing."""
   alone = dataclasses.replace(
     spec,
     gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
@@ -131,7 +131,7 @@ def _has_signal(batch: Batch) -> bool:
 
 @jax.jit
 def _compare(gradient: model.Params, towards: model.Params) -> tuple[jax.Array, jax.Array]:
-  """(cosine, projection) of `gradient` to the direction of `towards`; NaN where that is none."""
+  """(cosine, projection) of `gradient` with respect to `towards`; NaN where that is 0."""
 
   # Sums in float32, and no dot, which an accelerator may compute in bfloat16.
   def inner(left: model.Params, right: model.Params) -> jax.Array:

@@ -1,9 +1,9 @@
 """The gradient of one minibatch: rows packed into microbatches, whose gradients are added up.
 
 The normalisers are taken from the whole minibatch before it is cut (`objective.loss_inputs`),
-so packing, microbatches, their order and the mesh change nothing but rounding. Shape letters of
-its own, beside those of packing.py: M microbatches of one shape. B are sequences here, except in
-a `Batch` and its loss inputs, which have a row for each response.
+so packing, microbatches, their order and the mesh change nothing but rounding. Shape letters beside
+those of packing.py: M microbatches of one shape. B counts sequences here, except in a `Batch` and
+its loss inputs, which have a row for each response.
 """
 
 import dataclasses
@@ -93,12 +93,12 @@ def minibatch_gradient(
 
   Args:
     spec: which objective and model.
-    params: those that are trained.
+    params: what is trained.
     batch: all rows of the minibatch, NumPy.
     clip: whether fresh ratios are clipped now.
     is_first: whether it is the step's first minibatch.
-    initial: the parameters that the run began with: the base of LoRA's adapters, and the reference
-      policy of a KL term; needed with either.
+    initial: the run's initial parameters: the base of LoRA's adapters, and the reference policy of
+      a KL term; only needed with these.
 
   Returns:
     Both on the device, not awaited; the sums are float32 scalars.
@@ -119,7 +119,7 @@ def minibatch_gradient(
 
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
-  """The gradient and sums of no microbatch, with which `accumulate` begins."""
+  """The gradient and sums of no microbatch: what `accumulate` starts from."""
   sums = objective.zero_sums(spec.objective) | {'loss': jnp.float32(0)}
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
 
@@ -137,7 +137,7 @@ def accumulate(
 ) -> Accumulator:
   """Adds the gradients and sums of the first `count` microbatches of a stack.
 
-  A loop inside one program: what a pass needs only for a while is then allocated once.
+  The loop is inside the program, so that a pass's temporary arrays are allocated once.
   """
 
   def add(index: jax.Array, accumulator: Accumulator) -> Accumulator:
@@ -185,7 +185,7 @@ def apply_gradient(
 def optimizer_step(
   spec: UpdateSpec, state: TrainState, gradient: model.Params
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """The program of `apply_gradient`, which returns the state in a layout of XLA's choice."""
+  """The program of `apply_gradient`; XLA chooses the layout of the state it returns."""
   return optimizer.apply_gradient(spec.optimizer, spec.num_updates, state, gradient)
 
 
@@ -196,7 +196,7 @@ def _with_whole_row_inputs(
   reference: model.Params | None,
   is_first: bool,
 ) -> objective.LossInputs:
-  """The loss inputs, completed by what a forward pass over whole rows gives."""
+  """The loss inputs, completed by forward passes over whole rows."""
 
   def logp_BW(params: model.Params) -> jax.Array:
     states = _predictor_states(spec, params, packed)
@@ -208,7 +208,7 @@ def _with_whole_row_inputs(
   if reference is not None:
     inputs = inputs._replace(reference_logp_BT=logp_BW(reference))
   if spec.objective.ratio != 'token':
-    # A token and the one before, which predicts it, are of one row.
+    # A token and the one before, which predicts it, belong to the same row.
     segment_BW = jnp.take_along_axis(packed.segments.segment_BT, packed.predictor_BW, axis=1)
     log_ratio_BW = objective.row_log_ratio(
       logp_BW(params), inputs, segment_BW, spec.objective, is_first
@@ -220,7 +220,7 @@ def _with_whole_row_inputs(
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
 ) -> tuple[jax.Array, jax.Array]:
-  """(hidden_BWD, unembedding_DV), from which the targets are predicted."""
+  """(hidden_BWD, unembedding_DV), which predict the targets."""
   hidden_BTD = model.hidden_states(
     spec.model, params, packed.tokens_BT, packed.segments, spec.gradient.remat
   )
@@ -238,7 +238,7 @@ def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
 
 
 def minibatches(batch: Batch, count: int) -> list[Batch]:
-  """A step's rows in `count` equal parts of consecutive rows, and so of whole groups."""
+  """Cuts a step into `count` equal parts of consecutive rows, and so of whole groups."""
   size = len(batch.advantage_B) // count
   return [
     jax.tree.map(lambda x, start=start: x[start : start + size], batch)
@@ -249,10 +249,10 @@ def minibatches(batch: Batch, count: int) -> list[Batch]:
 def microbatches(
   spec: UpdateSpec, batch: Batch, inputs: objective.LossInputs, num_shards: int
 ) -> list[Microbatch]:
-  """The rows packed into passes of the two shapes of packing.py; NumPy.
+  """Packs the rows into passes of the two shapes of packing.py; NumPy.
 
-  Rows without a response token are left out: they weigh nothing. A minibatch without tokens is
-  one pass nevertheless: an update without signal is still an update.
+  Leaves out rows without a response token: they weigh nothing. A minibatch without tokens is still
+  one pass: an update without signal is still an update.
 
   Args:
     spec: the budget, the limits on a row, and whether rows of advantage 0 count.
@@ -279,15 +279,15 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
 
 
 def most_passes(num_rows: int, count: int) -> int:
-  """How many passes of `count` sequences any rows can need: with one row in each sequence."""
+  """The most passes of `count` sequences that any rows can need: one row per sequence."""
   return -(-num_rows // count)
 
 
 def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, Microbatch]]:
-  """Microbatches of one shape stacked along a leading axis M, with how many there are; NumPy.
+  """(number of microbatches, stack along a leading axis M) for each shape; NumPy.
 
-  M is as many as a minibatch of `num_rows` rows can have of that shape: it must not depend on
-  the rows, or the program for it would be compiled anew. What is left over is zeros.
+  M is as many as `num_rows` rows can need of that shape, the rest zeros: if it depended on the
+  rows' lengths, the program would be compiled anew.
   """
   alike: dict[tuple[int, ...], list[Microbatch]] = {}
   for packed in cut:
@@ -304,7 +304,7 @@ def stack_by_shape(cut: Sequence[Microbatch], num_rows: int) -> list[tuple[int, 
 def _microbatch(
   batch: Batch, inputs: objective.LossInputs, shape: Shape, layout: packing.Layout
 ) -> Microbatch:
-  """One pass over rows of a minibatch, laid out so."""
+  """One pass over rows of a minibatch, in this layout."""
   mask_BT = layout.take(np.asarray(inputs.mask_BT)) > 0
   predictor_BW = packing.predictors(mask_BT, shape.window)
   is_target_BW = np.take_along_axis(mask_BT, predictor_BW + 1, axis=1)

@@ -1,4 +1,4 @@
-"""AdamW behind a gradient clip and a gate that skips what would do harm."""
+"""AdamW behind a gradient clip and a gate that skips harmful updates."""
 
 import dataclasses
 from typing import Any
@@ -94,8 +94,8 @@ def make(config: Config, num_updates: int) -> optax.GradientTransformation:
 def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """Keeps the second moment in bfloat16 by stochastic rounding.
 
-  An update shrinks it by at most 1 - b2, a thousandth, and bfloat16's neighbours lie four to
-  eight thousandths apart: rounded to nearest it would never fall. Stochastic rounding is right
+  An update shrinks it by at most 1 - b2, a thousandth, and neighbouring bfloat16 values differ by
+  four to eight thousandths: rounded to nearest it would never fall. Stochastic rounding is right
   on average (arXiv:1502.02551). The first moment moves by tenths and needs none.
   """
 
@@ -109,7 +109,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
     exact = jax.tree.map(lambda nu: nu.astype(jnp.float32), state.nu)
     updates, state = adam.update(updates, state._replace(nu=exact), params)
     leaves, structure = jax.tree.flatten(state.nu)
-    # The same for every seed of a run: rounding is no part of the experiment.
+    # The same for every seed: rounding is not part of the experiment.
     key = randomness.key(0, Purpose.STOCHASTIC_ROUNDING, state.count)
     keys = jax.random.split(key, len(leaves))
     return updates, state._replace(nu=structure.unflatten(map(_stochastic_round, leaves, keys)))
@@ -118,7 +118,7 @@ def _second_moments_in_bfloat16(adam: optax.GradientTransformation) -> optax.Gra
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-  """float32 -> bfloat16: one of the two neighbours, the nearer with the greater probability."""
+  """float32 -> bfloat16: one of the two neighbours, the nearer one with higher probability."""
   # bfloat16 is float32's upper half; a carry out of the lower one rounds away from 0.
   bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
   bits += jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
@@ -127,7 +127,7 @@ def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
 
 def init(config: Config, num_updates: int, params: Params) -> TrainState:
   """A fresh state; moments are laid out over the mesh as their parameters are."""
-  # The counts too: a state that an update returns in another layout would compile it anew.
+  # Counts too: if an update returned them in another layout, the next one would compile anew.
   layout = sharding.layout_of(shapes(config, num_updates, params).opt_state)
   return TrainState(params, jax.jit(make(config, num_updates).init, out_shardings=layout)(params))
 
@@ -152,7 +152,7 @@ def apply_gradient(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update, or none where the gradient's norm is not finite or above `skip_norm`.
 
-  Returns (state, {'gradient_norm', 'skipped', 'learning_rate'}): float32 scalars. A skipped update
+  Returns (state, float32 scalars 'gradient_norm', 'skipped' and 'learning_rate'). A skipped update
   leaves parameters, moments and the schedule's count as they were.
   """
   norm = optax.tree.norm(gradient)
