@@ -27,7 +27,7 @@ def save(
     config: of the adapters.
     shape: the decoder's.
     adapters: what LoRA trains.
-    base: the folder or name of the model that they belong to.
+    base: the folder or name of the model they belong to.
   """
   folder = epath.Path(directory).expanduser()
   arrays = {
@@ -54,7 +54,7 @@ def save(
 
 
 def tensors(config: lora.Config, shape: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
-  """A and B of each target: as `architecture.tensors`, with paths in the tree of the adapters."""
+  """A and B of each target, as `architecture.tensors`, with paths in the adapters' tree."""
   layout = {}
   for (path, layer), kernel in architecture.tensors(shape).items():
     module = kernel.name.removesuffix('.weight')

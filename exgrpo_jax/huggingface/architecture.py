@@ -1,7 +1,7 @@
 """Translates Hugging Face's config.json and tensor names to ours and back.
 
-Unsupported options are rejected by name: otherwise an almost compatible model would
-load, compute something slightly different, and nobody would notice.
+Unsupported options are refused by name: otherwise an almost compatible model would load, compute
+something slightly different, and nobody would notice.
 """
 
 import dataclasses
@@ -15,7 +15,22 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model, rotary
 
-SUPPORTED = {'Qwen2ForCausalLM': 'qwen2', 'Qwen3ForCausalLM': 'qwen3', 'LlamaForCausalLM': 'llama'}
+
+class Family(NamedTuple):
+  """How an architecture of Hugging Face differs from the others that this decoder computes."""
+
+  model_type: str
+  attention_bias: bool = False  # on queries, keys and values
+  query_key_norm: bool = False
+  head_size: int = 0  # where config.json gives none; 0 is width / num_heads
+  any_head_size: bool = True  # otherwise it must be width / num_heads
+
+
+FAMILIES = {
+  'Qwen2ForCausalLM': Family('qwen2', attention_bias=True, any_head_size=False),
+  'Qwen3ForCausalLM': Family('qwen3', query_key_norm=True, head_size=128),
+  'LlamaForCausalLM': Family('llama'),
+}
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
 
 # Field of model.Config -> its name in config.json, and the default of transformers.
@@ -106,27 +121,26 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
       raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
     if not isinstance(fields[field], (int, float)):
       raise InputError(
-        f'{path}: {hf_name}={fields[field]!r} must be a number, for it determines the shape of the '
-        'model; download the checkpoint again.'
+        f"{path}: {hf_name}={fields[field]!r} must be a number: it determines the model's shape; "
+        'download the checkpoint again.'
       )
-  family = SUPPORTED[values['architectures'][0]]
-  num_kv_heads = values.get('num_key_value_heads') or fields['num_heads']
+  family = FAMILIES[values['architectures'][0]]
   head_size = values.get('head_dim')
   if head_size is None:
-    head_size = 128 if family == 'qwen3' else fields['width'] // fields['num_heads']
+    head_size = family.head_size or fields['width'] // fields['num_heads']
   return model.Config(
     **fields,
-    num_kv_heads=num_kv_heads,
+    num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
     head_size=head_size,
     rope=_parse_rope(values, path),
-    attention_bias=family == 'qwen2',
-    query_key_norm=family == 'qwen3',
+    attention_bias=family.attention_bias,
+    query_key_norm=family.query_key_norm,
     dtype=dtype,
   )
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
-  """The content of a config.json with `extension` applied, in the format that it already uses."""
+  """The content of a config.json with `extension` applied, in the format it already uses."""
   changed = dict(values)
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
@@ -140,9 +154,9 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
 
 def _check_supported(values: Mapping[str, Any], path: str) -> None:
   name = (values.get('architectures') or [None])[0]
-  if name not in SUPPORTED:
+  if name not in FAMILIES:
     raise InputError(
-      f"{path}: architecture '{name}' is not supported; supported are {', '.join(SUPPORTED)}."
+      f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
     )
 
   def refuse(field: str, reason: str) -> None:
@@ -158,12 +172,12 @@ def _check_supported(values: Mapping[str, Any], path: str) -> None:
     refuse('hidden_act', "the MLP's gate uses silu")
   if values.get('mlp_bias'):
     refuse('mlp_bias', 'the MLP has no biases')
-  if values.get('attention_bias') and name != 'Qwen2ForCausalLM':
+  if values.get('attention_bias') and not FAMILIES[name].attention_bias:
     refuse('attention_bias', 'in this architecture it also adds a bias to the output projection')
 
 
 def _parse_rope(values: Mapping[str, Any], path: str) -> rotary.Config:
-  """Accepts both formats: rope_theta and rope_scaling, or rope_parameters with all of it."""
+  """Reads both formats: rope_theta and rope_scaling, or rope_parameters with all of it."""
   given = values.get('rope_parameters') or values.get('rope_scaling') or {}
   theta = given.get('rope_theta', values.get('rope_theta', 1e4))
   rope_type = given.get('rope_type', given.get('type', 'default'))
@@ -197,8 +211,7 @@ def _parse_rope(values: Mapping[str, Any], path: str) -> rotary.Config:
 def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   """The content of config.json for a model trained from scratch; `parse` inverts it.
 
-  Uses rope_theta and rope_scaling instead of the newer rope_parameters, because both old
-  and new versions of transformers read them.
+  Uses rope_theta and rope_scaling, which old and new versions of transformers read.
 
   Args:
     config: the decoder's shape.
@@ -207,21 +220,16 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   Raises:
     InputError: no architecture of Hugging Face has this shape.
   """
-  if config.attention_bias and config.query_key_norm:
+  name = _family_of(config)
+  family = FAMILIES[name]
+  if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
-      'config.model.attention_bias and config.model.query_key_norm are both True, and no '
-      f'Hugging Face architecture has both; models can be exported as {", ".join(SUPPORTED)}.'
-    )
-  family = 'qwen3' if config.query_key_norm else 'qwen2' if config.attention_bias else 'llama'
-  architecture = {value: key for key, value in SUPPORTED.items()}[family]
-  if family == 'qwen2' and config.head_size * config.num_heads != config.width:
-    raise InputError(
-      f'config.model.head_size={config.head_size} must be width / num_heads '
-      'for an export, because Qwen2ForCausalLM supports no other.'
+      f'config.model.head_size={config.head_size} must be width / num_heads for an export: {name} '
+      'supports no other.'
     )
   return {hf_name: getattr(config, field) for field, (hf_name, _) in _FIELDS.items()} | {
-    'architectures': [architecture],
-    'model_type': family,
+    'architectures': [name],
+    'model_type': family.model_type,
     'num_key_value_heads': config.num_kv_heads,
     'head_dim': config.head_size,
     'hidden_act': 'silu',
@@ -229,6 +237,18 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     'rope_scaling': _rope_scaling(config.rope),
     'max_position_embeddings': max_positions,
   }
+
+
+def _family_of(config: model.Config) -> str:
+  """The first architecture with the config's biases and norms."""
+  options = config.attention_bias, config.query_key_norm
+  for name, family in FAMILIES.items():
+    if (family.attention_bias, family.query_key_norm) == options:
+      return name
+  raise InputError(
+    'config.model.attention_bias and config.model.query_key_norm are both True, and none of '
+    f'{", ".join(FAMILIES)} has both: the model cannot be exported.'
+  )
 
 
 def _rope_scaling(rope: rotary.Config) -> dict[str, Any] | None:

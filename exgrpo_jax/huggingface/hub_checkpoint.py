@@ -1,4 +1,4 @@
-"""Checkpoints that the Hugging Face Hub has: a name becomes the folder of its files."""
+"""Checkpoints on the Hugging Face Hub: from a name to the folder of its files."""
 
 import os
 
@@ -22,23 +22,23 @@ _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
 
 
 def named(path: str) -> hub.Repository | None:
-  """The repository that `path` names; None where it has another form, or a file or folder is there.
+  """The repository that `path` names as owner/name or owner/name@revision.
 
-  A name has the form owner/name or owner/name@revision.
+  None where it has another form, or is a file or folder.
   """
   return None if os.path.exists(path) else hub.parse('model', path)
 
 
 def folder(path: str, key: str, weights: bool = False) -> str:
-  """Where the files of a checkpoint are: `path` itself, unless that is a name.
+  """The folder of a checkpoint's files: `path` itself, unless that is a name on the Hub.
 
-  All hosts call it, for what a name means is settled between them; the first one fetches first, so
-  that hosts which share a cache fetch once.
+  All hosts must call it, because they agree on the commit; the first one fetches first, so that
+  hosts which share a cache fetch once.
 
   Args:
     path: a setting's value, perhaps ''.
     key: the setting, for error messages.
-    weights: whether they are needed, beside config.json and the tokenizer's files.
+    weights: whether to fetch them too, beside config.json and the tokenizer's files.
 
   Raises:
     InputError: it cannot be fetched.

@@ -1,8 +1,8 @@
 """Loads Hugging Face safetensors as sharded parameters, and saves parameters as safetensors.
 
-Loading reads each device's slice from the file separately and casts it while reading.
-So host memory never holds a whole tensor unless a device does, and on several hosts each
-host reads only what its own devices hold. export.py is the command that exports a run.
+Loading reads each device's slice from the file separately and casts it, so that host memory never
+holds a whole tensor unless a device does, and each of several hosts reads only what its devices
+hold.
 """
 
 import functools
@@ -39,7 +39,7 @@ def load(
       copied to the machine's temporary folder, one at a time.
     config: the decoder's shape.
     mesh: the devices that hold the parameters, laid out as by `model.init`.
-    frozen: whether they have the dtypes of frozen ones (see `model.shapes`); else float32.
+    frozen: whether to use the dtypes of frozen parameters (see `model.shapes`); else float32.
 
   Raises:
     InputError: a tensor is missing, unexpected, of another shape or not of a floating
@@ -68,7 +68,7 @@ def load(
           leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
         value = _read(reader.get_slice(name), tensor, _one_layer(like))
         leaves[path] = _set_layer(leaves[path], value, layer)
-  # No host reads the matrices in full, but two different checkpoints differ in vectors too.
+  # No host reads the matrices in full, but different checkpoints differ in their vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return _nest(leaves)
 
@@ -87,7 +87,7 @@ def _set_layer(stack: jax.Array, value: jax.Array, layer: int) -> jax.Array:
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
-  """One parameter as `like` has it, read one device's slice at a time.
+  """One parameter laid out as `like`, read one device's slice at a time.
 
   `reader` is the safetensors slice of `tensor`.
   """
@@ -107,10 +107,10 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
 def _file_slices(
   tensor: Tensor, shape: Sequence[int], index: Sequence[slice]
 ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-  """The slices of the file's matrix that hold `param[index]`, and the shape of `param[index]`.
+  """(slices of the file's matrix that hold `param[index]`, shape of `param[index]`).
 
-  `param` is our parameter, of the given shape. Where the file merges several of its
-  dimensions into one (heads and head size), only the first of them may be split.
+  `param` is our parameter, of the given shape. Of dimensions that the file merges into one (heads
+  and head size), only the first may be split.
   """
   ranges = [axis.indices(size)[:2] for axis, size in zip(index, shape)]
   dims = range(len(shape))
@@ -193,7 +193,7 @@ def _split(
 def gathered(
   params: model.Params, path: ParamPath, layer: int | None, tensor: Tensor, dtype: str
 ) -> np.ndarray:
-  """A tensor as its file has it, all of it on this host; a collective operation."""
+  """The whole tensor on this host, as its file has it; a collective operation."""
   weight = _get(params, path)
   param = (weight if layer is None else _merged_layer(weight, layer)).astype(dtype)
   array = np.asarray(
