@@ -101,38 +101,34 @@ def test_where_the_checkpoint_before_is_unreadable_all_is_written(write):
   assert segments(write(2, of_rows(1, 2, 3), first)) == {'segment_000002': 240}
 
 
-def test_a_trajectory_that_differs_is_written_again(write):
-  """As after a resume that repeats a step on another machine."""
-  before, after = of_rows(1), of_rows(1)
-  stored = after.entries[1].trajectories[0]
-  changed = dataclasses.replace(stored, logp=np.nextafter(stored.logp, np.float32(1)))
-  after.entries[1] = dataclasses.replace(after.entries[1], trajectories=(changed,))
-  assert segments(write(2, after, write(1, before))) == {'segment_000002': 80}
+def test_a_trajectory_that_differs_is_written_again_unless_by_its_replays_alone(write):
+  """It may differ after a resume that repeats a step on another machine."""
+  before = of_rows(1)
+  (stored,) = before.entries[1].trajectories
+  others = {
+    'segment_000001': dataclasses.replace(stored, times_replayed=5),
+    'segment_000002': dataclasses.replace(
+      stored, logp=np.nextafter(stored.logp, np.float32(1), dtype=np.float32)
+    ),
+  }
+  folder = write(1, before)
+  for step, (name, other) in enumerate(others.items(), 2):
+    after = dataclasses.replace(before.entries[1], trajectories=(other,))
+    written = write(step, dataclasses.replace(before, entries={1: after}), folder)
+    assert list(segments(written)) == [name.replace('2', str(step))]
 
 
-@pytest.mark.parametrize('place', [0, 79, 80, 159])
-def test_a_flipped_bit_is_noticed(place, write):
+@pytest.mark.parametrize('place', [0, 79, 80, 159, None])
+def test_a_flipped_bit_or_a_missing_one_is_noticed(place, write):
   folder = write(1, of_rows(1, 2))
   content = bytearray((folder / 'segment_000001').read_bytes())
-  content[place] ^= 16
+  if place is None:
+    content.pop()
+  else:
+    content[place] ^= 16
   (folder / 'segment_000001').write_bytes(content)
   with pytest.raises(ValueError, match='segment_000001: not the bits that were saved'):
     buffer_files.read(folder)
-
-
-def test_that_a_trajectory_was_replayed_writes_no_segment_anew(write):
-  first = of_rows(1, 2)
-  folder = write(1, first)
-  entries = {
-    row: dataclasses.replace(
-      of_row,
-      trajectories=tuple(dataclasses.replace(t, times_replayed=5) for t in of_row.trajectories),
-    )
-    for row, of_row in first.entries.items()
-  }
-  assert set(segments(write(2, dataclasses.replace(first, entries=entries), folder))) == {
-    'segment_000001'
-  }
 
 
 def test_in_a_checkpoint_that_did_not_count_nothing_was_replayed(write, monkeypatch):
@@ -146,13 +142,6 @@ def test_in_a_checkpoint_that_did_not_count_nothing_was_replayed(write, monkeypa
 
   monkeypatch.setattr(buffer_files, '_describe', without_count)
   write(1, buffer)  # which reads it back, with counts of 0
-
-
-def test_a_truncated_segment_is_noticed(write):
-  folder = write(1, of_rows(1, 2))
-  os.truncate(folder / 'segment_000001', 159)
-  with pytest.raises(ValueError, match='segment_000001: not the bits that were saved'):
-    buffer_files.read(folder)
 
 
 def test_writing_and_reading_hold_less_than_a_tenth_of_the_buffer_besides_it(write):

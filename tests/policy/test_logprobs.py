@@ -49,8 +49,8 @@ def test_values_are_those_of_a_log_softmax_and_nothing_predicts_the_first_token(
 
 
 def test_a_hidden_state_affects_only_the_next_token():
-  before = token_logprobs()
-  after = token_logprobs(hidden_BTD=np.where(np.arange(T)[:, None] == 4, -HIDDEN_BTD, HIDDEN_BTD))
+  before = token_logprobs(HIDDEN_BTD)
+  after = token_logprobs(np.where(np.arange(T)[:, None] == 4, -HIDDEN_BTD, HIDDEN_BTD))
   for before_BT, after_BT in zip(before, after):
     assert np.unique(np.nonzero(np.asarray(before_BT != after_BT))[1]).tolist() == [5]
 
