@@ -14,18 +14,16 @@ from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from tests.helpers import passes
 from tests.helpers.meshes import initial_params
+from tests.policy import test_model
 
-CONFIG = model.Config(
+CONFIG = dataclasses.replace(
+  test_model.CONFIG,
   vocab_size=64,
-  width=32,
-  num_layers=2,
   num_heads=8,
-  num_kv_heads=2,
   head_size=16,
-  mlp_width=64,
+  norm_epsilon=1e-6,
   query_key_norm=True,
   tied_embeddings=False,
-  dtype='float32',
 )
 ROWS, LENGTH, RESPONSE = 16, 72, 32
 OBJECTIVE = objective.Config()
@@ -269,10 +267,9 @@ def test_carried_tokens_have_their_true_ratio_in_the_first_minibatch(mesh, param
 
 
 @pytest.mark.usefixtures('large_passes')
-@pytest.mark.parametrize(('tokens', 'count'), [(600, 2), (72, 10)])
-def test_microbatches_change_nothing(gradient, whole, mesh, tokens, count):
-  assert len(cut(mesh, tokens)) == count
-  assert_same(gradient(tokens=tokens), whole)
+def test_microbatches_change_nothing(gradient, whole, mesh):
+  assert len(cut(mesh, 72)) == 10
+  assert_same(gradient(tokens=72), whole)
 
 
 @pytest.mark.usefixtures('large_passes')
