@@ -9,125 +9,119 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import weights
 from tests.huggingface.stored_checkpoints import INDEX, SHARDED, SINGLE, read_config, rewrite
 
-
-def error_of_load(folder, mesh):
-  with pytest.raises(InputError) as raised:
-    weights.load(folder, read_config(folder), mesh)
-  return str(raised.value)
+FILE = 'model.safetensors'
+SECOND, THIRD = (f'model-0000{n}-of-00003.safetensors' for n in (2, 3))
 
 
-def test_a_missing_tensor_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SINGLE)
-  rewrite(folder / 'model.safetensors', lambda content: content.pop('model.norm.weight'))
-  assert error_of_load(folder, mesh) == (
-    f'{folder}/model.safetensors: tensor model.norm.weight is missing; config.json requires it, '
-    'with shape [56].'
-  )
+def update(file, tensor, change):
+  """A function of a folder that sets a tensor of a file to `change` of all, or removes it."""
+
+  def damage(folder):
+    def apply(content):
+      value = change(content)
+      if value is None:
+        del content[tensor]
+      else:
+        content[tensor] = value
+
+    rewrite(folder / file, apply)
+
+  return damage
 
 
-def test_a_tensor_missing_from_the_index_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SHARDED)
+def truncate(size):
+  return lambda folder: (folder / THIRD).write_bytes((folder / THIRD).read_bytes()[:size])
+
+
+def write_index(text):
+  return lambda folder: (folder / INDEX).write_text(text)
+
+
+def forget_in_the_index(folder):
   index = json.loads((folder / INDEX).read_text())
   del index['weight_map']['lm_head.weight'], index['weight_map']['model.norm.weight']
   (folder / INDEX).write_text(json.dumps(index))
-  assert error_of_load(folder, mesh) == (
-    f'{folder}/{INDEX}: tensor model.norm.weight is missing; config.json requires it, with shape '
-    '[32] (and 1 more).'
-  )
 
 
-def test_a_tensor_missing_from_the_file_in_the_index_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SHARDED)
+def remove_from_its_file(folder):
   file = json.loads((folder / INDEX).read_text())['weight_map']['lm_head.weight']
-  rewrite(folder / file, lambda content: content.pop('lm_head.weight'))
-  assert error_of_load(folder, mesh) == (
-    f'{folder}/{file}: tensor lm_head.weight of shape [96, 32] is missing; according to the index '
-    'it is in this file.'
-  )
+  update(file, 'lm_head.weight', lambda _: None)(folder)
 
 
-@pytest.mark.parametrize(
-  ('name', 'file'), [(SINGLE, 'model.safetensors'), (SHARDED, 'model-00002-of-00003.safetensors')]
-)
-def test_an_unexpected_tensor_is_refused(copy_checkpoint, mesh, name, file):
+def extra(_):
+  return np.zeros(2, np.float32)
+
+
+DAMAGES = {
+  'no_tensor': (
+    SINGLE,
+    update(FILE, 'model.norm.weight', lambda _: None),
+    f'{FILE}: tensor model.norm.weight is missing; config.json requires it, with shape [56].',
+  ),
+  'not_in_the_index': (
+    SHARDED,
+    forget_in_the_index,
+    f'{INDEX}: tensor model.norm.weight is missing; .* with shape [32] (and 1 more).',
+  ),
+  'not_in_its_file': (
+    SHARDED,
+    remove_from_its_file,
+    '.safetensors: tensor lm_head.weight of shape [96, 32] is missing',
+  ),
+  'unexpected': (SINGLE, update(FILE, 'extra', extra), f'{FILE}: tensor extra is unexpected; '),
+  'unexpected_in_one_file': (
+    SHARDED,
+    update(SECOND, 'extra', extra),
+    f'{SECOND}: tensor extra is unexpected; ',
+  ),
+  'unembedding_of_a_tied_model': (
+    'qwen2_tied',
+    update(FILE, 'lm_head.weight', lambda content: content['model.embed_tokens.weight']),
+    'tensor lm_head.weight is unexpected',
+  ),
+  'shape': (
+    SINGLE,
+    update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].T.copy()),
+    f'{FILE}: tensor lm_head.weight has shape [56, 96]; config.json requires [96, 56].',
+  ),
+  'quantised': (
+    SINGLE,
+    update(FILE, 'lm_head.weight', lambda content: content['lm_head.weight'].astype(np.int8)),
+    'tensor lm_head.weight has dtype I8; it must be one of F32, BF16, F16',
+  ),
+  'empty': (SHARDED, truncate(0), f'{THIRD}: not a complete safetensors file, at 0 bytes ('),
+  'cut': (SHARDED, truncate(100), f'{THIRD}: not a complete safetensors file, at 100 bytes ('),
+  'cut_at_the_end': (SHARDED, truncate(-100), f'{THIRD}: not a complete safetensors file, at '),
+  'no_file': (
+    SHARDED,
+    lambda folder: (folder / SECOND).unlink(),
+    f'{INDEX}: lists {SECOND} as the file of model.',
+  ),
+  'index_no_json': (SHARDED, write_index('{'), f'{INDEX}: not an index of safetensors files'),
+  'index_without_map': (SHARDED, write_index('{}'), f'{INDEX}: not an index of safetensors files'),
+  'no_safetensors': (
+    SINGLE,
+    lambda folder: (folder / FILE).rename(folder / 'pytorch_model.bin'),
+    f': holds neither {FILE} nor {INDEX}; weights must be safetensors',
+  ),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_tensor(
+  damage, copy_checkpoint, mesh
+):
+  name, apply, message = DAMAGES[damage]
   folder = copy_checkpoint(name)
-  rewrite(folder / file, lambda content: content.update(extra=np.zeros(2, np.float32)))
-  assert f'{folder}/{file}: tensor extra is unexpected; ' in error_of_load(folder, mesh)
-
-
-def test_an_unembedding_in_a_tied_model_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint('qwen2_tied')
-  rewrite(
-    folder / 'model.safetensors',
-    lambda content: content.update({'lm_head.weight': content['model.embed_tokens.weight']}),
-  )
-  assert 'tensor lm_head.weight is unexpected' in error_of_load(folder, mesh)
+  apply(folder)
+  with pytest.raises(InputError) as raised:
+    weights.load(folder, read_config(folder), mesh)
+  assert str(raised.value).startswith(str(folder))
+  for part in message.split('.*'):
+    assert part in str(raised.value)
 
 
 def test_rotary_frequencies_of_old_checkpoints_are_ignored(copy_checkpoint, mesh):
   folder = copy_checkpoint(SINGLE)
-  rewrite(
-    folder / 'model.safetensors',
-    lambda content: content.update(
-      {'model.layers.0.self_attn.rotary_emb.inv_freq': np.zeros(4, np.float32)}
-    ),
-  )
+  update(FILE, 'model.layers.0.self_attn.rotary_emb.inv_freq', extra)(folder)
   weights.load(folder, read_config(folder), mesh)
-
-
-def test_a_tensor_of_the_wrong_shape_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SINGLE)
-  rewrite(
-    folder / 'model.safetensors',
-    lambda content: content.update({'lm_head.weight': content['lm_head.weight'].T.copy()}),
-  )
-  assert error_of_load(folder, mesh) == (
-    f'{folder}/model.safetensors: tensor lm_head.weight has shape [56, 96]; config.json requires '
-    '[96, 56].'
-  )
-
-
-def test_quantised_weights_are_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SINGLE)
-  rewrite(
-    folder / 'model.safetensors',
-    lambda content: content.update({'lm_head.weight': content['lm_head.weight'].astype(np.int8)}),
-  )
-  assert 'tensor lm_head.weight has dtype I8; it must be one of F32, BF16, F16' in error_of_load(
-    folder, mesh
-  )
-
-
-@pytest.mark.parametrize('size', [0, 100, -100])
-def test_a_truncated_file_is_refused(copy_checkpoint, mesh, size):
-  folder = copy_checkpoint(SHARDED)
-  file = folder / 'model-00003-of-00003.safetensors'
-  file.write_bytes(file.read_bytes()[:size])
-  expected = f'{file}: not a complete safetensors file, at {file.stat().st_size} bytes ('
-  assert error_of_load(folder, mesh).startswith(expected)
-
-
-def test_an_index_that_lists_a_missing_file_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SHARDED)
-  (folder / 'model-00002-of-00003.safetensors').unlink()
-  message = error_of_load(folder, mesh)
-  assert message.startswith(
-    f'{folder}/{INDEX}: lists model-00002-of-00003.safetensors as the file of model.'
-  )
-  assert message.endswith(', and there is no such file; download the checkpoint again.')
-
-
-@pytest.mark.parametrize('content', ['{', '{}', '{"weight_map": 3}'])
-def test_a_damaged_index_is_refused(copy_checkpoint, mesh, content):
-  folder = copy_checkpoint(SHARDED)
-  (folder / INDEX).write_text(content)
-  assert f'{folder}/{INDEX}: not an index of safetensors files' in error_of_load(folder, mesh)
-
-
-def test_a_folder_without_safetensors_is_refused(copy_checkpoint, mesh):
-  folder = copy_checkpoint(SINGLE)
-  (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-  assert error_of_load(folder, mesh) == (
-    f'{folder}: holds neither model.safetensors nor {INDEX}; weights must be safetensors, because '
-    'other formats can execute code when they are loaded.'
-  )
