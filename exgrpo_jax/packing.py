@@ -1,37 +1,37 @@
-"""Rows packed into sequences of one of two lengths, so that little is padding; pure NumPy.
+"""Packs rows into sequences of one of two lengths, so that little is padding; pure NumPy.
 
 A row is a prompt and its response. Sequences hold whole rows, one after another; attention keeps
-the rows of a sequence apart by their segments, and each row's positions begin at 0. All sequences
-of a forward pass have one length, and a pass has a fixed number of them, so two shapes are all
-that is compiled, whatever the rows' lengths. Shape letters of its own: R rows to pack, B sequences
-of a pass, T their length, W the response tokens of a sequence, which alone get logits.
+the rows of a sequence apart by their segments, and each row's positions start at 0. A forward pass
+has a fixed number of sequences of one length, so only two shapes are compiled, whatever the rows'
+lengths. Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of
+a sequence, which alone get logits.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import chex
 import numpy as np
 
 from exgrpo_jax.datatypes import Array
 
-# A long sequence holds two of the longest rows where these are short: rows of more than half its
-# length have no partner else. Beyond, attention over all of it costs more than that saves.
+# A long sequence holds two of the longest rows if these are short, because rows of more than half
+# its length find no partner otherwise. In longer ones attention over it all costs more than it saves.
 _PAIRED = 256  # tokens of both
-# Short sequences, as a part of the long ones. Shorter ones waste less in a pass that is not full,
-# but then too many rows fit only long ones: with an eighth, half as many tokens again are padding
-# at 64 shards.
+# A short sequence is this fraction of a long one. Shorter ones waste less in a pass that is not
+# full, but too many rows fit only long ones: with an eighth, padding grows by half at 64 shards.
 _SHORT_PART = 4
-# A pass takes about this part of the rows, where the budget allows more: passes are whole, and
-# with few of them much is padding.
+# Passes per minibatch where the budget allows fewer: passes are whole, and few of them are mostly
+# padding.
 _PASSES = 8
-# How many numbers of long passes are tried at most: with many passes, one more or less is little.
+# Numbers of long passes to try at most: with many passes, one more or less matters little.
 _TRIALS = 8
 
 Rows = list[int]  # of one sequence, in their order
 
 
 class Shape(NamedTuple):
-  """Of one forward pass."""
+  """The shape of a forward pass."""
 
   count: int  # B, sequences
   length: int  # T, tokens of each
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
   @property
   def num_tokens(self) -> int:
-    """Of a pass, padding included."""
+    """Tokens of a pass, padding included."""
     return self.count * self.length
 
 
@@ -72,14 +72,14 @@ class Layout(NamedTuple):
 def shapes(
   num_shards: int, tokens_per_shard: int, longest_row: int, max_response: int, num_rows: int
 ) -> tuple[Shape, Shape]:
-  """The two shapes of a pass, the long one first; they do not depend on the rows' lengths.
+  """The (long, short) shapes of passes, whatever the rows' lengths.
 
   Args:
-    num_shards: parts over which sequences are spread; each holds equally many.
-    tokens_per_shard: of a pass of long sequences, at most; each shard has one sequence in any case.
-    longest_row: tokens of the longest row that there can be, at least 2.
-    max_response: of these, response tokens, at most `longest_row`.
-    num_rows: about as many are packed at a time.
+    num_shards: over which sequences are split evenly.
+    tokens_per_shard: budget of a pass of long sequences; each shard has at least one sequence.
+    longest_row: tokens of the longest possible row, at least 2.
+    max_response: response tokens of the longest possible row.
+    num_rows: packed at a time, about.
   """
   rows_per_shard = -(-num_rows // num_shards)
   is_paired = 2 * longest_row <= min(tokens_per_shard, _PAIRED) and rows_per_shard > 1
@@ -96,17 +96,19 @@ def shapes(
 
 
 def pack(length_R: np.ndarray, response_R: np.ndarray, long: Shape, short: Shape) -> list[Pass]:
-  """Passes that hold each row once, in about as few tokens as can be; at least one pass.
+  """Passes that hold each row once, in nearly as few tokens as possible; at least one pass.
 
-  Best-fit decreasing: rows by falling length, each to the fullest sequence with room. Into as many
-  long passes as given, then the rest into short ones, for several numbers of long ones.
+  Best-fit decreasing: rows by falling length, each to the fullest sequence with room. Tries several
+  numbers of long passes; the remaining rows go into short ones.
 
   Args:
-    length_R: int, tokens of each row, at most those of the long shape; a row of 0 is left out.
-    response_R: int, its response tokens, at most the long shape's window.
-    long: of the first passes.
-    short: of the others.
+    length_R: int, tokens of each row, at most the long shape's length; rows of 0 are left out.
+    response_R: int, response tokens of each row, at most the long shape's window.
+    long: shape of the first passes.
+    short: shape of the others.
   """
+  chex.assert_rank([length_R, response_R], 1)
+  chex.assert_equal_shape([length_R, response_R])
   order = np.argsort(-length_R, kind='stable')[: np.count_nonzero(length_R)].tolist()
   only_long, _ = _best_fit(order, length_R, response_R, long, len(order))
   needs_long_R = (length_R > short.length) | (response_R > short.window)
@@ -125,7 +127,7 @@ def pack(length_R: np.ndarray, response_R: np.ndarray, long: Shape, short: Shape
 
 
 def layout(shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray) -> Layout:
-  """The tokens of a pass whose sequences hold these rows."""
+  """Lays out the tokens of a pass whose sequences hold these rows."""
   row_BT = np.zeros((shape.count, shape.length), int)
   segment_BT, position_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(2))
   for b, rows in enumerate(sequences):
@@ -139,16 +141,17 @@ def layout(shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray) -> Lay
 
 
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
-  """The positions that predict the targets, each one before its target; others fill up the window.
+  """Positions that predict the targets, one before each; other positions fill up the window.
 
   Args:
     is_target_BT: bool, False at position 0; at most `window` targets in a sequence.
     window: W, fewer than T.
 
   Returns:
-    int32 [B, W], rising in each sequence: no position twice, so that a gradient never adds up.
+    int32 [B, W], rising in each sequence without repetition, so that gradients never collide.
   """
-  # Stable: predictors first, then the positions that predict nothing, both in their order.
+  chex.assert_rank(is_target_BT, 2)
+  # Stable sort: predictors first, then positions that predict nothing, each in order.
   order_BT = np.argsort(~is_target_BT[:, 1:], axis=1, kind='stable')
   return np.sort(order_BT[:, :window], axis=1).astype(np.int32)
 
@@ -160,9 +163,9 @@ def _best_fit(
   shape: Shape,
   count: int,
 ) -> tuple[list[Rows], Rows]:
-  """(sequences with rows, rows without a sequence), of at most `count` sequences."""
+  """(the rows of each of at most `count` sequences, rows that did not fit)."""
   sequences: list[Rows] = [[] for _ in range(count)]
-  tokens = np.full(count, shape.length)  # what each has room for
+  tokens = np.full(count, shape.length)  # room left in each
   responses = np.full(count, shape.window)
   left: Rows = []
   for row in order:

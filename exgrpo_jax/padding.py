@@ -16,7 +16,7 @@ def length_bucket(length: int, limit: int | None = None) -> int:
 
 
 def rows_within(num_tokens: int, length: int) -> int:
-  """How many rows of `length` tokens a budget of tokens has room for; at least one."""
+  """How many rows of `length` tokens fit a budget of tokens; at least one."""
   return max(1, num_tokens // length)
 
 
@@ -27,12 +27,12 @@ def right_padded(
 
   Args:
     rows: (prompt, response) token arrays.
-    limit: the longest T, in tokens; no row is longer.
+    limit: the largest T; no row is longer.
     pad_id: the padding token.
 
   Returns:
-    (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row, at
-    most `limit`.
+    (tokens_BT int32, response_mask_BT float32). T is the length bucket of the longest row, at most
+    `limit`.
   """
   length = length_bucket(max(len(prompt) + len(response) for prompt, response in rows), limit)
   tokens_BT = np.full((len(rows), length), pad_id, np.int32)
