@@ -15,8 +15,8 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Array
 
-# A long sequence holds two of the longest rows if these are short, because rows of more than half
-# its length find no partner otherwise. In longer ones attention over it all costs more than it saves.
+# A long sequence holds two of the longest rows if these are short: otherwise rows of more than half
+# its length find no partner. In longer sequences attention costs more than that saves.
 _PAIRED = 256  # tokens of both
 # A short sequence is this fraction of a long one. Shorter ones waste less in a pass that is not
 # full, but too many rows fit only long ones: with an eighth, padding grows by half at 64 shards.
