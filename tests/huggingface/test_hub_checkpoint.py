@@ -48,6 +48,7 @@ def test_what_cannot_be_fetched_is_refused_by_its_setting():
     hub_checkpoint.folder('tiny/none', 'config.tokenizer.path')
 
 
+@pytest.mark.full
 def test_check_tries_a_named_model_and_fetches_no_weights(served, tmp_path):
   command = ['check', f'--config={TINY_CONFIG}', f'--workdir={tmp_path}/run']
   fits = ['--config.rollout.max_prompt=64', '--config.model.path=tiny/Qwen2']

@@ -122,9 +122,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with(run, hub):
   assert hub.requests[asked:] == []  # the cache has all of it
 
 
-def test_an_export_is_the_checkpoint_with_the_tokenizer_and_config_that_it_began_with(
-  run, exported
-):
+def test_an_export_is_the_checkpoint_with_its_tokenizer_and_config(run, exported):
   opened = experiment.open_experiment(ConfigDict(read_config(str(run))), str(run))
   mesh = opened.meshes.training
   params, step = checkpoint.restore_params(str(run), None, model.shapes(opened.model, mesh))
