@@ -151,6 +151,7 @@ def interpret(monkeypatch):
   )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('T', 'N', 'G', 'H', 'tensor'),
   [

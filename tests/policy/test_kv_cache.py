@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
@@ -26,12 +24,10 @@ from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMP
   [
     ('cpu', 'bfloat16', 4, 128, 'transposed'),
     ('gpu', 'bfloat16', 4, 128, 'cudnn'),
-    ('cuda', 'bfloat16', 4, 64, 'cudnn'),
     ('gpu', 'bfloat16', 4, 256, 'dense'),  # before Hopper 128 is the most
     ('gpu', 'float32', 4, 128, 'dense'),
-    ('tpu', 'bfloat16', 4, 128, 'ragged'),
-    ('tpu', 'bfloat16', 8, 128, 'ragged'),
     ('tpu', 'bfloat16', 1, 128, 'ragged'),
+    ('tpu', 'bfloat16', 8, 128, 'ragged'),
     ('tpu', 'bfloat16', 3, 128, 'dense'),  # six keys and values leave a tile half empty
     ('tpu', 'bfloat16', 4, 64, 'dense'),
     ('tpu', 'float32', 4, 128, 'dense'),
@@ -45,13 +41,11 @@ def test_platform_and_shape_decide_the_backend(platform, dtype, G, H, backend):
   ('G', 'tensor', 'backend'),
   [
     (2, 1, 'ragged'),  # Qwen2.5-Math-1.5B
-    (2, 2, 'ragged'),
     (4, 4, 'ragged'),  # the 7B ones
     (8, 4, 'ragged'),  # Llama-3.1-8B
     (2, 4, 'dense'),  # a key on one chip and its value on another
     (2, 8, 'ragged'),  # every chip has both
     (6, 2, 'dense'),
-    (6, 6, 'ragged'),
   ],
 )
 def test_the_mesh_decides_what_the_kernel_can_read(G, tensor, backend):
@@ -101,47 +95,6 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def attend_sequence(query_BNH, position_B, key_BSGH, value_BSGH, backend):
-  """Attention to a cache that is made of the sequence."""
-  layer = dense_cache.dense_from_sequence(key_BSGH, value_BSGH)
-  return kv_cache.attend(query_BNH, position_B, layer, backend)
-
-
-@pytest.mark.parametrize('S', [128, 384, 1024])
-def test_pallas_attention_for_gpu_equals_plain_attention(monkeypatch, S):
-  """Interpreted on CPU: of short caches, of few blocks, and of many parts."""
-  interpreted = functools.partial(decode_attention.mqa, interpret=True)
-  monkeypatch.setattr(decode_attention, 'mqa', interpreted)
-  position_B = np.int32([0, S // 2, S - 1, S - 2])
-  rng = np.random.default_rng(0)
-  sizes = (4, 14, 64), (4, S, 2, 64), (4, S, 2, 64)
-  query_BNH, *sequence = (np.float32(rng.normal(size=size)) for size in sizes)
-  attend = jax.jit(attend_sequence, static_argnums=4)
-  found = attend(query_BNH, position_B, *sequence, 'pallas')
-  expected = attend(query_BNH, position_B, *sequence, 'dense')
-  np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ('backend', 'kernel_call'), [('cudnn', '__cudnn$fmha'), ('pallas', 'mha_forward')]
-)
-def test_kernels_for_gpu_are_lowered_and_read_the_cache_as_it_lies(
-  monkeypatch, backend, kernel_call
-):
-  """Lowered only: no GPU runs this."""
-  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91_000)
-  monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda _: True)
-  B, S, N, G, H = 2, 9216, 28, 4, 128
-  query_BNH = jax.ShapeDtypeStruct((B, N, H), 'bfloat16')
-  key_BSGH = jax.ShapeDtypeStruct((B, S, G, H), 'bfloat16')
-  layer = jax.eval_shape(dense_cache.dense_from_sequence, key_BSGH, key_BSGH)
-  attend = jax.jit(kv_cache.attend, static_argnums=3)
-  traced = attend.trace(query_BNH, jax.ShapeDtypeStruct((B,), 'int32'), layer, backend)
-  text = traced.lower(lowering_platforms=('cuda',)).as_text()
-  assert kernel_call in text
-  assert not re.search(r'stablehlo.transpose.*9216', text)
-
-
 @pytest.fixture(scope='module')
 def generate(one_device):
   config = dataclasses.replace(CONFIG, head_size=128)  # which the TPU's kernel needs
@@ -168,20 +121,24 @@ def expected(generate):
   return generate(), generate(**LONG)
 
 
-@pytest.mark.parametrize('backend', ['dense'])
-def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expected, backend):
+def assert_same(found, wanted):
+  for ours, theirs in zip(found, wanted, strict=True):
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens[: len(ours.tokens)])
+    np.testing.assert_allclose(ours.logp, theirs.logp[: len(ours.tokens)], atol=2e-5)
+
+
+def test_every_layout_samples_the_same_tokens_with_the_same_logp(generate, expected):
   order = [6, 2, 0, 5, 3, 1, 4]
   responses, long_responses = expected
-  with decoding_by(backend):
+  with decoding_by('dense'):
     cases = [
       (generate(order=order), [responses[i] for i in order]),
       (generate(**LONG), long_responses),
       (generate(order=order, **LONG, slots=8), [long_responses[i] for i in order]),
     ]
   for found, wanted in cases:
-    for ours, theirs in zip(found, wanted, strict=True):
-      np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-      np.testing.assert_allclose(ours.logp, theirs.logp, atol=2e-5)
+    assert [len(one.tokens) for one in found] == [len(one.tokens) for one in wanted]
+    assert_same(found, wanted)
 
 
 @pytest.mark.usefixtures('interpreted')
@@ -189,9 +146,8 @@ def test_ragged_attention_samples_the_same_tokens_with_the_same_logp(generate, e
   """With refills of slots, whose caches still hold the rows before."""
   with decoding_by('ragged'):
     found = generate(limits=[5] * 7)
-  for ours, theirs in zip(found, expected[0], strict=True):
-    np.testing.assert_array_equal(ours.tokens, theirs.tokens[:5])
-    np.testing.assert_allclose(ours.logp, theirs.logp[:5], atol=2e-5)
+  assert_same(found, expected[0])
+  assert max(len(one.tokens) for one in found) == 5
 
 
 def test_a_row_that_has_ended_writes_within_every_cache(monkeypatch, generate):
@@ -242,6 +198,7 @@ def compiled_for(topology, config, slots, length, data, tensor):
     ).compile()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache(dtype):
   """Neither with the kernel nor without: it has no float32."""
@@ -259,6 +216,7 @@ def test_a_decode_step_on_a_tpu_has_no_loop_and_no_copy_of_the_cache(dtype):
   assert memory.temp_size_in_bytes < layer / 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ('topology', 'N', 'G', 'tensor'),
   [('v5e:2x2', 12, 2, 1), ('v6e:2x2', 32, 8, 4)],  # Qwen2.5-Math-1.5B, Llama-3.1-8B

@@ -13,6 +13,7 @@ def multiply(x_BTD, weight_DF):
   return sharding.constrain(x_BTD @ weight_DF, ('batch', None, None))
 
 
+@pytest.mark.full
 def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
   """As a loop of products over the shards, which plain jit compiles here."""
   pytest.importorskip('libtpu')

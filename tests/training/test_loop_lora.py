@@ -24,6 +24,7 @@ from exgrpo_jax.runtime.workdir import read_config
 from tests.helpers import buffers, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
 
+pytestmark = pytest.mark.full
 STORED = CHECKPOINTS / 'qwen2_tied'
 HALF = 4  # steps
 RANK, ALPHA = 2, 8.0
