@@ -26,14 +26,9 @@ CHECKS = Checks()
 
 
 @CHECKS.add
-def one_axis_of_the_mesh_takes_the_devices_that_the_others_leave():
-  mesh = make_mesh(2, -1, 2)
+def arrays_and_activations_are_split_where_their_sizes_divide():
+  mesh, rows, kernel = make_mesh(2, -1, 2), jnp.arange(24.0).reshape(8, 3), jnp.ones((4, 6))
   assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}, mesh
-
-
-@CHECKS.add
-def arrays_are_split_where_their_sizes_divide():
-  mesh, rows, kernel = make_mesh(2, 2, 2), jnp.arange(24.0).reshape(8, 3), jnp.ones((4, 6))
   for x, placement, expected in (
     (rows, sharding.batch(mesh, 8), (2, 3)),
     (rows[:6], sharding.batch(mesh, 6), (6, 3)),  # four shards do not divide six rows
@@ -42,6 +37,10 @@ def arrays_are_split_where_their_sizes_divide():
   ):
     actual = shard_shape(jax.device_put(x, placement))
     assert actual == expected, (placement, actual, expected)
+  with jax.set_mesh(mesh):
+    sharded = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
+  assert shard_shape(sharded) == (2, 3), shard_shape(sharded)
+  assert (sharded == rows + 1).all()
 
 
 @CHECKS.add
@@ -50,15 +49,6 @@ def training_and_decoding_have_the_same_devices_in_the_same_order():
   assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1}, meshes.training
   assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}, meshes.decoding
   assert list(meshes.training.devices.flat) == list(meshes.decoding.devices.flat)
-
-
-@CHECKS.add
-def constrain_lays_out_an_activation():
-  rows = jnp.arange(24.0).reshape(8, 3)
-  with jax.set_mesh(make_mesh(2, 2, 2)):
-    sharded = jax.jit(lambda x: sharding.constrain(x + 1, ('batch', None)))(rows)
-  assert shard_shape(sharded) == (2, 3), shard_shape(sharded)
-  assert (sharded == rows + 1).all()
 
 
 @CHECKS.add
@@ -146,16 +136,11 @@ def passes_on(meshes):
   with jax.set_mesh(meshes.decoding):
     prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, 8)
     decoded_BD, cache = decode(ONE_LAYER, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
+    empty = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(ONE_LAYER, 8, 8)
+  assert shard_shape(empty[0].value_BGSH) == shard_shape(cache[0].value_BGSH), empty
   return dict(
     params=params, scanned=scanned_BTD, prefilled=prefilled_BTD, decoded=decoded_BD, cache=cache
   )
-
-
-@CHECKS.add
-def an_empty_cache_is_split_by_rows_and_heads():
-  with jax.set_mesh(make_mesh(2, 2, 2)):
-    cache = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(ONE_LAYER, 8, 8)
-  assert shard_shape(cache[0].value_BGSH) == (2, 1, 8, 8), cache[0].value_BGSH.sharding
 
 
 @CHECKS.add
