@@ -43,7 +43,7 @@ def backend_for(platform: str, dtype: str) -> str:
 
 
 def backends_on(platform: str, dtype: str) -> tuple[str, ...]:
-  """The BACKENDS that run on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
+  """Those of BACKENDS that run on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
   return tuple(dict.fromkeys(('blockwise', backend_for(platform, dtype))))
 
 

@@ -6,7 +6,7 @@ Backends of decoding, each with the layout of the cache that it reads:
   dense       plain JAX, for accelerators
   cudnn       NVIDIA's flash attention, in bfloat16
   pallas      Pallas' decode attention for GPU
-  ragged      Pallas' ragged paged attention for TPU, which reads only the positions a row has
+  ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
 
 A layer's arrays are named by their dimensions, and code common to all layouts goes by these names.
 Further shape letters: S positions of the cache, R rows selected from B.
@@ -135,7 +135,7 @@ def write_token(
 def attend(
   query_BNH: jax.Array, position_B: Array, layer: LayerCache, backend: str | None = None
 ) -> jax.Array:
-  """Attends from each row's query to positions 0 .. position_B: [B, N, H] -> [B, N, H].
+  """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
   Args:
     query_BNH: rotated queries.
@@ -144,7 +144,6 @@ def attend(
     backend: one of DECODE_BACKENDS that reads the layout of `layer`, to compare them; by default
       the platform's.
   """
-  chex.assert_rank([query_BNH, position_B], [3, 1])
   if backend is None:
     G, H = _num_heads(layer), query_BNH.shape[-1]
     backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
