@@ -202,15 +202,6 @@ def test_what_lies_outside_the_mask_cannot_poison_the_gradient(name):
     assert (np.asarray(gradients)[:, outside] == 0).all(), (clip, first)
 
 
-def test_fresh_rows_of_the_first_minibatch_follow_the_plain_policy_gradient():
-  batch = dataclasses.replace(BATCH, tis_weight_BT=np.ones_like(LOGP))
-  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
-  _, (gradient, _) = loss_and_gradient(PAPER)(LOGP, ENTROPY, inputs, clip=True, is_first=True)
-  expected = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
-  fresh = ~batch.is_replay_B
-  np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
-
-
 def test_gspo_moves_a_row_by_its_mean_log_ratio():
   """By s A / |o| times the sum of its tokens' gradients: the derivative of GSPO's objective."""
   config = changed(
@@ -340,11 +331,3 @@ class TestTheorems:
     on_policy = self.expected_gradient(is_replay=False)
     assert np.abs(on_policy).max() > 0.01  # so 0 would be noticed
     np.testing.assert_allclose(self.expected_gradient(is_replay=True), on_policy, atol=1e-6)
-
-  def test_the_variance_of_the_weighted_term_is_bounded_by_the_largest_weight(self):
-    last = self.GROUPS[:, -1]
-    w, square = self.PI / self.PAST, (self.ADVANTAGE[:, -1, None] * self.SCORE[last]) ** 2
-    under_past = self.chance(self.PAST) * w[last] ** 2 @ square.sum(axis=1)
-    under_current = self.chance(self.PI) * w[last] @ square.sum(axis=1)
-    np.testing.assert_allclose(under_past, under_current, rtol=1e-12)
-    assert under_past <= w.max() * (self.chance(self.PI) @ square.sum(axis=1))

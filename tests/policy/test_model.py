@@ -1,4 +1,4 @@
-"""The decoder against NumPy, with and without a cache."""
+"""The decoder with and without a cache; test_weights.py compares it with transformers."""
 
 import dataclasses
 import math
@@ -70,45 +70,6 @@ def hidden_BTD(params, tokens_BT):
   return np.array(forward(CONFIG, params, tokens_BT))
 
 
-def test_hidden_states_equal_a_plain_numpy_decoder(params, tokens_BT, hidden_BTD):
-  for tokens_T, hidden_TD in zip(np.array(tokens_BT), hidden_BTD):
-    np.testing.assert_allclose(hidden_TD, plain_decoder(params, tokens_T), atol=1e-4)
-
-
-def plain_decoder(params, tokens_T):
-  """float64, one row, head by head; rotations as products of complex numbers."""
-  params = jax.tree.map(lambda x: np.array(x, np.float64), params)
-  group, half = CONFIG.num_heads // CONFIG.num_kv_heads, CONFIG.head_size // 2
-
-  def norm(x_TD, weights):
-    rms = np.sqrt((x_TD**2).mean(-1, keepdims=True) + CONFIG.norm_epsilon)
-    return x_TD / rms * weights['scale']
-
-  def rotate(x_TH):
-    pair_TP = x_TH[:, :half] + 1j * x_TH[:, half:]
-    frequency_P = CONFIG.rope.theta ** (-np.arange(half) / half)
-    pair_TP = pair_TP * np.exp(1j * np.arange(len(x_TH))[:, None] * frequency_P)
-    return np.concatenate([pair_TP.real, pair_TP.imag], axis=-1)
-
-  def head(x_TD, weights, n):
-    g = n // group
-    query_TH = rotate(x_TD @ weights['query_DNH'][:, n] + weights['query_bias_NH'][n])
-    key_TH = rotate(x_TD @ weights['key_DGH'][:, g] + weights['key_bias_GH'][g])
-    value_TH = x_TD @ weights['value_DGH'][:, g] + weights['value_bias_GH'][g]
-    weight_TT = np.exp(query_TH @ key_TH.T / np.sqrt(CONFIG.head_size)) * np.tri(len(x_TD))
-    return weight_TT / weight_TT.sum(-1, keepdims=True) @ value_TH @ weights['out_NHD'][n]
-
-  x_TD = params['embedding_VD'][tokens_T]
-  for index in range(CONFIG.num_layers):
-    layer = jax.tree.map(lambda stack, index=index: stack[index], params['layers'])
-    normed_TD = norm(x_TD, layer['attention_norm'])
-    x_TD = x_TD + sum(head(normed_TD, layer['attention'], n) for n in range(CONFIG.num_heads))
-    normed_TD, mlp = norm(x_TD, layer['mlp_norm']), layer['mlp']
-    gate_TF = normed_TD @ mlp['gate_DF']
-    x_TD = x_TD + gate_TF / (1 + np.exp(-gate_TF)) * (normed_TD @ mlp['up_DF']) @ mlp['down_FD']
-  return norm(x_TD, params['final_norm'])
-
-
 def test_a_token_does_not_see_later_ones(params, tokens_BT, hidden_BTD):
   changed_BT = tokens_BT.at[:, 6].add(1) % CONFIG.vocab_size
   changed_BTD = np.array(forward(CONFIG, params, changed_BT))
@@ -154,16 +115,6 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
   assert error_BTD.mean() < 0.05 * np.abs(hidden_BTD).mean()
 
 
-def test_the_unembedding_is_the_embedding_only_if_tied(params):
-  np.testing.assert_array_equal(model.unembedding(CONFIG, params), params['embedding_VD'].T)
-  assert 'unembedding_DV' not in params
-  untied = dataclasses.replace(CONFIG, tied_embeddings=False)
-  unembedding_DV = jnp.ones((32, 97))
-  np.testing.assert_array_equal(
-    model.unembedding(untied, params | {'unembedding_DV': unembedding_DV}), unembedding_DV
-  )
-
-
 def test_initial_values_have_their_scales(initial):
   layer = jax.tree.map(lambda stack: stack[1], initial['layers'])
   std = 1 / math.sqrt(initial['embedding_VD'].shape[1])  # of the width
@@ -172,18 +123,6 @@ def test_initial_values_have_their_scales(initial):
   assert (layer['mlp_norm']['scale'] == 1).all()
   assert (layer['attention']['key_bias_GH'] == 0).all()
   assert not np.array_equal(layer['mlp']['gate_DF'], layer['mlp']['up_DF'])
-
-
-def test_layers_apply_in_order(params, one_device, tokens_BT, hidden_BTD):
-  """Four layers, two of which add nothing, equal a model of the other two, scanned and unrolled."""
-  layers = jax.tree.map(lambda stack: stack[np.array([0, 0, 0, 1])], params['layers'])
-  for module, name in (('attention', 'out_NHD'), ('mlp', 'down_FD')):
-    layers[module][name] = layers[module][name].at[np.array([0, 2])].set(0)
-  config, params = dataclasses.replace(CONFIG, num_layers=4), params | {'layers': layers}
-  np.testing.assert_allclose(forward(config, params, tokens_BT), hidden_BTD, atol=1e-5)
-  decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
-  unrolled_BTD, _ = prefill(config, decode_params, tokens_BT, 10)
-  np.testing.assert_allclose(unrolled_BTD, hidden_BTD, atol=1e-5)
 
 
 def test_qwen_1_5b_has_its_number_of_parameters(one_device):

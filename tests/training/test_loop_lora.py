@@ -90,18 +90,9 @@ def test_only_adapters_change(run):
   loaded = weights.load(STORED, run.experiment.model, run.experiment.meshes.training)
   jax.tree.map(np.testing.assert_array_equal, run.base, loaded)
   first, last = (snapshot(run, run.workdir, step).state.params for step in (HALF, 2 * HALF))
+  assert set(last) == {'layers'}  # of the checkpoint: the adapters alone
   for earlier, later in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
     assert np.abs(earlier).max() > 0 and not np.array_equal(earlier, later)
-
-
-def test_a_checkpoint_holds_the_adapters_alone(run):
-  params = snapshot(run, run.workdir).state.params
-  layers, rank = run.experiment.model.num_layers, RANK
-  attention, mlp = (32, 32), (32, 48)  # of the stored checkpoint; keys and values have 2 heads of 8
-  inputs_and_outputs = 2 * sum(attention) + 2 * (32 + 16) + 3 * sum(mlp)
-  size = sum(leaf.size for leaf in jax.tree.leaves(params))
-  assert size == layers * rank * inputs_and_outputs
-  assert set(params) == {'layers'}
 
 
 def test_the_kl_term_refers_to_the_base(run):
