@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from exgrpo_jax.commands import export
+from exgrpo_jax.commands import export as command
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
@@ -20,6 +20,7 @@ from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime.workdir import read_config
+from exgrpo_jax.training import export
 from tests.helpers import devices, forked, hub_server, tiny
 from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 
@@ -35,7 +36,7 @@ def run_command(name, *arguments, **environment):
 
 def write(run, out, dtype=None):
   """What the export command does, in this process."""
-  export.main(
+  command.main(
     types.SimpleNamespace(checkpoint=str(run), step=None, out=str(out), dtype=dtype, adapters=False)
   )
 
