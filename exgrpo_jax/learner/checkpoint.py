@@ -7,7 +7,6 @@ flipped bit of an array: checksums do.
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -104,16 +103,15 @@ def save(
   manager.wait_until_finished()
   step, newest, cursor = snapshot.step, manager.latest_step(), dataclasses.asdict(snapshot.cursor)
   previous = None if newest is None else manager.directory / str(newest) / 'buffer'
-  write_buffer = functools.partial(
-    buffer_files.write, step=step, buffer=snapshot.buffer, previous=previous
-  )
   manager.save(
     step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=folder_item.Save(write_buffer),
+      buffer=folder_item.Save(
+        lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)
+      ),
       cursor=ocp.args.JsonSave(cursor),
-      carried=folder_item.Save(functools.partial(carried_files.write, carried=snapshot.carried)),
+      carried=folder_item.Save(lambda folder: carried_files.write(folder, snapshot.carried)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
       ),
