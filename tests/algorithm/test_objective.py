@@ -223,22 +223,6 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
   np.testing.assert_allclose(gradient[fresh], expected[fresh], atol=1e-7)
 
 
-@pytest.mark.parametrize('ratio', ['sequence', 'product'])
-def test_a_rows_log_ratio_is_the_mean_or_sum_of_its_own_tokens(ratio):
-  """Also where two rows share a sequence; 0 for a row without tokens."""
-  inputs = objective.loss_inputs(BATCH, PAPER, LIMIT)
-  segment_BT = np.where(np.arange(9) < 5, 1, 2) * np.ones(LOGP.shape, int)  # cuts rows in two
-  found = objective.row_log_ratio(LOGP, inputs, segment_BT, changed(ratio=ratio), False)
-  mask = BATCH.response_mask_BT
-  gap = (LOGP - BATCH.behaviour_logp_BT) * mask
-  for part in (slice(5), slice(5, None)):
-    expected_B = gap[:, part].sum(1)
-    if ratio == 'sequence':
-      expected_B /= np.maximum(mask[:, part].sum(1), 1)
-    expected = np.broadcast_to(expected_B[:, None], gap[:, part].shape)
-    np.testing.assert_allclose(found[:, part], expected, rtol=1e-5, atol=1e-6)
-
-
 def test_loss_inputs_are_numpy_on_the_host():
   for x in jax.tree.leaves(objective.loss_inputs(BATCH, changed(aggregation='token_mean'), LIMIT)):
     assert isinstance(x, np.ndarray) and x.dtype in (np.float32, bool) and x.shape[0] == 8

@@ -11,40 +11,12 @@ import numpy as np
 from exgrpo_jax.algorithm import advantages, objective
 from exgrpo_jax.datatypes import Batch
 from tests.helpers.losses import (
-  LIMIT,
-  PAPER,
   changed,
   inputs_of,
   loss_and_gradient,
   random_batch,
   with_carried,
 )
-
-
-def test_only_carried_tokens_have_another_ratio_than_1_in_the_first_minibatch():
-  logp, entropy, batch, _ = random_batch()
-  batch = dataclasses.replace(with_carried(batch), tis_weight_BT=np.ones_like(logp))
-  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
-  carried, fresh = batch.is_carried_BT, ~batch.is_replay_B
-  unclipped = -batch.response_mask_BT * batch.advantage_B[:, None] / (8 * LIMIT)
-  ratio = np.exp(logp - batch.behaviour_logp_BT)
-  for first, shown in ((True, np.where(carried, ratio, 1)), (False, ratio)):
-    _, (slope, _) = loss_and_gradient(PAPER)(logp, entropy, inputs, clip=False, is_first=first)
-    np.testing.assert_allclose(slope[fresh], (unclipped * shown)[fresh], rtol=1e-5, atol=1e-7)
-
-
-def test_clipping_centres_on_the_policy_that_wrote_the_token():
-  """In the first minibatch too; a token of this step's policy is at the centre."""
-  logp, entropy, batch, _ = random_batch()
-  batch = with_carried(batch)
-  inputs = objective.loss_inputs(batch, PAPER, LIMIT)
-  _, (slope, _) = loss_and_gradient(PAPER)(logp, entropy, inputs, clip=True, is_first=True)
-  ratio, sign = np.exp(logp - batch.behaviour_logp_BT), np.sign(batch.advantage_B)[:, None]
-  is_clipped = ((ratio > 1.2) & (sign > 0)) | ((ratio < 0.8) & (sign < 0))
-  fresh = (batch.response_mask_BT > 0) & ~batch.is_replay_B[:, None]
-  expected = fresh & is_clipped & batch.is_carried_BT
-  assert expected.any() and (fresh & is_clipped & ~batch.is_carried_BT).any()
-  np.testing.assert_array_equal((np.asarray(slope) == 0)[fresh], expected[fresh])
 
 
 def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():

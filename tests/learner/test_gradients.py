@@ -1,7 +1,6 @@
 """The update of a minibatch: packed into microbatches in any way, it is that of its rows alone."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -193,9 +192,9 @@ def logp_and_entropy(params):
   return jnp.pad(jnp.stack([logp_BT, entropy_BT]), ((0, 0), (0, 0), (1, 0)))
 
 
-def alone(spec, params, clip, is_first, reference=None):
-  """`gradients.minibatch_gradient` of BATCH, its rows standing alone, by autodiff of all logits."""
-  inputs = objective.loss_inputs(BATCH, spec.objective, RESPONSE)
+def alone(spec, params, batch, clip, is_first, reference=None):
+  """`gradients.minibatch_gradient` of rows of BATCH that stand alone, by autodiff of all logits."""
+  inputs = objective.loss_inputs(batch, spec.objective, RESPONSE)
 
   def loss_of(params, inputs):
     return objective.token_loss(
@@ -223,11 +222,15 @@ def alone(spec, params, clip, is_first, reference=None):
   ids=['paper', 'gspo_and_kl'],
 )
 def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
+  """In a step's first minibatch, some of whose tokens an earlier policy wrote."""
+  is_carried_BT = (BATCH.response_mask_BT > 0) & ~BATCH.is_replay_B[:, None]
+  batch = dataclasses.replace(BATCH, is_carried_BT=is_carried_BT & (np.arange(LENGTH) < 30))
   spec = make_spec(mesh, tokens=150, **options)  # two sequences a pass
   reference = jax.tree.map(lambda x: 0.9 * x, params) if spec.objective.kl_coefficient else None
   with jax.set_mesh(mesh):
-    found = gradients.minibatch_gradient(spec, params, BATCH, True, False, reference)
-    found, expected = jax.device_get((found, alone(spec, params, True, False, reference)))
+    found = gradients.minibatch_gradient(spec, params, batch, True, True, reference)
+    found, expected = jax.device_get((found, alone(spec, params, batch, True, True, reference)))
+  assert found[1]['carried_tokens'] > 20
   # The gradient of k3 is a difference that rounding shows in.
   tolerance = 1e-6 if reference is None else 1e-5
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -235,58 +238,9 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
 
 
 @pytest.mark.usefixtures('large_passes')
-@pytest.mark.parametrize('ratio', ['token', 'product'])
-def test_carried_tokens_have_their_true_ratio_in_the_first_minibatch(mesh, params, ratio):
-  """Against each token's share of the gradient in NumPy, and the chain rule of rows alone."""
-  rng = np.random.default_rng(3)
-  logp_BT, chain = jax.vjp(lambda params: logp_and_entropy(params)[0], params)
-  logp, mask = np.asarray(logp_BT, np.float64), BATCH.response_mask_BT
-  past = (mask * (logp + rng.normal(0, 0.2, mask.shape))).astype(np.float32)
-  replayed = BATCH.is_replay_B[:, None]
-  carried = (mask > 0) & ~replayed & (rng.random((ROWS, 1)) < 0.7) & (np.arange(LENGTH) < 30)
-  batch = dataclasses.replace(BATCH, behaviour_logp_BT=past, is_carried_BT=carried)
-  spec = make_spec(mesh, tokens=600, ratio=ratio, entropy_bonus=0.0)
-  with jax.set_mesh(mesh):
-    found, sums = jax.device_get(
-      gradients.minibatch_gradient(spec, params, batch, clip=False, is_first=True)
-    )
-  gap = logp - past
-  fresh = np.exp(np.where(carried, gap, 0))
-  if ratio == 'product':
-    fresh = np.exp(np.where(carried, gap, 0).sum(axis=1, keepdims=True))
-  w = np.exp(np.where(replayed, gap * mask, 0))
-  slope = np.where(replayed, OBJECTIVE.beta * w / (w + OBJECTIVE.beta) ** 2, fresh)
-  slope *= -mask * BATCH.advantage_B[:, None] / (ROWS * RESPONSE)
-  (expected,) = chain(jnp.asarray(slope, jnp.float32))
-  for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-    # Rounding of float32, which depends on the machine: 1.2e-5 was seen, with products.
-    assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
-  assert sums['carried_tokens'] == carried.sum() > 20
-  np.testing.assert_allclose(sums['carried_ratio'], np.exp(gap[carried]).sum(), rtol=1e-5)
-
-
-@pytest.mark.usefixtures('large_passes')
 def test_microbatches_change_nothing(gradient, whole, mesh):
   assert len(cut(mesh, 72)) == 10
   assert_same(gradient(tokens=72), whole)
-
-
-@pytest.mark.usefixtures('large_passes')
-def test_more_layers_are_no_more_to_compile(mesh):
-  def lowered(num_layers):
-    config = dataclasses.replace(CONFIG, num_layers=num_layers)
-    settings = dataclasses.replace(make_spec(mesh), model=config)
-    shapes = model.shapes(config, mesh)
-    with jax.set_mesh(mesh):
-      nothing = jax.eval_shape(functools.partial(gradients.zero_accumulator, settings), shapes)
-      ((_, rows_M),) = gradients.stack_by_shape(cut(mesh, 10**6), ROWS)
-      return (
-        gradients.accumulate.lower(settings, shapes, nothing, rows_M, 1, False, True, None)
-        .as_text()
-        .count('\n')
-      )
-
-  assert lowered(28) == lowered(4)
 
 
 def test_passes_of_two_lengths_and_another_order_of_rows_change_nothing(gradient, whole, mesh):
@@ -319,37 +273,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(params, mesh):
 LORA = dataclasses.replace(NO_LORA, rank=4, alpha=8.0)
 
 
-def make_adapters(mesh, only=('a', 'b')):
-  """Random adapters; where `only` one of A and B is not 0, the policy is its base."""
+def make_adapters(mesh):
+  """Random adapters."""
   shapes = gradients.trained_shapes(make_spec(mesh, lora_config=LORA))
   rng = np.random.default_rng(0)
-  return jax.tree_util.tree_map_with_path(
-    lambda path, like: jax.device_put(
-      rng.normal(size=like.shape).astype(np.float32) * (path[-1].key in only) / 10, like.sharding
-    ),
-    shapes,
+  return jax.tree.map(
+    lambda like: jax.device_put(np.float32(rng.normal(size=like.shape) / 10), like.sharding), shapes
   )
-
-
-@pytest.mark.usefixtures('large_passes')
-def test_adapters_have_the_chain_rules_gradient_of_their_matrices(mesh, params, whole):
-  """Of W + s A B with s = 2: dA = s dW B^T and dB = s A^T dW, where dW is that of the whole W."""
-  spec = make_spec(mesh, lora_config=LORA)
-  for only, other in ('ab', 'ba'):
-    adapters = make_adapters(mesh, only)
-    with jax.set_mesh(mesh):
-      found, _ = gradients.minibatch_gradient(spec, adapters, BATCH, True, False, params)
-    for name, (module, matrix, _) in lora.TARGETS.items():
-      adapter, of_adapter = adapters['layers'][module][matrix], found['layers'][module][matrix]
-      d_LIO = np.asarray(whole[0]['layers'][module][matrix], np.float64)
-      for layer, kernel in enumerate(d_LIO):
-        thin = np.asarray(adapter[only][layer], np.float64)
-        if only == 'a':
-          a_IR = thin.reshape(-1, LORA.rank)
-          expected = 2 * a_IR.T @ kernel.reshape(len(a_IR), -1)
-        else:
-          b_RO = thin.reshape(LORA.rank, -1)
-          expected = 2 * kernel.reshape(-1, b_RO.shape[1]) @ b_RO.T
-        ours = np.asarray(of_adapter[other][layer]).reshape(expected.shape)
-        distance = np.linalg.norm(ours - expected)
-        assert distance <= 1e-5 * np.linalg.norm(expected), (name, other, distance)

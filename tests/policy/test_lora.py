@@ -66,6 +66,27 @@ def test_an_adapted_product_is_the_sum_of_both():
   assert lora.product(x_BTI, weight.kernel).tolist() == [[[5.0]]]
 
 
+def test_adapters_have_the_gradient_of_their_sum_with_the_matrix():
+  """Two inputs of size 2 and 3 as one of 6, rank 2, four outputs."""
+  rng = np.random.default_rng(0)
+  kernel, a, b = (rng.normal(size=size) for size in ((2, 3, 4), (2, 3, 2), (2, 4)))
+  x_BTI, weight = rng.normal(size=(1, 5, 6)), rng.normal(size=(1, 5, 4))
+
+  def total(product, *adapter):
+    weight_IO = lora.Adapted(jnp.float32(kernel), *adapter, scale=2.0)
+    return (weight * product(jnp.float32(x_BTI), weight_IO)).sum()
+
+  found, expected = (
+    jax.grad(total, (1, 2))(product, jnp.float32(a), jnp.float32(b))
+    for product in (
+      lambda x, adapted: lora.product(x, adapted, num_inputs=2),
+      lambda x, adapted: x @ lora.merged(adapted).reshape(6, 4),
+    )
+  )
+  for ours, theirs in zip(found, expected):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_begins_as_its_base(frozen, first, tokens_BT):
   policy = lora.joined(LORA, frozen, first)
   np.testing.assert_array_equal(
