@@ -297,11 +297,11 @@ class TestTheorems:
   ADVANTAGE = advantages.group_advantages(REWARD[GROUPS])
 
   def chance(self, source):
-    """Of each group, where `source` wrote o* and the current policy the others."""
+    """Probability of each group, where `source` wrote o* and the current policy the others."""
     return self.PI[self.GROUPS[:, :-1]].prod(axis=1) * source[self.GROUPS[:, -1]]
 
   def expected_gradient(self, is_replay):
-    """Of the loss without shaping, summed over all groups."""
+    """Expected gradient of the loss without shaping, summed over all groups."""
     config, total = changed(shaping='none'), np.zeros(4)
     chance_G = self.chance(self.PAST if is_replay else self.PI)
     for tokens, advantage_B, chance in zip(self.GROUPS, self.ADVANTAGE, chance_G):

@@ -39,7 +39,7 @@ def test_a_product_beyond_float32_is_finite_and_nothing_at_advantage_0():
 
 
 def logits(*probabilities):
-  """Of two tokens, for each probability of the second one."""
+  """Logits of two tokens, for each probability of the second one."""
   return np.log([[1 - p, p] for p in probabilities]).ravel()
 
 

@@ -16,7 +16,7 @@ from tests.helpers import tiny
 
 @pytest.fixture(scope='module')
 def step(recorded):
-  """Of those with all three parts, the first."""
+  """The first step with all three parts."""
 
   def has_all(batch):
     parts = alignment.parts(batch, tiny.ROLLOUTS).values()

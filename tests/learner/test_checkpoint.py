@@ -161,7 +161,7 @@ def change_sums(folder, change):
 
 
 def change_a_checksum(folder):
-  """As if a bit of an array had flipped where orbax does not notice it."""
+  """Stands for a flipped bit of an array that orbax does not notice."""
   change_sums(folder, lambda sums: sums.update({".params['a']": sums[".params['a']"] + 1}))
 
 

@@ -33,7 +33,7 @@ def os_error(number):
 
 
 def behind(error):
-  """As an error of the system is reported by whoever met it."""
+  """An error that was raised while the system error was handled."""
   wrapped = RuntimeError('the writer is closed')
   wrapped.__context__ = error
   return wrapped

@@ -103,7 +103,7 @@ def gradient(params, mesh):
 
 @pytest.fixture(scope='module')
 def whole(gradient):
-  """Of all rows in one pass."""
+  """The gradient of all rows in one pass."""
   with passes.large():
     return gradient()
 

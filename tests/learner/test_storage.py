@@ -16,7 +16,7 @@ def os_error(number):
 
 
 def caused_by(error):
-  """As orbax reports an error of tensorstore."""
+  """An error the way orbax reports those of tensorstore."""
   wrapped = Exception('Encountered error while reading array index')
   wrapped.__cause__ = error
   return wrapped

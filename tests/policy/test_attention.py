@@ -38,7 +38,7 @@ def value_and_gradients(attend, query, key, value, cotangent):
 
 @jax.jit
 def expected(segment_BT, *inputs):
-  """Of jax.nn's attention, where a token sees its own segment alone."""
+  """Values and gradients of jax.nn's attention within segments."""
   mask = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
   attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
   return value_and_gradients(attend, *inputs)

@@ -33,7 +33,7 @@ def first(one_device):
 
 @pytest.fixture(scope='module')
 def adapters(first):
-  """As after some training: B is no longer 0."""
+  """Adapters after some training: B is no longer 0."""
   return randomise(first, scale=0.1)
 
 

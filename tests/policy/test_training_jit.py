@@ -15,7 +15,7 @@ def multiply(x_BTD, weight_DF):
 
 @pytest.mark.full
 def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
-  """As a loop of products over the shards, which plain jit compiles here."""
+  """Plain jit compiles a loop of products over the shards here."""
   pytest.importorskip('libtpu')
   from exgrpo_jax.performance import chips
 

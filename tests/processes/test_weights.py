@@ -11,7 +11,7 @@ from tests.huggingface.stored_checkpoints import INDEX, SHARDED, read_tensors, r
 
 
 def test_two_hosts_read_half_each_and_the_first_writes_all(tmp_path):
-  """Of parameters sharded over eight devices, the four devices of each host hold half."""
+  """Parameters are sharded over eight devices, four on each host."""
   other, name = tmp_path / SHARDED, 'model.norm.weight'
   shutil.copytree(CHECKPOINTS / SHARDED, other)
   file = json.loads((other / INDEX).read_text())['weight_map'][name]
