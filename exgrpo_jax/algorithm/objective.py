@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.algorithm import normalisers, terms
+from exgrpo_jax.algorithm import terms
 from exgrpo_jax.algorithm.settings import ObjectiveConfig as Config
 from exgrpo_jax.algorithm.terms import Flag
 from exgrpo_jax.datatypes import Array, Batch
@@ -70,10 +70,10 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
   is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
   return LossInputs(
     mask_BT=mask_BT,
-    weight_BT=normalisers.token_weights(mask_BT, config.aggregation, max_response),
-    entropy_weight_BT=normalisers.mean_weights(mask_BT),
+    weight_BT=token_weights(mask_BT, config.aggregation, max_response),
+    entropy_weight_BT=mean_weights(mask_BT),
     # Only what this step wrote: k3 is unbiased under the current policy's own samples.
-    kl_weight_BT=normalisers.mean_weights(mask_BT * ~is_past_BT),
+    kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
     tis_weight_BT=batch.tis_weight_BT,
@@ -81,6 +81,27 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     is_replay_BT=is_replay_BT,
     is_carried_BT=batch.is_carried_BT,
   )
+
+
+def token_weights(mask_BT: np.ndarray, aggregation: str, max_response: int) -> np.ndarray:
+  """Weight of each token in the policy term: [B, T] -> [B, T].
+
+  constant: 1 / (B max_response), so neither length nor grouping carries bias
+  (Dr. GRPO); token_mean: 1 / tokens (DAPO); sequence_mean: 1 / (B own length) (GRPO).
+  """
+  chex.assert_rank(mask_BT, 2)
+  num_rows = mask_BT.shape[0]
+  if aggregation == 'constant':
+    return mask_BT / np.float32(num_rows * max_response)
+  if aggregation == 'token_mean':
+    return mean_weights(mask_BT)
+  length_B1 = mask_BT.sum(axis=1, keepdims=True)
+  return mask_BT / (num_rows * np.maximum(length_B1, 1))
+
+
+def mean_weights(mask_BT: np.ndarray) -> np.ndarray:
+  """Weight of each token in a mean over all tokens of a minibatch: [B, T] -> [B, T]."""
+  return mask_BT / np.maximum(mask_BT.sum(), 1)
 
 
 def row_log_ratio(

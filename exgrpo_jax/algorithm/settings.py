@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from exgrpo_jax.algorithm import terms
 from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
 from exgrpo_jax.errors import InputError
 
@@ -123,7 +124,7 @@ class ObjectiveConfig:
   )
   surrogate: str = setting(
     'ppo',
-    ('ppo', 'cispo'),
+    tuple(terms.SURROGATES),
     'what a fresh token adds: its clipped ratio times A, '
     'or its log-probability times A times the clipped ratio as a constant',
     PAPER,
@@ -142,7 +143,7 @@ class ObjectiveConfig:
   )
   shaping: str = setting(
     'fraction',
-    ('fraction', 'none', 'power', 'log', 'ratio_plus_log'),
+    tuple(terms.SHAPINGS),
     'what a replayed token of ratio w adds, times A: w / (w + beta), w, w ** shaping_exponent, '
     'shaping_weight x log pi, or w + shaping_weight x log pi',
     PAPER,

@@ -195,16 +195,10 @@ def _parse_rope(values: Mapping[str, Any], path: str) -> rotary.Config:
   for hf_name in needed.values():
     if hf_name not in given:
       raise InputError(f"{path}: no '{hf_name}', which rope type '{rope_type}' needs.")
-  unused = {
-    'factor': 1.0,
-    'low_frequency_factor': 1.0,
-    'high_frequency_factor': 4.0,
-    'original_positions': 4096,
-  }  # the values of configs/base.py, for fields that this rope type ignores
   return rotary.Config(
     theta=float(theta),
     scaling=_SCALINGS[rope_type],
-    **unused | {field: given[hf_name] for field, hf_name in needed.items()},
+    **{field: given[hf_name] for field, hf_name in needed.items()},
   )
 
 

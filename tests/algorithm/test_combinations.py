@@ -2,22 +2,13 @@
 
 import pytest
 
-from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import combinations, objective, replay
-from exgrpo_jax.configs import base
 from exgrpo_jax.errors import InputError
 
 
 def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
-  values = base.get_config()
-  values.replay.update(dict(replay_values) | {'ratio': ratio})
-  values.objective.update(of_objective)
-  combinations.check(
-    config_lib.build(replay.Config, values.replay, 'config.replay'),
-    config_lib.build(objective.Config, values.objective, 'config.objective'),
-    num_questions,
-    num_rollouts=8,
-  )
+  replay_config = replay.Config(ratio=ratio, **dict(replay_values))
+  combinations.check(replay_config, objective.Config(**of_objective), num_questions, num_rollouts=8)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Plan, Question, Response, Span, Trajectory, Verdict
 
 K = 4
-PAPER = config_lib.build(replay.Config, base.get_config().replay, 'config.replay')
+PAPER = replay.Config()
 STARTED = replay.Buffer(started=True)
 SOLVED, FAILED = {7: (False, '++++')}, {7: (False, '----')}
 

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax import config as config_lib
-from exgrpo_jax.configs import base
 from exgrpo_jax.datatypes import Cursor
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import buffer_files, checkpoint, optimizer
@@ -22,7 +20,7 @@ from tests.helpers import tiny
 from tests.helpers.buffers import BUFFERS, assert_same
 
 CONFIG = checkpoint.Config(every=1, keep=2)
-OPTIMIZER = config_lib.build(optimizer.Config, base.get_config().optimizer, 'config.optimizer')
+OPTIMIZER = optimizer.Config()
 
 
 @pytest.fixture(scope='module')
