@@ -101,7 +101,7 @@ class Verdict(NamedTuple):
   outcome: str  # one of verifier.OUTCOMES or FAILURES
   reason: str = ''  # why grading failed, in words
   answer: str | None = None  # extracted from the response, its first worker.MAX_ANSWER characters
-  has_code_block: bool = False  # see `code_blocks.has_code_block`
+  has_code_block: bool = False  # see `rewards.has_code_block`
   valid_steps: bool | None = None  # whether each step is right; None where that cannot be checked
   # What each function of config.grading.rewards gave, by its name; None where grading failed.
   components: Mapping[str, float] | None = None

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import code_blocks, verifier, worker_slot
+from exgrpo_jax.grading import rewards, verifier, worker_slot
 from exgrpo_jax.grading.batches import Batches, Judged, Scorer
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
 from exgrpo_jax.grading.worker_slot import WorkerSlot
@@ -136,7 +136,7 @@ class Grader:
       self._free.put(slot)
     # Here and not by whoever reads verdicts: texts are decoded once, and by one host.
     verdict = verdict._replace(
-      has_code_block=code_blocks.has_code_block(text),
+      has_code_block=rewards.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
     if self._scorer is None:
@@ -240,7 +240,7 @@ def check(
     with contextlib.closing(slot):
       try:
         slot.start()
-      except worker_slot.UnusableRewardError as error:
+      except worker_slot.UnusableError as error:
         raise InputError(str(error)) from error
 
 

@@ -1,17 +1,19 @@
-"""Reward functions: found by name, given what their parameters ask for, held to finite numbers.
+"""What config.grading names: reward functions and a verifier, ours or a user's.
 
 No JAX here: the processes that call them must start in an instant.
 """
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exgrpo_jax.grading import rewards
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import rewards, verifier
 
 # What a parameter may be called, besides the columns of the question's row.
 PARAMETERS = (
@@ -29,12 +31,13 @@ PARAMETERS = (
 
 OF_ROW = ('question', 'messages')  # of these, what comes from the row, as columns do
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
-# A right, a wrong and an empty response, on which a reward is tried.
+# A right, a wrong and an empty response, on which rewards and verifiers are tried.
 TRIALS = (
   {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
   {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_WRITTEN},
   {'response': '', 'answer': '1', 'outcome': 'no answer', **_WRITTEN, 'tokens': [0], 'length': 1},
 )
+VERIFIERS = ('built_in', 'math_verify')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class RewardFunction:
     return bool(self.columns) or not set(OF_ROW).isdisjoint((*self.required, *self.optional))
 
   def arguments(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What it asks for, a list over the rows; None where a row lacks it, as columns may.
+    """A list over the rows for each parameter; None where a row lacks it, as columns may.
 
     A parameter with a default that no row has is left out.
     """
@@ -70,7 +73,7 @@ class RewardFunction:
     return _checked(self.function(**arguments))
 
   def of_batch(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The rewards of several, of a function that takes lists; raises as `of_one` does."""
+    """The rewards of several, for a function that takes lists; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
       raise ValueError(f'returned {len(values)} numbers for {len(rows)} responses')
@@ -84,12 +87,7 @@ def name_of(spec: str) -> str:
 
 def load(spec: str) -> RewardFunction:
   """One of rewards.BUILT_IN, or 'package.module:function'; raises what its module does."""
-  function = rewards.BUILT_IN.get(spec)
-  if function is None:
-    module, colon, attribute = spec.partition(':')
-    if not (module and colon and attribute):
-      raise ValueError("it does not have the form 'package.module:function'")
-    function = getattr(importlib.import_module(module), attribute)
+  function = rewards.BUILT_IN.get(spec) or _import(spec, 'function')
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
     if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -97,6 +95,27 @@ def load(spec: str) -> RewardFunction:
     if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
       (required if parameter.default is parameter.empty else optional).append(name)
   return RewardFunction(spec, function, tuple(required), tuple(optional))
+
+
+def load_verifier(spec: str) -> verifier.Verifier:
+  """One of VERIFIERS, or 'package.module:Class'; raises what its module does."""
+  if spec == 'built_in':
+    return verifier.BuiltIn()
+  if spec == 'math_verify':
+    if importlib.util.find_spec('math_verify') is None:
+      raise InputError(
+        "config.grading.verifier='math_verify' needs the package math-verify: "
+        "pip install 'exgrpo_jax[math_verify]'."
+      )
+    spec = 'exgrpo_jax.grading.math_verify:MathVerify'
+  return _import(spec, 'Class')()
+
+
+def _import(spec: str, what: str) -> Any:
+  module, _, name = spec.partition(':')
+  if not (module and name):
+    raise ValueError(f"it does not have the form 'package.module:{what}'")
+  return getattr(importlib.import_module(module), name)
 
 
 def _checked(value: Any) -> float:

@@ -6,11 +6,13 @@ under their limits, so this file must not import jax.
 """
 
 import functools
+import re
 import unicodedata
 
 from exgrpo_jax.grading.answers import extraction
 
 _DEFAULT_BUFFER_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
+_FENCE = re.compile(r'^[^\S\n]*```', re.MULTILINE)
 
 
 def correctness(outcome: str) -> float:
@@ -22,7 +24,7 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
   """DAPO's soft punishment of long responses (arXiv:2503.14476, eq. 13): 0 down to -1.
 
   0 for at most `max_response` - `overlong_buffer` tokens, then linear to -1 at `max_response`,
-  beyond which there is none. The end token counts. A buffer of 0 is a fifth of the limit.
+  which is the least. The end token counts. A buffer of 0 is a fifth of the limit.
   """
   buffer = overlong_buffer or max(1, max_response // _DEFAULT_BUFFER_SHARE)
   return min(0.0, max(-1.0, (max_response - buffer - length) / buffer))
@@ -35,12 +37,8 @@ def think_format(response: str) -> float:
   once, open none, and have text both before and after.
   """
   thought, _, solution = response.partition('</think>')
-  return float(
-    bool(thought.strip())
-    and bool(solution.strip())
-    and '</think>' not in solution
-    and '<think>' not in response
-  )
+  is_whole = bool(thought.strip() and solution.strip())
+  return float(is_whole and '</think>' not in solution and '<think>' not in response)
 
 
 def boxed_format(response: str) -> float:
@@ -48,16 +46,16 @@ def boxed_format(response: str) -> float:
 
   Only what follows the last '</think>' counts, if there is one, as it does for the verifier.
   """
-  return float(extraction.extract(response, require_think=False, require_box=True) is not None)
+  return float(extraction.extract(response, require_box=True) is not None)
 
 
 def latin_script(response: str) -> float:
   """Share of the response's letters that are of the Latin script; 1 where it has no letters.
 
-  For models that fall into another language, as DeepSeek-R1's language consistency is
-  (arXiv:2501.12948, by words of the target language). A script is all that this sees: not whether
-  Latin letters are English, French or code. Greek and mathematical letters, of which formulas
-  are made, do not count.
+  For models that slip into another language, as DeepSeek-R1's language consistency is
+  (arXiv:2501.12948, by words of the target language). It sees the script alone: not whether
+  Latin letters are English, French or code. Greek and mathematical letters, which formulas are
+  made of, do not count.
   """
   kinds = [kind for kind in map(_script, response) if kind]
   return kinds.count('latin') / len(kinds) if kinds else 1.0
@@ -76,3 +74,12 @@ BUILT_IN = {
   function.__name__: function
   for function in (correctness, overlong, think_format, boxed_format, latin_script)
 }
+
+
+def has_code_block(text: str) -> bool:
+  """Whether some line begins with ```, after white space at most; closed or not.
+
+  No reward, but a metric: models write code that they cannot run and take their own word for what
+  it prints; the paper calls what follows from replaying that a snowball (arXiv:2510.02245).
+  """
+  return _FENCE.search(text) is not None

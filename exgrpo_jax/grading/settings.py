@@ -1,4 +1,4 @@
-"""What a user sets of grading: the workers, what a response may cost, and the rewards."""
+"""What a user sets of grading: the workers and their limits, the verifier and the rewards."""
 
 import dataclasses
 import math
@@ -31,6 +31,11 @@ class Config:
   )
   max_failures: float = setting(
     0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
+  )
+  verifier: str = setting(
+    None,
+    "what says whether a response is right: built_in, math_verify (the authors' choice, which "
+    "evaluates what a model wrote), or one of yours, 'package.module:Class'",
   )
   rewards: tuple[str, ...] = setting(
     ('correctness',),
@@ -75,6 +80,9 @@ class Config:
 
 def check_rewards(config: Config, max_response: int) -> None:
   """InputError where the rewards do not fit each other, or the longest response in tokens."""
+  if ':' not in config.verifier:
+    known = (*reward_functions.VERIFIERS, 'package.module:Class')
+    check_known(config.verifier, known, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:
     raise InputError("config.grading.rewards=() must name at least one, such as 'correctness'.")

@@ -1,10 +1,11 @@
-"""Whether a response ends in the right answer.
+"""Whether a response ends in the right answer: the protocol of verifiers, and ours.
 
-Text of a model is parsed but never evaluated as code, and everything is bounded: the length of
+Ours parses a model's text but never evaluates it as code, and everything is bounded: the length of
 an answer, the depth of its tree, the digits of its numbers.
 """
 
 import dataclasses
+from typing import NamedTuple, Protocol
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
@@ -32,13 +33,65 @@ class Config:
 ANYTHING = Config(require_think=False, require_box=False)
 
 
-def is_correct(response: str, answer: str, config: Config = ANYTHING, kind: str = 'math') -> bool:
-  """Whether the response's answer equals the ground truth; arguments as for `judge`."""
-  return judge(response, answer, config, kind) == 'correct'
+class Question(Protocol):
+  """What a verifier knows of a question; `datatypes.Question` is one."""
+
+  @property
+  def answer(self) -> str:
+    """The ground truth."""
+    ...
+
+  @property
+  def kind(self) -> str:
+    """How answers are compared, one of KINDS."""
+    ...
+
+
+class Truth(NamedTuple):
+  """A Question that is nothing else."""
+
+  answer: str
+  kind: str = 'math'
+
+
+class Judgement(NamedTuple):
+  """What a verifier says of a response."""
+
+  outcome: str  # one of OUTCOMES
+  given: str | None  # the answer that the response gives, as written, for the records
+
+
+class Verifier(Protocol):
+  """Judges responses; `config.grading.verifier` names one (reward_functions.load_verifier).
+
+  It is made without arguments, once in each worker process, whose limits on time and memory hold
+  for every call.
+  """
+
+  def judge(self, response: str, question: Question) -> Judgement:
+    """Compares a response, without its thought, with the question's answer."""
+    ...
+
+
+class BuiltIn:
+  """Our verifier."""
+
+  def judge(self, response: str, question: Question) -> Judgement:
+    """See extraction.py for what the answer is, and equality.py for when it is right."""
+    given = extraction.extract(response)
+    return Judgement(compare(given, question.answer, question.kind), given)
+
+
+def judge_with(
+  verifier: Verifier, response: str, question: Question, config: Config = ANYTHING
+) -> Judgement:
+  """What a verifier says of a response, or 'no answer' where it lacks what `config` requires."""
+  solution = extraction.solution(response, config.require_think, config.require_box)
+  return Judgement('no answer', None) if solution is None else verifier.judge(solution, question)
 
 
 def judge(response: str, answer: str, config: Config = ANYTHING, kind: str = 'math') -> str:
-  """Compares a response's answer with the ground truth, in bounded time.
+  """Compares a response's answer with the ground truth by our verifier, in bounded time.
 
   Args:
     response: any text.
@@ -52,11 +105,16 @@ def judge(response: str, answer: str, config: Config = ANYTHING, kind: str = 'ma
   Raises:
     InputError: `kind` is not one of KINDS. No response raises.
   """
-  return compare(extract(response, config), answer, kind)
+  return judge_with(BuiltIn(), response, Truth(answer, kind), config).outcome
+
+
+def is_correct(response: str, answer: str, config: Config = ANYTHING, kind: str = 'math') -> bool:
+  """Whether `judge` finds the response correct."""
+  return judge(response, answer, config, kind) == 'correct'
 
 
 def compare(given: str | None, answer: str, kind: str = 'math') -> str:
-  """What `judge` says of a response from which `given` was extracted."""
+  """What our verifier says of an answer as extracted; arguments and errors as for `judge`."""
   if kind not in KINDS:
     raise InputError(
       f'kind={kind!r} must be one of {", ".join(KINDS)}: it decides how answers are compared.'
@@ -64,8 +122,3 @@ def compare(given: str | None, answer: str, kind: str = 'math') -> str:
   if given is None:
     return 'no answer'
   return 'correct' if equality.equal(given, answer, kind) else 'wrong'
-
-
-def extract(response: str, config: Config) -> str | None:
-  """The answer that a response gives, as written, or None; see extraction.py."""
-  return extraction.extract(response, config.require_think, config.require_box)

@@ -3,32 +3,35 @@
 worker_slot.py starts it as `exgrpo grading.worker` and kills it where it must. Both
 sides send lines of JSON over a socket, which is the worker's standard input:
 
-  the fields of `Setup`                 answered by {'trying': a reward, 'how': …} before each is
-                                        imported or tried, then by {'asks': names of what they ask
-                                        for besides `OWN`} or {'refused': reason, 'reward': which}
+  the fields of `Setup`                 answered by {'trying': a setting, 'how': …} before each
+                                        verifier or reward is imported or tried, then by
+                                        {'asks': names of what the rewards ask for besides `OWN`}
+                                        or {'refused': what is wrong}
   [response, answer, kind, facts]       answered by {'outcome': …, 'components': {name: reward},
                                         'reason': …, 'given': …, 'must_be_replaced': …}
   [index of a reward, [facts, …]]       where the rewards take batches; answered by
                                         {'rewards': [number, …]} or {'reason': …}
 
-Facts are values by the names of parameters (reward_functions.py). Requests come as often as the
-other side asks. Whatever a reward prints goes to standard error and cannot pass for a verdict. The
-worker imports no jax: it must start in an instant, and leave the accelerator alone.
+Facts are values by the names of parameters (reward_functions.py). Whatever a reward prints goes to
+standard error and cannot pass for a verdict. The worker imports no jax: it must start in an
+instant, and leave the accelerator alone.
 """
 
+import contextlib
 import ctypes
 import dataclasses
-import io
 import json
 import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, verifier
 from exgrpo_jax.grading.reward_functions import RewardFunction
+from exgrpo_jax.grading.verifier import Judgement, Verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
@@ -38,6 +41,18 @@ _ERRORS = (Exception, SystemExit)  # the user's code may raise anything, and cal
 # What the worker knows by itself of a response that it judges.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
 
+_TRYING = 'trying it on three responses'
+_NEEDED = {
+  'rewards': (
+    "'package.module:function', importable where the run is started, and return a finite number "
+    'for any response, such as exgrpo_jax.grading.rewards:think_format'
+  ),
+  'verifier': (
+    "'package.module:Class', importable where the run is started, whose judge(response, question) "
+    'returns a Judgement for any response, such as exgrpo_jax.grading.verifier:BuiltIn'
+  ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -46,12 +61,13 @@ class Setup:
   parent: int  # process id
   memory_limit: int  # MiB, in addition to what the process uses when it is ready; 0 is none
   max_length: int  # characters
+  verifier: str  # see reward_functions.load_verifier
   rewards: Sequence[str]  # see reward_functions.load
-  is_batched: bool  # whether these take batches
+  is_batched: bool  # whether these take batches; then no verifier is called
   overlong_buffer: int  # tokens
   # Question, messages and columns of a row, to try the rewards that read these; None: the others.
   row: Mapping[str, Any] | None
-  verifier: verifier.Config
+  required: verifier.Config
 
 
 def main() -> None:
@@ -61,30 +77,31 @@ def main() -> None:
   values = json.loads(requests.readline() or 'null')
   if values is None:
     return  # the parent has ended already
-  setup = Setup(**values | {'verifier': verifier.Config(**values['verifier'])})
+
+  def reply(value: dict[str, Any]) -> None:
+    replies.write(json.dumps(value).encode() + b'\n')
+
+  setup = Setup(**values | {'required': verifier.Config(**values['required'])})
   _die_with(setup.parent)
-  loaded: list[RewardFunction] = []
-  for spec in setup.rewards:
-    try:  # said before, because it may never come back
-      _write(replies, {'trying': spec, 'how': 'importing it'})
-      loaded.append(reward_functions.load(spec))
-      _write(replies, {'trying': spec, 'how': 'trying it on three responses'})
-      _try(loaded[-1], setup)
-    except _ERRORS as error:
-      _write(replies, {'refused': _summarize(error), 'reward': spec})
-      return
+  try:
+    chosen, loaded = _load(setup, lambda place, how: reply({'trying': place, 'how': how}))
+  except InputError as error:
+    reply({'refused': str(error)})
+    return
   if setup.memory_limit:
     _limit_memory(setup.memory_limit)
   asked = {name for reward in loaded for name in (*reward.required, *reward.optional)}
-  _write(replies, {'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
+  reply({'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
   for line in requests:
     request = json.loads(line)
-    reply = _score if setup.is_batched else _grade
-    _write(replies, reply(*request, rewards=loaded, setup=setup))
+    if chosen:
+      reply(_grade(*request, judged_by=chosen, rewards=loaded, setup=setup))
+    else:
+      reply(_score(*request, rewards=loaded, setup=setup))
 
 
 def bounded(response: str, max_length: int) -> str | None:
-  """The part of a response that is judged: of a long one the end, if that is all its solution.
+  """The part of a response that is judged: the end of a long one, if that is all its solution.
 
   Of more than `max_length` characters the last `max_length` are judged if they contain the last
   '</think>', because then only thought is lost, which is no answer anyway. Otherwise None: the
@@ -96,19 +113,24 @@ def bounded(response: str, max_length: int) -> str | None:
   return end if '</think>' in end else None
 
 
+# Requests.
+
+
 def _grade(
   response: str,
   answer: str,
   kind: str,
   facts: Mapping[str, Any],
+  judged_by: Verifier,
   rewards: Sequence[RewardFunction],
   setup: Setup,
 ) -> dict[str, Any]:
-  place = ''  # whose error it is
+  place = f'{setup.verifier}: '  # whose error it is
   try:
-    judged = bounded(response, setup.max_length)
-    given = None if judged is None else verifier.extract(judged, setup.verifier)
-    outcome = verifier.compare(given, answer, kind)
+    text, truth = bounded(response, setup.max_length), verifier.Truth(answer, kind)
+    outcome, given = 'no answer', None
+    if text is not None:
+      outcome, given = _checked(verifier.judge_with(judged_by, text, truth, setup.required))
     own = dict(zip(OWN, (response, answer, outcome, setup.overlong_buffer), strict=True))
     components = {}
     for reward in rewards:
@@ -144,8 +166,58 @@ def _score(
     return {'reason': f'{rewards[index].spec}: {_summarize(error)}'}
 
 
+# What the config names is imported, and tried on three responses.
+
+
+def _load(
+  setup: Setup, say: Callable[[str, str], None]
+) -> tuple[Verifier | None, list[RewardFunction]]:
+  """The verifier and the rewards; says what it does before it does it, as it may never come back.
+
+  Raises:
+    InputError: one of them cannot be used.
+  """
+  chosen, loaded = None, []
+  if not setup.is_batched:
+    with _refusing('verifier', setup.verifier) as place:
+      say(place, 'importing it')
+      chosen = reward_functions.load_verifier(setup.verifier)
+      say(place, _TRYING)
+      for trial in reward_functions.TRIALS:
+        _checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
+  for spec in setup.rewards:
+    with _refusing('rewards', spec) as place:
+      say(place, 'importing it')
+      loaded.append(reward_functions.load(spec))
+      say(place, _TRYING)
+      _try(loaded[-1], setup)
+  return chosen, loaded
+
+
+@contextlib.contextmanager
+def _refusing(key: str, spec: str) -> Iterator[str]:
+  """Turns what a user's code raises into an InputError; gives the name that it has there."""
+  place = f'config.grading.{key}: {spec!r}'
+  try:
+    yield place
+  except InputError:
+    raise
+  except _ERRORS as error:
+    raise InputError(
+      f'{place} cannot be used ({_summarize(error)}): it must be {_NEEDED[key]}.'
+    ) from error
+
+
+def _checked(judgement: Judgement) -> Judgement:
+  """Raises ValueError where a user's verifier returned something else."""
+  outcome, given = judgement
+  if outcome not in verifier.OUTCOMES or not (given is None or isinstance(given, str)):
+    raise ValueError(f'judge returned {judgement!r}, not one of {verifier.OUTCOMES} and a text')
+  return judgement
+
+
 def _try(reward: RewardFunction, setup: Setup) -> None:
-  """Raises ValueError if it gives no reward for the trials, or asks for a column that is not there.
+  """Raises ValueError if it gives no reward for the trials, or asks for a column that is missing.
 
   Tries nothing where `setup` lacks the row that it reads, or has one for rewards that read it.
   """
@@ -175,6 +247,9 @@ def _summarize(error: BaseException) -> str:
   return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
 
 
+# The process.
+
+
 def _die_with(parent: int) -> None:
   """Makes this process end with its parent, even while it is busy with a response."""
   if sys.platform == 'linux':
@@ -195,10 +270,6 @@ def _limit_memory(mebibytes: int) -> None:
   if hard_limit != resource.RLIM_INFINITY:
     limit = min(limit, hard_limit)
   resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _write(replies: io.RawIOBase, value: dict[str, Any]) -> None:
-  replies.write(json.dumps(value).encode() + b'\n')
 
 
 if __name__ == '__main__':

@@ -1,13 +1,21 @@
-"""A place for one worker process, which is replaced when it dies."""
+"""A place for one worker process, which is replaced when it dies.
+
+Requests and replies are lines of JSON, so that nothing a worker sends back can be executed.
+"""
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import json
 import math
 import os
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +23,101 @@ import numpy as np
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.settings import Config
-from exgrpo_jax.grading.worker_process import START_TIMEOUT, WorkerProcess
 from exgrpo_jax.runtime import hosts
 
 # -P: the worker's search path is ours, without the folder that it happens to start in.
 COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
 
+START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
+_MAX_REPLY = 65536  # bytes
 _SAY_EVERY = 10.0  # seconds, where a worker is long in getting ready
 _STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
 _MAX_STARTS = 3  # attempts to start a worker
 
 
-class UnusableRewardError(RuntimeError):
-  """A reward that does not come back, or ends its process, as it is imported or tried."""
+class UnusableError(RuntimeError):
+  """A reward or a verifier that hangs, or ends its process, as it is imported or tried."""
+
+
+class WorkerProcess:
+  """A process of worker.py, and the socket to it."""
+
+  def __init__(self, setup: dict[str, Any]) -> None:
+    self._socket, child_socket = socket.socketpair()
+    self._buffer = b''  # received, but no full line yet
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    with child_socket:
+      # A session of its own: Ctrl-C reaches only the parent, and a kill reaches the worker's
+      # children too. Its standard output goes to our standard error, because ours may be a
+      # result that somebody reads.
+      self._process = subprocess.Popen(
+        COMMAND,
+        stdin=child_socket.fileno(),
+        stdout=2,
+        start_new_session=True,
+        env=os.environ | {'PYTHONPATH': search_path},
+      )
+    with contextlib.suppress(EOFError):  # `receive` will raise it again
+      self.send(setup, time.monotonic() + START_TIMEOUT)
+
+  def is_idle(self) -> bool:
+    """Whether the process lives and has sent nothing, as between two responses."""
+    self._socket.setblocking(False)
+    try:
+      self._socket.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+      return True
+    except OSError:
+      pass
+    return False
+
+  def send(self, value: Any, deadline: float) -> None:
+    """Sends one request.
+
+    Raises:
+      TimeoutError: at the deadline, in seconds of time.monotonic().
+      EOFError: the process is dead; the message gives its exit status.
+    """
+    with self._until(deadline):
+      self._socket.sendall(json.dumps(value).encode() + b'\n')
+
+  def receive(self, deadline: float) -> dict[str, Any]:
+    """The next reply; raises as `send` does, and may be called again after TimeoutError."""
+    while b'\n' not in self._buffer:
+      with self._until(deadline):
+        data = self._socket.recv(_MAX_REPLY)
+      if not data or len(self._buffer) > _MAX_REPLY:
+        raise self._kill_and_report()
+      self._buffer += data
+    line, _, self._buffer = self._buffer.partition(b'\n')
+    return json.loads(line)
+
+  def kill(self) -> None:
+    """Kills the process and all its children; does nothing where it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
+      if self._process.returncode is None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+    self._process.wait()
+
+  def close(self) -> None:
+    """Kills the process and frees the socket."""
+    self.kill()
+    self._socket.close()
+
+  @contextlib.contextmanager
+  def _until(self, deadline: float) -> Iterator[None]:
+    """Lets the socket wait until the deadline, and turns its other errors into EOFError."""
+    self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
+    try:
+      yield
+    except TimeoutError:
+      raise
+    except OSError as error:
+      raise self._kill_and_report() from error
+
+  def _kill_and_report(self) -> EOFError:
+    self.kill()
+    return EOFError(f'with exit status {self._process.returncode}')
 
 
 class WorkerSlot:
@@ -50,7 +140,7 @@ class WorkerSlot:
     self._setup, self._timeout, self._starts = dict(setup), timeout, starts
     self._standby_delay = standby_delay
     self._asks: frozenset[str] = frozenset()  # names of facts, once a worker is ready
-    self._trying: dict[str, Any] = {}  # what the starting worker said last of a reward
+    self._trying: dict[str, Any] = {}  # what the starting worker said last
     self._worker: WorkerProcess | None = None
     self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
     self._stopped = False
@@ -65,9 +155,9 @@ class WorkerSlot:
     """Replaces the worker, by the standby if there is one, and waits until it is ready.
 
     Raises:
-      InputError: a reward cannot be used.
-      RuntimeError: no worker got ready; an UnusableRewardError where that is a reward's doing. Its
-        cause is a TimeoutError where the time was over.
+      InputError: a reward or the verifier cannot be used.
+      RuntimeError: no worker got ready; an UnusableError where that is a reward's or a verifier's
+        doing. Its cause is a TimeoutError where the time was over.
     """
     failure = None
     for _ in range(self._starts):
@@ -83,11 +173,7 @@ class WorkerSlot:
         failure = error
       else:
         if 'refused' in reply:
-          raise InputError(
-            f'config.grading.rewards: {reply["reward"]!r} cannot be used ({reply["refused"]}): it '
-            "must be 'package.module:function', importable where the run is started, and return a "
-            'finite number for any response, such as exgrpo_jax.grading.rewards:think_format.'
-          )
+          raise InputError(reply['refused'])
         self._asks = frozenset(reply['asks'])
         return worker
     raise self._explained(failure) from failure
@@ -132,22 +218,18 @@ class WorkerSlot:
       worker.close()
 
   def _first_reply(self, worker: WorkerProcess) -> dict[str, Any]:
-    """What the worker says once it is ready; prints what that waits for where it takes long."""
+    """What the worker says once it is ready; prints what it waits for where it takes long."""
     started, self._trying = time.monotonic(), {}
-    deadline = started + self._timeout
     while True:
       try:
-        reply = worker.receive(min(deadline, time.monotonic() + _SAY_EVERY))
+        reply = worker.receive(min(started + self._timeout, time.monotonic() + _SAY_EVERY))
       except TimeoutError:
         waited = time.monotonic() - started
         if waited >= self._timeout:
           raise
         if self._trying and hosts.is_first():
-          print(
-            f'config.grading.rewards: {self._trying["trying"]!r}: still {self._trying["how"]} '
-            f'({waited:.0f} s of {self._timeout:g})',
-            flush=True,
-          )
+          doing = f'{self._trying["trying"]}: still {self._trying["how"]}'
+          print(f'{doing} ({waited:.0f} s of {self._timeout:g})', flush=True)
       else:
         if 'trying' not in reply:
           return reply
@@ -160,10 +242,9 @@ class WorkerSlot:
     if not self._trying:
       return RuntimeError(f'a grading process did not start (attempts: {self._starts}): {reason}')
     more = ', of which config.grading.batch_timeout is a part' if self._setup['is_batched'] else ''
-    return UnusableRewardError(
-      f'config.grading.rewards: {self._trying["trying"]!r} cannot be used ({reason}, while '
-      f'{self._trying["how"]}): as a grading process starts, it imports its rewards and tries each '
-      f'on three responses, for which it has {self._timeout:g} s{more}.'
+    return UnusableError(
+      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): a grading '
+      f'process has {self._timeout:g} s{more} to import what it calls and to try it.'
     )
 
   def _start_standby(self) -> None:
@@ -171,7 +252,7 @@ class WorkerSlot:
       if self._stopped:
         raise concurrent.futures.CancelledError
       if self._standby is None:
-        self._standby = WorkerProcess(COMMAND, self._setup)
+        self._standby = WorkerProcess(self._setup)
 
 
 def of_responses(
@@ -212,9 +293,10 @@ def _setup(
     'parent': os.getpid(),
     'memory_limit': 0,
     'max_length': config.max_length,
+    'verifier': config.verifier,
     'rewards': specs,
     'is_batched': False,
     'overlong_buffer': config.overlong_buffer,
     'row': row,
-    'verifier': dataclasses.asdict(required),
+    'required': dataclasses.asdict(required),
   }

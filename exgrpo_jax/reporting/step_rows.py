@@ -19,7 +19,7 @@ from exgrpo_jax.datatypes import (
   Trajectory,
   Verdict,
 )
-from exgrpo_jax.grading.code_blocks import has_code_block
+from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.record_writer import Columns, Rows
 from exgrpo_jax.runtime import randomness

@@ -13,18 +13,14 @@ def is_correct(response, answer):
   return zlib.crc32(f'{answer}/{response}'.encode()) % 4 < QUARTERS[int(answer)]
 
 
-def extract(response, config):
-  """Replaces verifier.extract: all of it is the answer."""
-  del config
-  return response
+class Chance(verifier.BuiltIn):
+  """A verifier for which all of a response is its answer."""
 
-
-def compare(given, answer, kind):
-  """Replaces verifier.compare."""
-  del kind
-  return 'correct' if is_correct(given, answer) else 'wrong'
+  def judge(self, response, question):
+    is_right = is_correct(response, question.answer)
+    return verifier.Judgement('correct' if is_right else 'wrong', response)
 
 
 if __name__ == '__main__':
-  verifier.extract, verifier.compare = extract, compare
+  verifier.BuiltIn = Chance
   worker.main()

@@ -42,31 +42,35 @@ _OR_BEFORE = re.compile(
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
-def extract(response: str, require_think: bool, require_box: bool) -> str | None:
-  r"""The answer that a response gives, as written, or None.
+def solution(response: str, require_think: bool, require_box: bool) -> str | None:
+  """What follows a response's thought, or None where the response lacks what is required.
 
-  Text before the last '</think>' is thought and not answer, and so is text after a '<think>'
-  that is never closed. Of several boxes the last counts, with those joined to it (boxes.py); one
-  that is not closed, as in a response cut at its limit, is no answer. Without any box the answer
-  follows the last '####', else the last 'answer is', else it is the last number, with the whole
-  formula around it.
+  Text before the last '</think>' is thought, and so is text after a '<think>' that is never closed.
 
   Args:
     response: what the model wrote.
     require_think: whether a response without '</think>' has no answer.
     require_box: whether only a box is an answer.
   """
-  _, closing_tag, solution = response.rpartition('</think>')
+  _, closing_tag, rest = response.rpartition('</think>')
   if require_think and not closing_tag:
     return None
-  solution = solution.partition('<think>')[0]
-  boxed = read_boxes(solution)
-  if boxed is not None:
-    answer = boxed.answer
-  elif require_box:
-    answer = None
-  else:
-    answer = _extract_from_prose(solution[-_WINDOW:])
+  rest = rest.partition('<think>')[0]
+  return None if require_box and read_boxes(rest) is None else rest
+
+
+def extract(response: str, require_think: bool = False, require_box: bool = False) -> str | None:
+  r"""The answer that a response gives, as written, or None; arguments as for `solution`.
+
+  Of several boxes the last counts, with those joined to it (boxes.py); one that is not closed, as
+  in a response cut at its limit, is no answer. Without any box the answer follows the last '####',
+  else the last 'answer is', else it is the last number, with the whole formula around it.
+  """
+  rest = solution(response, require_think, require_box)
+  if rest is None:
+    return None
+  boxed = read_boxes(rest)
+  answer = boxed.answer if boxed else _extract_from_prose(rest[-_WINDOW:])
   return (answer or '').strip() or None
 
 

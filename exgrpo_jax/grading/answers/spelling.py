@@ -6,83 +6,26 @@ Nothing is evaluated.
 
 import re
 
+# Characters and what they stand for, in turn.
+_SYMBOLS = r"""
+− - – - — - ‐ - ÷ / ∕ / ⁄ / ％ % ， , ； ; ： : （ ( ） ) ＝ = ＋ + ． .
+× \times · \cdot ⋅ \cdot ≤ \le ≥ \ge ⩽ \le ⩾ \ge ≠ \ne ≈ \approx ∞ \infty π \pi √ \sqrt
+° ^\circ º ^\circ ± \pm ∓ \mp ∪ \cup ∩ \cap ∈ \in ∖ \setminus ∅ \emptyset ℝ \mathbb{R}
+⁰ ^0 ¹ ^1 ² ^2 ³ ^3 ⁴ ^4 ⁵ ^5 ⁶ ^6 ⁷ ^7 ⁸ ^8 ⁹ ^9
+½ \frac{1}{2} ¼ \frac{1}{4} ¾ \frac{3}{4} ⅓ \frac{1}{3} ⅔ \frac{2}{3}
+α \alpha β \beta γ \gamma θ \theta λ \lambda μ \mu ω \omega φ \phi σ \sigma τ \tau ρ \rho
+€ \text{euros} £ \text{pounds}"""
+_SPACES = '\u00a0\u202f\u2009'
+_INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
   {
-    '−': '-',
-    '–': '-',
-    '—': '-',
-    '‐': '-',
-    '×': r'\times ',
-    '·': r'\cdot ',
-    '⋅': r'\cdot ',
-    '÷': '/',
-    '∕': '/',
-    '⁄': '/',
-    '≤': r'\le ',
-    '≥': r'\ge ',
-    '⩽': r'\le ',
-    '⩾': r'\ge ',
-    '≠': r'\ne ',
-    '≈': r'\approx ',
-    '∞': r'\infty ',
-    'π': r'\pi ',
-    '√': r'\sqrt ',
-    '°': r'^\circ ',
-    'º': r'^\circ ',
-    '±': r'\pm ',
-    '∓': r'\mp ',
-    '∪': r'\cup ',
-    '∩': r'\cap ',
-    '∈': r'\in ',
-    '∖': r'\setminus ',
-    '∅': r'\emptyset ',
-    'ℝ': r'\mathbb{R}',
-    '％': '%',
-    '⁰': '^0',
-    '¹': '^1',
-    '²': '^2',
-    '³': '^3',
-    '⁴': '^4',
-    '⁵': '^5',
-    '⁶': '^6',
-    '⁷': '^7',
-    '⁸': '^8',
-    '⁹': '^9',
-    '½': r' \frac{1}{2}',
-    '¼': r' \frac{1}{4}',
-    '¾': r' \frac{3}{4}',
-    '⅓': r' \frac{1}{3}',
-    '⅔': r' \frac{2}{3}',
-    'α': r'\alpha ',
-    'β': r'\beta ',
-    'γ': r'\gamma ',
-    'θ': r'\theta ',
-    'λ': r'\lambda ',
-    'μ': r'\mu ',
-    'ω': r'\omega ',
-    'φ': r'\phi ',
-    'σ': r'\sigma ',
-    'τ': r'\tau ',
-    'ρ': r'\rho ',
-    '，': ',',
-    '；': ';',
-    '：': ':',
-    '（': '(',
-    '）': ')',
-    '＝': '=',
-    '＋': '+',
-    '．': '.',
-    '\u00a0': ' ',
-    '\u202f': ' ',
-    '\u2009': ' ',
-    '\u200b': '',
-    '\u200c': '',
-    '\u200d': '',
-    '\ufeff': '',
-    '\u2061': '',
-    '\u2062': '',
-    '€': r'\text{euros}',
-    '£': r'\text{pounds}',
+    # A space parts a command from what follows, and a fraction from an integer before it.
+    **{
+      character: f' {text}' if text.startswith('\\frac') else text + ' ' * text[-1].isalpha()
+      for character, text in zip(_SYMBOLS.split()[::2], _SYMBOLS.split()[1::2], strict=True)
+    },
+    **dict.fromkeys(_SPACES, ' '),
+    **dict.fromkeys(_INVISIBLE, ''),
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
   }
 )
