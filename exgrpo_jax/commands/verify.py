@@ -41,9 +41,9 @@ def _answer(args: argparse.Namespace) -> str:
   if args.file is not None and beside:
     raise InputError(f'--file and {beside[0]} are both given; judge a file, or one response.')
   if args.file is not None:
-    return score(args.file, config, args.kind)
+    return score(args.file, config, args.kind, args.verifier)
   if len(beside) == 2:
-    return explain(args.response, args.answer, config, args.kind)
+    return explain(args.response, args.answer, config, args.kind, args.verifier)
   raise InputError(
     r"give --response and --answer, or --file, e.g. --response='\boxed{5}' --answer=5."
   )
@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     '--kind',
     default='math',
     help=f'how answers are compared: {", ".join(verifier.KINDS)} (default: math)',
+  )
+  parser.add_argument(
+    '--verifier',
+    default='built_in',
+    help='built_in (default), math_verify or package.module:Class, as config.grading.verifier',
   )
   parser.add_argument(
     '--require_box', action='store_true', help=r'only \boxed{…} counts as an answer'

@@ -1,64 +1,65 @@
-"""Why a response was judged as it was, and how the verifier judges a file of cases."""
+"""Why a response was judged as it was, and how a verifier judges a file of cases."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
 from exgrpo_jax.grading.answers.extraction import final_answer
+from exgrpo_jax.grading.user_code import load_verifier
 
 _MAX_QUOTED = 200  # characters
 
 
 def explain(
-  response: str, answer: str, config: verifier.Config = verifier.ANYTHING, kind: str = 'math'
+  response: str,
+  answer: str,
+  config: verifier.Config = verifier.ANYTHING,
+  kind: str = 'math',
+  chosen: str = 'built_in',
 ) -> str:
-  """What was extracted, how both sides were read, and the outcome, one a line.
+  """What was extracted, how our verifier read both sides, and the outcome, one a line.
 
-  Arguments and errors as for `verifier.judge`.
+  Arguments and errors as for `verifier.judge`; `chosen` is a verifier as config.grading names it.
   """
-  outcome = verifier.judge(response, answer, config, kind)
-  given = verifier.extract(response, config)
+  truth = verifier.Truth(answer, kind)
+  outcome, given = verifier.judge_with(load_verifier(chosen), response, truth, config)
   lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
-  if given is not None:
-    lines.append(f'response   {_describe(given, kind)}')
-  lines.append(f'answer     {_describe(final_answer(answer), kind)}')
-  lines.append(f'verdict    {outcome}')
-  return '\n'.join(lines)
+  if chosen == 'built_in':
+    lines += [] if given is None else [f'response   {_describe(given, kind)}']
+    lines.append(f'answer     {_describe(final_answer(answer), kind)}')
+  return '\n'.join([*lines, f'verdict    {outcome}'])
 
 
 def _describe(text: str, kind: str) -> str:
   if len(text) > MAX_LENGTH:
     return f'text of {len(text)} characters, compared as it stands'
-  if kind != 'math':
-    return f'{kind}: {normalize_text(text)}'
-  return describe(read(text))
+  return describe(read(text)) if kind == 'math' else f'{kind}: {normalize_text(text)}'
 
 
 def _shorten(text: str) -> str:
   return text if len(text) <= _MAX_QUOTED else f'{text[:_MAX_QUOTED]}… ({len(text)} characters)'
 
 
-@dataclasses.dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
+  place: str  # path and line number
   response: str
-  answer: str
-  kind: str
+  truth: verifier.Truth
   expected: bool  # whether the response should be judged correct
 
 
-def score(path: str, config: verifier.Config, kind: str) -> str:
+def score(path: str, config: verifier.Config, kind: str, chosen: str = 'built_in') -> str:
   """Judges a file of cases.
 
   Args:
-    path: a file as the top of this module describes it.
+    path: JSON lines, as commands/verify.py describes them.
     config: what a response must have.
     kind: how answers are compared where a case does not say.
+    chosen: a verifier, as config.grading names it.
 
   Returns:
     A line for each case judged otherwise than expected, then the totals.
@@ -66,66 +67,52 @@ def score(path: str, config: verifier.Config, kind: str) -> str:
   Raises:
     InputError: with file and line.
   """
-  lines = []
+  lines, judges = [], load_verifier(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
-  cases = list(_read_cases(path, kind))
+  cases = list(_read(path, kind))
   if not cases:
     raise InputError(f'--file={path} has no case in it: one JSON object a line is expected.')
-  for place, case in cases:
-    try:
-      outcome = verifier.judge(case.response, case.answer, config, case.kind)
-    except InputError as error:
-      raise InputError(f'{place}: {error}') from None
+  for case in cases:
+    outcome, given = verifier.judge_with(judges, case.response, case.truth, config)
     counts[outcome] += 1
     if case.expected != (outcome == 'correct'):
-      given = _shorten(verifier.extract(case.response, config) or 'nothing')
       expected = 'correct' if case.expected else 'wrong'
-      lines.append(
-        f'{place}: {outcome}, expected {expected}: {given!r} for {_shorten(case.answer)!r}'
-      )
+      compared = f'{_shorten(given or "nothing")!r} for {_shorten(case.truth.answer)!r}'
+      lines.append(f'{case.place}: {outcome}, expected {expected}: {compared}')
   totals = ', '.join(f'{count} {outcome}' for outcome, count in counts.items())
   as_expected = len(cases) - len(lines)
   return '\n'.join([*lines, f'{len(cases)} cases: {totals}; {as_expected} as expected'])
 
 
-def _read_cases(path: str, kind: str) -> Iterator[tuple[str, _Case]]:
-  """Each case of a file, after its place: path and line number."""
+def _read(path: str, kind: str) -> Iterator[_Case]:
   try:
     text = pathlib.Path(path).read_text(encoding='utf-8')
   except (OSError, UnicodeDecodeError) as error:
     raise InputError(f'--file={path} cannot be read: {error}.') from None
   for number, line in enumerate(text.split('\n'), 1):
     if line.strip():
-      place = f'{path}:{number}'
-      try:
-        yield place, _parse_case(line, kind)
-      except InputError as error:
-        raise InputError(f'{place}: {error}') from None
+      yield _parse(f'{path}:{number}', line, kind)
 
 
-def _parse_case(line: str, kind: str) -> _Case:
+def _parse(place: str, line: str, kind: str) -> _Case:
   try:
     row = json.loads(line)
+    if not isinstance(row, dict):
+      raise ValueError
   except (ValueError, RecursionError):
-    raise InputError(f'{_shorten(line)!r} is not JSON; one object a line is expected.') from None
-  if not isinstance(row, dict):
-    raise InputError(f'{_shorten(line)!r} must be an object with fields.')
-  return _Case(
-    answer=_field(row, ('gold', 'answer'), str),
-    response=_field(row, ('response',), str),
-    expected=_field(row, ('expected',), bool, default=True),
-    kind=_field(row, ('kind',), str, default=kind),
-  )
+    raise InputError(f'{place}: {_shorten(line)!r} is not a JSON object.') from None
 
+  def field(*names: str, kind: type = str, default: Any = None) -> Any:
+    """The first of these fields that the row has; required if there is no default."""
+    name = next((name for name in names if name in row), None)
+    if name is None and default is None:
+      has = ', '.join(map(repr, row)) or 'nothing'
+      raise InputError(f'{place}: no field {" or ".join(map(repr, names))} (has: {has}).')
+    if name and not isinstance(row[name], kind):
+      raise InputError(f'{place}: {name}={row[name]!r} must be of type {kind.__name__}.')
+    return row[name] if name else default
 
-def _field(row: dict[str, Any], names: tuple[str, ...], kind: type, default: Any = None) -> Any:
-  """The first of these fields that a row has; required if there is no default."""
-  name = next((name for name in names if name in row), None)
-  if name is None:
-    if default is None:
-      fields = ', '.join(map(repr, row)) or 'nothing'
-      raise InputError(f'no field {" or ".join(map(repr, names))} (has: {fields}).')
-    return default
-  if not isinstance(row[name], kind):
-    raise InputError(f'{name}={row[name]!r} must be of type {kind.__name__}.')
-  return row[name]
+  truth = verifier.Truth(field('gold', 'answer'), field('kind', default=kind))
+  if truth.kind not in verifier.KINDS:
+    raise InputError(f'{place}: kind={truth.kind!r} must be one of {", ".join(verifier.KINDS)}.')
+  return _Case(place, field('response'), truth, field('expected', kind=bool, default=True))

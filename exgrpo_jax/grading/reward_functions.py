@@ -1,19 +1,16 @@
-"""What config.grading names: reward functions and a verifier, ours or a user's.
+"""Reward functions: found by name, given what their parameters ask for, held to finite numbers.
 
 No JAX here: the processes that call them must start in an instant.
 """
 
 import dataclasses
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import rewards, verifier
+from exgrpo_jax.grading import rewards, user_code
 
 # What a parameter may be called, besides the columns of the question's row.
 PARAMETERS = (
@@ -37,7 +34,6 @@ TRIALS = (
   {'response': r'So it is \boxed{2}.', 'answer': '1', 'outcome': 'wrong', **_WRITTEN},
   {'response': '', 'answer': '1', 'outcome': 'no answer', **_WRITTEN, 'tokens': [0], 'length': 1},
 )
-VERIFIERS = ('built_in', 'math_verify')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +83,7 @@ def name_of(spec: str) -> str:
 
 def load(spec: str) -> RewardFunction:
   """One of rewards.BUILT_IN, or 'package.module:function'; raises what its module does."""
-  function = rewards.BUILT_IN.get(spec) or _import(spec, 'function')
+  function = rewards.BUILT_IN.get(spec) or user_code.load(spec)
   required, optional = [], []
   for name, parameter in inspect.signature(function).parameters.items():
     if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -95,27 +91,6 @@ def load(spec: str) -> RewardFunction:
     if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
       (required if parameter.default is parameter.empty else optional).append(name)
   return RewardFunction(spec, function, tuple(required), tuple(optional))
-
-
-def load_verifier(spec: str) -> verifier.Verifier:
-  """One of VERIFIERS, or 'package.module:Class'; raises what its module does."""
-  if spec == 'built_in':
-    return verifier.BuiltIn()
-  if spec == 'math_verify':
-    if importlib.util.find_spec('math_verify') is None:
-      raise InputError(
-        "config.grading.verifier='math_verify' needs the package math-verify: "
-        "pip install 'exgrpo_jax[math_verify]'."
-      )
-    spec = 'exgrpo_jax.grading.math_verify:MathVerify'
-  return _import(spec, 'Class')()
-
-
-def _import(spec: str, what: str) -> Any:
-  module, _, name = spec.partition(':')
-  if not (module and name):
-    raise ValueError(f"it does not have the form 'package.module:{what}'")
-  return getattr(importlib.import_module(module), name)
 
 
 def _checked(value: Any) -> float:

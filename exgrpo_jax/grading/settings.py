@@ -5,7 +5,7 @@ import math
 
 from exgrpo_jax.config import PAPER, check_known, setting
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, rewards
+from exgrpo_jax.grading import reward_functions, rewards, user_code
 
 MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
 
@@ -81,7 +81,7 @@ class Config:
 def check_rewards(config: Config, max_response: int) -> None:
   """InputError where the rewards do not fit each other, or the longest response in tokens."""
   if ':' not in config.verifier:
-    known = (*reward_functions.VERIFIERS, 'package.module:Class')
+    known = (*user_code.VERIFIERS, 'package.module:Class')
     check_known(config.verifier, known, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:

@@ -62,7 +62,7 @@ class Judgement(NamedTuple):
 
 
 class Verifier(Protocol):
-  """Judges responses; `config.grading.verifier` names one (reward_functions.load_verifier).
+  """Judges responses; `config.grading.verifier` names one (user_code.load_verifier).
 
   It is made without arguments, once in each worker process, whose limits on time and memory hold
   for every call.

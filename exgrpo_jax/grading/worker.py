@@ -17,7 +17,6 @@ standard error and cannot pass for a verdict. The worker imports no jax: it must
 instant, and leave the accelerator alone.
 """
 
-import contextlib
 import ctypes
 import dataclasses
 import json
@@ -25,33 +24,22 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, verifier
+from exgrpo_jax.grading import reward_functions, user_code, verifier
 from exgrpo_jax.grading.reward_functions import RewardFunction
+from exgrpo_jax.grading.user_code import ERRORS, summarize
 from exgrpo_jax.grading.verifier import Judgement, Verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
-_MAX_REASON = 500  # characters of an error's text
-_ERRORS = (Exception, SystemExit)  # the user's code may raise anything, and call sys.exit
 
 # What the worker knows by itself of a response that it judges.
 OWN = ('response', 'answer', 'outcome', 'overlong_buffer')
 
 _TRYING = 'trying it on three responses'
-_NEEDED = {
-  'rewards': (
-    "'package.module:function', importable where the run is started, and return a finite number "
-    'for any response, such as exgrpo_jax.grading.rewards:think_format'
-  ),
-  'verifier': (
-    "'package.module:Class', importable where the run is started, whose judge(response, question) "
-    'returns a Judgement for any response, such as exgrpo_jax.grading.verifier:BuiltIn'
-  ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Setup:
   parent: int  # process id
   memory_limit: int  # MiB, in addition to what the process uses when it is ready; 0 is none
   max_length: int  # characters
-  verifier: str  # see reward_functions.load_verifier
+  verifier: str  # see user_code.load_verifier
   rewards: Sequence[str]  # see reward_functions.load
   is_batched: bool  # whether these take batches; then no verifier is called
   overlong_buffer: int  # tokens
@@ -84,7 +72,9 @@ def main() -> None:
   setup = Setup(**values | {'required': verifier.Config(**values['required'])})
   _die_with(setup.parent)
   try:
-    chosen, loaded = _load(setup, lambda place, how: reply({'trying': place, 'how': how}))
+    chosen, loaded = _load(
+      setup, lambda key, spec, how: reply({'trying': f'config.grading.{key}: {spec!r}', 'how': how})
+    )
   except InputError as error:
     reply({'refused': str(error)})
     return
@@ -143,11 +133,11 @@ def _grade(
       'given': given and given[:MAX_ANSWER],
       'must_be_replaced': False,
     }
-  except _ERRORS as error:  # concerns this response alone
+  except ERRORS as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
       'components': None,
-      'reason': place + _summarize(error),
+      'reason': place + summarize(error),
       'given': None,
       'must_be_replaced': isinstance(error, MemoryError),  # it may have left things inconsistent
     }
@@ -162,15 +152,15 @@ def _score(
   own = {'overlong_buffer': setup.overlong_buffer}
   try:
     return {'rewards': rewards[index].of_batch([{**row, **own} for row in rows])}
-  except _ERRORS as error:
-    return {'reason': f'{rewards[index].spec}: {_summarize(error)}'}
+  except ERRORS as error:
+    return {'reason': f'{rewards[index].spec}: {summarize(error)}'}
 
 
 # What the config names is imported, and tried on three responses.
 
 
 def _load(
-  setup: Setup, say: Callable[[str, str], None]
+  setup: Setup, say: Callable[[str, str, str], None]
 ) -> tuple[Verifier | None, list[RewardFunction]]:
   """The verifier and the rewards; says what it does before it does it, as it may never come back.
 
@@ -179,33 +169,19 @@ def _load(
   """
   chosen, loaded = None, []
   if not setup.is_batched:
-    with _refusing('verifier', setup.verifier) as place:
-      say(place, 'importing it')
-      chosen = reward_functions.load_verifier(setup.verifier)
-      say(place, _TRYING)
+    with user_code.refusing('verifier', setup.verifier):
+      say('verifier', setup.verifier, 'importing it')
+      chosen = user_code.load_verifier(setup.verifier)
+      say('verifier', setup.verifier, _TRYING)
       for trial in reward_functions.TRIALS:
         _checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
   for spec in setup.rewards:
-    with _refusing('rewards', spec) as place:
-      say(place, 'importing it')
+    with user_code.refusing('rewards', spec):
+      say('rewards', spec, 'importing it')
       loaded.append(reward_functions.load(spec))
-      say(place, _TRYING)
+      say('rewards', spec, _TRYING)
       _try(loaded[-1], setup)
   return chosen, loaded
-
-
-@contextlib.contextmanager
-def _refusing(key: str, spec: str) -> Iterator[str]:
-  """Turns what a user's code raises into an InputError; gives the name that it has there."""
-  place = f'config.grading.{key}: {spec!r}'
-  try:
-    yield place
-  except InputError:
-    raise
-  except _ERRORS as error:
-    raise InputError(
-      f'{place} cannot be used ({_summarize(error)}): it must be {_NEEDED[key]}.'
-    ) from error
 
 
 def _checked(judgement: Judgement) -> Judgement:
@@ -235,16 +211,10 @@ def _try(reward: RewardFunction, setup: Setup) -> None:
   for trials in [rows] if setup.is_batched else [[row] for row in rows]:
     try:
       reward.of_batch(trials) if setup.is_batched else reward.of_one(trials[0])
-    except _ERRORS as error:
+    except ERRORS as error:
       tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
       shown = f'a batch of {len(trials)} responses' if setup.is_batched else tried
-      raise ValueError(f'tried on {shown}: {_summarize(error)}') from error
-
-
-def _summarize(error: BaseException) -> str:
-  """An error on one short line; it may quote the response."""
-  text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
-  return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
+      raise ValueError(f'tried on {shown}: {summarize(error)}') from error
 
 
 # The process.

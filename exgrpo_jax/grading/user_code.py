@@ -1,0 +1,68 @@
+"""Code that config.grading names: a verifier or rewards of a user's, imported, and their errors."""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import verifier
+
+VERIFIERS = ('built_in', 'math_verify')
+ERRORS = (Exception, SystemExit)  # a user's code may raise anything, and call sys.exit
+_MAX_REASON = 500  # characters of an error's text
+
+_NEEDED = {
+  'rewards': (
+    "'package.module:function', importable where the run is started, and return a finite number "
+    'for any response, such as exgrpo_jax.grading.rewards:think_format'
+  ),
+  'verifier': (
+    "'package.module:Class', importable where the run is started, and return a Judgement for any "
+    'response, such as exgrpo_jax.grading.verifier:BuiltIn'
+  ),
+}
+
+
+def load_verifier(spec: str) -> verifier.Verifier:
+  """One of VERIFIERS, or 'package.module:Class'; InputError where it cannot be used."""
+  if spec == 'built_in':
+    return verifier.BuiltIn()
+  with refusing('verifier', spec):
+    if spec == 'math_verify':
+      if importlib.util.find_spec('math_verify') is None:
+        raise InputError(
+          "config.grading.verifier='math_verify' needs the package math-verify: "
+          "pip install 'exgrpo_jax[math_verify]'."
+        )
+      spec = 'exgrpo_jax.grading.math_verify:MathVerify'
+    return load(spec, 'Class')()
+
+
+def load(spec: str, what: str = 'function') -> Any:
+  """What 'package.module:name' is; raises what importing the module does."""
+  module, _, name = spec.partition(':')
+  if not (module and name):
+    raise ValueError(f"it does not have the form 'package.module:{what}'")
+  return getattr(importlib.import_module(module), name)
+
+
+@contextlib.contextmanager
+def refusing(key: str, spec: str) -> Iterator[None]:
+  """Turns what a user's code raises into an InputError that names it and config.grading's key."""
+  try:
+    yield
+  except InputError:
+    raise
+  except ERRORS as error:
+    raise InputError(
+      f'config.grading.{key}: {spec!r} cannot be used ({summarize(error)}): it must be '
+      f'{_NEEDED[key]}.'
+    ) from error
+
+
+def summarize(error: BaseException) -> str:
+  """An error on one short line; it may quote the response."""
+  text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
+  return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
