@@ -28,7 +28,7 @@ _MAX_DEATHS = 2  # workers that may die of a response before it is taken for the
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-  """A response to be judged; what it calls is called in a thread, on the host that judges it."""
+  """A response to be judged; its functions are called in a thread, on the host that judges it."""
 
   text: Callable[[], str]
   answer: str  # the ground truth
@@ -46,16 +46,16 @@ class Grader:
   example because it was killed from outside, another worker judges that response again.
   """
 
-  def __init__(self, config: Config, verifier_config: verifier.Config) -> None:
+  def __init__(self, config: Config, required: verifier.Config) -> None:
     count = config.workers or min(_count_cores(), MAX_AUTO_WORKERS)
     self._config = config
-    self._slots = [worker_slot.of_responses(config, verifier_config) for _ in range(count)]
+    self._slots = [worker_slot.of_responses(config, required) for _ in range(count)]
     # Last in, first out: the slot used last has a running worker.
     self._free: queue.LifoQueue[WorkerSlot] = queue.LifoQueue()
     for slot in reversed(self._slots):
       self._free.put(slot)
     self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='grader')
-    self._scorer = Scorer(config, verifier_config) if config.batched else None
+    self._scorer = Scorer(config, required) if config.batched else None
     self._keys: dict[Hashable, None] = {}  # of what `collect` will return
     self._round = self._new_round()
 
@@ -99,16 +99,13 @@ class Grader:
     kinds: Sequence[str] | None = None,
     facts: Sequence[Callable[[], Mapping[str, Any]]] | None = None,
   ) -> list[Verdict]:
-    """Judges responses and waits for the verdicts; leaves alone what was submitted.
+    """The verdict on each response, in their order; leaves alone what was submitted.
 
     Args:
       responses: their texts.
       answers: the ground truth of each.
       kinds: how the answers of each are compared, of verifier.KINDS; 'math' by default.
       facts: of each, as in Submission; none by default.
-
-    Returns:
-      A verdict for each response, in their order.
 
     Raises:
       ValueError: the arguments differ in length.
@@ -139,10 +136,8 @@ class Grader:
       has_code_block=rewards.has_code_block(text),
       valid_steps=submission.check_steps(text) if submission.check_steps else None,
     )
-    if self._scorer is None:
-      return Judged(verdict, {})
     own = {'response': text, 'answer': submission.answer, 'outcome': verdict.outcome}
-    return Judged(verdict, {**facts, **own})
+    return Judged(verdict, {**facts, **own} if self._scorer else {})
 
 
 class _Round:
@@ -159,7 +154,7 @@ class _Round:
     self._own: list[concurrent.futures.Future[Judged]] = []
 
   def add(self, submission: Submission) -> None:
-    """Starts judging it, where that is this host's share."""
+    """Starts judging it, where it belongs to this host's share."""
     if hosts.is_own_share(self._count):
       self._own.append(self._start(submission))
       if self._batches:
@@ -197,7 +192,7 @@ def _verdict(
   submission: Submission,
   facts: Mapping[str, Any],
 ) -> Verdict:
-  """The verdict on a response, also where it kills or blocks its worker; without its reward yet."""
+  """The verdict on a response that may kill or block its worker; its reward is still 0."""
   reason = ''
   for _ in range(_MAX_DEATHS):
     worker = slot.ready()
@@ -205,37 +200,27 @@ def _verdict(
     try:
       reply = slot.ask(worker, request, time.monotonic() + time_limit)
     except EOFError as error:
-      reason = str(error)
       slot.drop()
+      reason = f'{_MAX_DEATHS} workers died of it, the last {error}'
     except TimeoutError:
       slot.drop()
-      reason = f'no verdict after {time_limit:g} s'
-      return Verdict(reward=0.0, outcome='timed out', reason=reason)
+      return Verdict(0.0, 'timed out', f'no verdict after {time_limit:g} s')
     else:
-      if reply['must_be_replaced']:
+      if reply.pop('must_be_replaced', False):
         slot.drop()
-      return Verdict(
-        reward=0.0,
-        outcome=reply['outcome'],
-        reason=reply['reason'],
-        answer=reply['given'],
-        components=reply['components'],
-      )
-  reason = f'{_MAX_DEATHS} workers died of it, the last {reason}'
-  return Verdict(reward=0.0, outcome='crashed', reason=reason)
+      return Verdict(reward=0.0, **reply)
+  return Verdict(0.0, 'crashed', reason)
 
 
-def check(
-  config: Config, verifier_config: verifier.Config, row: Mapping[str, Any] | None = None
-) -> None:
-  """Starts each kind of worker once; raises InputError where `config.rewards` cannot be used.
+def check(config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None) -> None:
+  """Starts each kind of worker once; InputError where verifier or rewards cannot be used.
 
   Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
   the others.
   """
-  slots = [worker_slot.of_responses(config, verifier_config, row, starts=1)]
+  slots = [worker_slot.of_responses(config, required, row, starts=1)]
   if config.batched:
-    slots.append(worker_slot.of_batches(config, verifier_config, row))
+    slots.append(worker_slot.of_batches(config, required, row))
   for slot in slots:
     with contextlib.closing(slot):
       try:

@@ -7,8 +7,8 @@ sides send lines of JSON over a socket, which is the worker's standard input:
                                         verifier or reward is imported or tried, then by
                                         {'asks': names of what the rewards ask for besides `OWN`}
                                         or {'refused': what is wrong}
-  [response, answer, kind, facts]       answered by {'outcome': …, 'components': {name: reward},
-                                        'reason': …, 'given': …, 'must_be_replaced': …}
+  [response, answer, kind, facts]       answered by fields of a Verdict, and 'must_be_replaced'
+                                        after an error that may have left things inconsistent
   [index of a reward, [facts, …]]       where the rewards take batches; answered by
                                         {'rewards': [number, …]} or {'reason': …}
 
@@ -126,20 +126,12 @@ def _grade(
     for reward in rewards:
       place = f'{reward.spec}: '
       components[reward_functions.name_of(reward.spec)] = reward.of_one({**facts, **own})
-    return {
-      'outcome': outcome,
-      'components': components,
-      'reason': '',
-      'given': given and given[:MAX_ANSWER],
-      'must_be_replaced': False,
-    }
+    return {'outcome': outcome, 'components': components, 'answer': given and given[:MAX_ANSWER]}
   except ERRORS as error:  # concerns this response alone
     return {
       'outcome': 'crashed',
-      'components': None,
       'reason': place + summarize(error),
-      'given': None,
-      'must_be_replaced': isinstance(error, MemoryError),  # it may have left things inconsistent
+      'must_be_replaced': isinstance(error, MemoryError),
     }
 
 

@@ -7,27 +7,24 @@ from typing import Any
 from exgrpo_jax.grading.answers import latex, matrix, quantity
 from exgrpo_jax.grading.answers.cursor import UnreadableError
 from exgrpo_jax.grading.answers.inequality import interpret_inequality
-from exgrpo_jax.grading.answers.reading import REALS, Reading, make_labelled
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 from exgrpo_jax.grading.answers.tokens import tokenize
-from exgrpo_jax.grading.answers.tree import Tree, is_label, is_name, symbols
+from exgrpo_jax.grading.answers.tree import (
+  REALS,
+  Reading,
+  Tree,
+  is_label,
+  is_name,
+  make_labelled,
+  symbols,
+)
 from exgrpo_jax.grading.answers.units import normalize_unit
 
 MAX_LENGTH = 2000  # characters; longer answers are compared as plain text
 
-_BASES = {
-  'two': 2,
-  'three': 3,
-  'four': 4,
-  'five': 5,
-  'six': 6,
-  'seven': 7,
-  'eight': 8,
-  'nine': 9,
-  'ten': 10,
-  'twelve': 12,
-  'sixteen': 16,
-}
+_SMALL_BASES = 'two three four five six seven eight nine ten'
+_BASES = {name: base for base, name in enumerate(_SMALL_BASES.split(), 2)}
+_BASES |= {'twelve': 12, 'sixteen': 16}
 _NUMERAL = re.compile(
   r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?([0-9]+|[a-z]+)'
   r'(?: ?\})?\)? ?\}?'

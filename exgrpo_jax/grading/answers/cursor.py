@@ -42,10 +42,17 @@ class Cursor:
     token = self.peek()
     return token.kind in ('mark', 'command') and token.text in texts
 
+  def _accept(self, *texts: str) -> str:
+    """Reads the next token if it is one of these marks or commands; '' where it is not."""
+    return self._advance().text if self._next_is(*texts) else ''
+
   def _next_is_mark(self, text: str) -> bool:
     r"""As `_next_is`, but '{' is only the brace that groups, not the command '\{' of a set."""
     token = self.peek()
     return token.kind == 'mark' and token.text == text
+
+  def _integer_is_next(self) -> bool:
+    return self.peek().kind == 'number' and self.peek().text.isdecimal()
 
   def _expect(self, kind: str, text: str) -> None:
     """Reads exactly this token; raises UnreadableError at any other."""
@@ -53,12 +60,11 @@ class Cursor:
     if token.kind != kind or token.text != text:
       raise UnreadableError(f'expected {text!r}, not {token.text!r}')
 
-  def _read_signs(self) -> bool:
-    """Reads any '+' and '-'; returns whether together they negate."""
-    negative = False
-    while self._next_is('+', '-'):
-      negative ^= self._advance().text == '-'
-    return negative
+  def _split_digit(self) -> str:
+    r"""Reads the first digit of an integer, which is all that LaTeX takes in 'x_12'."""
+    digits = self.peek().text
+    self._tokens[self._at] = Token('number', digits[1:], spaced=False)
+    return digits[0]
 
   def _enter(self) -> None:
     """Counts a level of nesting, which bounds the recursion; the caller decrements `_depth`."""

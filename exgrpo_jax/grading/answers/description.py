@@ -3,8 +3,7 @@
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import quantity
-from exgrpo_jax.grading.answers.reading import INFINITY, MINUS_INFINITY, Reading
-from exgrpo_jax.grading.answers.tree import Tree, symbols
+from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
 _MAX_BITS = 300  # of a rational number that is written out
 _NAMES = {

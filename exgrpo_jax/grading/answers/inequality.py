@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import quantity
-from exgrpo_jax.grading.answers.reading import (
+from exgrpo_jax.grading.answers.tree import (
   INFINITY,
   MINUS_INFINITY,
   Reading,
+  Tree,
+  is_label,
   make_interval,
   make_labelled,
+  subtract,
+  symbols,
 )
-from exgrpo_jax.grading.answers.tree import Tree, is_label, subtract, symbols
 
 _REVERSED = {'>': '<', '>=': '<='}
 

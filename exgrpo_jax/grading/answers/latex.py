@@ -1,316 +1,290 @@
 """Tokens to an expression tree, by recursive descent of bounded depth.
 
-Letters in a row are multiplied, except that f(x), x(t) and I(0) are calls.
+Here are the operands: numbers, names, brackets, functions, matrices. Letters in a row are
+multiplied, except that f(x), x(t) and I(0) are calls.
 """
 
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from exgrpo_jax.grading.answers.atoms import Atoms
 from exgrpo_jax.grading.answers.cursor import UnreadableError
+from exgrpo_jax.grading.answers.grammar import Grammar
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
-from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product, make_sum, symbols
+from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
-_RELATIONS = {
-  '=': '=',
-  '<': '<',
-  '>': '>',
-  'le': '<=',
-  'ge': '>=',
-  'ne': '!=',
-  'approx': '~',
-  'in': 'in',
-  'equiv': '=',
-}
-
-# Spellings of a fraction that make a mixed number of the integer before them, with n for a
-# number, and the kinds of their tokens.
-_FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
-
-# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
-_NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about mod only
-plus minus times unless except"""
-_NON_UNITS = frozenset(_NON_UNIT_WORDS.split())
-
-_OPERAND_COMMANDS = (
-  FUNCTIONS
-  | SYMBOLS
-  | ACCENTS
-  | BIG_OPERATORS
-  | {'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'}
-)
+_FUNCTION_LETTERS = frozenset('fgh')
+_CLOSING = {'(': ')', '[': ']'}
+_MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
 
 def parse(tokens: Sequence[Token]) -> Tree:
   """The tree of an answer's tokens; raises UnreadableError."""
-  grammar = _Grammar(tokens)
-  tree = grammar.answer()
-  if not grammar.at_end():
-    raise UnreadableError(f'{grammar.peek().text!r} cannot follow')
+  parser = _Parser(tokens)
+  tree = parser.answer()
+  if not parser.at_end():
+    raise UnreadableError(f'{parser.peek().text!r} cannot follow')
   if is_too_deep(tree):
     raise UnreadableError('nested too deeply')
   return tree
 
 
-class _Grammar(Atoms):
-  """Parses lists of relations between sums of products of powers of operands."""
+class _Parser(Grammar):
+  """Parses whole answers."""
 
-  # Lists and relations.
-
-  def answer(self) -> Tree:
-    """A whole answer: items between commas, or groups of them between semicolons."""
-    groups: list[list[Tree]] = [[]]
-    while not self.at_end():
-      groups[-1].append(self._relation())
-      if self._next_is(';'):
-        self._advance()
-        groups.append([])
-      elif not self._read_commas():
-        break
-    groups = [group for group in groups if group]
-    if not groups:
-      raise UnreadableError('there are no tokens')
-    if len(groups) > 1 and max(map(len, groups)) > 1:
-      return 'list', tuple(('group', '(', ')', tuple(g)) if g[1:] else g[0] for g in groups)
-    items = tuple(item for group in groups for item in group)
-    return items[0] if len(items) == 1 else ('list', items)
-
-  def _read_commas(self) -> bool:
-    """Reads any commas ('a, and b' has two); returns whether there were some."""
-    start = self._at
-    while self._next_is(','):
-      self._advance()
-    return self._at > start
-
-  def _relation(self) -> Tree:
-    sides = [None if self._next_relation() else self._ratio()]
-    operators = []
-    while operator := self._next_relation():
-      self._advance()
-      if operator == '=' and self._next_is('<', '>'):  # '=<'
-        operator = self._advance().text + '='
-      operators.append(operator)
-      sides.append(self._ratio())
-    if operators:
-      return 'relation', tuple(operators), tuple(sides)
-    (tree,) = sides
-    assert tree is not None  # without a relation ahead, a side was parsed
-    return tree
-
-  def _next_relation(self) -> str | None:
-    token = self.peek()
-    return _RELATIONS.get(token.text) if token.kind in ('mark', 'command') else None
-
-  def _ratio(self) -> Tree:
-    terms = [self._union()]
-    while self._next_is(':'):
-      self._advance()
-      terms.append(self._union())
-    return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
-
-  def _union(self) -> Tree:
-    r"""A sum, or sets joined, or all before and after '\choose'."""
-    tree = self._sets()
-    if self._next_is('choose'):
-      self._advance()
-      tree = 'function', 'binom', (tree, self._sets())
-    return tree
-
-  def _sets(self) -> Tree:
-    r"""A sum, or sets: unions, of which others may be taken away, or intersections."""
-    members = [self._sum()]
-    if self._next_is('cap'):
-      tree = 'intersection', tuple(self._members('cap', members))
-      if self._next_is('cup', 'setminus'):
-        raise UnreadableError('unions and intersections need brackets')
-      return tree
-    self._members('cup', members)
-    tree = members[0] if len(members) == 1 else ('union', tuple(members))
-    while self._next_is('setminus'):
-      self._advance()
-      tree = ('minus', tree, self._sum())
-    if self._next_is('cup', 'cap'):
-      raise UnreadableError('unions and differences need brackets')
-    return tree
-
-  def _members(self, operator: str, members: list[Tree]) -> list[Tree]:
-    while self._next_is(operator):
-      self._advance()
-      members.append(self._sum())
-    return members
-
-  # Sums and products.
-
-  def _sum(self) -> Tree:
+  def _atom(self) -> Tree:
     self._enter()
-    if self._next_is('pm', 'mp'):
-      terms: list[Tree] = [('plusminus', self._plus_or_minus(), None, self._product())]
+    token = self._advance()
+    if token.kind == 'tree':
+      tree = token.tree
+    elif token.kind == 'number':
+      tree = self._number(token)
+    elif token.kind == 'word':
+      tree = self._name(token.text)
+    elif token.kind == 'command':
+      tree = self._command(token.text)
+    elif token.kind == 'mark':
+      tree = self._bracketed(token.text)
+    elif token.kind == 'text' and (len(token.text) == 1 or self._next_is('_', '=')):
+      tree = self._name(token.text)
     else:
-      terms = [self._product()]
-    while self._next_is('+', '-', 'pm', 'mp'):
-      if self._next_is('pm', 'mp'):
-        sign, term = self._plus_or_minus(), self._product()
-        terms = [('plusminus', sign, make_sum(terms), term)]
-      else:
-        negative, term = self._advance().text == '-', self._product()
-        terms.append(('negate', term) if negative else term)
+      raise UnreadableError(f'{token.text or "the end"!r} cannot start an operand')
     self._depth -= 1
-    return make_sum(terms)
+    return tree
 
-  def _plus_or_minus(self) -> int:
-    r"""Reads '\pm', which is 1, or '\mp', which is -1."""
-    return 1 if self._advance().text == 'pm' else -1
+  # Numbers and names.
 
-  def _product(self) -> Tree:
-    negative = self._read_signs()
-    tree = self._factors()
-    return ('negate', tree) if negative else tree
-
-  def _factors(self) -> Tree:
-    starts_with_integer = self._integer_is_next()
-    factors = [self._power()]
-    while True:
-      if self._next_is('*'):
-        self._advance()
-        factors.append(self._signed_power())
-      elif self._next_is('/'):
-        self._advance()
-        factors = [('divide', make_product(factors), self._signed_power())]
-      elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
-        factors = [mixed]
-      elif self._unit_is_next(factors):
-        factors = [('unit', make_product(factors), self._unit())]
-      elif self._starts_factor():
-        if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
-          raise UnreadableError('a number cannot follow another')
-        factors.append(self._power())
-      else:
-        return make_product(factors)
-      starts_with_integer = False  # nothing but the integer may precede the fraction
-
-  def _signed_power(self) -> Tree:
-    negative = self._read_signs()
-    tree = self._power()
-    return ('negate', tree) if negative else tree
-
-  def _mixed_number(self, integer: Tree) -> Tree | None:
-    r"""Reads the fraction of '1 1/2' or '1\frac{1}{2}' and adds it; None where there is none."""
-    kinds = ''.join(
-      token.text if token.kind in ('mark', 'command') else token.kind[0]
-      for token in self._tokens[self._at : self._at + 7]
-    )
-    spelling = next((s for s in _FRACTION_PARTS if kinds.startswith(s)), None)
-    if integer[0] != 'number' or not spelling:
-      return None
-    if spelling == 'n/n' and not self.peek().spaced:
-      return None
-    count = len(_FRACTION_PARTS[spelling])
-    top, *_, bottom = [
-      token.text for token in self._tokens[self._at : self._at + count] if token.kind == 'number'
-    ]
-    if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):
-      return None
-    self._at += count
-    return 'number', integer[1] + Fraction(int(top), int(bottom))
-
-  def _starts_factor(self) -> bool:
-    token = self.peek()
-    if token.kind in ('number', 'word', 'tree'):
-      return True
-    if token.kind == 'mark':
-      return token.text in '([{' or (token.text == '|' and not self._bars)
-    return token.kind == 'command' and token.text in _OPERAND_COMMANDS
-
-  # Units.
-
-  def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
-    """Whether a unit follows these factors; letters among them are multiplied instead."""
-    token = self.peek()
-    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
-      return False
-    if token.kind == 'text':
-      return bool(re.match(r'[A-Za-z]', token.text))
-    return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
-
-  def _unit(self) -> str:
-    parts = [self._advance().text]
-    if parts[0].lower() in _NON_UNITS:
-      raise UnreadableError(f'{parts[0]!r} is no unit')
-    while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
-      token = self._advance()
-      parts.append('^' + self._unit_exponent() if token.text == '^' else token.text)
-    return ' '.join(parts)
-
-  def _unit_exponent(self) -> str:
-    has_braces = self._next_is_mark('{')
-    if has_braces:
-      self._advance()
-    exponent = self._advance().text
-    if exponent == '-':
-      exponent += self._advance().text
-    if has_braces:
+  def _number(self, token: Token) -> Tree:
+    value = Fraction(token.text.removesuffix('.'))
+    if '.' in token.text and self._accept('overline'):
+      self._expect('mark', '{')
+      digits = self._advance().text
       self._expect('mark', '}')
-    return exponent
+      if not digits.isdecimal():
+        raise UnreadableError(f'{digits!r} cannot be the repeating part of a decimal')
+      shift = 10 ** len(token.text.partition('.')[2])
+      value += Fraction(int(digits), (10 ** len(digits) - 1) * shift)
+    return 'number', value
 
-  # Powers and what follows an operand.
+  def _name(self, name: str) -> Tree:
+    if name in UNITS and len(name) < 4:  # where no unit can be, 'mg' is m times g
+      letters = [Token('word', letter, spaced=False) for letter in name]
+      self._tokens[self._at : self._at] = letters
+      name = self._advance().text
+    if self._accept('_'):
+      name = f'{name}_{self._subscript()}'
+    elif len(name) == 1 and self._integer_is_next() and not self.peek().spaced:
+      name = f'{name}_{self._advance().text}'  # 'x1'
+    return self._symbol_or_call(('symbol', name), name[0])
 
-  def _power(self) -> Tree:
-    tree = self._postfixed(self._atom())
-    if not self._next_is('^'):
-      return tree
+  def _subscript(self) -> str:
+    """Reads a subscript, or another argument that is a name; its tokens run together."""
+    if not self._next_is_mark('{'):
+      if self._integer_is_next() and len(self.peek().text) > 1:
+        return self._split_digit()
+      return self._advance().text
     self._advance()
-    self._enter()
-    if self._next_is('prime'):
-      self._advance()
-      tree = self._primed(tree)
-      self._depth -= 1
-      return self._symbol_or_call(tree, tree[1][0])
-    exponent = self._argument(split=False)
-    self._depth -= 1
-    if exponent == ('symbol', 'prime'):
-      return self._primed(tree)
-    return self._postfixed(('power', tree, exponent))
+    depth, parts = 1, []
+    while depth:
+      token = self._advance()
+      if token.kind == 'end':
+        raise UnreadableError('a subscript is not closed')
+      if token.kind == 'mark':
+        depth += {'{': 1, '}': -1}.get(token.text, 0)
+      parts.append(token.text)
+    return ''.join(parts[:-1])
 
-  def _primed(self, tree: Tree) -> Tree:
-    if tree[0] != 'symbol':
-      raise UnreadableError('only a symbol can have a prime')
-    return 'symbol', tree[1] + "'"
+  def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
+    """The symbol, or a call of it where the bracket that follows holds arguments."""
+    if not self._next_is_mark('('):
+      return symbol
+    start = self._at
+    self._advance()
+    inner = self._bracketed('(')
+    arguments = inner[3] if inner[0] == 'group' else (inner,)
+    are_plain = all(
+      argument[0] in ('symbol', 'number') or (argument[0] == 'add' and len(argument[1]) == 1)
+      for argument in arguments
+    )
+    is_half_open = inner[0] == 'group' and inner[2] != ')'
+    is_function = letter in _FUNCTION_LETTERS or "'" in symbol[1] or are_plain
+    if is_function and not is_half_open:
+      return 'call', symbol[1], arguments
+    self._put_back(start, inner)
+    return symbol
 
-  def _postfixed(self, tree: Tree) -> Tree:
-    while True:
-      if self._next_is('!'):
-        self._advance()
-        tree = ('factorial', tree)
-      elif self._next_is('%'):
-        self._advance()
-        tree = ('percent', tree)
-      elif self._next_is('circ'):
-        self._advance()
-        tree = ('degrees', tree)
-      elif self._next_is("'"):
-        self._advance()
-        tree = self._primed(tree)
-      else:
-        return tree
+  # Brackets.
 
-  def _argument(self, split: bool = True) -> Tree:
-    r"""What LaTeX takes as an argument: a group in braces, or one operand.
+  def _items(self) -> list[Tree]:
+    items = [self._relation()]
+    while self._accept(',', ';'):
+      items.append(self._relation())
+    return items
 
-    With `split` only the first digit of an integer: '\frac12' is a half, but '2^12' is 2^{12}.
-    """
-    if self._next_is_mark('{'):
-      self._advance()
-      tree = self._union()
+  def _bracketed(self, mark: str) -> Tree:
+    """Reads on after an opening bracket, brace or bar."""
+    if mark in _CLOSING:
+      return self._parenthesised(mark)
+    if mark == '{':
+      items = self._items()
       self._expect('mark', '}')
-      return tree
-    if split and self._integer_is_next() and len(self.peek().text) > 1:
-      return 'number', Fraction(int(self._split_digit()))
-    if split and self.peek().kind == 'word' and len(self.peek().text) == 1:
-      return 'symbol', self._advance().text  # '\frac x2' is x/2
-    if self._next_is('-', '+'):
-      negative = self._read_signs()
-      tree = self._argument(split=False)
-      return ('negate', tree) if negative else tree
-    return self._atom() if split else self._power()
+      return items[0] if len(items) == 1 else ('braces', tuple(items))
+    if mark == '|':
+      self._bars += 1
+      tree = self._sum()
+      self._expect('mark', '|')
+      self._bars -= 1
+      return 'function', 'abs', (tree,)
+    raise UnreadableError(f'{mark!r} cannot start an operand')
+
+  def _parenthesised(self, mark: str) -> Tree:
+    bars, self._bars = self._bars, 0
+    items = self._items()
+    self._bars = bars
+    closing = self._advance()
+    if closing.kind != 'mark' or closing.text not in ')]':
+      raise UnreadableError('a bracket is not closed')
+    if len(items) > 1:
+      return 'group', mark, closing.text, tuple(items)
+    if closing.text != _CLOSING[mark]:
+      raise UnreadableError('a half-open interval has one end')
+    (item,) = items
+    # A sum of one: '(2)(3)' is a product, '2 3' is not.
+    return ('add', (item,)) if item[0] == 'number' else item
+
+  def _set(self) -> Tree:
+    r"""Reads on after '\{': a set, or the condition of '\{x \mid x < 5\}'."""
+    bars, self._bars = self._bars, 1  # '|' ends the variable, it opens no absolute value
+    items = [] if self._next_is('}') else self._items()
+    self._bars = bars
+    if len(items) == 1 and self._accept('|'):
+      items = self._items()
+      self._expect('command', '}')
+      return items[0] if len(items) == 1 else ('list', tuple(items))
+    self._expect('command', '}')
+    if items and all(item[0] == 'relation' for item in items):
+      _, operators, (first, *sides) = items[0]
+      if first and first[0] == 'ratio' and len(first[1]) == 2:  # '\{x : x < 5\}'
+        items[0] = ('relation', operators, (first[1][1], *sides))
+        return items[0] if len(items) == 1 else ('list', tuple(items))
+    return 'set', tuple(items)
+
+  # Commands.
+
+  def _command(self, name: str) -> Tree:
+    if name in FUNCTIONS:
+      return self._function(name)
+    if name in BIG_OPERATORS:
+      return self._big_operator(name)
+    if name in ACCENTS:
+      return self._accented(name)
+    if name in ('frac', 'binom'):
+      arguments = self._argument(), self._argument()
+      return ('divide', *arguments) if name == 'frac' else ('function', 'binom', arguments)
+    if name in ('lfloor', 'lceil'):
+      tree = self._sum()
+      self._expect('command', 'r' + name[1:])
+      return 'function', name[1:], (tree,)
+    if name in ('angle', 'triangle'):
+      return self._angle(name)
+    if name == '{':
+      return self._set()
+    if name == 'begin':
+      return self._matrix()
+    return self._command_symbol(name)
+
+  def _command_symbol(self, name: str) -> Tree:
+    if name == 'infty':
+      return ('infinity',)
+    if name == 'emptyset':
+      return 'set', ()
+    if name in SYMBOLS:
+      return self._name(name)
+    raise UnreadableError(f'\\{name} is unknown')
+
+  def _accented(self, accent: str) -> Tree:
+    inner = self._subscript() if self._next_is_mark('{') else self._advance().text
+    if inner == '(':
+      raise UnreadableError('an accent needs a name, not a bracket')
+    return self._name(f'{accent} {inner}')
+
+  def _angle(self, name: str) -> Tree:
+    parts = []
+    while self.peek().kind == 'word':
+      parts.append(self._advance().text)
+      if self._accept('_'):
+        parts.append('_' + self._subscript())
+    return 'symbol', f'{name} {"".join(parts)}'
+
+  def _big_operator(self, name: str) -> Tree:
+    """A sum, integral or limit, as a call that is not evaluated: of its upper bound and operand."""
+    lower = ''
+    upper: Tree = ('number', Fraction(0))
+    while self._next_is('_', '^'):
+      if self._advance().text == '_':
+        lower = self._subscript()
+      else:
+        upper = self._argument(split=False)
+    return 'call', f'{name}_{lower}', (upper, self._factors())
+
+  def _function(self, name: str) -> Tree:
+    if name == 'sqrt':
+      return self._root()
+    base = exponent = None
+    while self._next_is('_', '^'):
+      if self._advance().text == '_':
+        base = self._argument()
+      else:
+        exponent = self._argument(split=False)
+    has_brackets = any(self._next_is_mark(mark) for mark in '{([')
+    argument = self._atom() if has_brackets else self._unbracketed_argument()
+    if name == 'log' and base is not None:
+      tree = ('function', 'log', (argument, base))
+    else:
+      tree = ('function', {'lg': 'log', 'ln': 'log'}.get(name, name), (argument,))
+    if exponent == ('negate', ('number', Fraction(1))) and 'arc' + name in FUNCTIONS:
+      return 'function', 'arc' + name, (argument,)
+    return tree if exponent is None else ('power', tree, exponent)
+
+  def _root(self) -> Tree:
+    index = None
+    if self._accept('['):
+      index = self._sum()
+      self._expect('mark', ']')
+    argument = self._argument(split=False) if self._next_is_mark('{') else self._atom()
+    return 'function', 'sqrt', (argument,) if index is None else (argument, index)
+
+  def _unbracketed_argument(self) -> Tree:
+    """The argument in 'sin 2 t', which ends at a sign, a bracket or another function."""
+
+    def product() -> Tree:
+      factors = [self._power()]
+      while (
+        self._starts_factor()
+        and self.peek().text not in FUNCTIONS
+        and not self._next_is('(', '[', '|')
+      ):
+        factors.append(self._power())
+      return make_product(factors)
+
+    return self._signed(product)
+
+  def _matrix(self) -> Tree:
+    environment = self._subscript()
+    if environment not in _MATRICES:
+      raise UnreadableError(f'the environment {environment!r} is no matrix')
+    if environment == 'array' and self._next_is_mark('{'):
+      self._subscript()  # the alignment of its columns
+    rows: list[list[Tree]] = [[]]
+    while not self._next_is('end'):
+      rows[-1].append(self._relation())
+      if self._accept('\\'):
+        if not self._next_is('end'):
+          rows.append([])
+      elif not self._accept('&') and not self._next_is('end'):
+        raise UnreadableError('a matrix is not closed')
+    self._advance()
+    self._subscript()  # the environment's name again
+    if len({len(row) for row in rows}) != 1:
+      raise UnreadableError('the rows of a matrix differ in length')
+    return 'rows', tuple(map(tuple, rows))

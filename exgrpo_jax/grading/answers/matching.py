@@ -10,13 +10,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exgrpo_jax.grading.answers import quantity
-from exgrpo_jax.grading.answers.binomial import read_coefficients
-from exgrpo_jax.grading.answers.reading import Reading
+from exgrpo_jax.grading.answers import latex, quantity
+from exgrpo_jax.grading.answers.cursor import UnreadableError
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
-from exgrpo_jax.grading.answers.tree import Tree, subtract
+from exgrpo_jax.grading.answers.tokens import tokenize
+from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, subtract, symbols
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
+_CHOOSE = 'C'
 _MAX_PAIRWISE = 24  # items that are compared each with each, in any order
 
 
@@ -24,13 +25,13 @@ def same(given: Reading, truth: Reading) -> bool:
   """Whether two readings mean the same."""
   if given == truth:
     return given[0] != 'text' or bool(given[1])
-  heads = given[0], truth[0]
-  if 'labelled' in heads or 'assigned' in heads or 'equation' in heads:
+  kinds = given[0], truth[0]
+  if 'labelled' in kinds or 'assigned' in kinds or 'equation' in kinds:
     return _same_labelled(given, truth)
-  if heads == ('numeral', 'numeral') or 'text' in heads:
+  if kinds == ('numeral', 'numeral') or 'text' in kinds:
     return False  # not the same text, as compared above
-  if heads[0] == heads[1] and heads[0] in _COMPARISONS:
-    return _COMPARISONS[heads[0]](given, truth)
+  if kinds[0] == kinds[1] and kinds[0] in _COMPARISONS:
+    return _COMPARISONS[kinds[0]](given, truth)
   return _same_collection(given, truth)
 
 
@@ -39,7 +40,7 @@ def same(given: Reading, truth: Reading) -> bool:
 
 def _same_quantity(given: Reading, truth: Reading) -> bool:
   x_unit, y_unit = given[2], truth[2]
-  x, y = read_coefficients(given[1], truth[1])
+  x, y = _read_coefficients(given[1], truth[1])
   has_percent = 'percent' in (x[0], y[0])
   if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
     return False
@@ -63,6 +64,48 @@ def _infinity_sign(tree: Tree) -> int:
   if tree[0] == 'negate':
     return -_infinity_sign(tree[1])
   return int(tree[0] == 'infinity')
+
+
+# Binomial coefficients that are written as C(n, k) or C_n^k.
+
+
+def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
+  """Both trees, one with its C(n, k) as binomial coefficients where it can mean nothing else.
+
+  C may also name a point or a constant. So a response's is a coefficient only if the truth has no C
+  of its own, and a truth's only if the response has a coefficient or a factorial instead.
+  """
+  if _choose_names(given) and not _choose_names(truth):
+    return _with_coefficients(given), truth
+  if _choose_names(truth) and not _choose_names(given) and heads(given) & {'binom', 'factorial'}:
+    return given, _with_coefficients(truth)
+  return given, truth
+
+
+def _choose_names(tree: Tree) -> list[str]:
+  """Names of C, C_n or C()."""
+  return [name for name in symbols(tree) if name.removesuffix('()').partition('_')[0] == _CHOOSE]
+
+
+def _with_coefficients(tree: Any) -> Any:
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[:2] == ('call', _CHOOSE) and len(tree[2]) == 2:
+    return _coefficient(tree, *tree[2])
+  if tree[0] == 'power' and tree[1][0] == 'symbol' and tree[1][1].startswith(f'{_CHOOSE}_'):
+    try:
+      total = latex.parse(tokenize(tree[1][1].removeprefix(f'{_CHOOSE}_')) or ())
+    except (UnreadableError, RecursionError):
+      return tree
+    return _coefficient(tree, total, tree[2])
+  return tuple(map(_with_coefficients, tree))
+
+
+def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
+  """The coefficient, unless more are to be chosen than there are: C(2, 3) is a point."""
+  if total[0] == count[0] == 'number' and not 0 <= count[1] <= total[1]:
+    return tree
+  return 'function', 'binom', (total, count)
 
 
 # Labels, equations and chains.
@@ -165,28 +208,28 @@ def _same_matrix(given: Reading, truth: Reading) -> bool:
 
 
 def _same_collection(given: Reading, truth: Reading) -> bool:
-  heads = {given[0], truth[0]}
-  if heads == {'group'}:
+  kinds = {given[0], truth[0]}
+  if kinds == {'group'}:
     return _same_brackets(given, truth) and _same_in_order(given[3], truth[3])
-  if heads == {'group', 'matrix'}:
+  if kinds == {'group', 'matrix'}:
     group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
     if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
       return False
     return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
-  if 'group' in heads and heads & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
+  if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
     group = given if given[0] == 'group' else truth
     # Two in square brackets are an interval.
     is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
     return is_tuple and _same_in_order(given[-1], truth[-1])
-  if heads == {'union', 'list'}:
+  if kinds == {'union', 'list'}:
     items = (given if given[0] == 'list' else truth)[1]
     if any(map(is_interval, items)) and _same_in_any_order(given[1], truth[1]):
       return True
-  if heads & _SET_OPERATIONS:
+  if kinds & _SET_OPERATIONS:
     return same_set(given, truth)
-  if heads <= {'list', 'set', 'braces'}:
+  if kinds <= {'list', 'set', 'braces'}:
     return _same_in_any_order(given[1], truth[1])
-  if heads & {'list', 'set', 'braces'} and 'quantity' in heads:
+  if kinds & {'list', 'set', 'braces'} and 'quantity' in kinds:
     number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
     return len(items) == 1 and same(items[0], number)
   return False

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.grading.answers import quantity
-from exgrpo_jax.grading.answers.reading import INFINITY, MINUS_INFINITY, Reading
-from exgrpo_jax.grading.answers.tree import Tree, symbols
+from exgrpo_jax.grading.answers.tree import INFINITY, MINUS_INFINITY, Reading, Tree, symbols
 
 Set = Any  # a sympy.Set; sympy takes most of a second to import, so only who needs it pays
 

@@ -6,15 +6,21 @@ Nothing is evaluated.
 
 import re
 
-# Characters and what they stand for, in turn.
-_SYMBOLS = r"""
+
+def paired(text: str) -> dict[str, str]:
+  """The words of a text in pairs: what is written, and what it is taken for."""
+  words = text.split()
+  return dict(zip(words[::2], words[1::2], strict=True))
+
+
+_SYMBOLS = paired(r"""
 − - – - — - ‐ - ÷ / ∕ / ⁄ / ％ % ， , ； ; ： : （ ( ） ) ＝ = ＋ + ． .
 × \times · \cdot ⋅ \cdot ≤ \le ≥ \ge ⩽ \le ⩾ \ge ≠ \ne ≈ \approx ∞ \infty π \pi √ \sqrt
 ° ^\circ º ^\circ ± \pm ∓ \mp ∪ \cup ∩ \cap ∈ \in ∖ \setminus ∅ \emptyset ℝ \mathbb{R}
 ⁰ ^0 ¹ ^1 ² ^2 ³ ^3 ⁴ ^4 ⁵ ^5 ⁶ ^6 ⁷ ^7 ⁸ ^8 ⁹ ^9
 ½ \frac{1}{2} ¼ \frac{1}{4} ¾ \frac{3}{4} ⅓ \frac{1}{3} ⅔ \frac{2}{3}
 α \alpha β \beta γ \gamma θ \theta λ \lambda μ \mu ω \omega φ \phi σ \sigma τ \tau ρ \rho
-€ \text{euros} £ \text{pounds}"""
+€ \text{euros} £ \text{pounds}""")
 _SPACES = '\u00a0\u202f\u2009'
 _INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
@@ -22,7 +28,7 @@ _UNICODE = str.maketrans(
     # A space parts a command from what follows, and a fraction from an integer before it.
     **{
       character: f' {text}' if text.startswith('\\frac') else text + ' ' * text[-1].isalpha()
-      for character, text in zip(_SYMBOLS.split()[::2], _SYMBOLS.split()[1::2], strict=True)
+      for character, text in _SYMBOLS.items()
     },
     **dict.fromkeys(_SPACES, ' '),
     **dict.fromkeys(_INVISIBLE, ''),

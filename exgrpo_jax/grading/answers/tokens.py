@@ -6,6 +6,7 @@ Synonyms become one token ('\leq', '\le' and '<='), and wrappers are removed ('\
 import re
 from typing import NamedTuple
 
+from exgrpo_jax.grading.answers.spelling import paired
 from exgrpo_jax.grading.answers.tree import Tree
 from exgrpo_jax.grading.answers.units import UNITS
 
@@ -44,51 +45,15 @@ _TOKEN = re.compile(
 )
 _UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
 _UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
-_COMMANDS = {
-  'leq': 'le',
-  'leqslant': 'le',
-  'geq': 'ge',
-  'geqslant': 'ge',
-  'neq': 'ne',
-  'lt': '<',
-  'gt': '>',
-  'cdot': '*',
-  'times': '*',
-  'ast': '*',
-  'div': '/',
-  'lvert': '|',
-  'rvert': '|',
-  'vert': '|',
-  'mid': '|',
-  'colon': ':',
-  'land': ',',
-  'lor': ',',
-  'langle': '(',
-  'rangle': ')',
-  'lbrace': '{',
-  'rbrace': '}',
-  'simeq': 'approx',
-  'sim': 'approx',
-  'lbrack': '[',
-  'rbrack': ']',
-  'backslash': 'setminus',
-  'smallsetminus': 'setminus',
-  'lg': 'log',
-  'varnothing': 'emptyset',
-}
+_COMMANDS = paired("""
+leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * times * ast * div /
+lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
+lbrack [ rbrack ] simeq approx sim approx backslash setminus smallsetminus setminus
+lg log varnothing emptyset""")
+_KEYWORDS = paired("""
+and , or , pi pi infinity infty inf infty oo infty asin arcsin acos arccos atan arctan""")
 _COMPARISONS = {'<=': 'le', '>=': 'ge', '!=': 'ne'}
 _MARKS = {'==': '=', '**': '^'}
-_KEYWORDS = {
-  'and': ',',
-  'or': ',',
-  'pi': 'pi',
-  'infinity': 'infty',
-  'inf': 'infty',
-  'oo': 'infty',
-  'asin': 'arcsin',
-  'acos': 'arccos',
-  'atan': 'arctan',
-}
 # Results of _COMMANDS that are marks.
 _COMMAND_MARKS = frozenset('*/|:,()[]<>%')
 

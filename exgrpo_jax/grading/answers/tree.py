@@ -1,4 +1,4 @@
-r"""Expression trees, and the operations on them that several modules share.
+r"""Expression trees and readings, and operations on them that several modules share.
 
 A tree is a tuple: its head, then its children. The heads that the parser makes:
 
@@ -14,12 +14,30 @@ A tree is a tuple: its head, then its children. The heads that the parser makes:
 
 'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
 side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'.
+
+A reading says what an answer means: a tuple too, with some of these heads and some of its own:
+
+  ('quantity', tree, unit)   a number or expression; unit '' where none is given
+  ('labelled', label, reading, lhs, rhs)   'x = 5', 'x ∈ [0, 1]', 'x < 5' solved for x
+  ('assigned', ((label, reading)…))        'x = 5, y = 3'
+  ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
+  ('group', '[', ')', (readings…))   a tuple or an interval, which only context tells apart
+  ('numeral', digits, base)   ('list' | 'set' | 'braces' | 'ratio', (readings…))
+  ('union' | 'intersection', (readings…))
+  ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
+
+A label is a tree. lhs and rhs are the trees of an equation's sides, None where it was none.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 Tree = tuple[Any, ...]
+Reading = tuple[Any, ...]
+
+INFINITY: Tree = ('infinity',)
+MINUS_INFINITY: Tree = ('negate', INFINITY)
+REALS: Reading = ('group', '(', ')', (('quantity', MINUS_INFINITY, ''), ('quantity', INFINITY, '')))
 
 _MAX_DEPTH = 120
 _CONSTANTS = ('pi', 'e', 'i')
@@ -102,3 +120,20 @@ def is_name(tree: Tree) -> bool:
 
 def _is_differential(tree: Tree) -> bool:
   return tree[0] == 'multiply' and tree[1][0] == ('symbol', 'd')
+
+
+def make_interval(low: Tree, low_operator: str, high_operator: str, high: Tree) -> Reading:
+  """The interval of low < x < high; an operator is '<' or '<='."""
+  return (
+    'group',
+    '[' if low_operator == '<=' and low != MINUS_INFINITY else '(',
+    ']' if high_operator == '<=' and high != INFINITY else ')',
+    (('quantity', low, ''), ('quantity', high, '')),
+  )
+
+
+def make_labelled(
+  label: Tree, value: Reading, lhs: Tree | None = None, rhs: Tree | None = None
+) -> Reading:
+  """A value under a name; lhs and rhs are the sides where an equation gave it."""
+  return 'labelled', label, value, lhs, rhs

@@ -1,0 +1,274 @@
+"""The parser's grammar: relations between sums of products of powers; operands are in latex.py."""
+
+import abc
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from exgrpo_jax.grading.answers.cursor import Cursor, UnreadableError
+from exgrpo_jax.grading.answers.spelling import paired
+from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS
+from exgrpo_jax.grading.answers.tree import Tree, make_product, make_sum, symbols
+from exgrpo_jax.grading.answers.units import UNITS
+
+_RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
+
+# Spellings of a fraction that make a mixed number of the integer before them, with n for a
+# number, and the kinds of their tokens.
+_FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
+
+# Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
+_NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about mod only
+plus minus times unless except"""
+_NON_UNITS = frozenset(_NON_UNIT_WORDS.split())
+
+_OPERAND_COMMANDS = (
+  FUNCTIONS
+  | SYMBOLS
+  | ACCENTS
+  | BIG_OPERATORS
+  | {'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'}
+)
+
+
+class Grammar(Cursor, abc.ABC):
+  """Parses lists of relations between sums of products of powers of operands."""
+
+  @abc.abstractmethod
+  def _atom(self) -> Tree:
+    """Reads an operand."""
+
+  @abc.abstractmethod
+  def _symbol_or_call(self, symbol: Tree, letter: str) -> Tree:
+    """The symbol, or a call of it where the bracket that follows holds arguments."""
+
+  # Lists and relations.
+
+  def answer(self) -> Tree:
+    """A whole answer: items between commas, or groups of them between semicolons."""
+    groups: list[list[Tree]] = [[]]
+    while not self.at_end():
+      groups[-1].append(self._relation())
+      if self._accept(';'):
+        groups.append([])
+      elif self._accept(','):
+        while self._accept(','):  # 'a, and b' has two
+          pass
+      else:
+        break
+    groups = [group for group in groups if group]
+    if not groups:
+      raise UnreadableError('there are no tokens')
+    if len(groups) > 1 and max(map(len, groups)) > 1:
+      return 'list', tuple(('group', '(', ')', tuple(g)) if g[1:] else g[0] for g in groups)
+    items = tuple(item for group in groups for item in group)
+    return items[0] if len(items) == 1 else ('list', items)
+
+  def _relation(self) -> Tree:
+    sides = [None if self._next_relation() else self._ratio()]
+    operators = []
+    while operator := self._next_relation():
+      self._advance()
+      if operator == '=' and self._next_is('<', '>'):  # '=<'
+        operator = self._advance().text + '='
+      operators.append(operator)
+      sides.append(self._ratio())
+    if operators:
+      return 'relation', tuple(operators), tuple(sides)
+    (tree,) = sides
+    assert tree is not None  # without a relation ahead, a side was parsed
+    return tree
+
+  def _next_relation(self) -> str | None:
+    token = self.peek()
+    return _RELATIONS.get(token.text) if token.kind in ('mark', 'command') else None
+
+  def _ratio(self) -> Tree:
+    terms = [self._union()]
+    while self._accept(':'):
+      terms.append(self._union())
+    return terms[0] if len(terms) == 1 else ('ratio', tuple(terms))
+
+  def _union(self) -> Tree:
+    r"""A sum, or sets joined, or all before and after '\choose'."""
+    tree = self._sets()
+    if self._accept('choose'):
+      tree = 'function', 'binom', (tree, self._sets())
+    return tree
+
+  def _sets(self) -> Tree:
+    r"""A sum, or sets: unions, of which others may be taken away, or intersections."""
+    members = [self._sum()]
+    if self._next_is('cap'):
+      tree = 'intersection', tuple(self._members('cap', members))
+      if self._next_is('cup', 'setminus'):
+        raise UnreadableError('unions and intersections need brackets')
+      return tree
+    self._members('cup', members)
+    tree = members[0] if len(members) == 1 else ('union', tuple(members))
+    while self._accept('setminus'):
+      tree = ('minus', tree, self._sum())
+    if self._next_is('cup', 'cap'):
+      raise UnreadableError('unions and differences need brackets')
+    return tree
+
+  def _members(self, operator: str, members: list[Tree]) -> list[Tree]:
+    while self._accept(operator):
+      members.append(self._sum())
+    return members
+
+  # Sums and products.
+
+  def _sum(self) -> Tree:
+    self._enter()
+    terms = [] if self._next_is('pm', 'mp') else [self._product()]
+    while sign := self._accept('+', '-', 'pm', 'mp'):
+      term = self._product()
+      if sign in '+-':
+        terms.append(('negate', term) if sign == '-' else term)
+      else:
+        left = make_sum(terms) if terms else None
+        terms = [('plusminus', 1 if sign == 'pm' else -1, left, term)]
+    self._depth -= 1
+    return make_sum(terms)
+
+  def _product(self) -> Tree:
+    return self._signed(self._factors)
+
+  def _signed(self, operand: Callable[[], Tree]) -> Tree:
+    """Reads any '+' and '-', then the operand that they belong to."""
+    negative = False
+    while sign := self._accept('+', '-'):
+      negative ^= sign == '-'
+    tree = operand()
+    return ('negate', tree) if negative else tree
+
+  def _factors(self) -> Tree:
+    starts_with_integer = self._integer_is_next()
+    factors = [self._power()]
+    while True:
+      if self._accept('*'):
+        factors.append(self._signed(self._power))
+      elif self._accept('/'):
+        factors = [('divide', make_product(factors), self._signed(self._power))]
+      elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
+        factors = [mixed]
+      elif self._unit_is_next(factors):
+        factors = [('unit', make_product(factors), self._unit())]
+      elif self._starts_factor():
+        if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
+          raise UnreadableError('a number cannot follow another')
+        factors.append(self._power())
+      else:
+        return make_product(factors)
+      starts_with_integer = False  # nothing but the integer may precede the fraction
+
+  def _mixed_number(self, integer: Tree) -> Tree | None:
+    r"""Reads the fraction of '1 1/2' or '1\frac{1}{2}' and adds it; None where there is none."""
+    kinds = ''.join(
+      token.text if token.kind in ('mark', 'command') else token.kind[0]
+      for token in self._tokens[self._at : self._at + 7]
+    )
+    spelling = next((s for s in _FRACTION_PARTS if kinds.startswith(s)), None)
+    if integer[0] != 'number' or not spelling:
+      return None
+    if spelling == 'n/n' and not self.peek().spaced:
+      return None
+    count = len(_FRACTION_PARTS[spelling])
+    top, *_, bottom = [
+      token.text for token in self._tokens[self._at : self._at + count] if token.kind == 'number'
+    ]
+    if not (top.isdecimal() and bottom.isdecimal() and 0 < int(top) < int(bottom)):
+      return None
+    self._at += count
+    return 'number', integer[1] + Fraction(int(top), int(bottom))
+
+  def _starts_factor(self) -> bool:
+    token = self.peek()
+    if token.kind in ('number', 'word', 'tree'):
+      return True
+    if token.kind == 'mark':
+      return token.text in '([{' or (token.text == '|' and not self._bars)
+    return token.kind == 'command' and token.text in _OPERAND_COMMANDS
+
+  # Units.
+
+  def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
+    """Whether a unit follows these factors; letters among them are multiplied instead."""
+    token = self.peek()
+    if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
+      return False
+    if token.kind == 'text':
+      return bool(re.match(r'[A-Za-z]', token.text))
+    return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
+
+  def _unit(self) -> str:
+    parts = [self._advance().text]
+    if parts[0].lower() in _NON_UNITS:
+      raise UnreadableError(f'{parts[0]!r} is no unit')
+    while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
+      token = self._advance()
+      parts.append('^' + self._unit_exponent() if token.text == '^' else token.text)
+    return ' '.join(parts)
+
+  def _unit_exponent(self) -> str:
+    has_braces = self._next_is_mark('{')
+    if has_braces:
+      self._advance()
+    exponent = self._accept('-') + self._advance().text
+    if has_braces:
+      self._expect('mark', '}')
+    return exponent
+
+  # Powers and what follows an operand.
+
+  def _power(self) -> Tree:
+    tree = self._postfixed(self._atom())
+    if not self._accept('^'):
+      return tree
+    self._enter()
+    if self._accept('prime'):
+      tree = self._primed(tree)
+      self._depth -= 1
+      return self._symbol_or_call(tree, tree[1][0])
+    exponent = self._argument(split=False)
+    self._depth -= 1
+    if exponent == ('symbol', 'prime'):
+      return self._primed(tree)
+    return self._postfixed(('power', tree, exponent))
+
+  def _primed(self, tree: Tree) -> Tree:
+    if tree[0] != 'symbol':
+      raise UnreadableError('only a symbol can have a prime')
+    return 'symbol', tree[1] + "'"
+
+  def _postfixed(self, tree: Tree) -> Tree:
+    while True:
+      if self._accept('!'):
+        tree = ('factorial', tree)
+      elif self._accept('%'):
+        tree = ('percent', tree)
+      elif self._accept('circ'):
+        tree = ('degrees', tree)
+      elif self._accept("'"):
+        tree = self._primed(tree)
+      else:
+        return tree
+
+  def _argument(self, split: bool = True) -> Tree:
+    r"""What LaTeX takes as an argument: a group in braces, or one operand.
+
+    With `split` only the first digit of an integer: '\frac12' is a half, but '2^12' is 2^{12}.
+    """
+    if self._next_is_mark('{'):
+      self._advance()
+      tree = self._union()
+      self._expect('mark', '}')
+      return tree
+    if split and self._integer_is_next() and len(self.peek().text) > 1:
+      return 'number', Fraction(int(self._split_digit()))
+    if split and self.peek().kind == 'word' and len(self.peek().text) == 1:
+      return 'symbol', self._advance().text  # '\frac x2' is x/2
+    if self._next_is('-', '+'):
+      return self._signed(lambda: self._argument(split=False))
+    return self._atom() if split else self._power()
