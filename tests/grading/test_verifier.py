@@ -1,3 +1,5 @@
+"""Our verifier on whole responses, hostile ones among them."""
+
 import json
 
 import pytest
@@ -8,7 +10,6 @@ from tests.grading import cases
 from tests.helpers import hostile
 from tests.helpers.paths import REAL_DATA
 
-ANYTHING = verifier.Config(require_think=False, require_box=False)
 BOX = verifier.Config(require_think=False, require_box=True)
 THINK = verifier.Config(require_think=True, require_box=False)
 
@@ -29,8 +30,18 @@ def test_a_response_is_correct_wrong_or_without_an_answer():
 
 
 def test_an_unknown_kind_is_refused():
-  with pytest.raises(InputError, match="kind='maths' must be one of math, choice, text"):
-    verifier.is_correct('', '', ANYTHING, 'maths')
+  with pytest.raises(InputError, match=r"kind='maths' .*math, choice, text"):
+    verifier.is_correct('', '', kind='maths')
+
+
+def test_a_verifier_sees_what_follows_the_thought_if_it_has_what_is_required():
+  class Echo:
+    def judge(self, response, question):
+      return verifier.Judgement('correct', f'{response}/{question.answer}')
+
+  judged = verifier.judge_with(Echo(), '7</think>8', verifier.Truth('9'))
+  assert judged == ('correct', '8/9')
+  assert verifier.judge_with(Echo(), '8', verifier.Truth('9'), BOX) == ('no answer', None)
 
 
 # Hostile responses.
@@ -91,7 +102,7 @@ def misjudged(rows):
   return [
     row
     for row in rows
-    if verifier.is_correct(row['response'], row['gold'], ANYTHING, row.get('kind', 'math'))
+    if verifier.is_correct(row['response'], row['gold'], kind=row.get('kind', 'math'))
     != row['expected']
   ]
 
@@ -140,13 +151,13 @@ def test_worked_solutions_give_their_own_answers_and_no_others(source):
   refused = [
     (solution, answer)
     for solution, answer in zip(solutions, answers)
-    if not verifier.is_correct(solution, answer, ANYTHING)
+    if not verifier.is_correct(solution, answer)
   ]
   assert refused == []
   following = answers[1:] + answers[:1]
   accepted = {
     (answer, other)
     for solution, answer, other in zip(solutions, answers, following)
-    if verifier.is_correct(solution, other, ANYTHING)
+    if verifier.is_correct(solution, other)
   }
   assert all(a.replace(',', '') == b.replace(',', '') for a, b in accepted)

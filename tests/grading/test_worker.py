@@ -1,25 +1,22 @@
-import dataclasses
+"""What a worker judges of a long response, and what it imports."""
+
 import subprocess
 import sys
 
 import pytest
 
-from exgrpo_jax.grading import pool, verifier, worker
-from tests.helpers import tiny
+from exgrpo_jax.grading import worker
 
 # What the benchmark of grading judges, and most of what models write.
 COMMON = (
-  ('7', '8'),
   ('7.50', '7.5'),
   (r'\frac{7}{8}', '7/8'),
   (r'7\sqrt{3}', r'\sqrt{3}\cdot 7'),
   ('x^2+7x+1', '1+x^2+7x'),
   ('(7, 3]', '(7, 3)'),
-  (r'\{1, 7\}', r'\{7, 1\}'),
   (r'(0,1)\cup(2,3)', r'(2,3)\cup(0,1)'),
   (r'2\begin{pmatrix}1\\2\end{pmatrix}', '(2,4)'),
   (r'\text{no}', 'yes'),
-  (r'\neq 7', '7'),
 )
 
 
@@ -32,7 +29,6 @@ COMMON = (
     ('</think>' + 'y' * 20 + '</think>1', 'y</think>1'),
     ('<think>' + 'x' * 4, None),  # its last characters could look like an answer
   ],
-  ids=['unchanged', 'thought', 'long_solution', 'last_think', 'no_end'],
 )
 def test_a_long_response_loses_only_thought(response, expected):
   assert worker.bounded(response, 10) == expected
@@ -44,18 +40,8 @@ import sys
 from exgrpo_jax.grading import verifier, worker
 for given, truth in {COMMON!r}:
   verifier.judge(chr(92) + 'boxed{{' + given + '}}', truth)
-assert 'sympy' not in sys.modules
+assert 'sympy' not in sys.modules and 'jax' not in sys.modules
 assert verifier.is_correct(r'\\boxed{{(0,9)\\cup(9,36)}}', r'(0,36)\\setminus\\{{9\\}}')
 assert 'sympy' in sys.modules
 """
   subprocess.run([sys.executable, '-c', code], check=True)
-
-
-def test_sympy_decides_within_a_workers_limits():
-  config = dataclasses.replace(tiny.GRADING, workers=1, time_limit=60.0)
-  with pool.Grader(config, verifier.ANYTHING) as grader:
-    verdicts = grader.grade(
-      [r'\boxed{(0,9)\cup(9,36)}', r'\boxed{(x+y)^{99999}}', r'\boxed{1+x^{2022}}'],
-      [r'(0,36)\setminus\{9\}', '(y+x)^{99999}+1', 'x^{2022}+1'],
-    )
-  assert [verdict.outcome for verdict in verdicts] == ['correct', 'wrong', 'correct']

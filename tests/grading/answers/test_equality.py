@@ -1,5 +1,11 @@
+"""Pairs of ground truth and answer that are the same, or are not: equal.txt and different.txt.
+
+A line is 'truth | answer', or 'one <> other' where either may be the truth; '# ' begins a section.
+"""
+
 import functools
 import itertools
+import pathlib
 
 import pyarrow.parquet as parquet
 import pytest
@@ -10,7 +16,7 @@ from exgrpo_jax.grading.answers import answer, equality
 from exgrpo_jax.grading.answers.extraction import final_answer
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 from tests.grading import cases
-from tests.helpers import pairs, spellings
+from tests.helpers import spellings
 from tests.helpers.paths import REAL_DATA
 
 BENCHMARKS = ('math_benchmarks', 'arc_c', 'gpqa')
@@ -20,90 +26,29 @@ def equal(given_answer, truth, kind='math'):
   return equality.equal(given_answer, truth, kind)
 
 
-# Name: (answer, truth).
-EQUAL = {
-  'integer': ('-5', '-5'),
-  'leading_zeros_of_aime': ('73', '073'),
-  'decimal_of_amc': ('142', '142.0'),
-  'no_leading_zero': ('.4', '0.4'),
-  'thousands': ('7,425,000', '7425000'),
-  'thousands_latex': (r'14{,}916', '14916'),
-  'thousands_thin': (r'32,\! 349', '32349'),
-  'thousands_space': ('1 000', '1000'),
-  'fraction': (r'\frac{10}{9}', '10/9'),
-  'dfrac': (r'-\dfrac{1}{2}', '-0.5'),
-  'negative_numerator': (r'\frac{-1}{2}', '-1/2'),
-  'short_fraction': (r'\frac13', '1/3'),
-  'unreduced': ('2/4', r'\frac{1}{2}'),
-  'parentheses': (r'\left( \frac{1}{3} \right)', '1/3'),
-  'money': (r'\$1,000.50', '1000.5'),
-  'dollar_delimiters': ('$5$', '5'),
-  'trailing_period': ('5.', '5'),
-  'scientific': ('3e6', '3000000'),
-  'power_of_ten': (r'4.5 \times 10^{33}', '4.5e33'),
-  'percent': (r'20\%', '0.2'),
-  'percent_asked_for': ('20%', '20'),
-  'percent_left_out': ('28', r'28\%'),
-  'percent_in_words': ('28 percent', r'28\%'),
-  'unit': (r'15\text{ cm}^2', '15'),
-  'degrees': ('336', r'336^\circ'),
-  'unicode_minus': ('−3', '-3'),
-  'spaces': ('p-q', 'p - q'),
-  'text': (r'\text{Evelyn}', 'Evelyn'),
-  'left_right': (r'\left( 3, \frac{\pi}{2} \right)', r'(3,\dfrac{\pi}{2})'),
-  'short_root': (r'11\sqrt2', r'11\sqrt{2}'),
-  'choice_case': ('c', 'C'),
-  'choice_parentheses': (r'\text{(C)}.', 'C'),
-}
-DIFFERENT = {
-  # float64 cannot tell these two apart.
-  'exact': (str(2**53 + 1), str(2**53)),
-  'rounded': ('0.333333333333333333', '1/3'),
-  'sign': ('-5', '5'),
-  'list_is_no_thousands': ('32, 349', '32349'),
-  'wrong_thousands': ('1,0000', '10000'),
-  'mixed_number_is_no_long_fraction': ('1 1/2', '11/2'),
-  'percent_the_other_way': ('0.2', '20'),
-  'two_percentages': ('20%', '2000%'),
-  'variable': ('5x', '5'),
-  'euler': (r'2\mathrm{e}', '2'),
-  'base': ('204', '204_5'),
-  'factor': ('4', r'4\sqrt{2}'),
-  'two_answers': ('5', '5 or 6'),
-  'other_choice': ('d', 'C'),
-  'variables_keep_their_case': ('n', 'N'),
-  'division_by_zero': ('1/0', '2/0'),
-  'empty_truth': ('5', ''),
-  'both_empty': (r'\$', '$'),
-}
+def sections(name):
+  """(Whether they are equal, lines) of each section of a file, by its name and the section's."""
+  text = pathlib.Path(__file__).with_name(f'{name}.txt').read_text(encoding='utf-8')
+  for section in text.strip().split('\n\n'):
+    title, *lines = section.splitlines()
+    yield pytest.param(name == 'equal', lines, id=f'{name}: {title.removeprefix("# ")}')
 
 
-def test_equal():
-  refused = [name for name, (text, truth) in EQUAL.items() if not equal(text, truth)]
-  assert refused == []
+@pytest.mark.parametrize(('expected', 'lines'), [*sections('equal'), *sections('different')])
+def test_pairs_that_mean_the_same_are_equal_and_no_others(expected, lines):
+  wrong = []
+  for line in lines:
+    is_symmetric = ' <> ' in line
+    truth, text = line.split(' <> ' if is_symmetric else ' | ', 1)
+    found = {equal(text, truth), equal(truth, text)} if is_symmetric else {equal(text, truth)}
+    if found != {expected}:
+      wrong.append(line)
+  assert wrong == []
 
 
-def test_different():
-  accepted = [name for name, (text, truth) in DIFFERENT.items() if equal(text, truth)]
-  assert accepted == []
-
-
-def test_pairs_that_mean_the_same_are_equal():
-  refused = [
-    f'{text} for {truth}'
-    for truth, text in pairs.split_pairs(pairs.EQUAL)
-    if not equal(text, truth)
-  ]
-  assert refused == []
-
-
-def test_pairs_that_differ_are_not_equal():
-  accepted = [
-    f'{text} for {truth}'
-    for truth, text in pairs.split_pairs(pairs.DIFFERENT)
-    if equal(text, truth)
-  ]
-  assert accepted == []
+@pytest.mark.parametrize('text', ['', r'\$', '$', '.'])
+def test_nothing_equals_an_empty_truth(text):
+  assert not equal('5', text) and not equal(text, text)
 
 
 @pytest.mark.parametrize('text', [r'\vec(a)', r'\hat(', r'1+\bar(2)'])
@@ -168,49 +113,11 @@ def test_no_truth_is_equal_to_the_next(truths):
   ] == []
 
 
-PIECES = st.sampled_from(
-  [
-    *'0123456789xyn+-*/^(){}[],;=<>.!|%_$ \n',
-    r'\frac',
-    r'\frac{1}{2}',
-    r'\sqrt',
-    r'\sqrt{2}',
-    r'\pi',
-    r'\pm',
-    r'\infty',
-    r'\{',
-    r'\}',
-    r'\sin',
-    r'\log',
-    r'\cup',
-    r'\le',
-    r'\ne',
-    r'\text{ cm}',
-    r'\begin{pmatrix}',
-    '&',
-    r'\\',
-    r'\end{pmatrix}',
-    r'\left(',
-    r'\right)',
-    r'\lfloor',
-    r'\rfloor',
-    r'\binom',
-    'and',
-    'or',
-    r'\vec',
-    r'\dot(',
-    'e',
-    'i',
-    'f(',
-    '10^',
-    '99999',
-    '²',
-    '٣',
-    '\u200b',
-    '_{5}',
-    r'\overline{3}',
-  ]
-)
+PIECES = r"""
+0 1 2 3 4 5 6 7 8 9 x y n + - * / ^ ( ) { } [ ] , ; = < > . ! | % _ $ \frac \frac{1}{2} \sqrt
+\sqrt{2} \pi \pm \infty \{ \} \sin \log \cup \le \ne \text{cm} \begin{pmatrix} & \\ \end{pmatrix}
+\left( \right) \lfloor \rfloor \binom and or \vec \dot( e i f( 10^ 99999 ² ٣ _{5} \overline{3}"""
+PIECES = st.sampled_from([*PIECES.split(), ' ', '\n', '\u200b'])
 
 
 @given(st.lists(PIECES, max_size=25).map(''.join))

@@ -1,8 +1,8 @@
-from exgrpo_jax.grading.verifier import Config, extract
+"""Which part of a response is its answer."""
 
-ANYTHING = Config(require_think=False, require_box=False)
-BOX = Config(require_think=False, require_box=True)
-THINK = Config(require_think=True, require_box=False)
+import pytest
+
+from exgrpo_jax.grading.answers.extraction import extract
 
 # Name: (response, answer).
 RESPONSES = {
@@ -39,28 +39,25 @@ RESPONSES = {
 
 
 def test_the_answer_of_a_response():
-  extracted = {name: extract(response, ANYTHING) for name, (response, _) in RESPONSES.items()}
+  extracted = {name: extract(response) for name, (response, _) in RESPONSES.items()}
   assert extracted == {name: answer for name, (_, answer) in RESPONSES.items()}
 
 
-def test_a_thought_is_no_answer():
-  assert extract(r'<think>\boxed{5}</think> Done.', ANYTHING) is None
-
-
-def test_only_what_follows_the_last_think_tag_counts():
-  assert extract(r'a</think>\boxed{5}</think>\boxed{6}', THINK) == '6'
-
-
-def test_a_required_think_section_must_be_there():
-  assert extract(r'\boxed{5}', THINK) is None
-  assert extract(r'\boxed{5}', BOX) == '5'
-
-
-def test_a_required_box_is_not_replaced_by_prose():
-  assert extract('#### 5', BOX) is None
-
-
-def test_a_thought_that_is_not_closed_is_no_answer():
-  assert extract(r'<think> so \boxed{5}', ANYTHING) is None
-  assert extract(r'</think> Wait. <think> \boxed{5}', THINK) is None
-  assert extract(r'\boxed{5} <think> \boxed{6}', ANYTHING) == '5'
+@pytest.mark.parametrize(
+  ('response', 'require_think', 'require_box', 'expected'),
+  [
+    (r'<think>\boxed{5}</think> Done.', False, False, None),
+    (r'a</think>\boxed{5}</think>\boxed{6}', True, False, '6'),
+    (r'<think> so \boxed{5}', False, False, None),  # the thought is not closed
+    (r'</think> Wait. <think> \boxed{5}', True, False, None),
+    (r'\boxed{5} <think> \boxed{6}', False, False, '5'),
+    (r'\boxed{5}', True, False, None),
+    (r'\boxed{5}', False, True, '5'),
+    ('#### 5', False, True, None),
+    (r'\boxed{5', False, True, None),
+  ],
+)
+def test_a_thought_is_no_answer_and_what_is_required_must_be_there(
+  response, require_think, require_box, expected
+):
+  assert extract(response, require_think, require_box) == expected
