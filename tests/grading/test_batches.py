@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import pool, verifier, worker_slot
 from tests.helpers import tiny
 
@@ -44,12 +43,6 @@ def test_batches_are_made_in_the_order_of_the_responses_and_summed_by_weight():
   ]
 
 
-def test_the_process_keeps_what_it_knows_between_collections():
-  with pool.Grader(CONFIG, VERIFIER) as running:
-    first, second = (running.grade([RIGHT], ['1'])[0].components for _ in range(2))
-  assert (first['service'], second['service']) == (20, 30)
-
-
 def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
   failing = 'tests.helpers.misbehaving:reward'  # its length, unless told otherwise
   verdicts = grade(
@@ -63,19 +56,19 @@ def test_a_response_that_cannot_be_graded_is_not_in_the_batch():
 @pytest.mark.parametrize('word', ['hang', 'die', 'fail'])
 def test_a_service_that_fails_once_is_asked_again(word, tmp_path):
   """After an exception in the same process, else in a new one."""
-  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=2.0)
+  verdicts = grade([RIGHT, f'{word} {tmp_path}/once'], batch_timeout=1.0)
   assert outcomes(verdicts) == ['correct', 'no answer']
   assert [verdict.components['service'] for verdict in verdicts] == [20, 21]
 
 
 def test_a_service_that_hangs_costs_what_is_left_of_the_step_and_is_asked_again_in_the_next():
   responses = [RIGHT] * 5 + ['hang'] + [RIGHT] * 5  # the second batch hangs
-  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=2.0), VERIFIER) as running:
+  with pool.Grader(dataclasses.replace(CONFIG, batch_timeout=1.0), VERIFIER) as running:
     verdicts = running.grade(responses, ['1'] * 11)
     (later,) = running.grade([RIGHT], ['1'])
   assert outcomes(verdicts) == ['correct'] * 4 + ['timed out'] * 7
   assert {(v.reward, v.reason, v.components) for v in verdicts[4:]} == {
-    (0.0, f'{SERVICE}: no rewards after 2 s', None)
+    (0.0, f'{SERVICE}: no rewards after 1 s', None)
   }
   assert later.outcome == 'correct' and later.reward == 120
 
@@ -101,14 +94,4 @@ def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
   of_batches = worker_slot.of_batches
   monkeypatch.setattr(worker_slot, 'of_batches', late)
   (verdict,) = grade([RIGHT])
-  assert verdict.outcome == 'timed out'
-  assert verdict.reason.endswith('did not start (attempts: 1): not ready after 0.01 s')
-
-
-def test_a_reward_that_takes_no_batch_is_refused_as_one():
-  one = 'tests.helpers.misbehaving:reward'
-  config = dataclasses.replace(CONFIG, rewards=(one,), batched=(one,))
-  with pytest.raises(
-    InputError, match=rf"'{one}' cannot be used \(ValueError: tried on a batch of 3 responses: Attr"
-  ):
-    pool.check(config, VERIFIER)
+  assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason
