@@ -3,6 +3,8 @@
 import contextlib
 import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,10 +43,15 @@ def load_verifier(spec: str) -> verifier.Verifier:
 
 
 def load(spec: str, what: str = 'function') -> Any:
-  """What 'package.module:name' is; raises what importing the module does."""
+  """What 'package.module:name' is; raises what importing the module does.
+
+  The module may lie in the current folder, also for a command that does not search it by itself.
+  """
   module, _, name = spec.partition(':')
   if not (module and name):
     raise ValueError(f"it does not have the form 'package.module:{what}'")
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
   return getattr(importlib.import_module(module), name)
 
 

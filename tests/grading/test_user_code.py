@@ -1,6 +1,7 @@
 """Code that a config names is refused by its name where it cannot be used."""
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_what_can_be_used_passes_the_check():
   rewards = ('exgrpo_jax.grading.rewards:think_format',)
   own = 'exgrpo_jax.grading.verifier:BuiltIn'
   pool.check(dataclasses.replace(tiny.GRADING, rewards=rewards, verifier=own), REQUIRED)
+
+
+def test_code_in_the_current_folder_is_found(tmp_path, monkeypatch):
+  (tmp_path / 'lies_here.py').write_text('def score(response):\n  return 7\n')
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [path for path in sys.path if path])
+  assert user_code.load('lies_here:score')('') == 7
 
 
 def test_an_error_is_one_short_line():
