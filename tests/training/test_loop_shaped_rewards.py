@@ -5,14 +5,11 @@ a column of its row are.
 """
 
 import copy
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from exgrpo_jax.datatypes import Questions
-from exgrpo_jax.experiment import experiment
 from exgrpo_jax.reporting import metrics, step_records
 from tests.helpers import recording, tiny
 from tests.helpers.chance import is_correct
@@ -21,56 +18,27 @@ Q, K, LIMIT, BUFFER, STEPS = tiny.QUESTIONS, tiny.ROLLOUTS, tiny.RESPONSE, 5, 5
 WEIGHTS = {'correctness': 2.0, 'overlong': 0.5, 'weighed_length': -1.0, 'of_question': 0.125}
 
 
-class Levelled(Questions):
-  """Questions with a column: the row's number modulo 3."""
-
-  def __init__(self, questions):
-    self.questions = questions
-
-  def __len__(self):
-    return len(self.questions)
-
-  def __getitem__(self, row):
-    return self.read([row])[0]
-
-  def read(self, rows):
-    found = self.questions.read(rows)
-    return [dataclasses.replace(q, columns={'level': q.row % 3}) for q in found]
-
-  def select(self, rows):
-    return Levelled(self.questions.select(rows))
-
-
 @pytest.fixture(scope='module')
 def run(values, make_once, compiled):
-  """The recording."""
+  """The recording; the column `level` of a question is its row's number modulo 3."""
   changed = copy.deepcopy(values)
-  changed.num_steps = STEPS
-  changed.evaluation.every = changed.checkpoint.every = changed.num_steps
+  changed.num_steps = changed.evaluation.every = changed.checkpoint.every = STEPS
   changed.warm_start.num_updates = 0
   changed.metrics.sampled_rows = 64
   batched = 'tests.helpers.shaped:of_question'
-  changed.grading.update(
-    dict(
-      rewards=('correctness', 'overlong', 'tests.helpers.shaped:weighed_length', batched),
-      weights=tuple(WEIGHTS.values()),
-      batched=(batched,),
-      batch_size=10,
-      overlong_buffer=BUFFER,
-    )
-  )
-  load = experiment.load_questions
+  changed.grading.rewards = (*list(WEIGHTS)[:2], 'tests.helpers.shaped:weighed_length', batched)
+  changed.grading.weights = tuple(WEIGHTS.values())
+  changed.grading.batched = (batched,)
+  changed.grading.batch_size = 10
+  changed.grading.overlong_buffer = BUFFER
 
-  def load_levelled(*args):
-    data = load(*args)
-    return dataclasses.replace(data, questions=Levelled(data.questions))
+  def write(folder):
+    rows = [{'question': f'{n}+0', 'answer': str(n), 'level': n % 3} for n in range(tiny.POOL)]
+    (folder / 'train.jsonl').write_text('\n'.join(map(json.dumps, rows)))
 
-  def make(folder):
-    with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(experiment, 'load_questions', load_levelled)
-      recording.record(changed, folder, compiled)
-
-  return recording.load(changed, make_once('shaped_rewards', make), compiled)
+  changed.data.train = str(make_once('levelled', write) / 'train.jsonl')
+  folder = make_once('shaped_rewards', lambda place: recording.record(changed, place, compiled))
+  return recording.load(changed, folder, compiled)
 
 
 def components(run, row, tokens):
