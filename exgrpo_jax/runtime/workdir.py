@@ -38,6 +38,8 @@ FREE = (
 
 # Settings in the config.json of earlier versions that are gone, each with the one value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
+# Settings that are newer than some runs, each with the value that stands for what those did.
+_ADDED = {'grading.verifier': 'built_in'}
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
@@ -177,6 +179,10 @@ def read_config(workdir: str) -> dict[str, Any]:
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:
       del values[section][key]
+  for name, value in _ADDED.items():
+    section, key = name.split('.')
+    if isinstance(values.get(section), dict):
+      values[section].setdefault(key, value)
   return values
 
 

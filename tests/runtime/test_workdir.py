@@ -34,6 +34,16 @@ def test_the_config_of_an_earlier_version_may_have_settings_that_are_gone(config
     check_workdir(config, str(tmp_path))
 
 
+def test_a_run_older_than_a_setting_resumes_with_what_it_did(config, tmp_path):
+  claim_workdir(config, str(tmp_path))
+  written = json.loads((tmp_path / 'config.json').read_text())
+  del written['grading']['verifier']
+  (tmp_path / 'config.json').write_text(json.dumps(written))
+  check_workdir(config, str(tmp_path))
+  with pytest.raises(InputError, match='verifier was built_in, is math_verify'):
+    check_workdir(changed(config, {'grading.verifier': 'math_verify'}), str(tmp_path))
+
+
 def test_a_workdir_of_another_config_is_refused_with_what_differs(config, tmp_path):
   claim_workdir(config, str(tmp_path))
   before = (tmp_path / 'config.json').read_text()
