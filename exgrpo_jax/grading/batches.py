@@ -1,6 +1,6 @@
 """Rewards that take batches: a small model, or a service, in a process of its own.
 
-Batches are made of what one host judges, in the order of submission, so that a run of the same seed
+A host makes batches of what it judges, in the order of submission, so that a run of the same seed
 makes the same ones. Each is sent as soon as its responses are judged, while others still decode.
 """
 
@@ -14,7 +14,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, verifier, worker_slot
 from exgrpo_jax.grading.settings import Config
 
-_TRIES = 2  # of a batch
+_TRIES = 2  # per batch
 
 
 class Judged(NamedTuple):
@@ -27,7 +27,7 @@ class Judged(NamedTuple):
 class _Failure(NamedTuple):
   outcome: str  # one of FAILURES
   reason: str
-  is_lasting: bool  # the process hung or died, twice: other batches would fare no better
+  is_lasting: bool  # the process hung or died twice, so other batches would fare no better
 
 
 class Scorer:
@@ -37,18 +37,14 @@ class Scorer:
     self._config = config
     self._slot = worker_slot.of_batches(config, required)
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='rewards')
-
-  @property
-  def batch_size(self) -> int:
-    """Responses of a full batch."""
-    return self._config.batch_size
+    self.batch_size = config.batch_size
 
   def submit(self, score: Callable[[], list[Verdict]]) -> concurrent.futures.Future[list[Verdict]]:
     """Calls `score` in the thread, after what was submitted before."""
     return self._thread.submit(score)
 
   def rewards(self, facts: Sequence[Mapping[str, Any]]) -> list[dict[str, float]] | _Failure:
-    """Each response's batched rewards by name, of a batch with these facts; in the thread alone."""
+    """The batched rewards of each response by name; to be called in the thread."""
     found: list[dict[str, float]] = [{} for _ in facts]
     for index, spec in enumerate(self._config.batched if facts else ()):
       scored = self._call(index, facts)
@@ -59,7 +55,7 @@ class Scorer:
     return found
 
   def stop(self) -> None:
-    """Ends what runs and what waits."""
+    """Ends what runs and cancels what waits."""
     self._thread.shutdown(wait=False, cancel_futures=True)
     self._slot.stop()
 
@@ -69,9 +65,9 @@ class Scorer:
     self._slot.close()
 
   def _call(self, index: int, facts: Sequence[Mapping[str, Any]]) -> list[float] | _Failure:
-    """The rewards by function number `index`, which is called once more where it fails.
+    """The rewards by function number `index`; if it fails, it is called once more.
 
-    After an exception it is called as it is, after a timeout or a death in a new process.
+    After an exception that is done in the same process, after a timeout or a death in a new one.
     """
     spec, timeout = self._config.batched[index], self._config.batch_timeout
     failure = None
@@ -84,13 +80,12 @@ class Scorer:
       try:
         request = [index, [self._slot.asked(known) for known in facts]]
         reply = self._slot.ask(worker, request, time.monotonic() + timeout)
-      except (TimeoutError, EOFError) as error:
+      except TimeoutError:
         self._slot.drop()
-        if isinstance(error, TimeoutError):
-          reason = f'{spec}: no rewards after {timeout:g} s'
-          failure = _Failure('timed out', reason, is_lasting=True)
-        else:
-          failure = _Failure('crashed', f'{spec}: it ended {error}', is_lasting=True)
+        failure = _Failure('timed out', f'{spec}: no rewards after {timeout:g} s', is_lasting=True)
+      except EOFError as error:
+        self._slot.drop()
+        failure = _Failure('crashed', f'{spec}: it ended {error}', is_lasting=True)
       else:
         if 'rewards' in reply:
           return reply['rewards']
@@ -104,7 +99,7 @@ class Batches:
 
   def __init__(self, scorer: Scorer) -> None:
     self._scorer = scorer
-    self._open: list[concurrent.futures.Future[Judged]] = []  # of the batch that is not full
+    self._open: list[concurrent.futures.Future[Judged]] = []  # the batch that is not full
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
     self._failure: _Failure | None = None  # one that lasts
 
@@ -115,7 +110,7 @@ class Batches:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Waits for those of all that were added, in their order, with all components."""
+    """Waits for the verdicts on all that were added, in their order, with all components."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]
@@ -126,15 +121,15 @@ class Batches:
 
   def _score(self, batch: Sequence[concurrent.futures.Future[Judged]]) -> list[Verdict]:
     judged = [future.result() for future in batch]
-    graded = [one for one in judged if one.verdict.components is not None]
-    scored = self._failure or self._scorer.rewards([one.facts for one in graded])
+    graded = [one.facts for one in judged if one.verdict.components is not None]
+    scored = self._failure or self._scorer.rewards(graded)
     if isinstance(scored, _Failure):
       self._failure = scored if scored.is_lasting else None
       scored = [scored] * len(graded)
     rewards = iter(scored)
     return [
-      one.verdict if one.verdict.components is None else _completed(one.verdict, next(rewards))
-      for one in judged
+      verdict if verdict.components is None else _completed(verdict, next(rewards))
+      for verdict, _ in judged
     ]
 
 

@@ -51,8 +51,8 @@ class Config:
   batched: tuple[str, ...] = setting(
     (),
     None,
-    'those of `grading.rewards` that take lists, of a batch of responses, in a process of their '
-    'own: a small model, or a service',
+    'the `grading.rewards` that take a batch of responses at once, in a process of their own: a '
+    'small model, or a service',
   )
   batch_size: int = setting(64, '[1, 2048]', 'responses of a batch')
   batch_timeout: float = setting(

@@ -30,7 +30,7 @@ COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
 
 START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
 _MAX_REPLY = 65536  # bytes
-_SAY_EVERY = 10.0  # seconds, where a worker is long in getting ready
+_SAY_EVERY = 10.0  # seconds, while a worker gets ready
 _STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
 _MAX_STARTS = 3  # attempts to start a worker
 
@@ -190,7 +190,7 @@ class WorkerSlot:
     return worker.receive(deadline)
 
   def asked(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the worker's rewards ask for, as JSON can hold them; after `ready`."""
+    """The facts that the worker's rewards ask for, as JSON can hold them; after `ready`."""
     return {
       name: value.tolist() if isinstance(value, np.ndarray) else value
       for name, value in facts.items()
@@ -218,7 +218,7 @@ class WorkerSlot:
       worker.close()
 
   def _first_reply(self, worker: WorkerProcess) -> dict[str, Any]:
-    """What the worker says once it is ready; prints what it waits for where it takes long."""
+    """The worker's reply once it is ready; meanwhile says now and then what it waits for."""
     started, self._trying = time.monotonic(), {}
     while True:
       try:
@@ -241,7 +241,7 @@ class WorkerSlot:
     reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
     if not self._trying:
       return RuntimeError(f'a grading process did not start (attempts: {self._starts}): {reason}')
-    more = ', of which config.grading.batch_timeout is a part' if self._setup['is_batched'] else ''
+    more = ' (config.grading.batch_timeout included)' if self._setup['is_batched'] else ''
     return UnusableError(
       f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): a grading '
       f'process has {self._timeout:g} s{more} to import what it calls and to try it.'

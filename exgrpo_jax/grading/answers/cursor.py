@@ -47,7 +47,7 @@ class Cursor:
     return self._advance().text if self._next_is(*texts) else ''
 
   def _next_is_mark(self, text: str) -> bool:
-    r"""As `_next_is`, but '{' is only the brace that groups, not the command '\{' of a set."""
+    r"""Like `_next_is`, but '{' is only the brace that groups, not the command '\{' of a set."""
     token = self.peek()
     return token.kind == 'mark' and token.text == text
 
