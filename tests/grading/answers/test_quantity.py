@@ -13,49 +13,8 @@ def tree(text):
 
 
 @pytest.mark.parametrize(
-  ('text', 'value'),
-  [
-    ('9.', 9),
-    ('.4', Fraction(2, 5)),
-    ('-1./3', Fraction(-1, 3)),
-    ('2e27', 2 * 10**27),
-    (r'\frac12', Fraction(1, 2)),
-    ('1 1/2', Fraction(3, 2)),
-    (r'-1\frac{1}{2}', Fraction(-3, 2)),
-    (r'0.1\overline{6}', Fraction(1, 6)),
-    (r'\sqrt[3]{-8}', -2),
-    (r'8^{2/3}', 4),
-    ('2^3^2', 512),
-    (r'-2^2', -4),
-    (r'\binom{5}{2}', 10),
-    ('3!', 6),
-    (r'\lfloor -\pi \rfloor', -4),
-    ('1/2/2', Fraction(1, 4)),
-    ('7,425,000', 7425000),
-    ('1 000', 1000),
-    (r'\frac{\sqrt{9}}{6}', Fraction(1, 2)),
-    (r'20\%', Fraction(1, 5)),
-    ('9^{999}', 9**999),
-  ],
-)
-def test_a_rational_number_is_exact(text, value):
-  assert quantity.exact(tree(text)) == value
-
-
-@pytest.mark.parametrize(
   'text',
-  [
-    '9^9^9^9',
-    '10^{99999}',
-    '1/0',
-    '0^0',
-    '5!!!!',
-    r'\sqrt{2}',
-    r'\pi',
-    'x',
-    r'\infty',
-    '9^{99999}/2',
-  ],
+  r'9^9^9^9 10^{99999} 1/0 0^0 5!!!! \sqrt{2} \pi x \infty 9^{99999}/2'.split(),  # noqa: SIM905
 )
 def test_an_irrational_undefined_or_huge_number_has_no_exact_value(text):
   assert quantity.exact(tree(text)) is None
