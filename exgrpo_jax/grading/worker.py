@@ -31,7 +31,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, user_code, verifier
 from exgrpo_jax.grading.reward_functions import RewardFunction
 from exgrpo_jax.grading.user_code import ERRORS, summarize
-from exgrpo_jax.grading.verifier import Judgement, Verifier
+from exgrpo_jax.grading.verifier import Config, Judgement, Verifier
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
@@ -55,7 +55,7 @@ class Setup:
   overlong_buffer: int  # tokens
   # Question, messages and columns of a row, to try the rewards that read these; None: the others.
   row: Mapping[str, Any] | None
-  required: verifier.Config
+  required: Config
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
   def reply(value: dict[str, Any]) -> None:
     replies.write(json.dumps(value).encode() + b'\n')
 
-  setup = Setup(**values | {'required': verifier.Config(**values['required'])})
+  setup = Setup(**values | {'required': Config(**values['required'])})
   _die_with(setup.parent)
   try:
     chosen, loaded = _load(

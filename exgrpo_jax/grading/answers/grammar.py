@@ -121,7 +121,7 @@ class Grammar(Cursor, abc.ABC):
 
   def _sum(self) -> Tree:
     self._enter()
-    terms = [] if self._next_is('pm', 'mp') else [self._product()]
+    terms: list[Tree] = [] if self._next_is('pm', 'mp') else [self._product()]
     while sign := self._accept('+', '-', 'pm', 'mp'):
       term = self._product()
       if sign in '+-':

@@ -33,21 +33,22 @@ _COUNTING = frozenset({'floor', 'ceil', 'binom', 'factorial'})  # their unknowns
 
 def exact(tree: Tree) -> Fraction | None:
   """The value of a tree without unknowns, if the evaluation stays rational throughout."""
-  try:
-    value = evaluate(tree, {}, context_of(_DIGITS[0]))
-  except ERRORS:
-    return None
+  value = _value(tree, {})
   return value if isinstance(value, Fraction) else None
 
 
 def real_value(tree: Tree) -> Number | None:
   """The value of a tree without unknowns, to 100 digits; None where it has no real value."""
-  context = context_of(_DIGITS[0])
+  value, context = _value(tree, {}), context_of(_DIGITS[0])
+  return None if value is None or is_complex(value) else context.re(to_float(value, context))
+
+
+def _value(tree: Tree, point: Point) -> Number | None:
+  """The value of a tree at a point, to 100 digits; None where it has none."""
   try:
-    value = evaluate(tree, {}, context)
+    return evaluate(tree, point, context_of(_DIGITS[0]))
   except ERRORS:
     return None
-  return None if is_complex(value) else context.re(to_float(value, context))
 
 
 def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
@@ -94,12 +95,7 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
 
 def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
   """(a, b) where the tree is a·unknown + b with rational a and b, else None."""
-  values = []
-  for x in (0, 1, 2, -3):
-    try:
-      values.append(evaluate(tree, {unknown: Fraction(x)}, context_of(_DIGITS[0])))
-    except ERRORS:
-      return None
+  values: list[Number] = [_value(tree, {unknown: Fraction(x)}) for x in (0, 1, 2, -3)]
   if not all(isinstance(v, Fraction) for v in values):
     return None
   b, a = values[0], values[1] - values[0]
