@@ -32,6 +32,12 @@ class Config:
   max_failures: float = setting(
     0.01, '[0, 1]', "share of a step's responses that may time out or crash before a warning"
   )
+  verifier: str = setting(
+    'built_in',
+    None,
+    "what says whether a response is right: built_in, math_verify (the authors' choice, which "
+    "evaluates what a model wrote), or one of yours, 'package.module:Class'",
+  )
   rewards: tuple[str, ...] = setting(
     ('correctness',),
     None,
@@ -59,14 +65,6 @@ class Config:
     0,
     '[0, inf)',
     "tokens before rollout.max_response over which 'overlong' falls to -1; 0 is a fifth of it",
-  )
-  verifier: str = dataclasses.field(
-    default='built_in',
-    metadata={
-      'allowed': None,
-      'meaning': "what says whether a response is right: built_in, math_verify (the authors' "
-      "choice, which evaluates what a model wrote), or one of yours, 'package.module:Class'",
-    },
   )
 
   @property
