@@ -14,6 +14,7 @@ def evaluate(
   returned: str,
   check: Callable[[Any], None] | None = None,
   arguments: Sequence[str] = (),
+  is_flag: bool = True,
 ) -> tuple[Any, str]:
   """Run the file; return what its get_config(), get_sweep(), … returns, and its docstring.
 
@@ -23,6 +24,7 @@ def evaluate(
     returned: what the function returns, and a file where it does, for messages.
     check: raises an exception where what was returned cannot be used; None: the caller checks.
     arguments: of the function.
+    is_flag: whether the file is given by a flag; messages then begin with that.
 
   Raises:
     InputError: the file fails, has no such function, or does not pass `check`; it names the flag
@@ -39,7 +41,7 @@ def evaluate(
   except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
     raise InputError(
-      f'--{kind}={path}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
+      f'{f"--{kind}=" if is_flag else ""}{path}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
       f'whose {function}() returns {returned}.'
     ) from error
   return value, (definitions['__doc__'] or '').strip()

@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from exgrpo_jax.data.records import Uncheckable
-from exgrpo_jax.data.tasks.embedded import Record
+from exgrpo_jax.data.store import Record
 from exgrpo_jax.grading import verifier
 
 REASON = 'another answer to the same question elsewhere'

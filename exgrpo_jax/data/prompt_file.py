@@ -89,6 +89,7 @@ def tokenized(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> Pr
 def _name(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> str:
   shaping = (
     data.source.identity,
+    hashlib.sha256(data.rows.tobytes()).hexdigest(),
     prompts,
     sorted((name, hashlib.sha256(file).hexdigest()) for name, file in tokenizer.files.items()),
     _code(),

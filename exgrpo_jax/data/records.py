@@ -1,21 +1,20 @@
 r"""From the rows of a file or data set to records: what a question is, whatever its columns.
 
-A record is what embedded.record_features describes (messages, answer, kind, solution, source), and
-`columns`, the row as it was. Rows whose answer cannot be checked make no record.
+A record has the fields of store.SCHEMA. Rows whose answer cannot be checked make none.
 """
 
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from exgrpo_jax.data import columns, row_files
 from exgrpo_jax.data.columns import Fields, Layout
-from exgrpo_jax.data.json_lines import Numeral
-from exgrpo_jax.data.tasks.embedded import Record
+from exgrpo_jax.data.row_files import Numeral
+from exgrpo_jax.data.store import Record
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.answers import extraction
 from exgrpo_jax.grading.verifier import KINDS
@@ -53,30 +52,34 @@ class Uncheckable(NamedTuple):
   reason: str
 
 
-def of_file(
-  fields: Fields, path: str, content: bytes, source: str
-) -> tuple[Layout | None, Iterator[tuple[str, Record | Uncheckable]]]:
-  """How a file is read, None where it is empty, and each row's place and record.
+Records = Iterator[tuple[str, Record | Uncheckable]]  # with the place of each row
+
+
+def of_file(fields: Fields, path: str, source: str) -> tuple[Layout | None, Callable[[], Records]]:
+  """How a file is read, None where it is empty, and a function that reads its records.
 
   Args:
     fields: what the user says of its columns.
-    path: the file's path, whose ending says what it is; for error messages too.
-    content: what the file holds.
+    path: the file's, as `row_files.opened` takes it.
     source: of its questions where no column says it.
 
   Raises:
     InputError: now or on reading a row: the file is damaged, its columns are not understood, or one
       of them holds what it cannot.
   """
-  file = row_files.opened(path, content)
-  if not file.columns:
-    return None, iter(())
-  layout = columns.recognize(file.columns, fields, path)
+  file = row_files.opened(path)
+  names = file.columns()
+  if not names:
+    return None, lambda: iter(())
+  layout = columns.recognize(names, fields, path)
   read = {name.partition('.')[0] for name in (layout.question, layout.answer, layout.solution)}
   unread = set(layout.bulky) - read
-  return layout, (
-    (place, record(layout, fields, row, place, source)) for place, row in file.rows(unread)
-  )
+
+  def rows() -> Records:
+    for place, row in file.rows(unread):
+      yield place, record(layout, fields, row, place, source)
+
+  return layout, rows
 
 
 def record(

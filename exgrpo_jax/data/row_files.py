@@ -1,141 +1,85 @@
-"""The rows of a file, whatever its format: jsonl, a JSON array, csv or parquet."""
+"""The rows of a file of any format: jsonl, a JSON array, csv, parquet, or a task in Python."""
 
 import csv
 import io
+import json
+import reprlib
 import sys
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from etils import epath
 
-from exgrpo_jax.data import columns, json_lines
+from exgrpo_jax import definition_file
+from exgrpo_jax.data import columns, spec_names
 from exgrpo_jax.errors import InputError
 
 Row = dict[str, Any]  # by column; a row of jsonl may lack some
+Rows = Iterator[tuple[str, Row]]  # where each row is, as 'path:line' or 'path: row n', and the row
+
+_BATCH = 128  # rows of parquet in memory together
+
+
+class Numeral(str):
+  """A number as it is spelt: an answer of 0.50 must not become 0.5."""
 
 
 class RowFile(NamedTuple):
-  """What a file holds."""
+  """A file that can be read several times, a few rows in memory at a time (.json and .py: all)."""
 
-  columns: list[str]  # of all rows together, in the order in which they first occur
-  rows: Callable[[Collection[str]], Iterator[tuple[str, Row]]]
-  """Where each row is and what it holds, without the columns given."""
+  columns: Callable[[], list[str]]  # of all rows together, in the order in which they first occur
+  rows: Callable[[Collection[str]], Rows]  # without the columns given
 
 
-def opened(path: str, content: bytes) -> RowFile:
-  """The file of this content; its ending says how it is read.
+def opened(path: str, keep_spelling: bool = True) -> RowFile:
+  """The file at `path`, whose ending says how it is read.
+
+  Args:
+    path: of the file; for a task in Python with its split, as in 'squares.py:train'.
+    keep_spelling: whether numbers in JSON are Numerals.
 
   Raises:
-    InputError: now or on reading a row: the file is damaged, or not of its format, or a name is
-      that of several columns.
+    InputError: now or on reading: there is no such file, it is damaged or not of its format, a text
+      is not UTF-8, or two columns have one name.
   """
-  return _READERS[path[path.rindex('.') :]](path, content)
+  if task := spec_names.task_file(path):
+    return _task(path, existing(task[0]), task[1])
+  file = existing(path)
+  if file.suffix == '.parquet':
+    return _parquet(path, file)
+  if file.suffix == '.csv':
+    return _csv(path, file)
+  if file.suffix == '.json':
+    return _of_list(list(_array(path, file.read_bytes(), keep_spelling)))
+
+  def rows(without: Collection[str] = ()) -> Rows:
+    with file.open('rb') as lines:
+      for place, row in _lines(path, lines, keep_spelling):
+        yield place, _others(row, without)
+
+  return RowFile(lambda: _all_columns(rows()), rows)
 
 
-def _jsonl(path: str, content: bytes) -> RowFile:
-  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
-    for place, row in json_lines.objects(io.BytesIO(content), path):
-      yield place, _others(row, without)
-
-  return RowFile(_all_columns(rows(())), rows)
-
-
-def _json(path: str, content: bytes) -> RowFile:
-  found = list(json_lines.array(content, path))
-
-  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
-    return ((place, _others(row, without)) for place, row in found)
-
-  return RowFile(_all_columns(found), rows)
+def existing(path: str) -> epath.Path:
+  """The file at `path`; InputError where there is none."""
+  file = epath.Path(path).expanduser()
+  if not file.is_file():
+    raise InputError(
+      f'{path}: there is no such file; paths are absolute or start from the current folder.'
+    )
+  return file
 
 
-def _csv(path: str, content: bytes) -> RowFile:
-  def reader() -> csv.DictReader:
-    text = io.TextIOWrapper(io.BytesIO(content), encoding='utf-8-sig', newline='')
-    return csv.DictReader(text, strict=True)
-
-  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
-    found = reader()
-    for number in range(sys.maxsize):
-      place = f'{path}: row {number}'  # a value may span lines
-      try:
-        row = next(found, None)
-      except csv.Error as error:
-        raise InputError(f'{place}: not valid CSV ({error}); write it again.') from error
-      except UnicodeDecodeError as error:
-        raise _not_utf8(path, content, error) from error
-      if row is None:
-        return
-      if None in row or None in row.values():
-        raise InputError(
-          f'{place}: it has not the {len(names)} values that the first line names; a value with '
-          'a comma or a line break stands in quotes.'
-        )
-      yield place, _others(row, without)
-
-  csv.field_size_limit(sys.maxsize)  # 131,072 characters, less than some solutions
-  try:
-    names = [*(reader().fieldnames or ())]
-  except csv.Error as error:
-    raise InputError(f'{path}:1: not valid CSV ({error}); write it again.') from error
-  except UnicodeDecodeError as error:
-    raise _not_utf8(path, content, error) from error
-  columns.check_distinct(names, f'{path}:1')
-  return RowFile(names, rows)
+def _of_list(found: list[tuple[str, Row]]) -> RowFile:
+  return RowFile(
+    lambda: _all_columns(found),
+    lambda without: ((place, _others(row, without)) for place, row in found),
+  )
 
 
-def _not_utf8(path: str, content: bytes, error: UnicodeDecodeError) -> InputError:
-  line = 1
-  try:
-    content.decode()  # for the place in the whole file; `error` has that in a part of it
-  except UnicodeDecodeError as exact:
-    line, error = 1 + content.count(b'\n', 0, exact.start), exact
-  return not_utf8(f'{path}:{line}', error)
-
-
-def _parquet(path: str, content: bytes) -> RowFile:
-  def rows(without: Collection[str]) -> Iterator[tuple[str, Row]]:
-    wanted = [column for column in names if column not in without]
-    number = 0
-    try:
-      for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(1024, columns=wanted):
-        for row in values(batch, path, number):
-          yield f'{path}: row {number}', row
-          number += 1
-    except (pa.ArrowInvalid, OSError) as error:
-      raise damaged_parquet(path, error) from error
-
-  try:
-    names = pq.read_schema(pa.BufferReader(content)).names
-  except (pa.ArrowInvalid, OSError) as error:
-    raise damaged_parquet(path, error) from error
-  columns.check_distinct(names, path)
-  return RowFile(names, rows)
-
-
-def values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
-  """The rows of a batch whose first is row `number` of the file."""
-  try:
-    return batch.to_pylist()
-  except UnicodeDecodeError:  # a parquet file is not checked when it is written
-    for offset in range(batch.num_rows):
-      try:
-        batch.slice(offset, 1).to_pylist()
-      except UnicodeDecodeError as error:
-        raise not_utf8(f'{path}: row {number + offset}', error) from error
-    raise
-
-
-_READERS: dict[str, Callable[[str, bytes], RowFile]] = {
-  '.jsonl': _jsonl,
-  '.json': _json,
-  '.csv': _csv,
-  '.parquet': _parquet,
-}
-
-
-def _all_columns(rows: Iterator[tuple[str, Row]] | list[tuple[str, Row]]) -> list[str]:
+def _all_columns(rows: Iterable[tuple[str, Row]]) -> list[str]:
   return list(dict.fromkeys(name for _, row in rows for name in row))
 
 
@@ -143,14 +87,158 @@ def _others(row: Row, without: Collection[str]) -> Row:
   return {name: value for name, value in row.items() if name not in without}
 
 
-def not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
-  """What is wrong with text in another encoding."""
+# ---- JSON ----
+
+
+def _lines(path: str, lines: BinaryIO, keep_spelling: bool) -> Rows:
+  for number, line in enumerate(lines, start=1):
+    if line.strip():
+      place = f'{path}:{number}'
+      value = _parsed(line, place, 'every line must hold one object, in UTF-8', keep_spelling)
+      yield place, _object(value, place)
+
+
+def _array(path: str, content: bytes, keep_spelling: bool) -> Rows:
+  rule = 'a .json file must hold an array of objects, in UTF-8; one object a line is .jsonl'
+  values = _parsed(content, path, rule, keep_spelling)
+  if not isinstance(values, list):
+    raise InputError(f'{path}: it holds no array but {reprlib.repr(values)}; {rule}.')
+  for number, value in enumerate(values):
+    place = f'{path}: row {number}'
+    yield place, _object(value, place)
+
+
+def _parsed(text: bytes, place: str, rule: str, keep_spelling: bool) -> Any:
+  parse_number = Numeral if keep_spelling else None
+
+  def make_object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(fields)
+    if len(made) < len(fields):
+      columns.check_distinct([name for name, _ in fields], place)
+    return made
+
+  try:
+    return json.loads(
+      text, parse_int=parse_number, parse_float=parse_number, object_pairs_hook=make_object
+    )
+  except InputError:
+    raise
+  except (ValueError, RecursionError) as error:
+    raise InputError(f'{place}: not valid JSON ({error}); {rule}.') from error
+
+
+def _object(value: Any, place: str) -> Row:
+  if not isinstance(value, dict):
+    raise InputError(f'{place}: {reprlib.repr(value)} is not an object; every row must be one.')
+  return value
+
+
+# ---- CSV ----
+
+
+def _csv(path: str, file: epath.Path) -> RowFile:
+  csv.field_size_limit(sys.maxsize)  # the default is 131,072 characters, less than some solutions
+
+  def values() -> Iterator[list[str]]:
+    with file.open('rb') as opened_file:
+      text = io.TextIOWrapper(opened_file, encoding='utf-8-sig', newline='')  # pyright: ignore[reportArgumentType]  # epath's type of a file
+      yield from filter(None, csv.reader(text, strict=True))  # without blank lines
+
+  def rows(without: Collection[str]) -> Rows:
+    found = values()
+    next(found, None)  # the names
+    for number in range(sys.maxsize):
+      place = f'{path}: row {number}'  # a value may span lines
+      row = _next(found, place, file)
+      if row is None:
+        return
+      if len(row) != len(names):
+        raise InputError(
+          f'{place}: it has {len(row)} values, and the first line names {len(names)}; a value with '
+          'a comma or a line break stands in quotes.'
+        )
+      yield place, _others(dict(zip(names, row)), without)
+
+  names = _next(values(), f'{path}:1', file) or []
+  columns.check_distinct(names, f'{path}:1')
+  return RowFile(lambda: names, rows)
+
+
+def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str] | None:
+  try:
+    return next(found, None)
+  except csv.Error as error:
+    raise InputError(f'{place}: not valid CSV ({error}); write it again.') from error
+  except UnicodeDecodeError as error:  # it tells the place in a part of the file
+    for number, line in enumerate(file.read_bytes().split(b'\n'), start=1):
+      try:
+        line.decode()
+      except UnicodeDecodeError as exact:
+        raise _not_utf8(f'{file}:{number}', exact) from error
+    raise
+
+
+# ---- Parquet ----
+
+
+def _parquet(path: str, file: epath.Path) -> RowFile:
+  def rows(without: Collection[str]) -> Rows:
+    wanted, number = [name for name in names if name not in without], 0
+    try:
+      with file.open('rb') as content:
+        for batch in pq.ParquetFile(content).iter_batches(_BATCH, columns=wanted):
+          for row in _values(batch, path, number):
+            yield f'{path}: row {number}', row
+            number += 1
+    except (pa.ArrowInvalid, OSError) as error:
+      raise _damaged(path, error) from error
+
+  try:
+    with file.open('rb') as content:
+      names = pq.read_schema(content).names
+  except (pa.ArrowInvalid, OSError) as error:
+    raise _damaged(path, error) from error
+  columns.check_distinct(names, path)
+  return RowFile(lambda: names, rows)
+
+
+def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
+  """The rows of a batch whose first is row `number` of the file."""
+  try:
+    return batch.to_pylist()
+  except UnicodeDecodeError:  # whoever wrote the file need not have checked its texts
+    for offset in range(batch.num_rows):
+      try:
+        batch.slice(offset, 1).to_pylist()
+      except UnicodeDecodeError as error:
+        raise _not_utf8(f'{path}: row {number + offset}', error) from error
+    raise
+
+
+# ---- A task in Python ----
+
+
+def _task(path: str, file: epath.Path, split: str) -> RowFile:
+  def check(splits: Any) -> None:
+    if split not in splits:
+      raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
+
+  returned = 'the rows of each split by its name, each row a dict by column'
+  splits, _ = definition_file.evaluate(str(file), 'task', returned, check, is_flag=False)
+  return _of_list(
+    [
+      (place := f'{path}: row {number}', _object(row, place))
+      for number, row in enumerate(splits[split])
+    ]
+  )
+
+
+# ---- What is wrong ----
+
+
+def _not_utf8(place: str, error: UnicodeDecodeError) -> InputError:
   return InputError(f'{place}: a text is not UTF-8 ({error}); write it again in UTF-8.')
 
 
-def damaged_parquet(path: str, error: Exception) -> InputError:
-  """What is wrong with a file that pyarrow cannot read."""
-  return InputError(
-    f'{path}: not a complete parquet file ({error}); write it again, for example with pyarrow or '
-    'pandas.'
-  )
+def _damaged(path: str, error: Exception) -> InputError:
+  return InputError(f'{path}: not a complete parquet file ({error}); write it again.')

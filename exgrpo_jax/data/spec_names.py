@@ -1,4 +1,4 @@
-"""Short names for data specs, under which evaluations report their scores and keep their files."""
+"""The forms of data specs, and the short names under which evaluations report them."""
 
 import os
 import pathlib
@@ -9,16 +9,25 @@ from etils import epath
 
 from exgrpo_jax.errors import InputError
 
-_SPEC = re.compile(r'(?P<base>.+?)(?P<slicing>\[[^\[\]]*\])?')
-_SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
 FILE_ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
 LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
+
+_SPEC = re.compile(r'(?P<base>.+?)(?P<slicing>\[[^\[\]]*\])?')
+_TASK_FILE = re.compile(r'(?P<file>.+\.py):(?P<split>[\w.-]+)')
+_SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
+_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
 def split(spec: str) -> tuple[str, str]:
   """A data spec without its slice, and the slice with its brackets; '' where there is none."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
+
+
+def task_file(base: str) -> tuple[str, str] | None:
+  """File and split of a task in Python, such as 'squares.py:train'; None for any other spec."""
+  match = _TASK_FILE.fullmatch(base)
+  return (match['file'], match['split']) if match else None
 
 
 def files(base: str) -> tuple[list[str], str]:
@@ -36,6 +45,42 @@ def files(base: str) -> tuple[list[str], str]:
   if not found:
     raise InputError(f'{base}: there is no file of that pattern.')
   return found, pattern.partition('*')[0].rstrip('-_.') or pathlib.PurePath(folder).name
+
+
+def rows(spec: str, size: int) -> range:
+  """The rows that the slice of a spec selects, as TFDS reads it: [:640], [100:-5], [:10%].
+
+  Raises:
+    InputError: it is no such slice, goes beyond the `size` rows, or selects none.
+  """
+  slicing = split(spec)[1]
+  if not slicing:
+    return range(size)
+  match = _SLICE.fullmatch(slicing)
+  bounds = [_BOUND.fullmatch(text) for text in match.groups() if text] if match else []
+  try:
+    if not match or not all(bounds) or not bounds:
+      raise ValueError
+    is_percent = any(bound and bound[2] for bound in bounds)
+    begin, end = (
+      default if not text else _row(text.rstrip('%'), is_percent, size)
+      for text, default in zip(match.groups(), (0, size))
+    )
+  except ValueError as error:
+    raise InputError(
+      f'{spec}: the slice {slicing} must follow TFDS syntax, such as [:640], [100:200] or [:10%], '
+      f'and stay within the {size} rows of the split.'
+    ) from error
+  if begin >= end:
+    raise InputError(f'{spec}: the slice {slicing} selects none of the {size} rows of the split.')
+  return range(begin, end)
+
+
+def _row(bound: str, is_percent: bool, size: int) -> int:
+  row = round(float(bound) * size / 100) if is_percent else int(bound)
+  if abs(row) > size:
+    raise ValueError
+  return row + size if row < 0 else row
 
 
 def spec_name(spec: str) -> str:
@@ -60,9 +105,11 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def check_distinct(specs: Iterable[str], where: str) -> None:
-  """Refuses specs of the same name, of which one would overwrite the other's results.
+  """InputError where two specs have the same name, and so would overwrite each other's results.
 
-  `where` the specs come from begins the message, e.g. 'config.data.evaluation'.
+  Args:
+    specs: data specs.
+    where: they come from, e.g. 'config.data.evaluation'; begins the message.
   """
   named: dict[str, str] = {}
   for spec in specs:
@@ -76,7 +123,7 @@ def check_distinct(specs: Iterable[str], where: str) -> None:
 
 
 def check_apart(validation: Sequence[str], evaluation: Sequence[str]) -> None:
-  """Refuses what is in both, and what would be reported under one name."""
+  """InputError where a spec is in both, or two would be reported under one name."""
   for spec in validation:
     if spec in evaluation:
       raise InputError(

@@ -85,9 +85,12 @@ class Tokenizer(abc.ABC):
     UTF-8 become U+FFFD.
     """
 
-  @abc.abstractmethod
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """The text of each of `ids`; joined, what `decode` gives with `special`: see pieces.py."""
+    places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
+    found = pieces.of([int(ids[place]) for place in places], lambda some: self.decode(some, True))
+    texts = dict(zip(places, found))
+    return [texts.get(place, '') for place in range(len(ids))]
 
   def render(self, messages: Sequence[Message], prompts: prompt.Config) -> str:
     """The prompt made of `messages`; see prompt.render."""
@@ -151,10 +154,6 @@ class SentencePieceTokenizer(Tokenizer):
       )
     return self._model.decode([i for i in known if not self._is_special(i)])
 
-  def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """See Tokenizer.pieces."""
-    return pieces.of_sentencepiece(self._model, ids)
-
   def _is_special(self, id_: int) -> bool:
     return self._model.is_control(id_) or self._model.is_unknown(id_)
 
@@ -210,10 +209,6 @@ class JsonTokenizer(Tokenizer):
       return self._model.decode(known, skip_special_tokens=False)
     # An end token need not be one that the file calls special.
     return self._model.decode([i for i in known if i not in self.eos_ids], skip_special_tokens=True)
-
-  def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """See Tokenizer.pieces."""
-    return pieces.of_tokenizer_json(self._model, ids)
 
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})

@@ -9,18 +9,15 @@ A row has
 """
 
 import dataclasses
-import io
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import columns, json_lines, row_files, spec_names
+from exgrpo_jax.data import row_files, spec_names
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
@@ -72,14 +69,9 @@ def asked(messages: Sequence[Message]) -> str:
 
 
 def check_columns(path: str) -> None:
-  """InputError where there is no such file, or it lacks a column; reads no more than a row."""
-  file = _existing(path)
-  if file.suffix == '.parquet':
-    _check_names(path, _schema(path, file.read_bytes()))
-    return
-  with file.open('rb') as lines:
-    if next(_jsonl_rows(path, lines), None) is None:
-      raise InputError(f'{path}: the file holds no trace; at least one is needed.')
+  """InputError where there is no such file, or it lacks a column; reads a few rows at most."""
+  if next(_rows(path), None) is None:
+    raise InputError(f'{path}: the file holds no trace; at least one is needed.')
 
 
 def read(path: str) -> Iterator[Trace]:
@@ -88,70 +80,26 @@ def read(path: str) -> Iterator[Trace]:
   Raises:
     InputError: there is no such file, it is damaged, or a row cannot be used.
   """
-  file = _existing(path)
-  content = file.read_bytes()
-  is_parquet = file.suffix == '.parquet'
-  rows = _parquet_rows(path, content) if is_parquet else _jsonl_rows(path, io.BytesIO(content))
-  for place, values in rows:
+  for place, values in _rows(path):
     yield _trace(place, values)
 
 
-def _existing(path: str) -> epath.Path:
-  file = epath.Path(path).expanduser()
-  if not file.is_file():
+def _rows(path: str) -> row_files.Rows:
+  if not epath.Path(path).expanduser().is_file():
     raise InputError(
       f'config.experience.path={path}: there is no such file; it must be a .jsonl or .parquet file '
       "of responses, or another run's workdir."
     )
-  return file
-
-
-# ---- Files ----
-
-
-def _jsonl_rows(path: str, lines: Iterable[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  for place, values in json_lines.objects(lines, path, keep_spelling=False):
+  file, unread = row_files.opened(path, keep_spelling=False), []
+  if path.endswith('.parquet'):  # every row has the same columns
+    _check_names(path, file.columns())
+    unread = set(file.columns()) - {*_COLUMNS}
+  for place, values in file.rows(unread):
     _check_names(place, list(values))
     yield place, values
 
 
-def _parquet_rows(path: str, content: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  names = _schema(path, content)
-  _check_names(path, names)
-  wanted = [name for name in names if name in _COLUMNS]
-  number = 0
-  try:
-    batches = pq.ParquetFile(pa.BufferReader(content)).iter_batches(1024, columns=wanted)
-    for batch in batches:
-      for row in range(batch.num_rows):
-        yield (
-          f'{path}: row {number}',
-          {name: _value(batch.column(name)[row]) for name in batch.schema.names},
-        )
-        number += 1
-  except UnicodeDecodeError as error:
-    raise row_files.not_utf8(f'{path}: row {number}', error) from error
-  except (pa.ArrowInvalid, OSError) as error:
-    raise row_files.damaged_parquet(path, error) from error
-
-
-def _value(scalar: pa.Scalar) -> Any:
-  """A parquet value; numbers of a list as an array, for there may be thousands."""
-  is_list = isinstance(scalar, pa.ListScalar) and scalar.is_valid
-  if is_list and not pa.types.is_nested(scalar.type.value_type):
-    return scalar.values.to_numpy(zero_copy_only=False)
-  return scalar.as_py()
-
-
-def _schema(path: str, content: bytes) -> list[str]:
-  try:
-    return pq.read_schema(pa.BufferReader(content)).names
-  except (pa.ArrowInvalid, OSError) as error:
-    raise row_files.damaged_parquet(path, error) from error
-
-
 def _check_names(place: str, names: Sequence[str]) -> None:
-  columns.check_distinct(names, place)
   for choices in _NEEDED:
     if not set(choices) & set(names):
       raise InputError(
@@ -193,7 +141,7 @@ def _text(values: Mapping[str, Any], names: Sequence[str], role: str, place: str
   """The text of the first of these columns that is there; of chat messages the last of `role`."""
   name = next((name for name in names if values.get(name) is not None), names[0])
   value = found = values.get(name)
-  if isinstance(value, (list, np.ndarray)):
+  if isinstance(value, list):
     contents = [
       turn.get('content') for turn in value if isinstance(turn, dict) and turn.get('role') == role
     ]
@@ -214,7 +162,7 @@ def _numbers(value: Any, name: str, place: str) -> np.ndarray | None:
   if value is None:
     return None
   try:
-    array = np.array(value if isinstance(value, (list, np.ndarray)) else None)
+    array = np.array(value if isinstance(value, list) else None)
   except ValueError:  # lists of different lengths in it
     array = np.array(None)
   if array.ndim != 1 or not array.size or array.dtype.kind not in 'iuf':

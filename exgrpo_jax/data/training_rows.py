@@ -4,21 +4,24 @@ Read are parquet and jsonl files with verl's own columns, such as those of
 Elliott/Openr1-Math-46k-8192, or with `problem` and `answer`, such as open-r1/OpenR1-Math-220k's.
 """
 
+import collections
+import itertools
 import pathlib
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import hub_split, json_lines, row_files, spec_names
-from exgrpo_jax.data.columns import NO_ANSWERS, check_distinct
+from exgrpo_jax.data import conflicts, hub_split, progress, row_files, spec_names
+from exgrpo_jax.data.columns import NO_ANSWERS
+from exgrpo_jax.data.store import Record
 from exgrpo_jax.errors import InputError
 
-VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
-TARGET = 'target'  # the column of worked solutions by another model
-SCHEMA = pa.schema(
+_VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
+_TARGET = 'target'  # the column of worked solutions by another model
+_SCHEMA = pa.schema(
   [
     ('data_source', pa.string()),
     ('prompt', pa.list_(pa.struct([('role', pa.string()), ('content', pa.string())]))),
@@ -28,15 +31,16 @@ SCHEMA = pa.schema(
   ]
 )
 _ROLES = ('system', 'user', 'assistant')
-_BATCH = 1024  # rows that are in memory together
-_INT64_DIGITS = 18  # of SCHEMA's index; with so many any number fits
+_GROUP = 1024  # rows that are written together
+_INT64_DIGITS = 18  # of _SCHEMA's index; with so many any number fits
 
 
 class Shard(NamedTuple):
   """A file, and the columns that it has."""
 
-  path: pathlib.Path
-  columns: tuple[str, ...]
+  path: str
+  file: row_files.RowFile
+  columns: Sequence[str]
 
   @property
   def is_verl(self) -> bool:
@@ -44,141 +48,164 @@ class Shard(NamedTuple):
     return {'prompt', 'reward_model'} <= set(self.columns)
 
 
-def shards(places: list[str]) -> list[Shard]:
+class Written(NamedTuple):
+  """What a file of training questions has, and what it lacks."""
+
+  rows: int
+  different: int  # questions, each counted once
+  left_out: Mapping[str, int]  # rows, by reason
+
+
+# ---- Files ----
+
+
+def shards(places: Sequence[str]) -> list[Shard]:
   """The files in these places, in order: those named, and those of folders and splits named.
 
   Raises:
     InputError: a place does not exist or has no such file, or a file cannot be read or has other
       columns.
   """
-  found = [path for place in places for path in _files(place)]
-  return [_shard(path) for path in found]
+  return [_shard(path) for place in places for path in _files(place)]
 
 
-def rows(shard: Shard, keep_target: bool) -> Iterator[dict[str, Any] | str]:
-  """Each row in verl's columns, or why it is left out.
-
-  A row of problem and answer becomes a prompt of one user message, without a system message, for
-  which the config's template has its own.
-
-  Args:
-    shard: the file.
-    keep_target: whether the column of worked solutions is kept, as text.
-
-  Raises:
-    InputError: a row is not of the type that its columns must have.
-  """
-  wanted = [*VERL, TARGET] if keep_target else VERL
-  columns = wanted if shard.is_verl else ('problem', 'answer', 'solution')
-  columns = [column for column in columns if column in shard.columns]
-  for number, record in enumerate(_records(shard.path, columns)):
-    location = f'{shard.path}: row {number}'
-    row = _verl_row(record, location) if shard.is_verl else _problem_row(record, location)
-    if isinstance(row, dict) and keep_target:
-      solution = record.get(TARGET if shard.is_verl else 'solution')
-      row[TARGET] = _solution(solution, location)
-    yield row
-
-
-# ---- Files ----
-
-
-def _files(place: str) -> list[pathlib.Path]:
-  path = pathlib.Path(place).expanduser()
+def _files(place: str) -> list[str]:
+  path, endings = pathlib.Path(place).expanduser(), ' or '.join(spec_names.LINES_OR_PARQUET)
   if path.is_file():
     if path.name.endswith(spec_names.LINES_OR_PARQUET):
-      return [path]
-    raise InputError(
-      f'--data={place} must be a folder, or a file that ends in '
-      f'{" or ".join(spec_names.LINES_OR_PARQUET)}: others cannot be read.'
-    )
+      return [str(path)]
+    raise InputError(f'--data={place} must be a folder, or a file that ends in {endings}.')
   if not path.is_dir():
     if split := hub_split.parse(place):
-      return [pathlib.Path(file) for file in hub_split.files(split)]
+      return hub_split.files(split)
     raise InputError(
       f'--data={place}: there is no such file or folder, nor is it a split of the Hub, such as '
       'owner/name:train.'
     )
   inside = [
-    file
+    str(file)
     for file in sorted(path.rglob('*'))
     if file.name.endswith(spec_names.LINES_OR_PARQUET)
     and not any(part.startswith('.') for part in file.relative_to(path).parts)
   ]
   if not inside:
-    raise InputError(
-      f'--data={place}: no file in it ends in {" or ".join(spec_names.LINES_OR_PARQUET)}; it must '
-      "hold the data set's files."
-    )
+    raise InputError(f"--data={place}: no file in it ends in {endings}, as the data set's must.")
   return inside
 
 
-def _shard(path: pathlib.Path) -> Shard:
-  try:
-    if path.suffix == '.parquet':
-      columns = tuple(pq.read_schema(path).names)
-    else:
-      columns = tuple(next(_records(path, ()), {}))
-  except (pa.ArrowInvalid, OSError) as error:
-    raise InputError(f'{path}: not a complete file ({error}); download it again.') from error
-  check_distinct(columns, str(path))
-  shard = Shard(path, columns)
-  if not shard.is_verl and not {'problem', 'answer'} <= set(columns):
+def _shard(path: str) -> Shard:
+  file = row_files.opened(path)
+  shard = Shard(path, file, file.columns())
+  if not shard.is_verl and not {'problem', 'answer'} <= set(shard.columns):
     raise InputError(
       f"{path}: neither verl's columns 'prompt' and 'reward_model' nor 'problem' and 'answer'; it "
-      f'has {", ".join(columns) or "no row"}, so it is not known what is asked.'
+      f'has {", ".join(shard.columns) or "no row"}, so it is not known what is asked.'
     )
   return shard
 
 
-def _records(path: pathlib.Path, columns: tuple[str, ...] | list[str]) -> Iterator[dict[str, Any]]:
-  try:
-    if path.suffix == '.parquet':
-      number = 0
-      with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_BATCH, columns=list(columns)):
-          yield from row_files.values(batch, str(path), number)
-          number += batch.num_rows
-    else:
-      with path.open('rb') as lines:
-        for _, record in json_lines.objects(lines, str(path)):
-          yield record
-  except (pa.ArrowInvalid, OSError) as error:
-    raise InputError(f'{path}: not a complete file ({error}); download it again.') from error
+def unused(found: Sequence[Shard], keep_target: bool) -> list[str]:
+  """The columns of which nothing will be written."""
+  used = {*_VERL, 'problem', 'answer', *([_TARGET, 'solution'] if keep_target else [])}
+  return sorted({column for shard in found for column in shard.columns} - used)
+
+
+# ---- Writing ----
+
+
+def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Written:
+  """Writes the rows of all files as parquet.
+
+  A row of problem and answer becomes a prompt of one user message, without a system message, for
+  which the config's template has its own. Rows without a prompt or a ground truth are left out, and
+  those whose question has another ground truth elsewhere.
+
+  Args:
+    path: the file to write.
+    found: the files to read, twice.
+    keep_target: whether the column of worked solutions is kept, as text.
+
+  Raises:
+    InputError: a row is not of the type that its columns must have.
+  """
+  schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
+  asked, left_out = set(), collections.Counter()
+  conflicting = conflicts.find(_records(found))
+
+  def kept() -> Iterator[dict[str, Any]]:
+    count = itertools.count()
+    report = progress.reporter(lambda done: f'{done:,} rows read')
+    read = 0
+    for shard in found:
+      before = read
+      for _, row in _rows(shard, keep_target):
+        read += 1
+        report(read)
+        if isinstance(row, str):
+          left_out[row] += 1
+        elif (question := conflicts.key(row['prompt'])) in conflicting:
+          left_out[f'{conflicts.REASON}, such as {next(iter(conflicting.values()))}'] += 1
+        else:
+          asked.add(question)
+          number = next(count)
+          if row['extra_info']['index'] is None:
+            row['extra_info']['index'] = number
+          yield row
+      kind = "verl's columns" if shard.is_verl else 'problem and answer'
+      print(f'{shard.path}: {read - before:,} rows, {kind}', flush=True)
+
+  written, rows = 0, kept()
+  with pq.ParquetWriter(path, schema) as writer:
+    while group := list(itertools.islice(rows, _GROUP)):
+      writer.write_table(pa.Table.from_pylist(group, schema))
+      written += len(group)
+  return Written(written, len(asked), left_out)
+
+
+def _records(found: Sequence[Shard]) -> Iterator[tuple[str, Record]]:
+  """What `conflicts.find` reads of each row that can be kept."""
+  for shard in found:
+    for place, row in _rows(shard, keep_target=False):
+      if isinstance(row, dict):
+        answer = row['reward_model']['ground_truth']
+        yield place, {'messages': row['prompt'], 'answer': answer, 'kind': 'math'}
 
 
 # ---- Rows ----
 
 
-def _verl_row(record: Mapping[str, Any], location: str) -> dict[str, Any] | str:
+def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
+  """The place of each row, and the row in verl's columns, or why it is left out."""
+  solution = _TARGET if shard.is_verl else 'solution'
+  wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
+  for place, record in shard.file.rows(set(shard.columns) - wanted):
+    row = _verl_row(record, place) if shard.is_verl else _problem_row(record, place)
+    if isinstance(row, dict) and keep_target:
+      row[_TARGET] = _solution(record.get(solution), place)
+    yield place, row
+
+
+def _verl_row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
   prompt, model = record.get('prompt'), record.get('reward_model') or {}
-  if not isinstance(model, Mapping):
+  truth = model.get('ground_truth') if isinstance(model, Mapping) else b''
+  if isinstance(truth, bytes):
     raise InputError(
-      f'{location}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth.'
-    )
-  if isinstance(model.get('ground_truth'), bytes):
-    raise InputError(
-      f'{location}: ground_truth is {reprlib.repr(model["ground_truth"])}; it must be text.'
+      f'{place}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth, as '
+      'text.'
     )
   if not prompt:
     return 'no prompt'
-  if not isinstance(prompt, list) or not all(
-    isinstance(turn, Mapping)
-    and turn.get('role') in _ROLES
-    and isinstance(turn.get('content'), str | None)
-    for turn in prompt
-  ):
+  if not isinstance(prompt, list) or not all(map(_is_message, prompt)):
     raise InputError(
-      f'{location}: prompt is {reprlib.repr(prompt)}; it must be a list of chat messages, each '
-      f'with a role ({", ".join(_ROLES)}) and a content, as text.'
+      f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat messages, each with a '
+      f'role ({", ".join(_ROLES)}) and a content, as text.'
     )
-  messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
   extra = record.get('extra_info')
   extra = extra if isinstance(extra, Mapping) else {}
   index = _text(extra.get('index'))
   return _row(
-    messages,
-    _text(model.get('ground_truth')),
+    [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt],
+    _text(truth),
     source=_text(record.get('data_source')) or 'math',
     ability=_text(record.get('ability')) or 'math',
     style=_text(model.get('style')) or 'rule',
@@ -187,10 +214,18 @@ def _verl_row(record: Mapping[str, Any], location: str) -> dict[str, Any] | str:
   )
 
 
-def _problem_row(record: Mapping[str, Any], location: str) -> dict[str, Any] | str:
+def _is_message(turn: Any) -> bool:
+  return (
+    isinstance(turn, Mapping)
+    and turn.get('role') in _ROLES
+    and isinstance(turn.get('content'), str | None)
+  )
+
+
+def _problem_row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
   for name in ('problem', 'answer'):
     if record.get(name) is not None and not isinstance(record[name], str):
-      raise InputError(f'{location}: {name} is {reprlib.repr(record[name])}; it must be text.')
+      raise InputError(f'{place}: {name} is {reprlib.repr(record[name])}; it must be text.')
   messages = [{'role': 'user', 'content': _text(record.get('problem'))}]
   return _row(messages, _text(record.get('answer')))
 
@@ -222,17 +257,17 @@ def _row(
   }
 
 
-def _solution(value: Any, location: str) -> str | None:
+def _solution(value: Any, place: str) -> str | None:
   """A worked solution as text: it may be the first of a list of messages."""
   if isinstance(value, list):
     value = value[0] if value else None
   if isinstance(value, Mapping):
     value = value.get('content')
   if value is not None and not isinstance(value, str):
-    raise InputError(f'{location}: {TARGET} is {reprlib.repr(value)}; it must be text or messages.')
+    raise InputError(f'{place}: {_TARGET} is {reprlib.repr(value)}; it must be text or messages.')
   return value or None
 
 
 def _text(value: Any) -> str:
-  """As text; '' where there is none."""
+  """`value` as text; '' where there is none."""
   return '' if value is None or not str(value).strip() else str(value)

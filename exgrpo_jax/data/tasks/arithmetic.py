@@ -11,12 +11,12 @@ import collections
 import itertools
 import re
 from collections.abc import Sequence, Set
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from exgrpo_jax.data.tasks.embedded import NUMBER, Record, RecordBuilder, configs_of, read_steps
+from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.tasks.reading import NUMBER, read_steps
 
 
 class Split(NamedTuple):
@@ -48,25 +48,13 @@ _SUM = re.compile(rf'{NUMBER}(\+{NUMBER})+')
 _STEP = re.compile(rf'(?P<start>{NUMBER})?\+(?P<term>{NUMBER})=(?P<total>{NUMBER})')
 
 
-class ArithmeticBuilder(RecordBuilder, skip_registration=True):
-  """Sums of small positive integers, in the splits of ARITHMETIC_SPLITS."""
-
-  name = 'arithmetic'
-  VERSION = tfds.core.Version('1.1.0')
-  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
-
-  def rows(self) -> dict[str, list[Record]]:
-    """See RecordBuilder.rows."""
-    return arithmetic_rows()
-
-
 def arithmetic_rows() -> dict[str, list[Record]]:
   """The records of every split, the same on every call.
 
   No two questions, within or across splits, have the same multiset of terms.
 
   Returns:
-    Split name -> records, as described by `record_features`.
+    Split name -> records.
   """
   rng = np.random.default_rng(ARITHMETIC_SEED)
   seen: set[tuple[int, ...]] = set()

@@ -1,16 +1,19 @@
-"""Which embedded tasks there are, and what each can tell of a response beside its answer."""
+"""The embedded tasks, which need no download, and what they tell of a response beside its answer.
+
+A task of one's own needs no entry here: a data spec may name a Python file, see row_files.py.
+"""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from exgrpo_jax.data.store import Record
 from exgrpo_jax.data.tasks import arithmetic, chains
-from exgrpo_jax.data.tasks.embedded import RecordBuilder
 from exgrpo_jax.datatypes import Question
 
-# By the name in a data spec.
-TASKS: Mapping[str, type[RecordBuilder]] = {
-  'arithmetic': arithmetic.ArithmeticBuilder,
-  'chains': chains.ChainsBuilder,
+# By the name in a data spec: a function that makes the records of every split.
+TASKS: Mapping[str, Callable[[], Mapping[str, Sequence[Record]]]] = {
+  'arithmetic': arithmetic.arithmetic_rows,
+  'chains': chains.chain_rows,
 }
 # By a question's source: whether each step of a response to a question is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
@@ -33,6 +36,6 @@ def step_checker(question: Question) -> Callable[[str], bool] | None:
 
 
 def style_reader(question: Question) -> Callable[[str], str] | None:
-  """In which style a response to it is, by its text; None where its task knows no styles."""
+  """The style of a response to it, by its text; None where its task knows no styles."""
   style = STYLES.get(question.source)
   return functools.partial(style, question.messages[-1].content) if style else None

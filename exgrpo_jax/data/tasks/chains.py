@@ -21,12 +21,12 @@ subtracted twice, so that the one last used tells the place in the question.
 import itertools
 import re
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from exgrpo_jax.data.tasks.embedded import NUMBER, Record, RecordBuilder, configs_of, read_steps
+from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.tasks.reading import NUMBER, read_steps
 
 
 class Split(NamedTuple):
@@ -73,18 +73,6 @@ _CHAIN = re.compile(rf'(?P<start>{NUMBER})(?P<terms>(?:{_TERM})+)')
 _STEP = re.compile(rf'(?P<start>{NUMBER})?(?P<terms>(?:{_TERM})+)=(?P<total>{NUMBER})')
 
 
-class ChainsBuilder(RecordBuilder, skip_registration=True):
-  """Chains of additions and subtractions, in the splits of SPLITS."""
-
-  name = 'chains'
-  VERSION = tfds.core.Version('2.0.0')
-  BUILDER_CONFIGS: ClassVar[list[tfds.core.BuilderConfig]] = configs_of(__file__)
-
-  def rows(self) -> dict[str, list[Record]]:
-    """See RecordBuilder.rows."""
-    return chain_rows()
-
-
 # ---- Questions ----
 
 
@@ -94,7 +82,7 @@ def chain_rows() -> dict[str, list[Record]]:
   No two questions, within or across splits, have the same start and the same set of terms.
 
   Returns:
-    Split name -> records, as described by `embedded.record_features`.
+    Split name -> records.
   """
   rng = np.random.default_rng(SEED)
   seen: set[tuple[int, ...]] = set()

@@ -1,0 +1,137 @@
+"""Prepares the questions of files and of embedded tasks: every row becomes a record, once."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from exgrpo_jax.data import conflicts, progress, records, row_files, spec_names, store
+from exgrpo_jax.data.columns import Fields, Layout
+from exgrpo_jax.data.store import Record, Store
+from exgrpo_jax.data.tasks.catalogue import TASKS
+from exgrpo_jax.errors import InputError
+
+SPLIT = 'rows'  # the only split of files
+
+
+class LeftOut(NamedTuple):
+  """Rows that were left out for one reason."""
+
+  rows: int
+  first: str  # where the first of them is, and for conflicting answers the second
+
+
+class Preparation(NamedTuple):
+  """How a data set was read."""
+
+  layouts: Sequence[str] = ()  # how its columns were read, mostly one line for all files
+  left_out: Mapping[str, LeftOut] = {}  # by reason: rows whose answer cannot be checked
+
+
+NOTHING = Preparation()  # of an embedded task
+
+
+def of_task(cache_dir: str, name: str) -> Store:
+  """The splits of an embedded task; prepared anew when its code changes."""
+  rows = TASKS[name]
+  code = inspect.getsource(inspect.getmodule(rows) or rows)
+  return store.prepared(cache_dir, name, code, lambda _: rows())
+
+
+def of_files(cache_dir: str, fields: Fields, paths: Sequence[str], source: str = '') -> Store:
+  """The rows of some files in turn; `preparation` says how they were read.
+
+  Args:
+    cache_dir: where prepared data is kept.
+    fields: what the user says of their columns.
+    paths: as `row_files.opened` takes them; at least one.
+    source: of the questions where no column says it; '' is the first file's name.
+
+  Raises:
+    InputError: one is not there, cannot be read or stored, or one of its rows cannot be used.
+  """
+  source = source or epath.Path(paths[0]).stem
+  digests = [_digest(path) for path in paths]
+  named = [(epath.Path(path).name, digest) for path, digest in zip(paths, digests)]
+
+  def make(facts: dict[str, Any]) -> dict[str, Iterator[Record]]:
+    return {SPLIT: _records(paths, digests, fields, source, facts)}
+
+  return store.prepared(cache_dir, source, repr((*fields, named)), make)
+
+
+def preparation(files: Store) -> Preparation:
+  """How the files of `of_files` were read."""
+  left_out = {reason: LeftOut(*values) for reason, values in files.facts['left_out'].items()}
+  return Preparation(files.facts['layouts'], left_out)
+
+
+def _digest(path: str) -> str:
+  task = spec_names.task_file(path)
+  file = row_files.existing(task[0] if task else path)
+  hashed = hashlib.sha256()
+  try:
+    with file.open('rb') as content:
+      for chunk in iter(functools.partial(content.read, 1 << 20), b''):
+        hashed.update(chunk)
+  except OSError as error:
+    raise InputError(
+      f'{path}: the file cannot be read ({error.strerror or error}); check its permissions.'
+    ) from error
+  return hashed.hexdigest()
+
+
+def _records(
+  paths: Sequence[str],
+  digests: Sequence[str],
+  fields: Fields,
+  source: str,
+  facts: dict[str, Any],
+) -> Iterator[Record]:
+  """The records of some files; at the end `facts` has the fields of their `Preparation`."""
+  files = [(path, *records.of_file(fields, path, source)) for path in paths]
+  place = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
+  report = progress.reporter(lambda done: f'{place}: {done:,} questions prepared')
+  # Read twice, rather than held in memory: which answers conflict is known only at the end.
+  conflicting = conflicts.find(_rows(files))
+  left_out: dict[str, LeftOut] = {}
+  count = 0
+  for place, record in _rows(files):
+    if isinstance(record, records.Uncheckable):
+      reason = record.reason
+    elif (asked := conflicts.key(record['messages'])) in conflicting:
+      reason, place = conflicts.REASON, conflicting[asked]
+    else:
+      report(count)
+      count += 1
+      yield record
+      continue
+    so_far = left_out.get(reason, LeftOut(0, place))
+    left_out[reason] = so_far._replace(rows=so_far.rows + 1)
+  for path, digest in zip(paths, digests):
+    if _digest(path) != digest:
+      raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
+  if not count:
+    raise InputError(_nothing(paths[0], left_out))
+  layouts = dict.fromkeys(layout.describe() for _, layout, _ in files if layout)
+  facts.update(layouts=list(layouts), left_out=left_out)
+
+
+def _rows(
+  files: Sequence[tuple[str, Layout | None, Callable[[], records.Records]]],
+) -> records.Records:
+  for path, _, rows in files:
+    # Places are kept without the folder, for the file may be moved.
+    folder = path.removesuffix(epath.Path(path).name)
+    yield from ((place.removeprefix(folder), record) for place, record in rows())
+
+
+def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
+  for reason, (rows, first) in left_out.items():
+    return (
+      f'{path}: no row has an answer that can be checked: {reason} ({rows} rows, as at {first}).'
+    )
+  return f'{path}: the file holds no question; at least one is needed.'
