@@ -105,7 +105,7 @@ class Dataset(Questions):
     self.rows = rows  # int [questions], of the source
 
   def __len__(self) -> int:
-    return len(self._rows)
+    return len(self.rows)
 
   @overload
   def __getitem__(self, row: int) -> Question: ...

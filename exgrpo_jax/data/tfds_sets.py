@@ -1,4 +1,4 @@
-"""Data sets of TFDS by name, prepared as array_record. Only what needs it imports TFDS: it is slow."""
+"""Data sets of TFDS by name, prepared as array_record. TFDS is imported when one is asked for."""
 
 import contextlib
 import functools
@@ -54,8 +54,8 @@ def prepared(cache_dir: str, spec: str, name: str) -> Any:
     reason = f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
     raise InputError(
       f"{spec}: TFDS could not prepare '{name}' as array_record ({reason}). Its builder must not "
-      'need TensorFlow, and config.data.cache_dir must be writable, with space for it, and must not '
-      'hold it in another format.'
+      'need TensorFlow, and config.data.cache_dir must be writable, with space for it, and hold it '
+      'in no other format.'
     ) from error
 
 
