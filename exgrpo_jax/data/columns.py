@@ -7,7 +7,7 @@ A public data set is one entry of KNOWN_SETS.
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError
 
@@ -34,6 +34,7 @@ class Layout:
 
   name: str  # of the set, for people
   question: str  # text, or chat messages
+  known_by: tuple[str, ...] = ()  # columns that are all there in a known set; others may be, too
   answer: str = ''  # '' takes it from the solution, or from the assistant's last turn
   solution: str = ''  # worked; '' where there is none
   worked: bool = False  # the solution is never the answer alone: that is in a box or after ####
@@ -48,96 +49,84 @@ class Layout:
     solution = f"'{self.solution}'" if self.solution else "the assistant's last turn"
     taken = f'the last box of {solution}' if self.worked else f'{solution}, or its last box'
     answer = f"'{self.answer}'" if self.answer else taken
-    parts = [f"question '{self.question}'", f'answer {answer}']
-    if self.solution:
-      parts.append(f"solution '{self.solution}'")
-    if self.source:
-      parts.append(f"source '{self.source}'")
-    return f'{self.name}: {", ".join(parts)}'
+    named = {'solution': self.solution, 'source': self.source}
+    others = ''.join(f", {key} '{name}'" for key, name in named.items() if name)
+    return f"{self.name}: question '{self.question}', answer {answer}{others}"
 
 
-class _KnownSet(NamedTuple):
-  columns: frozenset[str]  # which a set is known by; others may be there
-  layout: Layout
-
-
-_NUMINA = Layout(
-  'NuminaMath-1.5',
-  question='problem',
-  answer='answer',
-  solution='solution',
-  source='source',
-  proofs=('problem_type', 'question_type'),
-)
-# What `data prefilter` writes.
-_PREFILTERED = Layout(
-  'prefiltered',
-  question='prompt',
-  answer='reward_model.ground_truth',
-  solution='solution',
-  source='data_source',
-  style='reward_model.style',
-  row='columns',
-)
-# The first whose columns are all there, so that the more special ones come first.
+_NUMINA: Any = {
+  'question': 'problem',
+  'answer': 'answer',
+  'solution': 'solution',
+  'source': 'source',
+  'proofs': ('problem_type', 'question_type'),
+}
+# The first of which `known_by` is there is taken, so the more special ones come first.
 KNOWN_SETS = (
-  _KnownSet(
-    frozenset({'prompt', 'reward_model', 'solution', 'columns', 'pass_rate'}), _PREFILTERED
+  PREFILTERED := Layout(
+    'prefiltered',  # what `data prefilter` writes
+    known_by=('prompt', 'reward_model', 'solution', 'columns', 'pass_rate'),
+    question='prompt',
+    answer='reward_model.ground_truth',
+    solution='solution',
+    source='data_source',
+    style='reward_model.style',
+    row='columns',
   ),
-  _KnownSet(
-    frozenset({'prompt', 'solution', 'source_prompt'}),
-    Layout(
-      'DAPO-Math-17k, processed',
-      question='prompt',
-      answer='solution',
-      source='data_source',
-      bulky=('source_prompt',),
-    ),
+  Layout(
+    'DAPO-Math-17k, processed',
+    known_by=('prompt', 'solution', 'source_prompt'),
+    question='prompt',
+    answer='solution',
+    source='data_source',
+    bulky=('source_prompt',),
   ),
-  _KnownSet(
-    frozenset({'prompt', 'reward_model'}),
-    Layout(
-      "verl's columns",
-      question='prompt',
-      answer='reward_model.ground_truth',
-      source='data_source',
-      style='reward_model.style',
-      bulky=('target',),  # OpenR1-Math-46k's solutions by R1
-    ),
+  Layout(
+    "verl's columns",
+    known_by=('prompt', 'reward_model'),
+    question='prompt',
+    answer='reward_model.ground_truth',
+    source='data_source',
+    style='reward_model.style',
+    bulky=('target',),  # OpenR1-Math-46k's solutions by R1
   ),
-  _KnownSet(
-    frozenset({'problem', 'solution', 'answer', 'generations'}),
-    dataclasses.replace(_NUMINA, name='OpenR1-Math-220k', bulky=('generations', 'messages')),
+  Layout(
+    'OpenR1-Math-220k',
+    known_by=('problem', 'solution', 'answer', 'generations'),
+    **_NUMINA,
+    bulky=('generations', 'messages'),
   ),
-  _KnownSet(frozenset({'problem', 'solution', 'answer', 'problem_type'}), _NUMINA),
-  _KnownSet(
-    frozenset({'problem', 'solution', 'answer', 'unique_id'}),
-    Layout('MATH-500', question='problem', answer='answer', solution='solution'),
+  Layout('NuminaMath-1.5', known_by=('problem', 'solution', 'answer', 'problem_type'), **_NUMINA),
+  Layout(
+    'MATH-500',
+    known_by=('problem', 'solution', 'answer', 'unique_id'),
+    question='problem',
+    answer='answer',
+    solution='solution',
   ),
-  _KnownSet(
-    frozenset({'question', 'final_answer', 'r1_solution_1'}),
-    Layout(
-      'DeepMath-103K',
-      question='question',
-      answer='final_answer',
-      solution='r1_solution_1',
-      bulky=('r1_solution_1', 'r1_solution_2', 'r1_solution_3'),
-    ),
+  Layout(
+    'DeepMath-103K',
+    known_by=('question', 'final_answer', 'r1_solution_1'),
+    question='question',
+    answer='final_answer',
+    solution='r1_solution_1',
+    bulky=('r1_solution_1', 'r1_solution_2', 'r1_solution_3'),
   ),
-  _KnownSet(
-    frozenset({'problem', 'solution', 'level', 'type'}),
-    Layout('MATH', question='problem', solution='solution', worked=True),
+  Layout(
+    'MATH',
+    known_by=('problem', 'solution', 'level', 'type'),
+    question='problem',
+    solution='solution',
+    worked=True,
   ),
-  _KnownSet(
-    frozenset({'source', 'problem', 'solution', 'messages'}),
-    Layout(
-      'NuminaMath-CoT',
-      question='problem',
-      solution='solution',
-      worked=True,
-      source='source',
-      bulky=('messages',),
-    ),
+  Layout(
+    'NuminaMath-CoT',
+    known_by=('source', 'problem', 'solution', 'messages'),
+    question='problem',
+    solution='solution',
+    worked=True,
+    source='source',
+    bulky=('messages',),
   ),
 )
 
@@ -154,9 +143,9 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
     InputError: a column that the user names is not there, or nothing says which is the question
       or the answer.
   """
-  known = next((known.layout for known in KNOWN_SETS if known.columns <= set(columns)), None)
-  if known is _PREFILTERED:
-    return _PREFILTERED  # `fields` are of the file that was filtered
+  known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
+  if known is PREFILTERED:
+    return known  # `fields` are of the file that was filtered
   for key, named in (('question', fields.question), ('answer', fields.answer)):
     if named and not {named, named.partition('.')[0]} & set(columns):
       # The same settings are of benchmarks in verl's columns beside training data with its own.
@@ -186,9 +175,9 @@ def _by_common_names(columns: Sequence[str], fields: Fields, place: str) -> Layo
   named = [name for name in (question, answer, fields.solution or solution) if name]
   return Layout(
     f'columns {" and ".join(dict.fromkeys(named))}',
-    question,
-    answer,
-    solution,
+    question=question,
+    answer=answer,
+    solution=solution,
     # TRL's `solution`, beside a prompt, may be the answer alone; that of a problem is worked.
     worked=not answer and question in ('problem', 'messages'),
   )
@@ -209,7 +198,7 @@ def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str])
   return (
     f'{place}: no column is known to be the {key} (has: {quote(columns)}); set '
     f'config.data.{key}_field. Without it one of {quote(names)} is read, or the columns of a known '
-    f'set: {", ".join(known.layout.name for known in KNOWN_SETS)}.'
+    f'set: {", ".join(known.name for known in KNOWN_SETS)}.'
   )
 
 

@@ -14,20 +14,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import yaml
+import huggingface_hub
 
 from exgrpo_jax.data.spec_names import FILE_ENDINGS
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import hub
 
-CONVERTED = 'refs/convert/parquet'
-ONLY = 'default'  # what the Hub calls the config of a data set that names none
-
+_CONVERTED = 'refs/convert/parquet'
+_ONLY = 'default'  # what the Hub calls the config of a data set that names none
 _SPLIT = re.compile(r'(?P<name>[^:]+/[^:]+):((?P<config>[^:]+):)?(?P<split>[^:/]+)')
 _ENDINGS = sorted(FILE_ENDINGS, key=lambda ending: ending != '.parquet')  # of several formats one
-_HEAD = re.compile(r'---\s*\n(.*?)\n---', re.DOTALL)  # of README.md
 _SHARD = re.compile(r'(?P<split>\w[\w.]*?)([-_.]\d+-of-\d+(-\w+)?)?')
-_NUMBER = re.compile(r'\d+')
 
 Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths of its files
 
@@ -56,43 +53,35 @@ def settle(split: Split) -> None:
 
 
 def files(split: Split) -> list[str]:
-  """The local files of a split that is settled, in order, fetched where the cache lacks them.
-
-  Raises InputError where they cannot be fetched.
-  """
+  """The local files of a split that is settled, in order, fetched where the cache lacks them."""
   repository, paths = _locate(split)
-  folder = hub.fetch(repository, [_literal(path) for path in paths])
+  literal = [re.sub(r'([*?[])', r'[\1]', path) for path in paths]
+  folder = hub.fetch(repository, literal)
   return [os.path.join(folder, path) for path in paths]
 
 
 def _locate(split: Split) -> tuple[hub.Repository, Sequence[str]]:
   """The repository at a commit, and the paths of the split's files there."""
-  repository = hub.pinned(split.repository)
-  layout = _layout(repository)
-  paths = _paths(layout, split)
-  if not paths and not split.repository.revision:
-    repository, layout = _converted(split.repository, layout)
-    paths = _paths(layout, split)
-  if not paths:
-    raise InputError(_absent(split, layout))
-  return repository, paths
+  layout: Layout = {}
+  for repository, layout in _layouts(split.repository):
+    configs = [split.config] if split.config else list(layout)
+    paths = layout.get(configs[0], {}).get(split.split, ()) if len(configs) == 1 else ()
+    for ending in _ENDINGS:
+      if found := [path for path in paths if path.endswith(ending)]:
+        return repository, found
+  raise InputError(_absent(split, layout))
 
 
-def _converted(repository: hub.Repository, layout: Layout) -> tuple[hub.Repository, Layout]:
-  """What the Hub has converted to parquet; the repository itself where that is nothing."""
-  try:
-    converted = hub.pinned(repository._replace(revision=CONVERTED))
-  except hub.NoRevisionError:
-    return repository, layout
-  return converted, _layout(converted)
-
-
-def _paths(layout: Layout, split: Split) -> Sequence[str]:
-  """Of the split's files; none where it is not there, or it is not said which config is meant."""
-  configs = [split.config] if split.config else list(layout)
-  paths = layout.get(configs[0], {}).get(split.split, ()) if len(configs) == 1 else ()
-  formats = [[path for path in paths if path.endswith(ending)] for ending in _ENDINGS]
-  return next(filter(None, formats), ())
+def _layouts(named: hub.Repository) -> Iterator[tuple[hub.Repository, Layout]]:
+  """The repository at its commit and what is there; then what the Hub has converted, if it has."""
+  repository = hub.pinned(named)
+  yield repository, _layout(repository)
+  if not named.revision:
+    try:
+      converted = hub.pinned(named._replace(revision=_CONVERTED))
+    except hub.NoRevisionError:
+      return
+    yield converted, _layout(converted)
 
 
 def refuse_unsplit(repository: hub.Repository) -> NoReturn:
@@ -103,12 +92,10 @@ def refuse_unsplit(repository: hub.Repository) -> NoReturn:
     'one config'
   )
   try:
-    layout = _layout(hub.pinned(repository))
-    if not layout and not repository.revision:
-      _, layout = _converted(repository, layout)
+    found = next((_there(layout) for _, layout in _layouts(repository) if layout), '')
   except InputError as error:
     raise InputError(f'{form}. Which there are is not known: {error}') from error
-  raise InputError(f'{form} ({_there(layout) or "it has none that can be read"}).')
+  raise InputError(f'{form} ({found or "it has none that can be read"}).')
 
 
 def _there(layout: Layout) -> str:
@@ -140,29 +127,21 @@ def _layout(repository: hub.Repository) -> Layout:
   """The splits of a repository at a commit, of files that can be read."""
   folder = hub.fetch(repository, hub.DESCRIPTION)
   paths = [path for path in hub.listing(repository) if path.endswith(FILE_ENDINGS)]
-  readme = os.path.join(folder, 'README.md')
-  return _declared(_configs(readme), paths) or _by_place(paths)
-
-
-def _configs(readme: str) -> list[Mapping[str, Any]]:
-  """The `configs` in the head of a README.md, which may be absent."""
-  if not os.path.exists(readme):
-    return []
-  with open(readme, encoding='utf-8', errors='replace') as file:
-    head = _HEAD.match(file.read())
   try:
-    values = yaml.safe_load(head[1]) if head else None
-  except yaml.YAMLError:
-    return []
-  configs = values.get('configs') if isinstance(values, Mapping) else None
-  return [entry for entry in configs or () if isinstance(entry, Mapping)]
+    head = huggingface_hub.metadata_load(os.path.join(folder, 'README.md')) or {}
+    configs = head.get('configs') or []
+  except Exception:  # no README.md, or no YAML in it
+    configs = []
+  return _declared([entry for entry in configs if isinstance(entry, Mapping)], paths) or _by_place(
+    paths
+  )
 
 
 def _declared(configs: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> Layout:
   """What the head of README.md says, of `paths`; a config may have no file that can be read."""
   layout: dict[str, dict[str, list[str]]] = {}
   for entry in configs:
-    splits = layout.setdefault(str(entry.get('config_name', ONLY)), {})
+    splits = layout.setdefault(str(entry.get('config_name', _ONLY)), {})
     for split, patterns in _data_files(entry.get('data_files')):
       found = [path for path in paths if any(_matches(path, pattern) for pattern in patterns)]
       if found:
@@ -180,8 +159,8 @@ def _matches(path: str, pattern: str) -> bool:
 def _data_files(value: Any) -> Iterator[tuple[str, list[str]]]:
   """Splits and patterns of a `data_files`, which may be patterns alone, of the split 'train'."""
   entries = value if isinstance(value, list) else [value] if value else []
-  if all(isinstance(entry, str) for entry in entries):
-    entries = [{'split': 'train', 'path': entries}] if entries else []
+  if entries and all(isinstance(entry, str) for entry in entries):
+    entries = [{'path': entries}]
   for entry in entries:
     if isinstance(entry, Mapping) and entry.get('path'):
       path = entry['path']
@@ -194,18 +173,13 @@ def _by_place(paths: Sequence[str]) -> Layout:
   for path in paths:
     *folders, name = path.split('/')
     stem = name[: name.rindex('.')]
-    if _NUMBER.fullmatch(stem) and folders:  # config/split/0000.parquet
+    if stem.isdecimal() and folders:  # config/split/0000.parquet
       split = folders.pop()
     elif match := _SHARD.fullmatch(stem):
       split = match['split']
     else:
       continue
-    config = folders[0] if folders and folders[0] != 'data' else ONLY
+    config = folders[0] if folders and folders[0] != 'data' else _ONLY
     if len(folders) <= 1:
       layout.setdefault(config, {}).setdefault(split, []).append(path)
   return layout
-
-
-def _literal(path: str) -> str:
-  """A pattern that matches this path alone."""
-  return re.sub(r'([*?[])', r'[\1]', path)

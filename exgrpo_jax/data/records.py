@@ -273,6 +273,8 @@ def _is_nan(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
   """`value` as JSON has it: what JSON does not know becomes text, and so do integers too long."""
+  if value is None or type(value) in (str, int, float, bool):
+    return value
   if isinstance(value, Numeral):
     try:
       return json.loads(value)
@@ -286,4 +288,4 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist())
   if isinstance(value, bytes):
     return value.decode(errors='replace')
-  return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+  return str(value)

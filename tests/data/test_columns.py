@@ -1,12 +1,9 @@
 """Tests of columns: public data sets are recognised by their columns, as they are published."""
 
-import csv
 import dataclasses
 import json
 import pathlib
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_jax.data import columns, prompt, question_set, questions, tokenizer
@@ -106,15 +103,6 @@ COMMON = {
   'chat': {'messages': [USER, {'role': 'assistant', 'content': OTHER_BOX}]},
   'chat_gsm8k': {'messages': [USER, {'role': 'assistant', 'content': 'It is 2.\n#### 2'}]},
 }
-
-
-@pytest.fixture
-def parquet(tmp_path):
-  def write(*rows, name='x.parquet'):
-    pq.write_table(pa.Table.from_pylist(list(rows)), tmp_path / name)
-    return str(tmp_path / name)
-
-  return write
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
@@ -222,7 +210,7 @@ def test_rows_without_an_answer_are_refused_unless_they_are_to_be_dropped(config
   loaded = questions.load(dropping, path)
   assert [question.row for question in loaded] == [0, 1]
   assert loaded.source.preparation.left_out["'answer' has no answer"] == (2, 'x.parquet: row 3')
-  assert len(list(pathlib.Path(config.cache_dir).glob('question_file/*/*'))) == 1
+  assert len(list(pathlib.Path(config.cache_dir).glob('questions/*'))) == 1
 
 
 def test_a_worked_solution_without_a_box_has_no_answer(config, jsonl):
@@ -239,7 +227,7 @@ def test_a_text_answer_may_be_the_word_proof(config, jsonl):
   assert questions.load(text, jsonl({'question': 'q', 'answer': 'proof'}))[0].answer == 'proof'
 
 
-# ---- Other formats, several files, and the other columns ----
+# ---- The other columns ----
 
 
 def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
@@ -248,56 +236,6 @@ def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
   assert questions.load(config, jsonl(row))[0].columns == left
   kept = questions.load(config, parquet(row | {'tests': ['a', 'b']}))[0].columns
   assert kept == left | {'tests': ['a', 'b']}
-
-
-def test_csv_and_json_are_read_like_jsonl(config, jsonl, tmp_path):
-  rows = [{'question': f'{n}, "{n}"\n+0?', 'answer': f'{n}.50'} for n in range(3)]
-  with (tmp_path / 'x.csv').open('w', newline='') as file:
-    writer = csv.DictWriter(file, ['question', 'answer'])
-    writer.writeheader()
-    writer.writerows(rows)
-  (tmp_path / 'x.json').write_text(json.dumps(rows))
-  first = list(questions.load(config, jsonl(*rows, name='x.jsonl')))
-  assert [question.answer for question in first] == ['0.50', '1.50', '2.50']
-  assert list(questions.load(config, f'{tmp_path}/x.csv')) == first
-  assert list(questions.load(config, f'{tmp_path}/x.json')) == first
-
-
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    ('x.csv', 'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has not the 2 values'),
-    ('x.csv', 'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has not the 2 values'),
-    ('x.csv', 'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
-    ('x.csv', 'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' is there 2 times \(has: "),
-    (
-      'x.csv',
-      'question,answer\n1+1,2\nq,nan\n',
-      r"the answer is 'nan': 1\), .* x\.csv: row 1; give",
-    ),
-    (
-      'x.csv',
-      b'question,answer\n1+1,2\nq,caf\xe9\n',
-      r'x\.csv:3: a text is not UTF-8 \(.*0xe9.*; write',
-    ),
-    ('x.json', '{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
-    ('x.json', '["a"]', r"x\.json: row 0: 'a' is not an object"),
-    ('x.csv', '', r'x\.csv: the file holds no question'),
-  ],
-)
-def test_a_damaged_file_is_refused(config, tmp_path, name, content, message):
-  (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-  with pytest.raises(InputError, match=message):
-    questions.load(config, str(tmp_path / name))
-
-
-def test_several_files_are_one_data_set(config, jsonl, tmp_path):
-  jsonl({'question': 'b', 'answer': '2'}, name='train-1.jsonl')
-  jsonl({'question': 'a', 'answer': '1'}, name='train-0.jsonl')
-  loaded = questions.load(config, f'{tmp_path}/train-*.jsonl')
-  assert [(q.row, q.answer, q.source) for q in loaded] == [(0, '1', 'train'), (1, '2', 'train')]
-  with pytest.raises(InputError, match=r'test-\*\.jsonl: there is no file of that pattern'):
-    questions.load(config, f'{tmp_path}/test-*.jsonl')
 
 
 # ---- The same questions in other columns ----

@@ -64,64 +64,55 @@ MACROS = """\
 def folder(tmp_path):
   """A function that copies a checkpoint, with `changes` to its tokenizer_config.json.
 
-  None removes a field; `jinja` becomes chat_template.jinja.
+  None removes a field.
   """
 
-  def make(jinja=None, **changes):
+  def make(**changes):
     copy = pathlib.Path(shutil.copytree(STORED, tmp_path / 'copy'))
     path = copy / 'tokenizer_config.json'
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
-    if jinja:
-      (copy / 'chat_template.jinja').write_text(jinja)
     return copy
 
   return make
 
 
+TURNS = [SYSTEM, USER, ASSISTANT, MORE]
 # The output of apply_chat_template in transformers 5.23 for these templates.
 CHATS = {
   'qwen_user': (
     None,
     [USER],
-    (
-      '<|im_start|>system\nYou are of help.<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
-      '<|im_start|>assistant\n'
-    ),
+    '<|im_start|>system\nYou are of help.<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
+    '<|im_start|>assistant\n',
   ),
   'qwen_turns': (
     None,
-    [SYSTEM, USER, ASSISTANT, MORE],
-    (
-      '<|im_start|>system\n Be brief.\n<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
-      '<|im_start|>assistant\nYes: 1 < 2.<|im_end|>\n<|im_start|>user\nZürich, \U0001f600?'
-      '<|im_end|>\n<|im_start|>assistant\n'
-    ),
+    TURNS,
+    '<|im_start|>system\n Be brief.\n<|im_end|>\n<|im_start|>user\n1 < 2 & "3"?<|im_end|>\n'
+    '<|im_start|>assistant\nYes: 1 < 2.<|im_end|>\n<|im_start|>user\nZürich, \U0001f600?'
+    '<|im_end|>\n<|im_start|>assistant\n',
   ),
   'llama_user': (
     LLAMA,
     [USER],
-    (
-      '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\n<|eot_id|>'
-      '<|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
-      '<|start_header_id|>assistant<|end_header_id|>\n\n'
-    ),
+    '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\n<|eot_id|>'
+    '<|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
+    '<|start_header_id|>assistant<|end_header_id|>\n\n',
   ),
   'llama_turns': (
     LLAMA,
-    [SYSTEM, USER, ASSISTANT, MORE],
-    (
-      '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\nBe brief.'
-      '<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
-      '<|start_header_id|>assistant<|end_header_id|>\n\nYes: 1 < 2.<|eot_id|>'
-      '<|start_header_id|>user<|end_header_id|>\n\nZürich, \U0001f600?<|eot_id|>'
-      '<|start_header_id|>assistant<|end_header_id|>\n\n'
-    ),
+    TURNS,
+    '<|endoftext|><|start_header_id|>system<|end_header_id|>\n\nDate: 1 Jan 2024\n\nBe brief.'
+    '<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1 < 2 & "3"?<|eot_id|>'
+    '<|start_header_id|>assistant<|end_header_id|>\n\nYes: 1 < 2.<|eot_id|>'
+    '<|start_header_id|>user<|end_header_id|>\n\nZürich, \U0001f600?<|eot_id|>'
+    '<|start_header_id|>assistant<|end_header_id|>\n\n',
   ),
   'macros': (
     MACROS,
-    [SYSTEM, USER, ASSISTANT, MORE],
-    ('[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n[user] "Zürich, \U0001f600?" 4\n3'),
+    TURNS,
+    '[user] "1 < 2 & \\"3\\"?" 2\n[assistant] "Yes: 1 < 2." 3\n[user] "Zürich, \U0001f600?" 4\n3',
   ),
 }
 
@@ -129,34 +120,17 @@ CHATS = {
 @pytest.mark.parametrize('name', CHATS)
 def test_chat_templates_render_as_in_transformers(name, folder):
   template, messages, expected = CHATS[name]
-  loaded = tokenizer.load(
-    folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
-  )
+  changes = {'chat_template': template} if template else {}
+  loaded = tokenizer.load(folder(**changes, bos_token='<|endoftext|>'))
   assert loaded.render(messages, CHAT) == expected
 
 
-@pytest.mark.parametrize('name', CHATS)
-def test_chat_templates_render_as_in_the_installed_transformers(name, folder):
-  transformers = pytest.importorskip('transformers')
-  pytest.importorskip('torch')
-  template, messages, _ = CHATS[name]
-  path = folder(**({'chat_template': template} if template else {}), bos_token='<|endoftext|>')
-  reference = transformers.AutoTokenizer.from_pretrained(path)
-  rendered = reference.apply_chat_template(
-    [message._asdict() for message in messages], tokenize=False, add_generation_prompt=True
-  )
-  loaded = tokenizer.load(path)
-  assert loaded.render(messages, CHAT) == rendered
-  assert loaded.encode(rendered) == reference.encode(rendered, add_special_tokens=False)
-
-
-def test_a_template_file_overrides_tokenizer_config(folder):
-  assert tokenizer.load(folder(jinja='from the file')).render([USER], CHAT) == 'from the file'
-
-
-def test_the_default_of_several_templates_is_used(folder):
+def test_a_template_file_or_the_default_of_several_templates_is_used(folder):
   several = [{'name': 'tool_use', 'template': 'no'}, {'name': 'default', 'template': 'yes'}]
-  assert tokenizer.load(folder(chat_template=several)).render([USER], CHAT) == 'yes'
+  made = folder(chat_template=several)
+  assert tokenizer.load(made).render([USER], CHAT) == 'yes'
+  (made / 'chat_template.jinja').write_text('from the file')
+  assert tokenizer.load(made).render([USER], CHAT) == 'from the file'
 
 
 def test_chat_is_refused_without_a_chat_template(folder):
@@ -184,22 +158,9 @@ def test_error_names_a_failing_template(folder, template, reason):
     loaded.render([USER], CHAT)
 
 
-@pytest.mark.parametrize(
-  ('messages', 'expected'),
-  [
-    pytest.param([Message('user', '1+2')], '1+2\n', id='question'),
-    pytest.param(
-      [Message('system', 'Think.'), Message('user', '1+2')], '1+2\n', id='system_message_dropped'
-    ),
-    pytest.param(
-      [Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')],
-      '1+2\n3\n3+4\n',
-      id='several_turns',
-    ),
-  ],
-)
-def test_plain_prompts_are_lines(messages, expected):
-  assert prompt.render(messages, PLAIN) == expected
+def test_plain_prompts_are_lines_without_system_messages():
+  messages = [SYSTEM, Message('user', '1+2'), Message('assistant', '3'), Message('user', '3+4')]
+  assert prompt.render(messages, PLAIN) == '1+2\n3\n3+4\n'
 
 
 def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_section():

@@ -1,4 +1,4 @@
-"""Names of data specs."""
+"""Forms of data specs, their slices and their names."""
 
 import pytest
 
@@ -10,7 +10,6 @@ from exgrpo_jax.errors import InputError
   ('spec', 'name'),
   [
     ('aa/test.jsonl', 'aa_test'),
-    ('bb/test.jsonl', 'bb_test'),
     ('/data/gsm8k/test.jsonl[:10%]', 'gsm8k_test_to_10pct'),
     ('./test.id.parquet', 'test.id'),
     ('arithmetic:test', 'arithmetic_test'),
@@ -26,3 +25,34 @@ def test_a_name_is_made_of_file_and_folder_or_task_and_split_and_the_slice(spec,
 def test_data_sets_that_would_overwrite_each_other_are_refused():
   with pytest.raises(InputError, match=r"'a/x.jsonl' and '/b/a/x.jsonl' would both .*'a_x'"):
     spec_names.check_distinct(['a/x.jsonl', 'a/y.jsonl', '/b/a/x.jsonl'], '--data')
+
+
+@pytest.mark.parametrize(
+  ('slicing', 'rows'),
+  [
+    ('', range(20)),
+    ('[:3]', range(3)),
+    ('[15:]', range(15, 20)),
+    ('[5:8]', range(5, 8)),
+    ('[-2:]', range(18, 20)),
+    ('[:-2]', range(18)),
+    ('[:10%]', range(2)),
+    ('[12.5%:-50%]', range(2, 10)),  # 2.5 becomes the even number
+    ('[10:50%]', range(2, 10)),  # both are percentages
+  ],
+)
+def test_slices_have_tfds_semantics(slicing, rows):
+  assert spec_names.rows(f'x.jsonl{slicing}', 20) == rows
+
+
+@pytest.mark.parametrize(
+  ('slicing', 'message'),
+  [
+    *((slicing, 'must follow TFDS syntax') for slicing in ('[]', '[:]', '[x:]', '[3]', '[:200%]')),
+    ('[:21]', r'the slice \[:21\] must follow TFDS syntax, .* within the 20 rows'),
+    *((slicing, 'selects none of the 20 rows') for slicing in ('[5:5]', '[9:3]', '[20:]')),
+  ],
+)
+def test_an_invalid_slice_is_refused(slicing, message):
+  with pytest.raises(InputError, match=message):
+    spec_names.rows(f'x.jsonl{slicing}', 20)

@@ -45,39 +45,28 @@ def checkpoint(tmp_path):
   return write
 
 
-ANY_TEXT = pytest.mark.parametrize(
-  'text',
-  [
-    pytest.param('12+7+31\n', id='a_prompt'),
-    pytest.param(r'7+31=38 38+12=50 \boxed{50}', id='a_solution'),
-    pytest.param('', id='empty'),
-    pytest.param('\n\nfirst\n \nsecond\n', id='newlines'),
-    pytest.param('  two  spaces  ', id='spaces_at_both_ends'),
-    pytest.param(r'$\frac{1}{2} \leq x^{10}$', id='latex'),
-    pytest.param('Zürich, 日本, e\u0301, \U0001f600', id='unicode_not_normalised'),
-    pytest.param('tab\tand\r\nreturn\xa0\u3000', id='other_white_space'),
-    pytest.param('a\u2581b', id='space_symbol'),
-    pytest.param('</s><pad><unk><0x0A>', id='names_of_pieces'),
-  ],
+ANY_TEXTS = (
+  '12+7+31\n',
+  r'7+31=38 38+12=50 \boxed{50}',
+  '',
+  '\n\nfirst\n \nsecond\n',
+  '  two  spaces  ',
+  r'$\frac{1}{2} \leq x^{10}$',
+  'Zürich, 日本, e\u0301, \U0001f600',  # not normalised
+  'tab\tand\r\nreturn\xa0\u3000',
+  'a\u2581b',  # SentencePiece's symbol of a space
+  ' \u2581',
+  '</s><pad><unk><0x0A>',
+  'x' * 999,
 )
 
 
-@ANY_TEXT
-def test_a_trained_tokenizer_round_trips_any_text(trained, text):
-  assert trained.decode(trained.encode(text)) == text
-
-
-@ANY_TEXT
-def test_a_byte_level_tokenizer_json_round_trips_any_text(checkpoint, text):
-  loaded = tokenizer.load(checkpoint(['<|endoftext|>']))
-  assert loaded.decode(loaded.encode(text)) == text
-
-
-def test_many_texts_are_encoded_as_each_is_by_itself(trained, checkpoint):
-  texts = [*TEXTS[:3], '', 'a\u2581b', ' \u2581', '\U0001f600\n\n', 'x' * 999]
-  for loaded in (trained, tokenizer.load(checkpoint(['<|endoftext|>']))):
-    assert loaded.encode_all(texts) == [loaded.encode(text) for text in texts]
-    assert loaded.encode_all([]) == []
+@pytest.mark.parametrize('kind', ['trained', 'byte_level'])
+def test_any_text_makes_the_round_trip_alone_and_with_others(trained, checkpoint, kind):
+  loaded = trained if kind == 'trained' else tokenizer.load(checkpoint(['<|endoftext|>']))
+  for text in ANY_TEXTS:
+    assert loaded.decode(loaded.encode(text)) == text
+  assert loaded.encode_all(ANY_TEXTS) == [loaded.encode(text) for text in ANY_TEXTS]
 
 
 def test_training_is_deterministic(tmp_path):
@@ -88,8 +77,12 @@ def test_training_is_deterministic(tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['another', 'first.model']
 
 
-def test_digits_are_separate_pieces(trained):
+def test_digits_are_apart_and_frequent_text_of_any_length_is_merged(trained, tmp_path):
   assert len(trained.encode('1234')) == 4
+  assert len(trained.encode(r'\boxed{')) < len(r'\boxed{')
+  tokenizer.train(['qz' * 5000], 50_000, tmp_path / 'long.model')  # SentencePiece would skip it
+  long = tokenizer.load(tmp_path / 'long.model')
+  assert len(long.encode('qz')) == 1 and long.vocab_size < 400  # 50,000 is only a maximum
 
 
 def test_a_newline_is_never_merged_with_its_neighbours(tmp_path):
@@ -98,20 +91,6 @@ def test_a_newline_is_never_merged_with_its_neighbours(tmp_path):
   (newline,) = trained.encode('\n')
   expected = [*trained.encode('}.'), newline, newline, *trained.encode('(')]
   assert trained.encode('}.\n\n(') == expected
-
-
-def test_frequent_text_is_merged(trained):
-  assert len(trained.encode(r'\boxed{')) < len(r'\boxed{')
-
-
-def test_long_texts_are_not_skipped(tmp_path):
-  tokenizer.train(['qz' * 5000], 270, tmp_path / 'long.model')  # SentencePiece's default skips it
-  assert len(tokenizer.load(tmp_path / 'long.model').encode('qz')) == 1
-
-
-def test_vocab_size_is_only_a_maximum(tmp_path):
-  tokenizer.train(TEXTS, 50_000, tmp_path / 'large.model')
-  assert tokenizer.load(tmp_path / 'large.model').vocab_size < 400
 
 
 def test_the_smallest_possible_vocabulary_works_and_a_smaller_one_is_refused(tmp_path):
@@ -128,15 +107,10 @@ def test_training_without_text_is_refused(tmp_path):
     tokenizer.train(['', '\n'], 300, tmp_path / 'none.model')
 
 
-def test_special_and_unknown_ids_decode_to_nothing(trained):
-  ids = trained.encode('12+7')
-  assert len(trained.eos_ids) == 1
-  noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
-  assert trained.decode(np.array([*noise, *ids, *noise])) == '12+7'
-
-
-def test_special_tokens_can_be_shown(trained):
+def test_special_and_unknown_ids_decode_to_nothing_unless_they_are_shown(trained):
   ids = trained.encode('12 +7')
+  noise = [trained.pad_id, 2, *trained.eos_ids, trained.vocab_size, 10**9, -1]
+  assert trained.decode(np.array([*noise, *ids, *noise])) == '12 +7'
   shown = trained.decode([*ids, 2, *ids, *trained.eos_ids, trained.vocab_size], special=True)
   assert shown == '12 +7<unk>12 +7</s>'
 
@@ -186,36 +160,29 @@ def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(chec
   ids = loaded.encode('12+7 <|im_start|><|endoftext|>')
   assert loaded.eos_ids[0] in ids
   assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
+  shown = loaded.decode([*ids, loaded.vocab_size], special=True)
+  assert shown == '12+7 <|im_start|><|endoftext|>'
 
 
-def test_special_tokens_of_a_tokenizer_json_can_be_shown(checkpoint):
-  loaded = tokenizer.load(checkpoint(['<|endoftext|>', '<|im_start|>']))
-  text = '<|im_start|>12+7<|endoftext|>'
-  assert loaded.decode([*loaded.encode(text), loaded.vocab_size], special=True) == text
-
-
-def test_encode_adds_no_begin_or_end_token(checkpoint):
-  folder = checkpoint(['<|endoftext|>'])
+def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):
+  folder = checkpoint(['<|endoftext|>', '<pad>'], tokenizer_config={'pad_token': '<pad>'})
   model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   model.post_processor = tokenizers.processors.TemplateProcessing(
     single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)]
   )
+  model.enable_padding(length=9)
+  model.enable_truncation(2)
   model.save(str(folder / 'tokenizer.json'))
-  assert model.encode('12').ids[0] == 0
-  assert tokenizer.load(folder).encode('12')[0] != 0
-
-
-def test_pad_id_is_that_of_the_pad_token_or_0(checkpoint):
-  assert tokenizer.load(checkpoint(['<|endoftext|>', '<pad>'])).pad_id == 0
-  named = checkpoint(['<|endoftext|>', '<pad>'], tokenizer_config={'pad_token': '<pad>'})
-  assert tokenizer.load(named).pad_id == 1
+  loaded = tokenizer.load(folder)
+  assert loaded.encode('12+7') and 0 not in loaded.encode('12+7') and loaded.pad_id == 1
+  assert loaded.decode(loaded.encode('12+7')) == '12+7'
 
 
 def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, tmp_path):
   loaded = tokenizer.load(checkpoint(['<other>', '<end>'], tokenizer_config={'eos_token': '<end>'}))
   loaded.save(tmp_path / 'copy')
   copy = tokenizer.load(tmp_path / 'copy' / 'tokenizer.json')
-  assert copy.eos_ids == loaded.eos_ids == (1,)
+  assert copy.eos_ids == loaded.eos_ids == (1,) and copy.pad_id == 0
   assert copy.encode(TEXTS[1]) == loaded.encode(TEXTS[1])
 
 
@@ -223,6 +190,7 @@ def test_saving_and_loading_keeps_the_eos_token_of_a_tokenizer_json(checkpoint, 
   ('name', 'content', 'message'),
   [
     pytest.param('absent', None, r'must be a tokenizer\.json, .* and there is none', id='absent'),
+    pytest.param('.', None, 'and there is none', id='empty_folder'),
     pytest.param('x.txt', b'text', r'must be a tokenizer\.json', id='unknown_suffix'),
     pytest.param('x.model', b'junk', 'not a SentencePiece model', id='junk_model'),
     pytest.param('x.model', b'', 'not a SentencePiece model', id='empty_model'),
@@ -234,11 +202,6 @@ def test_a_file_that_cannot_be_loaded_is_refused(tmp_path, name, content, messag
     (tmp_path / name).write_bytes(content)
   with pytest.raises(InputError, match=message):
     tokenizer.load(tmp_path / name)
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-  with pytest.raises(InputError, match='and there is none'):
-    tokenizer.load(tmp_path)
 
 
 def test_a_sentencepiece_model_without_an_eos_piece_is_refused(tmp_path):
@@ -253,14 +216,3 @@ def test_a_sentencepiece_model_without_an_eos_piece_is_refused(tmp_path):
   )
   with pytest.raises(InputError, match='no end-of-sequence piece'):
     tokenizer.load(tmp_path / 'endless.model')
-
-
-def test_padding_and_truncation_are_disabled(checkpoint):
-  folder = checkpoint(['<|endoftext|>'])
-  model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
-  model.enable_padding(length=9)
-  model.enable_truncation(2)
-  model.save(str(folder / 'tokenizer.json'))
-  loaded = tokenizer.load(folder)
-  assert loaded.decode(loaded.encode('12+7')) == '12+7'
-  assert loaded.encode('12+7')[-1] != loaded.eos_ids[0]

@@ -1,0 +1,107 @@
+"""Files of every format have the same rows, and a damaged one is refused with the place."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_jax.data import questions, row_files
+from exgrpo_jax.errors import InputError
+
+GOOD = b'{"question": "q", "answer": "a"}\n'
+TASK = """
+def get_task():
+  rows = [{'question': f'What is {n} squared?', 'answer': n * n} for n in range(10)]
+  return {'train': rows[:6], 'test': rows[6:]}
+"""
+
+
+def rows(path):
+  return list(row_files.opened(str(path)).rows(()))
+
+
+def test_csv_and_json_are_read_like_jsonl(config, jsonl, tmp_path):
+  lines = [{'question': f'{n}, "{n}"\n+0?', 'answer': f'{n}.50'} for n in range(3)]
+  with (tmp_path / 'x.csv').open('w', newline='') as file:
+    writer = csv.DictWriter(file, ['question', 'answer'])
+    writer.writeheader()
+    writer.writerows(lines)
+  (tmp_path / 'x.json').write_text(json.dumps(lines))
+  first = list(questions.load(config, jsonl(*lines, name='x.jsonl')))
+  assert [question.answer for question in first] == ['0.50', '1.50', '2.50']
+  assert list(questions.load(config, f'{tmp_path}/x.csv')) == first
+  assert list(questions.load(config, f'{tmp_path}/x.json')) == first
+
+
+def test_numbers_keep_their_spelling_and_a_byte_order_mark_is_skipped(jsonl):
+  path = jsonl('\ufeff{"answer": 0.50}', '', '  ', '{"answer": 7e2, "n": 1}')
+  assert rows(path) == [
+    (f'{path}:1', {'answer': '0.50'}),
+    (f'{path}:4', {'answer': '7e2', 'n': '1'}),
+  ]
+  assert row_files.opened(path).columns() == ['answer', 'n']
+  as_numbers = row_files.opened(path, keep_spelling=False).rows({'n'})
+  assert [row for _, row in as_numbers] == [{'answer': 0.5}, {'answer': 700}]
+
+
+def test_a_task_in_python_is_read_like_a_file(config, tmp_path):
+  (tmp_path / 'squares.py').write_text(TASK)
+  loaded = questions.load(config, f'{tmp_path}/squares.py:test[1:]')
+  assert [(q.row, q.answer, q.source) for q in loaded] == [
+    (0, '49', 'squares'),
+    (1, '64', 'squares'),
+    (2, '81', 'squares'),
+  ]
+  assert loaded[0].columns == {'question': 'What is 7 squared?', 'answer': 49}
+  (tmp_path / 'squares.py').write_text(TASK.replace('n * n', 'n * n + 1'))
+  assert questions.load(config, f'{tmp_path}/squares.py:test')[0].answer == '37'
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    ('x.jsonl', GOOD + b'\n{"question": "q", "answ', r'x\.jsonl:3: not valid JSON'),
+    ('x.jsonl', GOOD + b'["q", "a"]', r"x\.jsonl:2: \['q', 'a'\] is not an object"),
+    ('x.jsonl', GOOD + b'{"a": "caf\xe9"}', r'x\.jsonl:2: not valid JSON .*UTF-8'),
+    ('x.jsonl', GOOD + b'{"a": "3", "a": "2"}', r"x\.jsonl:2: 'a' is there 2 times"),
+    ('x.json', b'{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
+    ('x.json', b'["a"]', r"x\.json: row 0: 'a' is not an object"),
+    ('x.csv', b'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has 1 values, .* names 2'),
+    ('x.csv', b'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has 3 values, .* names 2'),
+    ('x.csv', b'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
+    ('x.csv', b'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' is there 2 times"),
+    ('x.csv', b'question,answer\n1+1,2\nq,caf\xe9\n', r'x\.csv:3: a text is not UTF-8 \(.*0xe9'),
+    ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
+    ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
+    ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
+    ('x.py', b'\nraise OSError("no")', r'x\.py:2: OSError: no; .* whose get_task\(\) returns'),
+    ('x.py', b'', r'x\.py: it has no get_task\(\)'),
+  ],
+)
+def test_a_damaged_file_is_refused_with_the_place(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(InputError, match=message):
+    rows(f'{tmp_path}/{name}' + ':a' * name.endswith('.py'))
+
+
+@pytest.mark.parametrize('name', ['x.jsonl', 'x.parquet', 'x.py:train'])
+def test_a_file_that_is_not_there_is_refused(tmp_path, name):
+  with pytest.raises(InputError, match=r'/x\.\w+: there is no such file'):
+    rows(f'{tmp_path}/{name}')
+
+
+@pytest.mark.parametrize('kind', [pa.string(), pa.binary()], ids=str)
+def test_error_names_the_row_of_parquet_whose_text_is_not_utf8(config, tmp_path, kind):
+  answers = pa.array([b'2', b'caf\xe9'], pa.binary()).view(kind)
+  pq.write_table(pa.table({'question': ['1+1', 'q'], 'answer': answers}), tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: row 1: .*'utf-8' codec .*write it again"):
+    questions.load(config, str(tmp_path / 'x.parquet'))
+
+
+def test_two_columns_of_parquet_of_one_name_are_refused(tmp_path):
+  arrays = [pa.array([text]) for text in ('1+1', '2', '3')]
+  pq.write_table(pa.table(arrays, ['question', 'answer', 'answer']), tmp_path / 'x.parquet')
+  with pytest.raises(InputError, match=r"x\.parquet: 'answer' is there 2 times"):
+    rows(tmp_path / 'x.parquet')
