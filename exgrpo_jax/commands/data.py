@@ -7,31 +7,20 @@ exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 
 import sys
 
-import jax
 from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import preview
-from exgrpo_jax.experiment import policies, warm_start
-from exgrpo_jax.experiment.experiment import (
-  load_questions,
-  make_rollout,
-  model_name,
-  open_experiment,
-  parse_config,
-  with_folders,
-)
+from exgrpo_jax.experiment import policies
+from exgrpo_jax.experiment.experiment import model_name, parse_config, with_folders
 from exgrpo_jax.experiment.policies import Source
-from exgrpo_jax.runtime import console, device_memory
-from exgrpo_jax.runtime.workdir import make_folder
 from exgrpo_jax.training import prefilter
-from exgrpo_jax.training.checks import check_rewards
 
 
 def _define_show() -> None:
-  """Of this command."""
+  """Define the flags of `show`."""
   command_line.define_config()
   command_line.define_path(
     'model',
@@ -41,7 +30,7 @@ def _define_show() -> None:
 
 
 def _show(args: command_line.Args, *specs: str) -> None:
-  """Shows each of the data specs."""
+  """Show each of the data specs."""
   values = args.config or (policies.suited_to(args.model) if args.model else policies.base_config())
   config = parse_config(values)
   config = with_folders(config, args.model or model_name(config))
@@ -52,7 +41,7 @@ def _show(args: command_line.Args, *specs: str) -> None:
 
 
 def _define_prefilter() -> None:
-  """Of this command."""
+  """Define the flags of `prefilter`."""
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_out('The folder to write.')
@@ -64,34 +53,14 @@ def _define_prefilter() -> None:
 
 
 def _prefilter(args: command_line.Args) -> None:
-  """Tries all training questions, and writes those that remain."""
+  """Try all training questions, and write those that remain."""
   if not args.out or not (args.config or args.checkpoint):
     raise InputError(
       '--out is needed, and --config or --checkpoint: the folder to write, and what is trained.'
     )
   source = Source('run', args.checkpoint, args.step) if args.checkpoint else None
   values = policies.config_values(source, args.config) if source else args.config
-  make_folder('--out', args.out)
-  experiment = open_experiment(values, args.checkpoint or args.out)
-  data = load_questions(experiment, experiment.config.data.train)
-  check_rewards(experiment.config, data)
-  rollout = make_rollout(experiment, data)
-  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
-    if source:
-      params = policies.restore(source, experiment).params
-    else:
-      params = warm_start.initial_params(experiment, data)
-    tried = tuple(prefilter.answered(experiment, rollout, params, args.samples))
-  kept = [one for one in tried if args.above < one.pass_rate < args.below]
-  if not kept:
-    raise InputError(
-      f'--above={args.above} and --below={args.below} leave none of the {len(tried)} questions of '
-      f'{data.spec}, whose pass rates are {prefilter.spread(tried)}.'
-    )
-  prefilter.write(args.out, tried, kept)
-  solved = prefilter.spread(tried)
-  print(f'{data.spec}: {len(kept):,} of {len(tried):,} questions remain; solved {solved}')
-  print(f'in {args.out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
+  prefilter.filter_questions(values, source, args.out, args.samples, args.above, args.below)
 
 
 def run() -> None:

@@ -16,11 +16,7 @@ from exgrpo_jax.datatypes import Question
 from exgrpo_jax.experiment.experiment import Config
 
 _SHOWN = 3  # questions
-
-
 _SOLUTION = 300  # characters
-
-
 _SHARES = (50, 90, 99, 100)  # percentiles
 
 

@@ -21,25 +21,33 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ml_collections import ConfigDict
 
 from exgrpo_jax.data import traces
 from exgrpo_jax.datatypes import Question, Response, Verdict
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import policies, warm_start
 from exgrpo_jax.experiment.experiment import (
   Experiment,
+  load_questions,
+  make_rollout,
+  open_experiment,
 )
+from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout.stages import Rollout, plan_apart
-from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime import activity, console, device_memory, hosts
 from exgrpo_jax.runtime.randomness import Purpose
+from exgrpo_jax.runtime.workdir import make_folder
+from exgrpo_jax.training.checks import check_rewards
 
 _TOGETHER = 1024  # questions that are asked together
-
-
 _SUCCESSES = pa.schema(
   [
     ('question', pa.string()),
@@ -63,7 +71,46 @@ class Tried(NamedTuple):
     return sum(verdict.correct for verdict in self.verdicts) / len(self.verdicts)
 
 
-def answered(
+def filter_questions(
+  values: ConfigDict, source: Source | None, out: str, samples: int, above: float, below: float
+) -> None:
+  """Tries all training questions, and writes those that remain.
+
+  Args:
+    values: the config.
+    source: the run whose policy tries them; None is the policy that training would start from.
+    out: the folder to write.
+    samples: responses to each question.
+    above: a question remains where its pass rate is above this,
+    below: and below this.
+
+  Raises:
+    InputError: none remains, or the run could not start.
+  """
+  make_folder('--out', out)
+  experiment = open_experiment(values, source.path if source else out)
+  data = load_questions(experiment, experiment.config.data.train)
+  check_rewards(experiment.config, data)
+  rollout = make_rollout(experiment, data)
+  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
+    if source:
+      params = policies.restore(source, experiment).params
+    else:
+      params = warm_start.initial_params(experiment, data)
+    tried = tuple(_answered(experiment, rollout, params, samples))
+  kept = [one for one in tried if above < one.pass_rate < below]
+  solved = _spread(tried)
+  if not kept:
+    raise InputError(
+      f'--above={above} and --below={below} leave none of the {len(tried)} questions of '
+      f'{data.spec}, whose pass rates are {solved}.'
+    )
+  write(out, tried, kept)
+  print(f'{data.spec}: {len(kept):,} of {len(tried):,} questions remain; solved {solved}')
+  print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
+
+
+def _answered(
   experiment: Experiment, rollout: Rollout, params: model.Params, samples: int
 ) -> Iterator[Tried]:
   """All questions in their order; what is drawn depends on seed, question and sample alone."""
@@ -128,7 +175,7 @@ def _successes(one: Tried) -> Iterator[dict[str, Any]]:
       }
 
 
-def spread(tried: Sequence[Tried]) -> str:
+def _spread(tried: Sequence[Tried]) -> str:
   """How many questions have which pass rate."""
   counts = collections.Counter(np.round([one.pass_rate for one in tried], 3).tolist())
   return ', '.join(f'{rate:.3g}: {count:,}' for rate, count in sorted(counts.items()))

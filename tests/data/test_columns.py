@@ -1,7 +1,6 @@
 """Tests of columns: public data sets are recognised by their columns, as they are published."""
 
 import dataclasses
-import json
 import pathlib
 
 import pytest
@@ -11,7 +10,6 @@ from exgrpo_jax.data.columns import Fields
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
-from tests.helpers.paths import REAL_DATA
 
 NOTHING_SAID = Fields(question='', answer='', solution='', default_kind='')
 USER = {'role': 'user', 'content': 'What is 1+1?'}
@@ -270,25 +268,14 @@ def in_other_columns(row):
   return trl, verl
 
 
-def gsm8k(number):
-  return {
-    'question': f'Ann has {number} pens and buys 1,000 more. How many has she?',
-    'answer': f'She has {number}+1000=<<{number}+1000={number + 1000}>>.\n#### 1,{number:03}',
-  }
-
-
-def real_rows():
-  path = REAL_DATA / 'gsm8k_test.jsonl'
-  if not path.is_file():
-    pytest.skip(f'the real datasets are not in {REAL_DATA}')
-  return [json.loads(line) for line in path.read_text().splitlines()[:200]]
-
-
-@pytest.mark.parametrize('rows', [lambda: list(map(gsm8k, range(5))), real_rows])
-def test_the_same_questions_make_the_same_prompts_and_verdicts(
-  config, jsonl, parquet, tmp_path, rows
-):
-  rows = rows()
+def test_the_same_questions_make_the_same_prompts_and_verdicts(config, jsonl, parquet, tmp_path):
+  rows = [
+    {
+      'question': f'Ann has {number} pens and buys 1,000 more. How many has she?',
+      'answer': f'She has {number}+1000=<<{number}+1000={number + 1000}>>.\n#### 1,{number:03}',
+    }
+    for number in range(5)
+  ]
   tokenizer.train([row['question'] for row in rows], 400, tmp_path / 'tokenizer.model')
   trl, verl = zip(*map(in_other_columns, rows))
   first = prompts_and_verdicts(config, jsonl(*rows), tmp_path)

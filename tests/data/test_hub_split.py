@@ -136,48 +136,19 @@ SEVERAL = {'README.md': README, 'main/train-0-of-1.parquet': b'', 'main/test.par
 @pytest.mark.parametrize(
   ('spec', 'files', 'message'),
   [
-    (
-      'me/smus:train',
-      SEVERAL,
-      r'there is no folder me/smus, and http://\S+ has no data set of tha',
-    ),
-    (
-      'me/sums:main:trian',
-      SEVERAL,
-      r"me/sums has no 'main:trian' \(has: main: train, test; socratic: nothing that can be read\)",
-    ),
-    (
-      'me/sums:man:train',
-      SEVERAL,
-      r"the data set me/sums has no 'man:train' \(has: main: train, t",
-    ),
-    (
-      'me/sums:train',
-      SEVERAL,
-      r'has several configs; name one, as in me/sums:CONFIG:SPLIT \(main: train, test; socratic',
-    ),
-    (
-      'me/sums:train',
-      {'train.arrow': ''},
-      r'no files that can be read \(.*\), nor has',
-    ),
-    (
-      'me/sums@v2:train',
-      SEVERAL,
-      r"the data set me/sums has no revision 'v2'; http://\S+/datasets/",
-    ),
+    ('me/smus:train', SEVERAL, r'there is no folder me/smus, and http://\S+ has no data set'),
+    ('me/sums:main:trian', SEVERAL, r"no 'main:trian' \(has: main: train, test; socratic: nothing"),
+    ('me/sums:man:train', SEVERAL, r"me/sums has no 'man:train' \(has: main: train, test"),
+    ('me/sums:train', SEVERAL, r'several configs; name one, as in me/sums:CONFIG:SPLIT \(main: tr'),
+    ('me/sums:train', {'train.arrow': ''}, r'no files that can be read \(.*\), nor has'),
+    ('me/sums@v2:train', SEVERAL, r"me/sums has no revision 'v2'; http://\S+/datasets/"),
     (
       'me/sums',
       SEVERAL,
-      r'write me/sums:CONFIG:SPLIT, as in openai/gsm8k:main:train, or me/sums:SPLIT where it has '
-      r'one config \(main: train, test; socratic: nothing that can be read\)',
+      r'write me/sums:CONFIG:SPLIT, .*, or me/sums:SPLIT .* \(main: train, test; socratic: nothing',
     ),
     ('me/sums[:4]', {'train.jsonl': b''}, r'me/sums:SPLIT where .* \(default: train\)'),
-    (
-      'me/smus',
-      SEVERAL,
-      r'me/smus:CONFIG:SPLIT, .* Which there are is not known: there is no folde',
-    ),
+    ('me/smus', SEVERAL, r'me/smus:CONFIG:SPLIT, .* there are is not known: there is no folder'),
   ],
 )
 def test_what_is_not_there_is_refused_with_what_is(served, config, spec, files, message):
@@ -203,19 +174,12 @@ def test_offline_the_form_of_a_spec_and_local_files_are_named(config, monkeypatc
   [
     ('openai/gsm8k:main:train', ('openai/gsm8k', '', 'main', 'train')),
     ('me/sums@refs/pr/1:train', ('me/sums', 'refs/pr/1', '', 'train')),
+    *((base, None) for base in ('arithmetic:train', 'me/sums', 'a/b/c:train', 'a/b:c:d:e', 'a/b:')),
   ],
 )
 def test_a_spec_has_a_name_perhaps_a_config_and_a_split(base, parts):
-  split = hub_split.parse(base)
-  assert split
-  assert (split.repository.name, split.repository.revision, split.config, split.split) == parts
-
-
-@pytest.mark.parametrize(
-  'base', ['arithmetic:train', 'me/sums', 'a/b/c:train', 'a/b:c:d:e', 'a/b:']
-)
-def test_all_else_is_no_split_of_the_hub(base):
-  assert hub_split.parse(base) is None
+  found = hub_split.parse(base)
+  assert parts == (found and (*found.repository[1:], found.config, found.split))
 
 
 def test_what_tfds_knows_is_read_from_tfds(served, config):

@@ -3,8 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_jax.data import traces
@@ -17,16 +15,6 @@ CHAT = [
   {'role': 'assistant', 'content': 'one'},
   {'role': 'user', 'content': ' second\n'},
 ]
-
-
-@pytest.fixture
-def parquet(tmp_path):
-  def write(*rows):
-    path = tmp_path / 'x.parquet'
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return str(path)
-
-  return write
 
 
 def test_text_and_chat_messages_are_read_from_both_formats(jsonl, parquet):
@@ -82,7 +70,7 @@ GOOD = {'question': 'q', 'response': 'r'}
     pytest.param(GOOD | {'logp': [-1, float('nan')]}, r'everywhere, not nan', id='nan'),
     pytest.param(GOOD | {'correctness': 1}, r'correctness is 1; it must lie in \(0, 1\)', id='one'),
     pytest.param(GOOD | {'correctness': '.5'}, r"correctness is '\.5'; it must lie in", id='text'),
-    pytest.param('[]', r'\[\] is not an object; every line must be one', id='no_object'),
+    pytest.param('[]', r'\[\] is not an object; every row must be one', id='no_object'),
     pytest.param('{', r'not valid JSON \(', id='json'),
   ],
 )

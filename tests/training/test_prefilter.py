@@ -8,6 +8,7 @@ import pytest
 
 from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.training import prefilter, session
@@ -23,18 +24,9 @@ def run(recorded, config, tmp_path, monkeypatch):
   tiny.leave_out_pictures(monkeypatch.setattr)
 
   def call(capsys, **changes):
-    args = types.SimpleNamespace(
-      config=config,
-      checkpoint=None,
-      step=None,
-      out=str(tmp_path / 'filtered'),
-      samples=SAMPLES,
-      above=0.0,
-      below=1.0,
-    )
-    vars(args).update(changes)
+    settings = {'values': config, 'source': None, 'samples': SAMPLES, 'above': 0.0, 'below': 1.0}
     with recorded.compiling():
-      prefilter.main(args)
+      prefilter.filter_questions(out=str(tmp_path / 'filtered'), **settings | changes)
     return tmp_path / 'filtered', capsys.readouterr().out
 
   return call
@@ -123,5 +115,6 @@ def test_bounds_that_leave_nothing_are_refused_with_the_pass_rates(run, capsys, 
 
 
 def test_a_runs_own_policy_may_try_them(run, recorded, capsys):
-  out, _ = run(capsys, config=None, checkpoint=str(recorded.workdir), samples=2)
+  source = policies.Source('run', str(recorded.workdir), None)
+  out, _ = run(capsys, values=policies.config_values(source, None), source=source, samples=2)
   assert {row['samples'] for row in rows(out / 'pass_rates.jsonl')} == {2}

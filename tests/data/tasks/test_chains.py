@@ -7,7 +7,6 @@ import re
 import pytest
 
 from exgrpo_jax.data.tasks import catalogue, chains
-from exgrpo_jax.data.tasks.embedded import guess_rate
 
 QUESTION = '48+3-9+7'
 WRITTEN = r'48+3=51 -9=42 +7=49 \boxed{49}'
@@ -99,7 +98,8 @@ def test_the_rows_are_the_same_on_every_call(rows, monkeypatch):
 @pytest.mark.parametrize('split', chains.SPLITS)
 def test_a_constant_guess_earns_almost_nothing(rows, split):
   """The most common of 90 equally frequent answers; of 500 questions chance gives one a dozen."""
-  assert guess_rate([row['answer'] for row in rows[split]]) < 0.03
+  ((_, most),) = collections.Counter(row['answer'] for row in rows[split]).most_common(1)
+  assert most < 0.03 * len(rows[split])
 
 
 def test_the_longer_the_chain_the_fewer_solutions_are_written_out(styles):
