@@ -1,4 +1,4 @@
-"""What a data set is to a model, before anything is trained on it.
+"""Look at a data set before anything is trained on it, or keep its questions worth asking.
 
 exgrpo data show gsm8k_train.jsonl --model=Qwen2.5-Math-1.5B
 exgrpo data show x.parquet --config=base --config.data.question_field=ask

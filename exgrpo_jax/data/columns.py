@@ -1,4 +1,4 @@
-r"""Which column of a data set holds what: known sets, and other sets by the names in common use.
+"""Recognises which column of a data set holds what: known sets, and names in common use.
 
 `recognize` alone decides, from the names of the columns, whatever file or data set they come from.
 A public data set is one entry of KNOWN_SETS.
@@ -20,7 +20,7 @@ _SOLUTION = 'solution'
 
 
 class Fields(NamedTuple):
-  """What the user says of the columns; '' leaves it to `recognize`."""
+  """The columns that the user names; '' leaves it to `recognize`."""
 
   question: str
   answer: str
@@ -30,7 +30,7 @@ class Fields(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Which column holds what; 'a.b' is the field b of a column a of structs."""
+  """The columns of a data set by meaning; 'a.b' is the field b of a column a of structs."""
 
   name: str  # of the set, for people
   question: str  # text, or chat messages

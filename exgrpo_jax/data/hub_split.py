@@ -30,7 +30,7 @@ Layout = Mapping[str, Mapping[str, Sequence[str]]]  # config -> split -> paths o
 
 
 class Split(NamedTuple):
-  """What a data spec names."""
+  """A split of a data set on the Hub."""
 
   repository: hub.Repository
   config: str  # '' where it is the only one
@@ -99,7 +99,7 @@ def refuse_unsplit(repository: hub.Repository) -> NoReturn:
 
 
 def _there(layout: Layout) -> str:
-  """Which splits each config has."""
+  """The splits of each config, in words."""
   return '; '.join(
     f'{config}: {", ".join(layout[config]) or "nothing that can be read"}' for config in layout
   )
@@ -138,7 +138,7 @@ def _layout(repository: hub.Repository) -> Layout:
 
 
 def _declared(configs: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> Layout:
-  """What the head of README.md says, of `paths`; a config may have no file that can be read."""
+  """The splits that the head of README.md declares; a config may have no file that can be read."""
   layout: dict[str, dict[str, list[str]]] = {}
   for entry in configs:
     splits = layout.setdefault(str(entry.get('config_name', _ONLY)), {})

@@ -107,7 +107,7 @@ def _code() -> tuple[str, ...]:
 
 
 def _make(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytearray:
-  """What the file of these prompts holds."""
+  """The content of the file of these prompts."""
   content, lengths, questions = bytearray(), [], hashlib.sha256()
   report = progress.reporter(
     lambda done: f'{data.spec}: {done:,} of {len(data):,} prompts tokenised'

@@ -250,7 +250,7 @@ def settle(config: Config, spec: str) -> None:
 
 
 def _hub_split(config: Config, base: str) -> hub_split.Split | None:
-  """What a spec without its slice names on the Hub; None where it is something else, or TFDS's.
+  """The split that a spec without its slice names on the Hub; None for all else, and TFDS's names.
 
   Raises InputError where it names a data set and no split.
   """

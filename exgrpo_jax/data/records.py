@@ -183,7 +183,7 @@ def _kind(layout: Layout, fields: Fields, row: Mapping[str, Any], source: str, p
 
 
 def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """What rewards may ask for."""
+  """The row's values by column, for rewards that ask for them."""
   if not layout.row:
     return {name: _plain(value) for name, value in row.items() if name not in layout.bulky}
   text = row.get(layout.row)
@@ -200,7 +200,7 @@ def _columns(layout: Layout, row: Mapping[str, Any], place: str) -> dict[str, An
 
 
 def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
-  """What a column holds; 'a.b' is a field of a struct unless there is a column of that name.
+  """The value of a column; 'a.b' is a field of a struct unless there is a column of that name.
 
   InputError where the row lacks the column; `key` is of its setting.
   """

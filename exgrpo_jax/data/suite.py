@@ -31,7 +31,7 @@ class Benchmark:
 
   @property
   def measure(self) -> str:
-    """Of a question's responses the share that is right, or whether its only one is."""
+    """The score of a question: the share of right responses, or whether its only one is right."""
     return f'avg@{self.samples}' if self.samples > 1 else 'pass@1'
 
 
@@ -64,7 +64,7 @@ def load(path: str) -> Suite:
 
 
 def name(path: str) -> str:
-  """Of the suite in a file: what its tables are called."""
+  """The name of the suite in a file, after which its tables are called."""
   return os.path.basename(path).removesuffix('.py')
 
 
@@ -92,7 +92,7 @@ def _check_benchmark(benchmark: Benchmark, suite: Suite) -> None:
 
 
 def parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
-  """What must be sampled for the benchmarks whose questions are in `loaded`.
+  """The questions to sample for the benchmarks that have any in `loaded`.
 
   A benchmark with k samples of which each question has c copies takes k / c responses to each row.
 

@@ -45,7 +45,7 @@ _COMPANIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Which tokenizer to use."""
+  """The tokenizer to use, or to train."""
 
   path: str = setting(
     '',
@@ -74,7 +74,7 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """What `encode` gives for each of the texts, faster: on several cores where possible."""
+    """`encode` of each of the texts, faster: on several cores where possible."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:

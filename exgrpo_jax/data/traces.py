@@ -64,7 +64,7 @@ class Trace:
 
 
 def asked(messages: Sequence[Message]) -> str:
-  """What a question asks, by which traces find it: the last user message."""
+  """The last user message, by which a trace finds its question."""
   return next((m.content.strip() for m in reversed(messages) if m.role == 'user'), '')
 
 

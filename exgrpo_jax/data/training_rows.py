@@ -49,7 +49,7 @@ class Shard(NamedTuple):
 
 
 class Written(NamedTuple):
-  """What a file of training questions has, and what it lacks."""
+  """The counts of a file of training questions, as it was written."""
 
   rows: int
   different: int  # questions, each counted once
@@ -163,7 +163,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
 
 
 def _records(found: Sequence[Shard]) -> Iterator[tuple[str, Record]]:
-  """What `conflicts.find` reads of each row that can be kept."""
+  """Each row that can be kept, as far as `conflicts.find` reads it."""
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
       if isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""What a data spec is to a model: `exgrpo data show`.
+"""A data spec as a model sees it: `exgrpo data show`.
 
 How the columns are read, three questions as the model sees them, how long prompts are, and what is
 left out and why. Nothing is refused here that a run could be told to leave out.
@@ -29,7 +29,7 @@ class Prompts(NamedTuple):
 
 
 def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
-  """What the command prints of a data spec; without a tokenizer characters are counted.
+  """The text that the command prints of a data spec; without a tokenizer it counts characters.
 
   Raises:
     InputError: there is no such data, or it cannot be read.
@@ -76,7 +76,7 @@ def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
 
 
 def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
-  """What a run leaves out, or refuses unless it is told to; 'nothing' where there is nothing."""
+  """Rows that a run leaves out, or refuses unless it is told to; 'nothing' where there are none."""
   lines = [
     f'{left_out.rows:,} rows of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.unverifiable, 'unverifiable')

@@ -1,4 +1,4 @@
-r"""Which questions a policy solves sometimes: `exgrpo data prefilter`.
+r"""Keeps the questions that a policy solves sometimes: `exgrpo data prefilter`.
 
 exgrpo data prefilter --config=one_gpu --samples=8 --out=filtered
 exgrpo train --config=one_gpu --workdir=/tmp/run \

@@ -20,7 +20,7 @@ from exgrpo_jax.data.tasks.reading import NUMBER, read_steps
 
 
 class Split(NamedTuple):
-  """What the questions of a split are like."""
+  """The questions of a split: how many, and how hard."""
 
   questions: int  # how many
   min_digits: int  # to add to the first term

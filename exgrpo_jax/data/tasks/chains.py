@@ -30,7 +30,7 @@ from exgrpo_jax.data.tasks.reading import NUMBER, read_steps
 
 
 class Split(NamedTuple):
-  """What the questions of a split are like."""
+  """The questions of a split: how many, and how hard."""
 
   questions: int  # how many
   min_terms: int  # after the start
@@ -145,7 +145,7 @@ def _solution(rng: np.random.Generator, start: int, terms: Sequence[int]) -> str
 
 
 def _slip(rng: np.random.Generator, rate: float) -> int:
-  """By how much a total is wrong; 0 but in a share `rate` of cases."""
+  """The error of a total: 0, but in a share `rate` of cases."""
   return _off_by(rng, SLIPS) if rng.random() < rate else 0
 
 
@@ -179,7 +179,7 @@ class _Reading(NamedTuple):
 
 
 def style(question_text: str, response: str) -> str:
-  """Which of STYLES a response is in, by its form alone, whether it is right or wrong.
+  """The style of a response, one of STYLES, by its form alone: it may be right or wrong.
 
   'written' applies one term a step, 'skipped' several in some step, both all terms of the question
   in their order; 'guess' is a box alone. What has other text, other terms, another order or no box
