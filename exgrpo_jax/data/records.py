@@ -21,25 +21,12 @@ from exgrpo_jax.grading.verifier import KINDS
 
 _ROLES = ('system', 'user', 'assistant')
 # How answers are compared if reward_model.style is verl's 'rule'.
+_MATH_SOURCES = (
+  'aime aime24 aime25 amc gsm8k openai/gsm8k math lighteval/MATH HuggingFaceH4/MATH-500 '
+  'DigitalLearningGmbH/MATH-lighteval math_dapo minerva olympiad_bench'
+)
 _KIND_OF_SOURCE = {
-  **dict.fromkeys(
-    (
-      'aime',
-      'aime24',
-      'aime25',
-      'amc',
-      'gsm8k',
-      'openai/gsm8k',
-      'math',
-      'lighteval/MATH',
-      'DigitalLearningGmbH/MATH-lighteval',
-      'HuggingFaceH4/MATH-500',
-      'math_dapo',
-      'minerva',
-      'olympiad_bench',
-    ),
-    'math',
-  ),
+  **dict.fromkeys(_MATH_SOURCES.split(), 'math'),
   **dict.fromkeys(('arc_c', 'gpqa', 'gpqa_diamond', 'mmlu_pro'), 'choice'),
 }
 _FINAL_ANSWER = '#### '  # GSM8K: the final answer follows its last occurrence

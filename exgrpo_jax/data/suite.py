@@ -71,24 +71,21 @@ def name(path: str) -> str:
 def _check(suite: Any) -> None:
   if not isinstance(suite, Suite) or not suite.benchmarks:
     raise InputError(f'get_suite() must return a Suite with benchmarks, not {suite!r}')
+  seen: dict[str, str] = {}  # label or source -> label
   for benchmark in suite.benchmarks:
-    _check_benchmark(benchmark, suite)
-
-
-def _check_benchmark(benchmark: Benchmark, suite: Suite) -> None:
-  if benchmark.group not in GROUPS or benchmark.samples < 1:
-    raise InputError(
-      f"benchmark '{benchmark.label}' has group={benchmark.group!r} and "
-      f'samples={benchmark.samples}; a group is one of {", ".join(GROUPS)}, samples are at least 1'
-    )
-  for other in suite.benchmarks:
-    if other is not benchmark and (
-      other.label == benchmark.label or other.source == benchmark.source
-    ):
+    label = benchmark.label
+    if benchmark.group not in GROUPS or benchmark.samples < 1:
       raise InputError(
-        f"benchmarks '{other.label}' and '{benchmark.label}' share a label or a source, by which "
-        'they are told apart'
+        f"benchmark '{label}' has group={benchmark.group!r} and samples={benchmark.samples}; a "
+        f'group is one of {", ".join(GROUPS)}, samples are at least 1'
       )
+    for key in (f'label {label}', f'source {benchmark.source}'):
+      if key in seen:
+        raise InputError(
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, by which they are told "
+          'apart'
+        )
+      seen[key] = label
 
 
 def parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
@@ -103,10 +100,13 @@ def parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
   found: dict[str, str] = {}  # source -> the data spec that has it
   planned = []
   for data in loaded:
+    rows_of = collections.defaultdict(list)
     questions = list(data.questions)
-    by_samples: dict[int, tuple[list[Benchmark], list[int]]] = {}
+    for row, question in enumerate(questions):
+      rows_of[question.source].append(row)
+    by_samples = collections.defaultdict(list)
     for benchmark in suite.benchmarks:
-      rows = [row for row, asked in enumerate(questions) if asked.source == benchmark.source]
+      rows = rows_of.get(benchmark.source)
       if not rows:
         continue
       if benchmark.source in found:
@@ -116,11 +116,15 @@ def parts(suite: Suite, loaded: Sequence[QuestionSet]) -> list[Part]:
         )
       found[benchmark.source] = data.spec
       samples = _samples(benchmark, [questions[row] for row in rows], data.spec)
-      benchmarks, all_rows = by_samples.setdefault(samples, ([], []))
-      benchmarks.append(benchmark)
-      all_rows += rows
-    for samples, (benchmarks, rows) in by_samples.items():
-      planned.append(Part(_select(data, sorted(rows)), samples, tuple(benchmarks)))
+      by_samples[samples].append(benchmark)
+    for samples, benchmarks in by_samples.items():
+      rows = sorted(row for benchmark in benchmarks for row in rows_of[benchmark.source])
+      chosen = QuestionSet(
+        spec=data.spec,
+        questions=data.questions.select(np.array(rows)),
+        prompts=[data.prompts[row] for row in rows],
+      )
+      planned.append(Part(chosen, samples, tuple(benchmarks)))
   return planned
 
 
@@ -150,11 +154,3 @@ def _samples(benchmark: Benchmark, questions: Sequence[Question], spec: str) -> 
       f'{benchmark.samples} must be divisible by it.'
     )
   return benchmark.samples // most
-
-
-def _select(data: QuestionSet, rows: Sequence[int]) -> QuestionSet:
-  return QuestionSet(
-    spec=data.spec,
-    questions=data.questions.select(np.array(rows)),
-    prompts=[data.prompts[row] for row in rows],
-  )
