@@ -82,8 +82,8 @@ def _check(suite: Any) -> None:
     for key in (f'label {label}', f'source {benchmark.source}'):
       if key in seen:
         raise InputError(
-          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, by which they are told "
-          'apart'
+          f"benchmarks '{label}' and '{seen[key]}' share a label or a source, by which they "
+          'are told apart'
         )
       seen[key] = label
 

@@ -179,39 +179,60 @@ def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any]
   solution = _TARGET if shard.is_verl else 'solution'
   wanted = {*(_VERL if shard.is_verl else ('problem', 'answer')), *([solution] * keep_target)}
   for place, record in shard.file.rows(set(shard.columns) - wanted):
-    row = _verl_row(record, place) if shard.is_verl else _problem_row(record, place)
+    row = _row(record if shard.is_verl else _as_verl(record, place), place)
     if isinstance(row, dict) and keep_target:
       row[_TARGET] = _solution(record.get(solution), place)
     yield place, row
 
 
-def _verl_row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
-  prompt, model = record.get('prompt'), record.get('reward_model') or {}
-  truth = model.get('ground_truth') if isinstance(model, Mapping) else b''
-  if isinstance(truth, bytes):
+def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
+  """A row of problem and answer."""
+  for name in ('problem', 'answer'):
+    if record.get(name) is not None and not isinstance(record[name], str):
+      raise InputError(f'{place}: {name} is {reprlib.repr(record[name])}; it must be text.')
+  return {
+    'prompt': [{'role': 'user', 'content': record.get('problem')}],
+    'reward_model': {'ground_truth': record.get('answer')},
+  }
+
+
+def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
+  """A row of verl's columns, all of them filled, or why it is left out."""
+  prompt, model = record.get('prompt') or [], record.get('reward_model') or {}
+  if not isinstance(model, Mapping) or isinstance(model.get('ground_truth'), bytes):
     raise InputError(
       f'{place}: reward_model is {reprlib.repr(model)}; it must be a struct with ground_truth, as '
       'text.'
     )
-  if not prompt:
-    return 'no prompt'
   if not isinstance(prompt, list) or not all(map(_is_message, prompt)):
     raise InputError(
       f'{place}: prompt is {reprlib.repr(prompt)}; it must be a list of chat messages, each with a '
       f'role ({", ".join(_ROLES)}) and a content, as text.'
     )
+  messages = [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt]
+  if not any(turn['role'] == 'user' for turn in messages) or not all(
+    turn['content'] for turn in messages
+  ):
+    return 'no prompt'
+  answer = _text(model.get('ground_truth'))
+  if not answer:
+    return 'no ground truth'
+  if answer.strip().lower() in NO_ANSWERS:
+    return f'{answer.strip()} in place of a ground truth'
   extra = record.get('extra_info')
   extra = extra if isinstance(extra, Mapping) else {}
   index = _text(extra.get('index'))
-  return _row(
-    [{'role': turn['role'], 'content': _text(turn.get('content'))} for turn in prompt],
-    _text(truth),
-    source=_text(record.get('data_source')) or 'math',
-    ability=_text(record.get('ability')) or 'math',
-    style=_text(model.get('style')) or 'rule',
-    index=int(index) if index.isdecimal() and len(index) <= _INT64_DIGITS else None,
-    split=_text(extra.get('split')) or 'train',
-  )
+  fits = index.isdecimal() and len(index) <= _INT64_DIGITS
+  return {
+    'data_source': _text(record.get('data_source')) or 'math',
+    'prompt': messages,
+    'ability': _text(record.get('ability')) or 'math',
+    'reward_model': {'ground_truth': answer, 'style': _text(model.get('style')) or 'rule'},
+    'extra_info': {
+      'index': int(index) if fits else None,
+      'split': _text(extra.get('split')) or 'train',
+    },
+  }
 
 
 def _is_message(turn: Any) -> bool:
@@ -220,41 +241,6 @@ def _is_message(turn: Any) -> bool:
     and turn.get('role') in _ROLES
     and isinstance(turn.get('content'), str | None)
   )
-
-
-def _problem_row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
-  for name in ('problem', 'answer'):
-    if record.get(name) is not None and not isinstance(record[name], str):
-      raise InputError(f'{place}: {name} is {reprlib.repr(record[name])}; it must be text.')
-  messages = [{'role': 'user', 'content': _text(record.get('problem'))}]
-  return _row(messages, _text(record.get('answer')))
-
-
-def _row(
-  messages: list[dict[str, str]],
-  answer: str,
-  source: str = 'math',
-  ability: str = 'math',
-  style: str = 'rule',
-  index: int | None = None,
-  split: str = 'train',
-) -> dict[str, Any] | str:
-  """The row, or why it is left out."""
-  if not any(turn['role'] == 'user' for turn in messages) or not all(
-    turn['content'] for turn in messages
-  ):
-    return 'no prompt'
-  if not answer:
-    return 'no ground truth'
-  if answer.strip().lower() in NO_ANSWERS:
-    return f'{answer.strip()} in place of a ground truth'
-  return {
-    'data_source': source,
-    'prompt': messages,
-    'ability': ability,
-    'reward_model': {'ground_truth': answer, 'style': style},
-    'extra_info': {'index': index, 'split': split},
-  }
 
 
 def _solution(value: Any, place: str) -> str | None:
