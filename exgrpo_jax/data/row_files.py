@@ -67,7 +67,8 @@ def existing(path: str) -> epath.Path:
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
-      f'{path}: there is no such file; paths are absolute or start from the current folder.'
+      f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the path of a '
+      'file, absolute or relative to the current folder.'
     )
   return file
 

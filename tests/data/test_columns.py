@@ -5,11 +5,10 @@ import pathlib
 
 import pytest
 
-from exgrpo_jax.data import columns, prompt, question_set, questions, tokenizer
+from exgrpo_jax.data import columns, questions
 from exgrpo_jax.data.columns import Fields
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import verifier
 
 NOTHING_SAID = Fields(question='', answer='', solution='', default_kind='')
 USER = {'role': 'user', 'content': 'What is 1+1?'}
@@ -236,60 +235,18 @@ def test_the_whole_row_is_kept_but_for_bulky_columns(config, jsonl, parquet):
   assert kept == left | {'tests': ['a', 'b']}
 
 
-# ---- The same questions in other columns ----
-
-
-def prompts_and_verdicts(config, path, folder, template='paper', system=''):
-  """What the model is asked, as text, and how the verifier judges a right and a wrong response."""
-  prompts = prompt.Config(template=template, system=system)
-  opened = tokenizer.load(folder / 'tokenizer.model')
-  data = question_set.load(config, path, opened, prompts, max_prompt=10_000)
-  asked = list(data.questions)
-  right = [f'<think>\n</think> So \\boxed{{{q.answer}}}.' for q in asked]
-  wrong = [f'<think>\n</think> So \\boxed{{{q.answer}1}}.' for q in asked]
-  return [opened.decode(ids, special=True) for ids in data.prompts], [
-    verifier.judge(response, question.answer, kind=question.kind)
-    for responses in (right, wrong)
-    for response, question in zip(responses, asked)
-  ]
-
-
-def in_other_columns(row):
-  """A row of GSM8K as one of TRL and one of verl."""
-  final, chat = row['answer'].rpartition('#### ')[2], [{'role': 'user', 'content': row['question']}]
-  trl = {'prompt': chat, 'solution': final}
+def test_the_same_question_in_the_columns_of_gsm8k_trl_and_verl_is_the_same(config, jsonl, parquet):
+  chat = [{'role': 'user', 'content': 'Ann has 7 pens and buys 1,000 more. How many has she?'}]
+  worked = {'question': chat[0]['content'], 'answer': 'It is 7+1000=<<7+1000=1007>>.\n#### 1,007'}
+  trl = {'prompt': chat, 'solution': '1,007'}
   verl = {
     'data_source': 'openai/gsm8k',
     'prompt': chat,
     'ability': 'math',
-    'reward_model': {'style': 'rule', 'ground_truth': final},
+    'reward_model': {'style': 'rule', 'ground_truth': '1,007'},
     'extra_info': {'index': 0, 'split': 'train'},
   }
-  return trl, verl
-
-
-def test_the_same_questions_make_the_same_prompts_and_verdicts(config, jsonl, parquet, tmp_path):
-  rows = [
-    {
-      'question': f'Ann has {number} pens and buys 1,000 more. How many has she?',
-      'answer': f'She has {number}+1000=<<{number}+1000={number + 1000}>>.\n#### 1,{number:03}',
-    }
-    for number in range(5)
-  ]
-  tokenizer.train([row['question'] for row in rows], 400, tmp_path / 'tokenizer.model')
-  trl, verl = zip(*map(in_other_columns, rows))
-  first = prompts_and_verdicts(config, jsonl(*rows), tmp_path)
-  assert len(set(first[0])) == len(rows) and prompt.SYSTEM in first[0][0]
-  assert first[1] == ['correct'] * len(rows) + ['wrong'] * len(rows)
-  assert prompts_and_verdicts(config, jsonl(*trl, name='trl.jsonl'), tmp_path) == first
-  assert prompts_and_verdicts(config, parquet(*verl), tmp_path) == first
-  assert prompts_and_verdicts(config, parquet(*trl, name='trl.parquet'), tmp_path) == first
-
-
-def test_a_system_prompt_is_added_where_the_data_has_none(config, jsonl, tmp_path):
-  mine = {'prompt': [{'role': 'system', 'content': 'Mine.'}, USER], 'answer': '2'}
-  path = jsonl(mine, COMMON['trl_answer'])
-  tokenizer.train(['What is 1+1? Mine. Yours.'], 300, tmp_path / 'tokenizer.model')
-  first, second = prompts_and_verdicts(config, path, tmp_path, system='Yours.')[0]
-  assert first.startswith('Mine.\n') and second.startswith('Yours.\n')
-  assert prompt.SYSTEM in prompts_and_verdicts(config, path, tmp_path)[0][1]  # not of the cache
+  for path in (jsonl(worked), jsonl(trl, name='trl.jsonl'), parquet(trl), parquet(verl)):
+    (question,) = questions.load(config, path)
+    assert question.messages == (Message(**chat[0]),)
+    assert (question.answer, question.kind) == ('1,007', 'math')

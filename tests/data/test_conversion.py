@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 
 import pytest
 import sentencepiece
@@ -79,21 +78,6 @@ def test_of_bytes_that_are_not_utf8_the_valid_neighbours_are_lost_too(original, 
   assert converted.decode([a]) == original.decode([a]) == '\ufffd'
   assert original.decode([*valid, bad]) == '\U0001f600\ufffd'
   assert converted.decode([*valid, bad]) == '\ufffd' * 5
-
-
-@pytest.mark.parametrize('trust', [None, True])
-@pytest.mark.parametrize('model_type', ['qwen2', 'qwen3', 'llama'])
-def test_transformers_reads_it_beside_any_model(folder, original, tmp_path, model_type, trust):
-  """AutoTokenizer, whose choice of a tokenizer depends on the model in config.json."""
-  transformers = pytest.importorskip('transformers')
-  policy = shutil.copytree(folder, tmp_path / 'policy')
-  (policy / 'config.json').write_text(json.dumps({'model_type': model_type}))
-  theirs = transformers.AutoTokenizer.from_pretrained(policy, trust_remote_code=trust)
-  assert (theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id) == (1, 0, 2)
-  assert [*theirs('1')] == ['input_ids', 'attention_mask']  # what generate() takes
-  for text in random_texts(original, 200):
-    ids = original.encode(text)
-    assert theirs.encode(text) == ids and theirs.decode(ids) == text
 
 
 @pytest.mark.parametrize(

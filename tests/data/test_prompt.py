@@ -169,6 +169,12 @@ def test_the_paper_prompt_asks_for_reasoning_and_a_box_and_opens_the_think_secti
   assert all(tag in prompt.SYSTEM for tag in ('<think>', '</think>', r'\boxed{}'))
 
 
+def test_the_system_prompt_of_the_config_is_added_where_the_data_has_none():
+  config = prompt.Config('paper', system='Yours.')
+  assert prompt.render([USER], config).startswith('Yours.\nUser: ')
+  assert prompt.render([SYSTEM, USER], config).startswith(' Be brief.\n\nUser: ')
+
+
 def test_the_paper_prompt_uses_the_chat_template_and_keeps_a_system_message(folder):
   loaded = tokenizer.load(folder())
   assert loaded.render([SYSTEM, USER], PAPER) == loaded.render([SYSTEM, USER], CHAT) + '<think>\n'
