@@ -145,7 +145,7 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED:
-    return known  # `fields` are of the file that was filtered
+    return PREFILTERED  # `fields` are of the file that was filtered
   for key, named in (('question', fields.question), ('answer', fields.answer)):
     if named and not {named, named.partition('.')[0]} & set(columns):
       # The same settings are of benchmarks in verl's columns beside training data with its own.

@@ -93,8 +93,8 @@ def _records(
 ) -> Iterator[Record]:
   """The records of some files; at the end `facts` has the fields of their `Preparation`."""
   files = [(path, *records.of_file(fields, path, source)) for path in paths]
-  place = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
-  report = progress.reporter(lambda done: f'{place}: {done:,} questions prepared')
+  named = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
+  report = progress.reporter(lambda done: f'{named}: {done:,} questions prepared')
   # Read twice, rather than held in memory: which answers conflict is known only at the end.
   conflicting = conflicts.find(_rows(files))
   left_out: dict[str, LeftOut] = {}

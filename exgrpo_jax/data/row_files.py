@@ -6,7 +6,7 @@ import json
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,8 +67,8 @@ def existing(path: str) -> epath.Path:
   file = epath.Path(path).expanduser()
   if not file.is_file():
     raise InputError(
-      f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the path of a '
-      'file, absolute or relative to the current folder.'
+      f'{path}: there is no such file; a data spec that ends in {file.suffix} must be the path of '
+      'a file, absolute or relative to the current folder.'
     )
   return file
 
@@ -91,7 +91,7 @@ def _others(row: Row, without: Collection[str]) -> Row:
 # ---- JSON ----
 
 
-def _lines(path: str, lines: BinaryIO, keep_spelling: bool) -> Rows:
+def _lines(path: str, lines: Iterable[bytes], keep_spelling: bool) -> Rows:
   for number, line in enumerate(lines, start=1):
     if line.strip():
       place = f'{path}:{number}'
