@@ -39,9 +39,10 @@ def evaluate(
     if check:
       check(value)
   except (Exception, SystemExit) as error:  # the file is the user's code and may raise anything
+    given = f'--{kind}={path}' if is_flag else path
     problem = str(error) if isinstance(error, InputError) else f'{type(error).__name__}: {error}'
     raise InputError(
-      f'{f"--{kind}=" if is_flag else ""}{path}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
+      f'{given}{_line(error, path)}: {problem.rstrip(".")}; a {kind} is a Python file '
       f'whose {function}() returns {returned}.'
     ) from error
   return value, (definitions['__doc__'] or '').strip()
