@@ -29,6 +29,7 @@ class Preparation(NamedTuple):
 
   layouts: Sequence[str] = ()  # how its columns were read, mostly one line for all files
   left_out: Mapping[str, LeftOut] = {}  # by reason: rows whose answer cannot be checked
+  excluded: Sequence[int] = ()  # of the rows stored those that are left out: conflicts show late
 
 
 NOTHING = Preparation()  # of an embedded task
@@ -66,7 +67,7 @@ def of_files(cache_dir: str, fields: Fields, paths: Sequence[str], source: str =
 def preparation(files: Store) -> Preparation:
   """How the files of `of_files` were read."""
   left_out = {reason: LeftOut(*values) for reason, values in files.facts['left_out'].items()}
-  return Preparation(files.facts['layouts'], left_out)
+  return Preparation(files.facts['layouts'], left_out, files.facts['excluded'])
 
 
 def _digest(path: str) -> str:
@@ -95,29 +96,27 @@ def _records(
   files = [(path, *records.of_file(fields, path, source)) for path in paths]
   named = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
   report = progress.reporter(lambda done: f'{named}: {done:,} questions prepared')
-  # Read twice, rather than held in memory: which answers conflict is known only at the end.
-  conflicting = conflicts.find(_rows(files))
-  left_out: dict[str, LeftOut] = {}
-  count = 0
+  answers, left_out = conflicts.Answers(), {}
   for place, record in _rows(files):
     if isinstance(record, records.Uncheckable):
-      reason = record.reason
-    elif (asked := conflicts.key(record['messages'])) in conflicting:
-      reason, place = conflicts.REASON, conflicting[asked]
+      so_far = left_out.get(record.reason, LeftOut(0, place))
+      left_out[record.reason] = so_far._replace(rows=so_far.rows + 1)
     else:
-      report(count)
-      count += 1
+      report(len(answers.asked))
+      answers.add(place, record['messages'], record['answer'], record['kind'])
       yield record
-      continue
-    so_far = left_out.get(reason, LeftOut(0, place))
-    left_out[reason] = so_far._replace(rows=so_far.rows + 1)
+  excluded = answers.conflicting_rows()
+  if excluded:
+    left_out[conflicts.REASON] = LeftOut(
+      len(excluded), answers.conflicting[answers.asked[excluded[0]]]
+    )
   for path, digest in zip(paths, digests):
     if _digest(path) != digest:
       raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
-  if not count:
+  if len(excluded) == len(answers.asked):
     raise InputError(_nothing(paths[0], left_out))
   layouts = dict.fromkeys(layout.describe() for _, layout, _ in files if layout)
-  facts.update(layouts=list(layouts), left_out=left_out)
+  facts.update(layouts=list(layouts), left_out=left_out, excluded=excluded)
 
 
 def _rows(

@@ -193,7 +193,12 @@ def _of_store(
   split: str,
   preparation: Preparation = question_files.NOTHING,
 ) -> Dataset:
-  rows = _rows(spec, name, split, prepared.sizes)
+  sizes = prepared.sizes
+  if preparation.excluded:
+    kept = np.setdiff1d(np.arange(sizes[split]), preparation.excluded)
+    rows = kept[_rows(spec, name, split, {split: len(kept)})]
+  else:
+    rows = _rows(spec, name, split, sizes)
   source = Source(
     folder=prepared.folder,
     identity=split,

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from exgrpo_jax.data import conflicts, hub_split, progress, row_files, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
-from exgrpo_jax.data.store import Record
 from exgrpo_jax.errors import InputError
 
 _VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
@@ -130,7 +129,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
   """
   schema = _SCHEMA.append(pa.field(_TARGET, pa.string())) if keep_target else _SCHEMA
   asked, left_out = set(), collections.Counter()
-  conflicting = conflicts.find(_records(found))
+  conflicting = _conflicting(found)
 
   def kept() -> Iterator[dict[str, Any]]:
     count = itertools.count()
@@ -162,13 +161,14 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
   return Written(written, len(asked), left_out)
 
 
-def _records(found: Sequence[Shard]) -> Iterator[tuple[str, Record]]:
-  """Each row that can be kept, as far as `conflicts.find` reads it."""
+def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
+  """The questions with several answers, see conflicts.Answers."""
+  answers = conflicts.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
       if isinstance(row, dict):
-        answer = row['reward_model']['ground_truth']
-        yield place, {'messages': row['prompt'], 'answer': answer, 'kind': 'math'}
+        answers.add(place, row['prompt'], row['reward_model']['ground_truth'])
+  return answers.conflicting
 
 
 # ---- Rows ----

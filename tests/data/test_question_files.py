@@ -57,14 +57,14 @@ def test_a_file_that_cannot_be_read_is_refused(config, tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypatch):
-  path, find = jsonl(*LINES), question_files.conflicts.find
+  path, of_file = jsonl(*LINES), question_files.records.of_file
 
-  def changed_after(rows):
-    found = find(rows)
+  def changed_after(*args):
+    found = of_file(*args)
     jsonl(*LINES, GOOD)
     return found
 
-  monkeypatch.setattr(question_files.conflicts, 'find', changed_after)
+  monkeypatch.setattr(question_files.records, 'of_file', changed_after)
   with pytest.raises(InputError, match=r'train\.jsonl: the file changed while it was read; start'):
     questions.load(config, path)
   monkeypatch.undo()
