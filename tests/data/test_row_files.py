@@ -9,13 +9,9 @@ import pytest
 
 from exgrpo_jax.data import questions, row_files
 from exgrpo_jax.errors import InputError
+from tests.docs import documents
 
 GOOD = b'{"question": "q", "answer": "a"}\n'
-TASK = """
-def get_task():
-  rows = [{'question': f'What is {n} squared?', 'answer': n * n} for n in range(10)]
-  return {'train': rows[:6], 'test': rows[6:]}
-"""
 
 
 def rows(path):
@@ -46,17 +42,15 @@ def test_numbers_keep_their_spelling_and_a_byte_order_mark_is_skipped(jsonl):
   assert [row for _, row in as_numbers] == [{'answer': 0.5}, {'answer': 700}]
 
 
-def test_a_task_in_python_is_read_like_a_file(config, tmp_path):
-  (tmp_path / 'squares.py').write_text(TASK)
-  loaded = questions.load(config, f'{tmp_path}/squares.py:test[1:]')
-  assert [(q.row, q.answer, q.source) for q in loaded] == [
-    (0, '49', 'squares'),
-    (1, '64', 'squares'),
-    (2, '81', 'squares'),
-  ]
-  assert loaded[0].columns == {'question': 'What is 7 squared?', 'answer': 49}
-  (tmp_path / 'squares.py').write_text(TASK.replace('n * n', 'n * n + 1'))
-  assert questions.load(config, f'{tmp_path}/squares.py:test')[0].answer == '37'
+def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_path):
+  (task,) = documents.blocks((documents.DOCS / 'data.md').read_text(), 'python')
+  (tmp_path / 'squares.py').write_text(task)
+  loaded = questions.load(config, f'{tmp_path}/squares.py:test[1:3]')
+  found = [(q.row, q.answer, q.source) for q in loaded]
+  assert found == [(0, '1002001', 'squares'), (1, '1004004', 'squares')]
+  assert loaded[0].columns == {'question': 'What is 1001 squared?', 'answer': 1002001}
+  (tmp_path / 'squares.py').write_text(task.replace('n * n', 'n * n + 1'))
+  assert questions.load(config, f'{tmp_path}/squares.py:test')[0].answer == '1000001'
 
 
 @pytest.mark.parametrize(
