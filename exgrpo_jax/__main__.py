@@ -5,7 +5,7 @@ import importlib
 import signal
 import sys
 
-from exgrpo_jax.runtime import device_memory, heap
+from exgrpo_jax.runtime import machine
 
 # Purpose -> command -> what it does. Each is the module of its name in commands/.
 COMMANDS = {
@@ -61,8 +61,8 @@ def _overview() -> str:
 
 def _prepare_process() -> None:
   """Set the heap, the share of a GPU and Ctrl-C, before imports that start threads."""
-  heap.keep_pages()
-  device_memory.take_share()
+  machine.keep_pages()
+  machine.take_share()
   # Ctrl-C ends a command without a traceback, as SIGTERM does; under nohup it stays ignored.
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

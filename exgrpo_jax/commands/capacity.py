@@ -46,7 +46,7 @@ from exgrpo_jax.performance import (
 from exgrpo_jax.performance.step_time import Estimator, Workload
 from exgrpo_jax.performance.time_report import Speed
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.runtime import device_memory
+from exgrpo_jax.runtime import machine
 
 # Assumed, for want of data.
 _PROMPT = 150  # tokens
@@ -170,7 +170,7 @@ def examine_gpu(config: Config, device: str, lengths_spec: str, evaluated: int) 
   work = _workload(config, lengths_spec, evaluated)
   spec, decoding = step_spec(config)
   print(
-    f'{device}: {gpu.usable / chips.GIB:.2f} GiB, {100 * device_memory.SHARE:.0f}% of its memory; '
+    f'{device}: {gpu.usable / chips.GIB:.2f} GiB, {100 * machine.SHARE:.0f}% of its memory; '
     f'{roofline.parameter_count(spec.model) / 1e9:.2f} billion parameters',
     flush=True,
   )

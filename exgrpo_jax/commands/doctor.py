@@ -23,7 +23,7 @@ from exgrpo_jax.commands import capacity, command_line
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.performance import browser, fitting
-from exgrpo_jax.runtime import device_memory, environment, hardware
+from exgrpo_jax.runtime import environment, machine
 
 _GB = 1e9
 # NVIDIA's driver from which on CUDA 13 runs; CUDA 12 runs with all that JAX supports.
@@ -91,13 +91,13 @@ def _devices() -> Iterator[Finding]:
   except RuntimeError as error:
     yield Finding('devices', f'JAX finds none: {str(error).splitlines()[0]}', is_problem=True)
     return
-  device, driver = devices[0], hardware.nvidia_driver()
+  device, driver = devices[0], machine.nvidia_driver()
   stats = device.memory_stats() or {}
   of_memory = f', {stats["bytes_limit"] / _GB:.1f} GB for JAX' if 'bytes_limit' in stats else ''
   of_driver = f', driver {driver}' if driver else ''
   yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
   if device.platform == 'cpu':
-    for name in hardware.platforms():
+    for name in machine.platforms():
       text = f'{_OF_PLATFORM[name]} is here, and JAX computes on the CPU: {remedy(name, driver)}'
       yield Finding('devices', text, is_problem=True)
 
@@ -160,7 +160,7 @@ def for_gpu(limit: float) -> str:
 
 def usable_bytes(memory: str) -> float:
   """What JAX takes of '24gb'."""
-  return device_memory.SHARE * _GB * int(memory.removesuffix('gb'))
+  return machine.SHARE * _GB * int(memory.removesuffix('gb'))
 
 
 def run() -> None:

@@ -35,7 +35,7 @@ from exgrpo_jax.experiment.experiment import (
   parse_config,
 )
 from exgrpo_jax.experiment.policies import Source
-from exgrpo_jax.runtime import console, device_memory
+from exgrpo_jax.runtime import console, machine
 
 
 def define_flags() -> None:
@@ -84,7 +84,7 @@ def main(args: command_line.Args) -> None:
   _check_specs(specs)
   out = args.out or (source.kind == 'run' and os.path.join(source.path, 'evaluation')) or ''
   experiment = open_experiment(values, source.path)
-  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     loaded = [load_questions(experiment, spec) for spec in specs]
     if wanted:
       parts = suites.plan(wanted, loaded, experiment.config, may_miss=bool(args.data))

@@ -13,7 +13,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation.responses import render, sample
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import open_experiment
-from exgrpo_jax.runtime import console, device_memory, hosts
+from exgrpo_jax.runtime import console, hosts, machine
 
 
 def define_flags() -> None:
@@ -41,7 +41,7 @@ def main(args: command_line.Args) -> None:
   source = policy_flags.chosen(args)
   values = policy_flags.with_sampling(args, policies.config_values(source, args.config))
   experiment = open_experiment(values, source.path)
-  with console.opened(), device_memory.explained():
+  with console.opened(), machine.explained():
     policy = policies.restore(source, experiment)
     (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)
   if hosts.is_first():

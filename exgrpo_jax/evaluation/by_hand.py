@@ -19,7 +19,7 @@ from exgrpo_jax.experiment.experiment import (
 )
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.runtime import activity, console, device_memory, hosts
+from exgrpo_jax.runtime import activity, console, hosts, machine
 
 Records = Sequence[Mapping[str, Any]]  # of a data spec, see evaluation.score_policy
 
@@ -81,7 +81,7 @@ def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -
   """One policy's records of each data spec."""
   experiment = open_experiment(values, source.path)
   samples = experiment.config.evaluation.samples
-  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     print(source.path, flush=True)
     parts = [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
     _, evaluated = evaluate(source, experiment, parts, out)

@@ -7,7 +7,6 @@ plain supervised fine-tuning.
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import os
@@ -31,7 +30,7 @@ from exgrpo_jax.policy.training_jit import jit_for_training
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.scoring import score_tokens
-from exgrpo_jax.runtime import activity, hosts, randomness
+from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import differences, write_json
 
@@ -133,14 +132,8 @@ def _claimed(directory: str) -> Iterator[None]:
   if not hosts.is_first():
     yield
     return
-  os.makedirs(directory, exist_ok=True)
-  with open(os.path.join(directory, _LOCK), 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      print(f'warm start: another run is training it in {directory}', flush=True)
-      with activity.doing(f'waiting for the warm start in {directory}'):
-        fcntl.flock(file, fcntl.LOCK_EX)
+  waiting = f'warm start: another run is training it in {directory}'
+  with folder_lock.in_turn(directory, _LOCK, waiting):
     yield
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from exgrpo_jax.performance import peaks
-from exgrpo_jax.runtime import environment, hardware
+from exgrpo_jax.runtime import environment, machine
 
 
 def describe() -> dict[str, Any]:
@@ -34,6 +34,6 @@ def describe() -> dict[str, Any]:
 
 def _driver(device: jax.Device) -> str:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
   """Of NVIDIA's kernel module, and the version that the runtime reports."""
-  module = hardware.nvidia_driver()
+  module = machine.nvidia_driver()
   runtime = ' '.join(device.client.platform_version.split())
   return f'NVIDIA {module}, {runtime}' if module else runtime

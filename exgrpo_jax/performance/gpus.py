@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import device_memory
+from exgrpo_jax.runtime import machine
 
 # Of the peaks below: what decoding and an update are to reach, and estimates assume of them. No GPU
 # was at hand to measure either; `benchmark all` says on one whether they do.
@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
   @property
   def usable(self) -> float:
     """Bytes that JAX takes for arrays and programs."""
-    return device_memory.SHARE * self.memory
+    return machine.SHARE * self.memory
 
 
 # By the names of --device. A kind may fit several patterns: the first is meant.

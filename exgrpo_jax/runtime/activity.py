@@ -1,7 +1,6 @@
-"""What this process is doing, said by the code that does it, for whoever asks.
+"""What this process is doing, announced with `doing` and read with `now`.
 
-Long work says what it is with `doing`. That costs nothing: the words are made only when someone
-calls `now`, as console.py does from a thread of its own, so nothing waits for a display.
+Announcing costs nothing: the text is made only when `now` is called, by a thread of console.py.
 """
 
 import contextlib
@@ -16,15 +15,14 @@ class _Work(NamedTuple):
   since: float
 
 
-_current: list[_Work] = []  # of the main thread, the outermost first
+_current: list[_Work] = []  # in the main thread, the outermost first
 
 
 @contextlib.contextmanager
 def doing(what: str | Callable[[], str]) -> Iterator[None]:
-  """For as long as the block runs, `now` names it, after the blocks that it lies in.
+  """Has `now` name the block while it runs, after the blocks that enclose it.
 
-  `what` says how far the work is where it is a function: one that another thread may call at any
-  moment, and that takes no time.
+  `what` may be a function, to report progress; another thread calls it, so it must return at once.
   """
   _current.append(_Work(what if callable(what) else lambda: what, time.monotonic()))
   try:
@@ -34,9 +32,9 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def now() -> str:
-  """E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' for nothing.
+  """E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' when idle.
 
-  The time is that of the innermost block.
+  The time is the innermost block's.
   """
   current = tuple(_current)
   said = [text for work in current if (text := work.say())]

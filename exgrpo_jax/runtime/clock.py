@@ -1,15 +1,26 @@
-"""Where the time of a step goes."""
+"""Timing a run: where a step's time goes, how long the rest takes, and steps that hang."""
 
+import collections
 import concurrent.futures
 import contextlib
+import os
+import socket
 import statistics
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, compilations
+
+NO_TRAINING = ('evaluate', 'export', 'alignment')  # phases that speed and cost leave out
+RECENT = 20  # steps from which Pace extrapolates
+MEDIAN_STEPS = 3  # the first steps compile: a median needs this many
+FACTOR = 10  # times the median, after which a step is reported
+LEAST_SECONDS = 60.0  # no step is reported before this
 
 
 class Now(NamedTuple):
@@ -20,10 +31,6 @@ class Now(NamedTuple):
   phase: str  # '' between two phases
   phase_seconds: float
   median_seconds: float  # of the finished steps; infinite until there are MEDIAN_STEPS
-
-
-MEDIAN_STEPS = 3  # the first ones compile
-NO_TRAINING = ('evaluate', 'export', 'alignment')  # phases that speed and cost leave out
 
 
 class Clock:
@@ -58,7 +65,7 @@ class Clock:
     self._device_waited += (now - start) * device_waits
 
   def dispatched(self, values: Any) -> None:
-    """The device works from now on until it has computed `values`, a tree of arrays."""
+    """Counts the device as busy from now until it has computed `values`, a tree of arrays."""
 
     def wait() -> float:
       jax.block_until_ready(values)
@@ -69,7 +76,7 @@ class Clock:
     pool.shutdown(wait=False)
 
   def await_device(self) -> None:
-    """Waits for what was dispatched; the device has idled since it was finished."""
+    """Waits for what was dispatched, and counts as idle the time since it finished."""
     assert self._finished is not None, 'nothing was dispatched'
     finished = self._finished.result()
     self._device_waited += max(0.0, time.monotonic() - finished)
@@ -85,10 +92,125 @@ class Clock:
     """A reading; may be called from another thread than the one that runs the step."""
     (phase, since), moment = self._phase, time.monotonic()
     median = statistics.median(self._steps) if len(self._steps) >= MEDIAN_STEPS else float('inf')
-    return Now(
-      step=len(self._steps),
-      step_seconds=moment - self._started,
-      phase=phase,
-      phase_seconds=moment - since,
-      median_seconds=median,
+    return Now(len(self._steps), moment - self._started, phase, moment - since, median)
+
+
+class Pace:
+  """The recent speed of steps and evaluations, compilation left out.
+
+  Only the first steps and the first evaluation compile, so it says nothing about the rest.
+  """
+
+  def __init__(
+    self, compiled: compilations.Counter, records: Iterable[Mapping[str, float]] = ()
+  ) -> None:
+    """`records` are the metrics of earlier steps, where a run is resumed."""
+    self._compiled = compiled
+    seconds = (
+      record['time/evaluate'] + record.get('time/export', 0.0)
+      for record in records
+      if 'time/evaluate' in record
     )
+    self._steps: collections.deque[float] = collections.deque(maxlen=RECENT)  # seconds
+    self._evaluations: collections.deque[float] = collections.deque(seconds, maxlen=RECENT)
+    self._begin()
+
+  def _begin(self) -> None:
+    self._started, self._programs = time.monotonic(), self._compiled.count
+    self._apart = 0.0  # seconds of the step that were not the step's own
+
+  @contextlib.contextmanager
+  def evaluation(self) -> Iterator[None]:
+    """Times a block as an evaluation, which not every step has."""
+    started, compiling = time.monotonic(), self._compiled.seconds
+    programs = self._compiled.count
+    yield
+    seconds = time.monotonic() - started
+    self._evaluations.append(max(0.0, seconds - (self._compiled.seconds - compiling)))
+    self._apart += seconds
+    self._programs += self._compiled.count - programs
+
+  def finish_step(self) -> None:
+    """Ends a step and starts the next."""
+    if self._compiled.count == self._programs:
+      self._steps.append(time.monotonic() - self._started - self._apart)
+    self._begin()
+
+  def seconds_left(self, steps: int, evaluations: int) -> float | None:
+    """Estimate for so many steps and evaluations; None until there is something to go by."""
+    if not steps:
+      return 0.0
+    if not self._steps or (evaluations and not self._evaluations):
+      return None
+    left = steps * statistics.median(self._steps)
+    return left + (evaluations * statistics.median(self._evaluations) if evaluations else 0.0)
+
+
+@contextlib.contextmanager
+def watched(
+  tell: Callable[[str], None] | None = None, least_seconds: float = LEAST_SECONDS
+) -> Iterator[Clock]:
+  """A clock for the steps in the block, and a thread that reports a step that takes far too long.
+
+  A host that waits for another, or for a file system, looks like one that works. Every host reports
+  for itself: look at the one whose phase differs from the others'.
+
+  Args:
+    tell: gets a line once a step has taken FACTOR times the median and at least `least_seconds`,
+      and another each time that doubles; prints it by default.
+    least_seconds: no step is reported before this.
+  """
+  clock, over = Clock(), threading.Event()
+  thread = threading.Thread(
+    target=_watch, args=(clock, over, tell or _print, least_seconds), daemon=True
+  )
+  thread.start()
+  try:
+    yield clock
+  finally:
+    over.set()
+    thread.join()
+
+
+def _watch(
+  clock: Clock, over: threading.Event, tell: Callable[[str], None], least_seconds: float
+) -> None:
+  step, limit = None, 0.0
+  while not over.wait(least_seconds / 100):
+    now = clock.now()
+    if now.step != step:
+      step, limit = now.step, max(FACTOR * now.median_seconds, least_seconds)
+    if now.step_seconds > limit:
+      limit = 2 * now.step_seconds
+      where = (
+        f"has been in phase '{now.phase}' for {now.phase_seconds:.0f} s"
+        if now.phase
+        else 'is between two phases'
+      )
+      tell(
+        f'this step has taken {now.step_seconds:.0f} s, where the median of those before it is '
+        f'{now.median_seconds:.1f} s; it {where}'
+      )
+
+
+def _print(message: str) -> None:
+  print(f'WARNING: {socket.gethostname()}: {message}', file=sys.stderr, flush=True)
+
+
+def traced(steps: Iterable[int], chosen: Collection[int], workdir: str) -> Iterator[int]:
+  """`steps`; those `chosen` are traced by JAX's profiler, into workdir/traces/step_…/.
+
+  A trace shows what device and host do, and when, with steps and phases marked: TensorBoard's
+  plugin (pip install xprof) shows the folder, ui.perfetto.dev the *.trace.json.gz in it. It ends
+  when the next step is asked for.
+  """
+  for step in steps:
+    if step not in chosen:
+      yield step
+      continue
+    folder = os.path.join(workdir, 'traces', f'step_{step:06d}')
+    try:  # the last step may end the iteration
+      with jax.profiler.trace(folder), jax.profiler.StepTraceAnnotation('step', step_num=step):
+        yield step
+    finally:
+      print(f'trace of step {step}: {folder}', flush=True)

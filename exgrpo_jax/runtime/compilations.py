@@ -7,62 +7,41 @@ from collections.abc import Iterator
 
 import jax
 
-_EVENT = '/jax/core/compile/backend_compile_duration'
-_READ = '/jax/compilation_cache/cache_hits'  # comes before that event of the same program
+_COMPILED = '/jax/core/compile/backend_compile_duration'
+_READ = '/jax/compilation_cache/cache_hits'  # comes before the other event of the same program
 
 
 class Counter:
   """The programs compiled, or read back from disk, since `counted` was entered."""
 
   def __init__(self) -> None:
-    self._durations: list[float] = []  # seconds
-    self._names: collections.Counter[str] = collections.Counter()
-    self._read: collections.Counter[str] = collections.Counter()
+    self.count = 0  # programs
+    self.seconds = 0.0  # that they took
+    self.names: collections.Counter[str] = collections.Counter()  # function -> its programs
+    self.compiled_anew: collections.Counter[str] = collections.Counter()  # those not on disk
     self._is_read = False  # the program that comes next
 
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
     """Notes one of JAX's events; for `jax.monitoring`."""
-    if event == _EVENT:
-      self._durations.append(duration_secs)
+    if event == _COMPILED:
       name = str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')
-      self._names[name] += 1
-      self._read[name] += self._is_read
+      self.count += 1
+      self.seconds += duration_secs
+      self.names[name] += 1
+      self.compiled_anew[name] += not self._is_read
       self._is_read = False
 
   def hear_instant(self, event: str, **_: str | int) -> None:
     """Notes one of JAX's events that have no duration; for `jax.monitoring`."""
     self._is_read |= event == _READ
 
-  @property
-  def count(self) -> int:
-    """How many programs."""
-    return len(self._durations)
-
-  @property
-  def seconds(self) -> float:
-    """What they took."""
-    return sum(self._durations)
-
-  @property
-  def names(self) -> dict[str, int]:
-    """How many programs each function has."""
-    return dict(self._names)
-
-  @property
-  def compiled_anew(self) -> dict[str, int]:
-    """How many of them were not on disk, of the functions that have any."""
-    return dict(self._names - self._read)
-
   def metrics(self) -> dict[str, float]:
     """How many programs, and the seconds they took."""
-    return {
-      'speed/compilations': float(self.count),
-      'time/compile_total': self.seconds,
-    }
+    return {'speed/compilations': float(self.count), 'time/compile_total': self.seconds}
 
   def __str__(self) -> str:
-    def listed(counts: dict[str, int]) -> str:
-      return ', '.join(name if n == 1 else f'{name} {n}' for name, n in counts.items())
+    def listed(counts: collections.Counter[str]) -> str:
+      return ', '.join(name if n == 1 else f'{name} {n}' for name, n in counts.items() if n)
 
     anew = f'; not in the compilation cache: {listed(self.compiled_anew) or "none"}'
     return f'{self.count} programs in {self.seconds:.0f} s: {listed(self.names)}{anew}'
@@ -95,6 +74,6 @@ def keep(folder: str) -> None:
   if folder:
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    # XLA's own caches would make the folder's path a part of what identifies a program: one that is
-    # mounted or copied elsewhere would be of no use.
+    # XLA's own caches would make the folder's path part of a program's key, and a folder that is
+    # mounted or copied elsewhere useless.
     jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')

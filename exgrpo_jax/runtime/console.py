@@ -1,8 +1,7 @@
-"""What a user sees of a long command, and the file that keeps it.
+"""A long command's output: a status line, and a file that keeps what was printed.
 
-On a terminal the last line says what is being done, several times a second. Elsewhere a line says
-so whenever nothing else was printed for a minute. Both come from activity.py, by a thread, so that
-nothing waits for them.
+On a terminal the last line shows what is being done (activity.py), several times a second.
+Elsewhere a line is printed whenever nothing else was for a minute. A thread does both.
 """
 
 import contextlib
@@ -26,18 +25,18 @@ from absl import logging
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, hosts
 
-SILENCE = 60.0  # seconds without a line, after which one says what is being done
+SILENCE = 60.0  # seconds without output after which a status line is printed
 # Escape sequences, such as colours and movements of the cursor.
 _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 
 
 @contextlib.contextmanager
 def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
-  """Shows what is done in the block, and appends all that it prints to the file `path`.
+  """Shows what is being done in the block, and appends its output to the file `path`.
 
-  The file gets standard output and standard error, and the error that ends the block, but nothing
-  that only makes sense on a terminal. '' keeps no file. Of several hosts only the first shows and
-  keeps anything. Not to be nested.
+  The file gets standard output, standard error and the error that ends the block, without what only
+  a terminal understands; '' keeps no file. Of several hosts only the first shows and keeps
+  anything. Not to be nested.
   """
   if not hosts.is_first():
     yield
@@ -50,8 +49,9 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
     log = _Log(file)
     moment = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
     log.write(f'---- {moment}  {shlex.join(sys.orig_argv)}')
-    thread = threading.Thread(target=_break_silence, args=(over, log, silence, is_live))
-    thread.daemon = True
+    thread = threading.Thread(
+      target=_break_silence, args=(over, log, silence, is_live), daemon=True
+    )
     thread.start()
     try:
       with (
@@ -72,26 +72,26 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
 
 
 class _Log:
-  """Whole lines in a file, and when the last one came."""
+  """A file of whole lines, and the time of the last one."""
 
   def __init__(self, file: IO[bytes]) -> None:
     self._file = file
     self.last = time.monotonic()
 
   def write(self, line: str) -> None:
-    """Appends a line, without what only a terminal understands."""
+    """Appends a line, without escape sequences and overwritten progress."""
     self.last = time.monotonic()
     text = _CONTROL.sub('', line).rstrip('\r').rpartition('\r')[2]
-    with contextlib.suppress(OSError):  # no run ends because its log does not fit on the disk
+    with contextlib.suppress(OSError):  # a full disk must not end a run because of its log
       self._file.write(f'{text}\n'.encode(errors='backslashreplace'))
 
 
 class _Kept:
-  """A stream whose lines also go into the log; in all else the stream itself."""
+  """A stream whose lines also go into the log."""
 
   def __init__(self, stream: IO[str], log: _Log) -> None:
     self._stream, self._log = stream, log
-    self._line = ''  # the beginning of one
+    self._line = ''  # not ended yet
 
   def write(self, text: str) -> int:
     *lines, self._line = (self._line + text).split('\n')
@@ -104,7 +104,7 @@ class _Kept:
 
 
 class _Terminal(rich.console.Console):
-  """Leaves the cursor visible: a run that is killed could not bring it back."""
+  """A terminal whose cursor stays visible: a killed run could not bring it back."""
 
   def show_cursor(self, show: bool = True) -> bool:
     del show
@@ -113,7 +113,7 @@ class _Terminal(rich.console.Console):
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-  """What libraries log goes where standard error now goes, not where it went at their import."""
+  """Sends what libraries log to the current standard error, not to that of their import."""
   handler = logging.get_absl_handler().python_handler
   before = handler.setStream(sys.stderr)
   try:
@@ -124,7 +124,7 @@ def _logging_to_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _live_line() -> Iterator[bool]:
-  """Keeps the last line of a terminal up to date; yields whether standard output is one."""
+  """Keeps a terminal's last line up to date; yields whether standard output is a terminal."""
   terminal = _Terminal(file=sys.stdout, soft_wrap=True)
   if not sys.stdout.isatty() or terminal.is_dumb_terminal:
     yield False
@@ -144,14 +144,12 @@ def _live_line() -> Iterator[bool]:
 def _break_silence(over: threading.Event, log: _Log, silence: float, is_live: bool) -> None:
   while not over.wait(silence / 60):
     doing = activity.now()
-    line = f'... {doing}'
     if not doing or time.monotonic() - log.last < silence:
       continue
-    if is_live:  # who reads the file sees that the run is alive
-      log.write(line)
+    if is_live:  # readers of the file see that the run is alive
+      log.write(f'... {doing}')
       continue
     try:
-      sys.stdout.write(f'{line}\n')
-      sys.stdout.flush()
-    except OSError:  # nobody reads any more
+      print(f'... {doing}', flush=True)
+    except OSError:  # the reader has gone
       return

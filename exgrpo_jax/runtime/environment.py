@@ -1,8 +1,6 @@
-"""What a run runs on: machine, versions, commit, and the memory it has taken.
+"""What a run runs on: machine, versions and commit, one entry per start in environment.json."""
 
-workdir/environment.json has an entry for each start of the run.
-"""
-
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -43,14 +41,14 @@ _GIB = 2**30
 def record_start(workdir: str, first_step: int, parameters: str = '') -> None:
   """Appends what this start runs on; of several hosts only the first writes.
 
-  `parameters` is a digest of those that the run begins with; '' where it is resumed.
+  `parameters` is a digest of the initial ones; '' where the run is resumed.
   """
   start = describe(first_step) | ({PARAMETERS: parameters} if parameters else {})
   write_json(os.path.join(workdir, FILE), [*read(workdir), start])
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """What each start of the run ran on, see `describe`; none where there has been no start."""
+  """What each start of the run ran on, see `describe`; empty before the first."""
   path = os.path.join(workdir, FILE)
   if not os.path.exists(path):
     return []
@@ -62,7 +60,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
 
 
 def describe(first_step: int) -> dict[str, Any]:
-  """The machine, the versions and the command, as JSON holds them."""
+  """The machine, the versions and the command, as JSON values."""
   device = jax.devices()[0]
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
@@ -82,40 +80,34 @@ def describe(first_step: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-  """Those of this package and of what it computes with, by name, as far as they are installed."""
-  installed = {name: _version(name) for name in _PACKAGES}
-  return {'exgrpo_jax': __version__} | {
-    name: version for name, version in installed.items() if version
-  }
+  """The versions of this package and, where installed, of those it computes with, by name."""
+  found = {'exgrpo_jax': __version__}
+  for name in _PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  return found
 
 
 def peak_memory() -> dict[str, float]:
-  """The most memory that this process and any of its devices have held so far, in GiB.
+  """The peak memory of this process and of its fullest device so far, in GiB.
 
-  Devices that do not say it, as the CPU, are left out.
+  A CPU does not report it, and is left out.
   """
   unit = 1 if sys.platform == 'darwin' else 1024  # bytes there, KiB elsewhere
   host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-  stats = [device.memory_stats() or {} for device in jax.local_devices()]
   peaks = [
-    of_device['peak_bytes_in_use'] for of_device in stats if 'peak_bytes_in_use' in of_device
+    stats['peak_bytes_in_use']
+    for device in jax.local_devices()
+    if 'peak_bytes_in_use' in (stats := device.memory_stats() or {})
   ]
-  return {'memory/host_peak': host / _GIB} | (
-    {'memory/device_peak': max(peaks) / _GIB} if peaks else {}
-  )
-
-
-def _version(package: str) -> str:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return ''
+  found = {'memory/host_peak': host / _GIB}
+  return found | ({'memory/device_peak': max(peaks) / _GIB} if peaks else {})
 
 
 def _commit(folder: pathlib.Path) -> dict[str, Any] | None:
-  """The commit of the clone that `folder` belongs to, and whether it has been changed since.
+  """The commit of the clone that `folder` belongs to, and whether it has uncommitted changes.
 
-  None where it is in no clone, or only lies in another project's, as an installed package may.
+  None outside a clone, or where an installed package merely lies in another project's.
   """
 
   def git(*words: str) -> str:

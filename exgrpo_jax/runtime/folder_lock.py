@@ -1,24 +1,23 @@
-"""A folder that one process at a time may work in: a lock that its owner's death releases.
+"""A folder in which one process at a time may work: a lock that its owner's death releases.
 
-An flock on a file in the folder. The kernel holds it for the owner, so there is no stale one to
-clean up. On NFS it counts for all hosts. A file system without such locks, as some mounted buckets
-are, leaves the folder unprotected from other hosts or altogether.
+An flock on a file in the folder: the kernel holds it, so there is no stale one to clean up. On NFS
+it counts for all hosts. On a file system without such locks, such as some mounted buckets, other
+hosts or even other processes are not kept out.
 """
 
 import contextlib
 import datetime
 import errno
 import fcntl
-import json
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import activity, hosts
 
 # An NFS server keeps the locks of a host that died until its lease ends, mostly after 90 s.
 LEASE_SECONDS = 120.0
@@ -28,21 +27,38 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def held(folder: str, name: str, refusal: str) -> Iterator[int]:
-  """Holds the lock on the file `name` in `folder`, made where missing; gives its descriptor.
+  """Holds the lock on the file `name` in `folder`, made where missing; yields its descriptor.
 
-  A process that inherits the descriptor holds the lock as well, after its parent's death too.
+  A process that inherits the descriptor holds the lock as well, even after its parent's death.
 
-  Raises InputError with `refusal` and the owner where another holds it: at once if that runs on
-  this machine, else after LEASE_SECONDS, in which the lock of a machine that is gone ends.
+  Raises:
+    InputError: `refusal` and the owner, where another holds it: at once if that runs on this
+      machine, else after LEASE_SECONDS, by when the lock of a machine that is gone has ended.
   """
   path = os.path.join(folder, name)
   os.makedirs(folder, exist_ok=True)
   with open(path, 'a+b', buffering=0) as file:
     _take(file, refusal)
-    with contextlib.suppress(OSError):  # a full disk: who it is, is for others to read
+    since = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
+    me = f'{_machine()} process {os.getpid()} on {socket.gethostname()}, at {since}'
+    with contextlib.suppress(OSError):  # a full disk; only refusals read it
       file.truncate(0)
-      file.write(json.dumps(_myself()).encode())
+      file.write(me.encode())
     yield file.fileno()
+
+
+@contextlib.contextmanager
+def in_turn(folder: str, name: str, waiting: str) -> Iterator[None]:
+  """Holds the lock like `held`, but waits for its owner, and prints `waiting` when it must."""
+  os.makedirs(folder, exist_ok=True)
+  with open(os.path.join(folder, name), 'a') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      print(waiting, flush=True)
+      with activity.doing(waiting):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
 
 
 def _take(file: BinaryIO, refusal: str) -> None:
@@ -54,10 +70,11 @@ def _take(file: BinaryIO, refusal: str) -> None:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       return
     except BlockingIOError:
-      owner = _owner(file)
-      is_here = owner.get('machine', _machine()) == _machine()
-      if is_here or time.monotonic() >= deadline:
-        raise InputError(f'{refusal} {_taken_by(owner)}.') from None
+      file.seek(0)
+      machine, _, owner = file.read().decode().partition(' ')
+      taken = f'The lock was taken by {owner or "another process just now"}'
+      if machine in ('', _machine()) or time.monotonic() >= deadline:
+        raise InputError(f'{refusal} {taken}.') from None
     except OSError as error:
       if error.errno not in _UNSUPPORTED:
         raise
@@ -65,34 +82,13 @@ def _take(file: BinaryIO, refusal: str) -> None:
       return
     if not is_waiting:
       is_waiting = True
-      message = f'{file.name}: {_taken_by(owner)}; waiting for at most {LEASE_SECONDS:.0f} s'
-      print(message, flush=True)
+      print(f'{file.name}: {taken}; waiting for at most {LEASE_SECONDS:.0f} s', flush=True)
     time.sleep(_POLL_SECONDS)
 
 
-def _myself() -> dict[str, Any]:
-  now = datetime.datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')
-  return {'pid': os.getpid(), 'host': socket.gethostname(), 'since': now, 'machine': _machine()}
-
-
 def _machine() -> str:
-  """What no other machine has: containers may share a host's name and each other's process ids."""
+  """An id that no other machine has: containers may share host names and process ids."""
   try:
     return pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
   except OSError:
     return socket.gethostname()
-
-
-def _owner(file: BinaryIO) -> dict[str, Any]:
-  """What the owner wrote; {} where it has not yet."""
-  file.seek(0)
-  try:
-    return json.load(file)
-  except ValueError:
-    return {}
-
-
-def _taken_by(owner: dict[str, Any]) -> str:
-  if not owner:
-    return 'Another process has just taken the lock'
-  return 'The lock was taken by process {pid} on {host}, at {since}'.format_map(owner)

@@ -1,8 +1,8 @@
-"""Several hosts, one run: how they meet, who writes, and how all of them learn what one knows.
+"""Several hosts in one run: how they meet, who writes, and how they share what one of them knows.
 
-Every host runs the same program and must come to the same decisions, or they wait for each other
-forever. So what a single host sees is shared with all (`all_gather`, `broadcast_from_first`). On
-a single host everything here is a no-op.
+Every host runs the same program and must make the same decisions, or they wait for each other
+forever. So what a single host sees is shared (`all_gather`, `broadcast_from_first`). On a single
+host everything here is a no-op.
 """
 
 import contextlib
@@ -25,15 +25,14 @@ from jax.experimental import multihost_utils
 from exgrpo_jax.errors import InputError
 
 _MEETING_SECONDS = 300
-# A host that gives no sign of life for so long is dead, and JAX ends the others.
-HEARTBEAT_SECONDS = 20
-# A failing host waits this long before it ends: if another host's death is the cause, JAX
-# will have said so by then.
+HEARTBEAT_SECONDS = 20  # without a heartbeat for so long a host is dead, and JAX ends the others
+# A failing host waits this long before it exits: if another host's death is the cause, JAX will
+# have reported it by then.
 _LAST_WORDS_SECONDS = HEARTBEAT_SECONDS + 5
 
 
 class Meeting(NamedTuple):
-  """Where hosts meet, given by hand; all None where the cluster says it, or for a single host."""
+  """Where hosts meet, as given by hand; all None on a known cluster, or for a single host."""
 
   coordinator_address: str | None = None  # host:port of the first host
   num_processes: int | None = None
@@ -42,11 +41,11 @@ class Meeting(NamedTuple):
 
 @contextlib.contextmanager
 def joined(meeting: Meeting) -> Iterator[None]:
-  """Runs the block as one of the hosts of a run; must come before any other use of JAX.
+  """Runs the block as one of a run's hosts; must come before any other use of JAX.
 
-  Cloud TPU, GKE and Slurm say in the environment who the hosts are; elsewhere `meeting` does. With
-  neither, this host is the only one. Of several hosts only the first prints to standard
-  output. One that fails ends without waiting for the others, which end within a minute.
+  Cloud TPU, GKE and Slurm name the hosts in the environment; elsewhere `meeting` does. With
+  neither, this host is the only one. Of several hosts only the first prints to standard output. A
+  host that fails exits without waiting for the others, which end within a minute.
 
   Raises:
     InputError: `meeting` is incomplete or wrong, or the hosts cannot meet.
@@ -79,8 +78,8 @@ def _join(meeting: Meeting) -> None:
       flush=True,
     )
   # Hosts agree by `all_gather` when to stop. JAX's preemption service counts steps instead, and
-  # orbax reports to it the steps of checkpoints that finish in the background: then the step at
-  # which all agreed to stop may be skipped.
+  # orbax reports to it when checkpoints finish in the background: the step at which all agreed to
+  # stop could be skipped.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
@@ -117,7 +116,7 @@ def _check(meeting: Meeting) -> None:
 
 
 def _fail(error: Exception) -> None:
-  """Ends this process at once: JAX's own shutdown waits for hosts that will never come."""
+  """Exits without JAX's own shutdown, which waits for hosts that will never come."""
   name = f'host {jax.process_index()} ({socket.gethostname()})'
   if isinstance(error, InputError):
     print(f'error: {name}: {error}', file=sys.stderr, flush=True)
@@ -134,23 +133,23 @@ def _fail(error: Exception) -> None:
 
 
 def _are_several() -> bool:
-  # Without asking for the devices, which not every command needs.
+  # Does not ask for the devices, which not every command needs.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-  """Whether this host is the one that writes what is written once."""
+  """Whether this is the host that writes what is written once."""
   return not _are_several() or jax.process_index() == 0
 
 
 def warn(message: str) -> None:
-  """Prints to standard error, once, what all hosts see."""
+  """Prints a warning that all hosts have to standard error, once."""
   if is_first():
     print(f'WARNING: {message}', file=sys.stderr, flush=True)
 
 
 def all_gather(value: Any) -> list[Any]:
-  """Every host's `value`, in the order of hosts; of what JSON can hold. All must call it."""
+  """Every host's `value`, a JSON value, in the order of hosts. All must call it."""
   if not _are_several():
     return [value]
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -167,12 +166,12 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 def is_own_share(number: int) -> bool:
-  """Whether piece `number` of some work is this host's; `merge_shares` puts them together again."""
+  """Whether piece `number` of some work is this host's; see `merge_shares`."""
   return not _are_several() or number % jax.process_count() == jax.process_index()
 
 
 def merge_shares(results: list[Any]) -> list[Any]:
-  """The results of all hosts' shares, in the order of the pieces; all must call it."""
+  """The results of all hosts, in the order of the pieces; all must call it."""
   shares = all_gather(results)
   return [
     shares[number % len(shares)][number // len(shares)] for number in range(sum(map(len, shares)))
@@ -180,14 +179,14 @@ def merge_shares(results: list[Any]) -> list[Any]:
 
 
 def barrier(name: str) -> None:
-  """Returns once every host has called it."""
+  """Waits until every host has called it."""
   if _are_several():
     multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
 def first_host_first(name: str) -> Iterator[None]:
-  """Runs the block on the first host, then on the others, which find what it has made."""
+  """Runs the block on the first host, then on the others, which find what it made."""
   if not is_first():
     barrier(name)
   yield
@@ -196,10 +195,7 @@ def first_host_first(name: str) -> Iterator[None]:
 
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
-  """InputError unless all hosts have the same content; `place` is where each of them read it.
-
-  A single host is not asked for it.
-  """
+  """InputError unless all hosts have the same content, which each read from `place`."""
   if not _are_several():
     return
   first, *others = all_gather(hashlib.sha256(content()).hexdigest())
@@ -212,7 +208,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
 
 
 def check_shared(folder: str) -> None:
-  """InputError unless `folder` is one and the same for all hosts."""
+  """InputError unless all hosts share `folder`."""
   if not _are_several():
     return
   token = broadcast_from_first(uuid.uuid4().hex)

@@ -1,12 +1,11 @@
-"""Repositories of the Hugging Face Hub by name: the commit that a name means, and its files.
+"""Repositories of the Hugging Face Hub: the commit that a name means, and its files.
 
 `owner/name` is the default branch of a model or data set, `owner/name@revision` a branch, tag or
-commit of it. huggingface_hub fetches what is needed into the cache that all its users share
-(HF_HOME), and takes the token from where `hf auth login` puts it.
+commit of it. huggingface_hub fetches files into its shared cache (HF_HOME), with the token of
+`hf auth login`.
 
-A branch moves, so it is asked for once: within a process a name means one commit, on all hosts the
-same, and a run keeps in workdir/hub.json what its names mean (`record`), which a resumed run takes
-from there (`recall`).
+A branch moves, so its commit is looked up once: a name means one commit in a process, the same on
+all hosts, and in a resumed run, which reads it from workdir/hub.json (`record`, `recall`).
 """
 
 import contextlib
@@ -26,14 +25,14 @@ from exgrpo_jax.runtime.workdir import write_json
 FILE = 'hub.json'  # in a workdir: 'models/owner/name@main' -> commit
 
 _NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', re.ASCII)
-# Fetched where a commit is asked for: what every repository has, what says which splits a data set
-# has, and whether a model may be had at all, for its README.md may be read without a licence.
+# Fetched when a commit is looked up: what every repository has, a data set's splits, and what
+# a gated model withholds, unlike its README.md.
 DESCRIPTION = ('.gitattributes', 'README.md', 'config.json')
 
-_WORTH_TELLING = 1e6  # bytes; less is fetched at once
+_WORTH_PRINTING = 1e6  # bytes; less is fetched at once
 
-_recorded: dict[str, str] = {}  # what hub.json says
-_commits: dict[str, str] = {}  # what names mean in this process
+_recorded: dict[str, str] = {}  # `Repository.key` -> commit, from hub.json
+_commits: dict[str, str] = {}  # the same, in this process
 
 
 class NoRevisionError(InputError):
@@ -52,35 +51,42 @@ class Repository(NamedTuple):
 
   @property
   def key(self) -> str:
-    """What hub.json calls it."""
+    """Its key in hub.json."""
     return f'{self.kind}s/{self.name}@{self.revision or constants.DEFAULT_REVISION}'
 
   @property
   def page(self) -> str:
-    """Its address."""
+    """Its URL."""
     folder = '' if self.kind == 'model' else f'{self.kind}s/'
     return f'{constants.ENDPOINT}/{folder}{self.name}'
 
 
-# ---- Which commit a name means ----
-
-
 def parse(kind: str, text: str) -> Repository | None:
-  """The repository that `text` names; None where it has another form than owner/name."""
+  """The repository that `text` names; None unless it has the form owner/name."""
   match = _NAME.fullmatch(text)
   return Repository(kind, match['name'], match['revision'] or '') if match else None
 
 
 def recall(workdir: str) -> None:
-  """From now on names mean what they mean to the run in `workdir`, where there is one."""
+  """Gives names the commits that they have in the run in `workdir`, if there is one."""
   _commits.clear()
   _recorded.clear()
-  _recorded.update(_read(workdir))
+  path = os.path.join(workdir, FILE)
+  # Without a config.json it was left by a refused start.
+  if not os.path.exists(path) or not os.path.exists(os.path.join(workdir, 'config.json')):
+    return
+  try:
+    with open(path) as file:
+      _recorded.update(json.load(file))
+  except (OSError, ValueError, TypeError) as error:
+    raise InputError(
+      f'{path} cannot be read as the commits of a run ({error}); bring back a copy of it.'
+    ) from error
 
 
 @contextlib.contextmanager
 def as_in(workdir: str) -> Iterator[None]:
-  """In the block names mean what they mean to another run."""
+  """Gives names, in the block, the commits that they have in another run."""
   kept = dict(_recorded), dict(_commits)
   recall(workdir)
   try:
@@ -91,32 +97,17 @@ def as_in(workdir: str) -> Iterator[None]:
       registry.update(content)
 
 
-def _read(workdir: str) -> dict[str, str]:
-  """What a run's names mean: `Repository.key` -> commit."""
-  path = os.path.join(workdir, FILE)
-  # Without a config.json it was left by a refused start.
-  if not os.path.exists(path) or not os.path.exists(os.path.join(workdir, 'config.json')):
-    return {}
-  try:
-    with open(path) as file:
-      return dict(json.load(file))
-  except (OSError, ValueError, TypeError) as error:
-    raise InputError(
-      f'{path} cannot be read as the commits of a run ({error}); bring back a copy of it.'
-    ) from error
-
-
 def record(workdir: str) -> None:
-  """Writes what names have meant in this process, for `recall`; of several hosts only the first."""
+  """Writes the commits of names to hub.json, for `recall`; only the first host does."""
   if commits := _recorded | _commits:
     write_json(os.path.join(workdir, FILE), commits)
 
 
 def pinned(repository: Repository) -> Repository:
-  """The repository at the commit that it means, which is printed the first time.
+  """The repository at its commit, which is printed the first time; all hosts must call it.
 
-  All hosts call it. Raises InputError where there is no such repository or revision, or neither
-  the Hub nor the cache can tell.
+  Raises InputError where there is no such repository or revision, or neither the Hub nor the cache
+  can be asked.
   """
   if repository.key not in _commits:
     commit, origin = _recorded.get(repository.key), f', as in {FILE}'
@@ -129,18 +120,14 @@ def pinned(repository: Repository) -> Repository:
 
 
 def as_known(repository: Repository) -> Repository:
-  """The repository at the commit that it means, where this process has asked for that."""
+  """The repository at its commit, if this process has looked that up."""
   return repository._replace(revision=_commits.get(repository.key, repository.revision))
 
 
-# ---- Files ----
-
-
 def fetch(repository: Repository, patterns: Sequence[str]) -> str:
-  """The folder of the repository's files, of which those that match a pattern are there.
+  """The folder of the repository's files, with those that match a pattern.
 
-  What the cache has is not fetched again, and a connection that breaks is taken up where it broke.
-  InputError says in one line why something cannot be fetched.
+  What the cache holds is not fetched again, and a broken download goes on where it broke.
   """
   bars, bar_class = _counters()
   with _refusals(repository), activity.doing(lambda: _progress(repository, bars)):
@@ -151,13 +138,13 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
       allow_patterns=list(patterns),
       tqdm_class=bar_class,
     )
-  if (fetched := _bytes(bars)[0]) >= _WORTH_TELLING:
+  if (fetched := _bytes(bars)[0]) >= _WORTH_PRINTING:
     print(f'fetched {_in_units(fetched)} of {repository.name} into {folder}', flush=True)
   return folder
 
 
 def listing(repository: Repository) -> list[str]:
-  """The paths of all files of a pinned repository, from which `fetch` has fetched something."""
+  """The paths of all files of a pinned repository of which `fetch` has fetched something."""
   with _refusals(repository):
     files = huggingface_hub.get_cached_repo_tree(
       repository.name, repo_type=repository.kind, revision=repository.revision
@@ -167,7 +154,7 @@ def listing(repository: Repository) -> list[str]:
 
 @contextlib.contextmanager
 def _refusals(repository: Repository) -> Iterator[None]:
-  """Turns what the library raises into an InputError of one line."""
+  """Turns the library's errors into an InputError of one line."""
   kind, name = repository.kind.replace('dataset', 'data set'), repository.name
   try:
     yield
@@ -192,14 +179,13 @@ def _refusals(repository: Repository) -> Iterator[None]:
       "private one, which needs 'hf auth login' or HF_TOKEN."
     ) from error
   except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-    why = (
-      'HF_HUB_OFFLINE is set'
-      if constants.HF_HUB_OFFLINE
-      else f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)})'
-    )
+    why = f'{constants.ENDPOINT} cannot be reached ({_reason(error.__cause__ or error)}); '
+    if constants.HF_HUB_OFFLINE:
+      why = 'HF_HUB_OFFLINE is set; unset it, or '
+    local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
     raise InputError(
-      f'the {kind} {name} cannot be fetched, for {why}, and the cache {constants.HF_HUB_CACHE} '
-      f'does not have all that is needed of it; {_ways_out(repository)}.'
+      f'the {kind} {name} is not complete in the cache {constants.HF_HUB_CACHE}, and {why}name '
+      f'{local} in its place, or a mirror of the Hub by HF_ENDPOINT.'
     ) from error
   except Exception as error:  # of the network, the disk, and what the library checks itself
     raise InputError(
@@ -208,22 +194,12 @@ def _refusals(repository: Repository) -> Iterator[None]:
     ) from error
 
 
-def _ways_out(repository: Repository) -> str:
-  """What to do where the Hub cannot be asked."""
-  local = 'a local folder' if repository.kind == 'model' else 'local .jsonl or .parquet files'
-  online = 'unset it, or ' if constants.HF_HUB_OFFLINE else ''
-  return f'{online}name {local} in its place, or a mirror of the Hub by HF_ENDPOINT'
-
-
 def _reason(error: BaseException) -> str:
   return f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
 
 
-# ---- How far a fetch is ----
-
-
 def _counters() -> tuple[list[Any], type]:
-  """Bars that count and show nothing, for console.py does; and the class that makes them."""
+  """Bars that count without showing it, as console.py does that; and the class that makes them."""
   bars: list[Any] = []
 
   class Counter(utils.tqdm):
@@ -239,7 +215,7 @@ def _counters() -> tuple[list[Any], type]:
 
 
 def _bytes(bars: Sequence[Any]) -> tuple[float, float]:
-  """How many are fetched, and of how many; a bar before the last counts what the network sends."""
+  """(fetched, total); the bars before the last one count what the network sends."""
   return (bars[-1].n, bars[-1].total or 0) if bars else (0, 0)
 
 

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT: the step is finished and saved before the run ends.
+"""SIGTERM and SIGINT end a run after the current step, once it is saved.
 
-Clouds send SIGTERM before they take a machine away; Ctrl-C is SIGINT. Outside of the steps there is
-nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
+Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
+there is nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def listening() -> Iterator[Callable[[], str]]:
-  """Yields a function that names the signal that any host has received, or ''; for the main thread.
+  """Yields a function that names the signal that any host has received, or ''; in the main thread.
 
-  All hosts must call that function together. A second signal ends the process at once, also while
-  the main thread is in a compilation or waits for the device, where Python runs no handler.
+  All hosts must call that function together. A second signal ends the process at once, even while
+  the main thread compiles or waits for the device, where Python runs no handler.
   """
   received: list[str] = []
 
@@ -54,7 +54,7 @@ def listening() -> Iterator[Callable[[], str]]:
 
 
 def _answer(reader: socket.socket) -> None:
-  """Says on the first signal what will happen, and ends the process on the second."""
+  """Announces the stop on the first signal, and ends the process on the second."""
   is_first = True
   while number := reader.recv(1):  # Python writes each signal that has a handler, at once
     if number[0] not in _SIGNALS:

@@ -1,9 +1,9 @@
-"""Randomness: one root per run, a purpose for each use, then where it is used.
+"""Random numbers by seed, purpose and place.
 
-Every random number of a run comes from here. It depends on the seed, the purpose and the place
-(step, update or epoch; question row, sample and position) alone: not on what was drawn before,
-nor on hosts, slots or batches. So a resumed run continues as it would have, an evaluation by hand
-repeats the run's, and no two purposes share a stream where their numbers coincide.
+Every random number of a run comes from here, and depends on the seed, the purpose and the place
+(step, update or epoch; question row, sample and position) alone: not on earlier draws, nor on
+hosts, slots or batches. So a resumed run continues as it would have, an evaluation by hand repeats
+the run's, and no two purposes share a stream.
 """
 
 import enum
@@ -36,13 +36,13 @@ class Purpose(enum.IntEnum):
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
   """The JAX key of a purpose at a place, such as a step; `place` may be traced."""
-  # As JAX has a seed that is no argument: what exceeds 32 bits is cut off.
+  # int64, as JAX casts a seed that is not traced: bits beyond 32 are cut off.
   return _key(np.int64(seed), int(purpose), place)
 
 
 @functools.cache
 def key_size() -> int:
-  """How many numbers the data of a key has: X."""
+  """X, how many numbers a key's data has."""
   return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
 
 
@@ -53,16 +53,16 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
 
 def generator(seed: int, purpose: Purpose, place: int = 0) -> np.random.Generator:
   """The NumPy generator of a purpose at a place, such as a step."""
-  # As a spawn key, not as a tuple of entropy: of that, trailing zeros do not count.
+  # A spawn key, not a tuple of entropy, whose trailing zeros do not count.
   return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place)))
 
 
 def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
-  """Pseudo-random uint64 [N] of a purpose at int [N] places; no two places have the same.
+  """Pseudo-random uint64 [N] for int [N] places, all different.
 
   The output function of SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
-  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195), for all places at once: a generator for
-  each takes a hundred times as long, and JAX would wait for what the device is doing.
+  OOPSLA 2014, https://doi.org/10.1145/2660193.2660195): a generator for each place takes a hundred
+  times as long, and JAX would wait for the device.
   """
   start = np.random.SeedSequence(seed, spawn_key=(int(purpose),)).generate_state(1, np.uint64)
   rank_N = start + place_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2^64
@@ -74,9 +74,9 @@ def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:
 def row_keys(
   step_key: jax.Array, question_row_B: jax.Array, sample_index_B: jax.Array
 ) -> jax.Array:
-  """A key for each response, from its question's row, its sample index and its step's key.
+  """A key for each response, from its step's key, its question's row and its sample index.
 
-  `step_key` is that of each, [B], or one for all.
+  `step_key` is [B], or one for all.
   """
 
   def row_key(step_key: jax.Array, question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
@@ -87,7 +87,7 @@ def row_keys(
 
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
-  """float32 [B, 2] in [0, 1), from each response's key and the position in it."""
+  """float32 [B, 2] in [0, 1), from each response's key and its position."""
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:
     return jax.random.uniform(jax.random.fold_in(key, position), (2,))

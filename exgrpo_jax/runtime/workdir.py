@@ -1,4 +1,4 @@
-"""A workdir: one run's folder, which belongs to one config, and what may change on resuming."""
+"""The workdir: one run's folder, bound to one config, and what a resumed run may change."""
 
 import contextlib
 import json
@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import folder_lock, hosts
 
-# What a resumed run may change: how long it is, what it writes and evaluates on the way, and which
-# machines compute it (another mesh, number of slots or size of microbatch changes nothing but
-# rounding). With any other change its records would be those of two experiments.
+# What a resumed run may change: its length, what it writes and evaluates on the way, and how it is
+# computed (mesh, slots and microbatch change only rounding). Any other change would mix two
+# experiments in one set of records.
 FREE = (
   'evaluation.',
   'alignment.',
@@ -45,8 +45,8 @@ _ADDED = {'grading.verifier': 'built_in'}
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
   """Refuses a workdir that belongs to another config; compares only `sections` where given.
 
-  A run may change what `FREE` names, and may be prolonged (num_steps, unless the learning rate's
-  schedule depends on it); such changes are printed.
+  What `FREE` names may change, and num_steps unless the learning rate's schedule depends on it;
+  such changes are printed.
   """
   if '://' in workdir:
     raise InputError(
@@ -71,7 +71,7 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
 
 
 def check_writable(workdir: str) -> None:
-  """Makes the folder where it is missing; InputError where it cannot be written into."""
+  """Makes the folder if it is missing; InputError if it cannot be written into."""
   try:
     os.makedirs(workdir, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
@@ -84,9 +84,9 @@ def check_writable(workdir: str) -> None:
 
 
 def make_folder(key: str, folder: str) -> None:
-  """Makes a folder that a config names where it is missing; InputError where that is impossible.
+  """Makes a folder that the config names; InputError if it cannot.
 
-  One that is there may be read only, for what is in it may be all that is needed.
+  A folder that exists may be read-only: it may hold all that is needed.
   """
   if folder and '://' not in folder:
     try:
@@ -111,35 +111,31 @@ def check_hosts(values: ConfigDict, workdir: str) -> None:
 
 @contextlib.contextmanager
 def owned(workdir: str) -> Iterator[None]:
-  """Holds the workdir for this run, which alone may write there; all hosts of the run call it.
+  """Holds the workdir, so that no other run writes there; all hosts of the run call it.
 
-  Raises InputError on all of them, with the owner's process and host, where another run holds it.
-  What only reads a workdir needs no lock. A killed run's is free at once.
+  Raises InputError on all of them, with the owner's process and host, if another run holds it.
+  Reading needs no lock, and a killed run's is free at once.
   """
-  refusal = ''
-  with contextlib.ExitStack() as stack:
-    if hosts.is_first():
-      try:
-        stack.enter_context(folder_lock.held(workdir, 'run.lock', _is_running(workdir)))
-      except InputError as error:
-        refusal = str(error)
-    if refusal := hosts.broadcast_from_first(refusal):
-      raise InputError(refusal)
-    yield
-
-
-def _is_running(workdir: str) -> str:
-  return (
+  refusal = (
     f'--workdir={workdir}: another run is writing there, and two would destroy each other; wait '
     'for it, end it, or choose another --workdir.'
   )
+  problem = ''
+  with contextlib.ExitStack() as stack:
+    if hosts.is_first():
+      try:
+        stack.enter_context(folder_lock.held(workdir, 'run.lock', refusal))
+      except InputError as error:
+        problem = str(error)
+    if problem := hosts.broadcast_from_first(problem):
+      raise InputError(problem)
+    yield
 
 
 def claim_workdir(values: ConfigDict, workdir: str) -> None:
-  """Writes workdir/config.json: from now on the workdir belongs to this config.
+  """Claims the workdir for this config, by writing config.json.
 
-  Called once all that the user gave has passed its checks, so that a refused start leaves
-  the workdir to the corrected one.
+  Called once all checks have passed, so that a refused start does not claim it.
   """
   os.makedirs(workdir, exist_ok=True)
   write_json(os.path.join(workdir, 'config.json'), _as_json(values))
@@ -147,10 +143,7 @@ def claim_workdir(values: ConfigDict, workdir: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Writes `value`, completely or not at all: a kill leaves the previous file.
-
-  Of several hosts only the first writes.
-  """
+  """Writes `value` atomically; of several hosts only the first writes."""
   if not hosts.is_first():
     return
   with open(path + '.new', 'w') as file:
@@ -159,7 +152,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_config(workdir: str) -> dict[str, Any]:
-  """The config that a workdir belongs to; refuses a folder that no run has claimed."""
+  """The config that claimed a workdir; InputError if none has."""
   path = os.path.join(workdir, 'config.json')
   if not os.path.exists(path):
     raise InputError(
@@ -193,7 +186,7 @@ def _as_json(values: ConfigDict) -> dict[str, Any]:
 def differences(
   old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ''
 ) -> list[tuple[str, Any, Any]]:
-  """(dotted name, old value, new value) of all that differs between nested mappings."""
+  """(dotted name, old value, new value) for each difference between nested mappings."""
   found = []
   for name in sorted({*old, *new}):
     before, after = old.get(name), new.get(name)

@@ -17,8 +17,8 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
 from exgrpo_jax.rollout import carry
-from exgrpo_jax.runtime import activity, preemption, step_traces
-from exgrpo_jax.runtime.clock import NO_TRAINING
+from exgrpo_jax.runtime import activity, preemption
+from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export, held_out
@@ -51,7 +51,7 @@ def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Ste
   plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.carried)
   steps = range(done + 1, last_step(run, progress) + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
-    for step in step_traces.written(steps, config.metrics.traced_steps, workdir):
+    for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
       state, sums = learn(run, state, experience)  # dispatched, not awaited
       buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)

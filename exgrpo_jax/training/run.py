@@ -21,8 +21,7 @@ from exgrpo_jax.reporting import breakdown, early_stop, metrics, record_writer, 
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
-from exgrpo_jax.runtime.clock import Clock
-from exgrpo_jax.runtime.pace import Pace
+from exgrpo_jax.runtime.clock import Clock, Pace
 from exgrpo_jax.runtime.randomness import Purpose
 
 

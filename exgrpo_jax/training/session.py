@@ -38,13 +38,12 @@ from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import (
   activity,
   compilations,
-  device_memory,
   hosts,
   hub,
+  machine,
   preemption,
-  watchdog,
 )
-from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.runtime.clock import Clock, watched
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.workdir import claim_workdir, owned
 from exgrpo_jax.training import held_out, prior_experience
@@ -121,7 +120,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
   """Says in one line, as an InputError, what is wrong with a machine: its disk, or its memory."""
-  with disk.explain_failure(workdir), device_memory.explained():
+  with disk.explain_failure(workdir), machine.explained():
     yield
 
 
@@ -241,5 +240,5 @@ def _save_rest(session: Session) -> None:
 @contextlib.contextmanager
 def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
   """Of a run that is left to itself."""
-  with watchdog.watching() as clock, preemption.listening() as told_to_stop:
+  with watched() as clock, preemption.listening() as told_to_stop:
     yield clock, told_to_stop

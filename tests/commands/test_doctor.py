@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from exgrpo_jax.commands import doctor
-from exgrpo_jax.runtime import hardware
+from exgrpo_jax.runtime import machine
 
 
 def gpu(memory):
@@ -17,7 +17,7 @@ def gpu(memory):
 
 
 def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu(capsys, monkeypatch):
-  monkeypatch.setattr(hardware, 'platforms', list)
+  monkeypatch.setattr(machine, 'platforms', list)
   doctor.main(None)
   printed = capsys.readouterr().out
   assert f'jax {jax.__version__}, ' in printed and 'GB free' in printed
@@ -39,8 +39,8 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu(capsys, monke
 def test_an_accelerator_that_jax_does_not_use_is_a_problem(
   platform, driver, environment, words, capsys, monkeypatch
 ):
-  monkeypatch.setattr(hardware, 'platforms', lambda: [platform])
-  monkeypatch.setattr(hardware, 'nvidia_driver', lambda: driver)
+  monkeypatch.setattr(machine, 'platforms', lambda: [platform])
+  monkeypatch.setattr(machine, 'nvidia_driver', lambda: driver)
   monkeypatch.setenv('JAX_PLATFORMS', environment)
   with pytest.raises(SystemExit) as exit:
     doctor.main(None)
@@ -50,7 +50,7 @@ def test_an_accelerator_that_jax_does_not_use_is_a_problem(
 
 
 def test_a_plugin_for_another_jaxlib_is_a_problem(capsys, monkeypatch):
-  monkeypatch.setattr(hardware, 'platforms', list)
+  monkeypatch.setattr(machine, 'platforms', list)
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
   monkeypatch.setattr(doctor.environment, 'versions', lambda: versions)
   with pytest.raises(SystemExit):

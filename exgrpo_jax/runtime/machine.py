@@ -1,0 +1,88 @@
+"""This machine: its accelerators, and how much of its memory JAX takes.
+
+Imported before JAX, which starts threads.
+"""
+
+import contextlib
+import ctypes
+import glob
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+from exgrpo_jax.errors import InputError
+
+# The share of a GPU's memory that JAX takes. Its default of three quarters leaves 6 GB of a card of
+# 24 GB unused; a tenth is enough for CUDA, its libraries and a screen.
+SHARE = 0.9
+_SHARE_VARIABLES = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
+# XLA's messages on its platforms.
+_EXHAUSTED = re.compile('RESOURCE_EXHAUSTED|out of memory|bad_alloc', re.IGNORECASE)
+
+_DEVICE_FILES = {  # by JAX's names of platforms
+  'cuda': ('/dev/nvidia[0-9]*',),
+  'tpu': ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'),
+  'rocm': ('/dev/kfd',),
+}
+_NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
+
+# Parameters of glibc's mallopt(3).
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_INT_MAX = 2**31 - 1  # the largest value it takes
+
+
+def platforms() -> list[str]:
+  """Platforms with a device file here, whether or not JAX can use them; not only TPUs use vfio."""
+  return [
+    platform
+    for platform, patterns in _DEVICE_FILES.items()
+    if any(glob.glob(pattern) for pattern in patterns)
+  ]
+
+
+def nvidia_driver() -> str:
+  """The version of NVIDIA's kernel module, such as '550.54.15'; '' where there is none."""
+  text = _NVIDIA.read_text() if _NVIDIA.exists() else ''
+  found = re.search(r'Kernel Module.*?(\d+\.[\d.]+)', text)
+  return found[1] if found else ''
+
+
+def keep_pages() -> None:
+  """Has glibc keep freed memory for the next call, where JAX computes on the CPU.
+
+  XLA:CPU allocates a program's temporary arrays anew at every call. glibc maps large ones from the
+  system and unmaps them again, so the kernel zeroes every page at its first touch: up to half of
+  the time of a small model's update. Call it before any import starts a thread: threads keep the
+  arena that they have.
+  """
+  library = ctypes.CDLL(None) if sys.platform == 'linux' else None
+  if not hasattr(library, 'gnu_get_libc_version') or platforms():
+    return
+  library.mallopt(_MMAP_MAX, 0)  # large arrays come from the heap as well
+  library.mallopt(_TRIM_THRESHOLD, _INT_MAX)  # whose free end is returned above 2 GiB only
+  library.mallopt(_ARENA_MAX, 1)  # other arenas are too small for large arrays
+
+
+def take_share() -> None:
+  """Sets JAX's share of a GPU to SHARE, unless the environment sets it; call before JAX starts."""
+  if not any(name in os.environ for name in _SHARE_VARIABLES):
+    os.environ[_SHARE_VARIABLES[0]] = str(SHARE)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+  """Turns running out of memory in the block into an InputError."""
+  try:
+    yield
+  except (RuntimeError, MemoryError) as error:  # XLA's is a RuntimeError; on a CPU either may come
+    if not isinstance(error, MemoryError) and not _EXHAUSTED.search(str(error)):
+      raise
+    first_line = str(error).strip().partition('\n')[0][:300] or 'MemoryError'
+    raise InputError(
+      f'the memory is full ({first_line}): lower config.rollout.slots, the responses that decode '
+      'at once, or config.gradient.tokens_per_microbatch, those of a forward and backward pass. '
+      'They change nothing but memory and time, and a run resumes with other values. For a GPU, '
+      '`exgrpo capacity --config=… --device=… --fit` computes how large they may be.'
+    ) from error
