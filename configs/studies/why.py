@@ -13,7 +13,7 @@ Every tenth step compares the gradient of fresh and of replayed rows with that o
 questions (alignment/ in metrics.jsonl).
 All runs start from the same warm start.
 Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
-Seeds: 2, the fewest that have an interval: the arms are read as a grid, not one by one.
+Seeds: 2, which is too few for an interval: the arms are read as a grid, not one by one.
 Stopping rule: every run takes 40 steps, no run is left out, and none is added.
 """
 

@@ -119,7 +119,7 @@ def define_out(meaning: str) -> None:
 
 def define_launcher() -> None:
   """--parallel and --launcher, of commands that start runs."""
-  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.')
+  flags.DEFINE_integer('parallel', 1, 'How many trials run at a time.', lower_bound=1)
   flags.DEFINE_enum(
     'launcher',
     'local',

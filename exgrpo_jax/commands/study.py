@@ -2,29 +2,26 @@
 
 exgrpo study --study=smoke --workdir=/tmp/smoke_study --parallel=2
 
-Every run is `exgrpo train` in a folder of its name; runs with the same warm start
-share it. The same command again skips finished runs and resumes the others. Results are computed
-once every run has ended. Exit statuses are those of sweep.
+Every run is `exgrpo train` in a folder of its name; runs with the same warm start share it. The
+same command again skips finished runs and resumes the others. Results are computed once every run
+has ended. Exit statuses are those of sweep.
 """
 
-from collections.abc import Sequence
+import functools
+import sys
 
 from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.studies import protocol, sweep
-from exgrpo_jax.studies.study import plan, report
-from exgrpo_jax.studies.sweep import Trial
+from exgrpo_jax.studies import protocol, study, sweep
 
-# Runs of a study differ in little, so most of what one compiles serves the next.
-TRAIN_SERVER = 'exgrpo_jax.commands.train_server'
 _STUDIES = 'exgrpo_jax.configs.studies'
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """The flags of this command."""
   command_line.define_workdir()
   flags.DEFINE_string(
     'study',
@@ -42,16 +39,15 @@ def main(args: command_line.Args) -> None:
     raise InputError(
       '--study and --workdir are both needed, e.g. --study=smoke --workdir=/tmp/smoke_study.'
     )
-  sweep.check_parallel(args)
-  path = config_files.shipped_path(args.study, _STUDIES, 'study')
-  chosen = protocol.load(path)
-  values, planned = plan(chosen, args.workdir)
+  chosen = protocol.load(config_files.shipped_path(args.study, _STUDIES, 'study'))
+  values, planned = study.plan(chosen, args.workdir)
   protocol.fix(chosen, values.to_dict(), args.workdir)
-
-  def conclude(_: Sequence[Trial], workdir: str) -> None:
-    report(chosen, planned, workdir)
-
-  sweep.complete(list(planned.values()), args, 'study', conclude, TRAIN_SERVER)
+  trials = list(planned.values())
+  if args.launcher == 'commands':
+    sweep.print_commands(trials)
+    return
+  conclude = functools.partial(study.report, chosen, planned, args.workdir)
+  sys.exit(sweep.run(trials, args.workdir, args.parallel, 'study', conclude))
 
 
 def run() -> None:

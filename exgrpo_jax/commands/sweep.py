@@ -2,10 +2,13 @@
 
 exgrpo sweep --sweep=ratio --config=arithmetic --workdir=/tmp/ratio --parallel=2
 
-Every trial is `exgrpo train` in a folder of its name. The same command again skips
-finished trials and resumes the others. Exit status: 0 when all have finished, 1 when some have
-failed, 2 for what cannot be run, 130 when interrupted.
+Every trial is `exgrpo train` in a folder of its name. The same command again skips finished trials
+and resumes the others. Exit status: 0 when all have finished, 1 when some have failed, 2 for what
+cannot be run, 130 when interrupted.
 """
+
+import functools
+import sys
 
 from absl import flags
 from ml_collections import config_flags
@@ -13,14 +16,13 @@ from ml_collections import config_flags
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.studies import trials
-from exgrpo_jax.studies.sweep import check_parallel, complete, plan_trials, report
+from exgrpo_jax.studies import sweep, trials
 
 _SWEEPS = 'exgrpo_jax.configs.sweeps'
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """The flags of this command."""
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_string(
@@ -40,9 +42,8 @@ def main(args: command_line.Args) -> None:
       '--sweep, --config and --workdir are all needed, e.g. --sweep=ratio --config=arithmetic '
       '--workdir=/tmp/ratio.'
     )
-  check_parallel(args)
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
-  planned = plan_trials(
+  planned = sweep.plan_trials(
     trials.load(path),
     path,
     args.config,
@@ -50,7 +51,11 @@ def main(args: command_line.Args) -> None:
     config_flags.get_override_values(args['config']),
     args.workdir,
   )
-  complete(planned, args, 'sweep', report)
+  if args.launcher == 'commands':
+    sweep.print_commands(planned)
+    return
+  conclude = functools.partial(sweep.report, planned, args.workdir)
+  sys.exit(sweep.run(planned, args.workdir, args.parallel, 'sweep', conclude))
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""Runs commands on this machine, a few in parallel, each with a log; one failure stops no other."""
+"""Runs commands on this machine, some in parallel, each with a log; one failure stops no other."""
 
 import collections
 import contextlib
@@ -12,12 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from exgrpo_jax.studies.server_process import ServerProcess
-
 _POLL_SECONDS = 0.1
-_PYTHON_MODULE = ('python', '-m', 'module')  # how a command begins that a server can run
-# The last line of a failed log need not be the error: after a traceback JAX may print notes, and
-# Python warnings at exit.
+# A failed log's last line need not be the error: JAX may print notes after a traceback, and Python
+# warnings at exit.
 _ERROR_LINE = re.compile(r'error: |[\w.]*(Error|Exception|Interrupt|Exit)\b')
 
 
@@ -26,12 +23,11 @@ class Job(NamedTuple):
 
   name: str
   command: Sequence[str]
-  log: str  # the file that its output is appended to
-  server: Sequence[str] = ()  # the command of a ServerProcess that runs it, in place of its own
+  log: str  # the file to which its output is appended
 
 
 class Outcome(NamedTuple):
-  """How jobs ended; those in neither field exited with status 0."""
+  """How jobs ended; jobs in neither field exited with status 0."""
 
   failed: dict[str, str]  # job name -> exit status or signal, and the error line of its log
   unfinished: list[str]  # names of jobs that an interrupt stopped or kept from starting
@@ -40,16 +36,13 @@ class Outcome(NamedTuple):
 class _RunningJob(NamedTuple):
   label: str  # e.g. '[2/6] ratio=0,seed=1'
   job: Job
-  process: subprocess.Popen | ServerProcess
+  process: subprocess.Popen
   log_start: int  # size of the log when the command started, in bytes
   started: float  # time.monotonic(), seconds
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
   """Runs `jobs`, at most `parallel` at a time, and reports their progress on stdout.
-
-  Jobs with a server, which is then the same for all, run one after another in its processes, of
-  which there are up to `parallel`.
 
   The first SIGINT, SIGTERM or SIGHUP sends SIGTERM to the running jobs and waits for them; a
   second one kills them.
@@ -61,7 +54,6 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   """
   waiting = collections.deque(enumerate(jobs, 1))
   running: list[_RunningJob] = []
-  idle: list[ServerProcess] = []
   failed: dict[str, str] = {}
   unfinished: list[str] = []
   handled = 0  # signals
@@ -70,7 +62,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
       while running or (waiting and not signals):
         while waiting and len(running) < parallel and not signals:
           number, job = waiting.popleft()
-          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, kept_open, idle))
+          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, kept_open))
         if len(signals) > handled:
           handled = len(signals)
           _stop(running, by_force=handled > 1)
@@ -80,8 +72,6 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
             continue
           running.remove(ended)
           name = ended.job.name
-          if isinstance(ended.process, ServerProcess) and status == 0:
-            idle.append(ended.process)
           elapsed = _format_duration(time.monotonic() - ended.started)
           if status == 0:
             print(f'{ended.label}: finished after {elapsed}', flush=True)
@@ -92,17 +82,17 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
             failed[name] = _failure_reason(status, ended.job.log, ended.log_start)
             print(f'{ended.label}: failed after {elapsed}: {failed[name]}', flush=True)
     finally:  # no job outlives an exception here
-      for process in [*(entry.process for entry in running), *idle]:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+      for entry in running:
+        os.killpg(entry.process.pid, signal.SIGKILL)
+        entry.process.wait()
   return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
 
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[int]]:
-  """Yields a list that grows by each interrupt received in the block.
+  """Yields a list to which each interrupt in the block is appended.
 
-  A handler that raised instead could do so between the start of a job and its registration.
+  A handler that raised could do so between the start of a job and its registration.
   """
   received: list[int] = []
   previous = {}
@@ -116,32 +106,23 @@ def _collect_signals() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def _start(
-  label: str, job: Job, kept_open: Sequence[int], idle: list[ServerProcess]
-) -> _RunningJob:
-  """Starts a job; one of a server in a process of it that is `idle`, which leaves the list."""
+def _start(label: str, job: Job, kept_open: Sequence[int]) -> _RunningJob:
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
     log.flush()
     log_start = log.tell()
-    if job.server:
-      process = idle.pop() if idle else ServerProcess(job.server, log, kept_open)
-      process.send(job.command[len(_PYTHON_MODULE) :], job.log)
-    else:
-      # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
-      process = subprocess.Popen(
-        job.command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        pass_fds=kept_open,
-      )
+    # In a session of its own: Ctrl-C in a terminal reaches only this process, which passes it on.
+    process = subprocess.Popen(
+      job.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      pass_fds=kept_open,
+    )
   print(f'{label}: started, see {job.log}', flush=True)
-  return _RunningJob(
-    label=label, job=job, process=process, log_start=log_start, started=time.monotonic()
-  )
+  return _RunningJob(label, job, process, log_start, started=time.monotonic())
 
 
 def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
@@ -157,7 +138,7 @@ def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:
 
 
 def _failure_reason(status: int, log: str, log_start: int) -> str:
-  """Exit status or signal, and the last error line of the log, or else its last line."""
+  """The exit status or signal, and the log's last error line, or else its last line."""
   how = f'exit status {status}' if status > 0 else signal.Signals(-status).name
   with open(log, 'rb') as file:
     file.seek(log_start)

@@ -34,9 +34,9 @@ class Study:
   settings: Mapping[str, Overrides]  # where, by name
   seeds: Sequence[int]  # of every arm in every setting
   baseline: str  # the arm that all others are compared with
-  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where they differ in it.
+  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where settings differ.
   measure: str | Mapping[str, str]
-  smallest_difference: float  # of the measure that would matter
+  smallest_difference: float  # in the measure, that would matter
 
   def measure_of(self, setting: str) -> str:
     """The primary measure in a setting."""
@@ -44,7 +44,7 @@ class Study:
 
 
 class Cell(NamedTuple):
-  """The place of a run in a study."""
+  """A run's place in a study."""
 
   setting: str
   arm: str
@@ -56,17 +56,17 @@ class Protocol(NamedTuple):
 
   study: Study
   words: str  # the file's docstring
-  text: str  # all of the file
+  text: str  # the whole file
   path: str
 
   @property
   def sha256(self) -> str:
-    """Of the file's text."""
+    """The digest of the file's text."""
     return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def load(path: str) -> Protocol:
-  """The study that a file defines; InputError where it is not one that can be run."""
+  """The study that a file defines; InputError unless it can be run."""
   study, words = definition_file.evaluate(
     path, 'study', 'a protocol.Study, as configs/studies/smoke.py does'
   )
@@ -86,7 +86,7 @@ def load(path: str) -> Protocol:
 
 
 def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
-  """Of every run of the study its trial's name and overrides, seeds last."""
+  """Cell -> (trial name, overrides) for every run of the study, seeds varying fastest."""
   return {
     Cell(setting, arm, seed): (f'{setting},{arm},seed={seed}', {**changed, **own, 'seed': seed})
     for setting, changed in study.settings.items()
@@ -96,15 +96,16 @@ def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
 
 
 def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
-  """Writes protocol.json at the first start; later InputError where anything in it has changed.
+  """Writes protocol.json at the first start; later raises InputError if the protocol has changed.
 
   Args:
-    protocol: of the study.
-    config: what its config file says, nested, before arms and settings override it.
-    workdir: of the study.
+    protocol: the study's.
+    config: its config file's values, nested, before arms and settings override them.
+    workdir: the study's.
   """
   path = os.path.join(workdir, FILE)
-  wanted = json.loads(json.dumps({**dataclasses.asdict(_listed(protocol.study)), 'values': config}))
+  fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
+  wanted = json.loads(json.dumps({**fields, 'values': config}))
   if not os.path.exists(path):
     for name, _ in cells(protocol.study).values():
       if os.path.exists(os.path.join(workdir, name, 'config.json')):
@@ -132,7 +133,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
 
 
 def read(workdir: str) -> dict[str, Any]:
-  """protocol.json: 'written', 'sha256', 'text' and 'study'; InputError where it is damaged."""
+  """protocol.json: 'written', 'sha256', 'text' and 'study'; InputError if it is damaged."""
   path = os.path.join(workdir, FILE)
   try:
     with open(path, encoding='utf-8') as file:
@@ -148,7 +149,7 @@ def read(workdir: str) -> dict[str, Any]:
 
 
 def _check(study: Study) -> None:
-  """InputError, which begins with the field, unless the study can be run and evaluated."""
+  """Raises InputError, beginning with the field, unless the study can be run and evaluated."""
   _check_named('arms', study.arms)
   _check_named('settings', study.settings)
   _check_comparison(study)
@@ -163,7 +164,7 @@ def _check(study: Study) -> None:
 
 
 def _check_named(field: str, named: Any) -> None:
-  """Refuses what is not name -> overrides."""
+  """Refuses anything but name -> overrides."""
   if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
     raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
   if not named:
@@ -174,7 +175,7 @@ def _check_named(field: str, named: Any) -> None:
 
 
 def _check_comparison(study: Study) -> None:
-  """Refuses seeds, a baseline, a measure or a difference that no result can be told by."""
+  """Refuses seeds, a baseline, a measure or a difference that allow no result."""
   seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
   if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
     raise InputError(
@@ -200,11 +201,6 @@ def _check_comparison(study: Study) -> None:
       f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '
       'difference of the measure that would matter.'
     )
-
-
-def _listed(study: Study) -> Study:
-  """With its seeds as a list, which JSON can hold."""
-  return dataclasses.replace(study, seeds=list(study.seeds))
 
 
 def _first_difference(old: str, new: str) -> str:

@@ -14,16 +14,16 @@ from exgrpo_jax.data import spec_names
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files, warm_start
 from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
-from exgrpo_jax.reporting import bootstrap, study_runs, study_table
-from exgrpo_jax.reporting.figures import canvas, study_curves
-from exgrpo_jax.reporting.study_runs import StudyRun
-from exgrpo_jax.studies import protocol, sweep
+from exgrpo_jax.reporting import bootstrap
+from exgrpo_jax.reporting.figures import canvas
+from exgrpo_jax.studies import curves, protocol, runs, sweep, tables
 from exgrpo_jax.studies.protocol import Cell, Protocol
+from exgrpo_jax.studies.runs import StudyRun
 from exgrpo_jax.studies.sweep import Trial
 
 
 def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Trial]]:
-  """The study's config and its trials, all checked; InputError names the first bad one."""
+  """The study's config and its trials, all checked; an InputError names the first bad one."""
   study = chosen.study
   try:
     config_path = config_files.config_path(study.config)
@@ -51,14 +51,14 @@ def plan(chosen: Protocol, workdir: str) -> tuple[ConfigDict, Mapping[Cell, Tria
 def _shared_warm_start(
   values: ConfigDict, overrides: Mapping[str, Any], workdir: str
 ) -> dict[str, str]:
-  """The setting by which the runs that would train the same warm start train it once.
+  """config.warm_start.path, by which runs that would train the same warm start train it once.
 
-  None where a run has none, says itself where it is kept, or cannot be run at all.
+  Empty for a run that has no warm start, or sets the path itself, or cannot be run at all.
   """
   try:
     parsed = parse_config(config.overridden(values, overrides))
   except InputError:
-    return {}  # refused where the trials are planned, by its name
+    return {}  # planning the trials refuses it by name
   if not parsed.warm_start.num_updates or parsed.warm_start.path:
     return {}
   shape = model_config(with_folders(parsed, parsed.model.path))
@@ -70,51 +70,47 @@ def _shared_warm_start(
 def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> None:
   """Prints the results of the finished runs; writes them, and their curves, to `workdir`."""
   study, out = chosen.study, pathlib.Path(workdir)
-  runs = [
+  found = [
     StudyRun(
       *cell,
       command=shlex.join(['python', *trial.arguments]),
-      commits=study_runs.commits(trial.workdir),
-      warm_start=study_runs.warm_start(trial.workdir),
+      commits=runs.commits(trial.workdir),
+      warm_start=runs.warm_start(trial.workdir),
       is_finished=sweep.is_finished(trial),
-      evaluations=study_runs.evaluations(
-        trial.workdir, parse_config(trial.values).rollout.questions
-      ),
+      evaluations=runs.evaluations(trial.workdir, parse_config(trial.values).rollout.questions),
     )
     for cell, trial in planned.items()
   ]
-  study_runs.write_csv(out / 'results.csv', runs)
-  tables = '\n\n'.join(
-    study_table.setting(
-      name, runs, study.measure_of(name), study.baseline, study.smallest_difference
-    )
+  runs.write_csv(out / 'results.csv', found)
+  text = '\n\n'.join(
+    tables.setting(name, found, study.measure_of(name), study.baseline, study.smallest_difference)
     for name in study.settings
   )
-  (out / 'results.md').write_text(f'{_head(chosen, runs, workdir)}\n\n{tables}\n', encoding='utf-8')
-  print(f'{tables}\nresults: {out / "results.md"} and .csv', flush=True)
+  (out / 'results.md').write_text(f'{_head(chosen, found, workdir)}\n\n{text}\n', encoding='utf-8')
+  print(f'{text}\nresults: {out / "results.md"} and .csv', flush=True)
   try:
     with canvas.style():
-      canvas.write(study_curves.draw(runs, study.measure_of), out, 'curves')
+      canvas.write(curves.draw(found, study.measure_of), out, 'curves')
   except canvas.NothingToDrawError as error:
     print(f'curves: left out, for {error}', flush=True)
     return
   print(f'curves: {out / "curves"}.png, .svg, .pdf and .csv', flush=True)
 
 
-def _head(chosen: Protocol, runs: Sequence[StudyRun], workdir: str) -> str:
-  """What stands above the tables: the protocol, and what the runs were made of."""
+def _head(chosen: Protocol, found: Sequence[StudyRun], workdir: str) -> str:
+  """The text above the tables: the protocol, and the commits of the runs."""
   saved = protocol.read(workdir)
-  finished = sum(run.is_finished for run in runs)
-  commits = dict.fromkeys(commit for run in runs for commit in run.commits)
+  finished = sum(run.is_finished for run in found)
+  commits = dict.fromkeys(commit for run in found for commit in run.commits)
   changed = ' (+: with uncommitted changes)' if any(c.endswith('+') for c in commits) else ''
   return '\n\n'.join(
     [
       f'# Study {pathlib.Path(chosen.path).stem}',
       chosen.words,
-      f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. {finished} of {len(runs)} '
+      f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. {finished} of {len(found)} '
       f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
       f'percentile bootstrap over seeds, {bootstrap.RESAMPLES:,} resamples; of differences, '
-      f'paired by seed. Of few seeds they are too narrow; of fewer than {bootstrap.FEWEST}, or of '
-      'values that are all equal, there is none.',
+      f'paired by seed. With few seeds they are too narrow; fewer than {bootstrap.FEWEST}, or '
+      'values that are all equal, have none.',
     ]
   )

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl.flags import FlagValues
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
@@ -19,9 +18,7 @@ from exgrpo_jax.runtime import folder_lock
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable
 from exgrpo_jax.studies import launcher, trials
 
-TRAINER = ('exgrpo_jax', 'train')  # what Python runs for a trial
-
-
+TRAINER = ('exgrpo_jax', 'train')  # what `python -m` runs for a trial
 _LOG, _CONFIG_FILE = 'log.txt', 'config.json'
 
 
@@ -34,38 +31,16 @@ class Trial(NamedTuple):
   arguments: list[str]  # of python
 
 
-Conclude = Callable[[Sequence[Trial], str], None]
-
-
-def check_parallel(args: FlagValues) -> None:
-  """InputError unless --parallel lets a trial run."""
-  if args.parallel < 1:
-    raise InputError(f'--parallel={args.parallel} must be at least 1.')
-
-
-def complete(
-  planned: Sequence[Trial],
-  args: FlagValues,
-  command: str,
-  conclude: Conclude,
-  server: str = '',
-) -> None:
-  """Runs what is left of the `planned` trials and ends the process, or prints the commands for it.
-
-  `command` is the module that was started; for `conclude` and `server` see `run`.
-  """
-  left = [trial for trial in planned if not is_finished(trial)]
-  if args.launcher == 'commands':
-    for trial in left:
-      print(shlex.join(['python', *trial.arguments]))
-    print(
-      f'{len(left)} of {len(planned)} trials are left to run; after that --launcher=local makes '
-      'the table',
-      file=sys.stderr,
-    )
-    return
-  check_writable(args.workdir)
-  sys.exit(run(planned, left, args.workdir, args.parallel, command, conclude, server))
+def print_commands(planned: Sequence[Trial]) -> None:
+  """Prints the command of each trial that is not finished, for a cluster's queue."""
+  left = _left(planned)
+  for trial in left:
+    print(shlex.join(['python', *trial.arguments]))
+  print(
+    f'{len(left)} of {len(planned)} trials are left to run; after that --launcher=local makes '
+    'the table',
+    file=sys.stderr,
+  )
 
 
 def plan_trials(
@@ -136,25 +111,22 @@ def is_finished(trial: Trial) -> bool:
 
 def run(
   planned: Sequence[Trial],
-  left: Sequence[Trial],
   workdir: str,
   parallel: int,
   command: str,
-  conclude: Conclude,
-  server: str = '',
+  conclude: Callable[[], None],
 ) -> int:
-  """Runs the trials that are `left` of those `planned`, compares all; returns the exit status.
+  """Runs the trials that are not finished and returns the exit status.
 
   Args:
     planned: all trials.
-    left: those that are not finished.
-    workdir: of all of them.
+    workdir: the sweep's.
     parallel: how many run at a time.
-    command: the module that was started, which resumes what is interrupted.
-    conclude: called with `planned` and `workdir` once every trial has ended, well or badly.
-    server: the module of a ServerProcess that runs trials one after another, or '': each has a
-      process of its own.
+    command: 'sweep' or 'study', which resumes what is interrupted.
+    conclude: called once every trial has ended, well or badly.
   """
+  check_writable(workdir)
+  left = _left(planned)
   with _claimed(workdir) as lock:
     if len(left) < len(planned):
       print(f'{len(planned) - len(left)} of {len(planned)} trials are finished', flush=True)
@@ -164,7 +136,6 @@ def run(
           name=trial.name,
           command=[sys.executable, *trial.arguments],
           log=os.path.join(trial.workdir, _LOG),
-          server=(sys.executable, '-m', server) if server else (),
         )
         for trial in left
       ],
@@ -172,17 +143,17 @@ def run(
       (lock,),
     )
     if not outcome.unfinished:
-      conclude(planned, workdir)
-  failed = outcome.failed | {
-    trial.name: 'it exited with status 0, but before its last step'
+      conclude()
+  ended_early = [
+    trial.name
     for trial in left
     if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
-  }
+  ]
+  failed = outcome.failed | dict.fromkeys(
+    ended_early, 'it exited with status 0, but before its last step'
+  )
   if failed:
-    print(
-      f'{len(failed)} of {len(planned)} trials failed; the same command tries them again:',
-      flush=True,
-    )
+    print(f'{len(failed)} of {len(planned)} trials failed; the same command tries them again:')
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
@@ -194,6 +165,10 @@ def run(
     )
     return 130
   return 1 if failed else 0
+
+
+def _left(planned: Sequence[Trial]) -> list[Trial]:
+  return [trial for trial in planned if not is_finished(trial)]
 
 
 def report(planned: Sequence[Trial], workdir: str) -> None:
@@ -251,9 +226,9 @@ def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
 
 
 def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
-  """Holds a lock on the workdir, an open file; refused while another sweep or its trials hold it.
+  """Holds a lock on the workdir; refused while another sweep or its trials hold it.
 
-  Trials inherit it: when a sweep is killed they live on, and must not be run twice.
+  Trials inherit it: they outlive a sweep that is killed, and must not be run twice.
   """
   return folder_lock.held(
     workdir,

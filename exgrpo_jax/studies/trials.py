@@ -73,7 +73,7 @@ def load(path: str) -> Sweep:
 
 
 def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
-  """InputError, which begins with `place`, unless each trial can have a folder of its name."""
+  """Raises InputError, beginning with `place`, unless each trial can have a folder of its name."""
   for name, overrides in sweep.items():
     _check_trial(place, name, overrides)
   names: dict[str, str] = {}
@@ -86,12 +86,12 @@ def check_names(place: str, sweep: Mapping[Any, Any]) -> None:
 
 
 def without_seed(name: str) -> str:
-  """A trial's name without its seed: what the trials of one setting have in common."""
+  """A trial's name without its seed, which the trials of one setting share."""
   return ','.join(label for label in name.split(',') if not re.fullmatch(r'seed=\d+', label))
 
 
 def _check_trial(place: str, name: Any, overrides: Any) -> None:
-  """Refuses what a user's get_sweep() may return but is not a trial."""
+  """Refuses what is not a trial."""
   if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
     raise InputError(
       f'{place}: a trial cannot be named {name!r}, because its folder gets the same name: '
@@ -105,7 +105,7 @@ def _check_trial(place: str, name: Any, overrides: Any) -> None:
 
 
 def _collect(trials: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
-  """As `dict`, which would silently drop all but the last of several trials with one name."""
+  """A dict that refuses a second trial of the same name instead of replacing the first."""
   sweep: Sweep = {}
   for name, overrides in trials:
     if name in sweep:

@@ -1,13 +1,13 @@
-"""The results of a study in Markdown: every arm, every seed, and paired differences."""
+"""A study's results in Markdown: every arm, every seed, and paired differences."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from exgrpo_jax.reporting import bootstrap, comparison, study_runs
+from exgrpo_jax.reporting import bootstrap, comparison
 from exgrpo_jax.reporting.bootstrap import Estimate
-from exgrpo_jax.reporting.study_runs import StudyRun
+from exgrpo_jax.studies.runs import StudyRun, finished, last, paired
 
 
 def setting(
@@ -22,9 +22,9 @@ def setting(
   Args:
     name: of the setting.
     runs: of the whole study, those that have not begun included.
-    measure: the primary one, of which each finished run counts with its last evaluation.
+    measure: the primary one, at each finished run's last evaluation.
     baseline: the arm that the others are compared with.
-    smallest_difference: of the measure that would matter.
+    smallest_difference: the smallest that would matter.
 
   Raises:
     InputError: a finished run does not have the measure.
@@ -32,10 +32,9 @@ def setting(
   mine = [run for run in runs if run.setting == name]
   seeds = sorted({run.seed for run in mine})
   scored = {
-    arm: study_runs.finished(mine, name, arm, measure)
-    for arm in dict.fromkeys(run.arm for run in mine)
+    arm: finished(mine, name, arm, measure) for arm in dict.fromkeys(run.arm for run in mine)
   }
-  value_of = {arm: study_runs.last(found, measure) for arm, found in scored.items()}
+  value_of = {arm: last(found, measure) for arm, found in scored.items()}
   step_of = {
     arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
   }
@@ -54,10 +53,10 @@ def setting(
 
 
 def judgement(difference: Estimate, smallest_difference: float) -> str:
-  """What the interval of a difference says about the smallest one that would matter, s.
+  """Compares a difference's interval with the smallest difference that would matter, s.
 
   'larger' than s or 'smaller' than -s if all of the interval is; 'no difference that matters' if
-  all of it lies within (-s, s); 'cannot be told' where there is none; else 'undecided'.
+  all of it lies within (-s, s); 'cannot be told' without an interval; else 'undecided'.
   """
   _, low, high = difference
   if math.isnan(low):
@@ -88,7 +87,7 @@ def _differences(
   rows: list[tuple[str, ...]] = [(*head, f'against {smallest_difference:g}')]
   for arm, values in value_of.items():
     if arm != baseline:
-      found = study_runs.paired(values, value_of[baseline])
+      found = paired(values, value_of[baseline])
       said = '-'
       if len(found):
         said = judgement(bootstrap.estimate(found, bootstrap.mean), smallest_difference)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from exgrpo_jax.reporting import bootstrap, study_runs
+from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError, Row
-from exgrpo_jax.reporting.study_runs import COSTS, Evaluation, StudyRun
+from exgrpo_jax.studies.runs import COSTS, Evaluation, StudyRun, finished
 
 
 def draw(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
@@ -23,7 +23,7 @@ def draw(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
   lines = {}
   for setting, arm in itertools.product(settings, arms):
     measure = measure_of(setting)
-    if table := _points([*study_runs.finished(runs, setting, arm, measure).values()], measure):
+    if table := _points([*finished(runs, setting, arm, measure).values()], measure):
       lines[setting, arm] = table
   if not lines:
     raise NothingToDrawError('no run of the study has finished')
@@ -52,7 +52,7 @@ def draw(runs: Sequence[StudyRun], measure_of: Callable[[str], str]) -> Drawing:
 
 
 def _points(seeds: Sequence[Sequence[Evaluation]], measure: str) -> list[Row]:
-  """Of each step at which all seeds were evaluated: costs, mean and interval."""
+  """Costs, mean and interval at each step at which all seeds were evaluated."""
   if not seeds:
     return []
   by_step = [{evaluation.step: evaluation for evaluation in one} for one in seeds]

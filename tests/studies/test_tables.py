@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from exgrpo_jax.reporting import bootstrap, study_table
-from exgrpo_jax.reporting.study_runs import Evaluation, StudyRun
+from exgrpo_jax.reporting import bootstrap
+from exgrpo_jax.studies import tables as study_tables
+from exgrpo_jax.studies.runs import Evaluation, StudyRun
 
 MEASURE = 'eval/sums/pass@1'
 
@@ -20,7 +21,7 @@ def run(arm, seed, *scores):
 
 def tables(*runs):
   """The tables of a setting whose baseline is 'grpo', as rows of cells without their heads."""
-  text = study_table.setting('sums', runs, MEASURE, 'grpo', smallest_difference=0.05)
+  text = study_tables.setting('sums', runs, MEASURE, 'grpo', smallest_difference=0.05)
   found = []
   for block in text.split('\n\n'):
     if block.startswith('|'):
@@ -41,7 +42,7 @@ def tables(*runs):
   ],
 )
 def test_a_difference_is_judged_by_all_of_its_interval(low, high, said):
-  assert study_table.judgement(bootstrap.Estimate(0.1, low, high), 0.05) == said
+  assert study_tables.judgement(bootstrap.Estimate(0.1, low, high), 0.05) == said
 
 
 def test_three_seeds_have_intervals_and_a_conclusion():

@@ -9,8 +9,9 @@ import pytest
 
 from exgrpo_jax.learner import checkpoint, checksums
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.reporting import step_records, study_runs
+from exgrpo_jax.reporting import step_records
 from exgrpo_jax.runtime import environment
+from exgrpo_jax.studies import runs
 
 STEP = {'replay/rows': 0, 'length/total': 10, 'time/step': 1.0}
 
@@ -50,7 +51,7 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
       | {'replay/rows': 4, 'replay/times_mean': 3.0, 'replay/effective_sample_size': 0.8},
     ],
   )
-  before, first, last = study_runs.evaluations(str(tmp_path), 8)
+  before, first, last = runs.evaluations(str(tmp_path), 8)
   assert (before.step, before.explaining) == (0, {})
   assert first.explaining == {'replay/rows': 0.0, 'replay/times_mean': 9.0}
   assert last.explaining == pytest.approx(
@@ -67,7 +68,7 @@ def test_a_question_counts_once_however_often_a_run_has_worked_on_it(tmp_path):
   write_metrics(tmp_path, [scored(0), scored(0), scored(0), scored(0)])
   write_questions(tmp_path, 1, [[5, 6], [6, 7]])
   write_questions(tmp_path, 3, [[5, 7]])
-  found = study_runs.evaluations(str(tmp_path), 2)
+  found = runs.evaluations(str(tmp_path), 2)
   assert [one.distinct_questions for one in found] == [0, 2, 3, 3]
   assert [one.fresh_questions for one in found] == [0, 2, 4, 6]
 
@@ -76,7 +77,7 @@ def test_questions_are_not_counted_past_a_step_whose_records_are_missing(tmp_pat
   write_metrics(tmp_path, [scored(0), scored(0), scored(0), scored(0)])
   write_questions(tmp_path, 1, [[5, 6]])
   write_questions(tmp_path, 3, [[7, 8]])
-  found = study_runs.evaluations(str(tmp_path), 2)
+  found = runs.evaluations(str(tmp_path), 2)
   assert [one.distinct_questions for one in found] == [0, 2, None, None]
 
 
@@ -87,25 +88,25 @@ def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
     state = TrainState({'w': jnp.array(params)}, (jnp.array(moments),))
     return checksums.digest(state, checkpoint.NO_BASE)
 
-  assert study_runs.warm_start(str(tmp_path)) == ''
+  assert runs.warm_start(str(tmp_path)) == ''
   environment.record_start(str(tmp_path), 0, digest([1.0, 2.0]))
   environment.record_start(str(tmp_path), 3)
-  assert study_runs.warm_start(str(tmp_path)) == digest([1.0, 2.0], moments=3.0)
-  assert study_runs.warm_start(str(tmp_path)) != digest([1.0, 2.5])
+  assert runs.warm_start(str(tmp_path)) == digest([1.0, 2.0], moments=3.0)
+  assert runs.warm_start(str(tmp_path)) != digest([1.0, 2.5])
 
 
 def test_what_a_run_does_not_have_is_empty_in_the_table(tmp_path):
   """Of two runs, one without replay, alignment, records or digest."""
 
   def run(seed, warm_start, evaluation):
-    return study_runs.StudyRun('sums', 'grpo', seed, 'python', (), warm_start, True, (evaluation,))
+    return runs.StudyRun('sums', 'grpo', seed, 'python', (), warm_start, True, (evaluation,))
 
   told = {'replay/times_mean': 1.5, 'alignment/fresh': 0.25}
-  study_runs.write_csv(
+  runs.write_csv(
     tmp_path / 'results.csv',
     [
-      run(0, 'abc', study_runs.Evaluation(2, 16, 20, 2.0, 11, told, scored(0.5))),
-      run(1, '', study_runs.Evaluation(2, 16, 20, 2.0, None, {}, scored(0.25))),
+      run(0, 'abc', runs.Evaluation(2, 16, 20, 2.0, 11, told, scored(0.5))),
+      run(1, '', runs.Evaluation(2, 16, 20, 2.0, None, {}, scored(0.25))),
     ],
   )
   names = (

@@ -1,4 +1,4 @@
-"""The runs of a study: what each has scored, and what it had read, generated and taken by then."""
+"""The runs of a study: their scores, and what each had read, generated and taken by then."""
 
 import csv
 import dataclasses
@@ -15,7 +15,7 @@ from exgrpo_jax.reporting.records import Run
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
 
-# What is spent on training up to an evaluation, and its unit: the fields of an Evaluation.
+# The costs of training up to an evaluation, fields of Evaluation, and their units.
 COSTS = {
   'step': 'training step',
   'fresh_questions': 'fresh questions read',
@@ -35,31 +35,31 @@ class Evaluation:
   fresh_questions: int  # visits of questions that were not replayed
   generated_tokens: int
   training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
-  # Questions that steps have worked on, each once, replayed ones included; None where the records
-  # of a step are missing.
+  # Different questions in the steps until then, replayed ones included; None where the records of a
+  # step are missing.
   distinct_questions: int | None
-  # Mean of each metric that explains the scores, over the steps since the evaluation before that
-  # have it; without those that none has.
+  # Mean of each metric that explains the scores, over the steps since the last evaluation that have
+  # it; without metrics that none has.
   explaining: Mapping[str, float]
   scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-  """A run of a study, as far as it has been recorded."""
+  """A run of a study, as far as it is recorded."""
 
   setting: str
   arm: str
   seed: int
   command: str
-  commits: tuple[str, ...]  # that it ran on, '+' behind one with uncommitted changes
-  warm_start: str  # digest of the parameters that it began with, warm; '' where none is recorded
+  commits: tuple[str, ...]  # on which it ran; '+' marks uncommitted changes
+  warm_start: str  # digest of the parameters after the warm start; '' if not recorded
   is_finished: bool
   evaluations: tuple[Evaluation, ...]  # by step
 
 
 def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
-  """Those of a run whose steps work on so many questions; none where it has not begun."""
+  """The evaluations of a run with so many questions a step; empty if it has not begun."""
   found, fresh, tokens, seconds = [], 0, 0, 0.0
   distinct, since = _distinct_questions(workdir), []
   for record in records.read(workdir):
@@ -88,7 +88,7 @@ def _explaining(steps: Run) -> dict[str, float]:
 
 
 def _distinct_questions(workdir: str) -> dict[int, int]:
-  """Step -> different questions up to it, as far as the steps before it are all recorded."""
+  """Step -> different questions up to it, as long as no earlier step's records are missing."""
   seen, count = set(), {0: 0}
   for path in step_records.files(workdir, 'questions'):
     table = step_records.read_file(path, 'questions')
@@ -101,14 +101,14 @@ def _distinct_questions(workdir: str) -> dict[int, int]:
 
 
 def commits(workdir: str) -> tuple[str, ...]:
-  """Of all starts of a run, each once; none where it was not started from a clone."""
+  """The commits of a run's starts, each once; empty if it was not started from a clone."""
   found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
   names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
   return tuple(dict.fromkeys(names))
 
 
 def warm_start(workdir: str) -> str:
-  """A digest of the parameters that a run began with; '' where no start has recorded one."""
+  """A digest of the parameters that a run began with; '' if not recorded."""
   found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
   return next(filter(None, found), '')
 
@@ -116,9 +116,9 @@ def warm_start(workdir: str) -> str:
 def finished(
   runs: Sequence[StudyRun], setting: str, arm: str, measure: str
 ) -> dict[int, tuple[Evaluation, ...]]:
-  """Seed -> the evaluations with the measure, of every finished run of the arm in the setting.
+  """Seed -> evaluations with the measure, for every finished run of the arm in the setting.
 
-  Raises InputError where a finished run has none.
+  Raises InputError if a finished run has none.
   """
   found = {}
   for run in runs:
@@ -139,7 +139,7 @@ def last(evaluations: Mapping[int, Sequence[Evaluation]], measure: str) -> dict[
 
 
 def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.ndarray:
-  """The differences to the baseline [N], of the seeds that both have."""
+  """Differences to the baseline [N], for the seeds that both have."""
   return np.array([values[seed] - baseline[seed] for seed in values if seed in baseline])
 
 
