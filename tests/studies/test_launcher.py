@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -71,37 +70,3 @@ def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
   child = int((tmp_path / 'child').read_text())
   assert not is_running(child)
   assert signal.getsignal(signal.SIGTERM) is handler
-
-
-SERVER = """
-import json, os, sys
-for line in sys.stdin:
-  request = json.loads(line)
-  with open(request['log'], 'a') as log:
-    print(*request['arguments'], os.getpid(), file=log)
-    if request['arguments'] == ['fail']:
-      print('error: no such file', file=log)
-      sys.exit(2)
-  print('finished', flush=True)
-"""
-
-
-def test_jobs_of_a_server_share_its_process_until_one_fails(tmp_path):
-  jobs = [
-    launcher.Job(
-      name=name,
-      command=['python', '-m', 'trainer', word],
-      log=str(tmp_path / name / 'log.txt'),
-      server=[sys.executable, '-c', SERVER],
-    )
-    for name, word in (('a', 'run'), ('b', 'run'), ('c', 'fail'), ('d', 'run'))
-  ]
-  outcome = launcher.run(jobs, 1)
-  assert outcome == launcher.Outcome(
-    failed={'c': 'exit status 2: error: no such file'}, unfinished=[]
-  )
-  logs = {name: (tmp_path / name / 'log.txt').read_text().splitlines() for name in 'abcd'}
-  assert logs['a'][0] == '$ python -m trainer run'
-  pid = {name: lines[1].split()[1] for name, lines in logs.items()}
-  assert pid['a'] == pid['b'] == pid['c'] != pid['d']
-  assert not any(is_running(int(number)) for number in pid.values())

@@ -2,16 +2,19 @@
 
 import csv
 import json
+import re
 
 import jax.numpy as jnp
 import pyarrow as pa
 import pytest
 
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.learner import checkpoint, checksums
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.reporting import step_records
+from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.studies import runs
+from tests.helpers import tiny
 
 STEP = {'replay/rows': 0, 'length/total': 10, 'time/step': 1.0}
 
@@ -117,3 +120,30 @@ def test_what_a_run_does_not_have_is_empty_in_the_table(tmp_path):
   assert [rows[0][name] for name in names] == ['11', '0.25', '', '', '1.5', 'abc']
   assert [rows[1][name] for name in names] == [''] * 6
   assert [row['eval/sums/pass@1'] for row in rows] == ['0.5', '0.25']
+
+
+def test_a_real_run_is_read_as_its_records_have_it(recorded):
+  found = runs.evaluations(str(recorded.workdir), tiny.QUESTIONS)
+  written = metrics.read(recorded.workdir)
+  trained = [record for record in written if record['step'] > 0]
+  assert [one.step for one in found] == [
+    record['step'] for record in written if any(name.startswith('eval/') for name in record)
+  ]
+  last = found[-1]
+  assert last.step == tiny.NUM_STEPS == len(trained)
+  questions = step_records.read(recorded.workdir).questions.to_pylist()
+  assert last.fresh_questions == sum(not question['is_replay'] for question in questions)
+  assert 0 < last.fresh_questions < len(questions)
+  assert last.distinct_questions == len({question['question'] for question in questions})
+  assert last.distinct_questions < last.fresh_questions, 'the second pass reads no new ones'
+  assert {'replay/times_mean', 'replay/effective_sample_size'} <= {*found[-1].explaining}
+  assert re.fullmatch('[0-9a-f]{12}', runs.warm_start(str(recorded.workdir)))
+  assert last.generated_tokens == sum(record['length/total'] for record in trained)
+  assert 0 < last.training_seconds < sum(record['time/step'] for record in trained)
+
+
+def test_a_measure_that_no_run_has_is_refused_with_those_there_are():
+  evaluation = runs.Evaluation(2, 16, 20, 2.0, None, {}, scored(0.5))
+  run = runs.StudyRun('sums', 'grpo', 0, 'python', (), '', True, (evaluation,))
+  with pytest.raises(InputError, match=r"'eval/sums/avg@4' was not measured .* eval/sums/pass@1"):
+    runs.finished([run], 'sums', 'grpo', 'eval/sums/avg@4')

@@ -16,12 +16,11 @@ import types
 
 import pytest
 
-from exgrpo_jax.commands import study, sweep
+from exgrpo_jax.commands import study as study_command
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.reporting import records, step_records, study_runs
-from exgrpo_jax.studies import protocol
-from tests.helpers import forked, tiny
+from exgrpo_jax.studies import protocol, study, sweep
+from tests.helpers import forked
 from tests.helpers.paths import REPOSITORY
 
 FIELDS = {
@@ -38,8 +37,7 @@ RUNS = ['sums,exgrpo,seed=0', 'sums,exgrpo,seed=1', 'sums,grpo,seed=0', 'sums,gr
 
 
 def replace_trainer(patch):
-  patch.setattr(sweep, 'TRAINER', 'tests.helpers.fake_trainer')
-  patch.setattr(study, 'TRAIN_SERVER', '')
+  patch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
   patch.setenv('PYTHONPATH', str(REPOSITORY))
 
 
@@ -54,7 +52,7 @@ def written_study(folder, words='Is more better?', **changed):
   fields = ', '.join(f'{name}={text}' for name, text in (FIELDS | changed).items())
   path = folder / 'which.py'
   path.write_text(
-    f'"""{words}"""\nfrom exgrpo_jax.sweeps.protocol import Study\n'
+    f'"""{words}"""\nfrom exgrpo_jax.studies.protocol import Study\n'
     f'def get_study():\n  return Study({fields})\n'
   )
   return str(path)
@@ -72,7 +70,7 @@ def started(folder, path, launcher='local'):
     study=path, workdir=str(folder / 'runs'), parallel=2, launcher=launcher
   )
   try:
-    study.main(args)
+    study_command.main(args)
   except SystemExit as ended:
     return ended.code
 
@@ -134,8 +132,7 @@ def test_the_results_are_those_by_hand(finished):
   ]
   assert float(curve['mean']) == pytest.approx(0.62) and curve['low_95'] == 'nan'
   assert (curve['fresh_questions'], curve['generated_tokens']) == ('14.0', '200.0')
-  for kind in ('png', 'svg', 'pdf'):
-    assert (finished / 'runs' / f'curves.{kind}').stat().st_size > 1000
+  assert (finished / 'runs' / 'curves.png').stat().st_size > 1000
 
 
 def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):
@@ -156,17 +153,11 @@ def test_the_measure_may_differ_by_setting(write_study, start, tmp_path):
     name: {'num_steps': steps, 'data.evaluation': ('sums.jsonl',)}
     for name, steps in (('two', 2), ('one', 1))
   }
-  changed = {
-    'settings': repr(settings),
-    'measure': "{'two': 'eval/sums/pass@1', 'one': 'eval/sums/truncated'}",
-  }
-  start(write_study(**changed))
+  measure = "{'two': 'eval/sums/pass@1', 'one': 'eval/sums/truncated'}"
+  start(write_study(settings=repr(settings), measure=measure))
   first, second = (tmp_path / 'runs' / 'results.md').read_text().split('## one')
   assert '`eval/sums/pass@1` at the last' in first and tables(first)[2][3] == '0.0700'
   assert '`eval/sums/truncated` at the last' in second and tables(second)[2][3] == '0.1000'
-  changed['measure'] = "{'two': 'eval/sums/pass@1'}"
-  with pytest.raises(InputError, match=r'must name one for each setting: two, one\.'):
-    protocol.load(write_study(**changed))
 
 
 def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(finished):
@@ -197,26 +188,6 @@ def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(finished):
   assert rows[3]['fresh_questions'] == rows[3]['generated_tokens'] == '0'  # before training
 
 
-def test_a_real_run_is_read_as_its_records_have_it(recorded):
-  found = study_runs.evaluations(str(recorded.workdir), tiny.QUESTIONS)
-  written = records.read(recorded.workdir)
-  trained = [record for record in written if record['step'] > 0]
-  assert [one.step for one in found] == [
-    record['step'] for record in written if any(name.startswith('eval/') for name in record)
-  ]
-  last = found[-1]
-  assert last.step == tiny.NUM_STEPS == len(trained)
-  questions = step_records.read(recorded.workdir).questions.to_pylist()
-  assert last.fresh_questions == sum(not question['is_replay'] for question in questions)
-  assert 0 < last.fresh_questions < len(questions)
-  assert last.distinct_questions == len({question['question'] for question in questions})
-  assert last.distinct_questions < last.fresh_questions, 'the second pass reads no new ones'
-  assert {'replay/times_mean', 'replay/effective_sample_size'} <= {*found[-1].explaining}
-  assert re.fullmatch('[0-9a-f]{12}', study_runs.warm_start(str(recorded.workdir)))
-  assert last.generated_tokens == sum(record['length/total'] for record in trained)
-  assert 0 < last.training_seconds < sum(record['time/step'] for record in trained)
-
-
 def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_path, monkeypatch):
   monkeypatch.setenv('FAKE_FAILS', 'sums,grpo,seed=1')
   assert start(write_study()) == 1
@@ -244,42 +215,29 @@ def test_a_finished_study_is_reported_again_without_a_run(finished):
   assert starts(finished) == dict.fromkeys(RUNS, 1)
 
 
-@pytest.mark.parametrize(
-  ('changed', 'message'),
-  [
-    ({'smallest_difference': '.1'}, 'smallest_difference was 0.2, is 0.1'),
-    ({'seeds': 'range(3)'}, 'seeds was [0, 1], is [0, 1, 2]'),
-    (
-      {'arms': "{'exgrpo': {'replay.ratio': .4, 'objective.kl_coefficient': .1}, 'grpo': {}}"},
-      'arms.exgrpo.replay.ratio was 0.5, is 0.4; arms.grpo.replay.ratio was 0.0, is None',
-    ),
-    ({'words': 'Is less better?'}, 'its file, at \'- """Is more better?"""\''),
-  ],
-)
-def test_a_protocol_that_has_changed_is_refused(changed, message, write_study, start, tmp_path):
+def test_a_protocol_or_config_that_has_changed_is_refused(write_study, start, tmp_path):
   """Also where only commands were printed: those may be running somewhere."""
-  assert start(write_study(), launcher='commands') is None
-  saved = json.loads((tmp_path / 'runs' / 'protocol.json').read_text())
-  assert saved['text'] == (tmp_path / 'which.py').read_text()
-  with pytest.raises(
-    InputError,
-    match=re.escape(message) + r'\. A study keeps the protocol that it began with: restore it, or '
-    'use another --workdir',
-  ):
-    start(write_study(**changed))
-  assert start(write_study(), launcher='commands') is None, 'as it was, it is not refused'
-  assert starts(tmp_path) == {}
-
-
-def test_a_config_that_has_changed_since_is_refused(write_study, start, tmp_path):
   config = tmp_path / 'mine.py'
   text = 'from exgrpo_jax.configs import smoke\n\ndef get_config():\n  return smoke.get_config()\n'
   config.write_text(text)
-  path = write_study(config=repr(str(config)))
-  start(path, launcher='commands')
+  own = {'config': repr(str(config))}
+  assert start(write_study(**own), launcher='commands') is None
+  saved = json.loads((tmp_path / 'runs' / 'protocol.json').read_text())
+  assert saved['text'] == (tmp_path / 'which.py').read_text()
+  less = "{'exgrpo': {'replay.ratio': .4, 'objective.kl_coefficient': .1}, 'grpo': {}}"
+  for changed, message in (
+    ({'smallest_difference': '.1'}, 'smallest_difference was 0.2, is 0.1'),
+    ({'seeds': 'range(3)'}, 'seeds was [0, 1], is [0, 1, 2]'),
+    ({'arms': less}, 'arms.exgrpo.replay.ratio was 0.5, is 0.4'),
+    ({'words': 'Is less better?'}, 'its file, at \'- """Is more better?"""\''),
+  ):
+    with pytest.raises(InputError, match=re.escape(message)):
+      start(write_study(**own | changed))
+  assert start(write_study(**own), launcher='commands') is None, 'as it was, it is not refused'
   config.write_text(text.replace('return ', 'c = ') + '  c.rollout.samples = 6\n  return c\n')
   with pytest.raises(InputError, match=r'values\.rollout\.samples was 4, is 6'):
-    start(path)
+    start(write_study(**own))
+  assert starts(tmp_path) == {}
 
 
 def test_results_older_than_the_protocol_are_refused(finished):
@@ -293,25 +251,21 @@ def test_results_older_than_the_protocol_are_refused(finished):
 @pytest.mark.parametrize(
   ('changed', 'message'),
   [
-    ({'words': ''}, r'which\.py: it has no docstring, which must say the question'),
-    ({'seeds': '[1]'}, r'seeds=\[1\] must be two or more different whole numbers'),
+    ({'words': ''}, 'no docstring'),
+    ({'seeds': '[1]'}, r'seeds=\[1\] must be two or more'),
     ({'seeds': '[1, 1]'}, r'seeds=\[1, 1\] must be two or more different'),
-    ({'seeds': '2'}, r'seeds=2 must be two or more different'),
     ({'baseline': "'ppo'"}, r"baseline='ppo' must be one of two or more arms: exgrpo, grpo"),
-    ({'arms': "{'grpo': {}}"}, r"baseline='grpo' must be one of two or more arms: grpo"),
-    ({'arms': "{'a,b': {}, 'grpo': {}}"}, r"arms has the name 'a,b'; it must be text without a"),
-    ({'arms': "['grpo']"}, r'arms must be name -> {dotted config key: value}'),
+    ({'arms': "{'a,b': {}, 'grpo': {}}"}, r"arms has the name 'a,b'"),
+    ({'arms': "['grpo']"}, r'arms must be name ->'),
     ({'settings': '{}'}, r'settings is empty'),
     ({'settings': "{'x': {'seed': 1}}"}, r"'seed' is set by more than one of setting 'x', arm"),
     ({'settings': "{'x': {'replay.ratio': 1}}"}, r"'replay.ratio' is set by more than one of"),
-    ({'measure': "'reward'"}, r"measure='reward' must be the name of an evaluation, such as"),
-    (
-      {'measure': "'eval/sum/pass@1'"},
-      r"measure='eval/sum/pass@1' is of no set that the run is evaluated on: eval/sums/…\.",
-    ),
+    ({'measure': "'reward'"}, r"measure='reward' must be the name of an evaluation"),
+    ({'measure': "{'other': 'eval/sums/pass@1'}"}, r'must name one for each setting: sums'),
+    ({'measure': "'eval/sum/pass@1'"}, r"measure='eval/sum/pass@1' is of no set .*: eval/sums/…"),
     ({'smallest_difference': '0'}, r'smallest_difference=0 must lie in \(0, inf\)'),
     ({'config': "'smok'"}, r'which\.py: --config=smok: there is no config of that name'),
-    ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'; did you"),
+    ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'"),
     ({'arms': "{'a': {}, 'grpo': {}}"}, r'are the same run'),
   ],
 )
@@ -319,15 +273,6 @@ def test_a_study_that_cannot_be_run_is_refused(changed, message, write_study, st
   with pytest.raises(InputError, match=message):
     start(write_study(**changed))
   assert not (tmp_path / 'runs').exists()
-
-
-def test_a_measure_that_no_run_has_is_refused_with_those_there_are(write_study, start):
-  with pytest.raises(
-    InputError,
-    match=r"measure='eval/sums/avg@4' was not measured by 'sums,exgrpo,seed=0'; there are: "
-    r'eval/sums/pass@1, ',
-  ):
-    start(write_study(measure="'eval/sums/avg@4'"))
 
 
 @pytest.mark.parametrize('name', config_files.shipped_names('exgrpo_jax.configs.studies'))
@@ -340,9 +285,7 @@ def test_every_study_that_ships_can_be_run(name, tmp_path):
   assert f'--study={name} ' in chosen.words
 
 
-# ---- The command line ----
-
-
+@pytest.mark.full
 def test_after_a_kill_the_same_command_completes_the_study(write_study, tmp_path):
   command = [
     'tests.helpers.with_fake_trainer',

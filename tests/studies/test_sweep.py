@@ -81,7 +81,8 @@ def test_every_ablation_of_the_paper_has_its_file():
     found = importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep().values()
     keys = set().union(*found) - {'seed'}
     if len(keys) == 1:
-      tried[keys.pop()] = {value for trial in found for key, value in trial.items() if key != 'seed'}
+      (key,) = keys
+      tried[key] = {trial[key] for trial in found}
   for key, value, number in (
     ('replay.ratio', 0.5, 4),
     ('replay.question_selection', 'gaussian', 5),
