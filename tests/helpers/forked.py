@@ -205,8 +205,6 @@ def _configure_jax(texts):
 
 def _become(command, writer):
   """Runs a command as `python -m` does, and ends this process."""
-  from jax._src import xla_bridge
-
   signal.alarm(TIMEOUT)
   name, *arguments = command
   module, words = (name, arguments) if '.' in name else ('exgrpo_jax', command)
@@ -224,9 +222,20 @@ def _become(command, writer):
     status = 1
   sys.stdout.flush()
   sys.stderr.flush()
-  if xla_bridge.backends_are_initialized():
+  if _used_device():
     os.write(writer, b'1')
   os._exit(status)
+
+
+def _used_device():
+  """Whether JAX has looked for devices; after that it refuses to change how many a CPU has."""
+  import jax
+
+  try:
+    jax.config.update('jax_num_cpu_devices', 1)
+  except RuntimeError:
+    return True
+  return False
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from tests.helpers import checks, devices
 from tests.helpers.paths import REPOSITORY
 from tests.processes import eight_devices
 
+pytestmark = pytest.mark.full
 NAMES = list(eight_devices.CHECKS)
 
 

@@ -74,6 +74,7 @@ def metadata():
     server.server_close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('cluster', ['Slurm', 'GKE', 'Cloud TPU'])
 def test_hosts_find_each_other_by_the_clusters_environment(cluster, metadata):
   environment = {

@@ -16,6 +16,7 @@ from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import CARRY, Pod
 
+pytestmark = pytest.mark.full
 STEPS, RESUMED = 8, 4
 assert STEPS % tiny.SAVED_EVERY == RESUMED % tiny.SAVED_EVERY == 0
 # Of two hosts, each holds all parameters; heads are split while decoding.

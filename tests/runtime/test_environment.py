@@ -13,7 +13,6 @@ from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime import environment
-from tests.helpers.paths import REPOSITORY
 
 
 def test_a_run_says_what_it_runs_on(recorded):
@@ -26,14 +25,11 @@ def test_a_run_says_what_it_runs_on(recorded):
   assert start['device']['count'] == jax.device_count()
 
 
-def test_every_start_has_an_entry(tmp_path):
+def test_every_start_has_an_entry_and_what_is_not_json_is_refused(tmp_path):
   for first_step in (0, 5):
     environment.record_start(str(tmp_path), first_step)
   starts = json.loads((tmp_path / 'environment.json').read_text())
   assert [start['first_step'] for start in starts] == [0, 5]
-
-
-def test_a_file_that_is_not_json_is_refused(tmp_path):
   (tmp_path / 'environment.json').write_text('oops')
   with pytest.raises(InputError, match=r'environment\.json is not JSON .* delete it'):
     environment.record_start(str(tmp_path), 0)
@@ -66,13 +62,10 @@ def test_the_commit_of_a_clone_and_whether_it_was_changed(clone):
   assert environment.describe(0)['commit'] == commit | {'has_uncommitted_changes': True}
 
 
-def test_a_package_installed_within_another_projects_clone_has_no_commit(clone):
+def test_without_git_and_within_another_projects_clone_there_is_no_commit(clone, monkeypatch):
   _, git = clone
   git('commit', '-qm', 'of another project', '--allow-empty')
   assert environment.describe(0)['commit'] is None
-
-
-def test_without_git_there_is_no_commit(monkeypatch):
   monkeypatch.setenv('PATH', '')
   assert environment.describe(0)['commit'] is None
 
@@ -99,12 +92,3 @@ def test_every_step_has_the_time_the_memory_and_the_learning_rate(recorded):
   assert (config.warmup_updates, config.minibatches, config.learning_rate) == (2, 2, 3e-3)
   rates = [record['learning_rate'] for record in records[1:3]]
   assert rates == pytest.approx([1.5e-3, 3e-3])
-
-
-def test_the_clone_of_these_tests_is_recognised():
-  expected = subprocess.run(
-    ['git', 'rev-parse', 'HEAD'], cwd=REPOSITORY, text=True, capture_output=True
-  )
-  if expected.returncode:
-    pytest.skip('not a clone')
-  assert environment.describe(0)['commit']['hash'] == expected.stdout.strip()

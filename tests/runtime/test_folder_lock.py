@@ -1,9 +1,11 @@
-"""A folder that one process at a time may work in, whatever becomes of that process."""
+"""A folder in which one process at a time may work, whatever becomes of that process."""
 
-import json
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -12,10 +14,10 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import folder_lock
 
 HOLD = """
-import fcntl, json, sys, time
+import fcntl, sys, time
 file = open(sys.argv[1], 'a+')
 fcntl.flock(file, fcntl.LOCK_EX)
-file.write(sys.argv[2])
+file.write(sys.argv[2] + ' process 7 on other, at noon')
 file.flush()
 print('held', flush=True)
 time.sleep(600)
@@ -28,10 +30,8 @@ def hold(tmp_path):
   started = []
 
   def start(machine):
-    owner = {'pid': 7, 'host': 'other', 'since': 'noon', 'machine': machine}
     process = subprocess.Popen(
-      [sys.executable, '-c', HOLD, str(tmp_path / 'lock'), json.dumps(owner)],
-      stdout=subprocess.PIPE,
+      [sys.executable, '-c', HOLD, str(tmp_path / 'lock'), machine], stdout=subprocess.PIPE
     )
     started.append(process)
     process.stdout.readline()
@@ -55,7 +55,7 @@ def test_an_owner_is_named_and_its_death_frees_the_folder(hold, tmp_path):
   process.kill()
   process.wait()
   with held(tmp_path):
-    assert json.loads((tmp_path / 'lock').read_text())['pid'] == os.getpid()
+    assert f'process {os.getpid()} on ' in (tmp_path / 'lock').read_text()
 
 
 def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkeypatch, capsys):
@@ -68,7 +68,7 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
 
   monkeypatch.setattr(time, 'sleep', die)
   with held(tmp_path):
-    assert 'taken by process 7 on other, at noon; waiting for' in capsys.readouterr().out
+    assert 'process 7 on other, at noon; waiting for' in capsys.readouterr().out
 
 
 def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
@@ -78,11 +78,10 @@ def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, 
     pass
 
 
-def test_a_process_that_inherits_the_lock_keeps_it(tmp_path):
+def test_a_process_that_inherits_the_lock_keeps_it_after_the_owner(tmp_path):
   """As the trials of a sweep that was killed."""
-  command = [sys.executable, '-c', 'import time; time.sleep(600)']
   with held(tmp_path) as descriptor:
-    heir = subprocess.Popen(command, pass_fds=[descriptor])
+    heir = subprocess.Popen(['sleep', '600'], pass_fds=[descriptor])
   try:
     with pytest.raises(InputError), held(tmp_path):
       pass
@@ -93,12 +92,21 @@ def test_a_process_that_inherits_the_lock_keeps_it(tmp_path):
     pass
 
 
+def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
+  process = hold('here')
+  threading.Timer(0.2, process.kill).start()
+  with folder_lock.in_turn(str(tmp_path), 'lock', 'another run has it'):
+    assert process.wait() and capsys.readouterr().out == 'another run has it\n'
+  with folder_lock.in_turn(str(tmp_path), 'lock', 'another run has it'):
+    assert capsys.readouterr().out == ''
+
+
 def test_where_the_file_system_has_no_locks_the_run_goes_on_with_a_warning(
   tmp_path, monkeypatch, capsys
 ):
   def refuse(*_):
-    raise OSError(folder_lock.errno.ENOSYS, 'Function not implemented')
+    raise OSError(errno.ENOSYS, 'Function not implemented')
 
-  monkeypatch.setattr(folder_lock.fcntl, 'flock', refuse)
+  monkeypatch.setattr(fcntl, 'flock', refuse)
   with held(tmp_path):
     assert 'cannot be locked' in capsys.readouterr().err

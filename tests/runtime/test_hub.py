@@ -39,23 +39,18 @@ def refusal(name='me/model', *patterns):
 
 
 @pytest.mark.parametrize(
-  ('text', 'name', 'revision'),
+  ('text', 'parsed'),
   [
-    ('Qwen/Qwen2.5-1.5B-Instruct', 'Qwen/Qwen2.5-1.5B-Instruct', ''),
-    ('me/model@v1.0', 'me/model', 'v1.0'),
-    ('me/model@refs/pr/1', 'me/model', 'refs/pr/1'),
+    ('Qwen/Qwen2.5-1.5B-Instruct', ('model', 'Qwen/Qwen2.5-1.5B-Instruct', '')),
+    ('me/model@refs/pr/1', ('model', 'me/model', 'refs/pr/1')),
+    *(
+      (path, None)
+      for path in ('', 'gpt2', './me/model', '~/model', '/me/model', 'a/b/c', 'gs://b/m', 'a/b@')
+    ),
   ],
 )
-def test_owner_and_name_are_a_name(text, name, revision):
-  assert hub.parse('model', text) == ('model', name, revision)
-
-
-@pytest.mark.parametrize(
-  'text',
-  ['', 'gpt2', './me/model', '~/model', '/me/model', '../model', 'a/b/c', 'gs://b/m', 'a/b@'],
-)
-def test_all_else_is_a_path(text):
-  assert hub.parse('model', text) is None
+def test_owner_and_name_are_a_name_and_all_else_is_a_path(text, parsed):
+  assert hub.parse('model', text) == parsed
 
 
 def test_only_the_files_that_are_wanted_are_fetched_and_each_once(served, tmp_path):
@@ -96,18 +91,9 @@ def test_a_workdir_keeps_what_names_mean(served, tmp_path):
   (tmp_path / 'config.json').write_text('{}')
   hub.recall(str(tmp_path))
   assert fetch('me/model', 'config.json') == folder
-
-
-def test_within_a_block_names_mean_what_they_mean_to_another_run(served, tmp_path):
-  folder = fetch('me/model', 'config.json')
-  served.repositories['model', 'me/model'].commit({'config.json': '{"a": 2}'})
-  with hub.as_in(str(tmp_path)):
+  with hub.as_in('nowhere'):  # as another run sees it
     assert fetch('me/model', 'config.json') != folder
   assert fetch('me/model', 'config.json') == folder
-
-
-def test_a_damaged_record_is_refused(tmp_path):
-  (tmp_path / 'config.json').write_text('{}')
   (tmp_path / hub.FILE).write_text('{')
   with pytest.raises(InputError, match=r'hub\.json cannot be read as the commits of a run'):
     hub.recall(str(tmp_path))
@@ -147,28 +133,16 @@ def test_it_says_what_it_has_fetched_and_where(capfd):
 # ---- What cannot be fetched ----
 
 
-def test_a_name_that_does_not_exist():
+def test_a_name_or_a_revision_that_does_not_exist():
   assert re.search(
-    r'there is no folder me/modle, and http://\S+ has no model of that name, or a private one, '
-    r"which needs 'hf auth login' or HF_TOKEN\.",
-    refusal('me/modle'),
+    r"there is no folder me/modle, .* no model .* 'hf auth login'", refusal('me/modle')
   )
-
-
-def test_a_revision_that_does_not_exist():
-  assert re.search(
-    r"the model me/model has no revision 'v9'; http://\S+/me/model lists its branches",
-    refusal('me/model@v9'),
-  )
+  assert re.search(r"has no revision 'v9'; http://\S+/me/model", refusal('me/model@v9'))
 
 
 def test_a_gated_model_without_a_token_and_with_one(served, monkeypatch):
   served.repositories['model', 'me/model'].needs_token = True
-  message = refusal()
-  assert re.search(
-    r'only for those who have accepted its licence: do so on http://\S+/me/model; ', message
-  )
-  assert message.endswith("then run 'hf auth login', or set HF_TOKEN.")
+  assert re.search(r'its licence: do so on http://\S+/me/model; .*HF_TOKEN', refusal())
   monkeypatch.setenv('HF_TOKEN', 'hf_abc')
   assert refusal().endswith('the token in use has not been granted it.')
 
@@ -179,11 +153,8 @@ def test_offline_the_cache_is_used_and_what_it_lacks_is_named(monkeypatch):
   with hub.as_in('nowhere'):
     assert fetch('me/model', 'config.json') == folder
     for message in (refusal('me/model', '*.safetensors'), refusal('me/other')):
-      assert 'cannot be fetched, for HF_HUB_OFFLINE is set, and the cache /' in message
-      assert message.endswith(
-        '/hub does not have all that is needed of it; unset it, or name a local folder in its '
-        'place, or a mirror of the Hub by HF_ENDPOINT.'
-      )
+      assert 'is not complete in the cache /' in message and 'HF_HUB_OFFLINE is set' in message
+      assert message.endswith('a local folder in its place, or a mirror of the Hub by HF_ENDPOINT.')
 
 
 def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
@@ -192,11 +163,10 @@ def test_without_a_network_it_is_said_what_cannot_be_reached(monkeypatch):
   monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
   with hub.as_in('nowhere'):
     assert fetch('me/model', 'config.json') == folder
-    assert re.search(
-      r'the model me/other cannot be fetched, for http://127\.0\.0\.1:9 cannot be reached '
-      r'\(ConnectError: .*\), and the cache .* of it; name a local folder in its place, or a mirro',
-      refusal('me/other'),
+    found = (
+      r'me/other is not .* http://127\.0\.0\.1:9 cannot be reached \(ConnectError: .* HF_ENDPOINT'
     )
+    assert re.search(found, refusal('me/other'))
 
 
 def test_a_full_disk(monkeypatch):
@@ -204,7 +174,4 @@ def test_a_full_disk(monkeypatch):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr('huggingface_hub.file_download.http_get', full)
-  assert re.search(
-    r'cannot be fetched into \S+ \(OSError: \[Errno 28\] No space left on device\); the same',
-    refusal(),
-  )
+  assert re.search(r'cannot be fetched into \S+ \(OSError: .* No space left on device\)', refusal())

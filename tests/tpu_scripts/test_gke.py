@@ -27,35 +27,18 @@ def in_cluster(command):
   return parse([*command, *(f'--{name}={value}' for name, value in CLUSTER.items())])
 
 
-def test_the_cluster_has_one_slice_and_sees_the_bucket(place):
+def test_the_cluster_has_one_slice_and_sees_the_bucket_without_caches(place):
   create, attach = dry_calls(place, 'gke_create.sh')
-  assert create == in_cluster(
-    [
-      'xpk',
-      'cluster',
-      'create',
-      '--tpu-type=v5litepod-16',
-      '--num-slices=1',
-      '--spot',
-      '--enable-gcsfuse-csi-driver',
-    ]
-  )
+  options = ('--tpu-type=v5litepod-16', '--num-slices=1', '--spot', '--enable-gcsfuse-csi-driver')
+  assert create == in_cluster(['xpk', 'cluster', 'create', *options])
   assert attach.words == ('storage', 'attach', 'exgrpo-bucket')
-  expected = CLUSTER | {
-    'type': 'gcsfuse',
-    'bucket': 'my-bucket',
-    'mount-point': '/mnt/my-bucket',
-    'readonly': 'false',
-  }
-  assert attach.flags.items() >= expected.items()
+  expected = {'bucket': 'my-bucket', 'mount-point': '/mnt/my-bucket', 'readonly': 'false'}
+  assert attach.flags.items() >= (CLUSTER | {'type': 'gcsfuse'} | expected).items()
   assert set(attach.flags['mount-options'].split(',')) == {
     'metadata-cache:ttl-secs:0',
     'metadata-cache:negative-ttl-secs:0',
     'write:enable-streaming-writes:false',
   }
-
-
-def test_the_cluster_is_on_demand_without_spot(place):
   create, _ = dry_calls(place, 'gke_create.sh', SPOT='no')
   assert 'on-demand' in create.flags and 'spot' not in create.flags
 
@@ -70,8 +53,9 @@ def launch(place):
   return workload, pod
 
 
-def test_a_workload_is_restarted_after_preemptions_and_failures_but_not_after_a_refusal(launch):
-  workload, _ = launch
+def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
+  """It is restarted after preemptions and failures but not after a refusal."""
+  workload, pod = launch
   assert workload.words == ('workload', 'create')
   expected = CLUSTER | {
     'workload': 'run-1',
@@ -83,6 +67,14 @@ def test_a_workload_is_restarted_after_preemptions_and_failures_but_not_after_a_
     'restart-on-exit-codes': '1,75',
   }
   assert workload.flags.items() >= expected.items()
+  fake(place, 'python', RECORD)
+  subprocess.run(
+    ['bash', '-c', workload.flags['command']], cwd=pod, env=environment(place), check=True
+  )
+  install, train = calls(place, 'python')
+  assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs,wandb]')
+  assert train == training() and {install.cwd, train.cwd} == {str(pod)}
+  assert (pod / 'exgrpo_jax' / '__main__.py').exists()
 
 
 def test_keys_reach_the_workload_through_a_file(place):
@@ -90,19 +82,6 @@ def test_keys_reach_the_workload_through_a_file(place):
   assert run(place, 'gke_launch.sh', ENV_FILE=str(place / 'keys')).returncode == 0
   assert calls(place)[0].flags['env-file'] == str(place / 'keys')
   assert 'secret' not in (place / 'calls').read_text()
-
-
-def test_a_pod_installs_the_tree_and_runs_the_same_training(launch, place):
-  workload, pod = launch
-  fake(place, 'python', RECORD)
-  subprocess.run(
-    ['bash', '-c', workload.flags['command']], cwd=pod, env=environment(place), check=True
-  )
-  install, train = calls(place, 'python')
-  assert install.words == ('-m', 'pip', 'install', '.[tpu,gcs,wandb]')
-  assert train == training()
-  assert {install.cwd, train.cwd} == {str(pod)}
-  assert (pod / 'exgrpo_jax' / 'train.py').exists()
 
 
 def test_sigterm_to_a_pod_reaches_training_and_its_exit_code_is_the_pods(launch, place):

@@ -39,24 +39,44 @@ def test_resume_goes_from_an_empty_project_to_a_finished_run(place):
   assert actions(calls(place, 'gcloud')).count('status') == 5, 'waits for all workers'
 
 
+RESTART = ['stop', 'copy', 'install', 'start']
+REPLACE = ['delete', 'create', *RESTART]
+
+
 @pytest.mark.parametrize(
-  ('requests', 'nodes'),
+  ('requests', 'nodes', 'statuses', 'changes'),
   [
-    (['ACTIVE', 'SUSPENDING', 'SUSPENDED', NO_SLICE, 'PROVISIONING', 'ACTIVE'], ['READY']),
-    (['ACTIVE', 'ACTIVE', NO_SLICE, 'ACTIVE'], ['READY', 'PREEMPTED', 'READY']),
+    pytest.param(
+      ['ACTIVE', 'SUSPENDING', 'SUSPENDED', NO_SLICE, 'PROVISIONING', 'ACTIVE'],
+      ['READY'],
+      [RUNNING, IDLE, RUNNING, DONE],
+      REPLACE,
+      id='suspended',
+    ),
+    pytest.param(
+      ['ACTIVE', 'ACTIVE', NO_SLICE, 'ACTIVE'],
+      ['READY', 'PREEMPTED', 'READY'],
+      [RUNNING, IDLE, RUNNING, DONE],
+      REPLACE,
+      id='preempted',
+    ),
+    pytest.param(['ACTIVE'], ['READY'], [RUNNING, FAILED, RUNNING, DONE], RESTART, id='one_fails'),
+    pytest.param(
+      ['ACTIVE'],
+      ['READY'],
+      [r'exgrpo: exit_code 255\nexgrpo: running', DONE],
+      RESTART,
+      id='only_2_is_a_refusal',
+    ),
   ],
 )
-def test_resume_replaces_a_preempted_slice(requests, nodes, place):
-  answer(place, requests=requests, nodes=nodes, statuses=[RUNNING, IDLE, RUNNING, DONE])
+def test_resume_replaces_a_lost_slice_and_restarts_all_workers_when_one_fails(
+  requests, nodes, statuses, changes, place
+):
+  answer(place, requests=requests, nodes=nodes, statuses=statuses)
   result = run(place, 'resume.sh')
   assert result.returncode == 0, result.stderr
-  assert changes_by(place) == ['delete', 'create', 'stop', 'copy', 'install', 'start']
-
-
-def test_resume_restarts_all_workers_when_one_fails(place):
-  answer(place, requests=['ACTIVE'], nodes=['READY'], statuses=[RUNNING, FAILED, RUNNING, DONE])
-  assert run(place, 'resume.sh').returncode == 0
-  assert changes_by(place) == ['stop', 'copy', 'install', 'start']
+  assert changes_by(place) == changes
 
 
 def test_resume_gives_up_on_failures_without_progress(place):
@@ -78,51 +98,28 @@ def test_resume_goes_on_as_long_as_there_are_new_checkpoints(place):
   assert changes_by(place).count('start') == 4
 
 
-def test_resume_does_not_restart_training_that_refused_its_input(place):
-  answer(
-    place,
-    requests=['ACTIVE'],
-    nodes=['READY'],
-    statuses=[RUNNING, r'exgrpo: exit_code 2\nexgrpo: running'],
-  )
-  result = run(place, 'resume.sh')
-  assert result.returncode == 2
-  assert 'training refused its config, a flag or a file' in result.stderr
-  assert changes_by(place) == []
-
-
-def test_only_the_status_2_is_taken_for_a_refusal(place):
-  answer(
-    place,
-    requests=['ACTIVE'],
-    nodes=['READY'],
-    statuses=[r'exgrpo: exit_code 255\nexgrpo: running', DONE],
-  )
-  assert run(place, 'resume.sh').returncode == 0
-  assert changes_by(place) == ['stop', 'copy', 'install', 'start']
+READY = dict(requests=['ACTIVE'], nodes=['READY'], statuses=[RUNNING])
 
 
 @pytest.mark.parametrize(
-  'answers',
+  ('answers', 'message'),
   [
-    dict(requests=['!ERROR: no network'], nodes=['READY'], statuses=[RUNNING]),
-    dict(requests=['ACTIVE'], nodes=['!ERROR: no network'], statuses=[RUNNING]),
-    dict(requests=['ACTIVE'], nodes=['READY'], statuses=['!ssh: no network']),
+    (
+      dict(statuses=[RUNNING, r'exgrpo: exit_code 2\nexgrpo: running']),
+      'training refused its config, a flag or a file',
+    ),
+    (dict(requests=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
+    (dict(nodes=['!ERROR: no network']), '10 attempts in a row failed (gcloud: ERROR: no net'),
+    (dict(statuses=['!ssh: no network']), 'unreachable (ssh: no network)'),
+    (dict(requests=['FAILED']), 'the request for run-1 failed'),
   ],
 )
-def test_resume_changes_nothing_while_gcloud_fails(answers, place):
-  answer(place, **answers)
+def test_resume_ends_and_changes_nothing_after_a_refusal_and_where_gcloud_fails(
+  answers, message, place
+):
+  answer(place, **READY | answers)
   result = run(place, 'resume.sh')
-  assert result.returncode == 2
-  assert '10 attempts in a row failed' in result.stderr
-  assert 'no network' in result.stderr
-  assert changes_by(place) == []
-
-
-def test_resume_ends_when_the_request_fails(place):
-  answer(place, requests=['FAILED'], nodes=['READY'], statuses=[RUNNING])
-  result = run(place, 'resume.sh')
-  assert result.returncode == 2
+  assert result.returncode == 2 and message in result.stderr
   assert changes_by(place) == []
 
 
@@ -130,9 +127,8 @@ def test_a_config_that_training_would_refuse_is_refused_here_before_anything_is_
   answer(place, requests=[NO_SLICE], nodes=['READY'], statuses=[IDLE])
   result = run(place, 'resume.sh', PYTHON=sys.executable, CONFIG='configs/smok.py')
   assert result.returncode == 2
-  refusal, advice = result.stderr.splitlines()
-  assert refusal.startswith('error: --config=configs/smok.py: there is no such file')
-  assert advice.startswith('error: training would refuse this, so nothing was done; mend CONFIG')
+  assert 'error: --config=configs/smok.py: there is no such file' in result.stderr
+  assert 'so nothing was done; mend CONFIG' in result.stderr
   assert calls(place) == []
 
 
@@ -161,6 +157,7 @@ exec sleep 60
 )
 
 
+@pytest.mark.full
 def test_a_preempted_run_finishes_on_workers_that_are_folders(place):
   fake_cloud(place, train=TRAIN)
   result = run(place, 'resume.sh', RUN='runs/first run')

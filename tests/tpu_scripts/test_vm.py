@@ -49,24 +49,18 @@ def test_create_requests_spot_capacity_only_if_it_is_wanted(place):
   assert dry_calls(place, 'create.sh', SPOT='no')[0] == CREATE
 
 
-def test_create_waits_until_the_slice_is_ready(place):
-  answer(
-    place,
-    requests=[NO_SLICE, 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'],
-    nodes=['CREATING', 'READY'],
-  )
+def test_create_waits_until_the_slice_is_ready_and_does_not_request_it_twice(place):
+  states = ['WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE']
+  answer(place, requests=[NO_SLICE, *states], nodes=['CREATING', 'READY'])
   result = run(place, 'create.sh')
   assert result.returncode == 0
   assert result.stderr.splitlines() == [
     f'run-1: {state}' for state in ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'CREATING', 'READY')
   ]
   assert changes_by(place) == ['create']
-
-
-def test_create_does_not_request_a_slice_twice(place):
   answer(place, requests=['PROVISIONING', 'ACTIVE'], nodes=['READY'])
   assert run(place, 'create.sh').returncode == 0
-  assert changes_by(place) == []
+  assert changes_by(place) == ['create']
 
 
 @pytest.mark.parametrize(
@@ -97,21 +91,24 @@ def test_delete_asks_first(place):
 # Setting up and training.
 
 
-def test_set_up_installs_this_tree_on_all_workers_and_mounts_the_bucket(cloud):
+def test_set_up_installs_this_tree_and_launch_starts_the_same_training_on_all_workers(cloud):
+  """Detached, in the tree, with quotes and spaces in the arguments intact."""
   stale = cloud / '1' / 'exgrpo' / 'tree' / 'stale.py'
   stale.parent.mkdir(parents=True)
   stale.touch()
   assert run(cloud, 'set_up.sh').returncode == 0
   assert not stale.exists()
   trees = [cloud / number / 'exgrpo' / 'tree' for number in '01']
-  for tree in trees:
-    assert (tree / 'exgrpo_jax' / 'train.py').exists()
   assert [call.words for call in calls(cloud, 'pip')] == [
     ('install', '-e', f'{tree}[tpu,gcs,wandb]') for tree in trees
   ]
   assert [call.words for call in calls(cloud, 'gcsfuse')] == [('my-bucket', '/mnt/my-bucket')] * 2
   for call in calls(cloud, 'gcloud'):
     assert call.flags.items() >= (LOCATION | {'worker': 'all', 'quiet': ''}).items()
+  assert run(cloud, 'launch.sh', RUN="it's a run").returncode == 0
+  wait_until(lambda: len(calls(cloud, 'python')) == 2, lambda: calls(cloud))
+  assert calls(cloud, 'python') == [training("it's a run")] * 2
+  assert {call.cwd for call in calls(cloud, 'python')} == set(map(str, trees))
 
 
 def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
@@ -129,24 +126,13 @@ def test_set_up_packs_what_an_installation_needs_and_nothing_else(place):
     'LICENSE',
   }
   assert not [path for path in packed if '__pycache__' in path]
-  assert {'exgrpo_jax/train.py', 'configs/base.py', 'tpu_scripts/worker.sh'} <= set(packed)
+  assert {'exgrpo_jax/__main__.py', 'configs/base.py', 'tpu_scripts/worker.sh'} <= set(packed)
   setup = configparser.ConfigParser()
   setup.read(ROOT / 'setup.cfg')
   for package in setup['options']['packages'].split():
     path = package.replace('.', '/').replace('exgrpo_jax/configs', 'configs')
     assert f'{path}/__init__.py' in packed
   assert changes_by(place) == ['copy', 'install']
-
-
-def test_launch_starts_the_same_training_on_every_worker(cloud):
-  """Detached, in the tree, with quotes and spaces in the arguments intact."""
-  assert run(cloud, 'set_up.sh').returncode == 0
-  assert run(cloud, 'launch.sh', RUN="it's a run").returncode == 0
-  wait_until(lambda: len(calls(cloud, 'python')) == 2, lambda: calls(cloud))
-  assert calls(cloud, 'python') == [training("it's a run")] * 2
-  assert {call.cwd for call in calls(cloud, 'python')} == {
-    f'{cloud}/{number}/exgrpo/tree' for number in '01'
-  }
 
 
 def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_workers(cloud):
@@ -165,11 +151,6 @@ def test_set_up_spares_a_tree_that_training_runs_from_and_stop_ends_it_on_all_wo
     assert worker(cloud, 'status', HOME=str(home)).stdout == 'exgrpo: exit_code 75\n'
   assert run(cloud, 'set_up.sh').returncode == 0
   assert not any(mark.exists() for mark in marks)
-
-
-def test_stop_does_nothing_on_workers_that_are_not_set_up(cloud):
-  assert run(cloud, 'stop.sh').returncode == 0
-  assert not list((cloud / '0').iterdir())
 
 
 # Secrets.
@@ -198,35 +179,29 @@ def test_a_key_reaches_training_and_neither_a_command_line_nor_a_log(cloud):
   assert not (cloud / '0' / 'exgrpo' / 'private' / 'env').exists()
 
 
-@pytest.mark.parametrize('script', ['resume.sh', 'set_up.sh', 'gke_launch.sh'])
-def test_a_missing_file_of_keys_is_refused_before_anything_is_done(script, place):
-  result = run(place, script, ENV_FILE='/nowhere')
-  assert result.returncode == 2
-  assert "error: ENV_FILE='/nowhere' in " in result.stderr and 'WANDB_API_KEY' in result.stderr
+def test_a_missing_file_of_keys_is_refused_before_anything_is_done(place):
+  for script in ('resume.sh', 'set_up.sh', 'gke_launch.sh'):
+    result = run(place, script, ENV_FILE='/nowhere')
+    assert result.returncode == 2 and "error: ENV_FILE='/nowhere' in " in result.stderr
   assert not calls(place)
 
 
 # Logs and results.
 
 
-@pytest.mark.parametrize(('arguments', 'number'), [([], '0'), (['--worker=1'], '1')])
-def test_logs_follow_the_output_of_one_worker(arguments, number, cloud):
-  for home in (cloud / '0', cloud / '1'):
-    (home / 'exgrpo').mkdir()
-    (home / 'exgrpo' / 'log').write_text(f'{home.name} starts\n')
-  output = cloud / 'output'
-  command = [SCRIPTS / 'logs.sh', f'--variables={variables(cloud)}', *arguments]
+def test_logs_follow_the_output_of_one_worker(cloud):
+  (cloud / '1' / 'exgrpo').mkdir()
+  log, output = cloud / '1' / 'exgrpo' / 'log', cloud / 'output'
+  log.write_text('starts\n')
+  command = [SCRIPTS / 'logs.sh', f'--variables={variables(cloud)}', '--worker=1']
   with output.open('w') as stdout, background(cloud, command, stdout=stdout):
-    wait_until(lambda: output.read_text() == f'{number} starts\n', output.read_text)
-    with (cloud / number / 'exgrpo' / 'log').open('a') as log:
-      log.write('more\n')
-    wait_until(lambda: output.read_text() == f'{number} starts\nmore\n', output.read_text)
-
-
-def test_logs_of_all_workers_or_of_one_by_its_number(cloud):
-  for option in ('all', '3'):
-    (call,) = dry_calls(cloud, 'logs.sh', f'--worker={option}')
-    assert call.flags.items() >= (LOCATION | {'worker': option}).items()
+    wait_until(lambda: output.read_text() == 'starts\n', output.read_text)
+    with log.open('a') as file:
+      file.write('more\n')
+    wait_until(lambda: output.read_text() == 'starts\nmore\n', output.read_text)
+  for arguments, worker_of in ([], '0'), (['--worker=all'], 'all'), (['--worker=3'], '3'):
+    (call,) = dry_calls(cloud, 'logs.sh', *arguments)
+    assert call.flags.items() >= (LOCATION | {'worker': worker_of}).items()
   assert run(cloud, 'logs.sh', '--worker=first').returncode == 2
 
 
