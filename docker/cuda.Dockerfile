@@ -2,7 +2,7 @@
 #
 #   docker build --file=docker/cuda.Dockerfile --tag=exgrpo_jax:cuda .
 #   docker run --init --gpus=all --volume="$PWD/runs:/runs" exgrpo_jax:cuda \
-#     python -m exgrpo_jax train --config=smoke --workdir=/runs/smoke
+#     exgrpo train --config=smoke --workdir=/runs/smoke
 #
 # jax's wheels bring CUDA; the machine needs its driver and the NVIDIA Container Toolkit.
 # --build-arg=EXTRAS=cuda13,wandb takes CUDA 13. What is fetched and compiled outlives the container with
@@ -21,4 +21,4 @@ ARG EXTRAS=cuda12,wandb
 RUN --mount=type=bind,from=build,source=/wheel,target=/wheel \
     set -- /wheel/*.whl && pip install --no-cache-dir "$1[$EXTRAS]"
 WORKDIR /runs
-CMD ["python", "-m", "exgrpo_jax.commands.train", "--help"]
+CMD ["exgrpo"]

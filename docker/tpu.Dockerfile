@@ -2,7 +2,7 @@
 #
 #   docker build --file=docker/tpu.Dockerfile --tag=exgrpo_jax:tpu .
 #   docker run --init --privileged --network=host --volume="$PWD/runs:/runs" exgrpo_jax:tpu \
-#     python -m exgrpo_jax train --config=smoke --workdir=/runs/smoke
+#     exgrpo train --config=smoke --workdir=/runs/smoke
 #
 # --privileged and --network=host are what a TPU VM asks for. The scripts in tpu_scripts/ need no
 # image: they install the tree on the workers.
@@ -20,4 +20,4 @@ ARG EXTRAS=tpu,gcs,wandb
 RUN --mount=type=bind,from=build,source=/wheel,target=/wheel \
     set -- /wheel/*.whl && pip install --no-cache-dir "$1[$EXTRAS]"
 WORKDIR /runs
-CMD ["python", "-m", "exgrpo_jax.commands.train", "--help"]
+CMD ["exgrpo"]

@@ -120,10 +120,10 @@ on_workers() {
 
 workdir() { printf '/mnt/%s/%s' "$BUCKET" "$RUN"; }
 
-# python_command PYTHON MODULE: a command with the flags of training as one shell-quoted line. What is
-# compiled is kept in the bucket, where the next slice and other runs find it.
+# python_command PYTHON COMMAND: a command with training's flags, as one shell-quoted line. Compiled
+# programs are kept in the bucket, where the next slice and other runs find them.
 python_command() {
-  show "$1" -m "exgrpo_jax.$2" --config="$CONFIG" --workdir="$(workdir)" \
+  show "$1" -m exgrpo_jax "$2" --config="$CONFIG" --workdir="$(workdir)" \
     --config.compilation_cache="/mnt/$BUCKET/compiled" \
     ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}
 }

@@ -190,6 +190,10 @@ def test_a_missing_file_of_keys_is_refused_before_anything_is_done(place):
 
 
 def test_logs_follow_the_output_of_one_worker(cloud):
+  for arguments, worker_of in ([], '0'), (['--worker=all'], 'all'), (['--worker=3'], '3'):
+    (call,) = dry_calls(cloud, 'logs.sh', *arguments)
+    assert call.flags.items() >= (LOCATION | {'worker': worker_of}).items()
+  assert run(cloud, 'logs.sh', '--worker=first').returncode == 2
   (cloud / '1' / 'exgrpo').mkdir()
   log, output = cloud / '1' / 'exgrpo' / 'log', cloud / 'output'
   log.write_text('starts\n')
@@ -199,10 +203,6 @@ def test_logs_follow_the_output_of_one_worker(cloud):
     with log.open('a') as file:
       file.write('more\n')
     wait_until(lambda: output.read_text() == 'starts\nmore\n', output.read_text)
-  for arguments, worker_of in ([], '0'), (['--worker=all'], 'all'), (['--worker=3'], '3'):
-    (call,) = dry_calls(cloud, 'logs.sh', *arguments)
-    assert call.flags.items() >= (LOCATION | {'worker': worker_of}).items()
-  assert run(cloud, 'logs.sh', '--worker=first').returncode == 2
 
 
 def test_fetch_copies_the_results_and_checkpoints_only_with_all(place):
