@@ -67,21 +67,20 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
   )
 
 
-def test_a_question_counts_once_however_often_a_run_has_worked_on_it(tmp_path):
+@pytest.mark.parametrize(
+  ('second', 'first_step', 'counted'),
+  [
+    pytest.param([[5, 7]], 3, [0, 2, 3, 3], id='each_question_once'),
+    pytest.param([[7, 8]], 4, [0, 2, 3, None], id='not_past_missing_records'),
+  ],
+)
+def test_different_questions_are_counted(second, first_step, counted, tmp_path):
   write_metrics(tmp_path, [scored(0), scored(0), scored(0), scored(0)])
   write_questions(tmp_path, 1, [[5, 6], [6, 7]])
-  write_questions(tmp_path, 3, [[5, 7]])
+  write_questions(tmp_path, first_step, second)
   found = runs.evaluations(str(tmp_path), 2)
-  assert [one.distinct_questions for one in found] == [0, 2, 3, 3]
+  assert [one.distinct_questions for one in found] == counted
   assert [one.fresh_questions for one in found] == [0, 2, 4, 6]
-
-
-def test_questions_are_not_counted_past_a_step_whose_records_are_missing(tmp_path):
-  write_metrics(tmp_path, [scored(0), scored(0), scored(0), scored(0)])
-  write_questions(tmp_path, 1, [[5, 6]])
-  write_questions(tmp_path, 3, [[7, 8]])
-  found = runs.evaluations(str(tmp_path), 2)
-  assert [one.distinct_questions for one in found] == [0, 2, None, None]
 
 
 def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):

@@ -193,13 +193,6 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
   assert not any(map(sweep.is_finished, plan(TWO_BY_TWO, {'num_steps': 3}))), 'prolonged'
 
 
-def test_where_all_trials_fail_there_is_no_table(plan, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(sweep, 'TRAINER', ('no_such_trainer',))
-  assert run(plan("{'a': {}}"), tmp_path) == 1
-  out = capsys.readouterr().out
-  assert 'nothing to compare' in out and 'No module named no_such_trainer' in out
-
-
 def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
   (trial,) = plan("{'a': {}}")
   longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))

@@ -59,11 +59,10 @@ def test_three_seeds_have_intervals_and_a_conclusion():
   assert seeds[0] == ['exgrpo', '0.2500', '0.5000', '0.7500']
 
 
-@pytest.mark.parametrize('scores', [(0.5, 0.75), (0.5, 0.5, 0.5)])
-def test_from_two_seeds_or_from_equal_differences_nothing_is_concluded(scores):
+def test_from_two_seeds_nothing_is_concluded():
   _, differences, _ = tables(
-    *(run('exgrpo', seed, score) for seed, score in enumerate(scores)),
-    *(run('grpo', seed, 0.25) for seed in range(len(scores))),
+    *(run('exgrpo', seed, score) for seed, score in enumerate((0.5, 0.75))),
+    *(run('grpo', seed, 0.25) for seed in range(2)),
   )
   assert [differences[0][column] for column in (3, 5, 6)] == ['-', '-', 'cannot be told']
 
