@@ -9,6 +9,7 @@ the run's, and no two purposes share a stream.
 import enum
 import functools
 
+import chex
 import jax
 import numpy as np
 
@@ -78,6 +79,7 @@ def row_keys(
 
   `step_key` is [B], or one for all.
   """
+  chex.assert_equal_shape([question_row_B, sample_index_B])
 
   def row_key(step_key: jax.Array, question_row: jax.Array, sample_index: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(step_key, question_row), sample_index)
@@ -88,6 +90,7 @@ def row_keys(
 
 def uniforms(key_B: jax.Array, position_B: jax.Array) -> jax.Array:
   """float32 [B, 2] in [0, 1), from each response's key and its position."""
+  chex.assert_equal_shape([key_B, position_B])
 
   def uniform(key: jax.Array, position: jax.Array) -> jax.Array:
     return jax.random.uniform(jax.random.fold_in(key, position), (2,))

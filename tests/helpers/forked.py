@@ -35,7 +35,6 @@ class Outcome(NamedTuple):
   status: int
   out: str
   err: str
-  seconds: float  # without imports
   used_device: bool  # whether JAX was asked for devices, as all that computes does
 
 
@@ -90,19 +89,17 @@ def run_one(command, **more):
   return start(command, **more).wait()
 
 
-def start(command, given='', has_reader=True, log=None, **environment):
+def start(command, has_reader=True, log=None, **environment):
   """A Command that has started, in the environment that the caller has at the moment.
 
   Args:
     command: a module and its arguments; a module of exgrpo_jax may be named without the package.
-    given: its standard input.
     has_reader: whether somebody reads what it prints, unlike before `| head` once that has ended.
     log: a file for all that it prints, which its Outcome then lacks.
     **environment: added to its environment. Of JAX's settings those count that are texts or floats.
   """
   pid, out = _ask(
     command=list(map(str, command)),
-    given=given,
     has_reader=has_reader,
     log=log and str(log),
     environment={**os.environ, **environment},
@@ -151,19 +148,17 @@ def _end():
 
 # ---- In the process that forks ----
 
-_started = {}  # process id -> (the folder of its files, what says that it used a device, when)
+_started = {}  # process id -> (the folder of its files, what says that it used a device)
 
 
 def _start(request, folder):
   """Forks a process for a command: its id, and the file of its output."""
   place = pathlib.Path(tempfile.mkdtemp(dir=folder))
-  (place / 'in').write_text(request['given'])
   for name in ('out', 'err'):
     (place / name).touch()
   reader, writer = os.pipe()
-  started = time.monotonic()
   if not (pid := os.fork()):
-    os.dup2(os.open(place / 'in', os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(os.open(place / 'out', os.O_WRONLY), 1)
     os.dup2(os.open(place / 'err', os.O_WRONLY), 2)
     if request['log']:
@@ -179,19 +174,18 @@ def _start(request, folder):
     _configure_jax(request['jax'])
     _become(request['command'], writer)
   os.close(writer)
-  _started[pid] = (place, reader, started)
+  _started[pid] = (place, reader)
   return pid, str(place / 'out')
 
 
 def _outcome(pid):
-  place, reader, started = _started.pop(pid)
+  place, reader = _started.pop(pid)
   status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-  seconds = time.monotonic() - started
   with os.fdopen(reader) as file:
     used_device = bool(file.read())
   out, err = ((place / name).read_text() for name in ('out', 'err'))
   shutil.rmtree(place)
-  return Outcome(status, out, err, seconds, used_device)
+  return Outcome(status, out, err, used_device)
 
 
 def _configure_jax(texts):

@@ -262,6 +262,14 @@ def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp
   assert '4 of 4 trials are left to run' in outcome.err
 
 
+def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
+  """As before `| head -1`."""
+  flags = (f'--workdir={tmp_path}/runs', f'--sweep={write_sweep(TWO_BY_TWO)}', '--config=smoke')
+  outcome = forked.run_one(['sweep', '--launcher=commands', *flags], has_reader=False)
+  assert 'Traceback' not in outcome.err and 'BrokenPipe' not in outcome.err
+  assert outcome.status == 128 + signal.SIGPIPE
+
+
 @pytest.mark.full
 def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
   write_sweep, tmp_path
