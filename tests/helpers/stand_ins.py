@@ -175,11 +175,6 @@ def fake_cloud(place, train=RECORD):
   fake(place, 'python', train)
   fake(place, 'pip', RECORD)
   fake(place, 'mountpoint', 'exit 1')
-  fake_venv(place)
-
-
-def fake_venv(place):
-  """A uv that creates a venv with the fake python and pip."""
   fake(
     place,
     'uv',

@@ -26,21 +26,10 @@ def test_one_process_alone_joins_nobody():
 @pytest.mark.parametrize(
   ('meeting', 'message'),
   [
-    pytest.param(Meeting(process_id=0), 'belong together', id='process_id_alone'),
-    pytest.param(Meeting(num_processes=2), 'belong together', id='num_processes_alone'),
-    pytest.param(
-      Meeting(coordinator_address='localhost:1'), 'belong together', id='coordinator_address_alone'
-    ),
-    pytest.param(
-      Meeting(coordinator_address='localhost:1', num_processes=2, process_id=2),
-      '--process_id=2 must be below --num_processes=2',
-      id='process_id_too_large',
-    ),
-    pytest.param(
-      Meeting(coordinator_address='localhost', num_processes=2, process_id=1),
-      '--coordinator_address=localhost must be host:port',
-      id='address_without_port',
-    ),
+    (Meeting(process_id=0), 'belong together'),
+    (Meeting(coordinator_address='localhost:1'), 'belong together'),
+    (Meeting('localhost:1', 2, 2), '--process_id=2 must be below --num_processes=2'),
+    (Meeting('localhost', 2, 1), '--coordinator_address=localhost must be host:port'),
   ],
 )
 def test_a_meeting_that_is_incomplete_or_wrong_is_refused(meeting, message):

@@ -86,14 +86,6 @@ def test_a_malformed_value_is_refused(place):
     assert result.stderr.startswith(f"error: {name}='{value}' in ")
 
 
-def test_a_missing_variables_file_is_named():
-  result = subprocess.run(
-    [SCRIPTS / 'create.sh', '--variables=/nowhere', '--dry_run'], capture_output=True, text=True
-  )
-  assert result.returncode == 2
-  assert "there is no variables file '/nowhere'" in result.stderr
-
-
 def test_the_repository_leaves_empty_what_only_the_user_knows(place):
   result = subprocess.run(
     [SCRIPTS / 'resume.sh', '--dry_run'], env=environment(place), capture_output=True, text=True

@@ -5,12 +5,10 @@ import subprocess
 
 from tests.helpers.stand_ins import (
   RECORD,
-  ROOT,
   SCRIPTS,
   background,
   calls,
   fake,
-  fake_venv,
   wait_until,
   worker,
 )
@@ -41,13 +39,6 @@ def test_a_worker_keeps_the_exit_code_and_the_output(place):
   start(place, 'echo hello; exit 3')
   await_status(place, 'exit_code 3')
   await_log(place, 'hello')
-
-
-def test_training_that_cannot_be_started_is_said_to_be(place):
-  fake(place, 'setsid', 'exit 1')
-  started = worker(place, 'start', '/none', 'true')
-  assert started.returncode == 1
-  assert started.stderr == f'error: training did not start; {place}/exgrpo/log may say why.\n'
 
 
 def test_a_worker_runs_one_training_at_a_time_and_stops_it_with_sigterm(place):
@@ -86,20 +77,6 @@ def test_a_worker_mounts_the_bucket_once(place):
   fake(place, 'mountpoint', 'exit 0')
   assert worker(place, 'mount', 'my-bucket').returncode == 0
   assert len(calls(place)) == 3
-
-
-def test_a_worker_installs_this_tree_in_its_own_python(place):
-  fake_venv(place)
-  fake(place, 'python', RECORD)
-  fake(place, 'pip', RECORD)
-  for _ in range(2):
-    assert worker(place, 'install').returncode == 0
-  (venv,) = calls(place, 'uv')
-  assert venv.words[0] == 'venv' and 'seed' in venv.flags
-  assert {'3.12', f'{place}/exgrpo/venv'} <= set(venv.words)
-  assert [call.words for call in calls(place, 'pip')] == [
-    ('install', '-e', f'{ROOT}[tpu,gcs,wandb]')
-  ] * 2
 
 
 def test_metrics_reach_the_bucket_while_training_runs(place):
