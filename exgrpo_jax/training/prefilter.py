@@ -42,7 +42,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout.stages import Rollout, plan_apart
-from exgrpo_jax.runtime import activity, console, device_memory, hosts
+from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
 from exgrpo_jax.training.checks import check_rewards
@@ -92,7 +92,7 @@ def filter_questions(
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
   rollout = make_rollout(experiment, data)
-  with jax.set_mesh(experiment.meshes.training), console.opened(), device_memory.explained():
+  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     if source:
       params = policies.restore(source, experiment).params
     else:
