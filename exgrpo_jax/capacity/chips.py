@@ -13,10 +13,10 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-  """One chip. Memory as libtpu's messages give it, the rest from Google Cloud's documentation.
+  """One chip. Memory as in libtpu's messages, the rest from Google Cloud's documentation.
 
-  The clock is what the peak needs of the chip's matrix units, each of `matrix_unit` squared
-  multiplications and additions a cycle: four on v5e and v6e, eight on v5p.
+  The clock follows from the peak: each matrix unit makes `matrix_unit` squared multiply-adds a
+  cycle, and a v5e or v6e has four units, a v5p eight.
   """
 
   memory: float  # bytes that programs can use, a little less than the chip has
@@ -41,9 +41,9 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-  """The chip of a topology such as 'v5e:4x4'; InputError if its generation is not in CHIPS."""
-  generation = topology.split(':')[0]
-  if generation not in CHIPS or ':' not in topology:
+  """The chip of a topology such as 'v5e:4x4'; InputError for an unknown generation."""
+  generation, _, shape = topology.partition(':')
+  if generation not in CHIPS or not shape:
     raise InputError(
       f'--topology={topology} must be a generation and a slice, such as v5e:4x4; '
       f'generations are {", ".join(CHIPS)}.'
@@ -52,13 +52,13 @@ def chip_of(topology: str) -> Chip:
 
 
 def slice_devices(topology: str) -> list[jax.Device]:  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
-  """The devices of a slice, which programs can be compiled for but not run on.
+  """Devices of a slice, which programs can be compiled for but not run on.
 
   Raises:
     InputError: libtpu is not installed, or has no such slice.
   """
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')  # do not query the cloud's metadata server
-  # Another process may have loaded libtpu; nothing is run here, so that process keeps its chips.
+  # Another process may hold this machine's TPU. Nothing runs here, so it keeps it.
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   if importlib.util.find_spec('libtpu') is None:
     raise InputError(

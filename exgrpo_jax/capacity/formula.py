@@ -1,10 +1,10 @@
-"""What the programs of a step need of one device's memory, by formula: nothing is compiled.
+"""Memory that the programs of a step need on one device, by formula: nothing is compiled.
 
-Arguments are counted from the real arrays' shapes. Of temporary arrays the largest are counted that
-exist at once, by the model's shape. An update's gradient and its logits do not share memory here:
-sometimes they do, and then an update takes up to a fifth less. Tests hold the sums to the buffers
-that XLA allocates for the CPU and, where its compiler is installed, for an H100. Letters as in
-layers.py and attention.py.
+Arguments are counted from the shapes of the real arrays. Of temporary arrays the largest that exist
+at once are counted, by the model's shape. An update's gradient and its logits are counted apart;
+where they share memory, an update takes up to a fifth less. Tests hold the sums to the buffers that
+XLA allocates for the CPU and, where its compiler is installed, for an H100. Letters as in layers.py
+and attention.py.
 """
 
 import dataclasses
@@ -12,16 +12,11 @@ import dataclasses
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from exgrpo_jax.capacity import flops, programs
+from exgrpo_jax.capacity.arrays import StepArrays, bytes_per_chip, cache_bytes, prompt_bytes
+from exgrpo_jax.capacity.programs import Need
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Shape
-from exgrpo_jax.performance import programs, roofline
-from exgrpo_jax.performance.memory import (
-  Need,
-  StepArrays,
-  bytes_per_chip,
-  cache_bytes_per_chip,
-  prompt_bytes_per_chip,
-)
 from exgrpo_jax.policy import attention, dense_cache, logprobs, model
 from exgrpo_jax.rollout import decode_loop, scoring, settings
 
@@ -30,17 +25,17 @@ _FLOAT32 = _INT32 = 4  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-  """In what a compiler's programs differ from another's."""
+  """Where the programs of one compiler differ from another's."""
 
   cache_multiple: int  # positions of the cache are rounded up to a multiple
-  # Scores of attention are arrays in float32; else there is one number for each pair of tokens, the
-  # mask that keeps the rows of a sequence apart, in the activations' type.
+  # Attention scores are float32 arrays; else there is one number for each pair of tokens, the mask
+  # that keeps the rows of a sequence apart, in the activations' type.
   has_scores: bool
   logit_arrays: int  # in float32, as large as a chunk's logits, in sampling and scoring
   has_new_moments: bool  # beside the old ones; else they are written in place
 
 
-# Of float32 alone: XLA:CPU converts most of what is bfloat16 to it, as no other compiler does.
+# For float32 alone: XLA:CPU converts most of what is bfloat16 to it.
 CPU = Platform(cache_multiple=1, has_scores=True, logit_arrays=3, has_new_moments=True)
 
 
@@ -61,17 +56,25 @@ def of_step(
   arrays: StepArrays,
   platform: Platform,
 ) -> dict[str, Need]:
-  """The needs of the programs of `programs.of_step`, of one device.
+  """The needs of the programs of `programs.of_step` on one device.
 
   Call it inside `jax.set_mesh(spec.mesh)`.
   """
+  shape, multiple = spec.model, platform.cache_multiple
+  prompts = prompt_bytes(rollout, shape, decoding, multiple)
+  cache = cache_bytes(rollout, shape, decoding, multiple)
+  prefill, resume = (
+    _into_cache(rows, size, shape, arrays, platform)
+    for rows, size in (
+      (programs.prefill_shape(rollout, decoding), prompts),
+      (programs.resume_shape(rollout, decoding), cache),
+    )
+  )
   return {
     'score': _score(rollout, spec, arrays, platform),
-    'prefill': _prefill(rollout, spec.model, decoding, arrays, platform),
-    **(
-      {'resume': _resume(rollout, spec.model, decoding, arrays, platform)} if rollout.carry else {}
-    ),
-    'decode': _decode(rollout, spec.model, decoding, arrays, platform),
+    'prefill': prefill,
+    **({'resume': resume} if rollout.carry else {}),
+    'decode': _decode(rollout, shape, cache, arrays, platform),
     'update': _update(rollout, spec, arrays, platform),
     'optimizer': _optimizer(arrays, platform),
   }
@@ -97,24 +100,10 @@ def _score(
   )
 
 
-def _prefill(
-  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
-) -> Need:
-  cache = prompt_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
-  return _into_cache(programs.prefill_shape(rollout, mesh), cache, shape, arrays, platform)
-
-
-def _resume(
-  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
-) -> Need:
-  cache = cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
-  return _into_cache(programs.resume_shape(rollout, mesh), cache, shape, arrays, platform)
-
-
 def _into_cache(
   rows: tuple[int, int], cache: int, shape: model.Config, arrays: StepArrays, platform: Platform
 ) -> Need:
-  """Of a prefill of (rows, tokens of each) that are put into a cache of so many bytes."""
+  """A prefill of (rows, tokens of each) into a cache of `cache` bytes."""
   count, length = rows
   keys_and_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
   written = count * length * keys_and_values * _activation(shape)
@@ -127,9 +116,9 @@ def _into_cache(
 
 
 def _decode(
-  rollout: settings.Config, shape: model.Config, mesh: Mesh, arrays: StepArrays, platform: Platform
+  rollout: settings.Config, shape: model.Config, cache: int, arrays: StepArrays, platform: Platform
 ) -> Need:
-  slots, cache = rollout.slots, cache_bytes_per_chip(rollout, shape, mesh, platform.cache_multiple)
+  slots = rollout.slots
   logits = platform.logit_arrays * slots * shape.vocab_size * _FLOAT32
   scores = 2 * shape.num_heads * slots * rollout.longest_row * _FLOAT32
   head = _unembedding_copy(shape) if shape.tied_embeddings else 0
@@ -151,7 +140,7 @@ def _update(
   gradient = bytes_per_chip(arrays.gradient)
   unembedding_gradient = shape.width * shape.vocab_size * _FLOAT32
   if arrays.uses_lora or 'unembedding_DV' in arrays.gradient:
-    unembedding_gradient = 0  # it is frozen, or a part of the other
+    unembedding_gradient = 0  # it is frozen, or counted in `gradient`
   logits = _chunk_tokens(long, spec.logit_chunk) * shape.vocab_size * (_FLOAT32 + c)
   states = 3 * long.count * long.window * shape.width * c
   head = logits + states + _unembedding_copy(shape, arrays.uses_lora)
@@ -187,26 +176,26 @@ def _optimizer(arrays: StepArrays, platform: Platform) -> Need:
 
 
 def _forward(shape: model.Config, count: int, length: int, platform: Platform) -> int:
-  """Of a layer's forward pass: attention or the MLP, each beside three arrays of width D."""
+  """Bytes of a layer's forward pass: attention or the MLP, beside three arrays of width D."""
   c, tokens = _activation(shape), count * length
   attend = c * tokens * _projections(shape) + _pairs(shape, count, length, platform)
   return 3 * c * tokens * shape.width + max(attend, 3 * c * tokens * shape.mlp_width)
 
 
 def _residuals(shape: model.Config, long: Shape, platform: Platform) -> int:
-  """What a layer's backward pass needs of the forward pass, where it recomputes nothing."""
+  """Bytes that a layer's backward pass keeps of the forward pass if it recomputes nothing."""
   entries = 3 * shape.mlp_width + 4 * shape.width + 2 * _projections(shape)
   return _activation(shape) * long.num_tokens * entries + _attention(shape, long, platform)
 
 
 def _backward(shape: model.Config, long: Shape, platform: Platform) -> int:
-  """Of a layer's backward pass, what it recomputes included.
+  """Bytes of a layer's backward pass, what it recomputes included.
 
-  The layer's matrices in the activations' type; gate, up and their gradients; the residual stream,
-  its norms and theirs; queries, keys and values and theirs; scores and theirs.
+  The layer's matrices in the activations' type and, each with its gradient: gate and up, the
+  residual stream and its norms, queries, keys and values, scores.
   """
   c = _activation(shape)
-  matrices = c * roofline.layer_parameter_count(shape)
+  matrices = c * flops.layer_parameter_count(shape)
   entries = 4 * shape.mlp_width + 6 * shape.width + 2 * _projections(shape)
   return matrices + c * long.num_tokens * entries + _attention(shape, long, platform)
 
@@ -232,14 +221,14 @@ def _projections(shape: model.Config) -> int:
 
 
 def _unembedding_copy(shape: model.Config, is_frozen: bool = False) -> int:
-  """Of the unembedding: the embedding transposed, or what is cast from float32."""
+  """Bytes of the unembedding's copy: the embedding transposed, or cast from float32."""
   if not shape.tied_embeddings and (is_frozen or shape.dtype == 'float32'):
     return 0
   return shape.width * shape.vocab_size * _activation(shape)
 
 
 def _chunk_tokens(long: Shape, chunk: int) -> int:
-  """Whose logits exist at once."""
+  """Tokens whose logits exist at once."""
   _, size = logprobs.chunk_sizes(long.count, long.window, chunk)
   return long.count * size
 

@@ -11,7 +11,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import step_records
 
 _NORMAL_99 = 2.3263  # the 99th percentile of the standard normal distribution
-_SPREAD = 8  # that of lengths, in medians
+_SPREAD = 8  # the 99th percentile of lengths, in medians
 
 _ALLOWED = (
   'lognormal:MEDIAN or lognormal:MEDIAN,LIMIT in tokens, such as lognormal:1000,8192, or the '
@@ -20,22 +20,21 @@ _ALLOWED = (
 
 
 def draw(spec: str, count: int, limit: int) -> np.ndarray:
-  """So many lengths in tokens, int [count], the same on every call; longer ones are cut at a limit.
+  """Lengths of `count` responses in tokens, int [count]; the same on every call.
 
   Args:
     spec: 'lognormal:MEDIAN' or 'lognormal:MEDIAN,LIMIT', whose 99th percentile before the cut is
-      8 times the median and the mean 1.5 times; or a run's workdir, from whose generated responses
-      they are drawn with replacement. '' has the median at an eighth of the limit.
+      8 medians and whose mean is 1.5; or a run's workdir, from whose generated responses lengths
+      are drawn with replacement. '' is lognormal with a median of an eighth of the limit.
     count: how many.
-    limit: of a response, in tokens; that of `spec` may be lower.
+    limit: of a response, in tokens; longer ones are cut. That of `spec` may be lower.
 
   Raises:
     InputError: `spec` is none of these, or the run has no records.
   """
   rng = np.random.default_rng(0)
-  name, _, numbers = spec.partition(':')
-  if name == 'lognormal' or not spec:
-    median, limit = _parse(spec, numbers, limit) if spec else (limit / _SPREAD, limit)
+  if _is_lognormal(spec):
+    median, limit = _parse(spec, limit)
     normal = rng.normal(size=count)
     drawn = np.round(median * np.exp(math.log(_SPREAD) / _NORMAL_99 * normal))
   else:
@@ -45,23 +44,30 @@ def draw(spec: str, count: int, limit: int) -> np.ndarray:
 
 def describe(spec: str, limit: int) -> str:
   """Where the lengths are from, in words."""
-  if spec and not spec.startswith('lognormal'):
+  if not _is_lognormal(spec):
     return f'drawn from the generated responses of {spec}'
-  median, limit = _parse(spec, spec.partition(':')[2], limit) if spec else (limit / _SPREAD, limit)
+  median, limit = _parse(spec, limit)
   return f'lognormal of median {median:,.0f}, 99th percentile {_SPREAD} medians, cut at {limit:,}'
 
 
-def _parse(spec: str, numbers: str, limit: int) -> tuple[int, int]:
-  """(median, limit)."""
-  if not re.fullmatch(r'[1-9]\d*(,[1-9]\d*)?', numbers):
+def _is_lognormal(spec: str) -> bool:
+  return not spec or spec.partition(':')[0] == 'lognormal'
+
+
+def _parse(spec: str, limit: int) -> tuple[float, int]:
+  """(median, limit) of '' or 'lognormal:…'."""
+  if not spec:
+    return limit / _SPREAD, limit
+  numbers = re.fullmatch(r'lognormal:([1-9]\d*)(?:,([1-9]\d*))?', spec)
+  if not numbers:
     raise InputError(f'--lengths={spec} must be {_ALLOWED}.')
-  median, own_limit = ([int(number) for number in numbers.split(',')] + [limit])[:2]
+  own_limit = int(numbers[2] or limit)
   if own_limit > limit:
     raise InputError(
       f'--lengths={spec}: its limit must be at most config.rollout.max_response={limit}, where '
       'responses end.'
     )
-  return median, own_limit
+  return int(numbers[1]), own_limit
 
 
 def _of_run(workdir: str) -> np.ndarray:

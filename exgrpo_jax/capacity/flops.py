@@ -1,6 +1,6 @@
-"""Formulas: parameters and FLOPs.
+"""Parameters and FLOPs of a model, by formula.
 
-FLOPs are not the compiler's count, because it counts the body of a loop once.
+Not the compiler's count: it counts the body of a loop once.
 """
 
 from exgrpo_jax.policy import model
@@ -27,7 +27,7 @@ def forward_flops(shape: model.Config, num_tokens: int, length: int, num_logits:
     length: tokens of each row.
     num_logits: tokens that get logits.
   """
-  return sum(_forward_flops(shape, num_tokens, length, num_logits))
+  return sum(_weights_and_attention(shape, num_tokens, length, num_logits))
 
 
 def update_flops(
@@ -35,18 +35,17 @@ def update_flops(
 ) -> int:
   """FLOPs of a forward and a backward pass; arguments as in `forward_flops`.
 
-  A backward pass has two products for each of the forward pass, for the gradients of its two
-  factors; `frozen` weights have none. Those with LoRA's adapters are left out: at rank 32 they are
-  about a hundredth.
+  A backward pass has two products for each of the forward pass, one for the gradient of each
+  factor; `frozen` weights need none. The products with LoRA's adapters, about a hundredth at rank
+  32, are left out.
   """
-  of_weights, of_attention = _forward_flops(shape, num_tokens, length, num_logits)
+  of_weights, of_attention = _weights_and_attention(shape, num_tokens, length, num_logits)
   return (2 if frozen else 3) * of_weights + 3 * of_attention
 
 
-def _forward_flops(
+def _weights_and_attention(
   shape: model.Config, num_tokens: int, length: int, num_logits: int
 ) -> tuple[int, int]:
-  """Of products with weights, and of attention."""
   layers = 2 * shape.num_layers * layer_parameter_count(shape) * num_tokens
   attention = 2 * shape.num_layers * shape.num_heads * shape.head_size * length * num_tokens
   return layers + 2 * shape.width * shape.vocab_size * num_logits, attention

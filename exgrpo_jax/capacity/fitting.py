@@ -1,6 +1,7 @@
-"""The settings with which a step is fast and fits one device: slots and microbatches.
+"""Slots and microbatch tokens that fit one GPU, and what to change where nothing does.
 
-Both change nothing but memory, time and rounding, and each alone decides whether its programs fit.
+Both settings change nothing but memory, time and rounding, and each alone decides whether its
+programs fit.
 """
 
 import dataclasses
@@ -9,12 +10,11 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
+from exgrpo_jax.capacity import arrays, formula, report
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.performance import capacity_report, memory, memory_formula
 from exgrpo_jax.rollout import settings
 
-# Of the memory, for what the formula leaves out.
-_SPARE = 0.05
+_SPARE = 0.05  # of the memory, for what the formula leaves out
 _FEWEST_SLOTS, _MOST_SLOTS = 8, 1024
 _MOST_TOKENS = 32768  # of a microbatch; with more an update is no faster
 
@@ -37,7 +37,7 @@ class Fitted(NamedTuple):
 def fit(
   rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh, limit: float
 ) -> Fitted | None:
-  """The most slots, a power of two, and the longest microbatch, so many rows, that fit a GPU.
+  """The most slots and the most microbatch tokens that fit a GPU, each doubled while it fits.
 
   None where not even the fewest do. Call it inside `jax.set_mesh(spec.mesh)`.
 
@@ -73,13 +73,13 @@ def fit(
 def advice(
   rollout: settings.Config, spec: gradients.UpdateSpec, may_fit: bool, is_fitted: bool
 ) -> Iterator[str]:
-  """What makes a config smaller for one GPU, a line each.
+  """Yields what makes a config smaller for one GPU, line by line.
 
   Args:
     rollout: of the run.
     spec: of its updates.
     may_fit: whether the model alone, with its moments and gradient, leaves room.
-    is_fitted: whether slots and microbatches are as few and as short as can be.
+    is_fitted: whether slots and microbatches are already the smallest.
   """
   if may_fit and not is_fitted:
     tokens = spec.gradient.tokens_per_microbatch
@@ -100,10 +100,9 @@ def advice(
 
 def peaks(rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:
   """Bytes in use while each program of a step runs, by formula, on one GPU."""
-  arrays, platform = memory.step_arrays(spec, decoding), memory_formula.of_gpu(spec.model.dtype)
-  needs = memory_formula.of_step(rollout, spec, decoding, arrays, platform)
-  prompts = memory.prompt_bytes_per_chip(rollout, spec.model, decoding)
-  beside = capacity_report.beside(rollout, arrays, prompts)
+  held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
+  needs = formula.of_step(rollout, spec, decoding, held, platform)
+  beside = report.beside(rollout, held, arrays.prompt_bytes(rollout, spec.model, decoding))
   return {name: beside[name] + need.peak for name, need in needs.items()}
 
 

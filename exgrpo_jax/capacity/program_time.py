@@ -1,24 +1,23 @@
 """How long a compiled program takes on its chips: the compiler's cycles, and formulas for the rest.
 
-Estimates, never measurements. The compiler estimates the cycles of what it makes itself. Pallas
-kernels and collectives are added here by formula, loops are multiplied by their trips, and
-asynchronous collectives cost only what the rest of the same loop's body does not hide.
+Estimates, never measurements. The compiler estimates the cycles of the operations that it makes
+itself. Pallas kernels and collectives are added here by formula, loops are multiplied by their
+trips, and asynchronous collectives cost only what the rest of the same loop's body does not hide.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator
 
-from exgrpo_jax.performance import hlo
-from exgrpo_jax.performance.chips import Chip
-from exgrpo_jax.performance.hlo import Computation, Module, Operation
+from exgrpo_jax.capacity import hlo
+from exgrpo_jax.capacity.chips import Chip
+from exgrpo_jax.capacity.hlo import Computation, Module, Operation
 
-# Assumed of a Pallas kernel for attention: its share of the peak, where its heads are as wide as
-# the chip's matrix units.
+# Assumptions. An attention kernel's share of the peak, with heads as wide as the matrix units:
 _ATTENTION_EFFICIENCY = 0.5
-# Assumed of any other Pallas kernel: its share of the memory's bandwidth.
+# Any other Pallas kernel's share of the memory's bandwidth:
 READ_EFFICIENCY = 0.75
-# Assumed of a collective: both links of one axis of the slice are busy, and a hop takes so long.
+# A collective keeps both links of one axis of the slice busy, and pays for each hop:
 LINKS = 2
 HOP_SECONDS = 1e-6
 
@@ -33,16 +32,16 @@ _COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'col
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """The time of a program, or of a part of it, by where the estimate is from."""
+  """Time of a program or of a part of it, by the source of the estimate."""
 
   operations: float = 0.0  # the compiler's estimate
   kernels: float = 0.0  # by formula: Pallas kernels
-  collectives: float = 0.0  # by formula: what the chip waits for other chips
+  collectives: float = 0.0  # by formula: waiting for other chips
   hidden: float = 0.0  # by formula: asynchronous collectives behind the rest; not in the total
 
   @property
   def total(self) -> float:
-    """All that takes time."""
+    """All but what is hidden."""
     return self.operations + self.kernels + self.collectives
 
   def __add__(self, other: 'Seconds') -> 'Seconds':
@@ -59,7 +58,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
     module: the program.
     chip: it was compiled for.
     num_chips: of them.
-    trips: of loops whose number of trips depends on data.
+    trips: of loops whose trips depend on data.
   """
 
   def of(name: str) -> Seconds:
@@ -88,10 +87,9 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
 
 
 def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
-  """Of a ring over the chips that it joins: what passes a chip's links, and the hops.
+  """Time of a ring over the chips that it joins: the bytes over a chip's links, and the hops.
 
-  A permutation's one step goes to a neighbour. Ring all-reduce is a reduce-scatter and an
-  all-gather.
+  A permutation is one step to a neighbour; an all-reduce is a reduce-scatter and an all-gather.
   """
   kind = collective.kind.removesuffix('-start')
   size = collective.bytes
@@ -108,18 +106,18 @@ def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> flo
 
 
 def splash_seconds(heads: int, length: int, head_size: int, products: int, chip: Chip) -> float:
-  """Of causal attention: `products` of [T, H] by [H, T] for each head, a half of each skipped."""
+  """Time of causal attention: `products` of [T, H] by [H, T] per head, half of each skipped."""
   flops = products * heads * length * length * head_size
   return flops / chip.flops / attention_efficiency(head_size, chip)
 
 
 def attention_efficiency(head_size: int, chip: Chip) -> float:
-  """The share of the peak that attention in training reaches, as assumed."""
+  """The share of the peak that training attention is assumed to reach."""
   return _ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
 
 
 def _own(operation: Operation, chip: Chip) -> Seconds:
-  """The time of one operation apart from collectives and what it calls."""
+  """Time of one operation, without collectives and without what it calls."""
   if operation.cycles is not None:
     return Seconds(operations=operation.cycles / chip.clock)
   if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
@@ -128,7 +126,7 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Of a Pallas kernel: attention by its products, another by what it reads and writes."""
+  """Time of a Pallas kernel: attention by its products, another by the bytes it reads and writes."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
@@ -138,11 +136,11 @@ def _kernel_seconds(operation: Operation, chip: Chip) -> float:
 
 
 def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
-  """(collective, whether the chip waits for it) of a computation, each once.
+  """Yields (collective, whether the chip waits for it) of a computation, each once.
 
-  The compiler writes an asynchronous one as a pair of -start and -done, or spreads it over a chain
-  of fusions, each of which repeats it under the same channel: the first starts it, and it goes on
-  beside the products of the next. It overlaps permutations too.
+  The compiler writes an asynchronous collective as a pair of -start and -done, or spreads it over
+  a chain of fusions that repeat it under one channel: the first starts it, and it runs beside the
+  products of the next ones. It overlaps permutations too.
   """
   channels = set()
   for operation in computation.operations.values():

@@ -1,7 +1,7 @@
-"""What a compiled program does, read from its HLO text: operations, loops and how often they run.
+"""Reads a compiled program's HLO text: its operations, its loops and how often they run.
 
-The text that libtpu makes carries an estimate of the cycles of most operations. It is scheduled,
-and has one chip's shapes. Other compilers' text is read too, without estimates.
+libtpu's text is scheduled, has one chip's shapes, and estimates the cycles of most operations.
+Other compilers' text is read too, without estimates.
 """
 
 import math
@@ -33,7 +33,7 @@ class Operation(NamedTuple):
   kind: str  # the opcode
   arrays: tuple[Array, ...]  # of its result
   operands: tuple[str, ...]  # names; of a constant its value
-  cycles: int | None  # as the compiler estimates; None where it does not
+  cycles: int | None  # the compiler's estimate; None where it has none
   attributes: str  # the rest of the line
 
   @property
@@ -48,7 +48,7 @@ class Operation(NamedTuple):
 
   @property
   def operand_arrays(self) -> tuple[Array, ...]:
-    """Of a Pallas kernel: its arguments."""
+    """The arguments of a Pallas kernel."""
     found = re.search(r'operand_layout_constraints=\{(.*?\})\}', self.attributes)
     return _arrays(found[1]) if found else ()
 
@@ -97,8 +97,8 @@ def parse(text: str) -> Module:
 def trips(module: Module, loop: Operation) -> int | None:
   """How often a `while` runs its body; None where that depends on data.
 
-  The compiler says it of some loops. Of others the condition does: a counter from 0 is below a
-  constant, and the body adds a constant to it, 1 where that is not plain to see.
+  The compiler says it of some loops. In others the condition compares a counter from 0 with a
+  constant, and the body adds a constant to it: 1, where that is not plain to see.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
   if known:
@@ -134,7 +134,7 @@ def group_size(collective: Operation, num_chips: int) -> int:
 
 
 def _joined_lines(text: str) -> Iterator[str]:
-  """Lines without indentation; what a Pallas kernel says of itself may hold line breaks."""
+  """Lines without indentation; a Pallas kernel's metadata may hold line breaks."""
   line = ''
   for part in text.splitlines():
     if part.startswith(('  ', '%', 'ENTRY ')) or part.rstrip() == '}':
@@ -166,7 +166,7 @@ def _arrays(text: str) -> tuple[Array, ...]:
 
 
 def _step(body: Computation, name: str) -> int:
-  """What the body adds to its counter, where one addition of a constant makes the new one."""
+  """What the body adds to its counter; 1 unless one addition of a constant makes the new one."""
   added = body.operations.get(name)
   if added is None or added.kind != 'add':
     return 1

@@ -1,4 +1,4 @@
-"""The passes that scoring and the update make over rows of given lengths."""
+"""The passes that scoring, the update and resuming make over rows of given lengths."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from exgrpo_jax.rollout import prefilled, scoring, settings
 
 
 def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[list[Pass]]:
-  """Of each minibatch.
+  """The passes of each minibatch.
 
   Args:
     spec: of the update.
@@ -27,7 +27,7 @@ def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) ->
 
 
 def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[Pass]:
-  """Of one call of `scoring.score`; arguments as in `of_update`."""
+  """The passes of one call of `scoring.score`; arguments as in `of_update`."""
   if not len(responses):
     return []
   budget = spec.gradient.tokens_per_microbatch
@@ -38,7 +38,7 @@ def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -
 def of_resuming(
   rollout: settings.Config, decoding: Mesh, resumed: Sequence[np.ndarray]
 ) -> list[Pass]:
-  """Of prefilling responses anew that were begun in earlier steps.
+  """The passes that prefill responses begun in earlier steps.
 
   Args:
     rollout: of the run.

@@ -11,27 +11,14 @@ from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.rollout import settings
 
 
-class Need(NamedTuple):
-  """What a program needs on a chip while it runs, in bytes."""
-
-  arguments: int
-  results: int  # without those that reuse the memory of a donated argument
-  temporary: int
-
-  @property
-  def peak(self) -> int:
-    """All of it: the compiler reserves it for as long as the program runs."""
-    return self.arguments + self.results + self.temporary
-
-
 class StepArrays(NamedTuple):
   """Shapes and shardings of what a step keeps between its programs."""
 
-  state: optimizer.TrainState  # what is trained and AdamW's moments, from step to step
+  state: optimizer.TrainState  # what is trained and AdamW's moments, for the whole run
   gradient: model.Params  # during the update
   decode_params: model.Params  # during the rollout, in the decode layout
   policy: model.Params  # what forward passes take: parameters, or LoRA's base and adapters
-  initial: model.Params | None  # from step to step: LoRA's base, or the reference of a KL term
+  initial: model.Params | None  # LoRA's base, or the reference of a KL term, for the whole run
 
   @property
   def uses_lora(self) -> bool:
@@ -62,20 +49,20 @@ def bytes_per_chip(tree: Any) -> int:
   )
 
 
-def cache_bytes_per_chip(
+def cache_bytes(
   rollout: settings.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
 ) -> int:
-  """The size of one chip's shard of the KV cache of all slots, at the longest length.
+  """One chip's share of the KV cache of all slots, at the longest length, in bytes.
 
-  Its positions are rounded up to a multiple.
+  Positions are rounded up to a multiple.
   """
   return _cache_bytes(rollout.slots, rollout.longest_row, shape, mesh, multiple)
 
 
-def prompt_bytes_per_chip(
+def prompt_bytes(
   rollout: settings.Config, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int = 1
 ) -> int:
-  """The same of the prompts that are kept prefilled."""
+  """One chip's share of the cache of prefilled prompts, in bytes; see `cache_bytes`."""
   return _cache_bytes(rollout.prompts, rollout.max_prompt, shape, mesh, multiple)
 
 

@@ -1,7 +1,7 @@
 """The programs of a training step, compiled at their largest: their memory on a chip, their text.
 
 The memory is the compiler's own count for one chip. Call these functions inside
-`jax.set_mesh(spec.mesh)`; the meshes may be of devices that exist only to compile for.
+`jax.set_mesh(spec.mesh)`; the devices of the meshes need not exist.
 """
 
 import functools
@@ -16,13 +16,26 @@ from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective
+from exgrpo_jax.capacity import hlo
+from exgrpo_jax.capacity.arrays import StepArrays
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.performance import hlo
-from exgrpo_jax.performance.memory import Need, StepArrays
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, settings, token_sampling
 from exgrpo_jax.rollout.slots import insertion_of
+
+
+class Need(NamedTuple):
+  """What a program needs on a chip while it runs, in bytes."""
+
+  arguments: int
+  results: int  # without those that reuse the memory of a donated argument
+  temporary: int
+
+  @property
+  def peak(self) -> int:
+    """All of it: the compiler reserves it for as long as the program runs."""
+    return self.arguments + self.results + self.temporary
 
 
 class Program(NamedTuple):
@@ -36,7 +49,7 @@ class Program(NamedTuple):
 def of_step(
   rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh, arrays: StepArrays
 ) -> dict[str, Callable[[], Program]]:
-  """What compiles each program of a step, by its name; `decoding` is the mesh of sampling."""
+  """Functions that compile each program of a step, by its name; `decoding` is the sampling mesh."""
   of_decoding = rollout, spec.model, decoding, arrays.decode_params
   return {
     'score': lambda: score(rollout, spec, arrays.policy),
@@ -44,72 +57,52 @@ def of_step(
     **({'resume': lambda: resume(*of_decoding)} if rollout.carry else {}),
     'decode': lambda: decode(*of_decoding),
     'update': lambda: accumulate(rollout, spec, arrays),
-    'optimizer': lambda: apply_gradient(spec, arrays),
+    'optimizer': lambda: _measure(
+      gradients.optimizer_step.lower(spec, arrays.state, arrays.gradient)
+    ),
   }
 
 
 def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
-  """Scores as many tokens of written responses as one forward pass takes."""
+  """Scoring as many tokens of written responses as one forward pass takes."""
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
-  tokens_BT: Any = jax.ShapeDtypeStruct(  # in the place of an array
-    (long.count, long.length), jnp.int32, sharding=sharding.batch(spec.mesh, long.count)
-  )
-  return _measure(
-    scoring.score_tokens.lower(
-      spec.model,
-      policy,
-      tokens_BT,
-      Segments(tokens_BT, tokens_BT),
-      rollout.temperature,
-      rollout.logit_chunk,
-    ),
-    (long.count, long.length),
-  )
+  tokens_BT = _tokens(spec.mesh, long.count, long.length)
+  segments = Segments(tokens_BT, tokens_BT)
+  args = spec.model, policy, tokens_BT, segments, rollout.temperature, rollout.logit_chunk
+  return _measure(scoring.score_tokens.lower(*args), (long.count, long.length))
 
 
 def prefill(
   rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
-  """Prefills as many tokens of prompts as are prefilled together.
+  """Prefilling as many tokens of prompts as are prefilled together.
 
   `params` are in the decode layout, on `mesh`.
   """
   num_prompts, length = prefill_shape(rollout, mesh)
-  tokens_PT = jax.ShapeDtypeStruct(
-    (num_prompts, length), jnp.int32, sharding=sharding.batch(mesh, num_prompts)
-  )
   number_P = jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=sharding.replicated(mesh))
   with jax.set_mesh(mesh):
     _, prompts = _slots_and_prompts(_decode_spec(rollout), shape)
-    args = shape, params, prompts, tokens_PT, number_P, number_P
+    args = shape, params, prompts, _tokens(mesh, num_prompts, length), number_P, number_P
     return _measure(decode_loop.prefill.lower(*args), (num_prompts, length))
 
 
 def resume(
   rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
-  """Prefills as many tokens of rows that earlier steps began as are prefilled together.
-
-  `params` are in the decode layout, on `mesh`.
-  """
+  """Prefilling as many tokens of begun responses as are prefilled together; args as `prefill`."""
   num_rows, length = resume_shape(rollout, mesh)
-  tokens_PT = jax.ShapeDtypeStruct(
-    (num_rows, length), jnp.int32, sharding=sharding.batch(mesh, num_rows)
-  )
   nothing = insertion_of([], rollout.slots, num_rows)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
-    args = shape, params, state, tokens_PT, nothing
+    args = shape, params, state, _tokens(mesh, num_rows, length), nothing
     return _measure(decode_loop.resume.lower(*args), (num_rows, length))
 
 
 def decode(
   rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
-  """Decodes tokens in all slots, with the longest cache.
-
-  `params` are in the decode layout, on `mesh`.
-  """
+  """Decoding tokens in all slots, with the longest cache; args as `prefill`."""
   spec = _decode_spec(rollout)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(spec, shape)
@@ -123,12 +116,8 @@ def accumulate(rollout: settings.Config, spec: gradients.UpdateSpec, arrays: Ste
   params = arrays.state.params
   _, sums = jax.eval_shape(functools.partial(gradients.zero_accumulator, spec), params)
   accumulator = arrays.gradient, sums
-  return _measure(
-    gradients.accumulate.lower(
-      spec, params, accumulator, microbatches, 1, False, True, arrays.initial
-    ),
-    (shape.count, shape.length),
-  )
+  args = spec, params, accumulator, microbatches, 1, False, True, arrays.initial
+  return _measure(gradients.accumulate.lower(*args), (shape.count, shape.length))
 
 
 def prefill_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
@@ -138,7 +127,7 @@ def prefill_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
 
 
 def resume_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
-  """(rows, tokens of each) of the most that is prefilled anew together."""
+  """(rows, tokens of each) of the largest prefill of begun responses."""
   lengths = prefilled.resume_lengths(rollout.longest_row)
   return _largest_prefill(lengths, rollout.slots, mesh)
 
@@ -176,11 +165,6 @@ def update_stack(
   )
 
 
-def apply_gradient(spec: gradients.UpdateSpec, arrays: StepArrays) -> Program:
-  """The optimiser's step."""
-  return _measure(gradients.optimizer_step.lower(spec, arrays.state, arrays.gradient))
-
-
 def _largest_prefill(lengths: Sequence[int], most: int, mesh: Mesh) -> tuple[int, int]:
   return max(
     ((prefilled.prefilled_together(length, most, mesh), length) for length in lengths),
@@ -188,8 +172,12 @@ def _largest_prefill(lengths: Sequence[int], most: int, mesh: Mesh) -> tuple[int
   )
 
 
+def _tokens(mesh: Mesh, rows: int, length: int) -> Any:  # a shape, in the place of an array
+  return jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding.batch(mesh, rows))
+
+
 def _decode_spec(rollout: settings.Config) -> decode_loop.DecodeSpec:
-  """Of a run's rollouts, with some tokens in the place of the tokenizer's."""
+  """How a run samples, with any token in place of the tokenizer's special ones."""
   return decode_loop.DecodeSpec(
     distribution=token_sampling.Distribution(rollout.temperature),
     slots=rollout.slots,
@@ -230,9 +218,10 @@ def _measure(lowered: jax.stages.Lowered, shape: tuple[int, int] = (0, 0)) -> Pr
 
 
 def _text(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> str:
-  """Of the compiled program; where JAX cannot read it, as libtpu writes it in a second compilation.
+  """The compiled program's text.
 
-  JAX 0.10.2 fails on some programs for v6e: "async-update instruction should have 1 operands".
+  Where JAX cannot read it, libtpu writes it in a second compilation: JAX 0.10.2 fails on some
+  programs for v6e ("async-update instruction should have 1 operands").
   """
   try:
     return compiled.as_text() or ''

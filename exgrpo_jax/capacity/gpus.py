@@ -1,0 +1,93 @@
+"""NVIDIA's GPUs by name: how much memory each has, and whether it computes in bfloat16."""
+
+import re
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import device_memory
+
+# Name -> memory by its data sheet, in gigabytes of 10^9 bytes; a driver reports about as many.
+GPUS = {
+  'b200': 180,
+  'h200': 141,
+  'h100-nvl': 94,
+  'h100': 80,
+  'a100-80': 80,
+  'a100-40': 40,
+  'l40s': 48,
+  'l40': 48,
+  'l4': 24,
+  'a40': 48,
+  'a30': 24,
+  'a10g': 24,
+  'a10': 24,
+  'a6000': 48,
+  'rtx6000-ada': 48,
+  'rtx5090': 32,
+  'rtx4090': 24,
+  'rtx4080': 16,
+  'rtx3090ti': 24,
+  'rtx3090': 24,
+  'v100-32': 32,
+  'v100-16': 16,
+  't4': 16,
+}
+# Older than Ampere: XLA converts bfloat16 products to float32, and cuDNN's attention refuses them.
+_WITHOUT_BFLOAT16 = ('v100-32', 'v100-16', 't4')
+
+# What a name may have besides, as in 'NVIDIA A100-SXM4-80GB'.
+_OTHER_WORDS = re.compile(
+  r'nvidia|tesla|geforce|quadro|rtx|generation|gpu|pcie|sxm[0-9]?|hbm[0-9]e?'
+)
+_MEMORY = re.compile(r'(?<![a-z0-9])([1-9][0-9]{0,2})\s*(gib|gb|g)?\b')
+
+
+def usable_memory(device: str) -> float:
+  """Bytes that JAX takes of a GPU's memory for arrays and programs.
+
+  Args:
+    device: one of GPUS in any spelling ('RTX 4090', 'A100-SXM4-80GB'), or the memory of any GPU:
+      '24gb', '24G' or '24', of 10^9 bytes each, or '24 GiB'.
+
+  Raises:
+    InputError: `device` names no GPU, or several.
+  """
+  if memory := _MEMORY.fullmatch(_lower(device)):
+    size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
+  else:
+    size = 1e9 * GPUS[_name_of(device)]
+  return device_memory.SHARE * size
+
+
+def check_dtype(device: str, dtype: str) -> None:
+  """Raises InputError for bfloat16 on a GPU that does not have it."""
+  is_memory = _MEMORY.fullmatch(_lower(device))
+  if dtype == 'bfloat16' and not is_memory and _name_of(device) in _WITHOUT_BFLOAT16:
+    raise InputError(
+      f'--device={device} has no bfloat16, which config.model.dtype asks for: take a GPU from '
+      'Ampere on (A100, A10G, RTX 3090), or set --config.model.dtype=float32, which doubles the '
+      'memory of activations, cache and decode weights.'
+    )
+
+
+def _name_of(device: str) -> str:
+  given = _words(device)
+  for name, memory in GPUS.items():
+    words = _words(name)
+    if words <= given and given - words <= {str(memory)}:
+      return name
+  several = [name for name in GPUS if given and given <= _words(name)]
+  if several:
+    raise InputError(f'--device={device} may be one of {", ".join(several)}; say which.')
+  raise InputError(
+    f'--device={device} must be one of: {", ".join(GPUS)}; or a memory, such as 24gb, of any GPU.'
+  )
+
+
+def _lower(device: str) -> str:
+  return device.lower().replace('_', ' ').strip()
+
+
+def _words(name: str) -> set[str]:
+  """The parts of a name in any spelling; a memory is a number alone."""
+  text = _MEMORY.sub(r' \1 ', _OTHER_WORDS.sub(' ', _lower(name)))
+  return set(re.findall(r'[a-z]+[0-9]+[a-z]*|[0-9]+|[a-z]+', text))
