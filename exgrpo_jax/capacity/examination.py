@@ -21,7 +21,7 @@ from exgrpo_jax.capacity import (
 )
 from exgrpo_jax.capacity.report import Speed
 from exgrpo_jax.capacity.step_time import Estimator, Workload
-from exgrpo_jax.experiment import Config, model_config, update_spec
+from exgrpo_jax.experiment.experiment import Config, model_config, update_spec
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.runtime import device_memory
@@ -77,38 +77,39 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
 
 
-def examine_gpu(config: Config, device: str) -> Examination:
-  """Prints and returns by formula whether a config fits one GPU, see `gpus.usable_memory`."""
-  limit, rollout = gpus.usable_memory(device), config.rollout
+def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
+  """Prints and returns by formula whether a config fits one GPU.
+
+  Args:
+    config: the experiment's.
+    device: see `gpus.usable_memory`.
+    fit: choose its slots and microbatches as large as they fit, and print them.
+  """
+  limit = gpus.usable_memory(device)
+  gpus.check_dtype(device, config.model.dtype)
   spec, decoding = step_spec(config)
-  print(
-    f'{device}: {limit / chips.GIB:.2f} GiB, {100 * device_memory.SHARE:.0f}% of its memory; '
-    f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
-  )
   with jax.set_mesh(spec.mesh):
+    if fit:
+      fitted = fitting.fit(config.rollout, spec, decoding, limit)
+      if not fitted:
+        print('does not fit, even with the fewest slots and the shortest microbatches')
+        _print_advice(config, spec, may_fit=True, is_fitted=True)
+        return Examination(fits=False, peaks={})
+      print(fitted.flags)
+      config = fitted.applied(config)
+      spec, decoding = step_spec(config)
+    print(
+      f'{device}: {limit / chips.GIB:.2f} GiB, {100 * device_memory.SHARE:.0f}% of its memory; '
+      f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
+    )
     held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
-    needs = formula.of_step(rollout, spec, decoding, held, platform)
-    peaks = report.print_memory(rollout, spec.model, decoding, held, limit, needs.__getitem__)
+    needs = formula.of_step(config.rollout, spec, decoding, held, platform)
+    peaks = report.print_memory(
+      config.rollout, spec.model, decoding, held, limit, needs.__getitem__
+    )
   if not peaks or max(peaks.values()) > limit:
     _print_advice(config, spec, may_fit=bool(peaks))
   return Examination(_print_verdict(peaks, limit), peaks)
-
-
-def fitted_config(config: Config, device: str) -> Config | None:
-  """The config with the slots and microbatches that fit a GPU, also in print; None if none do."""
-  spec, decoding = step_spec(config)
-  with jax.set_mesh(spec.mesh):
-    fitted = fitting.fit(config.rollout, spec, decoding, gpus.usable_memory(device))
-  if not fitted:
-    print('does not fit, even with the fewest slots and the shortest microbatches')
-    _print_advice(config, spec, may_fit=True, is_fitted=True)
-    return None
-  print(fitted.flags)
-  gradient = dataclasses.replace(
-    config.gradient, tokens_per_microbatch=fitted.tokens_per_microbatch
-  )
-  rollout = dataclasses.replace(config.rollout, slots=fitted.slots)
-  return dataclasses.replace(config, rollout=rollout, gradient=gradient)
 
 
 def step_spec(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from exgrpo_jax.capacity import arrays, formula, report
+from exgrpo_jax.experiment.experiment import Config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.rollout import settings
 
@@ -32,6 +33,14 @@ class Fitted(NamedTuple):
       f'--config.rollout.slots={self.slots} '
       f'--config.gradient.tokens_per_microbatch={self.tokens_per_microbatch}'
     )
+
+  def applied(self, config: Config) -> Config:
+    """A config with these settings."""
+    rollout = dataclasses.replace(config.rollout, slots=self.slots)
+    gradient = dataclasses.replace(
+      config.gradient, tokens_per_microbatch=self.tokens_per_microbatch
+    )
+    return dataclasses.replace(config, rollout=rollout, gradient=gradient)
 
 
 def fit(

@@ -274,7 +274,8 @@ def _absl_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as error:
     names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
     near = difflib.get_close_matches(error.flagname, names, n=1)
-    hint = f'did you mean --{near[0]}?' if near else f'there are: --{", --".join(sorted(names))}.'
+    listed = f'there are: --{", --".join(sorted(names))}.' if names else 'it has none.'
+    hint = f'did you mean --{near[0]}?' if near else listed
     raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
   except (flags.Error, ValueError) as error:
     raise InputError(_explanation(str(error))) from error

@@ -1,0 +1,145 @@
+"""What this machine has, what it lacks to train, and a run that fits it."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import platform
+import shutil
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import jax
+from huggingface_hub import constants
+
+from exgrpo_jax.capacity import examination, fitting, gpus
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.runtime import environment, hardware
+
+_GB = 1e9
+_CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
+_NAMES = {'cuda': 'an NVIDIA GPU', 'tpu': 'a TPU', 'rocm': 'an AMD GPU'}
+_OPTIONAL = {
+  'wandb': "config.metrics.wandb_project; pip install -e '.[wandb]'",
+  'gcsfs': "gs:// paths; pip install -e '.[gcs]'",
+}
+
+
+class Finding(NamedTuple):
+  """One line about the machine."""
+
+  name: str
+  text: str
+  is_problem: bool = False  # training cannot start
+
+
+def findings() -> list[Finding]:
+  """Everything that is worth knowing before a run is started."""
+  return [*_host(), *_versions(), *_devices(), *_optional()]
+
+
+def suggestion(device: Any) -> str:
+  """The command of a run that fits the device."""
+  config, workdir = 'chains', 'chains'
+  if device.platform in ('gpu', 'cuda'):
+    config, workdir = _for_gpu((device.memory_stats() or {}).get('bytes_limit', 0)), 'run'
+  elif device.platform == 'tpu':
+    config, workdir = 'smoke', 'smoke'
+  return f'exgrpo train --config={config} --workdir=/tmp/{workdir}'
+
+
+def _host() -> Iterator[Finding]:
+  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  yield Finding('host', f'{os.cpu_count()} cores, {memory / _GB:.0f} GB of memory')
+  defaults: Any = config_files.load_config('base')
+  for name, folder in (
+    ('programs', defaults.compilation_cache),
+    ('data', defaults.data.cache_dir),
+    ('models', constants.HF_HUB_CACHE),
+  ):
+    yield Finding(name, f'{folder}, {_free_bytes(folder) / _GB:.0f} GB free')
+
+
+def _free_bytes(folder: str) -> int:
+  """Free space on the disk of a folder, which need not exist yet."""
+  path = pathlib.Path(folder).expanduser().absolute()
+  return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+
+def _versions() -> Iterator[Finding]:
+  versions = environment.versions()
+  listed = {'python': platform.python_version()} | versions
+  yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
+  for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
+    if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
+      text = (
+        f'{plugin} {versions[plugin]} is not for jaxlib {versions["jaxlib"]}: reinstall both'
+      )
+      yield Finding('plugin', text, is_problem=True)
+
+
+def _devices() -> Iterator[Finding]:
+  """The devices that JAX uses, and accelerators that it does not use."""
+  try:
+    devices = jax.devices()
+  except RuntimeError as error:
+    yield Finding('devices', f'JAX finds none: {str(error).splitlines()[0]}', is_problem=True)
+    return
+  device, driver = devices[0], hardware.nvidia_driver()
+  stats = device.memory_stats() or {}
+  of_memory = f', {stats["bytes_limit"] / _GB:.1f} GB for JAX' if 'bytes_limit' in stats else ''
+  of_driver = f', driver {driver}' if driver else ''
+  yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
+  if device.platform == 'cpu':
+    for name in hardware.platforms():
+      text = f'{_NAMES[name]} is here, and JAX computes on the CPU: {_remedy(name, driver)}'
+      yield Finding('devices', text, is_problem=True)
+
+
+def _remedy(name: str, driver: str) -> str:
+  """What makes JAX use the devices of the platform 'cuda', 'tpu' or 'rocm'."""
+  if os.environ.get('JAX_PLATFORMS'):
+    return f'JAX_PLATFORMS={os.environ["JAX_PLATFORMS"]} says so; unset it'
+  if name == 'rocm':
+    return 'AMD GPUs have not been tried with this code'
+  if name == 'tpu':
+    return "pip install -e '.[tpu]'"
+  if not driver:
+    return "NVIDIA's driver is not loaded: install it first"
+  cuda = 13 if int(driver.split('.')[0]) >= _CUDA_13_DRIVER else 12
+  return f"pip install -e '.[cuda{cuda}]'"
+
+
+def _optional() -> Iterator[Finding]:
+  for package, use in _OPTIONAL.items():
+    is_here = importlib.util.find_spec(package) is not None
+    yield Finding(package, 'installed' if is_here else f'not installed, for {use}')
+  has_token = huggingface_hub.get_token() is not None
+  yield Finding('hub', 'has a token' if has_token else 'no token, for gated models; hf auth login')
+
+
+def _for_gpu(limit: float) -> str:
+  """The largest config that fits in `limit` bytes without LoRA, and overrides of it."""
+  one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
+  for model in reversed(one_gpu.MODELS):
+    memories = [
+      memory
+      for memory in one_gpu.MEMORIES
+      if one_gpu.FITS.get((model, memory, 'gsm8k'), (0, 0, one_gpu.LORA))[2] != one_gpu.LORA
+    ]
+    if not memories:
+      continue
+    # A card reports a little less than its name says, or more.
+    within = [memory for memory in memories if gpus.usable_memory(memory) <= 1.1 * limit]
+    choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
+    config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
+    spec, decoding = examination.step_spec(config)
+    with jax.set_mesh(spec.mesh):
+      if max(fitting.peaks(config.rollout, spec, decoding).values()) <= limit:
+        return f'one_gpu:{choice}'
+      fitted = fitting.fit(config.rollout, spec, decoding, limit)
+    if fitted:
+      return f'one_gpu:{choice} {fitted.flags}'
+  return 'smoke_gpu'
