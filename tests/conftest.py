@@ -10,9 +10,8 @@ import types
 import jax
 import pytest
 
-from exgrpo_jax.performance import browser
 from exgrpo_jax.policy import sharding
-from tests.helpers import passes, recording, stand_ins, tabs, tiny
+from tests.helpers import browser, passes, recording, stand_ins, tabs, tiny
 
 # Read when the first program is compiled, also by the processes that tests start. Most of a
 # test's time is compilation, and its programs run for an instant.

@@ -137,9 +137,7 @@ def _print_advice(
     print(f'  {line}')
 
 
-def _print_time(
-  estimator: Estimator, work: Workload, num_steps: int, lengths_spec: str
-) -> Speed:
+def _print_time(estimator: Estimator, work: Workload, num_steps: int, lengths_spec: str) -> Speed:
   """Prints and returns a step's time, and what partial rollouts would change where they are off."""
   rollout, estimate, other = estimator.rollout, estimator.estimate(work), None
   if not rollout.carry:

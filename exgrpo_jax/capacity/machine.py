@@ -74,9 +74,7 @@ def _versions() -> Iterator[Finding]:
   yield Finding('versions', ', '.join(f'{name} {version}' for name, version in listed.items()))
   for plugin in ('jax-cuda12-pjrt', 'jax-cuda13-pjrt'):
     if versions.get(plugin, versions['jaxlib']) != versions['jaxlib']:
-      text = (
-        f'{plugin} {versions[plugin]} is not for jaxlib {versions["jaxlib"]}: reinstall both'
-      )
+      text = f'{plugin} {versions[plugin]} is not for jaxlib {versions["jaxlib"]}: reinstall both'
       yield Finding('plugin', text, is_problem=True)
 
 

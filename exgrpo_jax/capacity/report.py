@@ -1,4 +1,4 @@
-"""What `capacity` prints: memory by array and program, a step's time by part, and what it assumes."""
+"""What `capacity` prints: memory by array and program, time by part, assumptions."""
 
 from collections.abc import Callable
 from typing import NamedTuple

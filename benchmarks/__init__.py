@@ -1,0 +1,1 @@
+"""How fast this machine is: `python -m benchmarks`, from a clone."""

@@ -1,0 +1,82 @@
+"""Measures this machine, with random weights and data; compare figures within one run only.
+
+python -m benchmarks                        lists the benchmarks
+python -m benchmarks all --size=tiny        tries whether all of them run
+python -m benchmarks update rollout.questions=8
+
+Settings of the config may follow, as in the last line. Exit status: 1 where a check or, of `all`,
+a benchmark failed.
+"""
+
+import argparse
+import importlib
+import subprocess
+import sys
+
+import jax
+
+from benchmarks import frame
+
+# Name -> what it measures. Each is a module with measure(bench) -> figures.
+BENCHMARKS = {
+  'parity': "the sampler's log-probabilities against the trainer's",
+  'attention': 'every attention backend of this platform against the formula',
+  'loss': 'the fused loss beside the naive one: time, memory, gradients',
+  'update': 'one update: tokens per second, share of the FLOPs of a plain product',
+  'rollout': 'generating responses: tokens per second, share of the bandwidth of a plain copy',
+  'carry': 'whole steps with and without partial rollouts',
+  'grading': 'responses judged per second',
+  'buffer': "the replay buffer at a share of the paper's scale: time and memory",
+  'start': 'starting with a large file of questions, prepared or not',
+  'report': "the page of a run of a share of the paper's steps: size, time and memory",
+  'smoke': 'a whole run of train --config=smoke',
+}
+
+
+def main() -> None:
+  """Run a benchmark, or all of them."""
+  parser = argparse.ArgumentParser('python -m benchmarks', description=__doc__.partition('\n')[0])
+  parser.add_argument('name', nargs='?', choices=['all', *BENCHMARKS])
+  parser.add_argument('changes', nargs='*', metavar='KEY=VALUE', help='settings of the config')
+  parser.add_argument('--size', choices=frame.SIZES, help='by default small, on a GPU or TPU large')
+  parser.add_argument(
+    '--scale',
+    type=float,
+    help="of the paper's questions, responses and steps, in grading, buffer, start and report",
+  )
+  args = parser.parse_intermixed_args()
+  if not args.name:
+    print('python -m benchmarks NAME [KEY=VALUE …] [--size=tiny|small|large] [--scale=S]\n')
+    for name, does in [('all', 'all of them'), *BENCHMARKS.items()]:
+      print(f'  {name:<10} {does}')
+  elif args.name == 'all':
+    sys.exit(_run_all([word for word in sys.argv[1:] if word != 'all']))
+  else:
+    size = args.size or ('small' if jax.default_backend() == 'cpu' else 'large')
+    sys.exit(_run(args.name, size, args.scale, args.changes))
+
+
+def _run(name: str, size_name: str, scale: float | None, changes: list[str]) -> int:
+  size = frame.SIZES[size_name]
+  bench = frame.open_bench(size._replace(scale=scale or size.scale), changes)
+  with jax.set_mesh(bench.meshes.training):
+    found = importlib.import_module(f'benchmarks.{name}').measure(bench)
+  print('\n'.join(map(str, found)), flush=True)
+  return int(not all(figure.passes for figure in found))
+
+
+def _run_all(flags: list[str]) -> int:
+  """Each in a process of its own, so that one that fails ends no other."""
+  device = jax.devices()[0]
+  print(f'{jax.device_count()} x {device.device_kind}, jax {jax.__version__}')
+  failed = []
+  for name in BENCHMARKS:
+    print(f'\n{name}: {BENCHMARKS[name]}', flush=True)
+    if subprocess.run([sys.executable, '-m', 'benchmarks', name, *flags]).returncode:
+      failed.append(name)
+  print(f'\nfailed: {", ".join(failed)}' if failed else '\nall passed')
+  return int(bool(failed))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,93 @@
+"""The page of a long run: its size, and the time and memory that writing it takes.
+
+The run is a short one whose steps, and the questions of each, are repeated up to the paper's.
+"""
+
+import json
+import pathlib
+import shutil
+import tempfile
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks import smoke
+from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
+from exgrpo_jax.reporting import records, report, step_records
+
+_STEPS, _ROWS = 700, 1024  # of the paper; responses of a step
+_FILE_STEPS = 10  # as config.metrics.records_every of the paper
+# What a page is held to: small enough for mail.
+_MAX_PAGE, _MAX_MEMORY = 15, 1000  # MB
+_SHORT = 4  # steps
+
+
+def measure(bench: Bench) -> list[Figure]:
+  """Trains a short run, lengthens it, and writes its page."""
+  steps = max(2 * _SHORT, round(bench.size.scale * _STEPS))
+  with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as name:
+    folder = pathlib.Path(name)
+    smoke.train(str(folder / 'run'), (*smoke.TINY, f'num_steps={_SHORT}'))
+    lengthen(folder / 'run', steps)
+    seconds, memory = in_own_process(_write_page, folder)
+    size = (folder / 'report.html').stat().st_size
+  return [
+    Figure('page', 1e-6 * size, 'MB', f'{steps} steps of {_ROWS} responses', limit=_MAX_PAGE),
+    Figure('writing', seconds, 's'),
+    Figure('memory', 1e-6 * memory, 'MB', 'the most that the writer held', limit=_MAX_MEMORY),
+  ]
+
+
+def lengthen(run: pathlib.Path, steps: int) -> None:
+  """Repeats the steps of a run up to `steps`, and the rows of each up to the paper's."""
+  for name in ('questions', 'responses', 'tokens'):
+    paths = step_records.files(run, name)
+    whole = pa.concat_tables([step_records.read_file(path, name) for path in paths])
+    of_steps = [whole.filter(pc.equal(whole['step'], step)) for step in range(1, _SHORT + 1)]
+    for path in paths:
+      path.unlink()
+    for first in range(1, steps + 1, _FILE_STEPS):
+      several = range(first, min(first + _FILE_STEPS, steps + 1))
+      tables = [_moved(of_steps[(step - 1) % _SHORT], step, name != 'tokens') for step in several]
+      step_records.write_file(step_records.path_of(run, name, first), pa.concat_tables(tables))
+  *_, last = metrics = records.read(run)[-_SHORT:]
+  repeated = [
+    metrics[step % _SHORT] | {'step': step, 'timestamp': last['timestamp'] + 150.0 * step}
+    for step in range(1, steps + 1)
+  ]
+  records.write(run / records.FILE, repeated)
+  for path in list((run / 'evaluation').glob(f'step_{_SHORT:06d}_*')):
+    for step in range(_FILE_STEPS, steps + 1, _FILE_STEPS):
+      shutil.copy(path, path.with_name(path.name.replace(f'{_SHORT:06d}', f'{step:06d}', 1)))
+  config = json.loads((run / 'config.json').read_text())
+  (run / 'config.json').write_text(json.dumps(config | {'num_steps': steps}))
+
+
+def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
+  """A step's table as that of another step, its rows repeated under other questions."""
+  groups = 1 + pc.max(table['group']).as_py()
+  copies = max(1, _ROWS // (groups * 8)) if repeat else 1
+  long = pa.concat_tables([table] * copies)
+  copy = np.repeat(np.arange(copies), len(table))
+  shift = step - table['step'][0].as_py()
+  changes = {
+    'step': shift,
+    'policy_step': shift,
+    'retired_step': shift,
+    'group': copy * groups,
+    'question': copy * 1000,
+  }
+  for place, field in enumerate(table.schema):
+    if field.name in changes:
+      column = pc.add(long[field.name], pa.array(np.broadcast_to(changes[field.name], len(long))))
+      long = long.set_column(place, field, column.cast(field.type))
+  return long
+
+
+def _write_page(folder: pathlib.Path) -> tuple[float, int]:
+  """Seconds, and the peak of memory."""
+  start = time.perf_counter()
+  report.write_report([str(folder / 'run')], folder / 'report.html')
+  return time.perf_counter() - start, peak_bytes()

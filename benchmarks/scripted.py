@@ -1,0 +1,127 @@
+"""One step's rollout after another by the real scheduler, with scripted lengths of responses."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.frame import Bench
+from exgrpo_jax.capacity import lengths
+from exgrpo_jax.datatypes import Response
+from exgrpo_jax.policy.model import Params
+from exgrpo_jax.rollout import carry, scheduler, settings
+from exgrpo_jax.rollout.slots import Sync
+
+_DRAWN = 4096  # groups, before they come again
+
+
+class Group(NamedTuple):
+  """The responses to one prompt."""
+
+  number: int
+  limits: list[int]  # tokens of each
+  responses: list[Response]
+
+
+class Taken(NamedTuple):
+  """What a rollout did for a step."""
+
+  syncs: list[Sync]
+  lengths: np.ndarray  # int, tokens of the responses that the step trains
+  ages: list[int]  # of their groups, in steps
+  resumed: int  # tokens that were prefilled again
+
+  @property
+  def decoded(self) -> int:
+    """Tokens that became part of a response."""
+    return sum(sync.tokens for sync in self.syncs)
+
+  @property
+  def computed(self) -> int:
+    """Tokens that the slots computed."""
+    return sum(sync.steps * sync.slots for sync in self.syncs)
+
+
+class Rollouts:
+  """Rollouts of consecutive steps; where `carries`, groups go on in later steps, as in a run."""
+
+  def __init__(self, bench: Bench, carries: bool) -> None:
+    self.bench = bench
+    self.config: settings.Config = dataclasses.replace(bench.config.rollout, carry=carries)
+    self._supply = drawn_groups(self.config)
+    self._in_flight: list[Group] = []
+    self._step = 0
+
+  def take(self, params: Params) -> Taken:
+    """The next step's rollout, with these parameters in the decode layout."""
+    self._step += 1
+    missing = self.config.groups_in_flight - len(self._in_flight)
+    self._in_flight += itertools.islice(self._supply, missing)
+    before = [list(group.responses) for group in self._in_flight]
+    syncs = self._generate(params)
+    chosen = self._trained()
+    assert chosen is not None, 'generate returns once the step can train'
+    resumed = [
+      self.config.max_prompt + len(then.tokens)
+      for group, responses in zip(self._in_flight, before)
+      for then, now in zip(responses, group.responses)
+      if 0 < len(then.tokens) < len(now.tokens)
+    ]
+    trained = [self._in_flight[index] for index in chosen]
+    ages = [
+      self._step - min(one.first_step(self._step) for one in group.responses) for group in trained
+    ]
+    self._in_flight = [group for n, group in enumerate(self._in_flight) if n not in chosen]
+    return Taken(syncs, np.concatenate([each.limits for each in trained]), ages, sum(resumed))
+
+  def _generate(self, params: Params) -> list[Sync]:
+    """Continues what is not complete; the groups then hold what is written."""
+    bench = self.bench
+    rows = [
+      (group, sample)
+      for group in self._in_flight
+      for sample, response in enumerate(group.responses)
+      if not response.is_complete
+    ]
+    begun = [group.responses[sample] for group, sample in rows]
+    syncs: list[Sync] = []
+
+    def keep(index: int, response: Response) -> None:
+      group, sample = rows[index]
+      group.responses[sample] = carry.continued(begun[index], response, self._step)
+
+    with jax.set_mesh(bench.meshes.decoding):
+      written = scheduler.generate(
+        bench.model,
+        params,
+        [bench.prompt(group.number) for group, _ in rows],
+        [group.number for group, _ in rows],
+        [sample for _, sample in rows],
+        jax.random.key(0),
+        bench.spec(),
+        bench.meshes.decoding,
+        on_finish=keep,
+        limits=[group.limits[sample] for group, sample in rows],
+        begun=begun if self.config.carry else None,
+        is_enough=lambda: self._trained() is not None,
+        on_sync=syncs.append,
+      )
+    for index, response in enumerate(written):
+      keep(index, response)
+    return syncs
+
+  def _trained(self) -> list[int] | None:
+    """The groups that the step trains; without partial rollouts all, once they are complete."""
+    responses = [group.responses for group in self._in_flight]
+    return carry.ready(responses, self._step, self.config.questions, self.config.max_age)
+
+
+def drawn_groups(config: settings.Config) -> Iterator[Group]:
+  """Groups without end, the same on every call."""
+  drawn = lengths.draw('', _DRAWN * config.samples, config.max_response)
+  limits = itertools.cycle(drawn.reshape(-1, config.samples).tolist())
+  for number, group in enumerate(limits):
+    yield Group(number, group, [carry.UNBEGUN] * config.samples)

@@ -1,0 +1,36 @@
+"""A whole training run, as a user starts it."""
+
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.frame import SIZES, Bench, Figure
+from exgrpo_jax.reporting import records
+
+TINY = (
+  *('num_steps=2', 'warm_start.num_updates=2', 'evaluation.every=2', 'rollout.questions=2'),
+  *('rollout.slots=8', 'data.train=arithmetic:train[:64]', 'data.evaluation=()'),
+)
+
+
+def measure(bench: Bench) -> list[Figure]:
+  """Trains on the config smoke, in a process of its own."""
+  settings = TINY if bench.size.model == SIZES['tiny'].model else ()
+  with tempfile.TemporaryDirectory(prefix='exgrpo_jax_') as workdir:
+    start = time.perf_counter()
+    train(workdir, settings)
+    seconds = time.perf_counter() - start
+    last = records.read(workdir)[-1]
+  return [
+    Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from its start to its end'),
+    Figure('last step', last['time/step'], 's', 'once all is compiled'),
+    Figure('speed', last['speed/tokens_per_second'], 'tokens/s', 'response tokens trained on'),
+  ]
+
+
+def train(workdir: str, settings: tuple[str, ...]) -> None:
+  """Trains on the config smoke with other settings; CalledProcessError where the run fails."""
+  command = ['-m', 'exgrpo_jax', 'train', '--config=smoke', f'--workdir={workdir}']
+  flags = [f'--config.{setting}' for setting in settings]
+  subprocess.run([sys.executable, *command, *flags], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,49 @@
+"""One update: its time, and how close it comes to the rate of a plain matrix product."""
+
+import jax
+
+from benchmarks.frame import Bench, Figure, in_turns
+from exgrpo_jax.capacity import flops, passes
+from exgrpo_jax.datatypes import Batch
+from exgrpo_jax.experiment.experiment import update_spec
+from exgrpo_jax.learner import gradients, optimizer
+
+
+def measure(bench: Bench) -> list[Figure]:
+  """The speed of updates in one minibatch."""
+  spec = update_spec(bench.config, bench.model, bench.meshes.training)
+  batch, prompt = bench.batch(bench.lengths), bench.config.rollout.max_prompt
+  responses = int(bench.lengths.sum())
+  tokens = responses + bench.rows * prompt
+  states = [optimizer.init(spec.optimizer, 1, bench.params)]  # each update donates its state
+
+  def run() -> None:
+    states.append(update(spec, states.pop(), batch))
+
+  [seconds] = in_turns(bench.size.repeats, run)
+  count = flops.update_flops(bench.model, tokens, tokens // bench.rows, responses, frozen=False)
+  [minibatch] = passes.of_update(spec, bench.lengths, prompt)
+  computed = sum(one.shape.num_tokens for one in minibatch)
+  return [
+    Figure('update', seconds, 's', f'{bench.rows} rows of {tokens // bench.rows:,} tokens, mean'),
+    Figure('speed', tokens / seconds, 'tokens/s', 'prompts included'),
+    Figure('packing', computed / tokens, 'x', f'tokens computed for each, {len(minibatch)} passes'),
+    Figure(
+      'share of FLOPs',
+      100 * count / seconds / bench.flops,
+      '%',
+      f'of a plain product; {count / 1e12:.3g} TFLOP in an update',
+    ),
+  ]
+
+
+def update(
+  spec: gradients.UpdateSpec, state: optimizer.TrainState, batch: Batch
+) -> optimizer.TrainState:
+  """The state after an update, which is awaited; `state` is donated."""
+  gradient, sums = gradients.minibatch_gradient(
+    spec, state.params, batch, clip=False, is_first=True
+  )
+  state, norms = gradients.apply_gradient(spec, state, gradient)
+  jax.block_until_ready((sums, norms))
+  return state

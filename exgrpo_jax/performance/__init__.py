@@ -1,1 +1,0 @@
-"""How fast, and what fits: measured on this machine, or compiled and computed for a TPU slice."""
