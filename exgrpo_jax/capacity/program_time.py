@@ -126,7 +126,7 @@ def _own(operation: Operation, chip: Chip) -> Seconds:
 
 
 def _kernel_seconds(operation: Operation, chip: Chip) -> float:
-  """Time of a Pallas kernel: attention by its products, another by the bytes it reads and writes."""
+  """Time of a Pallas kernel: attention by its products, another by the bytes it moves."""
   for name, products in _SPLASH_PRODUCTS.items():
     if operation.name.startswith(name):
       query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)

@@ -42,11 +42,6 @@ def backend_for(platform: str, dtype: str) -> str:
   return 'cudnn' if platform in ('gpu', 'cuda') and dtype == 'bfloat16' else 'blockwise'
 
 
-def backends_on(platform: str, dtype: str) -> tuple[str, ...]:
-  """Those of BACKENDS that run on 'cpu', 'gpu' (or 'cuda') or 'tpu' for activations of `dtype`."""
-  return tuple(dict.fromkeys(('blockwise', backend_for(platform, dtype))))
-
-
 def causal(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,

@@ -5,7 +5,6 @@ Backends of decoding, each with the layout of the cache that it reads:
   transposed  plain JAX, for CPU
   dense       plain JAX, for accelerators
   cudnn       NVIDIA's flash attention, in bfloat16
-  pallas      Pallas' decode attention for GPU
   ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
 
 A layer's arrays are named by their dimensions, and code common to all layouts goes by these names.
@@ -25,7 +24,7 @@ from exgrpo_jax.policy import dense_cache, gpu_decoding, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
-DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'pallas', 'ragged')
+DECODE_BACKENDS = ('transposed', 'dense', 'cudnn', 'ragged')
 
 LayerCache = Transposed | Dense | Ragged
 Cache = tuple[LayerCache, ...]  # L of them
@@ -43,13 +42,7 @@ def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
     return 'transposed'
   if platform == 'tpu':
     return 'ragged' if ragged_cache.takes(G, H, dtype) else 'dense'
-  return 'cudnn' if gpu_decoding.cudnn_takes(H, dtype) else 'dense'
-
-
-def backends_on(platform: str) -> tuple[str, ...]:
-  """Those of DECODE_BACKENDS that read the layout which 'cpu', 'gpu' (or 'cuda') or 'tpu' has."""
-  on_gpu = ('dense', 'cudnn', 'pallas')
-  return {'cpu': ('transposed',), 'tpu': ('ragged',)}.get(platform, on_gpu)
+  return 'cudnn' if gpu_decoding.takes(H, dtype) else 'dense'
 
 
 def is_ragged(platform: str) -> bool:
@@ -132,21 +125,16 @@ def write_token(
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
-def attend(
-  query_BNH: jax.Array, position_B: Array, layer: LayerCache, backend: str | None = None
-) -> jax.Array:
+def attend(query_BNH: jax.Array, position_B: Array, layer: LayerCache) -> jax.Array:
   """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
   Args:
     query_BNH: rotated queries.
     position_B: int32.
     layer: the layer's cache.
-    backend: one of DECODE_BACKENDS that reads the layout of `layer`, to compare them; by default
-      the platform's.
   """
-  if backend is None:
-    G, H = _num_heads(layer), query_BNH.shape[-1]
-    backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
+  G, H = _num_heads(layer), query_BNH.shape[-1]
+  backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
   return _ATTEND[backend](query_BNH, position_B, layer)
 
 
@@ -154,7 +142,6 @@ _LAYOUTS: dict[str, type[LayerCache]] = {
   'transposed': Transposed,
   'dense': Dense,
   'cudnn': Dense,
-  'pallas': Dense,
   'ragged': Ragged,
 }
 _FROM_SEQUENCE: dict[type[LayerCache], Callable[..., LayerCache]] = {
@@ -170,8 +157,7 @@ _WRITE: dict[type[LayerCache], Callable[..., LayerCache]] = {
 _ATTEND: dict[str, Callable[..., jax.Array]] = {
   'transposed': dense_cache.attend_transposed,
   'dense': dense_cache.attend_dense,
-  'cudnn': gpu_decoding.attend_cudnn,
-  'pallas': gpu_decoding.attend_pallas,
+  'cudnn': gpu_decoding.attend,
   'ragged': ragged_cache.attend,
 }
 

@@ -161,7 +161,7 @@ def interpret(monkeypatch):
 )
 def test_splash_compiles_for_a_tpu(T, N, G, H, tensor):
   pytest.importorskip('libtpu')
-  from exgrpo_jax.performance import chips
+  from exgrpo_jax.capacity import chips
 
   shape = sharding.TrainingConfig(data=1, fsdp=-1, tensor=tensor)
   mesh = sharding.make_mesh(shape, chips.slice_devices('v5e:2x4'))

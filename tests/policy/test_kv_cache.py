@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas.ops.gpu import decode_attention
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
+from exgrpo_jax.policy import dense_cache, gpu_decoding, kv_cache, model, ragged_cache, sharding
 from exgrpo_jax.rollout import decode_loop, scheduler
 from tests.helpers.decoding import decoding_by
 from tests.rollout import test_scheduler
@@ -97,45 +95,26 @@ def test_ragged_attention_equals_plain_attention_whatever_the_lengths(N, G):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def attend_sequence(query_BNH, position_B, key_BSGH, value_BSGH, backend):
-  """Attention to a cache that is made of the sequence."""
-  layer = dense_cache.dense_from_sequence(key_BSGH, value_BSGH)
-  return kv_cache.attend(query_BNH, position_B, layer, backend)
+def test_attention_for_gpu_equals_plain_attention(monkeypatch):
+  """XLA computes in cuDNN's place what is asked of it."""
+  asked = []
 
+  def by_xla(*qkv, implementation, **options):
+    asked.append(implementation)
+    return attention(*qkv, **options)
 
-@pytest.mark.parametrize('S', [128, 384, 1024])
-def test_pallas_attention_for_gpu_equals_plain_attention(monkeypatch, S):
-  """Interpreted on CPU: of short caches, of few blocks, and of many parts."""
-  interpreted = functools.partial(decode_attention.mqa, interpret=True)
-  monkeypatch.setattr(decode_attention, 'mqa', interpreted)
+  attention = jax.nn.dot_product_attention
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
+  B, S, N, G, H = 4, 384, 14, 2, 64
   position_B = np.int32([0, S // 2, S - 1, S - 2])
   rng = np.random.default_rng(0)
-  sizes = (4, 14, 64), (4, S, 2, 64), (4, S, 2, 64)
+  sizes = (B, N, H), (B, S, G, H), (B, S, G, H)
   query_BNH, *sequence = (np.float32(rng.normal(size=size)) for size in sizes)
-  attend = jax.jit(attend_sequence, static_argnums=4)
-  found = attend(query_BNH, position_B, *sequence, 'pallas')
-  expected = attend(query_BNH, position_B, *sequence, 'dense')
+  layer = dense_cache.dense_from_sequence(*sequence)
+  found = jax.jit(gpu_decoding.attend)(query_BNH, position_B, layer)
+  expected = jax.jit(dense_cache.attend_dense)(query_BNH, position_B, layer)
   np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ('backend', 'kernel_call'), [('cudnn', '__cudnn$fmha'), ('pallas', 'mha_forward')]
-)
-def test_kernels_for_gpu_are_lowered_and_read_the_cache_as_it_lies(
-  monkeypatch, backend, kernel_call
-):
-  """Lowered only: no GPU runs this."""
-  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91_000)
-  monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda _: True)
-  B, S, N, G, H = 2, 9216, 28, 4, 128
-  query_BNH = jax.ShapeDtypeStruct((B, N, H), 'bfloat16')
-  key_BSGH = jax.ShapeDtypeStruct((B, S, G, H), 'bfloat16')
-  layer = jax.eval_shape(dense_cache.dense_from_sequence, key_BSGH, key_BSGH)
-  attend = jax.jit(kv_cache.attend, static_argnums=3)
-  traced = attend.trace(query_BNH, jax.ShapeDtypeStruct((B,), 'int32'), layer, backend)
-  text = traced.lower(lowering_platforms=('cuda',)).as_text()
-  assert kernel_call in text
-  assert not re.search(r'stablehlo.transpose.*9216', text)
+  assert asked == ['cudnn']
 
 
 @pytest.fixture(scope='module')
@@ -223,7 +202,7 @@ SEVEN_B = dataclasses.replace(
 def compiled_for(topology, config, slots, length, data, tensor):
   """`decode_loop.decode`, compiled for the slice."""
   pytest.importorskip('libtpu')
-  from exgrpo_jax.performance import chips
+  from exgrpo_jax.capacity import chips
 
   mesh = sharding.make_mesh(
     sharding.DecodingConfig(data=data, tensor=tensor), chips.slice_devices(topology)

@@ -17,7 +17,7 @@ def multiply(x_BTD, weight_DF):
 def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
   """Plain jit compiles a loop of products over the shards here."""
   pytest.importorskip('libtpu')
-  from exgrpo_jax.performance import chips
+  from exgrpo_jax.capacity import chips
 
   config = sharding.TrainingConfig(data=1, fsdp=-1, tensor=1)
   mesh = sharding.make_mesh(config, chips.slice_devices('v6e:4x4'))

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import objective
+from exgrpo_jax.capacity import flops
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.performance import roofline
 from exgrpo_jax.policy import model
-from tests.performance.shapes import SMALL
+from tests.capacity.shapes import SMALL
 
 
 @pytest.mark.parametrize(('config', 'billions'), [(qwen2_5_math_1_5b, 1.54), (llama3_1_8b, 8.03)])
 def test_parameters_are_counted(config, billions):
   """As on the models' cards; biases and norms, a thousandth, are left out."""
   shape = experiment.model_config(experiment.parse_config(config.get_config()))
-  assert roofline.parameter_count(shape) / 1e9 == pytest.approx(billions, abs=0.01)
+  assert flops.parameter_count(shape) / 1e9 == pytest.approx(billions, abs=0.01)
 
 
 def test_flops_by_formula_are_the_compilers(mesh):
@@ -31,8 +31,9 @@ def test_flops_by_formula_are_the_compilers(mesh):
   prefill = jax.jit(lambda params, tokens_BT: model.prefill(SMALL, params, tokens_BT, 64))
   with jax.set_mesh(mesh):
     compiled = prefill.lower(params, tokens_BT).compile()
-  flops = compiled.cost_analysis()['flops']
-  assert flops == pytest.approx(roofline.forward_flops(SMALL, 256, 64, 0), rel=0.1)
+  assert compiled.cost_analysis()['flops'] == pytest.approx(
+    flops.forward_flops(SMALL, 256, 64, 0), rel=0.1
+  )
 
 
 @pytest.mark.usefixtures('large_passes')
@@ -69,5 +70,5 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(m
       spec, params, zero, stack, count, False, True, initial
     ).compile()
   assert compiled.cost_analysis()['flops'] == pytest.approx(
-    roofline.update_flops(shape, 8 * 64, 64, 8 * 32, frozen=rank > 0), rel=0.1
+    flops.update_flops(shape, 8 * 64, 64, 8 * 32, frozen=rank > 0), rel=0.1
   )

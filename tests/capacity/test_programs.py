@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from exgrpo_jax.capacity import arrays as held
+from exgrpo_jax.capacity import programs
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.performance import memory, programs
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.rollout import scoring
-from tests.performance.shapes import SMALL
+from tests.capacity.shapes import SMALL
 
 
 @pytest.fixture
@@ -52,9 +53,7 @@ def arguments(monkeypatch, mesh):
 def test_scoring_is_compiled_for_the_most_tokens_that_a_pass_can_have(
   rollout, spec, mesh, arguments, monkeypatch
 ):
-  shapes = arguments(
-    programs.score, rollout, spec, memory.step_arrays(spec, spec.mesh).state.params
-  )
+  shapes = arguments(programs.score, rollout, spec, held.step_arrays(spec, spec.mesh).state.params)
   asked = []
 
   def stub(_config, _params, tokens_BT, *_):
@@ -80,7 +79,7 @@ def test_scoring_is_compiled_for_the_most_tokens_that_a_pass_can_have(
 
 
 def test_the_update_is_compiled_for_the_most_tokens_that_a_pass_can_have(rollout, spec, arguments):
-  shapes = arguments(programs.accumulate, rollout, spec, memory.step_arrays(spec, spec.mesh))
+  shapes = arguments(programs.accumulate, rollout, spec, held.step_arrays(spec, spec.mesh))
   rows = rollout.questions * rollout.samples // spec.optimizer.minibatches
   _, num_shards = sharding.split(spec.mesh, 'batch')
   long, _ = gradients.pass_shapes(spec, num_shards, rows)
@@ -91,7 +90,7 @@ def test_the_update_is_compiled_for_the_most_tokens_that_a_pass_can_have(rollout
 def test_decoding_is_compiled_for_the_longest_cache_and_prefill_for_the_most_tokens(
   rollout, spec, arguments, mesh
 ):
-  params = memory.step_arrays(spec, spec.mesh).decode_params
+  params = held.step_arrays(spec, spec.mesh).decode_params
   decode = arguments(programs.decode, rollout, SMALL, spec.mesh, params)
   G, H = SMALL.num_kv_heads, SMALL.head_size
   assert (8, G, H, 2500) in decode and (8, G, 2500, H) in decode

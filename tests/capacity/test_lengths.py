@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from exgrpo_jax.capacity import lengths
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.performance import lengths
 from exgrpo_jax.reporting import step_records
 
 MANY = 100_000

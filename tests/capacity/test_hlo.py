@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from exgrpo_jax.performance import hlo
+from exgrpo_jax.capacity import hlo
 
 # As libtpu writes it, cut to what is read; the kernel's metadata breaks its line.
 TEXT = """\

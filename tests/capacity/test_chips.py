@@ -2,8 +2,8 @@
 
 import pytest
 
+from exgrpo_jax.capacity import chips
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.performance import chips
 
 
 @pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])

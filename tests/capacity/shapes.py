@@ -1,6 +1,5 @@
-"""A model and an invented run, small enough for a test."""
+"""A model small enough for a test."""
 
-from exgrpo_jax.performance.synthetic.history import Size
 from exgrpo_jax.policy import model
 from tests.helpers.tiny import ROPE
 
@@ -18,17 +17,4 @@ SMALL = model.Config(
   query_key_norm=False,
   tied_embeddings=False,
   dtype='float32',
-)
-
-SMALL_RUN = Size(
-  steps=7,
-  questions=8,
-  samples=4,
-  rows=100,
-  median=30,
-  longest=120,
-  recorded=2,
-  evaluated=5,
-  evaluate_every=4,
-  stored=10,
 )

@@ -3,24 +3,23 @@
 import jax
 import pytest
 
-from exgrpo_jax.commands import capacity, doctor
+from exgrpo_jax.capacity import examination, fitting, gpus
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import parse_config
-from exgrpo_jax.performance import fitting
 
 
 def opened(choice):
   """(config, spec of its updates, mesh of sampling) of --config=one_gpu:choice."""
   config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
-  return config, *capacity.step_spec(config)
+  return config, *examination.step_spec(config)
 
 
 @pytest.mark.parametrize('choice', one_gpu.FITS, ids='-'.join)
 def test_a_config_is_the_largest_that_fits(choice):
   config, spec, decoding = opened(','.join(choice))
-  limit = doctor.usable_bytes(choice[1])
+  limit = gpus.usable_memory(choice[1])
   with jax.set_mesh(spec.mesh):
     peaks = fitting.peaks(config.rollout, spec, decoding)
     fitted = fitting.fit(config.rollout, spec, decoding, limit)
@@ -40,9 +39,9 @@ def test_adapters_are_for_what_does_not_fit_in_full(model, monkeypatch):
   monkeypatch.setitem(one_gpu.FITS, (model, '24gb', 'gsm8k'), (8, 1536, 'bfloat16'))
   config = parse_config(one_gpu.get_config(model))
   assert not config.lora.rank
-  spec, decoding = capacity.step_spec(config)
+  spec, decoding = examination.step_spec(config)
   with jax.set_mesh(spec.mesh):
-    assert fitting.fit(config.rollout, spec, decoding, doctor.usable_bytes('24gb')) is None
+    assert fitting.fit(config.rollout, spec, decoding, gpus.usable_memory('24gb')) is None
 
 
 def test_words_come_in_any_order_and_some_may_be_left_out():

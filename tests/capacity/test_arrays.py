@@ -6,11 +6,11 @@ import math
 import jax
 import pytest
 
+from exgrpo_jax.capacity import arrays as held
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import optimizer
-from exgrpo_jax.performance import memory
 from exgrpo_jax.policy import lora, model
-from tests.performance.shapes import SMALL
+from tests.capacity.shapes import SMALL
 
 
 @pytest.mark.parametrize('rank', [0, 2])
@@ -19,7 +19,7 @@ def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed, rank):
   params = model.init(SMALL, jax.random.key(0), mesh)
   trained = lora.init(lora.shapes(parsed.lora, params), jax.random.key(1)) if rank else params
   real = optimizer.init(parsed.optimizer, parsed.num_updates, trained)
-  abstract = memory.step_arrays(experiment.update_spec(parsed, SMALL, mesh), mesh).state
+  abstract = held.step_arrays(experiment.update_spec(parsed, SMALL, mesh), mesh).state
   assert jax.tree.structure(abstract) == jax.tree.structure(real)
   different = [
     jax.tree_util.keystr(path)
@@ -29,7 +29,7 @@ def test_the_abstract_state_has_the_shapes_of_a_real_one(mesh, parsed, rank):
     if (shape.shape, shape.dtype) != (leaf.shape, leaf.dtype)
   ]
   assert different == []
-  assert memory.bytes_per_chip(abstract) == sum(leaf.nbytes for leaf in jax.tree.leaves(real))
+  assert held.bytes_per_chip(abstract) == sum(leaf.nbytes for leaf in jax.tree.leaves(real))
 
 
 def test_with_lora_a_step_keeps_its_base_in_the_compute_dtype(mesh, parsed):
@@ -37,19 +37,19 @@ def test_with_lora_a_step_keeps_its_base_in_the_compute_dtype(mesh, parsed):
   params = model.init(shape, jax.random.key(0), mesh)
   spec = experiment.update_spec(parsed, shape, mesh)
   spec = dataclasses.replace(spec, lora=dataclasses.replace(parsed.lora, rank=2))
-  arrays = memory.step_arrays(spec, mesh)
+  found = held.step_arrays(spec, mesh)
   base = model.frozen(shape, params, mesh)
   size = sum(leaf.nbytes for leaf in jax.tree.leaves(base))
-  assert memory.bytes_per_chip(arrays.initial) == size
+  assert held.bytes_per_chip(found.initial) == size
   assert size < 0.51 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  adapters = memory.bytes_per_chip(arrays.state.params)
-  assert memory.bytes_per_chip(arrays.gradient) == adapters < 0.05 * size
-  assert memory.bytes_per_chip(arrays.policy) == size + adapters
-  assert memory.step_arrays(experiment.update_spec(parsed, shape, mesh), mesh).initial is None
+  adapters = held.bytes_per_chip(found.state.params)
+  assert held.bytes_per_chip(found.gradient) == adapters < 0.05 * size
+  assert held.bytes_per_chip(found.policy) == size + adapters
+  assert held.step_arrays(experiment.update_spec(parsed, shape, mesh), mesh).initial is None
 
 
 def test_the_cache_is_counted_where_heads_are_spread(mesh, parsed):
   shape = dataclasses.replace(SMALL, dtype='bfloat16')
-  cache = memory.cache_bytes_per_chip(parsed.rollout, shape, mesh)
+  cache = held.cache_bytes(parsed.rollout, shape, mesh)
   # Keys and values, layers, slots, heads, positions, head size, bytes.
   assert cache * mesh.size == math.prod((2, 2, parsed.rollout.slots, 2, 9216, 32, 2))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exgrpo_jax.performance import hlo, program_time
-from exgrpo_jax.performance.chips import Chip
+from exgrpo_jax.capacity import hlo, program_time
+from exgrpo_jax.capacity.chips import Chip
 
 # 1 GHz; 1,000 bytes a second over a link, 10,000 from memory; a hop of 1 microsecond is nothing.
 CHIP = Chip(memory=1, flops=1e6, bandwidth=1e4, link=1e3, clock=1e9, matrix_unit=128)

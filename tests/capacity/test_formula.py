@@ -4,10 +4,10 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from exgrpo_jax.commands import capacity
+from exgrpo_jax.capacity import arrays as held
+from exgrpo_jax.capacity import examination, formula, programs
 from exgrpo_jax.configs import base, one_gpu
 from exgrpo_jax.experiment import experiment
-from exgrpo_jax.performance import memory, memory_formula, programs
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
 SHAPE = dict(
@@ -47,17 +47,17 @@ def config_of(changes):
 
 def differences(config, platform, names, devices=None):
   """Program -> by what share the formula's peak exceeds that of the compiled program."""
-  spec, decoding = capacity.step_spec(config, devices)
+  spec, decoding = examination.step_spec(config, devices)
   with jax.set_mesh(spec.mesh):
-    arrays = memory.step_arrays(spec, decoding)
-    needs = memory_formula.of_step(config.rollout, spec, decoding, arrays, platform)
+    arrays = held.step_arrays(spec, decoding)
+    needs = formula.of_step(config.rollout, spec, decoding, arrays, platform)
     compiled = programs.of_step(config.rollout, spec, decoding, arrays)
     return {name: needs[name].peak / compiled[name]().need.peak - 1 for name in names}
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_an_update_takes_what_the_formula_says(name):
-  found = differences(config_of(CASES[name]), memory_formula.CPU, ['update'])
+  found = differences(config_of(CASES[name]), formula.CPU, ['update'])
   assert max(map(abs, found.values())) < 0.15, found
 
 
@@ -65,7 +65,7 @@ def test_the_other_programs_take_what_the_formula_says():
   others = ['score', 'prefill', 'resume', 'decode', 'optimizer']
   values = CASES['all_is_recomputed']
   config = config_of(values | {'rollout': values['rollout'] | {'carry': True}})
-  found = differences(config, memory_formula.CPU, others)
+  found = differences(config, formula.CPU, others)
   assert max(map(abs, found.values())) < 0.15, found
 
 
@@ -102,7 +102,7 @@ def test_a_gpu_takes_what_the_formula_says(choice):
   config = experiment.parse_config(one_gpu.get_config(choice))
   found = differences(
     config,
-    memory_formula.of_gpu(config.model.dtype),
+    formula.of_gpu(config.model.dtype),
     ['score', 'prefill', 'decode', 'update', 'optimizer'],
     devices,
   )
