@@ -1,4 +1,4 @@
-"""Writes docs/slices.md: the backbones on TPU slices, by the estimates of exgrpo_jax.capacity.
+"""Writes docs/slices.md: the backbones on TPU slices, by the estimates of `exgrpo capacity`.
 
 python docs/slices.py                    # all rows: an hour and a half on two cores
 python docs/slices.py v5e:8x8 v6e:4x8    # those of some slices; the others stay
@@ -18,9 +18,8 @@ from importlib import metadata
 
 import jax
 
-from exgrpo_jax.commands import (capacity)
-from exgrpo_jax.experiment import (config_files, experiment)
-from exgrpo_jax.performance import chips
+from exgrpo_jax.capacity import chips, examination
+from exgrpo_jax.experiment import config_files, experiment
 
 FILE = pathlib.Path(__file__).with_name('slices.csv')
 PAGE = FILE.with_suffix('.md')
@@ -84,7 +83,7 @@ def examined(name: str, topology: str) -> Row:
   config = experiment.parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
-  found = capacity.examine(config, topology, '', capacity.EVALUATED)
+  found = examination.examine(config, topology, '', examination.EVALUATED)
   fullest = max(found.peaks, key=lambda program: found.peaks[program], default='')
   row = {
     'config': name,

@@ -88,7 +88,7 @@ def test_what_does_not_exist_is_found(command, problem, keys):
   [
     'exgrpo train --config=configs/smoke.py --workdir=/tmp/x --config.replay.ratio=0',
     'exgrpo train --config=smoke --workdir=/tmp/x --config.data.train=x.jsonl',
-    'python -m benchmarks update --questions=8',
+    'python -m benchmarks update rollout.questions=8',
     'config.json and config.replay',
     'tpu_scripts/resume.sh --dry_run',
   ],
