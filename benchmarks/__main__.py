@@ -13,10 +13,6 @@ import importlib
 import subprocess
 import sys
 
-import jax
-
-from benchmarks import frame
-
 # Name -> what it measures. Each is a module with measure(bench) -> figures.
 BENCHMARKS = {
   'parity': "the sampler's log-probabilities against the trainer's",
@@ -31,6 +27,7 @@ BENCHMARKS = {
   'report': "the page of a run of a share of the paper's steps: size, time and memory",
   'smoke': 'a whole run of train --config=smoke',
 }
+SIZES = ('tiny', 'small', 'large')
 
 
 def main() -> None:
@@ -38,7 +35,7 @@ def main() -> None:
   parser = argparse.ArgumentParser('python -m benchmarks', description=__doc__.partition('\n')[0])
   parser.add_argument('name', nargs='?', choices=['all', *BENCHMARKS])
   parser.add_argument('changes', nargs='*', metavar='KEY=VALUE', help='settings of the config')
-  parser.add_argument('--size', choices=frame.SIZES, help='by default small, on a GPU or TPU large')
+  parser.add_argument('--size', choices=SIZES, help='by default small, on a GPU or TPU large')
   parser.add_argument(
     '--scale',
     type=float,
@@ -52,23 +49,28 @@ def main() -> None:
   elif args.name == 'all':
     sys.exit(_run_all([word for word in sys.argv[1:] if word != 'all']))
   else:
-    size = args.size or ('small' if jax.default_backend() == 'cpu' else 'large')
-    sys.exit(_run(args.name, size, args.scale, args.changes))
+    sys.exit(_run(args.name, args.size, args.scale, args.changes))
 
 
-def _run(name: str, size_name: str, scale: float | None, changes: list[str]) -> int:
+def _run(name: str, size_name: str | None, scale: float | None, changes: list[str]) -> int:
+  import jax  # the list is printed without it
+
+  from benchmarks import frame
+
+  size_name = size_name or ('small' if jax.default_backend() == 'cpu' else 'large')
   size = frame.SIZES[size_name]
   bench = frame.open_bench(size._replace(scale=scale or size.scale), changes)
   with jax.set_mesh(bench.meshes.training):
     found = importlib.import_module(f'benchmarks.{name}').measure(bench)
+  print(
+    f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}, {size_name}'
+  )
   print('\n'.join(map(str, found)), flush=True)
   return int(not all(figure.passes for figure in found))
 
 
 def _run_all(flags: list[str]) -> int:
   """Each in a process of its own, so that one that fails ends no other."""
-  device = jax.devices()[0]
-  print(f'{jax.device_count()} x {device.device_kind}, jax {jax.__version__}')
   failed = []
   for name in BENCHMARKS:
     print(f'\n{name}: {BENCHMARKS[name]}', flush=True)

@@ -11,7 +11,7 @@ import jax
 
 from benchmarks.frame import Bench, Figure
 from benchmarks.scripted import Rollouts, Taken
-from benchmarks.update import update
+from benchmarks.update import first_state, update
 from exgrpo_jax.experiment.experiment import update_spec
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import model
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
 def measure(bench: Bench) -> list[Figure]:
   """Tokens per second with and without, busy slots, ages, and tokens prefilled again."""
   spec = update_spec(bench.config, bench.model, bench.meshes.training)
-  state = optimizer.init(spec.optimizer, 1, bench.params)
+  state = first_state(bench, spec)
   arms = {True: Rollouts(bench, carries=True), False: Rollouts(bench, carries=False)}
   params = model.decode_layout(bench.model, state.params, bench.meshes)
   for carries, rollouts in arms.items():

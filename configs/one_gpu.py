@@ -1,15 +1,15 @@
-"""One GPU of 24, 40 or 80 GB, a checkpoint, in full or by LoRA, and GSM8K or MATH.
+"""A checkpoint on GSM8K or MATH on one GPU of 24, 40 or 80 GB, trained whole or with LoRA.
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
-What follows the colon is a model, a memory and a data set, in any order; what is left out is
-qwen2_5_0_5b, 24gb and gsm8k. docs/one_gpu.md lists what fits, and the hours that a run is estimated
-to take; none of these has been run yet. `exgrpo doctor` names the one for a machine.
+What follows the colon is a model, a memory and a data set, in any order; by default qwen2_5_0_5b,
+24gb and gsm8k. docs/one_gpu.md lists what fits, by formula; none of these has been run yet.
+`exgrpo doctor` names the one for a machine.
 """
 
 from exgrpo_jax.configs import base
 from exgrpo_jax.errors import InputError
 
-# Hugging Face's name, and the shape where it differs from the base config's.
+# Hugging Face's name, and the shape where it departs from the base config's.
 MODELS = {
   'qwen2_5_0_5b': (
     'Qwen/Qwen2.5-0.5B-Instruct',
@@ -53,8 +53,8 @@ SYSTEM = 'Reason step by step, and put the final answer inside \\boxed{}.'
 
 LORA = 'LoRA'
 # (slots, tokens of a microbatch, what is trained): the slots and tokens that
-# `capacity --device=… --fit` finds. All is trained, with AdamW's moments in float32; in bfloat16
-# where float32 leaves no room, or adapters where that does not help either.
+# `capacity --device=… --fit` finds. The whole model is trained with AdamW's moments in float32, in
+# bfloat16 where float32 leaves no room, and with adapters where that does not help either.
 FITS = {
   ('qwen2_5_0_5b', '24gb', 'gsm8k'): (256, 24576, 'float32'),
   ('qwen2_5_0_5b', '24gb', 'math'): (256, 28672, 'float32'),
@@ -116,7 +116,7 @@ def get_config(choice=''):
 
 
 def _parse(choice):
-  """(model, memory, data) of the words after the colon; InputError where there is no such run."""
+  """(model, memory, data) of the words after the colon; InputError where that does not fit."""
   chosen = dict(model='qwen2_5_0_5b', memory='24gb', data='gsm8k')
   allowed = dict(model=MODELS, memory=MEMORIES, data=DATA)
   for word in filter(None, choice.split(',')):

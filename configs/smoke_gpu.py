@@ -1,4 +1,4 @@
-"""Does training run on this GPU, in bfloat16? Under five minutes: the arithmetic task, wider.
+"""Does training run on this GPU, in bfloat16? The arithmetic task with a wider model.
 
 exgrpo train --config=smoke_gpu --workdir=/tmp/smoke_gpu
 configs/one_gpu.py trains a checkpoint on one.
