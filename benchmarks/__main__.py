@@ -32,7 +32,7 @@ SIZES = ('tiny', 'small', 'large')
 
 def main() -> None:
   """Run a benchmark, or all of them."""
-  parser = argparse.ArgumentParser('python -m benchmarks', description=__doc__.partition('\n')[0])
+  parser = argparse.ArgumentParser('python -m benchmarks', description='Measures this machine.')
   parser.add_argument('name', nargs='?', choices=['all', *BENCHMARKS])
   parser.add_argument('changes', nargs='*', metavar='KEY=VALUE', help='settings of the config')
   parser.add_argument('--size', choices=SIZES, help='by default small, on a GPU or TPU large')

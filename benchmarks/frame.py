@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
 from exgrpo_jax.capacity import lengths
 from exgrpo_jax.datatypes import Batch, Response
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import Config, model_config, parse_config
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.token_sampling import Distribution
@@ -106,12 +106,12 @@ class Bench:
     return self.config.rollout.questions * self.config.rollout.samples
 
   @functools.cached_property
-  def params(self) -> model.Params:
+  def params(self) -> Params:
     """Random parameters in the training layout."""
     return model.init(self.model, jax.random.key(0), self.meshes.training)
 
   @functools.cached_property
-  def decode_params(self) -> model.Params:
+  def decode_params(self) -> Params:
     """The same in the decode layout."""
     return jax.block_until_ready(model.decode_layout(self.model, self.params, self.meshes))
 
@@ -193,7 +193,7 @@ class Bench:
 
 def open_bench(size: Size, changes: Sequence[str] = ()) -> Bench:
   """The bench of a size; `changes` are settings such as 'rollout.slots=8'."""
-  values: ConfigDict = config_files.load_config('base')
+  values: Any = config_files.load_config('base')
   values.model.update(size.model)
   values.rollout.update(size.rollout)
   values.gradient.tokens_per_microbatch = size.tokens_per_microbatch

@@ -10,7 +10,7 @@ _LIMITS = {'bfloat16': (1.0, 0.1), 'float32': (1e-3, 1e-4)}
 def measure(bench: Bench) -> list[Figure]:
   """Checks that both say the same of sampled responses."""
   rollout = bench.config.rollout
-  responses = bench.generate(bench.lengths)
+  responses = bench.generate(bench.lengths.tolist())
   prompts = [bench.prompt(row // rollout.samples) for row in range(bench.rows)]
   logps, _ = scoring.score(
     bench.model,

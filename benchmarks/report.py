@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow import compute
 
 from benchmarks import smoke
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
@@ -45,7 +45,8 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
   for name in ('questions', 'responses', 'tokens'):
     paths = step_records.files(run, name)
     whole = pa.concat_tables([step_records.read_file(path, name) for path in paths])
-    of_steps = [whole.filter(pc.equal(whole['step'], step)) for step in range(1, _SHORT + 1)]
+    step_N = whole['step'].to_numpy()
+    of_steps = [whole.filter(pa.array(step_N == step)) for step in range(1, _SHORT + 1)]
     for path in paths:
       path.unlink()
     for first in range(1, steps + 1, _FILE_STEPS):
@@ -67,7 +68,7 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
 
 def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
   """A step's table as that of another step, its rows repeated under other questions."""
-  groups = 1 + pc.max(table['group']).as_py()
+  groups = 1 + table['group'].to_numpy().max()
   copies = max(1, _ROWS // (groups * 8)) if repeat else 1
   long = pa.concat_tables([table] * copies)
   copy = np.repeat(np.arange(copies), len(table))
@@ -81,7 +82,8 @@ def _moved(table: pa.Table, step: int, repeat: bool) -> pa.Table:
   }
   for place, field in enumerate(table.schema):
     if field.name in changes:
-      column = pc.add(long[field.name], pa.array(np.broadcast_to(changes[field.name], len(long))))
+      added = pa.array(np.broadcast_to(changes[field.name], len(long)))
+      column = compute.call_function('add', [long[field.name], added])
       long = long.set_column(place, field, column.cast(field.type))
   return long
 

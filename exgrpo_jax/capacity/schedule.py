@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import chex
 import numpy as np
 
 from exgrpo_jax.rollout import carry, decode_loop, scheduler, settings
@@ -84,6 +85,7 @@ def decoded(
     block: positions of a row that attention reads together; of a free slot it reads one block.
     to_the_end: once none waits, decode until all have finished, without looking in between.
   """
+  chex.assert_equal_shape([lengths_N, begun_N])
   done_N = begun_N.copy()
   waiting_N = np.flatnonzero(done_N < lengths_N)
   row_B = np.full(slots, -1)  # the response in each slot; -1 where it is free

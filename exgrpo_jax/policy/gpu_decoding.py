@@ -7,6 +7,7 @@ Tests run the same call by XLA on a CPU; the kernel itself has not run on a GPU 
 Shape letters as in kv_cache.py; M = B * G sequences.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -24,6 +25,7 @@ def takes(H: int, dtype: str) -> bool:
 
 def attend(query_BNH: jax.Array, position_B: Array, layer: Dense) -> jax.Array:
   """Attention of each row's query to positions 0 .. position_B."""
+  chex.assert_rank([query_BNH, position_B], [3, 1])
   B, N, H = query_BNH.shape
   G = layer.key_BGSH.shape[1]
 
