@@ -59,12 +59,11 @@ def _run(name: str, size_name: str | None, scale: float | None, changes: list[st
 
   size_name = size_name or ('small' if jax.default_backend() == 'cpu' else 'large')
   size = frame.SIZES[size_name]
+  devices = f'{jax.device_count()} x {jax.devices()[0].device_kind}'
+  print(f'{name}: {BENCHMARKS[name]}; {size_name}, on {devices}', flush=True)
   bench = frame.open_bench(size._replace(scale=scale or size.scale), changes)
   with jax.set_mesh(bench.meshes.training):
     found = importlib.import_module(f'benchmarks.{name}').measure(bench)
-  print(
-    f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}, {size_name}'
-  )
   print('\n'.join(map(str, found)), flush=True)
   return int(not all(figure.passes for figure in found))
 
@@ -73,10 +72,10 @@ def _run_all(flags: list[str]) -> int:
   """Each in a process of its own, so that one that fails ends no other."""
   failed = []
   for name in BENCHMARKS:
-    print(f'\n{name}: {BENCHMARKS[name]}', flush=True)
     if subprocess.run([sys.executable, '-m', 'benchmarks', name, *flags]).returncode:
       failed.append(name)
-  print(f'\nfailed: {", ".join(failed)}' if failed else '\nall passed')
+    print(flush=True)
+  print(f'failed: {", ".join(failed)}' if failed else 'all passed')
   return int(bool(failed))
 
 
