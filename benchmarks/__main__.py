@@ -53,7 +53,11 @@ def main() -> None:
 
 
 def _run(name: str, size_name: str | None, scale: float | None, changes: list[str]) -> int:
-  import jax  # the list is printed without it
+  from exgrpo_jax.runtime import device_memory, heap  # not to list the benchmarks
+
+  heap.keep_pages()  # as every command does
+  device_memory.take_share()
+  import jax
 
   from benchmarks import frame
 
