@@ -19,7 +19,8 @@ from absl import logging
 from exgrpo_jax.capacity import lengths
 from exgrpo_jax.datatypes import Batch, Response
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.experiment import Config, model_config, parse_config
+from exgrpo_jax.experiment.experiment import model_config
+from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import scheduler

@@ -11,7 +11,7 @@ import jax
 from exgrpo_jax.capacity import chips, examination, fitting, gpus
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import parse_config
 
 PAGE = pathlib.Path(__file__).with_suffix('.md')
 

@@ -19,7 +19,8 @@ from importlib import metadata
 import jax
 
 from exgrpo_jax.capacity import chips, examination
-from exgrpo_jax.experiment import config_files, experiment
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.experiment.settings import parse_config
 
 FILE = pathlib.Path(__file__).with_name('slices.csv')
 PAGE = FILE.with_suffix('.md')
@@ -80,7 +81,7 @@ COLUMNS: tuple[str, ...] = (
 
 def examined(name: str, topology: str) -> Row:
   """A row of the table; compiles all programs of a step."""
-  config = experiment.parse_config(config_files.load_config(name))
+  config = parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
   found = examination.examine(config, topology, '', examination.EVALUATED)

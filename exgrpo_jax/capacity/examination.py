@@ -21,7 +21,8 @@ from exgrpo_jax.capacity import (
 )
 from exgrpo_jax.capacity.report import Speed
 from exgrpo_jax.capacity.step_time import Estimator, Workload
-from exgrpo_jax.experiment.experiment import Config, model_config, update_spec
+from exgrpo_jax.experiment.experiment import model_config, update_spec
+from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.runtime import device_memory

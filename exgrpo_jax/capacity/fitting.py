@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from exgrpo_jax.capacity import arrays, formula, report
-from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.rollout import settings
 

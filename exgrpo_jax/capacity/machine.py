@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from exgrpo_jax.capacity import examination, fitting, gpus
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.runtime import environment, hardware
 
 _GB = 1e9

@@ -17,7 +17,8 @@ from absl import flags
 from exgrpo_jax.capacity import examination, gpus
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import parse_config, with_folders
+from exgrpo_jax.experiment.experiment import with_folders
+from exgrpo_jax.experiment.settings import parse_config
 
 
 def define_flags() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from exgrpo_jax.configs import qwen2_5_math_1_5b
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.policy import sharding
 
 
@@ -15,4 +15,4 @@ def mesh():
 @pytest.fixture(scope='package')
 def parsed():
   """The configuration of the smallest backbone."""
-  return experiment.parse_config(qwen2_5_math_1_5b.get_config())
+  return parse_config(qwen2_5_math_1_5b.get_config())

@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_jax.capacity import examination
 from exgrpo_jax.configs import one_gpu
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import parse_config
 
 
 @pytest.mark.full

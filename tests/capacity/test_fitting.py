@@ -7,7 +7,7 @@ from exgrpo_jax.capacity import examination, fitting, gpus
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.experiment.settings import parse_config
 
 
 def opened(choice):

@@ -12,6 +12,7 @@ from exgrpo_jax.capacity import flops
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model
 from tests.capacity.shapes import SMALL
@@ -20,7 +21,7 @@ from tests.capacity.shapes import SMALL
 @pytest.mark.parametrize(('config', 'billions'), [(qwen2_5_math_1_5b, 1.54), (llama3_1_8b, 8.03)])
 def test_parameters_are_counted(config, billions):
   """As on the models' cards; biases and norms, a thousandth, are left out."""
-  shape = experiment.model_config(experiment.parse_config(config.get_config()))
+  shape = experiment.model_config(parse_config(config.get_config()))
   assert flops.parameter_count(shape) / 1e9 == pytest.approx(billions, abs=0.01)
 
 

@@ -7,7 +7,7 @@ from jax.experimental import topologies
 from exgrpo_jax.capacity import arrays as held
 from exgrpo_jax.capacity import examination, formula, programs
 from exgrpo_jax.configs import base, one_gpu
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.settings import parse_config
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
 SHAPE = dict(
@@ -42,7 +42,7 @@ def config_of(changes):
   values.optimizer.minibatches = 1
   for section, settings in dict(model=SHAPE, rollout=ROLLOUT, gradient=GRADIENT).items():
     values[section].update(settings | changes.get(section, {}))
-  return experiment.parse_config(values)
+  return parse_config(values)
 
 
 def differences(config, platform, names, devices=None):
@@ -99,7 +99,7 @@ def test_a_gpu_takes_what_the_formula_says(choice):
   pytest.importorskip('jax_cuda12_plugin')
   slice_of_one = dict(target_config=H100, topology='1x1x1')
   devices = list(topologies.get_topology_desc('', 'cuda', **slice_of_one).devices)
-  config = experiment.parse_config(one_gpu.get_config(choice))
+  config = parse_config(one_gpu.get_config(choice))
   found = differences(
     config,
     formula.of_gpu(config.model.dtype),
