@@ -43,15 +43,15 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- GiB count the program that needs most and everything resident beside it, out of the nine tenths of
-  the GPU's memory that JAX takes (`XLA_CLIENT_MEM_FRACTION` changes it).
+- GiB count the program that needs most and everything resident beside it, out of the nine
+  tenths of the GPU's memory that JAX takes (`XLA_CLIENT_MEM_FRACTION` changes it).
 - Training the whole model takes 16 bytes a parameter: the parameter, AdamW's two moments in
-  bfloat16, the gradient, and the sum of the gradients of the microbatches so far; 20 with moments in
-  float32. Where that leaves no room, [LoRA](checkpoints.md#lora) of rank 32 does: four bytes a
-  parameter, for the frozen model and the weights for sampling. A dash marks a model that is too large
-  even so.
-- For another memory, or other lengths, `--fit` finds slots and tokens a pass, the two settings that
-  change nothing but memory and time.
+  bfloat16, the gradient, and the sum of the gradients of the microbatches so far; 20 with
+  moments in float32. Where that leaves no room, [LoRA](checkpoints.md#lora) of rank 32 does:
+  four bytes a parameter, for the frozen model and the weights for sampling. A dash marks a
+  model that is too large even so.
+- For another memory, or other lengths, `--fit` finds slots and tokens a pass, the two settings
+  that change nothing but memory and time.
 
 ```bash
 exgrpo capacity --config=one_gpu:40gb --device=h100 --fit --config.rollout.max_response=4096
