@@ -30,7 +30,7 @@ exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 ```
 
 The first says what the machine has, what is missing, and which of these configs fits it; the second
-tries in five minutes whether training runs on the GPU at all. A step has 32 questions x 8
+tries on a small model whether training runs on the GPU at all. A step has 32 questions x 8
 responses, of at most 1,024 tokens with GSM8K and 3,072 with MATH, and a run 200 steps.
 
 **No run of the table has been made yet.** The memory is computed by formula:
