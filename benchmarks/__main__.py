@@ -67,7 +67,10 @@ def _run(name: str, size_name: str | None, scale: float | None, changes: list[st
   print(f'{name}: {BENCHMARKS[name]}; {size_name}, on {devices}', flush=True)
   bench = frame.open_bench(size._replace(scale=scale or size.scale), changes)
   with jax.set_mesh(bench.meshes.training):
-    found = importlib.import_module(f'benchmarks.{name}').measure(bench)
+    try:
+      found = importlib.import_module(f'benchmarks.{name}').measure(bench)
+    except subprocess.CalledProcessError as error:
+      return error.returncode  # of a run, which has said why
   print('\n'.join(map(str, found)), flush=True)
   return int(not all(figure.passes for figure in found))
 
