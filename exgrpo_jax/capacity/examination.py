@@ -25,7 +25,7 @@ from exgrpo_jax.experiment.experiment import model_config, update_spec
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.runtime import device_memory
+from exgrpo_jax.runtime import machine
 
 # Assumed, for want of data.
 _PROMPT = 150  # tokens
@@ -100,7 +100,7 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
       config = fitted.applied(config)
       spec, decoding = step_spec(config)
     print(
-      f'{device}: {limit / chips.GIB:.2f} GiB, {100 * device_memory.SHARE:.0f}% of its memory; '
+      f'{device}: {limit / chips.GIB:.2f} GiB, {100 * machine.SHARE:.0f}% of its memory; '
       f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
     )
     held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)

@@ -3,7 +3,7 @@
 import re
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import device_memory
+from exgrpo_jax.runtime import machine
 
 # Name -> memory by its data sheet, in gigabytes of 10^9 bytes; a driver reports about as many.
 GPUS = {
@@ -55,7 +55,7 @@ def usable_memory(device: str) -> float:
     size = int(memory[1]) * (2**30 if memory[2] == 'gib' else 1e9)
   else:
     size = 1e9 * GPUS[_name_of(device)]
-  return device_memory.SHARE * size
+  return machine.SHARE * size
 
 
 def check_dtype(device: str, dtype: str) -> None:

@@ -9,18 +9,18 @@ import sys
 
 import jax
 
-from exgrpo_jax.capacity import machine
+from exgrpo_jax.capacity import diagnosis
 from exgrpo_jax.commands import command_line
 
 
 def main(_: command_line.Args) -> None:
   """Print what is found and a command to start with; exit with status 1 if none can work."""
-  found = machine.findings()
+  found = diagnosis.findings()
   for finding in found:
     print(f'{"!" if finding.is_problem else " "} {finding.name:<12}{finding.text}')
   if any(finding.is_problem for finding in found):
     sys.exit(1)
-  print(f'\na run that fits:\n{machine.suggestion(jax.devices()[0])}')
+  print(f'\na run that fits:\n{diagnosis.suggestion(jax.devices()[0])}')
 
 
 def run() -> None:

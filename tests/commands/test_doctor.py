@@ -2,13 +2,13 @@
 
 import pytest
 
-from exgrpo_jax.capacity.machine import Finding
+from exgrpo_jax.capacity.diagnosis import Finding
 from exgrpo_jax.commands import doctor
 
 
 def test_a_problem_is_marked_and_ends_with_status_1(capsys, monkeypatch):
   found = [Finding('host', 'is fine')]
-  monkeypatch.setattr(doctor.machine, 'findings', lambda: found)
+  monkeypatch.setattr(doctor.diagnosis, 'findings', lambda: found)
   doctor.main(None)
   printed = capsys.readouterr().out
   assert printed.startswith('  host') and 'exgrpo train --config=' in printed

@@ -5,16 +5,16 @@ import types
 import jax
 import pytest
 
-from exgrpo_jax.capacity import machine
+from exgrpo_jax.capacity import diagnosis
 
 
 @pytest.fixture(autouse=True)
 def no_accelerator(monkeypatch):
-  monkeypatch.setattr(machine.hardware, 'platforms', list)
+  monkeypatch.setattr(diagnosis.machine, 'platforms', list)
 
 
 def problems():
-  return [finding.text for finding in machine.findings() if finding.is_problem]
+  return [finding.text for finding in diagnosis.findings() if finding.is_problem]
 
 
 def gpu(memory):
@@ -24,11 +24,11 @@ def gpu(memory):
 
 
 def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
-  texts = [finding.text for finding in machine.findings()]
+  texts = [finding.text for finding in diagnosis.findings()]
   assert problems() == []
   assert any(f'jax {jax.__version__}, ' in text for text in texts)
   assert any('GB free' in text for text in texts)
-  suggested = machine.suggestion(jax.devices('cpu')[0])
+  suggested = diagnosis.suggestion(jax.devices('cpu')[0])
   assert suggested == 'exgrpo train --config=chains --workdir=/tmp/chains'
 
 
@@ -46,8 +46,8 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
 def test_an_accelerator_that_jax_does_not_use_is_a_problem(
   platform, driver, environment, words, monkeypatch
 ):
-  monkeypatch.setattr(machine.hardware, 'platforms', lambda: [platform])
-  monkeypatch.setattr(machine.hardware, 'nvidia_driver', lambda: driver)
+  monkeypatch.setattr(diagnosis.machine, 'platforms', lambda: [platform])
+  monkeypatch.setattr(diagnosis.machine, 'nvidia_driver', lambda: driver)
   monkeypatch.setenv('JAX_PLATFORMS', environment)
   [problem] = problems()
   assert words in problem
@@ -55,7 +55,7 @@ def test_an_accelerator_that_jax_does_not_use_is_a_problem(
 
 def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   versions = {'jax': '0.10.2', 'jaxlib': '0.10.2', 'jax-cuda12-pjrt': '0.9.0'}
-  monkeypatch.setattr(machine.environment, 'versions', lambda: versions)
+  monkeypatch.setattr(diagnosis.environment, 'versions', lambda: versions)
   [problem] = problems()
   assert 'jax-cuda12-pjrt 0.9.0 is not for jaxlib 0.10.2' in problem
 
@@ -71,4 +71,4 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
   ],
 )
 def test_a_gpu_is_offered_the_largest_model_that_fits_in_full(memory, config):
-  assert f'--config={config}' in machine.suggestion(gpu(memory))
+  assert f'--config={config}' in diagnosis.suggestion(gpu(memory))

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from exgrpo_jax.capacity import examination, fitting, gpus
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
-from exgrpo_jax.runtime import environment, hardware
+from exgrpo_jax.runtime import environment, machine
 
 _GB = 1e9
 _CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
@@ -85,13 +85,13 @@ def _devices() -> Iterator[Finding]:
   except RuntimeError as error:
     yield Finding('devices', f'JAX finds none: {str(error).splitlines()[0]}', is_problem=True)
     return
-  device, driver = devices[0], hardware.nvidia_driver()
+  device, driver = devices[0], machine.nvidia_driver()
   stats = device.memory_stats() or {}
   of_memory = f', {stats["bytes_limit"] / _GB:.1f} GB for JAX' if 'bytes_limit' in stats else ''
   of_driver = f', driver {driver}' if driver else ''
   yield Finding('devices', f'{len(devices)} {device.device_kind}{of_memory}{of_driver}')
   if device.platform == 'cpu':
-    for name in hardware.platforms():
+    for name in machine.platforms():
       text = f'{_NAMES[name]} is here, and JAX computes on the CPU: {_remedy(name, driver)}'
       yield Finding('devices', text, is_problem=True)
 
