@@ -53,10 +53,10 @@ def main() -> None:
 
 
 def _run(name: str, size_name: str | None, scale: float | None, changes: list[str]) -> int:
-  from exgrpo_jax.runtime import device_memory, heap  # not to list the benchmarks
+  from exgrpo_jax.runtime import machine  # not to list the benchmarks
 
-  heap.keep_pages()  # as every command does
-  device_memory.take_share()
+  machine.keep_pages()  # as every command does
+  machine.take_share()
   import jax
 
   from benchmarks import frame

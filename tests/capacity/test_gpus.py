@@ -4,7 +4,7 @@ import pytest
 
 from exgrpo_jax.capacity import gpus
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import device_memory
+from exgrpo_jax.runtime import machine
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from exgrpo_jax.runtime import device_memory
   ],
 )
 def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
-  assert gpus.usable_memory(text) == pytest.approx(device_memory.SHARE * 1e9 * gigabytes)
+  assert gpus.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes)
 
 
 @pytest.mark.parametrize(
