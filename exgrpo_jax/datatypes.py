@@ -68,7 +68,7 @@ class Cursor:
 
 
 class Span(NamedTuple):
-  """Tokens of a response, one after the other, that one policy wrote."""
+  """Consecutive tokens of a response that one policy wrote."""
 
   step: int
   tokens: int
@@ -76,7 +76,7 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-  """What the policy wrote for one prompt, or several policies, where responses span steps."""
+  """What the policy wrote for a prompt; with partial rollouts, what several policies wrote."""
 
   tokens: np.ndarray  # [T] int32, the end token included where there is one
   logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
@@ -89,6 +89,10 @@ class Response:
   def first_step(self, step: int) -> int:
     """The step that wrote its first token; `step` where it has no spans."""
     return self.spans[0].step if self.spans else step
+
+  def tokens_before(self, step: int) -> int:
+    """How many of its tokens, the first ones, earlier steps than `step` wrote."""
+    return sum(span.tokens for span in self.spans if span.step < step)
 
 
 FAILURES = ('timed out', 'crashed')  # of grading, not of the response
@@ -135,7 +139,7 @@ class ReplayScores:
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class PartialGroup:
   """A group that one step leaves to the next: not complete, or not yet trained."""
 
   question_row: int
@@ -150,23 +154,31 @@ class Plan:
   """Which questions a step works on; groups stand in the order of the batch."""
 
   step: int
-  epoch: int  # of the stream after this step's fresh questions were read
+  cursor: Cursor  # of the stream, after this step's fresh questions
   replay_started: bool  # the delayed start's switch, as it stood when planned
-  questions: tuple[Question, ...]  # Q of them
+  questions: tuple[Question, ...]  # Q of them; with partial rollouts, all that are in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
   candidates: tuple[tuple[Trajectory, ...], ...]  # Q; empty for a fresh question
-  carried: tuple[Carried, ...] = ()  # what is there already of the first groups
+  left: tuple[PartialGroup, ...] = ()  # what the step before left of the first groups
+
+  @property
+  def epoch(self) -> int:
+    """The stream's epoch after this step's fresh questions."""
+    return self.cursor.epoch
 
   @property
   def is_replay_Q(self) -> np.ndarray:
     """Bool [Q]: which questions have a stored success to replay."""
     return np.array([bool(c) for c in self.candidates])
 
-  @property
-  def drawn(self) -> list[int]:
-    """By group, the step whose plan first had it."""
-    carried = [group.drawn for group in self.carried]
-    return carried + [self.step] * (len(self.questions) - len(carried))
+
+class Graded(NamedTuple):
+  """The groups that a step trains, with fresh responses and their verdicts."""
+
+  plan: Plan  # of these groups
+  responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
+  verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
+  left: tuple[PartialGroup, ...] = ()  # the other groups in flight
 
 
 @jax.tree_util.register_dataclass
@@ -193,12 +205,12 @@ class Experience:
   """What one step collected: groups stand in the plan's order, rows of the batch group by group."""
 
   plan: Plan
+  responses: Sequence[Sequence[Response]]  # as in Graded, like the verdicts
+  verdicts: Sequence[Sequence[Verdict]]
+  left: tuple[PartialGroup, ...]  # to the next step
   replays: Sequence[Trajectory | None]  # by group: the stored success beside it; None where fresh
   scores: Sequence[ReplayScores | None]  # of these
-  responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
-  verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
   batch: Batch
-  carried: Sequence[Carried]  # the groups that are left to the next step
-  rollout: Mapping[str, float]  # how generation went, as metrics
+  sampling: Mapping[str, float]  # how generation went, as metrics
   parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
   alignment: Mapping[str, float]  # of gradients, as metrics; empty where not compared

@@ -15,7 +15,6 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.experiment.experiment import Config
-from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts
 from exgrpo_jax.runtime.workdir import owned
@@ -24,7 +23,7 @@ from exgrpo_jax.training.checks import check_start
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """Define the flags."""
   command_line.define_config()
   command_line.define_workdir()
   flags.DEFINE_bool(
@@ -35,27 +34,27 @@ def define_flags() -> None:
 def main(args: command_line.Args) -> None:
   """Trains, or resumes, after everything that can be checked has been."""
   config, workdir = check_start(args.config, args.workdir), args.workdir
-  done = hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
+  done = session.steps_done(workdir)
   if done > config.num_steps:
     print(messages.finished(workdir, done, config.num_steps), flush=True)
     return
   log = os.path.join(workdir, 'console.log')
   with owned(workdir), console.opened(log), session.explained(workdir):
-    _train(args, config)
+    _train(args, config, done)
 
 
-def _train(args: command_line.Args, config: Config) -> None:
+def _train(args: command_line.Args, config: Config, done: int) -> None:
   """Takes the steps that are left, or compiles their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
-  rollout, evaluations = loaded.rollout, loaded.evaluations
-  with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
+  experiment, rollout, evaluations = loaded
+  with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
     every, num_steps = config.evaluation.every, config.num_steps
-    print(messages.banner(rollout, evaluations, every, loaded.done, num_steps, workdir), flush=True)
+    print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
     if args.compile_only:
-      rehearsal.run(loaded.experiment, rollout)
+      rehearsal.run(experiment, rollout)
       print(f'compiled {compiled}', flush=True)
       return
-    session.train(loaded, session.claim(loaded, args.config), compiled)
+    session.train(*loaded, session.claim(args.config, experiment, rollout), compiled)
   if hosts.is_first():
     print(f'compiled {compiled}', flush=True)
     records, arguments = metrics.read(workdir), command_line.config_arguments(sys.argv)

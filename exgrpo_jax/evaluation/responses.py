@@ -8,10 +8,10 @@ import numpy as np
 
 from exgrpo_jax.datatypes import Message, Response
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scheduler
-from exgrpo_jax.runtime import randomness
+from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime.randomness import Purpose
 
 _SHORTEST_PREFILL = 64  # tokens: prompts are padded to a power of two, so that few programs compile
@@ -50,17 +50,17 @@ def sample(
     slots=min(rollout.slots, len(prompts) * samples),
     max_prompt=min(rollout.max_prompt, max(_SHORTEST_PREFILL, 1 << (longest - 1).bit_length())),
   )
+  config = dataclasses.replace(experiment.config, rollout=sized)
+  sampler = make_sampler(
+    dataclasses.replace(experiment, config=config),
+    Purpose.GENERATE,
+    seed=seed,
+    distribution=evaluation.distribution,
+  )
+  requests = requests_for(encoded, range(len(prompts)), samples, 0, sized.max_response)
   with jax.set_mesh(experiment.meshes.training):
-    responses = scheduler.generate(
-      experiment.model,
-      model.decode_layout(experiment.model, policy.params, experiment.meshes),
-      [prompt for prompt in encoded for _ in range(samples)],
-      [question for question in range(len(prompts)) for _ in range(samples)],
-      list(range(samples)) * len(prompts),
-      randomness.key(seed, Purpose.GENERATE),
-      sized.decode_spec(tokenizer, evaluation.distribution),
-      experiment.meshes.decoding,
-    )
+    decode_params = model.decode_layout(experiment.model, policy.params, experiment.meshes)
+    responses, _ = sampler.generate(decode_params, requests)
   return [responses[start : start + samples] for start in range(0, len(responses), samples)]
 
 

@@ -15,13 +15,14 @@ from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions
+from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_metrics
-from exgrpo_jax.rollout import scheduler
-from exgrpo_jax.runtime import activity, hosts, randomness
+from exgrpo_jax.rollout.sampler import requests_for
+from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.randomness import Purpose
 
 Record = dict[str, Any]  # of a question: what was asked, answered and judged
@@ -93,15 +94,11 @@ def score_policy(
   config, tokenizer = experiment.config, experiment.tokenizer
   wanted, samples = config.evaluation, config.evaluation.samples
   questions = list(data.questions)  # read once, for they are read from the disk on demand
-  responses = scheduler.generate(
-    experiment.model,
+  sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
+  rows = [question.row for question in questions]
+  responses, _ = sampler.generate(
     model.decode_layout(experiment.model, params, experiment.meshes),
-    [prompt for prompt in data.prompts for _ in range(samples)],
-    [question.row for question in questions for _ in range(samples)],
-    list(range(samples)) * len(questions),
-    randomness.key(config.seed, Purpose.EVALUATION, step),
-    config.rollout.decode_spec(tokenizer, wanted.distribution),
-    experiment.meshes.decoding,
+    requests_for(data.prompts, rows, samples, step, config.rollout.max_response),
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
   prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]

@@ -18,7 +18,6 @@ from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
-from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import activity, compilations, hosts, hub
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
@@ -61,7 +60,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
 
   Names on the Hub resolve to the commits of the run in `workdir`, where there is one.
 
-  Model code runs inside `with jax.set_mesh(experiment.meshes.training)`; `scheduler.generate`
+  Model code runs inside `with jax.set_mesh(experiment.meshes.training)`; `SlotEngine.generate`
   enters the decoding mesh by itself.
   """
   hub.recall(workdir)
@@ -164,34 +163,6 @@ def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:
       f'config.data.validation={data.validation}; the best policy is chosen by those it keeps.'
     )
   return loaded
-
-
-def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
-  """The rollout on the training questions; InputError where they are too few."""
-  parsed, size = experiment.config, len(data.questions)
-  if size < parsed.rollout.questions:
-    raise InputError(
-      f'config.rollout.questions={parsed.rollout.questions} must be at most the {size} questions '
-      f'of {data.spec}: no question comes twice in a step.'
-    )
-  if size < (in_flight := parsed.rollout.groups_in_flight):
-    raise InputError(
-      f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
-      'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
-      'many.'
-    )
-  return stages.Rollout(
-    config=parsed.rollout,
-    replay=parsed.replay,
-    objective=parsed.objective,
-    parity=parsed.parity,
-    model=experiment.model,
-    tokenizer=experiment.tokenizer,
-    meshes=experiment.meshes,
-    tokens_per_pass=parsed.gradient.tokens_per_microbatch,
-    seed=parsed.seed,
-    data=data,
-  )
 
 
 def update_spec(

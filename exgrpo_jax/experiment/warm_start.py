@@ -20,6 +20,7 @@ import numpy as np
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
+from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.settings import Config, WarmStartConfig
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
@@ -28,7 +29,7 @@ from exgrpo_jax.padding import length_bucket, right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -90,8 +91,8 @@ def run(
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
   `data` are the training questions, on which `enough` is checked; needed only to train. `rows` are
-  what is learnt, read where they are not given. Raises InputError where the folder holds the result
-  of another configuration.
+  what is learnt; read where not given. Raises InputError where the folder holds the result of
+  another configuration.
   """
   directory = _directory(experiment)
   wanted = origin(experiment.config, experiment.model)
@@ -128,7 +129,7 @@ def _kept(directory: str, wanted: Mapping[str, Any], params: model.Params) -> mo
 
 @contextlib.contextmanager
 def _claimed(directory: str) -> Iterator[None]:
-  """Runs on this machine that share the folder train it once: the others wait for the first."""
+  """Lets only the first of several runs train in the folder; the others wait for it."""
   if not hosts.is_first():
     yield
     return
@@ -186,7 +187,11 @@ def _train(
       arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
-        _check_loss(config, update + 1, float(loss))
+        if not math.isfinite(loss):
+          raise InputError(
+            f'warm start: the loss of update {update + 1} is {float(loss)}; nothing is kept. Take '
+            f'a smaller config.warm_start.learning_rate than {config.learning_rate:g}.'
+          )
         writer.write(update + 1, {'loss': float(loss)})
         print(
           f'warm start {update + 1}/{config.num_updates}  loss {float(loss):.4f} nats/token',
@@ -200,14 +205,6 @@ def _train(
           )
           break
   return state.params
-
-
-def _check_loss(config: WarmStartConfig, update: int, loss: float) -> None:
-  if not math.isfinite(loss):
-    raise InputError(
-      f'warm start: the loss of update {update} is {loss}; nothing is kept. Probably '
-      f'config.warm_start.learning_rate={config.learning_rate:g} is too large: take a smaller one.'
-    )
 
 
 def rehearse(experiment: Experiment) -> None:
@@ -251,17 +248,13 @@ def _pass_rate(
 ) -> float:
   """Share of correct responses, one to each of the first questions, at the run's temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
-  asked = data.questions[:CHECK_ROWS]
-  responses = scheduler.generate(
-    experiment.model,
-    model.decode_layout(experiment.model, params, experiment.meshes),
-    data.prompts[:CHECK_ROWS],
-    range(len(asked)),
-    [0] * len(asked),
-    randomness.key(config.warm_start_seed, Purpose.WARM_START_CHECK, update),
-    config.rollout.decode_spec(tokenizer),
-    experiment.meshes.decoding,
+  asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
+  requests = requests_for(
+    data.prompts[:CHECK_ROWS], range(len(asked)), 1, update, config.rollout.max_response
   )
+  decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
+  sampler = make_sampler(experiment, Purpose.WARM_START_CHECK, seed=seed)
+  responses, _ = sampler.generate(decode_params, requests)
   with Grader(config.grading.correctness_alone, config.verifier) as grader:
     verdicts = grader.grade(
       [tokenizer.decode(response.tokens) for response in responses],
@@ -272,7 +265,7 @@ def _pass_rate(
 
 
 def _solutions(experiment: Experiment) -> list[_Row]:
-  """The rows to learn; refuses questions without a solution, and solutions that are too long."""
+  """The rows to learn; InputError where a question has no solution, or one that is too long."""
   config, tokenizer = experiment.config, experiment.tokenizer
   spec, limit = config.warm_start.data, config.rollout.max_response
   data = load_questions(experiment, spec)

@@ -1,4 +1,4 @@
-"""Train state, buffer, cursor, carried groups and step: saved together or not at all (orbax).
+"""Train state, buffer, cursor, groups in flight and step: saved together or not at all (orbax).
 
 Orbax writes into a temporary directory while training goes on, and renames it once complete, so a
 kill leaves the previous checkpoint. Orbax notices missing and truncated files, but not every
@@ -17,9 +17,9 @@ from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
-from exgrpo_jax.datatypes import Carried, Cursor
+from exgrpo_jax.datatypes import Cursor, PartialGroup
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, carried_files, checksums, folder_item, storage
+from exgrpo_jax.learner import buffer_files, checksums, folder_item, partial_files, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
@@ -51,7 +51,7 @@ class Snapshot(NamedTuple):
   state: TrainState
   buffer: Buffer
   cursor: Cursor  # after the last finished step, before the next plan
-  carried: tuple[Carried, ...] = ()  # what the last finished step left to the next
+  left: tuple[PartialGroup, ...] = ()  # what the last finished step left to the next
 
 
 def open_manager(workdir: str, config: Config | None = None) -> ocp.CheckpointManager:
@@ -92,7 +92,7 @@ def save(
   """Starts writing a snapshot in the background, once the previous one is written.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and carried groups are
+  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and groups in flight are
   values, which do not change.
 
   Args:
@@ -111,7 +111,7 @@ def save(
         lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)
       ),
       cursor=ocp.args.JsonSave(cursor),
-      carried=folder_item.Save(lambda folder: carried_files.write(folder, snapshot.carried)),
+      carried=folder_item.Save(lambda folder: partial_files.write(folder, snapshot.left)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
       ),
@@ -140,7 +140,7 @@ def restore(
       state=ocp.args.StandardRestore(like),
       buffer=folder_item.Restore(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
-      carried=folder_item.Restore(carried_files.read),
+      carried=folder_item.Restore(partial_files.read),
     )
   except (InputError, DamagedError) as caught:
     error = caught
@@ -152,7 +152,7 @@ def restore(
     state=restored['state'],
     buffer=restored['buffer'],
     cursor=Cursor(**restored['cursor']),
-    carried=restored['carried'],
+    left=restored['carried'],
   )
 
 

@@ -9,6 +9,7 @@ from exgrpo_jax.algorithm import loss_sums, replay
 from exgrpo_jax.datatypes import FAILURES, Experience, Plan, Response, Trajectory, Verdict
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.reporting.record_writer import Rows
+from exgrpo_jax.rollout import partial
 
 OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which the grading of a response can end
 ALARM_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
@@ -31,7 +32,8 @@ def measure(
   totals = {name: float(np.asarray(value)) for name, value in sums.items()}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
-    **experience.rollout,
+    **experience.sampling,
+    **partial.metrics(experience.plan.step, experience.responses, experience.left),
     **experience.parity,
     **experience.alignment,
     **rollout_metrics(

@@ -5,32 +5,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from exgrpo_jax.algorithm import advantages, objective, replay
-from exgrpo_jax.datatypes import Batch, Plan, Response, Trajectory, Verdict
+from exgrpo_jax.datatypes import Batch, Graded, Response, Trajectory
 from exgrpo_jax.padding import right_padded
-from exgrpo_jax.rollout import carry
 
 
 def batch(
   replay_config: replay.Config,
   objective_config: objective.Config,
-  plan: Plan,
-  responses: Sequence[Sequence[Response]],
+  trained: Graded,
   replays: Sequence[Trajectory | None],
-  verdicts: Sequence[Sequence[Verdict]],
   *,
   longest_row: int,
   pad_id: int,
-  carries: bool,
+  spans_steps: bool,
 ) -> Batch:
   """All rows of the step, group after group; the replayed row is the last of its group.
 
   Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
-  normaliser stays the same. Rows have room for `longest_row` tokens; `carries` says whether
-  responses may span steps.
+  normaliser stays the same. Rows have room for `longest_row` tokens; `spans_steps` says
+  whether responses may span steps.
   """
-  rewards, rows, trains = [], [], []
+  step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
-  for prompt, group, replayed, judged in zip(plan.prompts, responses, replays, verdicts):
+  groups = zip(trained.plan.prompts, trained.responses, replays, trained.verdicts, strict=True)
+  for prompt, group, replayed, judged in groups:
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
     correctness = replay.group_correctness(replay_config, judged, replayed is not None)
@@ -54,16 +52,16 @@ def batch(
     if isinstance(member, Response):  # a replayed row is corrected by its importance weight alone
       if member.tis_weight is not None:
         tis_weight_BT[b, is_token_BT[b]] = member.tis_weight
-      is_carried_BT[b, is_token_BT[b]] = carry.is_carried(member, plan.step)
+      is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
     behaviour_logp_BT=logp_BT,
     advantage_B=advantage_QK.reshape(-1),
     is_replay_B=is_replay_B,
-    policy_step_B=np.array([_first_step(member, plan.step) for member in members], np.int32),
+    policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
     tis_weight_BT=tis_weight_BT,
-    is_carried_BT=is_carried_BT if carries else None,
+    is_carried_BT=is_carried_BT if spans_steps else None,
   )
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 from typing import NamedTuple, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +33,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSpec:
-  """What a rollout depends on besides its model, its prompts and its key.
+  """What sampling depends on besides the model, the requests and the keys.
 
   Static where a program takes it, so each value compiles once.
   """
@@ -52,7 +53,7 @@ class DecodeSpec:
 
   @property
   def at_any_temperature(self) -> 'DecodeSpec':
-    """At temperature 1 in place of any above 0, which `decode` takes as an argument."""
+    """The same at temperature 1, unless it is 0: `decode` takes the temperature as an argument."""
     kept = min(1.0, math.ceil(self.distribution.temperature))
     return dataclasses.replace(
       self, distribution=dataclasses.replace(self.distribution, temperature=kept)
@@ -60,7 +61,7 @@ class DecodeSpec:
 
   @property
   def sampling(self) -> Sampling:
-    """What `decode` takes of it, which leaves out all that its arrays have the shape of."""
+    """The part that `decode` needs besides the shapes of its arrays."""
     return Sampling(self.at_any_temperature.distribution, self.eos_ids)
 
 
@@ -90,7 +91,7 @@ class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts; of no matter to `resume`
+  source_R: Array  # int32, index among the prompts; `resume` ignores it
   position_R: Array  # int32, tokens of the prompt and of the response so far
   length_R: Array  # int32, tokens of the response so far
   step_key_RX: Array  # uint32, the data of the key of the step in which the response began
@@ -165,7 +166,7 @@ def prefill(
   lengths_P: Array,
   place_P: Array,
 ) -> Prompts:
-  """Puts prompts, prefilled together, in places among `prompts`; one past the last is nowhere."""
+  """Prefills prompts together and puts them in their places; one past the last is nowhere."""
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
   updated = Prompts(
@@ -177,7 +178,7 @@ def prefill(
 
 @functools.partial(jax.jit, donate_argnums=0)
 def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
-  """Puts prompts into slots, replacing what these held; other slots are unchanged."""
+  """Copies prefilled prompts into slots; other slots are unchanged."""
   source_R = insertion.source_R
   cache = kv_cache.select_rows(prompts.cache, source_R)
   return _filled(state, insertion, prompts.hidden_WD[source_R], cache)
@@ -187,9 +188,9 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
 def resume(
   config: model.Config, params: model.Params, state: State, tokens_PT: Array, insertion: Insertion
 ) -> State:
-  """Puts rows that are partly written into slots: prompts with the responses so far.
+  """Prefills prompts with the responses so far, and puts them into slots.
 
-  Their cache is computed anew, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
+  The cache is computed again, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
   padded at its end.
   """
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
@@ -202,6 +203,8 @@ def _filled(
 ) -> State:
   """The state with `insertion.slot_R` filled; `cache` is that of R rows."""
   slot_R = insertion.slot_R
+  chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
+  chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
   key_R = randomness.row_keys(
     jax.random.wrap_key_data(jnp.asarray(insertion.step_key_RX)),
     jnp.asarray(insertion.question_row_R),

@@ -9,7 +9,7 @@ from exgrpo_jax.datatypes import Question
 
 
 def of_question(question: Question) -> dict[str, Any]:
-  """What comes from its row. A column that has the name of something else is hidden by it."""
+  """Facts from a question's row; `question` and `messages` hide columns of these names."""
   return {
     **question.columns,
     'question': traces.asked(question.messages),
@@ -20,7 +20,7 @@ def of_question(question: Question) -> dict[str, Any]:
 def of_response(
   question: Question, tokens: np.ndarray, truncated: bool, max_response: int
 ) -> dict[str, Any]:
-  """All that does not come from its text and the verifier.
+  """All facts that do not come from the text of a response or from the verifier.
 
   Args:
     question: that it answers.

@@ -9,7 +9,6 @@ from exgrpo_jax.algorithm import terms
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.rollout import carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ def differences(
   `trainer` are the trainer's log-probabilities [T] of each response, in the same order.
   """
   gaps = [
-    (logp - response.logp)[carry.carried_tokens(response, step) :]
+    (logp - response.logp)[response.tokens_before(step) :]
     for logp, response in zip(trainer, responses)
   ]
   gap = np.abs(np.concatenate(gaps))
@@ -68,7 +67,7 @@ def recomputed(
   logps = iter(trainer)
 
   def with_trainers(response: Response) -> Response:
-    start = carry.carried_tokens(response, step)
+    start = response.tokens_before(step)
     if start == len(response.tokens):
       return response
     logp, weight = next(logps)[start:], None

@@ -1,9 +1,9 @@
-"""Which prompts are prefilled, and in which places: the host's side of `decode_loop.Prompts`.
+"""Which prompts are prefilled, and where they are kept: the host's side of `decode_loop.Prompts`.
 
-As many prompts as `DecodeSpec.prompts` says are kept at once; more go in waves. A prompt is padded
-to one of at most three lengths, and each length has a fixed number of prompts in one prefill, so
-that a run compiles at most three programs for all of its prompts. Prompts with what is written of
-their responses go right into slots, by the same rule.
+`DecodeSpec.prompts` of them are kept at once; more go in waves. A prompt is padded to one of at
+most three lengths, and each length has a fixed number of prompts in one prefill, so that a run
+compiles at most three programs for all of its prompts. Responses that are resumed are prefilled
+right into slots, by the same rule.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Prefilled:
     mesh: Mesh,
     wanted: Iterable[tuple[Origin, np.ndarray]],
   ) -> None:
-    """Prefills the first prompts of `wanted`, as many as there are places; forgets all others."""
+    """Prefills the first prompts of `wanted`, as many as fit; drops all others."""
     wave: dict[Origin, np.ndarray] = {}
     for origin, prompt in wanted:
       wave.setdefault(origin, prompt)
@@ -95,14 +95,14 @@ def prefill_lengths(max_prompt: int) -> list[int]:
 def resume_lengths(longest_row: int) -> list[int]:
   """What prompts with responses so far are padded to; shortest first.
 
-  An eighth too, for their lengths spread: of each token, 1.6 are computed where responses are
-  lognormal with a 99th percentile of 8 medians, and 2.0 without it.
+  An eighth too, because lengths spread: where they are lognormal with a 99th percentile of 8
+  medians, 1.6 tokens are computed for each token, and 2.0 without the eighth.
   """
   return _parts(longest_row, (8, 4, 2))
 
 
 def _parts(longest: int, divisors: Sequence[int]) -> list[int]:
-  """The parts of a length that are not too short, and all of it."""
+  """Fractions of a length that are not too short, then all of it."""
   parts = [-(-longest // divisor) for divisor in divisors]
   return [*(length for length in parts if length >= _SHORTEST), longest]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import chex
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -13,7 +14,7 @@ from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import logprobs, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
-# Scored at a time on each part of the sequences, about: a pass is no larger than suits so many.
+# Rows on each part of the sequences for which a pass has room, about.
 _ROWS = 64
 
 
@@ -91,6 +92,7 @@ def score_tokens(
   Nothing predicts the first token of a row: its entries are meaningless, but at index 0, where they
   are 0. `segments` as in `model.hidden_states`.
   """
+  chex.assert_rank(tokens_BT, 2)
   hidden_BTD = model.hidden_states(config, params, tokens_BT, segments)
   scores = logprobs.token_logprobs(
     hidden_BTD,

@@ -1,13 +1,13 @@
-"""Puts traces from elsewhere into the replay buffer: which questions, as which tokens, if right.
+"""Traces from elsewhere, made into successes that the replay buffer of a new run begins with.
 
-What replay assumes of its own trajectories is made true of these: they are successes by the
-run's own verifier, in the run's tokens, within its limits, and have log-probabilities.
+They have to be what replay's own trajectories are: successes by the run's verifier, in the run's
+tokens, within its limits, and with log-probabilities.
 """
 
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -58,11 +58,8 @@ def candidates(
     limit: the longest response, in tokens.
     overlong: what to do with longer ones, see questions.Config.
 
-  Returns:
-    The candidates in the order of the traces, and how many traces there were of each fate.
-
-  Raises:
-    InputError: a trace cannot be used, or none asks a training question.
+  Returns the candidates in the order of the traces, and how many traces there were of each fate.
+  Raises InputError where a trace cannot be used, or none asks a training question.
   """
   rows_of: dict[str, list[int]] = collections.defaultdict(list)
   for question in data.questions:
@@ -77,8 +74,12 @@ def candidates(
     counts['ask no training question'] += not rows
     for row in [trace.row] if trace.row in rows else rows:
       tokens = _tokens(trace, data.prompts[row], tokenizer)
+      if len(tokens) > limit and overlong == 'refuse':
+        raise InputError(
+          f'{trace.place}: the response has {len(tokens)} tokens, over '
+          f"config.rollout.max_response={limit}; raise it, or set config.data.overlong='drop'."
+        )
       if len(tokens) > limit:
-        _refuse_overlong(trace, len(tokens), limit, overlong)
         counts['too long'] += 1
       elif (key := (row, tokens.tobytes())) in kept:
         counts['repeated'] += 1
@@ -92,8 +93,7 @@ def candidates(
   if not kept:
     raise InputError(
       f'{source}: every trace that asks a question of {data.spec} has more than '
-      f"config.rollout.max_response={limit} tokens, so config.data.overlong='drop' would leave "
-      'none; raise it.'
+      f'config.rollout.max_response={limit} tokens; raise it.'
     )
   hosts.check_same(source, 'the traces', lambda: b''.join(key[1] for key in kept))
   return list(kept.values()), counts
@@ -125,14 +125,6 @@ def _tokens(trace: Trace, prompt: np.ndarray, tokenizer: Tokenizer) -> np.ndarra
   return tokens
 
 
-def _refuse_overlong(trace: Trace, length: int, limit: int, overlong: str) -> None:
-  if overlong == 'refuse':
-    raise InputError(
-      f'{trace.place}: the response has {length} tokens, over config.rollout.max_response={limit}; '
-      "raise it, or set config.data.overlong='drop' to leave such traces out."
-    )
-
-
 def successes(
   source: str,
   proposed: Sequence[Candidate],
@@ -141,9 +133,9 @@ def successes(
   limit: int,
   grader: pool.Grader,
 ) -> list[Candidate]:
-  """Those that the run's verifier finds right, with their rewards; all hosts call it.
+  """The candidates that the run's verifier finds right, with their rewards; all hosts call it.
 
-  `limit` is the longest response, in tokens. Raises InputError where there is none.
+  `limit` is the longest response, in tokens. Raises InputError where none is right.
   """
   questions = data.questions.read([candidate.row for candidate in proposed])
   verdicts: list[Verdict] = grader.grade(
@@ -194,35 +186,23 @@ def seeded(
     groups[candidate.row].append(candidate)
     if candidate.correctness is not None:
       correctness[candidate.row] = candidate.correctness
-  groups = {row: group[-rollout.replay.max_trajectories :] for row, group in groups.items()}
-  logps = _logps(rollout, params, groups, missing_logprobs)
-  entries = {}
-  for row, group in groups.items():
-    entries[row] = Entry(
-      correctness=correctness.get(row, UNKNOWN_CORRECTNESS),
-      prompt_length=len(rollout.data.prompts[row]),
-      trajectories=tuple(
-        Trajectory(tokens=c.tokens, logp=logp, reward=c.reward, step=0)
-        for c, logp in zip(group, logps[row])
-      ),
-    )
-  return Buffer(entries=entries)
-
-
-def _logps(
-  rollout: Rollout,
-  params: Params,
-  groups: Mapping[int, Sequence[Candidate]],
-  missing_logprobs: str,
-) -> dict[int, list[np.ndarray]]:
-  """Row -> [T] float32 of each of its candidates."""
-  unknown = [c for group in groups.values() for c in group if c.logp is None]
+  kept = [c for group in groups.values() for c in group[-rollout.replay.max_trajectories :]]
+  unknown = [c for c in kept if c.logp is None]
   if missing_logprobs == 'zero':
     made = [np.zeros(len(c.tokens), np.float32) for c in unknown]
   else:
     made, _ = rollout.score(params, [(rollout.data.prompts[c.row], c.tokens) for c in unknown])
-  next_made = iter(made)  # in the order of `unknown`
-  return {
-    row: [next(next_made) if c.logp is None else c.logp for c in group]
-    for row, group in groups.items()
+  next_made = iter(made)
+  stored: dict[int, list[Trajectory]] = collections.defaultdict(list)
+  for c in kept:
+    logp = next(next_made) if c.logp is None else c.logp
+    stored[c.row].append(Trajectory(tokens=c.tokens, logp=logp, reward=c.reward, step=0))
+  entries = {
+    row: Entry(
+      correctness=correctness.get(row, UNKNOWN_CORRECTNESS),
+      prompt_length=len(rollout.data.prompts[row]),
+      trajectories=tuple(trajectories),
+    )
+    for row, trajectories in stored.items()
   }
+  return Buffer(entries=entries)

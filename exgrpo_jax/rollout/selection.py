@@ -36,7 +36,7 @@ def pick(
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
   places = [range(end - len(own), end) for end, own in zip(ends, stored)]
-  if cost := _COSTS.get(kind):
+  if cost := COSTS.get(kind):
     scores = dict(enumerate(score(candidates)))
     costs = [cost(scores[place]) for place in range(len(candidates))]
     picked = _cheapest(places, costs)
@@ -78,8 +78,8 @@ def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> l
   return [min(own, key=lambda place: costs[place]) if own else None for own in places]
 
 
-# What is minimised of the scores. Other kinds choose without them.
-_COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
+# By kind, what the picked trajectory has least of. Other kinds choose without scores.
+COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
   'lowest_entropy': lambda scores: float(np.mean(scores.entropy)),
   'highest_entropy': lambda scores: -float(np.mean(scores.entropy)),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),

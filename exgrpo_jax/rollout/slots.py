@@ -6,16 +6,16 @@ Shape letters as in decode_loop.py.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
-from exgrpo_jax.rollout import carry
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion
 from exgrpo_jax.rollout.prefilled import Origin
+from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import randomness
 
 
@@ -23,11 +23,8 @@ from exgrpo_jax.runtime import randomness
 class Row:
   """A response that is being written."""
 
-  index: int  # among the responses
-  prompt: np.ndarray
-  question_row: int
-  sample_index: int
-  limit: int  # of the response, in tokens
+  index: int  # among the requests
+  request: Request
   key_X: np.ndarray  # uint32, the data of its step's key
   pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
   length: int  # tokens in `pieces`
@@ -37,12 +34,12 @@ class Row:
   @property
   def position(self) -> int:
     """Cache position of the next token."""
-    return len(self.prompt) + self.length
+    return len(self.request.prompt) + self.length
 
   @functools.cached_property
   def origin(self) -> Origin:
     """Equal for rows that start from the same prefill."""
-    return self.question_row, self.prompt.tobytes()
+    return self.request.question, self.request.prompt.tobytes()
 
   def response(self, is_complete: bool = False, truncated: bool = False) -> Response:
     """What is written of it."""
@@ -64,35 +61,23 @@ class Sync(NamedTuple):
 
 
 def rows_of(
-  spec: DecodeSpec,
-  prompts: Sequence[np.ndarray],
-  question_rows: Sequence[int],
-  sample_indices: Sequence[int],
-  key: jax.Array | Sequence[jax.Array],
-  limits: Sequence[int] | None,
-  begun: Sequence[Response] | None,
+  spec: DecodeSpec, requests: Sequence[Request], step_key: Callable[[int], jax.Array]
 ) -> list[Row]:
-  """A row for each response; arguments as in `scheduler.generate`."""
-  limits = [spec.max_response] * len(prompts) if limits is None else limits
-  assert all(1 <= len(prompt) <= spec.max_prompt for prompt in prompts), 'the cache has its limit'
-  assert all(1 <= limit <= spec.max_response for limit in limits), 'the cache has its limit'
-  keys = key if isinstance(key, Sequence) else [key] * len(prompts)
-  distinct = {id(one): one for one in keys}  # most have the key of one step, or of a few
-  data = jax.device_get({name: jax.random.key_data(one) for name, one in distinct.items()})
-  begun = [carry.UNBEGUN] * len(prompts) if begun is None else begun
-  arguments = zip(prompts, question_rows, sample_indices, limits, keys, begun, strict=True)
+  """A row for each request; `step_key` gives the key of the step in which a response began."""
+  for request in requests:
+    fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
+    assert fits, 'the cache has its limit'
+  keys = {step: jax.random.key_data(step_key(step)) for step in {one.step for one in requests}}
+  key_data = jax.device_get(keys)
   return [
     Row(
       index=index,
-      prompt=prompt,
-      question_row=question_row,
-      sample_index=sample_index,
-      limit=limit,
-      key_X=data[id(own)],
-      pieces=[(response.tokens, response.logp, response.entropy)],
-      length=len(response.tokens),
+      request=request,
+      key_X=key_data[request.step],
+      pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
+      length=len(request.begun.tokens),
     )
-    for index, (prompt, question_row, sample_index, limit, own, response) in enumerate(arguments)
+    for index, request in enumerate(requests)
   ]
 
 
@@ -104,7 +89,7 @@ def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
 
 
 def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count: int) -> Insertion:
-  """(slot, source, row) of at most `count` rows; what is left over fills no slot."""
+  """The insertion of `count` rows that (slot, source, row) describe; missing rows fill no slot."""
 
   def padded(values: Sequence[int], fill: int = 0) -> np.ndarray:
     return np.array([*values, *[fill] * (count - len(values))], np.int32)
@@ -119,20 +104,20 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
     position_R=padded([row.position for row in rows], fill=1),
     length_R=padded([row.length for row in rows]),
     step_key_RX=step_key_RX,
-    question_row_R=padded([row.question_row for row in rows]),
-    sample_index_R=padded([row.sample_index for row in rows]),
-    limit_R=padded([row.limit for row in rows]),
+    question_row_R=padded([row.request.question for row in rows]),
+    sample_index_R=padded([row.request.sample for row in rows]),
+    limit_R=padded([row.request.limit for row in rows]),
   )
 
 
 def sync_of(slots: Slots, decoded: Decoded) -> Sync:
-  """What was decoded since the last sync; call it before the rows take their tokens."""
+  """What was decoded since the last sync; to be called before `harvest`."""
   counts = [decoded.length_B[slot] - row.length for slot, row in enumerate(slots) if row]
   return Sync(slots=len(slots), steps=int(max(counts)), tokens=int(sum(counts)))
 
 
 def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Response]]:
-  """Gives the rows their tokens; (index, response) of those that are complete, and free a slot."""
+  """Gives the rows their tokens, and frees the slots of the complete ones: (index, response)."""
   for slot, row in enumerate(slots):
     if row is None:
       continue
@@ -147,13 +132,13 @@ def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Response]]:
 
 
 def progress(rows: Sequence[Row]) -> str:
-  """How far they are, as of the last sync."""
+  """Responses and tokens up to the last sync."""
   complete = sum(row.complete is not None for row in rows)
   return f'{complete} of {len(rows)} responses, {sum(row.length for row in rows):,} tokens'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:
-  """How busy the slots were: the share of what they computed that became a response's token."""
+  """The share of the computed tokens that are part of a response; nothing without a sync."""
   computed = sum(sync.slots * sync.steps for sync in syncs)
   written = sum(sync.tokens for sync in syncs)
   return {'rollout/slots_busy': written / computed} if computed else {}

@@ -1,4 +1,4 @@
-"""Logits to a token: temperature, truncation, and a draw that sorts only where truncation must.
+"""From logits to a token: temperature, truncation, and a draw that sorts only to truncate.
 
 Shape letters of its own: C blocks of W tokens cover the vocabulary.
 """
@@ -6,6 +6,7 @@ Shape letters of its own: C blocks of W tokens cover the vocabulary.
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -30,7 +31,7 @@ class Distribution:
 
 
 def padded_size(vocab_size: int) -> int:
-  """Columns of the logits with which each shard of the vocabulary has whole blocks.
+  """How many columns of logits give each shard of the vocabulary whole blocks.
 
   Then block sums need no data of other shards. On the mesh of `jax.set_mesh`; where it does not
   split the vocabulary nothing is added.
@@ -63,6 +64,7 @@ def sample_token(
   Returns:
     (token_B int32, logp_B float32, entropy_B float32).
   """
+  chex.assert_shape(uniform_B2, (len(logits_BV), 2))
   V = logits_BV.shape[-1]
   vocab_size = vocab_size or V
   logits_BV = logits_BV / (distribution.temperature or 1.0)
@@ -96,6 +98,7 @@ def inverse_cdf(weight_BN: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
   Where rounding leaves none, the last index of positive weight. float32 [B, N], [B] -> int [B].
   """
+  chex.assert_rank([weight_BN, uniform_B], [2, 1])
   cumulative_BN = jnp.cumsum(weight_BN, axis=-1)
   possible_BN = weight_BN > 0
   beyond_BN = cumulative_BN > (uniform_B * cumulative_BN[:, -1])[:, None]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch, Plan, QuestionSet
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.generation import stages_of
 from exgrpo_jax.learner import alignment
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.stages import plan_apart
@@ -39,7 +40,7 @@ def measure_alignment(run: Run, params: model.Params, plan: Plan, batch: Batch) 
     return {
       # Where it is 1, there is no held-out gradient, and nothing else to say.
       'alignment/zero_variance': float((advantage_QK == 0).all(axis=1).mean()),
-      **alignment.measure(run.update, params, batch, samples, clip, held_out, run.kept.initial),
+      **alignment.measure(run.update, params, batch, samples, clip, held_out, run.initial),
     }
 
 
@@ -50,20 +51,20 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
   run draws the same.
   """
   config, data = run.experiment.config, run.evaluations[0]
-  rollout = dataclasses.replace(
-    run.rollout,
-    config=dataclasses.replace(config.rollout, samples=config.alignment.samples, carry=False),
+  rollout = stages_of(
+    run.experiment,
+    data,
+    Purpose.ALIGNMENT,
+    rollout=dataclasses.replace(config.rollout, samples=config.alignment.samples, carry=False),
     # Held-out questions count whatever their difficulty.
     replay=dataclasses.replace(config.replay, difficulty='all'),
   )
   rng = randomness.generator(config.seed, Purpose.ALIGNMENT, step)
   rows = rng.choice(len(data.questions), config.alignment.questions, replace=False).tolist()
   plan = plan_apart(data, rows, step)
-  responses, _ = rollout.generate(
-    model.decode_layout(run.experiment.model, run.policy(params), run.experiment.meshes),
-    plan,
-    Purpose.ALIGNMENT,
-    run.grader.submit,
+  decode_params = model.decode_layout(
+    run.experiment.model, run.policy(params), run.experiment.meshes
   )
-  verdicts = rollout.grade(plan, responses, run.grader)
-  return rollout.assemble(plan, responses, [None] * len(rows), verdicts)
+  responses, _ = rollout.generate(decode_params, plan, run.grader.submit)
+  graded = rollout.grade(plan, responses, run.grader)
+  return rollout.assemble(graded, [None] * len(rows))

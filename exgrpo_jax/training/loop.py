@@ -1,4 +1,4 @@
-"""The loop of the paper, `take_steps`, and the movements of a step."""
+"""The loop of the paper, `take_steps`, and the movements of a step: collect, learn, remember."""
 
 import os
 import sys
@@ -9,28 +9,18 @@ import jax
 import numpy as np
 
 from exgrpo_jax.algorithm import loss_sums, objective, replay
-from exgrpo_jax.datatypes import Cursor, Experience, Plan
+from exgrpo_jax.datatypes import Experience, Plan
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
-from exgrpo_jax.rollout import carry
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
-from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.training import export, held_out
-from exgrpo_jax.training.run import (
-  Progress,
-  Run,
-  bucketed,
-  check_policy,
-  check_step,
-  last_step,
-  warn,
-)
+from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
 
 class Step(NamedTuple):
@@ -41,30 +31,30 @@ class Step(NamedTuple):
   metrics: Mapping[str, float]
 
 
-def take_steps(run: Run, snapshot: Snapshot, progress: Progress) -> Iterator[Step]:
+def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   """The loop of the paper, from the snapshot to the last step; each is taken when it is asked for.
 
   Exits with preemption.EXIT_CODE after the step in which the run was told to stop.
   """
   config, workdir = run.experiment.config, run.experiment.workdir
   done, state, buffer = snapshot.step, snapshot.state, snapshot.buffer
-  plan, cursor = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.carried)
-  steps = range(done + 1, last_step(run, progress) + 1)
+  plan = run.rollout.plan(buffer, snapshot.cursor, done + 1, snapshot.left)
+  steps = range(done + 1, run.last_step + 1)
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
       state, sums = learn(run, state, experience)  # dispatched, not awaited
-      buffer, next_plan, next_cursor = remember(run, buffer, cursor, experience)
-      measured = report(run, progress, state, buffer, experience, sums)  # awaits the update
+      buffer, next_plan = remember(run, buffer, experience)
+      measured = report(run, state, buffer, experience, sums)  # awaits the update
       # After the metrics, so that a resumed run has them all.
-      snapshot = Snapshot(step, state, buffer, cursor, tuple(experience.carried))
-      is_last = step == last_step(run, progress)
+      snapshot = Snapshot(step, state, buffer, plan.cursor, experience.left)
+      is_last = step == run.last_step
       save(run, snapshot, is_last)
       yield Step(snapshot, experience, measured)
       if is_last:
         break
-      plan, cursor = next_plan, next_cursor
-  if (ended := last_step(run, progress)) < config.num_steps:
+      plan = next_plan
+  if (ended := run.last_step) < config.num_steps:
     print(messages.ended_early(ended, config.num_steps, config.evaluation.patience), flush=True)
   with activity.doing('writing the last checkpoint'):
     if config.export.last:
@@ -83,29 +73,27 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
       model.decode_layout(experiment.model, policy, experiment.meshes)
     )
   with clock('generate'), activity.doing(run.grader.progress):
-    responses, generated = rollout.generate(decode_params, plan, Purpose.ROLLOUT, run.grader.submit)
+    sampled, sampling = rollout.generate(decode_params, plan, run.grader.submit)
   del decode_params  # the update needs their memory
   with clock('old_logprobs'):
-    responses, parity = rollout.old_logprobs(policy, plan, responses)
+    responses, parity = rollout.old_logprobs(policy, plan, sampled)
   with clock('grade', device_waits=True):
-    verdicts = rollout.grade(plan, responses, run.grader)
-  plan, responses, verdicts, carried = rollout.split(plan, responses, verdicts)
+    trained = rollout.grade(plan, responses, run.grader)
   with clock('pick'):
-    replays, scores = rollout.pick_replays(policy, plan)
+    replays, scores = rollout.pick_replays(policy, trained.plan)
   with clock('assemble', device_waits=True):
-    batch = rollout.assemble(plan, responses, replays, verdicts)
-  aligned = held_out.measure_alignment(run, params, plan, batch)
+    batch = rollout.assemble(trained, replays)
   return Experience(
-    plan=plan,
+    plan=trained.plan,
+    responses=trained.responses,
+    verdicts=trained.verdicts,
+    left=trained.left,
     replays=replays,
     scores=scores,
-    responses=responses,
-    verdicts=verdicts,
     batch=batch,
-    carried=carried,
-    rollout=generated | carry.metrics(plan.step, responses, carried),
+    sampling=sampling,
     parity=parity,
-    alignment=aligned,
+    alignment=held_out.measure_alignment(run, params, trained.plan, batch),
   )
 
 
@@ -125,7 +113,7 @@ def learn(
   minibatches = gradients.minibatches(experience.batch, config.optimizer.minibatches)
   for index, minibatch in enumerate(minibatches):
     gradient, sums = gradients.minibatch_gradient(
-      run.update, state.params, minibatch, clip, index == 0, run.kept.initial
+      run.update, state.params, minibatch, clip, index == 0, run.initial
     )
     state, norms = gradients.apply_gradient(run.update, state, gradient)
     del gradient  # the next one needs its memory
@@ -135,9 +123,7 @@ def learn(
   return state, sums
 
 
-def remember(
-  run: Run, buffer: replay.Buffer, cursor: Cursor, experience: Experience
-) -> tuple[replay.Buffer, Plan, Cursor]:
+def remember(run: Run, buffer: replay.Buffer, experience: Experience) -> tuple[replay.Buffer, Plan]:
   """The buffer after the step, and the next step's plan: host work while the device learns."""
   config, rollout, plan = run.experiment.config, run.rollout, experience.plan
   with run.clock('record'):
@@ -150,19 +136,18 @@ def remember(
       experience.verdicts,
     )
   with run.clock('plan'):
-    next_plan, next_cursor = rollout.plan(buffer, cursor, plan.step + 1, experience.carried)
+    next_plan = rollout.plan(buffer, plan.cursor, plan.step + 1, experience.left)
   if next_plan.epoch > plan.epoch and rollout.reads_retired(buffer, next_plan.epoch):
     print(
       f'epoch {next_plan.epoch}: fewer than {config.rollout.groups_in_flight} questions are not '
       'yet retired, so retired ones are read again (and never replayed)',
       flush=True,
     )
-  return buffer, next_plan, next_cursor
+  return buffer, next_plan
 
 
 def report(
   run: Run,
-  progress: Progress,
   state: TrainState,
   buffer: replay.Buffer,
   experience: Experience,
@@ -175,23 +160,23 @@ def report(
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   tokenizer = run.experiment.tokenizer
   with clock('records'):
-    before, after = progress.bucketed, bucketed(run.experiment, buffer)
+    before, after = run.bucketed, bucketed(run.experiment, buffer)
     chosen = step_rows.recorded_groups(plan, config.metrics.recorded_groups, config.seed)
     rows = step_rows.rows(config.replay, tokenizer, experience, before, after, chosen)
     run.records.add(plan.step, rows)
-    progress.bucketed = after
+    run.bucketed = after
   with clock('await_update'):
     clock.await_device()
   measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
-  check_step(run, progress, experience, measured)
-  warn(run, progress, experience, measured)
+  check_step(run, experience, measured)
+  warn(run, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):
     policy = run.policy(state.params)
-    with progress.pace.evaluation():
+    with run.pace.evaluation():
       with clock('evaluate'):
         evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
         measured |= evaluated
-        progress.scores |= early_stop.scores([{'step': plan.step} | evaluated])
+        run.scores |= early_stop.scores([{'step': plan.step} | evaluated])
       if config.export.best:
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])
@@ -199,10 +184,10 @@ def report(
   apart = sum(measured.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
   measured['speed/tokens_per_second'] = measured['length/total'] / (measured['time/step'] - apart)
   clock.restart()
-  progress.pace.finish_step()
+  run.pace.finish_step()
   with clock('log', device_waits=True):
     due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
-    seconds_left = progress.pace.seconds_left(config.num_steps - plan.step, len(due))
+    seconds_left = run.pace.seconds_left(config.num_steps - plan.step, len(due))
     print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
     sampled = samples.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
     file = f'step_{plan.step:06d}.jsonl'
@@ -235,7 +220,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
 
 
 def _write(run: Run, snapshot: Snapshot) -> None:
-  """Begins to write a checkpoint, if its policy is sound."""
+  """Starts writing a checkpoint, if its policy is sound."""
   check_policy(run, snapshot)
   run.records.flush()  # a resumed run has the rows of all steps that it does not repeat
-  checkpoint.save(run.checkpoints, snapshot, run.kept.base_sums)
+  checkpoint.save(run.checkpoints, snapshot, run.base_sums)

@@ -28,20 +28,20 @@ import pyarrow.parquet as pq
 from ml_collections import ConfigDict
 
 from exgrpo_jax.data import traces
-from exgrpo_jax.datatypes import Question, Response, Verdict
+from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies, warm_start
 from exgrpo_jax.experiment.experiment import (
   Experiment,
   load_questions,
-  make_rollout,
   open_experiment,
 )
+from exgrpo_jax.experiment.generation import stages_of
 from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout.stages import Rollout, plan_apart
+from exgrpo_jax.rollout.stages import plan_apart
 from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import make_folder
@@ -91,13 +91,12 @@ def filter_questions(
   experiment = open_experiment(values, source.path if source else out)
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
-  rollout = make_rollout(experiment, data)
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     if source:
       params = policies.restore(source, experiment).params
     else:
       params = warm_start.initial_params(experiment, data)
-    tried = tuple(_answered(experiment, rollout, params, samples))
+    tried = tuple(_answered(experiment, data, params, samples))
   kept = [one for one in tried if above < one.pass_rate < below]
   solved = _spread(tried)
   if not kept:
@@ -111,21 +110,20 @@ def filter_questions(
 
 
 def _answered(
-  experiment: Experiment, rollout: Rollout, params: model.Params, samples: int
+  experiment: Experiment, data: QuestionSet, params: model.Params, samples: int
 ) -> Iterator[Tried]:
   """All questions in their order; what is drawn depends on seed, question and sample alone."""
-  config, data = experiment.config, rollout.data
-  rollout = dataclasses.replace(
-    rollout, config=dataclasses.replace(config.rollout, samples=samples, carry=False)
-  )
+  config = experiment.config
+  apart = dataclasses.replace(config.rollout, samples=samples, carry=False)
+  rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
   decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):
       rows = range(start, min(start + _TOGETHER, len(data.questions)))
       plan = plan_apart(data, rows, step=0)
       with activity.doing(f'questions {rows.start:,} to {rows.stop:,} of {len(data.questions):,}'):
-        responses, _ = rollout.generate(decode_params, plan, Purpose.PREFILTER, grader.submit)
-        verdicts = rollout.grade(plan, responses, grader)
+        responses, _ = rollout.generate(decode_params, plan, grader.submit)
+        verdicts = rollout.grade(plan, responses, grader).verdicts
       yield from map(Tried, plan.questions, responses, verdicts)
 
 

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run without a step: each runs once, on next to nothing.
+"""Compiles the programs of a run without taking a step: each runs once, on next to nothing.
 
 A run calls the same functions with arrays of the same shapes and layouts, so it finds all of its
 programs in the compilation cache. The memory is that of a run.
@@ -54,7 +54,7 @@ def run(experiment: Experiment, rollout: Rollout) -> None:
 
 
 def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
-  """Of training and of evaluation; one, where they differ in nothing that is compiled."""
+  """How training and evaluation sample; one, where they compile to the same programs."""
   config, wanted = experiment.config.rollout, experiment.config.evaluation
   distributions = (None, wanted.distribution)
   specs = (config.decode_spec(experiment.tokenizer, d) for d in distributions)
@@ -133,7 +133,7 @@ def _update(
 
 
 def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
-  """A step's rows, of which only the first is trained on: so it decides the shape of the pass."""
+  """A step's rows; training on the first alone lets it decide the shape of a pass."""
   num_rows = rollout.config.questions * rollout.config.samples
   rows = [row] * num_rows
   tokens_BT, mask_BT = right_padded(rows, rollout.config.longest_row, rollout.tokenizer.pad_id)

@@ -1,9 +1,8 @@
-"""What the training loop works with, where it starts, and what it keeps in mind between steps."""
+"""A training run: what the loop works with, where it starts, and what stops it."""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -25,22 +24,17 @@ from exgrpo_jax.runtime.clock import Clock, Pace
 from exgrpo_jax.runtime.randomness import Purpose
 
 
-class Kept(NamedTuple):
-  """What a run keeps of the parameters that it began with."""
-
-  initial: model.Params | None = None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
-  base_sums: Mapping[str, int] = checkpoint.NO_BASE  # with LoRA; see `checkpoint.save`
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Run:
-  """What a training run has from its first step to its last."""
+  """A training run that is open in this process."""
 
+  # The same from the first step to the last.
   experiment: Experiment
-  rollout: Rollout
+  rollout: Rollout  # the stages that collect experience
   evaluations: tuple[QuestionSet, ...]
   update: gradients.UpdateSpec
-  kept: Kept
+  initial: model.Params | None  # with LoRA or a KL term; see `gradients.minibatch_gradient`
+  base_sums: Mapping[str, int]  # with LoRA; see `checkpoint.save`
   grader: pool.Grader
   writer: metrics.Writer
   records: record_writer.Writer
@@ -48,42 +42,28 @@ class Run:
   clock: Clock
   compiled: compilations.Counter
   told_to_stop: Callable[[], str]  # the signal's name, or ''
-
-  def policy(self, params: model.Params) -> model.Params:
-    """The policy of the parameters that are trained; with LoRA they are adapters."""
-    return lora.joined(self.experiment.config.lora, self.kept.initial, params)
-
-
-@dataclasses.dataclass
-class Progress:
-  """What changes with every step, and no checkpoint keeps."""
-
+  # Changed by `report`; rebuilt from metrics.jsonl and the buffer when resuming.
   pace: Pace
   bucketed: Bucketed  # the buffer after the last step that was reported
   silent_steps: int  # in a row, up to now, without any difference in reward
   scores: dict[int, float]  # step -> validation score
   history: regime.History
 
+  @property
+  def last_step(self) -> int:
+    """The step after which the run ends, as far as the scores up to now tell."""
+    config = self.experiment.config
+    return early_stop.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
-def progress_after(
-  experiment: Experiment, rollout: Rollout, buffer: Buffer, compiled: compilations.Counter
-) -> Progress:
-  """That of a run with this buffer, after the steps of its metrics.jsonl."""
-  past = metrics.read(experiment.workdir)
+  def policy(self, params: model.Params) -> model.Params:
+    """The policy of the parameters that are trained; with LoRA they are adapters."""
+    return lora.joined(self.experiment.config.lora, self.initial, params)
+
+
+def silent_steps(past: Sequence[Mapping[str, float]]) -> int:
+  """How many of the latest steps, without a break, had no difference in reward in any group."""
   is_silent = (record.get('zero_variance') == 1 for record in reversed(past))
-  return Progress(
-    pace=Pace(compiled, past),
-    bucketed=bucketed(experiment, buffer),
-    silent_steps=sum(1 for _ in itertools.takewhile(bool, is_silent)),
-    scores=early_stop.scores(past),
-    history=regime.history(regime_setup(experiment, rollout), past),
-  )
-
-
-def last_step(run: Run, progress: Progress) -> int:
-  """The step after which the run ends, by what is known up to now; see `early_stop.last_step`."""
-  config = run.experiment.config
-  return early_stop.last_step(progress.scores, config.num_steps, config.evaluation.patience)
+  return sum(1 for _ in itertools.takewhile(bool, is_silent))
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
@@ -92,17 +72,15 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
   return Bucketed(buffer, replay.buckets(config.replay, buffer, config.rollout.samples))
 
 
-def warn(
-  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
-) -> None:
+def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
   """Prints what is wrong with a step, or with the last ones; `measured` are the step's metrics."""
   config, step = run.experiment.config, experience.plan.step
-  progress.silent_steps = progress.silent_steps + 1 if measured['zero_variance'] == 1 else 0
-  progress.history, departures = regime.observe(
-    regime_setup(run.experiment, run.rollout), progress.history, {**measured, 'step': step}
+  run.silent_steps = run.silent_steps + 1 if measured['zero_variance'] == 1 else 0
+  run.history, departures = regime.observe(
+    regime_setup(run.experiment, run.rollout), run.history, {**measured, 'step': step}
   )
   for warning in (
-    step_metrics.training_alarm(step, measured, progress.silent_steps, config.rollout.max_response),
+    step_metrics.training_alarm(step, measured, run.silent_steps, config.rollout.max_response),
     step_metrics.grading_alarm(step, experience.verdicts, config.grading.max_failures),
     *departures,
   ):
@@ -110,21 +88,19 @@ def warn(
       hosts.warn(warning)
 
 
-def check_step(
-  run: Run, progress: Progress, experience: Experience, measured: Mapping[str, float]
-) -> None:
-  """InputError where training has broken down; before anything of the step is written or saved."""
+def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
+  """Raises InputError where training has broken down, before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
-  recent = (*progress.history.recent, record)
+  recent = (*run.history.recent, record)
   if why := breakdown.reason(run.experiment.config.optimizer, recent):
     raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
 
 
 def check_policy(run: Run, snapshot: Snapshot) -> None:
-  """InputError where the policy gives no finite probabilities, so that none such is saved.
+  """Raises InputError where the policy gives no finite probabilities, before it is saved.
 
-  The step's metrics are of the parameters before its last update, so this asks those after it, for
-  the token that follows a prompt.
+  The step's metrics are of the parameters before its last update. This asks those after it for the
+  token that follows a prompt.
   """
   rollout, policy = run.rollout, run.policy(snapshot.state.params)
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
@@ -161,30 +137,39 @@ def begin(
   manager: ocp.CheckpointManager,
   params: model.Params | None,
   successes: Sequence[seeding.Candidate],
-) -> tuple[Snapshot, Kept]:
-  """The newest snapshot, or one before the first step, and what the run keeps of `params`.
+) -> tuple[Snapshot, model.Params | None, Mapping[str, int]]:
+  """The newest snapshot, or one before the first step; and the initial parameters of a Run.
 
-  `params` are the initial ones; None for a run that is resumed and does not keep them.
+  Args:
+    experiment: of the run.
+    rollout: of the run.
+    manager: of its checkpoints.
+    params: the initial ones; None for a run that is resumed and does not keep them.
+    successes: what the buffer of a new run begins with.
+
+  Returns:
+    The snapshot, and what the run keeps as `Run.initial` and `Run.base_sums`.
   """
-  kept, config = Kept(), experiment.config
+  config, initial, base_sums = experiment.config, None, checkpoint.NO_BASE
   if params is not None and config.keeps_initial:
-    kept = Kept(params, checksums.of_base(params) if config.lora.rank else checkpoint.NO_BASE)
+    initial = params
+    base_sums = checksums.of_base(params) if config.lora.rank else checkpoint.NO_BASE
   with activity.doing('reading the newest checkpoint'):
-    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), kept.base_sums)
+    snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), base_sums)
   if snapshot:
     print(f'resumed after step {snapshot.step} from {manager.directory}', flush=True)
-    return snapshot, kept
+    return snapshot, initial, base_sums
   assert params is not None
-  return first_snapshot(experiment, rollout, params, successes), kept
+  return first_snapshot(experiment, rollout, params, successes), initial, base_sums
 
 
 def first_params(
   experiment: Experiment, params: model.Params
 ) -> tuple[model.Params | None, model.Params]:
-  """(initial, trained) of a run that begins with `params`.
+  """(initial, trained) parameters of a run that begins with `params`.
 
-  The initial ones stay as they are to the end, where the run needs them. Updates donate what is
-  trained: LoRA's adapters, or all parameters.
+  The initial ones stay as they are, where the run needs them. Updates donate what is trained:
+  LoRA's adapters, or all parameters.
   """
   config = experiment.config
   if config.lora.rank:
@@ -199,7 +184,7 @@ def first_snapshot(
   params: model.Params,
   successes: Sequence[seeding.Candidate],
 ) -> Snapshot:
-  """A run before its first step; updates donate `params` unless the run keeps them."""
+  """The snapshot before the first step; updates donate `params` unless the run keeps them."""
   config = experiment.config
   initial, trained = first_params(experiment, params)
   policy = lora.joined(config.lora, initial, trained)

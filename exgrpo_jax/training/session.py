@@ -8,7 +8,6 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -21,17 +20,17 @@ from exgrpo_jax.experiment.experiment import (
   Experiment,
   load_evaluations,
   load_questions,
-  make_rollout,
   open_experiment,
   state_shapes,
   update_spec,
 )
+from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, disk
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import curves, metrics, record_writer
+from exgrpo_jax.reporting import curves, early_stop, metrics, record_writer, regime
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
@@ -45,26 +44,28 @@ from exgrpo_jax.runtime import (
 )
 from exgrpo_jax.runtime.clock import Clock, watched
 from exgrpo_jax.runtime.environment import record_start
+from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.workdir import claim_workdir, owned
 from exgrpo_jax.training import held_out, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
-from exgrpo_jax.training.run import Progress, Run, begin, progress_after
+from exgrpo_jax.training.run import Run, begin, bucketed, regime_setup, silent_steps
 
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
+# What a new run begins with; a run that is resumed has parameters only where it keeps them.
+Start = tuple[model.Params | None, Sequence[seeding.Candidate]]
 
 
 @dataclasses.dataclass
 class Session:
-  """A run that is open, and where it stands."""
+  """A run as a notebook has it, and where it stands."""
 
   run: Run
-  progress: Progress
   snapshot: Snapshot  # after the last step that was taken
 
   def steps(self) -> Iterator[Step]:
     """The steps that are left, each taken when it is asked for; all of them end the run."""
-    for step in take_steps(self.run, self.snapshot, self.progress):
+    for step in take_steps(self.run, self.snapshot):
       self.snapshot = step.snapshot
       yield step
 
@@ -75,21 +76,11 @@ class Session:
 
   @property
   def policy(self) -> Policy:
-    """As it is now; the next step takes its memory."""
+    """Current policy; the next step takes its memory."""
     experiment = self.run.experiment
     source = Source('run', experiment.workdir)
     params = self.run.policy(self.snapshot.state.params)
     return Policy(source, experiment, params, self.snapshot.step)
-
-
-class Loaded(NamedTuple):
-  """What a run is about: all that is read before anything is computed."""
-
-  experiment: Experiment
-  rollout: Rollout  # on the training questions
-  evaluations: tuple[QuestionSet, ...]
-  successes: Sequence[seeding.Candidate]  # what the buffer of a new run begins with
-  done: int  # steps up to the newest checkpoint
 
 
 @contextlib.contextmanager
@@ -109,44 +100,50 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   check_start(config, workdir)
   with owned(workdir), explained(workdir):
     loaded = load(config, workdir)
-    with jax.set_mesh(loaded.experiment.meshes.training), compilations.counted() as compiled:
-      params = claim(loaded, config)
+    experiment, *_ = loaded
+    with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
+      start = claim(config, *loaded[:2])
       # A person may think between two steps, and stop them as any other code.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
-      with opened(loaded, params, compiled, guard) as session:
+      with opened(*loaded, start, compiled, guard) as session:
         yield session
 
 
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
-  """Says in one line, as an InputError, what is wrong with a machine: its disk, or its memory."""
+  """Turns a full disk, or too little memory, into an InputError of one line."""
   with disk.explain_failure(workdir), machine.explained():
     yield
 
 
-def load(config: ConfigDict, workdir: str) -> Loaded:
-  """Reads the data and opens the experiment."""
-  done = hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
+def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[QuestionSet, ...]]:
+  """The experiment, its stages on the training questions, and the questions of its evaluations."""
   with activity.doing('reading the data'):
     experiment = open_experiment(config, workdir)
     rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
     held_out.check(experiment.config.alignment, evaluations)
-  successes = () if done else prior_experience.load(experiment, rollout.data)
-  return Loaded(experiment, rollout, evaluations, successes, done)
+  return experiment, rollout, evaluations
 
 
-def claim(loaded: Loaded, config: ConfigDict) -> model.Params | None:
-  """Makes the workdir this config's; returns what the run starts from, None where it needs none."""
-  experiment, workdir = loaded.experiment, loaded.experiment.workdir
+def steps_done(workdir: str) -> int:
+  """The step of the newest checkpoint; 0 of a new run. All hosts call it."""
+  return hosts.broadcast_from_first(max(checkpoint.steps(workdir), default=0))
+
+
+def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start:
+  """Claims the workdir for this config; returns what the run starts from."""
+  workdir = experiment.workdir
+  is_new = not steps_done(workdir)
+  successes = prior_experience.load(experiment, rollout.data) if is_new else ()
   disk.check_space(workdir, state_shapes(experiment))
-  needs_params = not loaded.done or experiment.config.keeps_initial
-  params = warm_start.initial_params(experiment, loaded.rollout.data) if needs_params else None
+  needs_params = is_new or experiment.config.keeps_initial
+  params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)
   claim_workdir(config, workdir)
   keep_tokenizer(experiment)
-  return params
+  return params, successes
 
 
 def keep_tokenizer(experiment: Experiment) -> None:
@@ -164,35 +161,38 @@ def keep_tokenizer(experiment: Experiment) -> None:
   os.replace(unfinished, folder)
 
 
-def train(loaded: Loaded, params: model.Params | None, compiled: compilations.Counter) -> None:
+def train(
+  experiment: Experiment,
+  rollout: Rollout,
+  evaluations: tuple[QuestionSet, ...],
+  start: Start,
+  compiled: compilations.Counter,
+) -> None:
   """Takes all steps; watched, and stopped by SIGTERM after a step."""
-  with opened(loaded, params, compiled, _guarded()) as session:
+  with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
     for _ in session.steps():
       pass
 
 
 @contextlib.contextmanager
 def opened(
-  loaded: Loaded, params: model.Params | None, compiled: compilations.Counter, guard: Guard
+  experiment: Experiment,
+  rollout: Rollout,
+  evaluations: tuple[QuestionSet, ...],
+  start: Start,
+  compiled: compilations.Counter,
+  guard: Guard,
 ) -> Iterator[Session]:
   """The run at its newest checkpoint, or at its start, where it is evaluated; on training's mesh.
 
-  Args:
-    loaded: what the run is about.
-    params: the initial ones; None for a run that is resumed and does not keep them.
-    compiled: counts the programs from now on.
-    guard: entered after the evaluation at the start; gives the clock of the steps, and whether they
-      are to end.
+  `start` is what `claim` returned; `compiled` counts the programs from now on. `guard` is entered
+  after the evaluation at the start, and gives the clock of the steps and whether they are to end.
   """
-  experiment, config, workdir = (
-    loaded.experiment,
-    loaded.experiment.config,
-    loaded.experiment.workdir,
-  )
+  config, workdir = experiment.config, experiment.workdir
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
-    snapshot, kept = begin(experiment, loaded.rollout, manager, params, loaded.successes)
+    snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
-    digest = '' if snapshot.step else checksums.digest(snapshot.state, kept.base_sums)
+    digest = '' if snapshot.step else checksums.digest(snapshot.state, base_sums)
     record_start(workdir, first, digest)
     settings = dataclasses.asdict(config)
     with (
@@ -200,19 +200,20 @@ def opened(
       record_writer.Writer(workdir, first, config.metrics.records_every) as records,
       pool.Grader(config.grading, config.verifier) as grader,
     ):
-      progress = progress_after(experiment, loaded.rollout, snapshot.buffer, compiled)
+      past = metrics.read(workdir)
+      pace = Pace(compiled, past)
       if not snapshot.step:
-        policy = lora.joined(config.lora, kept.initial, snapshot.state.params)
-        with activity.doing('evaluate'), progress.pace.evaluation():
-          evaluated = scores.score_all(experiment, policy, loaded.evaluations, 0)
-        writer.write(0, evaluated)
+        policy = lora.joined(config.lora, initial, snapshot.state.params)
+        with activity.doing('evaluate'), pace.evaluation():
+          writer.write(0, scores.score_all(experiment, policy, evaluations, 0))
       with guard as (clock, told_to_stop):
         run = Run(
           experiment=experiment,
-          rollout=loaded.rollout,
-          evaluations=loaded.evaluations,
+          rollout=rollout,
+          evaluations=evaluations,
           update=update_spec(config, experiment.model, experiment.meshes.training),
-          kept=kept,
+          initial=initial,
+          base_sums=base_sums,
           grader=grader,
           writer=writer,
           records=records,
@@ -220,11 +221,16 @@ def opened(
           clock=clock,
           compiled=compiled,
           told_to_stop=told_to_stop,
+          pace=pace,
+          bucketed=bucketed(experiment, snapshot.buffer),
+          silent_steps=silent_steps(past),
+          scores=early_stop.scores(past),
+          history=regime.history(regime_setup(experiment, rollout), past),
         )
-        session = Session(run, progress, snapshot)
+        session = Session(run, snapshot)
         yield session
         _save_rest(session)
-  if hosts.is_first() and (config.num_steps or loaded.evaluations):  # else nothing to draw
+  if hosts.is_first() and (config.num_steps or evaluations):  # else nothing to draw
     curves.draw(workdir)
     write_at_end(workdir)
 
@@ -239,6 +245,6 @@ def _save_rest(session: Session) -> None:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
-  """Of a run that is left to itself."""
+  """The guard of a run that is left to itself."""
   with watched() as clock, preemption.listening() as told_to_stop:
     yield clock, told_to_stop

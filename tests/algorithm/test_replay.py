@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Plan, Question, Response, Span, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Span, Trajectory, Verdict
 
 K = 4
 PAPER = replay.Config()
@@ -55,7 +55,7 @@ def record(buffer, groups, config=PAPER, step=5):
     verdicts.append([one for _, one in outcomes])
   plan = Plan(
     step=step,
-    epoch=2,
+    cursor=Cursor(2),
     replay_started=buffer.started,
     questions=tuple(map(question, groups)),
     prompts=(np.zeros(3, np.int32),) * len(groups),

@@ -10,14 +10,13 @@ import pytest
 
 from exgrpo_jax.commands import evaluate
 from exgrpo_jax.data import spec_names
-from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.reporting import messages, metrics
-from exgrpo_jax.rollout import scheduler
-from tests.helpers import recording, tiny
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
 
 VERIFIER = worker_slot.COMMAND  # the real one; tiny.py's replaces it in `by_hand`
@@ -167,13 +166,22 @@ def test_two_policies_are_compared_question_by_question(
   assert found[4] != '0'
 
 
+def noted_responses(monkeypatch):
+  """A list to which each response is added that the slot engine writes from now on."""
+  written, generate = [], SlotEngine.generate
+
+  def noted(*args):
+    found = generate(*args)
+    written.extend(found[0])
+    return found
+
+  monkeypatch.setattr(SlotEngine, 'generate', noted)
+  return written
+
+
 def test_records_have_the_entropy_and_the_style_of_each_response(by_hand, capsys, monkeypatch):
   """The style of each by its own text, where the task knows styles."""
-  written = []
-  generate = scheduler.generate
-  monkeypatch.setattr(
-    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
-  )
+  written = noted_responses(monkeypatch)
   monkeypatch.setattr(scores, 'style_reader', lambda question: f'{question.row}: {{}}'.format)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
   records = [json.loads(line) for line in text.splitlines()]
@@ -195,11 +203,7 @@ def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, mon
     return [first._replace(answer=None), second._replace(answer='\ud800'), *others]
 
   monkeypatch.setattr(scores, '_grade', changed)
-  written = []
-  generate = scheduler.generate
-  monkeypatch.setattr(
-    scheduler, 'generate', lambda *args: written.extend(generate(*args)) or written
-  )
+  written = noted_responses(monkeypatch)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, samples=2)
   extracted = [answer for line in text.splitlines() for answer in json.loads(line)['extracted']]
   decode = recorded.experiment.tokenizer.decode
@@ -229,18 +233,12 @@ def test_evaluation_has_its_own_think_and_box(
   tokenizer = recorded.experiment.tokenizer
   file = jsonl(*({'question': f'{n}+0 {prompt}', 'answer': f'{n}'} for n in range(4)))
 
-  def written(*_):
-    texts = [form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)]
-    zero = np.zeros(1)
-    return [
-      Response(np.array(tokenizer.encode(text)), zero, zero, truncated=True) for text in texts
-    ]
-
+  texts = iter([form % answer for form, answer in zip(forms, np.repeat(range(4), 2), strict=True)])
   changed = copy.deepcopy(values)
-  changed.rollout.max_prompt = 32
+  changed.rollout.update(dict(max_prompt=32, max_response=40))
   changed.evaluation.update(dict(require_think=think, require_box=box))
   changed.verifier.update(dict(require_think=not think, require_box=not box))
-  monkeypatch.setattr(scheduler, 'generate', written)
+  decoding.scripted(monkeypatch, scores, lambda _: tokenizer.encode(next(texts)))
   monkeypatch.setattr(worker_slot, 'COMMAND', VERIFIER)
   text, _ = by_hand(tiny.NUM_STEPS, capsys, config=changed, samples=2, data=[file])
   correct = [value for line in text.splitlines() for value in json.loads(line)['correct']]

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.commands import generate
-from exgrpo_jax.datatypes import Response, Verdict
+from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.evaluation import preview, scores
+from exgrpo_jax.evaluation import preview, responses, scores
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment
 from exgrpo_jax.grading.verifier import judge
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.training import session
-from tests.helpers import tiny
+from tests.helpers import decoding, tiny
 from tests.helpers.paths import CHECKPOINTS
 
 
@@ -121,20 +120,13 @@ def test_a_trained_policy_answers_a_question_of_its_task(config, jsonl, tmp_path
 def test_training_evaluation_generation_and_preview_ask_the_same(
   jsonl, tmp_path, monkeypatch, template, system
 ):
-  text, asked = '1+1?', []
+  text = '1+1?'
   values = policies.suited_to(str(CHECKPOINTS / 'qwen2_tied'))
   values.prompt.update(dict(template=template, system=system))
   values.data.update(dict(train=jsonl({'question': text, 'answer': '2'}), cache_dir=str(tmp_path)))
   experiment = open_experiment(values, str(tmp_path))
   data = load_questions(experiment, experiment.config.data.train)
-  answer = Response(np.array([1], np.int32), *np.zeros((2, 1), np.float32), False)
-
-  def answers(*arguments):
-    prompts = arguments[2]
-    asked.extend(prompts)
-    return [answer for _ in prompts]
-
-  monkeypatch.setattr(scheduler, 'generate', answers)
+  asked = [decoding.scripted(monkeypatch, module, lambda _: [1]) for module in (responses, scores)]
   monkeypatch.setattr(model, 'decode_layout', lambda *_: None)
   monkeypatch.setattr(scores, '_grade', lambda *_: [Verdict(0.0, 'no answer')])
   policy = policies.Policy(policies.Source('model', ''), experiment, None, 0)
@@ -142,7 +134,7 @@ def test_training_evaluation_generation_and_preview_ask_the_same(
   _, (record,) = scores.score_policy(experiment, None, data, 0)
   shown = preview.describe(data.spec, experiment.config, experiment.tokenizer)
   (prompt,) = data.prompts
-  assert [tokens.tolist() for tokens in asked] == [prompt.tolist()] * 2
+  assert [request.prompt.tolist() for (request,) in asked] == [prompt.tolist()] * 2
   rendered = experiment.tokenizer.decode(prompt, special=True)
   assert (system in rendered) and generate.render(policy, text) == record['question'] == rendered
   lines = re.search(r'^  prompt   \| (.*?)^  answer ', shown, re.MULTILINE | re.DOTALL)[1]

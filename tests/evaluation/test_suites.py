@@ -6,7 +6,6 @@ import json
 import re
 import types
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +21,11 @@ from exgrpo_jax.configs import (
 )
 from exgrpo_jax.data import suite as suite_files
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.evaluation import suites
+from exgrpo_jax.evaluation import scores, suites
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import parse_config
-from exgrpo_jax.rollout import scheduler
-from tests.helpers import forked, tiny
+from tests.helpers import decoding, forked, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY
 
 MODEL = CHECKPOINTS / 'qwen2_tied'
@@ -121,7 +118,7 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
     )
     monkeypatch.setattr(policies, 'given_overrides', lambda args: settings if args.config else {})
     if write:
-      monkeypatch.setattr(scheduler, 'generate', write)
+      decoding.scripted(monkeypatch, scores, write())
     with recorded.compiling():
       evaluate.main(types.SimpleNamespace(**args | flags))
     printed = capsys.readouterr().out
@@ -133,18 +130,18 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
   return run
 
 
-def written(config, params, prompts, *_):
-  """Replaces scheduler.generate: as many of a prompt's responses are right as it asks for."""
-  del config, params
-  text, nothing = tokenizer.load(MODEL), np.zeros(0)
-  seen, responses = collections.Counter(), []
-  for prompt in map(text.decode, prompts):
+def written():
+  """A script: as many of a prompt's responses are right as it asks for."""
+  text, seen = tokenizer.load(MODEL), collections.Counter()
+
+  def script(request):
+    prompt = text.decode(request.prompt)
     ((right, answer),) = re.findall(r': (\d+) of ([7C])', prompt)
     given = answer if seen[prompt] < int(right) else '9'
     seen[prompt] += 1
-    tokens = np.array(text.encode(f'so</think>\\boxed{{{given}}}'))
-    responses.append(Response(tokens, nothing, np.zeros(len(tokens), np.float32), truncated=False))
-  return responses
+    return text.encode(f'so</think>\\boxed{{{given}}}')
+
+  return script
 
 
 def test_a_row_has_every_benchmark_the_averages_and_what_is_missing(files, add_row, tmp_path):
@@ -267,8 +264,11 @@ def test_a_file_that_makes_no_suite_is_refused(text, message, tmp_path):
 # ---- What is refused before anything is sampled ----
 
 
-def refuse_to_sample(*_):
-  raise AssertionError('it sampled')
+def refuse_to_sample():
+  def script(_):
+    raise AssertionError('it sampled')
+
+  return script
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment import experiment, generation
 from tests.helpers import tiny
 
 
@@ -57,7 +57,7 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):
   opened = experiment.open_experiment(overridden(config, changes), str(tmp_path))
   with pytest.raises(InputError, match=message):
-    experiment.make_rollout(opened, experiment.load_questions(opened, opened.config.data.train))
+    generation.make_rollout(opened, experiment.load_questions(opened, opened.config.data.train))
 
 
 def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_path):

@@ -23,34 +23,28 @@ def run(config, workdir):
     return warm_start.initial_params(opened, data)
 
 
-def test_a_question_without_a_solution_is_refused_with_its_place(config, jsonl, tmp_path):
-  path = jsonl({'question': '1+1', 'answer': '2'})
-  config.data.train = config.warm_start.data = path
-  config.data.cache_dir = str(tmp_path / 'cache')
-  with pytest.raises(
-    InputError,
-    match=(
-      r'train\.jsonl: row 0 has no worked solution to learn from; set '
-      r'config\.data\.solution_field, or config\.warm_start\.num_updates=0\.'
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({}, r'row 0 has no worked solution .*config\.data\.solution_field'),
+    (
+      {'rollout.max_response': 2},
+      r'over config\.rollout\.max_response=2; .*config\.data\.overlong',
     ),
-  ):
-    run(config, tmp_path)
-
-
-def test_a_solution_over_the_limit_is_refused(config, tmp_path):
-  config.rollout.max_response = 2
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      "over config.rollout.max_response=2; raise it, or set config.data.overlong='drop'."
+    (
+      {'rollout.max_response': 1, 'data.overlong': 'drop'},
+      r'no solution fits config\.rollout\.max_response=1',
     ),
-  ):
-    run(config, tmp_path)
-
-
-def test_where_overlong_solutions_are_dropped_one_must_be_left(config, tmp_path):
-  config.rollout.max_response, config.data.overlong = 1, 'drop'
-  with pytest.raises(InputError, match=r'no solution fits config\.rollout\.max_response=1'):
+  ],
+)
+def test_solutions_that_are_missing_or_too_long_are_refused(
+  changes, message, config, jsonl, tmp_path
+):
+  if not changes:
+    config.data.train = config.warm_start.data = jsonl({'question': '1+1', 'answer': '2'})
+    config.data.cache_dir = str(tmp_path / 'cache')
+  config.update_from_flattened_dict(changes)
+  with pytest.raises(InputError, match=message):
     run(config, tmp_path)
 
 
@@ -79,13 +73,7 @@ def test_a_warm_start_of_another_config_is_not_reused(
   folder = str(recorded.workdir / 'warm_start')
   config.update_from_flattened_dict({'warm_start.path': folder} | changes)
   opened = experiment.open_experiment(config, str(tmp_path))
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      f'{folder} holds a warm start of another configuration: {message}. Choose another '
-      'config.warm_start.path, or restore the config (config.warm_start.seed=-1 is config.seed).'
-    ),
-  ):
+  with pytest.raises(InputError, match=re.escape(message)):
     warm_start.run(opened, params=None, data=recorded.data)
 
 
@@ -115,7 +103,9 @@ def test_a_run_waits_for_another_that_trains_the_same_warm_start(
 
 def test_a_warm_start_that_diverges_is_refused_and_not_kept(recorded, config, tmp_path):
   config.warm_start.update(dict(num_updates=3, learning_rate=1e30))
-  message = r'^warm start: the loss of update \d is nan; .*config\.warm_start\.learning_rate=1e\+30'
+  message = (
+    r'^warm start: the loss of update \d is nan; .*config\.warm_start\.learning_rate.*1e\+30'
+  )
   with recorded.compiling(), pytest.raises(InputError, match=message):
     run(config, tmp_path)
   assert not (tmp_path / 'warm_start' / 'params').exists()

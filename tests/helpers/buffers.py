@@ -63,12 +63,12 @@ def assert_same(buffer, expected, atol=0.0):
       np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)
 
 
-def described(carried):
-  """All of some Carried groups in plain values, so that they can be compared."""
+def described(groups):
+  """Partial groups in plain values, so that they can be compared."""
   return [
     (
       *(group.question_row, group.drawn, group.is_replay, group.verdicts),
       [{name: np.array(x).tolist() for name, x in vars(one).items()} for one in group.responses],
     )
-    for group in carried
+    for group in groups
   ]

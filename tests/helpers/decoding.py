@@ -1,10 +1,53 @@
-"""Decoding in the form of another platform."""
+"""The slot engine on lists of prompts, and decoding in the form of another platform."""
 
 import contextlib
 from unittest import mock
 
 from exgrpo_jax.policy import dense_cache, kv_cache, ragged_cache
-from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout import decode_loop, sampler
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.rollout.scripted import ScriptedSampler
+
+
+def generated(
+  config,
+  params,
+  prompts,
+  question_rows,
+  sample_indices,
+  key,
+  spec,
+  mesh,
+  *,
+  limits=None,
+  begun=None,
+  on_finish=sampler.ignore,
+  **engine,
+):
+  """The responses of a `SlotEngine` whose random numbers come from `key`.
+
+  `limits` and `begun` are those of each request; `engine` are further fields of the engine.
+  """
+  limits = [spec.max_response] * len(prompts) if limits is None else limits
+  begun = [sampler.UNBEGUN] * len(prompts) if begun is None else begun
+  parts = zip(prompts, question_rows, sample_indices, limits, begun, strict=True)
+  requests = [sampler.Request(p, row, k, 0, limit, one) for p, row, k, limit, one in parts]
+  responses, _ = SlotEngine(config, spec, mesh, lambda _: key, **engine).generate(
+    params, requests, on_finish
+  )
+  return responses
+
+
+def scripted(monkeypatch, module, script):
+  """Lets what `module` samples come from a script: (request) -> tokens; returns the requests."""
+  asked = []
+
+  def answer(request):
+    asked.append(request)
+    return script(request)
+
+  monkeypatch.setattr(module, 'make_sampler', lambda *_, **__: ScriptedSampler(answer))
+  return asked
 
 
 @contextlib.contextmanager

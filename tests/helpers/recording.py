@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import pickle
 from typing import Any
@@ -12,13 +13,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.experiment import experiment, warm_start
+from exgrpo_jax.experiment import experiment, generation, warm_start
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.learner import checkpoint, gradients
-from exgrpo_jax.rollout import stages
+from exgrpo_jax.rollout import partial, stages
 from exgrpo_jax.runtime import compilations
-from exgrpo_jax.runtime.workdir import claim_workdir
-from exgrpo_jax.training import prior_experience, session
+from exgrpo_jax.training import session
 from tests.helpers import tiny
 
 
@@ -39,8 +39,7 @@ class Step:
 
   plan: Any = None  # of all groups in flight
   trained: Any = None  # of those that the step trained, without carry the same
-  carried: Any = None  # what it left to the next step
-  cursor: Any = None  # after the plan's fresh questions
+  left: Any = None  # to the next step
   buffer: Any = None  # from which the plan was drawn
   params: Any = None  # NumPy, of the policy that generated
   replays: Any = None
@@ -66,7 +65,7 @@ class Recording:
     config = self.experiment.config
     self.data = experiment.load_questions(self.experiment, config.data.train)
     self.evaluations = experiment.load_evaluations(self.experiment)
-    self.rollout = experiment.make_rollout(self.experiment, self.data)
+    self.rollout = generation.make_rollout(self.experiment, self.data)
 
   def values_of(self, params, prompt, tokens):
     """(log-probability, entropy) of each token of a response, float64, from all logits."""
@@ -74,6 +73,11 @@ class Recording:
     logp_TV = tiny.full_log_probabilities(params, self.experiment.model, sequence_T)
     logp_TV = logp_TV[len(prompt) - 1 :]
     return logp_TV[np.arange(len(tokens)), tokens], -(np.exp(logp_TV) * logp_TV).sum(-1)
+
+  def last_snapshot(self, workdir):
+    """The newest checkpoint of a run of this experiment."""
+    with checkpoint.open_manager(str(workdir)) as manager:
+      return checkpoint.restore_newest(manager, experiment.state_shapes(self.experiment))
 
   @contextlib.contextmanager
   def compiling(self):
@@ -118,17 +122,14 @@ def load(values, folder, compiled):
 
 
 def run_training(opened, params=None, values=None, draws=False):
-  """train.main without its checks: trains the opened experiment in its workdir, in this process.
+  """The train command without its checks: trains the opened experiment in its workdir.
 
   Starts from `params`, or from the initial ones, and claims the workdir for `values`, if given.
   In the end it `draws` curves and report, or leaves them out, for they take seconds.
   """
-  config = opened.config
-  data = experiment.load_questions(opened, config.data.train)
-  evaluations = experiment.load_evaluations(opened)
-  rollout = experiment.make_rollout(opened, data)
-  done = max(checkpoint.steps(opened.workdir), default=0)
-  successes = () if done else prior_experience.load(opened, data)
+  os.makedirs(opened.workdir, exist_ok=True)
+  data = experiment.load_questions(opened, opened.config.data.train)
+  rollout, evaluations = generation.make_rollout(opened, data), experiment.load_evaluations(opened)
   with (
     jax.set_mesh(opened.meshes.training),
     compilations.counted() as compiled,
@@ -136,12 +137,13 @@ def run_training(opened, params=None, values=None, draws=False):
   ):
     if not draws:
       tiny.leave_out_pictures(patch.setattr)
-    params = params or warm_start.initial_params(opened, data)
-    if values is not None:
-      claim_workdir(values, opened.workdir)
-      session.keep_tokenizer(opened)
-    loaded = session.Loaded(opened, rollout, evaluations, successes, done)
-    session.train(loaded, params, compiled)
+    if params is not None:
+      patch.setattr(warm_start, 'initial_params', lambda *_: params)
+    if values is None:
+      patch.setattr(session, 'claim_workdir', lambda *_: None)
+      patch.setattr(session, 'keep_tokenizer', lambda _: None)
+    start = session.claim(values, opened, rollout)
+    session.train(opened, rollout, evaluations, start, compiled)
 
 
 def _listen(patch, steps):
@@ -161,17 +163,17 @@ def _listen(patch, steps):
     patch.setattr(owner, name, wrapped)
 
   def note_plan(args, result):
-    step = step_of(result[0])
-    step.buffer, (step.plan, step.cursor) = args[1], result
+    step = step_of(result)
+    step.buffer, step.plan = args[1], result
 
   def note_replays(args, result):
     step = step_of(args[2])
     step.replays, step.scores = result
     step.params = jax.tree.map(np.array, args[1])
 
-  def note_split(args, result):
+  def note_trained(args, result):
     step = step_of(args[1])
-    step.trained, step.responses, step.verdicts, step.carried = result
+    step.trained, step.responses, step.verdicts, step.left = result
 
   def note_update(args, result):
     _, params, batch, clip, is_first, _ = args
@@ -180,9 +182,10 @@ def _listen(patch, steps):
     update = Update(jax.tree.map(np.array, params), batch, clip, is_first, sums)
     steps[latest].updates.append(update)
 
-  wrap(stages.Rollout, 'plan', note_plan)
+  for kind in (stages.Rollout, partial.PartialRollout):
+    wrap(kind, 'plan', note_plan)
+    wrap(kind, 'grade', note_trained)
   wrap(stages.Rollout, 'pick_replays', note_replays)
-  wrap(stages.Rollout, 'split', note_split)
-  wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1]), 'batch', out))
+  wrap(stages.Rollout, 'assemble', lambda args, out: setattr(step_of(args[1].plan), 'batch', out))
   wrap(gradients, 'minibatch_gradient', note_update)
   wrap(replay, 'record_step', lambda args, out: setattr(step_of(args[2]), 'after', out))

@@ -21,7 +21,8 @@ from safetensors.numpy import load_file
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, token_sampling
+from exgrpo_jax.rollout import decode_loop, token_sampling
+from tests.helpers.decoding import generated
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import (
   INDEX,
@@ -91,7 +92,7 @@ def test_64_greedy_tokens_equal_those_of_transformers(case, mesh):
   ]
   no_token = case.config.vocab_size  # as the end token: no response ends early
   with jax.set_mesh(mesh):
-    responses = scheduler.generate(
+    responses = generated(
       case.config,
       model.decode_layout(case.config, case.params, sharding.Meshes(mesh, mesh)),
       prompts,

@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from exgrpo_jax.learner import buffer_files, carried_files, checkpoint
+from exgrpo_jax.learner import buffer_files, checkpoint, partial_files
 from exgrpo_jax.reporting import step_records
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import CARRY, Pod
@@ -54,7 +54,7 @@ def results(workdir):
         state=ocp.args.StandardRestore(),
         buffer=buffer_files.Restore(),
         cursor=ocp.args.JsonRestore(),
-        carried=carried_files.Restore(),
+        carried=partial_files.Restore(),
       ),
     )
   texts = {

@@ -8,12 +8,11 @@ import numpy as np
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
-from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.runtime import compilations, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers import passes
 from tests.helpers.checks import Checks, case
-from tests.helpers.decoding import decoding_by, plain_kernel
+from tests.helpers.decoding import decoding_by, generated, plain_kernel
 from tests.helpers.meshes import make_mesh, make_meshes, one_device, shard_shape
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface import stored_checkpoints
@@ -62,7 +61,7 @@ def sample_on(meshes, slots=test_scheduler.SPEC.slots, samples=1):
   params = test_scheduler.make_params(config, meshes.training)
   with jax.set_mesh(meshes.training):  # as in a step
     key = randomness.key(0, Purpose.ROLLOUT, 1)
-  responses = scheduler.generate(
+  responses = generated(
     config,
     model.decode_layout(config, params, meshes),
     test_scheduler.PROMPTS * samples,

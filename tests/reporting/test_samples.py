@@ -20,8 +20,8 @@ def experiences(recorded):
       responses=step.responses,
       verdicts=step.verdicts,
       batch=step.batch,
-      carried=step.carried,
-      rollout={},
+      left=step.left,
+      sampling={},
       parity={},
       alignment={},
     )

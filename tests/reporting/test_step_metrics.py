@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Plan, Question, Response, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Trajectory, Verdict
 from exgrpo_jax.reporting import step_metrics
 
 K = 3
@@ -46,7 +46,7 @@ TIMED_OUT, CRASHED = (
 # and solves the rest, and one that solves nothing.
 PLAN = Plan(
   step=10,
-  epoch=2,
+  cursor=Cursor(2),
   replay_started=True,
   questions=tuple(map(question, range(3))),
   prompts=(np.zeros(1, np.int32),) * 3,
@@ -98,7 +98,7 @@ def test_the_replayed_reward_counts_in_the_variance_of_its_group():
 def test_without_replay_there_is_no_replay_pass_rate_and_no_age():
   plan = Plan(
     step=10,
-    epoch=2,
+    cursor=Cursor(2),
     replay_started=False,
     questions=PLAN.questions[:1],
     prompts=PLAN.prompts[:1],

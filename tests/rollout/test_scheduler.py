@@ -1,17 +1,17 @@
-"""What is drawn, what is said of it, and that nobody's company matters."""
+"""What the slot engine draws, what is said of it, and that nobody's company matters."""
 
 import dataclasses
 import re
-import types
 
 import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import carry, decode_loop, prefilled, scheduler, slots, token_sampling
-from exgrpo_jax.runtime import activity, compilations, randomness
+from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, slots, token_sampling
+from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.runtime import activity, compilations
+from tests.helpers.decoding import generated
 from tests.helpers.meshes import initial_params
 
 CONFIG = model.Config(
@@ -75,20 +75,26 @@ def decoding(params, mesh):
 
 @pytest.fixture(scope='module')
 def generate(decoding, mesh):
-  def call(order=range(7), key=KEY, prompts=PROMPTS, more=types.MappingProxyType({}), **changes):
-    """`changes` are those of the spec, `more` further arguments of `scheduler.generate`."""
+  """A function of (prompts by index, …): `changes` are those of the spec."""
+
+  def call(order=range(7), *, key=KEY, prompts=PROMPTS, limits=None, engine=(), **changes):
     spec = dataclasses.replace(SPEC, **changes)
-    return scheduler.generate(
-      CONFIG,
-      decoding,
-      [prompts[i] for i in order],
-      [ROWS[i] for i in order],
-      [SAMPLES[i] for i in order],
-      key,
-      spec,
-      mesh,
-      **more,
-    )
+    rows = [[values[i] for i in order] for values in (prompts, ROWS, SAMPLES)]
+    return generated(CONFIG, decoding, *rows, key, spec, mesh, limits=limits, **dict(engine))
+
+  return call
+
+
+@pytest.fixture(scope='module')
+def samples_of(decoding, mesh):
+  """A function of counts: so many samples of each prompt, one question after the other."""
+
+  def call(counts, prompts=PROMPTS, **changes):
+    rows = [i for i, count in enumerate(counts) for _ in range(count)]
+    samples = [k for count in counts for k in range(count)]
+    spec = dataclasses.replace(SPEC, **changes)
+    asked = [prompts[i] for i in rows]
+    return generated(CONFIG, decoding, asked, rows, samples, KEY, spec, mesh)
 
   return call
 
@@ -126,162 +132,89 @@ def assert_same_tokens(found, expected):
 
 def test_it_says_how_far_it_is_while_it_decodes(generate, responses):
   seen = []
-  generate(more={'on_finish': lambda index, _: seen.append((index, activity.now()))})
+  generate(engine={'on_finish': lambda index, one: seen.append((index, one, activity.now()))})
   finished, unfinished = 0, []  # tokens
-  for number, (index, said) in enumerate(seen, 1):
+  for number, (index, one, said) in enumerate(seen, 1):
     count, tokens = map(int, re.match(r'(\d) of 7 responses, (\d+) tokens', said).groups())
     finished += len(responses[index].tokens)
     unfinished.append(tokens - finished)
     assert count == number
+    np.testing.assert_array_equal(one.tokens, responses[index].tokens)
+  assert sorted(index for index, *_ in seen) == list(range(7))
   assert min(unfinished) == unfinished[-1] == 0 < max(unfinished)
   assert activity.now() == ''
 
 
-@pytest.mark.parametrize(
-  ('length', 'limit', 'expected'),
-  [
-    (1, 512, 32),
-    (32, 512, 32),
-    (33, 512, 48),
-    (48, 512, 48),
-    (49, 512, 64),
-    (65, 512, 96),
-    (300, 512, 384),
-    (385, 512, 512),
-    (385, 400, 400),
-    (20, 20, 20),
-  ],
-)
-def test_lengths_fall_into_powers_of_two_and_their_middles(length, limit, expected):
-  assert length_bucket(length, limit) == expected
-
-
-def test_greedy_takes_the_most_probable_token(generate, logits):
-  """And tells its log-probability and the entropy at temperature 1."""
-  for prompt, response in zip(PROMPTS, generate(distribution=token_sampling.Distribution(0.0))):
-    logp_TV = log_softmax(logits(prompt, response))
-    np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
-    np.testing.assert_allclose(response.logp, logp_TV.max(-1), atol=1e-5)
-    np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
-
-
-@pytest.mark.parametrize('temperature', [1.0, 0.6])
+@pytest.mark.parametrize('temperature', [0.0, 1.0, 0.6])
 def test_logp_and_entropy_are_those_of_the_whole_sequence(generate, logits, temperature):
-  for prompt, response in zip(
-    PROMPTS, generate(distribution=token_sampling.Distribution(temperature))
-  ):
-    logp_TV = log_softmax(logits(prompt, response) / temperature)
+  """At temperature 0 the most probable token is taken, and both are those of temperature 1."""
+  found = generate(distribution=token_sampling.Distribution(temperature))
+  for prompt, response in zip(PROMPTS, found):
+    logp_TV = log_softmax(logits(prompt, response) / (temperature or 1))
+    if not temperature:
+      np.testing.assert_array_equal(response.tokens, logp_TV.argmax(-1))
     assert response.logp.dtype == response.entropy.dtype == np.float32
-    np.testing.assert_allclose(
-      response.logp, logp_TV[np.arange(len(logp_TV)), response.tokens], atol=1e-5
-    )
+    expected = logp_TV[np.arange(len(logp_TV)), response.tokens]
+    np.testing.assert_allclose(response.logp, expected, atol=1e-5)
     np.testing.assert_allclose(response.entropy, -(np.exp(logp_TV) * logp_TV).sum(-1), atol=1e-5)
 
 
-def test_a_response_ends_with_its_first_end_token_or_is_truncated(responses):
-  assert {response.truncated for response in responses} == {True, False}  # both occur here
-  for response in responses:
-    is_end = np.isin(response.tokens, SPEC.eos_ids)
-    assert response.tokens.dtype == np.int32
-    assert not is_end[:-1].any()
-    assert is_end[-1] != response.truncated
-    assert len(response.tokens) == SPEC.max_response or not response.truncated
-
-
-def test_an_end_token_at_the_limit_is_not_truncation(generate):
-  whole, other = generate(order=[2, 0], eos_ids=(NEVER,))
-  assert whole.truncated and len(whole.tokens) == 12
+def test_a_response_ends_with_its_first_end_token_or_is_truncated(generate):
+  (whole, other) = generate([2, 0], eos_ids=(NEVER,))
+  assert whole.truncated and len(whole.tokens) == SPEC.max_response
   ends = int(other.tokens[0]), int(whole.tokens[-1])
-  limit = int(np.argmax(np.isin(whole.tokens, ends))) + 1  # where the first of them comes
-  (ended,) = generate(order=[2], eos_ids=ends, more={'limits': [limit]})
-  assert not ended.truncated and len(ended.tokens) == limit
+  for limit in (12, int(np.argmax(np.isin(whole.tokens, ends))) + 1, 1):  # the second: just there
+    found = generate([2, 0], eos_ids=ends, limits=[limit] * 2)
+    for response, free in zip(found, (whole, other)):
+      is_end = np.isin(free.tokens[:limit], ends)
+      length = int(np.argmax(is_end)) + 1 if is_end.any() else limit
+      np.testing.assert_array_equal(response.tokens, free.tokens[:length])
+      assert response.tokens.dtype == np.int32 and response.truncated == (not is_end.any())
+  assert len(found[1].tokens) == 1 and not found[1].truncated  # the first token may end it
 
 
-def test_the_first_token_may_end_a_response(generate):
-  other, whole = generate(order=[2, 0], eos_ids=(NEVER,))
-  (ended,) = generate(order=[0], eos_ids=(int(whole.tokens[0]), int(other.tokens[-1])))
-  np.testing.assert_array_equal(ended.tokens, whole.tokens[:1])
-  assert not ended.truncated and len(ended.logp) == len(ended.entropy) == 1
-
-
-def test_a_pad_token_may_be_part_of_a_response(generate):
-  """Lengths come from the loop: here the padding is a token that the row does write."""
-  (whole,) = generate(order=[0], eos_ids=(NEVER,))
-  (found,) = generate(order=[0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
-  np.testing.assert_array_equal(found.tokens, whole.tokens)
-
-
-def test_padding_with_an_end_token_changes_nothing(generate, responses):
-  """As where a checkpoint has no padding token of its own, or pads with its end token."""
-  padded = generate(pad_id=SPEC.eos_ids[0])
-  for own, other in zip(responses, padded, strict=True):
-    np.testing.assert_array_equal(own.tokens, other.tokens)
-    assert own.truncated == other.truncated
-  assert any(own.tokens[-1] in SPEC.eos_ids for own in responses)
-
-
-def test_the_same_key_gives_the_same_responses(generate, responses):
-  assert_same_tokens(generate(), responses)
-  other = generate(key=jax.random.key(6))
-  assert any(
-    len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any() for a, b in zip(other, responses)
-  )
-
-
-def test_samples_of_one_question_differ(generate):
-  first, second = generate(order=[0, 3], eos_ids=(NEVER,))
-  np.testing.assert_array_equal(PROMPTS[0], PROMPTS[3])
-  assert (first.tokens != second.tokens).any()
-
-
-@pytest.mark.parametrize('slots', [3, 8])
-def test_slots_do_not_change_what_is_sampled(generate, responses, slots):
-  """3 leaves a last batch of one row and two dummies, 8 a dummy beside all."""
-  assert_same_tokens(generate(slots=slots), responses)
-
-
-def test_order_and_company_do_not_change_what_is_sampled(generate, responses):
-  order = [6, 2, 0, 5, 3, 1, 4]
-  assert_same_tokens(generate(order=order), [responses[i] for i in order])
-  assert_same_tokens(generate(order=[1]), [responses[1]])  # alone among dummies
+@pytest.mark.parametrize('order', [list(range(7)), [6, 2, 0, 5, 3, 1, 4], [1], [5], []])
+@pytest.mark.parametrize('changes', [{'slots': 3}, {'slots': 8}, {'pad_id': SPEC.eos_ids[0]}])
+def test_neither_slots_nor_order_nor_company_nor_padding_change_what_is_sampled(
+  generate, responses, order, changes
+):
+  """3 slots leave a last batch of one row and two dummies, 8 a dummy beside all."""
+  assert_same_tokens(generate(order, **changes), [responses[i] for i in order])
 
 
 def test_longer_company_does_not_change_what_is_sampled(generate, responses):
-  """A prompt of 40 tokens moves the padding from 32 to 64."""
   longer = [*PROMPTS[:6], np.full(40, 39, np.int32)]
   assert_same_tokens(generate(prompts=longer)[:6], responses[:6])
 
 
-def test_each_row_is_reported_once(generate):
-  reported = []
-  found = generate(more={'on_finish': lambda index, one: reported.append((index, one))})
-  assert sorted(index for index, _ in reported) == list(range(len(PROMPTS)))
-  assert all(response is found[index] for index, response in reported)
+def test_a_pad_token_may_be_part_of_a_response(generate):
+  """Lengths come from the loop: here the padding is a token that the row does write."""
+  (whole,) = generate([0], eos_ids=(NEVER,))
+  (found,) = generate([0], eos_ids=(NEVER,), pad_id=int(whole.tokens[-1]))
+  np.testing.assert_array_equal(found.tokens, whole.tokens)
 
 
-def test_no_prompts_give_no_responses(generate):
-  assert generate(order=[]) == []
+def test_what_is_sampled_depends_on_the_key_and_the_sample(generate, responses):
+  assert_same_tokens(generate(), responses)
+  other = generate(key=jax.random.key(6))
+  assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(other, responses))
+  first, second = generate([0, 3], eos_ids=(NEVER,))
+  np.testing.assert_array_equal(PROMPTS[0], PROMPTS[3])
+  assert (first.tokens != second.tokens).any()
 
 
-# Slots and their refills.
+# ---- Slots and their refills ----
 
 
 def test_rows_that_finish_make_room_at_once(generate):
   """Two slots: while the first row writes 12 tokens, the other slot serves five rows in turn."""
   reported = []
   limits = [12, 2, 2, 2, 2, 2, 4]
-  arguments = {'limits': limits, 'on_finish': lambda index, _: reported.append(index)}
-  found = generate(slots=2, eos_ids=(NEVER,), more=arguments)
+  engine = {'on_finish': lambda index, _: reported.append(index)}
+  found = generate(slots=2, eos_ids=(NEVER,), limits=limits, engine=engine)
   assert reported == [1, 2, 3, 4, 5, 0, 6]
   assert [len(response.tokens) for response in found] == limits
   assert all(response.truncated for response in found)
-
-
-def test_a_limit_of_its_own_cuts_a_row_and_changes_no_token(generate, responses):
-  limits = [1, 12, 3, 1, 7, 12, 2]
-  for cut, whole, limit in zip(generate(more={'limits': limits}), responses, limits, strict=True):
-    np.testing.assert_array_equal(cut.tokens, whole.tokens[:limit])
-    assert cut.truncated == (len(whole.tokens) > limit or whole.truncated)
 
 
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
@@ -294,20 +227,19 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
     return resume(config, params, state, tokens_PT, insertion)
 
   monkeypatch.setattr(decode_loop, 'resume', watched)
-  found, complete, syncs, calls = [carry.UNBEGUN] * 7, [], [], 0
-  arguments = dict(
-    on_finish=lambda index, _: complete.append(index),
-    is_enough=lambda: bool(complete),
-    on_sync=syncs.append,
+  found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
+  engine = dict(
+    resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
   )
   while left := [i for i, one in enumerate(found) if not one.is_complete]:
     before, calls = [found[i] for i in left], calls + 1
     complete.clear()
-    now = generate(order=left, slots=3, more=arguments | {'begun': before})
+    now = generate(left, slots=3, engine=engine | {'begun': before})
     assert [place for place, one in enumerate(now) if one.is_complete] == sorted(complete)
     for i, was, one in zip(left, before, now):
       np.testing.assert_array_equal(one.tokens[: len(was.tokens)], was.tokens)
       np.testing.assert_array_equal(one.logp[: len(was.tokens)], was.logp)
+      assert one.is_complete or not one.truncated
       found[i] = one
   assert calls > 2 and len({*resumed}) > 1
   assert_same_tokens(found, responses)
@@ -319,17 +251,6 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
   share = written / sum(3 * sync.steps for sync in syncs)
   assert slots.metrics(syncs) == {'rollout/slots_busy': share} and 0.5 < share < 1
   assert slots.metrics([]) == {}
-
-
-def test_nothing_is_decoded_where_it_is_enough_already(generate, monkeypatch):
-  monkeypatch.setattr(decode_loop, 'decode', None)
-  for one in generate(more={'is_enough': lambda: True}):
-    assert not one.is_complete and not one.truncated and one.tokens.shape == (0,)
-
-
-def test_one_sample_of_one_question_needs_one_slot(generate, responses):
-  for count in (1, 8):
-    assert_same_tokens(generate(order=[5], slots=count), [responses[5]])
 
 
 @pytest.fixture
@@ -353,39 +274,22 @@ def watched(monkeypatch):
   return prefills, caches
 
 
-def samples_of(decoding, mesh, counts, prompts, slots, **changes):
-  """`counts[i]` samples of prompt i, one question after the other."""
-  rows = [i for i, count in enumerate(counts) for _ in range(count)]
-  spec = dataclasses.replace(SPEC, slots=slots, **changes)
-  return scheduler.generate(
-    CONFIG,
-    decoding,
-    [prompts[i] for i in rows],
-    rows,
-    [k for count in counts for k in range(count)],
-    KEY,
-    spec,
-    mesh,
-  )
-
-
-def test_a_prompt_is_prefilled_once_for_all_its_samples(decoding, mesh, watched):
+def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
   """Also where its samples do not fit into the slots together: 8 + 7 + 8 in 3 slots."""
-  long = np.arange(40, dtype=np.int32) % 30
-  found = samples_of(decoding, mesh, (8, 7, 8), [PROMPTS[0], long, PROMPTS[4]], 3)
+  prompts = [PROMPTS[0], np.arange(40, dtype=np.int32) % 30, PROMPTS[4]]
+  found = samples_of((8, 7, 8), prompts, slots=3)
   prefills, _ = watched
   assert sorted(length for _, lengths in prefills for length in lengths) == [2, 3, 40]
   assert {shape for shape, _ in prefills} == {(4, 64)}
-  alone = samples_of(decoding, mesh, (0, 0, 8), [PROMPTS[0], long, PROMPTS[4]], 8)
-  assert_same_tokens(found[15:], alone)
+  assert_same_tokens(found[15:], samples_of((0, 0, 8), prompts, slots=8))
 
 
-def test_prompts_are_prefilled_in_fixed_shapes_up_front(decoding, mesh, watched, monkeypatch):
+def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, monkeypatch):
   """Seven prompts, four of which are kept at once, in rows of 16 tokens, 32 and 64."""
   monkeypatch.setattr(prefilled, 'PREFILL_TOKENS', 64)
   monkeypatch.setattr(prefilled, '_SHORTEST', 16)
   prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 16, 17, 3, 33, 4, 64))]
-  found = samples_of(decoding, mesh, (1,) * 7, prompts, 8)
+  found = samples_of((1,) * 7, prompts, slots=8)
   prefills, _ = watched
   assert prefills == [
     ((4, 16), [1, 16, 3]),
@@ -394,63 +298,60 @@ def test_prompts_are_prefilled_in_fixed_shapes_up_front(decoding, mesh, watched,
     ((1, 64), [33]),
     ((1, 64), [64]),
   ]
-  for row in range(7):
+  for row in (2, 6):
     counts = [int(other == row) for other in range(7)]
-    assert_same_tokens(samples_of(decoding, mesh, counts, prompts, 8), [found[row]])
+    assert_same_tokens(samples_of(counts, prompts, slots=8), [found[row]])
 
 
 def test_prompts_that_come_again_after_others_are_prefilled_again(decoding, mesh, watched):
   """Eight questions in turn, four prompts kept: no row waits for a place that never gets free."""
-  spec = dataclasses.replace(SPEC, slots=3)
-  order = [*range(8)] * 2
-  found = scheduler.generate(
-    CONFIG,
-    decoding,
-    [(*PROMPTS, PROMPTS[0])[i] for i in order],
-    order,
-    [0] * 8 + [1] * 8,
-    KEY,
-    spec,
-    mesh,
-  )
-  assert len(found) == 16
-  prefills, _ = watched
-  assert sum(len(lengths) for _, lengths in prefills) == 16
+  spec, order = dataclasses.replace(SPEC, slots=3), [*range(8)] * 2
+  prompts = [(*PROMPTS, PROMPTS[0])[i] for i in order]
+  samples = [0] * 8 + [1] * 8
+  assert len(generated(CONFIG, decoding, prompts, order, samples, KEY, spec, mesh)) == 16
+  assert sum(len(lengths) for _, lengths in watched[0]) == 16
 
 
-def test_the_cache_is_as_long_as_the_rows_need_and_not_as_the_limit(decoding, mesh, watched):
-  spec = dataclasses.replace(SPEC, max_response=4096, eos_ids=(NEVER,), slots=2)
-  scheduler.generate(
-    CONFIG,
-    decoding,
-    PROMPTS[:6],
-    ROWS[:6],
-    SAMPLES[:6],
-    KEY,
-    spec,
-    mesh,
-    limits=[4, 4, 300, 4, 4, 4],
-  )
+@pytest.mark.parametrize(
+  ('limits', 'expected'),
+  [
+    ([4, 4, 300, 4, 4, 4], [128, 256, 512]),  # as long as the rows need, and not as the limit
+    ([4, 4, 300, 300, 4], [128, 256, 512, 128]),  # given up when rows are short again
+  ],
+)
+def test_the_cache_follows_the_rows(generate, watched, limits, expected):
+  generate(range(len(limits)), limits=limits, max_response=4096, eos_ids=(NEVER,), slots=2)
   _, caches = watched
-  assert caches[0] == 128 and max(caches) == 512 and caches[-1] == 512
-  assert sorted(set(caches)) == [128, 256, 512]
+  assert [length for length, last in zip(caches, [0, *caches]) if length != last] == expected
 
 
-def test_an_attention_that_is_ragged_needs_one_cache_and_all_slots(
-  decoding, mesh, watched, monkeypatch
-):
-  """One program of each kind, and the same tokens."""
-  spec = dataclasses.replace(SPEC, slots=32, max_response=300, eos_ids=(NEVER,))
-  args = CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, mesh
-  limits = [1, 1, 1, 250, 80, 1, 1]
-  expected = scheduler.generate(*args, limits=limits)
+def test_the_cache_never_outgrows_the_limit(generate, watched):
+  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
+  found = generate([6], slots=1, max_prompt=20, max_response=90, eos_ids=(NEVER,))
+  prefills, caches = watched
+  assert [shape for shape, _ in prefills] == [(4, 20)]
+  assert set(caches) == {110}
+  assert [len(response.tokens) for response in found] == [90]
+
+
+def test_the_last_rows_close_up_unless_attention_is_ragged(generate, watched, monkeypatch):
+  """32 slots, seven rows, then one that is left; or one program of each kind. The same tokens."""
+  widths, decode = [], decode_loop.decode
+
+  def noted(*args):
+    widths.append(args[3].live_B.shape[0])
+    return decode(*args)
+
+  monkeypatch.setattr(decode_loop, 'decode', noted)
+  changes = dict(slots=32, max_response=300, eos_ids=(NEVER,))
+  found = generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes)
   _, caches = watched
-  assert set(caches) == {128, 256}
-  caches.clear()
+  assert widths == [32, 8, 2, 2] and set(caches) == {128, 256}
+  assert_same_tokens(generate([4], limits=[80], **changes), [found[4]])
+  widths.clear(), caches.clear()
   monkeypatch.setattr(kv_cache, 'is_ragged', bool)
-  monkeypatch.setattr(decode_loop, 'select_slots', None)
-  assert_same_tokens(scheduler.generate(*args, limits=limits), expected)
-  assert set(caches) == {364}
+  assert_same_tokens(generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes), found)
+  assert set(widths) == {32} and set(caches) == {364}
 
 
 @pytest.mark.parametrize(
@@ -466,66 +367,16 @@ def test_cache_lengths_are_powers_of_two_and_the_limit(platform, longest, expect
   assert scheduler.cache_lengths(longest, platform) == expected
 
 
-def test_the_cache_never_outgrows_the_limit(decoding, mesh, watched):
-  """20 + 90 tokens are the limit, and not 128, the next power of two; nor are prompts 64 long."""
-  limits = {'max_prompt': 20, 'max_response': 90, 'eos_ids': (NEVER,)}
-  found = samples_of(decoding, mesh, (1,), [PROMPTS[6]], 1, **limits)
-  prefills, caches = watched
-  assert [shape for shape, _ in prefills] == [(4, 20)]
-  assert set(caches) == {110}
-  assert [len(response.tokens) for response in found] == [90]
-
-
-def test_a_long_cache_is_given_up_when_rows_are_short_again(decoding, mesh, watched):
-  spec = dataclasses.replace(SPEC, max_response=4096, eos_ids=(NEVER,), slots=2)
-  limits = [4, 4, 300, 300, 4]
-  scheduler.generate(
-    CONFIG, decoding, PROMPTS[:5], ROWS[:5], SAMPLES[:5], KEY, spec, mesh, limits=limits
-  )
-  _, caches = watched
-  assert (caches[0], max(caches), caches[-1]) == (128, 512, 128)
-
-
-def test_the_last_rows_close_up(decoding, mesh, monkeypatch):
-  """32 slots, seven rows, then one that is left: 32, 8 and 2 slots, and the same tokens."""
-  widths, decode = [], decode_loop.decode
-
-  def watched(*args):
-    widths.append(args[3].live_B.shape[0])
-    return decode(*args)
-
-  monkeypatch.setattr(decode_loop, 'decode', watched)
-  spec = dataclasses.replace(SPEC, slots=32, max_response=300, eos_ids=(NEVER,))
-  found = scheduler.generate(
-    CONFIG, decoding, PROMPTS, ROWS, SAMPLES, KEY, spec, mesh, limits=[1, 1, 1, 250, 80, 1, 1]
-  )
-  assert widths == [32, 8, 2, 2]
-  for row, limit in ((3, 250), (4, 80)):
-    alone = scheduler.generate(
-      CONFIG,
-      decoding,
-      [PROMPTS[row]],
-      [ROWS[row]],
-      [SAMPLES[row]],
-      KEY,
-      spec,
-      mesh,
-      limits=[limit],
-    )
-    assert_same_tokens([found[row]], alone)
-
-
-def test_few_shapes_are_compiled(decoding, mesh):
+def test_few_shapes_are_compiled(samples_of):
   """Whatever the number of prompts, of samples and of rows refilled, and the temperature."""
   with compilations.counted() as compiled:
     spec = {'max_prompt': 63, 'slots': 5}  # of no other test
-    samples_of(decoding, mesh, (3, 2, 3), PROMPTS, **spec)
-    cooler = token_sampling.Distribution(0.6)
-    samples_of(decoding, mesh, (1, 5, 2, 4, 1, 1), PROMPTS, distribution=cooler, **spec)
+    samples_of((3, 2, 3), **spec)
+    samples_of((1, 5, 2, 4, 1, 1), distribution=token_sampling.Distribution(0.6), **spec)
   assert compiled.names == {'empty': 1, 'prefill': 1, 'insert': 1, 'decode': 1}
 
 
-# Against the trainer.
+# ---- Against the trainer ----
 
 
 @pytest.mark.parametrize(('dtype', 'limit'), [('float32', 1e-4), ('bfloat16', 0.2)])
@@ -536,7 +387,7 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
   limits = rng.integers(1, 150, 24)
   spec = dataclasses.replace(SPEC, slots=8, eos_ids=(NEVER,), max_response=300)
-  found = scheduler.generate(
+  found = generated(
     config,
     model.decode_layout(config, params, sharding.Meshes(mesh, mesh)),
     prompts,
@@ -559,43 +410,3 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   off = np.concatenate(off)
   print(f'{dtype}: {len(off)} tokens, off by {off.mean():.1e}, at most {off.max():.1e}')
   assert len(off) >= 1000 and off.max() < limit
-
-
-def test_at_a_large_vocabulary_only_draws_on_a_boundary_differ(mesh):
-  """The first tokens that other slots change lie within 1e-5 of a boundary; other keys' do not."""
-  config = dataclasses.replace(CONFIG, vocab_size=32_000)
-  params = make_params(config, mesh)
-  decoding = model.decode_layout(config, params, sharding.Meshes(mesh, mesh))
-
-  def sample(slots, key=KEY):
-    spec = dataclasses.replace(SPEC, slots=slots, eos_ids=(32_000,), max_response=24)
-    return scheduler.generate(config, decoding, PROMPTS, ROWS, SAMPLES, key, spec, mesh)
-
-  base = sample(4)
-  other = sample(32)
-  off = [distance(config, params, i, base[i], other[i]) for i in range(7)]
-  assert max(off) < 1e-5
-  elsewhere = sample(4, jax.random.key(6))
-  assert np.median([distance(config, params, i, base[i], elsewhere[i]) for i in range(7)]) > 1e-5
-
-
-def distance(config, params, row, ours, theirs):
-  """How far the draw of the first token that differs was from the nearest boundary; 0 for none."""
-  differs = np.flatnonzero(ours.tokens != theirs.tokens)
-  if not differs.size:
-    return 0.0
-  place = differs[0]
-  tokens_T = np.concatenate([PROMPTS[row], ours.tokens[:place]])
-  padded_T = np.pad(tokens_T, (0, 48 - len(tokens_T)))
-  hidden_TD = jax.jit(model.hidden_states, static_argnums=0)(config, params, padded_T[None])[0]
-  logits_V = np.float64(hidden_TD[len(tokens_T) - 1] @ model.unembedding(config, params))
-  p_V = np.exp(logits_V - logits_V.max())
-  blocks_CW = np.asarray(token_sampling._blocks(p_V[None], len(p_V))[0], np.float64)
-  key_B = randomness.row_keys(KEY, np.array([ROWS[row]]), np.array([SAMPLES[row]]))
-  uniforms = np.asarray(randomness.uniforms(key_B, np.array([place])))[0]
-  block = ours.tokens[place] // blocks_CW.shape[1]
-  levels = (blocks_CW.sum(axis=1), blocks_CW[block])
-  return min(
-    np.abs(np.cumsum(level) / level.sum() - uniform).min()
-    for level, uniform in zip(levels, uniforms)
-  )

@@ -2,18 +2,18 @@
 
 import dataclasses
 import re
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import replay
-from exgrpo_jax.datatypes import Cursor, Trajectory, Verdict
+from exgrpo_jax.datatypes import Cursor, Graded, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import scoring, stages
-from exgrpo_jax.runtime.randomness import Purpose
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -64,22 +64,16 @@ def test_a_plan_is_a_function_of_buffer_cursor_and_step(recorded):
   cursor = Cursor()
   for number, step in recorded.steps.items():
     for _ in range(2):
-      plan, after = recorded.rollout.plan(step.buffer, cursor, number)
+      plan = recorded.rollout.plan(step.buffer, cursor, number)
       assert rows_of(plan) == rows_of(step.plan) and plan.candidates == step.plan.candidates
-      assert after == step.cursor and plan.epoch == after.epoch and plan.step == number
-    cursor = step.cursor
-
-
-def test_a_plan_holds_each_questions_own_prompt(recorded, chosen):
-  for question, prompt in zip(chosen.plan.questions, chosen.plan.prompts):
-    text = recorded.experiment.tokenizer.decode(prompt)
-    assert text == f'{question.row}+0\n' and question.answer == str(question.row)
+      assert plan.cursor == step.plan.cursor and plan.step == number
+    cursor = step.plan.cursor
 
 
 def test_groups_are_shuffled_by_seed_and_step(recorded):
   buffer = replay.Buffer()
-  first, _ = recorded.rollout.plan(buffer, Cursor(), 1)
-  later, _ = recorded.rollout.plan(buffer, Cursor(), 2)
+  first = recorded.rollout.plan(buffer, Cursor(), 1)
+  later = recorded.rollout.plan(buffer, Cursor(), 2)
   assert set(rows_of(first)) == set(rows_of(later)) and rows_of(first) != rows_of(later)
 
   def generator(purpose, place):
@@ -93,108 +87,23 @@ def test_groups_are_shuffled_by_seed_and_step(recorded):
 # ---- Pick among stored trajectories ----
 
 
-def costs(recorded, step, kind):
-  """For each group, the cost of each stored trajectory, in float64 from all logits."""
-  for prompt, stored in zip(step.plan.prompts, step.plan.candidates):
-    group_costs = []
-    for t in stored:
-      logp_TV = tiny.full_log_probabilities(
-        step.params, recorded.experiment.model, np.concatenate([prompt, t.tokens])
-      )[len(prompt) - 1 :]
-      entropy = -(np.exp(logp_TV) * logp_TV).sum(-1).mean()
-      perplexity = np.exp(-logp_TV[np.arange(len(t.tokens)), t.tokens].mean())
-      group_costs.append(
-        {
-          'lowest_entropy': entropy,
-          'highest_entropy': -entropy,
-          'lowest_perplexity': perplexity,
-          'highest_perplexity': -perplexity,
-          'newest': -len(group_costs),
-        }[kind]
-      )
-    yield group_costs
-
-
-@pytest.mark.parametrize(
-  'kind',
-  ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'highest_perplexity', 'newest'],
-)
-def test_the_stored_trajectory_is_picked_by(kind, recorded, chosen, params):
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  replays, _ = rollout.pick_replays(params, chosen.plan)
-  for picked, stored, cost in zip(replays, chosen.plan.candidates, costs(recorded, chosen, kind)):
+def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, chosen, params):
+  """Held to all logits in float64; docs/algorithm.md."""
+  replays, all_scores = recorded.rollout.pick_replays(params, chosen.plan)
+  groups = zip(chosen.plan.prompts, chosen.plan.candidates, replays, all_scores, strict=True)
+  for prompt, stored, picked, scores in groups:
+    assert bool(picked) == bool(scores) == bool(stored)
     if stored:
-      assert [t is picked for t in stored].index(True) == int(np.argmin(cost))
-    else:
-      assert picked is None
-
-
-def test_a_random_pick_is_uniform_and_repeats_with_seed_and_step(recorded, chosen, params):
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'random'})
-  group = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) == 3)
-
-  def pick(step):
-    plan = dataclasses.replace(chosen.plan, step=step)
-    picked = rollout.pick_replays(params, plan)[0][group]
-    return [t is picked for t in plan.candidates[group]].index(True)
-
-  picks = [pick(step) for step in range(300)]
-  assert picks[:20] == [pick(step) for step in range(20)]
-  assert ((np.bincount(picks, minlength=3) - 100) ** 2 / 100).sum() < 13.8  # chi-square, p = .001
-
-
-@pytest.mark.parametrize(
-  'kind', ['lowest_entropy', 'highest_entropy', 'lowest_perplexity', 'highest_perplexity']
-)
-def test_a_tie_goes_to_the_oldest(kind, recorded, chosen, params):
-  group = next(i for i, stored in enumerate(chosen.plan.candidates) if len(stored) > 1)
-  stored = chosen.plan.candidates[group][0]
-  copies = tuple(dataclasses.replace(stored, step=step) for step in (3, 5, 9))
-  candidates = tuple(copies if i == group else () for i in range(Q))
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  picked, _ = rollout.pick_replays(params, dataclasses.replace(chosen.plan, candidates=candidates))
-  assert picked[group].step == 3
-
-
-@pytest.mark.parametrize('kind', ['lowest_entropy', 'newest', 'random'])
-def test_what_is_replayed_has_the_scores_of_the_current_policy(kind, recorded, chosen, params):
-  rollout = changed(recorded.rollout, replay={'trajectory_selection': kind})
-  candidates = list(chosen.plan.candidates)
-  several = next(group for group, own in enumerate(candidates) if len(own) > 1)
-  candidates[several] = candidates[several][:1]  # nothing to choose from
-  plan = dataclasses.replace(chosen.plan, candidates=tuple(candidates))
-  replays, all_scores = rollout.pick_replays(params, plan)
-  for group, (picked, scores) in enumerate(zip(replays, all_scores, strict=True)):
-    prompt, own = plan.prompts[group], candidates[group]
-    assert bool(picked) == bool(scores) == bool(own)
-    if not picked:
-      continue
-    (logp,), (entropy,) = rollout.score(params, [(prompt, picked.tokens)])
-    np.testing.assert_allclose(scores.logp, logp, atol=1e-5)
-    np.testing.assert_allclose(scores.entropy, entropy, atol=1e-5)
-    w = np.exp(logp.astype(np.float64) - picked.logp)
-    np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
-    if kind == 'lowest_entropy':
-      assert scores.candidate_entropies == pytest.approx(
-        [float(np.mean(rollout.score(params, [(prompt, t.tokens)])[1][0])) for t in own], abs=1e-5
-      )
-      assert np.mean(scores.entropy) == min(scores.candidate_entropies)
-    else:
-      assert scores.candidate_entropies is None
-
-
-def test_only_what_decides_or_is_replayed_is_scored(recorded, chosen, params, monkeypatch):
-  rows = []
-  score = stages.Rollout.score
-  monkeypatch.setattr(
-    stages.Rollout, 'score', lambda *args: rows.append(len(args[2])) or score(*args)
-  )
-  stored = [len(own) for own in chosen.plan.candidates]
-  for kind in ('lowest_perplexity', 'newest'):
-    changed(recorded.rollout, replay={'trajectory_selection': kind}).pick_replays(
-      params, chosen.plan
-    )
-  assert rows == [sum(stored), sum(map(bool, stored))] and rows[0] > rows[1]
+      found = [recorded.values_of(chosen.params, prompt, t.tokens) for t in stored]
+      means = [entropy.mean() for _, entropy in found]
+      assert scores.candidate_entropies == pytest.approx(means, abs=1e-5)
+      best = int(np.argmin(means))
+      assert picked is stored[best]
+      logp, entropy = found[best]
+      np.testing.assert_allclose(scores.logp, logp, atol=1e-5)
+      np.testing.assert_allclose(scores.entropy, entropy, atol=1e-5)
+      w = np.exp(logp - picked.logp)
+      np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
 
 
 def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
@@ -208,10 +117,7 @@ def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the
     if stored is None:
       assert rescored is None
       continue
-    logp_TV = tiny.full_log_probabilities(
-      chosen.params, recorded.experiment.model, np.concatenate([prompt, stored.tokens])
-    )[len(prompt) - 1 :]
-    logp = logp_TV[np.arange(len(stored.tokens)), stored.tokens]
+    logp, _ = recorded.values_of(chosen.params, prompt, stored.tokens)
     np.testing.assert_allclose(rescored.logp, logp, atol=1e-4)
     assert dataclasses.replace(rescored, logp=stored.logp) == stored  # the rest stays
     moved = max(moved, np.abs(stored.logp - logp).max())
@@ -233,7 +139,7 @@ def test_a_forward_pass_that_scores_keeps_to_the_tokens_of_a_microbatch(recorded
 
   monkeypatch.setattr(scoring, 'score_tokens', stub)
   row = np.zeros(tiny.PROMPT, np.int32), np.zeros(tiny.RESPONSE, np.int32)
-  experiment.make_rollout(opened, recorded.data).score({}, [row] * 6)
+  make_rollout(opened, recorded.data).score({}, [row] * 6)
   assert seen == [(4, tiny.LENGTH)] * 2
 
 
@@ -246,54 +152,10 @@ def generation(recorded, chosen, params):
   submitted, rollout = {}, recorded.rollout
   first, *others = chosen.plan.questions
   questions = (dataclasses.replace(first, source='arithmetic'), *others)
-  responses, _ = rollout.generate(
-    model.decode_layout(rollout.model, params, rollout.meshes),
-    dataclasses.replace(chosen.plan, questions=questions),
-    Purpose.ROLLOUT,
-    submitted.setdefault,
-  )
-  return responses, submitted
-
-
-def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded):
-  def in_flight(**values):
-    rollout = changed(recorded.rollout, config={'questions': 3, 'samples': 4, **values})
-    return rollout.config.groups_in_flight
-
-  assert in_flight(carry=False, in_flight=9) == 3
-  assert in_flight(carry=True, in_flight=9) == 9
-  assert in_flight(carry=True, slots=5, max_age=8) == 3 + 3 * 2
-  assert in_flight(carry=True, slots=99, max_age=2) == 9  # no more can train in time
-
-
-def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_drawn(
-  recorded, params
-):
-  """Four steps under one policy, and one that waits for all of the first step's groups."""
-  rollout = changed(
-    recorded.rollout,
-    config={'carry': True, 'questions': 2, 'in_flight': 6, 'slots': 5, 'max_age': 4},
-  )
+  plan = dataclasses.replace(chosen.plan, questions=questions)
   decode_params = model.decode_layout(rollout.model, params, rollout.meshes)
-
-  def generate(rollout, plan):
-    return rollout.generate(decode_params, plan, Purpose.ROLLOUT, lambda *_: None)[0]
-
-  plan, cursor = rollout.plan(replay.Buffer(), Cursor(), 1)
-  rows, at_once = rows_of(plan), generate(changed(rollout, config={'carry': False}), plan)
-  found, begun_before = {}, 0
-  for step in range(2, 6):
-    responses = generate(rollout, plan)
-    verdicts = [[None] * sum(one.is_complete for one in own) for own in responses]
-    trained, own, _, carried = rollout.split(plan, responses, verdicts)
-    found |= dict(zip(rows_of(trained), own))
-    begun_before += sum(len(one.spans) > 1 for group in own for one in group)
-    plan, cursor = rollout.plan(replay.Buffer(), cursor, step, carried)
-    assert plan.drawn == [group.drawn for group in carried] + [step] * 2
-  assert begun_before > 2 and {*rows} <= {*found}
-  for row, group in zip(rows, at_once):
-    for one, other in zip(found[row], group, strict=True):
-      np.testing.assert_array_equal(one.tokens, other.tokens)
+  responses, _ = rollout.generate(decode_params, plan, submitted.setdefault)
+  return responses, submitted
 
 
 @pytest.fixture(scope='module')
@@ -302,34 +164,25 @@ def responses(generation):
   return generation[0]
 
 
-def test_a_replayed_question_gets_one_response_fewer(chosen, responses):
-  assert [len(group) for group in responses] == [
-    K - 1 if stored else K for stored in chosen.plan.candidates
-  ]
-  assert {K - 1, K} == {len(group) for group in responses}
-
-
 def test_each_response_is_submitted_to_the_grader_with_its_questions_answer(
   recorded, chosen, generation
 ):
+  """A replayed question has one response fewer; steps are checked where the task can."""
   responses, submitted = generation
   decode = recorded.experiment.tokenizer.decode
-  assert {key: (given.text(), given.answer, given.kind) for key, given in submitted.items()} == {
-    (g, k): (decode(response.tokens), chosen.plan.questions[g].answer, 'math')
-    for g, group in enumerate(responses)
-    for k, response in enumerate(group)
-  }
-
-
-def test_steps_are_checked_of_the_questions_whose_task_can(chosen, generation):
+  counts = [K - 1 if stored else K for stored in chosen.plan.candidates]
+  assert [len(group) for group in responses] == counts and {*counts} == {K - 1, K}
   row = chosen.plan.questions[0].row  # which asks for the sum of it and 0
-  for (group, _), submission in generation[1].items():
-    check_steps = submission.check_steps
-    if group:
-      assert check_steps is None
-    else:
-      assert check_steps(rf'{row}+0={row} \boxed{{{row}}}')
-      assert not check_steps(rf'{row}+1={row + 1} \boxed{{{row + 1}}}')
+  for g, group in enumerate(responses):
+    for k, response in enumerate(group):
+      given = submitted.pop((g, k))
+      question = chosen.plan.questions[g]
+      assert (given.text(), given.answer) == (decode(response.tokens), question.answer)
+      assert bool(given.check_steps) == (g == 0) and given.kind == 'math'
+      if given.check_steps:
+        assert given.check_steps(rf'{row}+0={row} \boxed{{{row}}}')
+        assert not given.check_steps(rf'{row}+1={row + 1} \boxed{{{row + 1}}}')
+  assert not submitted
 
 
 # ---- Old log-probabilities ----
@@ -351,22 +204,6 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(
   assert 0 < parity['parity/mean'] < parity['parity/max'] < 1e-4
   assert parity['parity/max'] == np.concatenate(differences).max()
   assert parity['parity/mean'] == pytest.approx(np.concatenate(differences).mean())
-
-
-def test_recomputed_log_probabilities_are_the_scorers(
-  recorded, chosen, params, responses, monkeypatch
-):
-  rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute'})
-
-  def score(_, params, rows):
-    del params
-    return [np.full(len(tokens), -float(prompt[0]) - len(tokens)) for prompt, tokens in rows], None
-
-  monkeypatch.setattr(stages.Rollout, 'score', score)
-  recomputed, _ = rollout.old_logprobs(params, chosen.plan, responses)
-  for prompt, group in zip(chosen.plan.prompts, recomputed):
-    for response in group:
-      assert set(response.logp) == {-float(prompt[0]) - len(response.tokens)}
 
 
 def at_step(plan, step):
@@ -408,29 +245,23 @@ def test_a_log_probability_that_is_not_a_number_stops_the_run(recorded, chosen, 
 def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
   recorded, chosen, responses
 ):
-  class GraderInReverse:
-    def collect(self):
-      return dict(
-        reversed(
-          [
-            ((g, k), Verdict(10.0 * g + k, 'wrong'))
-            for g, group in enumerate(responses)
-            for k in range(len(group))
-          ]
-        )
-      )
-
-  verdicts = recorded.rollout.grade(chosen.plan, responses, GraderInReverse())
-  assert [[v.reward for v in group] for group in verdicts] == [
-    [10.0 * g + k for k in range(len(group))] for g, group in enumerate(responses)
-  ]
+  expected = [[10.0 * g + k for k in range(len(group))] for g, group in enumerate(responses)]
+  verdicts = {
+    (g, k): Verdict(reward, 'wrong')
+    for g, rewards in reversed([*enumerate(expected)])
+    for k, reward in enumerate(rewards)
+  }
+  grader = types.SimpleNamespace(collect=lambda: verdicts)
+  trained = recorded.rollout.grade(chosen.plan, responses, grader)
+  assert [[v.reward for v in group] for group in trained.verdicts] == expected
+  assert (trained.plan, trained.responses, trained.left) == (chosen.plan, responses, ())
 
 
 # ---- Assemble ----
 
 
 def assemble(rollout, step):
-  return rollout.assemble(step.plan, step.responses, step.replays, step.verdicts)
+  return rollout.assemble(Graded(step.plan, step.responses, step.verdicts), step.replays)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +297,7 @@ def test_rewards_other_than_0_and_1_and_the_replayed_one_make_the_advantage(reco
   replays = [
     trajectory and dataclasses.replace(trajectory, reward=-5.0) for trajectory in chosen.replays
   ]
-  batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, verdicts)
+  batch = recorded.rollout.assemble(Graded(chosen.plan, chosen.responses, verdicts), replays)
   reward_QK = np.array(
     [
       [v.reward for v in group] + ([-5.0] if trajectory else [])
@@ -493,20 +324,6 @@ def test_padding_is_the_pad_token_on_the_right_to_a_bucketed_length(recorded, ch
   assert assemble(recorded.rollout, chosen).tokens_BT.shape == (Q * K, tiny.LENGTH)  # the limit
 
 
-def test_the_arrays_of_the_batch_have_the_types_that_the_loss_expects(chosen):
-  assert chosen.batch.is_carried_BT is None
-  arrays = {name: array for name, array in vars(chosen.batch).items() if array is not None}
-  assert {name: str(array.dtype) for name, array in arrays.items()} == {
-    'tokens_BT': 'int32',
-    'response_mask_BT': 'float32',
-    'behaviour_logp_BT': 'float32',
-    'advantage_B': 'float32',
-    'is_replay_B': 'bool',
-    'policy_step_B': 'int32',
-    'tis_weight_BT': 'float32',
-  }
-
-
 def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeypatch):
   """The trainer's probabilities are 1.2 or 2 times the sampler's, by turns; the limit is 1.5."""
   rollout = changed(recorded.rollout, objective={'old_logprobs': 'recompute', 'tis_limit': 1.5})
@@ -516,7 +333,7 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   ]
   monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
   responses, _ = rollout.old_logprobs(None, chosen.plan, chosen.responses)
-  batch = rollout.assemble(chosen.plan, responses, chosen.replays, chosen.verdicts)
+  batch = rollout.assemble(Graded(chosen.plan, responses, chosen.verdicts), chosen.replays)
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
     is_response_T = batch.response_mask_BT[b] > 0
@@ -525,14 +342,3 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
     assert (batch.tis_weight_BT[b, ~is_response_T] == 1).all()
   assert batch.is_replay_B.any() and (batch.tis_weight_BT[~is_fresh_B] == 1).all()
   assert (chosen.batch.tis_weight_BT == 1).all()  # without a limit
-
-
-def test_a_trajectory_of_an_earlier_step_keeps_that_step(recorded, chosen):
-  trajectory = Trajectory(
-    tokens=np.array([5], np.int32), logp=np.array([-1.5], np.float32), reward=1.0, step=2
-  )
-  replays = [trajectory if replayed else None for replayed in chosen.replays]
-  batch = recorded.rollout.assemble(chosen.plan, chosen.responses, replays, chosen.verdicts)
-  assert set(batch.policy_step_B[batch.is_replay_B]) == {2}
-  assert set(batch.policy_step_B[~batch.is_replay_B]) == {chosen.plan.step}
-  assert (batch.behaviour_logp_BT[batch.is_replay_B].sum(axis=1) == -1.5).all()

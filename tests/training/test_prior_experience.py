@@ -9,9 +9,8 @@ import pytest
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment import experiment, generation
 from exgrpo_jax.grading import worker_slot
-from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import seeding, stages
@@ -63,9 +62,10 @@ def train(recorded, monkeypatch):
     replayed = {}
     assemble = stages.Rollout.assemble
 
-    def note(rollout, plan, responses, replays, verdicts):
+    def note(rollout, trained, replays):
+      plan = trained.plan
       replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
-      return assemble(rollout, plan, responses, replays, verdicts)
+      return assemble(rollout, trained, replays)
 
     monkeypatch.setattr(stages.Rollout, 'assemble', note)
     params = jax.device_put(
@@ -115,43 +115,23 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   assert '; 12 successes of 6 questions are kept' in said
 
 
-def test_with_zero_the_ratio_is_the_tokens_probability(recorded, seeded, train):
-  opened = seeded(rows_without_logprobs(), experience__missing_logprobs='zero')
-  replayed = train(opened)[2]
-  logp = np.concatenate([log_probabilities(recorded, p, t.tokens) for p, t in replayed])
-  assert np.exp(logp).mean() < 0.9
-  np.testing.assert_allclose(ratio_mean(opened, 2), np.exp(logp).mean(), rtol=1e-4)
-
-
-def test_log_probabilities_in_the_file_come_first(recorded, seeded, train):
-  """Beside their tokens, and with 'zero' for others, of which there are none."""
-  rows = [
-    {
-      'question': f' {n}+0\n',
-      'tokens': (tokens := tokens_of(recorded, text)),
-      'logp': [-0.25 * (1 + place % 3) for place in range(len(tokens))],
-    }
-    for n in SOLVABLE
-    for text in right_texts(n)
-  ]
+@pytest.mark.parametrize('given', [False, True])
+def test_log_probabilities_are_those_of_the_file_or_else_zero(recorded, seeded, train, given):
+  """Beside the tokens, and with 'zero' for those that are missing."""
+  rows = rows_without_logprobs()
+  if given:
+    for row in rows:
+      row['tokens'] = tokens_of(recorded, row.pop('response'))
+      row['logp'] = [-0.25 * (1 + place % 3) for place in range(len(row['tokens']))]
   opened = seeded(rows, experience__missing_logprobs='zero')
-  replayed = train(opened)[2]
-  ratios = [
-    np.exp(log_probabilities(recorded, p, t.tokens) + 0.25 * (1 + np.arange(len(t.tokens)) % 3))
-    for p, t in replayed
-  ]
-  expected = np.concatenate(ratios).mean()
-  np.testing.assert_allclose(ratio_mean(opened, 2), expected, rtol=1e-4)
+  ratios = []
+  for prompt, one in train(opened)[2]:
+    past = -0.25 * (1 + np.arange(len(one.tokens)) % 3) * given
+    ratios.append(np.exp(log_probabilities(recorded, prompt, one.tokens) - past))
+  np.testing.assert_allclose(ratio_mean(opened, 2), np.concatenate(ratios).mean(), rtol=1e-4)
 
 
-def snapshot(opened):
-  params = model.shapes(opened.model, opened.meshes.training)
-  like = optimizer.shapes(opened.config.optimizer, opened.config.num_updates, params)
-  with checkpoint.open_manager(opened.workdir) as manager:
-    return checkpoint.restore(manager, manager.latest_step(), like)
-
-
-def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(seeded, train, tmp_path):
+def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(recorded, seeded, train, tmp_path):
   """And reads the experience no more."""
   learns = {'optimizer__learning_rate': 3e-3, 'checkpoint__every': 2, 'evaluation__every': 2}
   whole = seeded(rows_without_logprobs(), 'whole', num_steps=4, **learns)
@@ -162,7 +142,7 @@ def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(seeded, train, tmp
   halves = seeded(str(tmp_path / 'x.jsonl'), 'halves', num_steps=4, **learns)
   prior_experience.check(halves.config.experience, halves.workdir)
   train(halves)
-  one, other = snapshot(whole), snapshot(halves)
+  one, other = (recorded.last_snapshot(run.workdir) for run in (whole, halves))
   jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
   buffers.assert_same(one.buffer, other.buffer)
   assert one.step == other.step == 4
@@ -193,7 +173,7 @@ def test_another_runs_buffer_is_taken_over_without_what_it_has_retired(seeded, o
   opened = seeded(str(folder))
   data = experiment.load_questions(opened, opened.config.data.train)
   right = prior_experience.load(opened, data)
-  buffer = seeding.seeded(experiment.make_rollout(opened, data), {}, right, 'zero')
+  buffer = seeding.seeded(generation.make_rollout(opened, data), {}, right, 'zero')
   assert theirs.started and theirs.retired_epoch
   assert not buffer.started and not buffer.retired_epoch
   assert set(buffer.entries) == set(theirs.entries)
@@ -222,36 +202,28 @@ def change_config(folder, change):
   path.write_text(json.dumps(values))
 
 
+def trained_on(data):
+  return lambda folder: change_config(folder, lambda v: v['data'].update(train=data(folder)))
+
+
+def other_tokenizer(folder):
+  (folder / 'tokenizer.model').write_bytes((folder / 'small.model').read_bytes())
+
+
+def damaged(folder):
+  for path in folder.glob('checkpoints/*/buffer/index.npz'):
+    path.write_bytes(b'')
+
+
 @pytest.mark.parametrize(
   ('break_it', 'message'),
   [
-    pytest.param(
-      lambda folder: change_config(folder, lambda v: v['data'].update(train='gone.jsonl')),
-      r'the questions of that run cannot be read\. gone\.jsonl: there is no such file',
-      id='questions',
-    ),
-    pytest.param(
-      lambda folder: (folder / 'tokenizer.model').write_bytes(
-        (folder / 'small.model').read_bytes()
-      ),
-      r'that run has another tokenizer, .* set config\.tokenizer\.path=',
-      id='tokenizer',
-    ),
-    pytest.param(
-      lambda folder: change_config(
-        folder, lambda v: v['data'].update(train=str(folder / 'longer.jsonl'))
-      ),
-      r'longer\.jsonl is no longer what that run was trained on: the prompt of row \d+ had \d+ tok',
-      id='prompts',
-    ),
-    pytest.param(
-      lambda folder: [
-        path.write_bytes(b'') for path in folder.glob('checkpoints/*/buffer/index.npz')
-      ],
-      r'checkpoints/\d+ is damaged .*; bring a copy back',
-      id='damaged',
-    ),
+    (trained_on(lambda _: 'gone.jsonl'), r'cannot be read\. gone\.jsonl: there is no such file'),
+    (trained_on(lambda folder: str(folder / 'longer.jsonl')), r'the prompt of row \d+ had \d+ tok'),
+    (other_tokenizer, r'that run has another tokenizer, .* set config\.tokenizer\.path='),
+    (damaged, r'checkpoints/\d+ is damaged'),
   ],
+  ids=['questions', 'prompts', 'tokenizer', 'damaged'],
 )
 def test_another_run_whose_tokens_or_questions_mean_something_else_is_refused(
   seeded, other_run, break_it, message

@@ -1,7 +1,7 @@
-"""The groups that a checkpoint carries to the next step: their responses so far, and verdicts.
+"""Partial groups in a checkpoint: the responses so far, and their verdicts.
 
-An index in JSON, and the tokens of all responses with what the sampler said of them, one response
-after the other; a checksum of both.
+An index in JSON; the tokens of all responses with the sampler's values, one response after the
+other; a checksum of both. The item of a checkpoint is called 'carried'.
 """
 
 import io
@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from exgrpo_jax.datatypes import Carried, Response, Span, Verdict
+from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
 
 
-def write(folder: epath.Path, carried: Sequence[Carried]) -> None:
+def write(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
   """Writes the groups into an existing, empty folder."""
-  responses = [response for group in carried for response in group.responses]
+  responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
   np.savez(values, **{name: _flat(name, responses) for name in _DTYPES})  # pyright: ignore[reportArgumentType]
-  index = json.dumps([_described(group) for group in carried]).encode()
+  index = json.dumps([_described(group) for group in groups]).encode()
   (folder / _INDEX).write_bytes(index)
   (folder / _VALUES).write_bytes(values.getvalue())
   (folder / _SUM).write_text(str(zlib.crc32(values.getvalue(), zlib.crc32(index))))
 
 
-def read(folder: epath.Path) -> tuple[Carried, ...]:
+def read(folder: epath.Path) -> tuple[PartialGroup, ...]:
   """What `write` wrote. Raises ValueError where bits have changed or are missing, and OSError."""
   index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
   if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
@@ -41,13 +41,13 @@ def read(folder: epath.Path) -> tuple[Carried, ...]:
 
 
 def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
-  """A field of all responses; those without it have no values."""
+  """A field of all responses, concatenated; responses without it add nothing."""
   values = (getattr(response, name) for response in responses)
   return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
 
 
-def _described(group: Carried) -> Mapping[str, Any]:
-  """A group but for what is in `_DTYPES`, as JSON values."""
+def _described(group: PartialGroup) -> Mapping[str, Any]:
+  """A group as JSON values, without the arrays in `_DTYPES`."""
   return {
     'question_row': group.question_row,
     'drawn': group.drawn,
@@ -66,7 +66,7 @@ def _described(group: Carried) -> Mapping[str, Any]:
   }
 
 
-def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Carried:
+def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> PartialGroup:
   """A group again; takes its values from the front of `rest`."""
 
   def take(name: str, count: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Carried
       spans=tuple(Span(*span) for span in own['spans']),
     )
 
-  return Carried(
+  return PartialGroup(
     question_row=described['question_row'],
     drawn=described['drawn'],
     is_replay=described['is_replay'],

@@ -1,12 +1,19 @@
 """Which groups a step trains, and what is known of responses that span steps."""
 
+import dataclasses
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.datatypes import Response, Span
-from exgrpo_jax.rollout import carry, parity
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.datatypes import Cursor, Response, Span, Verdict
+from exgrpo_jax.experiment import generation
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import parity, partial
+from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.runtime.randomness import Purpose
 
 
 def response(length, spans=(), **values):
@@ -36,7 +43,7 @@ def response(length, spans=(), **values):
 def test_a_step_trains_the_oldest_complete_groups_unless_others_would_get_too_old(
   begun, complete, expected
 ):
-  assert carry.trained(begun, complete, step=5, questions=2, max_age=4) == expected
+  assert partial.trained(begun, complete, step=5, questions=2, max_age=4) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max
     while True:
       groups = list(left)
       begun, missing = zip(*left.values())
-      if chosen := carry.trained(begun, [m <= 0 for m in missing], step, questions, max_age):
+      if chosen := partial.trained(begun, [m <= 0 for m in missing], step, questions, max_age):
         break
       left = {name: (first, missing - 1) for name, (first, missing) in left.items()}
     assert len(chosen) == questions
@@ -67,21 +74,20 @@ def test_no_group_is_ever_too_old_and_each_trains_once(questions, in_flight, max
 
 def test_what_a_step_adds_to_a_response_is_noted():
   before = response(3, [Span(2, 1), Span(4, 2)], is_complete=False, tis_weight=np.ones(3))
-  now = carry.continued(before, response(5), 6)
+  now = partial.continued(before, response(5), 6)
   assert now.spans == (Span(2, 1), Span(4, 2), Span(6, 2)) and now.is_complete
   assert now.tis_weight is before.tis_weight
-  assert carry.continued(before, response(3, is_complete=False), 6).spans == before.spans
+  assert partial.continued(before, response(3, is_complete=False), 6).spans == before.spans
   for step, count in ((2, 0), (3, 1), (4, 1), (5, 3), (6, 3), (7, 5)):
-    assert carry.carried_tokens(now, step) == count == carry.is_carried(now, step).sum()
-    assert carry.is_carried(now, step)[:count].all()
-  assert now.first_step(6) == 2 and carry.UNBEGUN.first_step(6) == 6
+    assert now.tokens_before(step) == count
+  assert now.first_step(6) == 2 and UNBEGUN.first_step(6) == 6
 
 
 def test_metrics_weigh_ages_by_tokens():
   groups = [[response(3, [Span(2, 1), Span(4, 2)])], [response(1, [Span(5, 1)])]]
-  measured = carry.metrics(5, groups, carried=[None] * 7)
+  measured = partial.metrics(5, groups, left=[None] * 7)
   assert measured == {'carry/age_mean': 5 / 4, 'carry/age_max': 3, 'carry/groups_left': 7}
-  assert carry.metrics(5, [[response(3)]], carried=[]) == {}
+  assert partial.metrics(5, [[response(3)]], left=[]) == {}
 
 
 def test_only_what_a_step_wrote_gets_the_trainers_log_probabilities():
@@ -105,3 +111,60 @@ def test_only_what_a_step_wrote_is_compared_with_the_trainer():
     'parity/mean': pytest.approx(0.5 / 3),
     'parity/max': 0.5,
   }
+
+
+def test_by_default_as_many_groups_are_in_flight_as_keep_the_slots_busy(recorded):
+  def in_flight(**values):
+    config = dataclasses.replace(recorded.rollout.config, questions=3, samples=4, **values)
+    return config.groups_in_flight
+
+  assert in_flight(carry=False, in_flight=9) == 3
+  assert in_flight(carry=True, in_flight=9) == 9
+  assert in_flight(carry=True, slots=5, max_age=8) == 3 + 3 * 2
+  assert in_flight(carry=True, slots=99, max_age=2) == 9  # no more can train in time
+
+
+class Judged:
+  """A grader that finds everything wrong."""
+
+  def __init__(self):
+    self.new = {}
+
+  def submit(self, key, _):
+    self.new[key] = Verdict(0.0, 'wrong')
+
+  def collect(self):
+    found, self.new = self.new, {}
+    return found
+
+
+def test_neither_the_steps_that_a_response_spans_nor_its_slots_change_what_is_drawn(recorded):
+  """Four steps under one policy, and one that waits for all of the first step's groups."""
+  params = jax.device_put(
+    recorded.steps[9].params, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  )
+  own = dict(questions=2, in_flight=6, slots=5, max_age=4)
+
+  def stages(carry):
+    config = dataclasses.replace(recorded.rollout.config, carry=carry, **own)
+    return generation.stages_of(recorded.experiment, recorded.data, Purpose.ROLLOUT, rollout=config)
+
+  rollout = stages(carry=True)
+  decode_params = model.decode_layout(rollout.model, params, rollout.meshes)
+  plan = rollout.plan(replay.Buffer(), Cursor(), 1)
+  rows = [question.row for question in plan.questions]
+  at_once, _ = stages(carry=False).generate(decode_params, plan, lambda *_: None)
+  found, begun_before, grader = {}, 0, Judged()
+  for step in range(2, 6):
+    responses, _ = rollout.generate(decode_params, plan, grader.submit)
+    trained = rollout.grade(plan, responses, grader)
+    for group in trained.left:
+      assert len(group.verdicts) == sum(one.is_complete for one in group.responses)
+    found |= dict(zip((question.row for question in trained.plan.questions), trained.responses))
+    begun_before += sum(len(one.spans) > 1 for group in trained.responses for one in group)
+    plan = rollout.plan(replay.Buffer(), plan.cursor, step, trained.left)
+    assert partial.drawn_in(plan) == [group.drawn for group in trained.left] + [step] * 2
+  assert begun_before > 2 and {*rows} <= {*found}
+  for row, group in zip(rows, at_once):
+    for one, other in zip(found[row], group, strict=True):
+      np.testing.assert_array_equal(one.tokens, other.tokens)

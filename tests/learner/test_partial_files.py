@@ -1,12 +1,12 @@
-"""Carried groups on disk are what they were, or refused."""
+"""Partial groups on disk are what they were, or refused."""
 
 import numpy as np
 import pytest
 from etils import epath
 
-from exgrpo_jax.datatypes import Carried, Response, Span, Verdict
-from exgrpo_jax.learner import carried_files
-from exgrpo_jax.rollout.carry import UNBEGUN
+from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
+from exgrpo_jax.learner import partial_files
+from exgrpo_jax.rollout.sampler import UNBEGUN
 from tests.helpers import buffers
 
 
@@ -20,7 +20,7 @@ def response(length, **values):
 
 WEIGHT = np.float32([0.5, 1.5])
 GROUPS = (
-  Carried(
+  PartialGroup(
     question_row=70_000,
     drawn=3,
     is_replay=True,
@@ -31,7 +31,7 @@ GROUPS = (
     ),
     verdicts=(Verdict(0.1, 'correct', answer='½', valid_steps=True, components={'match': 0.1}),),
   ),
-  Carried(
+  PartialGroup(
     question_row=0,
     drawn=4,
     is_replay=False,
@@ -43,8 +43,8 @@ GROUPS = (
 
 @pytest.mark.parametrize('groups', [GROUPS, ()], ids=['some', 'none'])
 def test_groups_are_read_as_they_were_written(groups, tmp_path):
-  carried_files.write(epath.Path(tmp_path), groups)
-  found = carried_files.read(epath.Path(tmp_path))
+  partial_files.write(epath.Path(tmp_path), groups)
+  found = partial_files.read(epath.Path(tmp_path))
   assert isinstance(found, tuple) and buffers.described(found) == buffers.described(groups)
   for group in found:
     for one in group.responses:
@@ -54,9 +54,9 @@ def test_groups_are_read_as_they_were_written(groups, tmp_path):
 
 @pytest.mark.parametrize('name', ['index.json', 'values.npz'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
-  carried_files.write(epath.Path(tmp_path), GROUPS)
+  partial_files.write(epath.Path(tmp_path), GROUPS)
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
   with pytest.raises(ValueError, match='carried: not the bits that were saved'):
-    carried_files.read(epath.Path(tmp_path))
+    partial_files.read(epath.Path(tmp_path))

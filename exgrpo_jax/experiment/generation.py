@@ -1,0 +1,82 @@
+"""From an experiment to what samples its policy: the slot engine, and the stages of a step."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import Experiment
+from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout.sampler import Sampler
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.rollout.token_sampling import Distribution
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+
+def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
+  """The rollout on the training questions; InputError where they are too few."""
+  parsed, size = experiment.config, len(data.questions)
+  if size < parsed.rollout.questions:
+    raise InputError(
+      f'config.rollout.questions={parsed.rollout.questions} must be at most the {size} questions '
+      f'of {data.spec}: no question comes twice in a step.'
+    )
+  if size < (in_flight := parsed.rollout.groups_in_flight):
+    raise InputError(
+      f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
+      'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
+      'many.'
+    )
+  return stages_of(experiment, data, Purpose.ROLLOUT)
+
+
+def stages_of(
+  experiment: Experiment, data: QuestionSet, purpose: Purpose, **sections: Any
+) -> stages.Rollout:
+  """The stages of a step on some questions; `sections` replace those of the config."""
+  parsed = dataclasses.replace(experiment.config, **sections)
+  changed = dataclasses.replace(experiment, config=parsed)
+  kind = partial.PartialRollout if parsed.rollout.carry else stages.Rollout
+  return kind(
+    config=parsed.rollout,
+    replay=parsed.replay,
+    objective=parsed.objective,
+    parity=parsed.parity,
+    model=experiment.model,
+    tokenizer=experiment.tokenizer,
+    meshes=experiment.meshes,
+    tokens_per_pass=parsed.gradient.tokens_per_microbatch,
+    seed=parsed.seed,
+    data=data,
+    sampler=make_sampler(changed, purpose, resumes=parsed.rollout.carry),
+  )
+
+
+def make_sampler(
+  experiment: Experiment,
+  purpose: Purpose,
+  *,
+  seed: int | None = None,
+  distribution: Distribution | None = None,
+  resumes: bool = False,
+) -> Sampler:
+  """The slot engine on an experiment's model.
+
+  Args:
+    experiment: of which `config.rollout` says how many slots there are, and the limits.
+    purpose: of the random numbers.
+    seed: of these; the run's by default.
+    distribution: to sample from; by default the softmax at the training temperature.
+    resumes: see `SlotEngine`.
+  """
+  parsed = experiment.config
+  seed = parsed.seed if seed is None else seed
+  return SlotEngine(
+    model=experiment.model,
+    spec=parsed.rollout.decode_spec(experiment.tokenizer, distribution),
+    mesh=experiment.meshes.decoding,
+    step_key=functools.partial(randomness.key, seed, purpose),
+    resumes=resumes,
+  )

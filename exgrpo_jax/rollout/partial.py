@@ -1,0 +1,205 @@
+"""Partial rollouts (`rollout.carry`): responses may span steps, a layer on the stages.
+
+A step ends once as many groups are complete as it trains, and the next one goes on with the
+others. A group is in flight from the step that draws it to the step that trains it. It trains once
+all of its responses are complete, and at the latest `max_age` steps after the one in which its
+first token was written.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from exgrpo_jax.algorithm.replay import Buffer
+from exgrpo_jax.datatypes import Cursor, Graded, PartialGroup, Plan, Response, Span
+from exgrpo_jax.grading import pool
+from exgrpo_jax.grading.pool import Grader
+from exgrpo_jax.policy.model import Params
+from exgrpo_jax.rollout.sampler import UNBEGUN
+from exgrpo_jax.rollout.stages import Responses, Rollout, Submit
+from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+
+class PartialRollout(Rollout):
+  """The stages where responses span steps; needs a sampler that resumes."""
+
+  def plan(
+    self, buffer: Buffer, cursor: Cursor, step: int, left: Sequence[PartialGroup] = ()
+  ) -> Plan:
+    """What the last step left, then as many new questions as make up `groups_in_flight`."""
+    rows = [group.question_row for group in left]
+    entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
+    free, count = dataclasses.replace(buffer, entries=entries), self.config.groups_in_flight
+    drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
+    kept = tuple(
+      buffer.entries[group.question_row].trajectories if group.is_replay else () for group in left
+    )
+    return dataclasses.replace(
+      drawn,
+      questions=(*self.data.questions.read(rows), *drawn.questions),
+      prompts=(*(self.data.prompts[row] for row in rows), *drawn.prompts),
+      candidates=kept + drawn.candidates,
+      left=tuple(left),
+    )
+
+  def generate(
+    self, params: Params, plan: Plan, submit: Submit
+  ) -> tuple[list[list[Response]], dict[str, float]]:
+    """Goes on with what is not complete; returns once the step can train, see `trained`.
+
+    Some responses are then not complete, or not even begun.
+    """
+    groups = [list(group.responses) for group in plan.left]
+    new = plan.is_replay_Q[len(groups) :]
+    groups += [[UNBEGUN] * (self.config.samples - is_replay) for is_replay in new]
+    places = [
+      (group, sample)
+      for group, own in enumerate(groups)
+      for sample, response in enumerate(own)
+      if not response.is_complete
+    ]
+    begun, drawn = [groups[group][sample] for group, sample in places], drawn_in(plan)
+
+    def keep(index: int, response: Response) -> None:
+      group, sample = places[index]
+      groups[group][sample] = continued(begun[index], response, plan.step)
+
+    def finish(index: int, response: Response) -> bool:
+      keep(index, response)
+      group, sample = places[index]
+      submit(places[index], self._submission(plan, places[index], groups[group][sample]))
+      # Asked only where its answer may have changed.
+      is_complete = all(one.is_complete for one in groups[group])
+      return is_complete and self._trained(plan, groups) is not None
+
+    if self._trained(plan, groups) is not None:
+      return groups, {}
+    requests = [
+      dataclasses.replace(self._request(plan, place, drawn[place[0]]), begun=response)
+      for place, response in zip(places, begun)
+    ]
+    responses, metrics = self.sampler.generate(params, requests, finish)
+    for index, response in enumerate(responses):
+      keep(index, response)
+    return groups, metrics
+
+  def grade(self, plan: Plan, responses: Responses, grader: Grader) -> Graded:
+    """The groups that the step trains, in an order of its own, and what it leaves to the next.
+
+    Shuffled by seed and step, so that a minibatch holds old and new groups.
+    """
+    new = grader.collect()
+    pool.refuse_all_failed(f'step {plan.step}', list(new.values()))
+    earlier = [iter(group.verdicts) for group in plan.left]
+    verdicts = [
+      [
+        new.get((group, sample)) or next(earlier[group])
+        for sample, response in enumerate(own)
+        if response.is_complete
+      ]
+      for group, own in enumerate(responses)
+    ]
+    chosen = self._trained(plan, responses)
+    assert chosen is not None, 'generate returns once the step can train'
+    rng = randomness.generator(self.seed, Purpose.TRAINED_ORDER, plan.step)
+    order = rng.permutation(chosen).tolist()
+    return split(Graded(plan, responses, verdicts), order)
+
+  def _trained(self, plan: Plan, responses: Responses) -> list[int] | None:
+    return ready(responses, plan.step, self.config.questions, self.config.max_age)
+
+
+def drawn_in(plan: Plan) -> list[int]:
+  """By group, the step whose plan first had it."""
+  drawn = [group.drawn for group in plan.left]
+  return drawn + [plan.step] * (len(plan.questions) - len(drawn))
+
+
+def trained(
+  begun: Sequence[int], complete: Sequence[bool], step: int, questions: int, max_age: int
+) -> list[int] | None:
+  """The groups that `step` trains, the oldest complete ones; None while it has to go on.
+
+  It goes on until enough are complete and none of the others is so old that it could not train in
+  time: the i-th oldest of those trains `1 + i // questions` steps later, if each step trains the
+  oldest. So no group ever gets too old where at most `questions * (max_age + 1)` are in flight.
+
+  Args:
+    begun: by group in flight, the step in which its first token was written; for one without
+      tokens, this step.
+    complete: by group, whether all its responses are.
+    step: the present one.
+    questions: how many groups a step trains (Q).
+    max_age: in steps.
+  """
+  by_age = sorted(range(len(begun)), key=lambda group: begun[group])  # stable: else as drawn
+  chosen = [group for group in by_age if complete[group]][:questions]
+  if len(chosen) < questions:
+    return None
+  left = [group for group in by_age if group not in chosen]
+  if any(begun[group] + max_age <= step + place // questions for place, group in enumerate(left)):
+    return None
+  return sorted(chosen)
+
+
+def ready(responses: Responses, step: int, questions: int, max_age: int) -> list[int] | None:
+  """`trained` of groups with these responses."""
+  begun = [min(one.first_step(step) for one in own) for own in responses]
+  complete = [all(one.is_complete for one in own) for own in responses]
+  return trained(begun, complete, step, questions, max_age)
+
+
+def continued(before: Response, now: Response, step: int) -> Response:
+  """What `step` made of a response: `now`, and which step wrote which of its tokens.
+
+  Its weights of truncated importance sampling are those of earlier steps' tokens.
+  """
+  written = len(now.tokens) - len(before.tokens)
+  spans = (*before.spans, Span(step, written)) if written else before.spans
+  return dataclasses.replace(now, tis_weight=before.tis_weight, spans=spans)
+
+
+def split(graded: Graded, order: Sequence[int]) -> Graded:
+  """The groups in `order`, to train; the others are left to the next step."""
+  plan, responses, verdicts, _ = graded
+  drawn = drawn_in(plan)
+  left = tuple(
+    PartialGroup(
+      question_row=plan.questions[group].row,
+      drawn=drawn[group],
+      is_replay=bool(plan.candidates[group]),
+      responses=tuple(responses[group]),
+      verdicts=tuple(verdicts[group]),
+    )
+    for group in range(len(plan.questions))
+    if group not in order
+  )
+  trained = dataclasses.replace(
+    plan,
+    questions=tuple(plan.questions[group] for group in order),
+    prompts=tuple(plan.prompts[group] for group in order),
+    candidates=tuple(plan.candidates[group] for group in order),
+    left=(),
+  )
+  own = [responses[group] for group in order], [verdicts[group] for group in order]
+  return Graded(trained, *own, left)
+
+
+def metrics(
+  step: int, responses: Sequence[Sequence[Response]], left: Sequence[PartialGroup]
+) -> dict[str, float]:
+  """Staleness in steps of the fresh tokens that a step trains, and how many groups it leaves.
+
+  `responses` are those of the groups that it trains. Nothing without partial rollouts.
+  """
+  spans = [span for group in responses for response in group for span in response.spans]
+  if not spans:
+    return {}
+  ages, tokens = [step - span.step for span in spans], [span.tokens for span in spans]
+  return {
+    'carry/age_mean': float(np.average(ages, weights=tokens)),
+    'carry/age_max': max(ages),
+    'carry/groups_left': len(left),
+  }

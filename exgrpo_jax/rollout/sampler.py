@@ -1,0 +1,69 @@
+"""The seam between the loop and whatever writes responses: requests in, responses out."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from exgrpo_jax.datatypes import Response
+
+UNBEGUN = Response(
+  tokens=np.zeros(0, np.int32),
+  logp=np.zeros(0, np.float32),
+  entropy=np.zeros(0, np.float32),
+  truncated=False,
+  is_complete=False,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A response that is wanted.
+
+  Its tokens are seeded by step, question and sample, so they depend neither on the other requests
+  nor on the order.
+  """
+
+  prompt: np.ndarray  # [T] int32
+  question: int  # row in its data source
+  sample: int  # which of the question's responses
+  step: int  # in which the response began
+  limit: int  # of the response, in tokens, the end token included
+  begun: Response = UNBEGUN  # what is written of it; only a sampler that resumes takes any
+
+
+# Called with a request's index and its complete response. True stops the sampler.
+OnFinish = Callable[[int, Response], bool | None]
+
+
+def ignore(_index: int, _response: Response) -> None:
+  """The OnFinish that waits for all responses."""
+
+
+class Sampler(Protocol):
+  """Writes responses: the slot engine (scheduler.py), or a script (scripted.py)."""
+
+  def generate(
+    self, params: Any, requests: Sequence[Request], on_finish: OnFinish = ignore
+  ) -> tuple[list[Response], dict[str, float]]:
+    """The response to each request, in order, and how it went, as metrics.
+
+    Args:
+      params: the policy's, in the decode layout (`model.decode_layout`).
+      requests: what is wanted; equal prompts should follow one another.
+      on_finish: called as responses finish, while others are still being written. Once it returns
+        True, what is unfinished is returned as it is, not complete.
+    """
+    ...
+
+
+def requests_for(
+  prompts: Sequence[np.ndarray], questions: Sequence[int], samples: int, step: int, limit: int
+) -> list[Request]:
+  """Requests for `samples` responses to each prompt, one prompt after the other."""
+  return [
+    Request(prompt, question, sample, step, limit)
+    for prompt, question in zip(prompts, questions, strict=True)
+    for sample in range(samples)
+  ]

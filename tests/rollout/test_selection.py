@@ -1,0 +1,66 @@
+"""Which stored trajectory a question replays, from scripted scores; no model."""
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.datatypes import ReplayScores, Trajectory
+from exgrpo_jax.rollout import selection
+
+# By trajectory, which its step names: its entropy and log-probability under the current policy.
+SCORES = {1: (2.0, -1.0), 2: (0.5, -3.0), 3: (0.1, -2.0), 4: (0.9, -0.5)}
+
+
+def trajectory(step):
+  return Trajectory(np.int32([step]), np.float32([-1]), reward=1.0, step=step)
+
+
+STORED = ([trajectory(1)], [], [trajectory(2), trajectory(3), trajectory(4)])
+
+
+def pick(kind, stored=STORED, seed=0):
+  """(steps picked by group, their scores, how many were scored)."""
+  asked = []
+
+  def score(candidates):
+    asked.extend(candidates)
+    values = [SCORES[one.step] for _, one in candidates]
+    return [ReplayScores(np.float32([p]), np.float32([h]), np.ones(1)) for h, p in values]
+
+  picked, scores = selection.pick(kind, stored, score, np.random.default_rng(seed))
+  return [one and one.step for one in picked], scores, len(asked)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'step', 'scored'),
+  [
+    ('lowest_entropy', 3, 4),
+    ('highest_entropy', 4, 4),
+    ('lowest_perplexity', 4, 4),
+    ('highest_perplexity', 2, 4),
+    ('newest', 4, 2),
+  ],
+)
+def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, scored):
+  picked, scores, asked = pick(kind)
+  assert picked == [1, None, step] and asked == scored and scores[1] is None
+  for index, one in ((0, 1), (2, step)):
+    assert (scores[index].entropy[0], scores[index].logp[0]) == pytest.approx(SCORES[one])
+  rivals = pytest.approx([0.5, 0.1, 0.9]) if scored == 4 else None
+  assert scores[2].candidate_entropies == rivals
+
+
+def test_a_tie_goes_to_the_oldest():
+  for kind in selection.COSTS:
+    first, second = trajectory(3), trajectory(3)
+    assert selection.pick(
+      kind,
+      [[first, second]],
+      lambda some: [ReplayScores(*np.ones((3, 1))) for _ in some],
+      np.random.default_rng(0),
+    )[0] == [first], kind
+
+
+def test_a_random_pick_is_uniform_and_repeats_with_its_generator():
+  picks = [pick('random', seed=seed)[0][2] for seed in range(300)]
+  assert picks[:9] == [pick('random', seed=seed)[0][2] for seed in range(9)]
+  assert ((np.bincount(picks)[2:] - 100) ** 2 / 100).sum() < 13.8  # chi-square, p = .001

@@ -1,0 +1,437 @@
+"""The training loop itself: one recorded run (conftest.py) held to docs/algorithm.md.
+
+No expected value comes from the code under test: each is computed again from what the stages
+of the run read and returned.
+"""
+
+import copy
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.learner import optimizer
+from exgrpo_jax.policy import model
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting.step_metrics import OUTCOMES
+from exgrpo_jax.runtime.clock import Clock
+from exgrpo_jax.training import loop
+from tests.helpers import recording, tiny
+from tests.helpers.chance import is_correct
+
+Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
+
+
+def groups(step):
+  """(question row, is replayed, responses, verdicts, replayed trajectory) of each group."""
+  return zip(
+    [question.row for question in step.plan.questions],
+    step.plan.is_replay_Q.tolist(),
+    step.responses,
+    step.verdicts,
+    step.replays,
+    strict=True,
+  )
+
+
+def successes(verdicts, is_replay):
+  return sum(verdict.correct for verdict in verdicts) + is_replay
+
+
+def stream_generator(epoch):
+  """The generator of the question stream: its seed, purpose 7, then the epoch."""
+  return np.random.default_rng(np.random.SeedSequence(tiny.SEED, spawn_key=(7, epoch)))
+
+
+def test_the_run_exercises_what_the_other_tests_check(recorded):
+  steps = list(recorded.steps.values())
+  assert [step.plan.step for step in steps] == list(range(1, tiny.NUM_STEPS + 1))
+  assert steps[-1].plan.epoch >= 3 and any(any(step.replays) for step in steps)
+  retired_before = {
+    row in step.buffer.retired_epoch and step.plan.epoch > step.buffer.retired_epoch[row]
+    for step in steps
+    for row, *_ in groups(step)
+  }
+  assert retired_before == {True, False}  # the stream also came back to retired questions
+  assert any(len(stored) > 1 for step in steps for stored in step.plan.candidates)
+  sizes = [len(entry.trajectories) for step in steps for entry in step.after.entries.values()]
+  assert max(sizes) == tiny.STORED
+
+
+# ---- What a step works on ----
+
+
+def test_a_step_replays_its_share_of_stored_questions_and_none_twice(recorded):
+  for step in recorded.steps.values():
+    rows = [question.row for question in step.plan.questions]
+    assert len(rows) == len(set(rows)) == Q
+    eligible = len(step.buffer.entries) if step.buffer.started else 0
+    assert sum(step.plan.is_replay_Q) == min(eligible, math.floor(tiny.RATIO * Q))
+    for row, candidates in zip(rows, step.plan.candidates):
+      if candidates:
+        assert candidates == step.buffer.entries[row].trajectories
+
+
+def test_the_stream_is_the_epochs_permutation_without_replayed_and_earlier_retired_ones(recorded):
+  """Read again position by position, by the rules of docs/algorithm.md."""
+  epoch, position = 0, 0
+  for step in recorded.steps.values():
+    retired, fresh = step.buffer.retired_epoch, []
+    replayed = {row for row, is_replay, *_ in groups(step) if is_replay}
+    wanted = Q - len(replayed)
+    while len(fresh) < wanted:
+      if position == tiny.POOL:
+        epoch, position = epoch + 1, 0
+      unretired = [row for row in range(tiny.POOL) if retired.get(row, epoch) >= epoch]
+      row = int(stream_generator(epoch).permutation(tiny.POOL)[position])
+      position += 1
+      is_read = row in unretired or len(unretired) < Q
+      if row not in replayed and row not in fresh and is_read:
+        fresh.append(row)
+    assert {row for row, is_replay, *_ in groups(step) if not is_replay} == set(fresh)
+    assert (step.plan.epoch, step.plan.cursor.position) == (epoch, position)
+
+
+# ---- What a step leaves in the buffer ----
+
+
+def test_recording_is_the_rules_applied_group_by_group(recorded):
+  """All rules of docs/algorithm.md, from the empty buffer to the last step, in plain Python."""
+  entries, retired, started = {}, {}, False
+  for number, step in recorded.steps.items():
+    for row, is_replay, responses, verdicts, _ in groups(step):
+      k = successes(verdicts, is_replay)
+      if k == K:
+        retired.setdefault(row, step.plan.epoch)
+        entries.pop(row, None)
+      elif k > 0 and started and row not in retired:
+        stored = list(entries[row][1]) if row in entries else []
+        for response, verdict in zip(responses, verdicts):
+          if verdict.correct and response.tokens.tolist() not in [tokens for tokens, *_ in stored]:
+            stored.append((response.tokens.tolist(), response.logp.tolist(), 1.0, number))
+        if stored:
+          entries[row] = (k / K, stored[-tiny.STORED :])
+    rate = np.mean([verdict.correct for verdicts in step.verdicts for verdict in verdicts])
+    started = started or rate > 0
+    recorded_entries = {
+      row: (
+        entry.correctness,
+        [(t.tokens.tolist(), t.logp.tolist(), t.reward, t.step) for t in entry.trajectories],
+      )
+      for row, entry in step.after.entries.items()
+    }
+    assert recorded_entries == entries
+    assert step.after.retired_epoch == retired
+    assert step.after.started == started
+
+
+def test_stored_log_probabilities_are_those_of_the_policy_that_wrote_them(recorded):
+  """Computed in float64 from all logits, under the parameters of the step that wrote them."""
+  last = recorded.steps[tiny.NUM_STEPS].after
+  prompts = recorded.data.prompts
+  for row, entry in last.entries.items():
+    for t in entry.trajectories:
+      logp_T, _ = recorded.values_of(recorded.steps[t.step].params, prompts[row], t.tokens)
+      np.testing.assert_allclose(t.logp, logp_T, atol=1e-4)
+
+
+def test_the_replayed_trajectory_has_the_lowest_entropy_under_the_current_policy(recorded):
+  not_first = 0
+  several = [
+    (step, *group)
+    for step in recorded.steps.values()
+    for group in zip(step.plan.prompts, step.plan.candidates, step.replays)
+    if len(group[1]) > 1
+  ]
+  for step, prompt, candidates, chosen in several[::3]:
+    entropies = [recorded.values_of(step.params, prompt, t.tokens)[1].mean() for t in candidates]
+    index = [t is chosen for t in candidates].index(True)
+    assert entropies[index] <= min(entropies) + 1e-5
+    not_first += index > 0
+  assert not_first > 2  # so it is not simply the oldest
+
+
+# ---- What a step learns from ----
+
+
+def test_the_batch_is_the_groups_in_order_with_the_replayed_row_last(recorded):
+  for number, step in recorded.steps.items():
+    batch, b = step.batch, 0
+    assert len(batch.tokens_BT) == len(batch.advantage_B) == Q * K
+    for index, (_, is_replay, responses, verdicts, replayed) in enumerate(groups(step)):
+      prompt = step.plan.prompts[index]
+      assert len(responses) == len(verdicts) == K - is_replay
+      for k, member in enumerate([*responses, replayed] if is_replay else responses):
+        stop = len(prompt) + len(member.tokens)
+        position_T = np.arange(batch.tokens_BT.shape[1])
+        is_response_T = (position_T >= len(prompt)) & (position_T < stop)
+        np.testing.assert_array_equal(batch.tokens_BT[b, : len(prompt)], prompt)
+        np.testing.assert_array_equal(batch.tokens_BT[b, is_response_T], member.tokens)
+        np.testing.assert_array_equal(batch.response_mask_BT[b], is_response_T)
+        np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], member.logp)
+        assert (batch.behaviour_logp_BT[b, ~is_response_T] == 0).all()
+        assert batch.is_replay_B[b] == (is_replay and k == K - 1)
+        assert batch.policy_step_B[b] == (replayed.step if batch.is_replay_B[b] else number)
+        b += 1
+
+
+def test_advantages_are_rewards_less_the_mean_of_the_group(recorded):
+  for step in recorded.steps.values():
+    reward_QK = np.array(
+      [
+        [verdict.reward for verdict in verdicts] + [1.0] * is_replay
+        for _, is_replay, _, verdicts, _ in groups(step)
+      ]
+    )
+    expected_QK = reward_QK - reward_QK.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(step.batch.advantage_B, expected_QK.ravel(), atol=1e-6)
+
+
+# ---- The update ----
+
+
+@pytest.fixture(scope='module')
+def update_inputs(recorded):
+  """(params, batch) of a step whose replayed rows have an advantage."""
+  step = next(
+    step
+    for step in recorded.steps.values()
+    if np.abs(step.batch.advantage_B[step.batch.is_replay_B]).sum() > 1
+  )
+  return step.params, step.batch
+
+
+SCALE, EPSILON = 0.02, 1e4
+
+
+def linear(recorded, minibatches):
+  """The experiment with a nearly linear optimiser: parameters move by -SCALE times the gradient.
+
+  AdamW's first update is rate * g / (|g| + epsilon), which for epsilon >> |g| is
+  rate / epsilon * g.
+  """
+  config = recorded.experiment.config
+  return dataclasses.replace(
+    recorded.experiment,
+    config=dataclasses.replace(
+      config,
+      optimizer=dataclasses.replace(
+        config.optimizer,
+        minibatches=minibatches,
+        learning_rate=SCALE * EPSILON,
+        epsilon=EPSILON,
+        warmup_updates=0,
+        weight_decay=0.0,
+        clip_norm=math.inf,
+        skip_norm=math.inf,
+      ),
+    ),
+  )
+
+
+@pytest.fixture(scope='module')
+def one_minibatch(recorded):
+  return linear(recorded, minibatches=1)
+
+
+def learn(opened, params, batch):
+  """(change of the parameters / SCALE, sums as floats) of loop.learn from a new state."""
+  on_mesh = jax.device_put(params, model.shardings(opened.model, opened.meshes.training))
+  state = optimizer.init(opened.config.optimizer, opened.config.num_updates, on_mesh)
+  run = types.SimpleNamespace(
+    experiment=opened,
+    update=experiment.update_spec(opened.config, opened.model, opened.meshes.training),
+    initial=None,
+    clock=Clock(),
+  )
+  before_replay = types.SimpleNamespace(replay_started=False)  # so fresh ratios are clipped
+  state, sums = loop.learn(run, state, types.SimpleNamespace(plan=before_replay, batch=batch))
+  change = jax.tree.map(
+    lambda new, old: (np.asarray(new, np.float64) - old) / SCALE, state.params, params
+  )
+  return change, {name: float(value) for name, value in sums.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=1)
+def expected_gradient(config, params, batch):
+  """The objective (docs/algorithm.md) on all logits at once: fresh rows at r = 1, replayed f(w)."""
+  mask_BT = batch.response_mask_BT[:, 1:]
+  logits_BTV = model.hidden_states(config, params, batch.tokens_BT) @ model.unembedding(
+    config, params
+  )
+  logp_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
+  logp_BT = jnp.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=-1)[..., 0]
+  entropy_BT = -(jnp.exp(logp_BTV) * logp_BTV).sum(-1)
+  w_BT = jnp.exp(logp_BT - batch.behaviour_logp_BT[:, 1:])
+  fresh_BT = jnp.exp(logp_BT - jax.lax.stop_gradient(logp_BT))
+  term_BT = jnp.where(batch.is_replay_B[:, None], w_BT / (w_BT + 0.1), fresh_BT)
+  policy = (mask_BT * term_BT * batch.advantage_B[:, None]).sum() / (len(mask_BT) * tiny.RESPONSE)
+  return -policy - 1e-4 * (mask_BT * entropy_BT).sum() / mask_BT.sum()
+
+
+def norm(tree):
+  return math.sqrt(
+    sum(float((np.asarray(x, np.float64) ** 2).sum()) for x in jax.tree.leaves(tree))
+  )
+
+
+def distance(tree, other_tree):
+  return norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, tree, other_tree))
+
+
+@pytest.fixture(scope='module')
+def gradient(recorded, update_inputs):
+  return expected_gradient(recorded.experiment.model, *update_inputs)
+
+
+def test_one_minibatch_moves_the_parameters_by_the_gradient_of_all_rows(
+  one_minibatch, update_inputs, gradient
+):
+  change, sums = learn(one_minibatch, *update_inputs)
+  assert distance(change, jax.tree.map(lambda x: -np.asarray(x), gradient)) < 1e-3 * norm(gradient)
+  assert sums['gradient_norm'] == pytest.approx(norm(gradient), rel=1e-4)
+  assert sums['tokens'] == update_inputs[1].response_mask_BT.sum() and sums['updates'] == 1
+
+
+def test_the_first_minibatch_is_on_policy_whatever_the_sampler_says(one_minibatch, update_inputs):
+  """The ratio of fresh rows is 1 by construction; that of replayed rows is not."""
+  params, batch = update_inputs
+
+  def learn_with_shifted_logp(rows_B):
+    logp_BT = batch.behaviour_logp_BT + (3 * batch.response_mask_BT * rows_B[:, None])
+    return learn(
+      one_minibatch,
+      params,
+      dataclasses.replace(batch, behaviour_logp_BT=logp_BT.astype(np.float32)),
+    )
+
+  change, sums = learn(one_minibatch, params, batch)
+  assert sums['clipped'] == 0
+  same, sums = learn_with_shifted_logp(~batch.is_replay_B)
+  assert distance(change, same) == 0 and sums['clipped'] == 0
+  assert distance(change, learn_with_shifted_logp(batch.is_replay_B)[0]) > 0
+
+
+def test_two_minibatches_cover_every_row_once(recorded, update_inputs):
+  """Consecutive halves of whole groups, the second at the parameters after the first.
+
+  The steps are small, so fresh ratios are 1 there too. After the second gradient AdamW's
+  bias-corrected first moment is (.9 g1 + g2) / 1.9.
+  """
+  params, batch = update_inputs
+  change, sums = learn(linear(recorded, minibatches=2), params, batch)
+  half = Q * K // 2
+  first, second = (  # each half twice: the same gradient as once, and no new shape to compile
+    expected_gradient(
+      recorded.experiment.model,
+      params,
+      jax.tree.map(lambda x, rows=rows: np.concatenate([x[rows], x[rows]]), batch),
+    )
+    for rows in (slice(half), slice(half, None))
+  )
+  expected = jax.tree.map(
+    lambda a, b: -np.asarray(a) - np.asarray(0.9 * a + b) / 1.9, first, second
+  )
+  assert norm(second) > 0.2 * norm(first)  # so leaving it out would be noticed
+  assert distance(change, expected) < 0.05 * norm(expected)
+  assert sums['tokens'] == batch.response_mask_BT.sum() and sums['updates'] == 2
+  assert sums['replay_tokens'] == batch.response_mask_BT[batch.is_replay_B].sum()
+
+
+# ---- What a run writes ----
+
+
+ALWAYS = """reward pass_rate/all pass_rate/fresh zero_variance entropy length/mean length/max
+  length/truncated groups/solved_by_all groups/solved_by_none probability/fresh code_blocks/fresh
+  gradient_norm skipped_updates loss clip_share outside_clip_range epoch buffer/questions
+  buffer/retired buffer/trajectories time/step time/device_wait time/pick time/reshard time/generate
+  time/old_logprobs time/grade time/assemble time/record time/plan time/records time/await_update
+  speed/tokens_per_second speed/compilations time/compile_total rollout/slots_busy"""
+WITH_REPLAY = """pass_rate/replay replay/ratio_mean replay/ratio_max replay/age_mean
+  replay/effective_sample_size replay/shaped_mean replay/shaped_variance replay/times_mean
+  replay/times_max length/replayed probability/replayed code_blocks/replayed"""
+
+
+def test_a_run_writes_every_metric(recorded):
+  records = {int(record['step']): record for record in metrics.read(recorded.workdir)}
+  assert list(records) == list(range(tiny.NUM_STEPS + 1))
+  always = {*ALWAYS.split(), *(f'grading/{outcome.replace(" ", "_")}' for outcome in OUTCOMES)}
+  with_replay = {*WITH_REPLAY.split(), *(f'replay/bucket_{k}' for k in range(K))}
+  for number, step in recorded.steps.items():
+    record = records[number]
+    assert always <= set(record)
+    assert (with_replay <= set(record)) if any(step.replays) else not with_replay & set(record)
+    is_compared = number in (1, 1 + tiny.COMPARED_EVERY)
+    assert ({'parity/mean', 'parity/max'} <= set(record)) == is_compared
+    assert all(math.isfinite(value) for value in record.values())
+
+
+def test_metrics_are_those_of_what_the_step_collected_and_recorded(recorded):
+  for record in metrics.read(recorded.workdir)[1:]:
+    step = recorded.steps[int(record['step'])]
+    rewards = [
+      [v.reward for v in verdicts] + [1.0] * is_replay
+      for _, is_replay, _, verdicts, _ in groups(step)
+    ]
+    assert record['reward'] == pytest.approx(
+      np.mean([v.reward for verdicts in step.verdicts for v in verdicts])
+    )
+    assert record['grading/correct'] == record['pass_rate/all']
+    assert record['zero_variance'] == np.mean([len(set(group)) == 1 for group in rewards])
+    assert record['buffer/retired'] == len(step.after.retired_epoch)
+    assert sum(record[f'buffer/bucket_{k}'] for k in range(K)) == len(step.after.entries)
+    assert record['length/total'] == sum(len(r.tokens) for g in step.responses for r in g)
+    if ages := [step.plan.step - trajectory.step for trajectory in step.replays if trajectory]:
+      assert record['replay/age_mean'] == np.mean(ages)
+
+
+def test_the_policy_is_evaluated_first_every_so_often_and_last(recorded):
+  evaluated = [
+    record['step']
+    for record in metrics.read(recorded.workdir)
+    if 'eval/data_evaluation/pass@1' in record
+  ]
+  assert evaluated == [0, tiny.NUM_STEPS // 2, tiny.NUM_STEPS]
+  for step in evaluated:
+    (path,) = (recorded.workdir / 'evaluation').glob(f'step_{int(step):06d}_*.jsonl')
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row['answer'] for row in rows] == ['0', '1', '2', '3']
+    for row in rows:
+      graded = re.sub('<pad>|</s>|<unk>', '', row['responses'][0])  # shown, but not graded
+      assert row['correct'] == [is_correct(graded, row['answer'])]
+      assert row['truncated'] == [not row['responses'][0].endswith('</s>')]
+
+
+def test_a_run_writes_samples_and_tensorboard_files(recorded):
+  assert any((recorded.workdir / 'tensorboard').iterdir())
+  samples = sorted((recorded.workdir / 'samples').iterdir())
+  assert [path.name for path in samples] == [
+    f'step_{step:06d}.jsonl' for step in range(1, tiny.NUM_STEPS + 1)
+  ]
+  last = max(number for number, step in recorded.steps.items() if any(step.replays))
+  rows = [json.loads(line) for line in samples[last - 1].read_text().splitlines()]
+  assert {row['replayed'] for row in rows} == {True, False}
+  assert any(row['replayed'] and row['written_in_step'] < last for row in rows)
+
+
+def test_a_step_in_which_every_grading_failed_stops_the_run(recorded, values, tmp_path):
+  config = copy.deepcopy(values)
+  config.grading.update(dict(rewards=('tests.helpers.misbehaving:always_fails',), workers=1))
+  config.warm_start.num_updates = 0
+  opened = experiment.open_experiment(config, str(tmp_path))
+  rows = Q * K
+  with (
+    recorded.compiling(),
+    pytest.raises(InputError, match=rf'^step 1: grading failed for all {rows} .*OSError: the serv'),
+  ):
+    recording.run_training(opened)
