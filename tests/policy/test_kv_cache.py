@@ -12,15 +12,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-<<<<<<< HEAD
 from exgrpo_jax.policy import dense_cache, gpu_decoding, kv_cache, model, ragged_cache, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler
-from tests.helpers.decoding import decoding_by
-=======
-from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
 from exgrpo_jax.rollout import decode_loop
 from tests.helpers.decoding import decoding_by, generated
->>>>>>> 91b8d06 (A sampler protocol; partial rollouts as a layer; one Run in place of four holders; the loop's tests by its name)
 from tests.rollout import test_scheduler
 from tests.rollout.test_scheduler import CONFIG, KEY, NEVER, PROMPTS, ROWS, SAMPLES, SPEC
 
