@@ -92,7 +92,7 @@ def save(
   """Starts writing a snapshot in the background, once the previous one is written.
 
   The state may be donated meanwhile: when this returns, orbax has copied it to the host or, on
-  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and groups in flight are
+  CPU, holds a reference to its memory, which JAX then does not reuse. Buffer and partial groups are
   values, which do not change.
 
   Args:
