@@ -96,7 +96,7 @@ def _synthetic_step(
   rows = rng.choice(num_questions, min(num_questions, _STEP_QUESTIONS), replace=False)
   plan = Plan(
     step=number,
-    epoch=0,
+    cursor=Cursor(),
     replay_started=True,
     questions=tuple(
       Question(row=int(row), messages=(), answer='', kind='math', solution='', source='')

@@ -23,8 +23,9 @@ from exgrpo_jax.experiment.experiment import model_config
 from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import scheduler
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
+from exgrpo_jax.rollout.sampler import Request
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.token_sampling import Distribution
 
 Result = TypeVar('Result')
@@ -139,35 +140,29 @@ class Bench:
     [seconds] = in_turns(3, lambda: copy(array))
     return 2 * size / seconds
 
-  def spec(self, max_response: int | None = None) -> DecodeSpec:
-    """Sampling in which limits alone end responses."""
+  def engine(self, **options: Any) -> SlotEngine:
+    """The sampler of this bench, in which limits alone end responses."""
     rollout = self.config.rollout
-    return DecodeSpec(
+    spec = DecodeSpec(
       distribution=Distribution(),
       slots=rollout.slots,
       prompts=rollout.prompts,
       max_prompt=rollout.max_prompt,
-      max_response=max_response or rollout.max_response,
+      max_response=rollout.max_response,
       eos_ids=(self.model.vocab_size,),  # never sampled
       pad_id=0,
     )
+    return SlotEngine(self.model, spec, self.meshes.decoding, jax.random.key, **options)
 
-  def generate(self, limits: Sequence[int], samples: int = 0, **options: Any) -> list[Response]:
+  def generate(self, limits: Sequence[int], samples: int = 0) -> list[Response]:
     """Generates responses of the given lengths to random prompts, `samples` to each."""
-    rollout, samples = self.config.rollout, samples or self.config.rollout.samples
-    with jax.set_mesh(self.meshes.decoding):
-      return scheduler.generate(
-        self.model,
-        self.decode_params,
-        [self.prompt(row // samples) for row in range(len(limits))],
-        [row // samples for row in range(len(limits))],
-        [row % samples for row in range(len(limits))],
-        jax.random.key(0),
-        self.spec(max(rollout.max_response, *limits)),
-        self.meshes.decoding,
-        limits=[int(limit) for limit in limits],
-        **options,
-      )
+    samples = samples or self.config.rollout.samples
+    requests = [
+      Request(self.prompt(row // samples), row // samples, row % samples, 0, int(limit))
+      for row, limit in enumerate(limits)
+    ]
+    responses, _ = self.engine().generate(self.decode_params, requests)
+    return responses
 
   def prompt(self, question: int) -> np.ndarray:
     """A prompt of random tokens, as long as the limit allows."""

@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from benchmarks.frame import Bench
 from exgrpo_jax.capacity import lengths
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import carry, scheduler, settings
+from exgrpo_jax.rollout import partial, settings
+from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.slots import Sync
 
 _DRAWN = 4096  # groups, before they come again
@@ -79,7 +79,7 @@ class Rollouts:
 
   def _generate(self, params: Params) -> list[Sync]:
     """Continues what is not complete; the groups then hold what is written."""
-    bench = self.bench
+    bench, syncs = self.bench, list[Sync]()
     rows = [
       (group, sample)
       for group in self._in_flight
@@ -87,28 +87,27 @@ class Rollouts:
       if not response.is_complete
     ]
     begun = [group.responses[sample] for group, sample in rows]
-    syncs: list[Sync] = []
 
-    def keep(index: int, response: Response) -> None:
+    def keep(index: int, response: Response) -> bool:
       group, sample = rows[index]
-      group.responses[sample] = carry.continued(begun[index], response, self._step)
+      group.responses[sample] = partial.continued(begun[index], response, self._step)
+      return self._trained() is not None
 
-    with jax.set_mesh(bench.meshes.decoding):
-      written = scheduler.generate(
-        bench.model,
-        params,
-        [bench.prompt(group.number) for group, _ in rows],
-        [group.number for group, _ in rows],
-        [sample for _, sample in rows],
-        jax.random.key(0),
-        bench.spec(),
-        bench.meshes.decoding,
-        on_finish=keep,
-        limits=[group.limits[sample] for group, sample in rows],
-        begun=begun if self.config.carry else None,
-        is_enough=lambda: self._trained() is not None,
-        on_sync=syncs.append,
+    if self._trained() is not None:
+      return syncs
+    requests = [
+      Request(
+        prompt=bench.prompt(group.number),
+        question=group.number,
+        sample=sample,
+        step=0,
+        limit=group.limits[sample],
+        begun=response,
       )
+      for (group, sample), response in zip(rows, begun)
+    ]
+    engine = bench.engine(resumes=self.config.carry, on_sync=syncs.append)
+    written, _ = engine.generate(params, requests, keep)
     for index, response in enumerate(written):
       keep(index, response)
     return syncs
@@ -116,7 +115,7 @@ class Rollouts:
   def _trained(self) -> list[int] | None:
     """The groups that the step trains; without partial rollouts all, once they are complete."""
     responses = [group.responses for group in self._in_flight]
-    return carry.ready(responses, self._step, self.config.questions, self.config.max_age)
+    return partial.ready(responses, self._step, self.config.questions, self.config.max_age)
 
 
 def drawn_groups(config: settings.Config) -> Iterator[Group]:
@@ -124,4 +123,4 @@ def drawn_groups(config: settings.Config) -> Iterator[Group]:
   drawn = lengths.draw('', _DRAWN * config.samples, config.max_response)
   limits = itertools.cycle(drawn.reshape(-1, config.samples).tolist())
   for number, group in enumerate(limits):
-    yield Group(number, group, [carry.UNBEGUN] * config.samples)
+    yield Group(number, group, [UNBEGUN] * config.samples)

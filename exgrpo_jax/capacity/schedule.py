@@ -1,7 +1,7 @@
 """The decode steps that the scheduler makes for responses of given lengths, without a model.
 
 `decoded` follows rollout/scheduler.py where attention is ragged, in NumPy; `partial_rollouts`
-follows rollout/carry.py on top of it. Tests hold both to the real scheduler, sync for sync.
+follows rollout/partial.py on top of it. Tests hold both to the real scheduler, sync for sync.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import chex
 import numpy as np
 
-from exgrpo_jax.rollout import carry, decode_loop, scheduler, settings
+from exgrpo_jax.rollout import decode_loop, partial, scheduler, settings
 
 # Steps of partial rollouts: until the schedule no longer depends on how the first one began, and
 # to average over.
@@ -160,7 +160,7 @@ def _take(
   spans = []
   while True:
     complete = np.logical_and.reduceat(done_N == lengths_N, starts).tolist()
-    chosen = carry.trained(begun, complete, step, rollout.questions, rollout.max_age)
+    chosen = partial.trained(begun, complete, step, rollout.questions, rollout.max_age)
     if chosen is not None:
       break
     span, done_N = next(following)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_jax.commands import evaluate
+from exgrpo_jax.commands import evaluate, policy_flags
 from exgrpo_jax.config import overridden
 from exgrpo_jax.configs import (
   base,
@@ -23,7 +23,7 @@ from exgrpo_jax.data import suite as suite_files
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import scores, suites
-from exgrpo_jax.experiment import config_files, policies
+from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.experiment import parse_config
 from tests.helpers import decoding, forked, tiny
 from tests.helpers.paths import CHECKPOINTS, REPOSITORY
@@ -116,7 +116,9 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
       temperature=None,
       max_response=None,
     )
-    monkeypatch.setattr(policies, 'given_overrides', lambda args: settings if args.config else {})
+    monkeypatch.setattr(
+      policy_flags, 'given_overrides', lambda args: settings if args.config else {}
+    )
     if write:
       decoding.scripted(monkeypatch, scores, write())
     with recorded.compiling():
