@@ -42,9 +42,8 @@ from exgrpo_jax.runtime import (
   machine,
   preemption,
 )
-from exgrpo_jax.runtime.clock import Clock, watched
+from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
-from exgrpo_jax.runtime.pace import Pace
 from exgrpo_jax.runtime.workdir import claim_workdir, owned
 from exgrpo_jax.training import held_out, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
