@@ -10,6 +10,7 @@ import pathlib
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import runs
 from exgrpo_jax.reporting.figures import (
   ablation,
   buffer,
@@ -19,7 +20,6 @@ from exgrpo_jax.reporting.figures import (
   dynamics,
   evaluations,
   reasoning_entropy,
-  runs,
 )
 
 FIGURES = {

@@ -3,11 +3,12 @@
 exgrpo report /tmp/chains --out=report.html
 exgrpo report /tmp/first /tmp/second --out=both.html
 
-The page needs no network and nothing beside it. Of runs that go on, --watch writes it anew every
-so often, and --serve serves it to browsers on this machine. Into a workdir nothing is written, but
-for an --out that lies there.
+The page needs no network and nothing beside it. While runs go on, --watch keeps writing it anew and
+--serve serves it to browsers on this machine. Nothing is written into a workdir, unless --out lies
+there.
 """
 
+import math
 import os
 import pathlib
 
@@ -36,6 +37,8 @@ def define_flags() -> None:
 
 def main(args: command_line.Args, *workdirs: str) -> None:
   """Writes, watches or serves."""
+  if not math.isfinite(args.every):
+    raise InputError(f'--every={args.every} must be a number of seconds, at least 1.')
   for name in ('out', 'watch', 'texts'):
     if args.serve and args[name].present:
       raise InputError(
@@ -52,7 +55,7 @@ def main(args: command_line.Args, *workdirs: str) -> None:
 
 
 def _page_at(out: str) -> pathlib.Path:
-  """The page's file: `out`, or in it where that is a folder or, ending in a slash, is to be one."""
+  """The page's file: `out`, or in it if that is a folder or ends in a slash."""
   path = pathlib.Path(out).expanduser()
   return path / PAGE if path.is_dir() or out.endswith(('/', os.sep)) else path
 

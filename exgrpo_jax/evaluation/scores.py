@@ -20,7 +20,7 @@ from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics, step_metrics
+from exgrpo_jax.reporting import alarms, intervals, metrics
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.randomness import Purpose
@@ -104,7 +104,7 @@ def score_policy(
   prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
   verdicts = _grade(config, data.spec, questions, texts, thinks)
-  warning = step_metrics.grading_alarm(step, [verdicts], config.grading.max_failures)
+  warning = alarms.grading(step, [verdicts], config.grading.max_failures)
   if warning:
     hosts.warn(f'{data.spec}: {warning}')
   records = _records(tokenizer, questions, prompts, responses, texts, verdicts)
@@ -163,7 +163,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
       [[np.mean(r['correct']), np.mean(r['other']['correct'])] for r in records], np.float64
     )
     difference_Q = right_Q2[:, 1] - right_Q2[:, 0]
-    mean, low, high = metrics.difference_95(difference_Q, [r['question'] for r in records])
+    mean, low, high = intervals.difference_95(difference_Q, [r['question'] for r in records])
     samples = len(records[0]['correct'])
     measure = 'pass@1' if samples == 1 else f'avg@{samples}'
     lines.append(
@@ -254,7 +254,7 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
     }
   scores = {f'eval/{group}/questions': float(len(records))}
   for name, values_QK in measures.items():
-    mean, low, high = metrics.interval_95(values_QK, cluster_Q)
+    mean, low, high = intervals.interval_95(values_QK, cluster_Q)
     scores |= {
       f'eval/{group}/{name}': mean,
       f'eval/{group}/{name}_low': low,

@@ -1,27 +1,27 @@
 """Compares the runs of a sweep: mean and standard deviation over the seeds of each setting."""
 
 import os
+import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import direction
-from exgrpo_jax.reporting.panels import Line, Lines
-from exgrpo_jax.reporting.records import Run
-from exgrpo_jax.reporting.series import over_seeds
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.reporting.series import best, over_seeds
 
 _SCORES = re.compile(r'eval/.+/(pass@\d+|avg@\d+|valid_steps|truncated)')
 _TRAINING_METRICS = ('reward', 'entropy', 'length/mean')
+_COLUMNS = 3  # of the picture
 
 
 def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   """Final and best score of every evaluation, mean ± standard deviation over seeds, in Markdown.
 
-  A run's final score is its last one, at the step in the column before it. Its best is the highest
-  finite one, or the lowest of a score that should fall (`direction.falls`), the evaluation before
-  training included. The deviation is the sample standard deviation (n - 1); a single seed has none.
+  A run's final score is its last one, at the step in the column before it; its best is
+  `series.best`, the evaluation before training included. The deviation is the sample standard
+  deviation (n - 1); a single seed has none.
 
   Args:
     runs: setting -> its finished runs.
@@ -30,13 +30,14 @@ def table(runs: Mapping[str, Sequence[Run]], wanted: Mapping[str, int]) -> str:
   rows: list[tuple[str, ...]] = [('evaluation', 'setting', 'seeds', 'step', 'final', 'best')]
   for name in _score_names(runs):
     for setting, num_wanted in wanted.items():
-      series = [[record for record in run if name in record] for run in runs.get(setting, ())]
-      series = [scored for scored in series if scored]
-      seeds = str(len(series)) if len(series) == num_wanted else f'{len(series)} of {num_wanted}'
-      final = [scored[-1][name] for scored in series]
-      best = [direction.best(name, [record[name] for record in scored]) for scored in series]
-      means = (_mean_and_std(final), _mean_and_std(best))
-      at = steps(int(scored[-1]['step']) for scored in series)
+      found = [[record for record in run if name in record] for run in runs.get(setting, ())]
+      found = [scored for scored in found if scored]
+      seeds = str(len(found)) if len(found) == num_wanted else f'{len(found)} of {num_wanted}'
+      means = (
+        _mean_and_std([scored[-1][name] for scored in found]),
+        _mean_and_std([best(name, [record[name] for record in scored]) for scored in found]),
+      )
+      at = steps(int(scored[-1]['step']) for scored in found)
       rows.append((name.removeprefix('eval/'), setting, seeds, at, *means))
   return markdown(rows)
 
@@ -68,38 +69,35 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   Raises:
     InputError: no run has any of these metrics.
   """
-  from exgrpo_jax.reporting import drawing
+  from exgrpo_jax.reporting.figures import canvas  # matplotlib takes half a second
 
   names = (*_score_names(runs), *_TRAINING_METRICS)
-  colors = dict(zip(runs, drawing.colors(len(runs))))  # a setting has one colour in all panels
-  drawn = []
-  for name in names:
-    lines = []
-    for setting, seeds in runs.items():
-      if series := over_seeds(seeds, name):
-        steps, mean, std = series.steps, series.mean, series.std
-        band = (steps, mean - std, mean + std)
-        lines.append(Line(setting, steps, mean, band, colors[setting]))
-    if lines:
-      is_share = _SCORES.fullmatch(name) is not None
-      drawn.append(Lines(name, 'mean over seeds, ± 1 SD', tuple(lines), share=is_share))
-  if not drawn:
+  found = {
+    name: {
+      setting: series for setting, seeds in runs.items() if (series := over_seeds(seeds, name))
+    }
+    for name in names
+  }
+  shown = {name: lines for name, lines in found.items() if lines}
+  if not shown:
     raise InputError(f'{path}: nothing to draw: no run has any of {", ".join(names)}.')
-  all_steps = [record['step'] for seeds in runs.values() for run in seeds for record in run]
-  drawing.save(drawn, [path], '', (min(all_steps), max(all_steps)))
+  styles = dict(zip(runs, canvas.styles()))  # the same for a setting in all panels
+  with canvas.style():
+    figure, axes = canvas.wrapped(len(shown), _COLUMNS)
+    for ax, (name, lines) in zip(axes, shown.items()):
+      for setting, series in lines.items():
+        low, high = series.mean - series.std, series.mean + series.std
+        color = styles[setting]['color']
+        ax.fill_between(series.steps, low, high, color=color, alpha=0.15, linewidth=0)
+        canvas.line(ax, series.steps, series.mean, setting, **styles[setting])
+      canvas.label(ax, name, 'mean over seeds, ± 1 SD')
+    canvas.legend(figure, axes)
+    canvas.save(figure, pathlib.Path(path))
 
 
 def _score_names(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-  return sorted(
-    {
-      name
-      for seeds in runs.values()
-      for run in seeds
-      for record in run
-      for name in record
-      if _SCORES.fullmatch(name)
-    }
-  )
+  names = {name for seeds in runs.values() for run in seeds for record in run for name in record}
+  return sorted(filter(_SCORES.fullmatch, names))
 
 
 def _mean_and_std(values: Sequence[float]) -> str:

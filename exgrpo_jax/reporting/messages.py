@@ -1,4 +1,4 @@
-"""What a run tells its user: as it starts, after each step, and when it is done."""
+"""What a run prints: as it starts, after each step, and when it is done."""
 
 import math
 import os
@@ -6,11 +6,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import metrics
+from exgrpo_jax.reporting import series
+from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.rollout.stages import Rollout
 
 
@@ -26,9 +28,9 @@ def banner(
 
   Args:
     rollout: of the run.
-    evaluations: the questions on which it is evaluated.
+    evaluations: the question sets on which it is evaluated.
     every: steps between evaluations.
-    done: steps that are done already; 0 for a new run.
+    done: steps done already; 0 for a new run.
     num_steps: in all.
     workdir: where the run writes.
   """
@@ -60,13 +62,13 @@ def banner(
 def progress_line(
   step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None
 ) -> str:
-  """One line about a step, in columns of fixed width; '-' for what is missing or not known."""
+  """One line about a step, in columns of fixed width; '-' for what is not known."""
 
   def show(name: str, spec: str, width: int) -> str:
     return (format(metrics[name], spec) if name in metrics else '-').rjust(width)
 
   left = '-' if seconds_left is None else _duration(seconds_left)
-  memory = 'memory/device_peak'  # a CPU does not say it
+  memory = 'memory/device_peak'  # not known on a CPU
   return ' | '.join(
     (
       f'step {step:>{len(str(num_steps))}}/{num_steps}',
@@ -84,7 +86,7 @@ def progress_line(
 
 
 def finished(workdir: str, done: int, num_steps: int) -> str:
-  """Of a run that already has the steps, or more, that it is asked for."""
+  """Says that the run already has as many steps as it is asked for, or more."""
   return (
     f'{workdir}: the run is finished, at step {done} of {num_steps}; nothing was changed. With a '
     'larger --config.num_steps it goes on.'
@@ -92,19 +94,14 @@ def finished(workdir: str, done: int, num_steps: int) -> str:
 
 
 def ended_early(step: int, num_steps: int, patience: int) -> str:
-  """Of a run whose validation score no longer rises."""
+  """Says that the run stopped early."""
   return (
-    f'ended after step {step} of {num_steps}: validation/score has not risen in {patience} '
+    f'ended after step {step} of {num_steps}: validation/score has not improved in {patience} '
     'evaluations in a row (config.evaluation.patience); with a larger one, or 0, the run goes on'
   )
 
 
-def farewell(
-  records: Sequence[Mapping[str, float]],
-  workdir: str,
-  program: Sequence[str],
-  arguments: Sequence[str],
-) -> str:
+def farewell(records: Run, workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
   """What was learnt, where all of it is, and what can be done with it.
 
   Args:
@@ -114,7 +111,7 @@ def farewell(
     arguments: those that gave the config, such as --config=smoke and overrides.
   """
   parts = [
-    metrics.summary_table(records),
+    summary_table(records),
     _learnt(records),
     _places(workdir),
     _next_commands(workdir, program, arguments),
@@ -122,14 +119,45 @@ def farewell(
   return '\n'.join(filter(None, parts))
 
 
+def summary_table(run: Run) -> str:
+  """A text table of the first, last and best values of a run's main metrics and evaluations.
+
+  First and last are means over the first and last tenth of the records that have the metric, at
+  least one record. Best is `series.best`, with its step; entropy and length have no best. A metric
+  that no record has is left out.
+  """
+  names = {name for record in run for name in record if name.startswith('eval/')}
+  evaluations = [n for n in sorted(names) if not n.endswith(('_low', '_high', '/questions'))]
+  without_best = ('entropy', 'length/mean')
+  rows: list[tuple[str, ...]] = [('', 'first', 'last', 'best', 'at step')]
+  for name in ('reward', 'pass_rate/fresh', 'pass_rate/replay', *without_best, *evaluations):
+    points = [(record['step'], record[name]) for record in run if name in record]
+    if points:
+      values = [value for _, value in points]
+      tenth = max(1, len(values) // 10)
+      first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
+      best = math.nan if name in without_best else series.best(name, values)
+      at = next((str(step) for step, value in points if value == best), '-')
+      shown = '-' if math.isnan(best) else _shown(best)
+      rows.append((name, _shown(first), _shown(last), shown, at))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join(
+    '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+  )
+
+
+def _shown(value: float) -> str:
+  return f'{value:.3f}' if abs(value) < 100 else f'{value:,.0f}'
+
+
 def _axes(mesh: Mesh) -> str:
   return ', '.join(f'{name}={size}' for name, size in mesh.shape.items())
 
 
-def _learnt(records: Sequence[Mapping[str, float]]) -> str:
+def _learnt(records: Run) -> str:
   """The first and the last evaluation of each source, with 95% intervals; '' without any.
 
-  Of each source that is avg@k, or pass@1 where each question has one response.
+  The score is avg@k, or pass@1 where each question has one response.
   """
   evaluated = [record for record in records if any(map(_is_score, record))]
   if not evaluated:
@@ -149,10 +177,9 @@ def _learnt(records: Sequence[Mapping[str, float]]) -> str:
 
 
 def _places(workdir: str) -> str:
-  """Where a run has written what."""
+  """Which file of the workdir holds what."""
   files = {
     'report': 'report.html',
-    'curves': 'curves.png',
     'metrics': 'metrics.jsonl',
     'responses': 'samples',
     'evaluations': 'evaluation',
@@ -162,7 +189,7 @@ def _places(workdir: str) -> str:
 
 
 def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
-  """To be copied and pasted."""
+  """Commands to copy and paste."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
   commands = [

@@ -1,6 +1,7 @@
-"""Writes the metrics of a run, and summarises them."""
+"""The metrics of a run: metrics.jsonl, and the writer that also feeds TensorBoard and wandb."""
 
 import dataclasses
+import json
 import math
 import os
 import pathlib
@@ -8,16 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
-
 from exgrpo_jax.config import setting
-from exgrpo_jax.reporting import direction, records, tensorboard, weights_and_biases
-from exgrpo_jax.reporting.artist import Artist
-from exgrpo_jax.reporting.records import Run, read
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import tensorboard, weights_and_biases
 from exgrpo_jax.runtime import hosts
 
-Z_95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
-_ROUNDING = 1e-15  # variances of means that are not above it are 0
+FILE = 'metrics.jsonl'
+
+Run = Sequence[Mapping[str, float]]  # the records of its metrics.jsonl, oldest first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Writer:
       workdir: the run's, or the folder of a warm start.
       first_step: the first that will be written.
       wandb_project: where metrics are also sent, if it is not ''.
-      settings: the resolved config of a run, nested; with it curves.png is kept up to date. None
-        for a warm start.
+      settings: the resolved config of a run, nested; None for a warm start.
     """
     self._writes = hosts.is_first()
     if not self._writes:
@@ -76,11 +74,10 @@ class Writer:
       if wandb_project
       else None
     )
-    path = workdir / records.FILE
-    records.write(path, (record for record in read(workdir) if record['step'] < first_step))
+    path = workdir / FILE
+    _write(path, (record for record in read(workdir) if record['step'] < first_step))
     self._file = path.open('a', encoding='utf-8')
     self._board = tensorboard.Board(workdir / 'tensorboard', first_step, settings)
-    self._artist = Artist(workdir) if settings else None
 
   def __enter__(self) -> Self:
     return self
@@ -91,31 +88,41 @@ class Writer:
   def write(
     self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
   ) -> None:
-    """Records the `metrics` of `step`: name -> Python or array scalar; and when that was.
+    """Records the `metrics` of `step`: name -> Python or array scalar; and the time.
 
-    `rows` are the step's `samples.sample_rows`, of which TensorBoard shows some.
+    `rows` are the step's `step_rows.sample_rows`, some of which TensorBoard shows.
     """
     if not self._writes:
       return
     values = {name: float(value) for name, value in metrics.items()} | {'timestamp': time.time()}
-    self._file.write(records.json_line({'step': step, **values}))
+    self._file.write(json_line({'step': step, **values}))
     self._file.flush()
     self._board.write(step, values, rows)
     if self._wandb:
       self._wandb.log(values, step=step)
-    if self._artist:
-      self._artist.draw()
 
   def close(self, failed: bool = False) -> None:
-    """Closes the files and finishes the wandb run, which says whether it `failed`."""
+    """Closes the files and finishes the wandb run, marked as `failed` or not."""
     if not self._writes:
       return
     self._file.close()
     self._board.close()
-    if self._artist:
-      self._artist.close()
     if self._wandb:
       self._wandb.finish(exit_code=int(failed))
+
+
+def read(workdir: str | os.PathLike) -> list[dict[str, float]]:
+  """The records of metrics.jsonl, oldest first; none if the file does not exist.
+
+  A last line without a newline, as a killed process leaves it, is skipped. Raises InputError for
+  any other line that is not a record.
+  """
+  path = pathlib.Path(workdir) / FILE
+  if not path.exists():
+    return []
+  # Bytes that are not UTF-8 make a line that is not a record.
+  lines = path.read_text(encoding='utf-8', errors='backslashreplace').split('\n')[:-1]
+  return [_parse(line, f'{path}:{number}') for number, line in enumerate(lines, 1)]
 
 
 def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -123,128 +130,38 @@ def write_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> No
 
   With several hosts only the first one writes.
   """
-  if not hosts.is_first():
-    return
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  records.write(path, rows)
+  if hosts.is_first():
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, rows)
 
 
-def summary_table(run: Run) -> str:
-  """A text table of the first, last and best values of a run's main metrics and evaluations.
-
-  First and last are means over the first and last tenth of the records that have the metric, at
-  least one record. Best is the highest finite value, or the lowest of a metric that should fall
-  (`direction.falls`), with its step; entropy and length have no best. A metric that no record has
-  is left out.
-  """
-  evaluations = sorted(
-    {
-      name
-      for record in run
-      for name in record
-      if name.startswith('eval/') and not name.endswith(('_low', '_high', '/questions'))
-    }
-  )
-  with_best = ('reward', 'pass_rate/fresh', 'pass_rate/replay', *evaluations)
-  names = [*with_best[:3], 'entropy', 'length/mean', *evaluations]
-  rows: list[tuple[str, ...]] = [('', 'first', 'last', 'best', 'at step')]
-  for name in names:
-    points = [(record['step'], record[name]) for record in run if name in record]
-    if points:
-      values = [value for _, value in points]
-      tenth = max(1, len(values) // 10)
-      first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
-      best, best_step = _format_best(name, points) if name in with_best else ('-', '-')
-      rows.append((name, _format_value(first), _format_value(last), best, best_step))
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return '\n'.join(
-    '  '.join(
-      [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
-    )
-    for row in rows
-  )
+def json_line(record: Mapping[str, Any]) -> str:
+  """The record as strict JSON, with its newline; NaN and infinity become text."""
+  strict = {
+    name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    for name, value in record.items()
+  }
+  return json.dumps(strict, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def interval_95(
-  correct_QK: np.ndarray, cluster_Q: Sequence[Any] | np.ndarray
-) -> tuple[float, float, float]:
-  """The mean of an evaluation and its 95% confidence interval.
-
-  Rows with the same prompt are not independent (AIME lists each of its 30 questions 32 times), and
-  neither are samples of one question. So this takes the cluster-robust standard error of the mean,
-  with the G / (G - 1) correction for G clusters; from it the effective sample size
-  n = p(1-p) / se^2, the number of independent samples that would have this error; and Wilson's
-  score interval (JASA 22, 1927) for n, which stays inside [0, 1] and does not collapse to a point
-  when 0 of 100 are correct.
-
-  Where the standard error is 0, for example because all or none are correct, it carries no
-  information, and n is G. n never exceeds the number of samples.
-
-  Args:
-    correct_QK: [questions, samples], bool or float in [0, 1].
-    cluster_Q: [questions], the prompt of each row, as text or id: equal ones form a cluster.
-
-  Returns:
-    (mean, low, high).
-  """
-  score_Q = correct_QK.mean(axis=1, dtype=np.float64)
-  mean = float(score_Q.mean())
-  variance, clusters = _variance_of_mean(score_Q, cluster_Q)
-  n = mean * (1 - mean) / variance if variance > _ROUNDING else clusters
-  return mean, *_wilson_interval(mean, min(float(n), np.size(correct_QK)))
+def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
+  """Writes one record per line; a killed process leaves the old file or the new one, complete."""
+  temporary = path.with_name(path.name + '.tmp')
+  # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
+  with temporary.open('w', encoding='utf-8', errors='backslashreplace') as file:
+    file.writelines(map(json_line, records))
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
 
 
-def difference_95(
-  difference_Q: np.ndarray, cluster_Q: Sequence[Any] | np.ndarray
-) -> tuple[float, float, float]:
-  """The mean of paired differences and its 95% confidence interval, by the normal approximation.
-
-  The standard error is cluster-robust, as that of `interval_95`. Where all differences are equal it
-  is 0 and says nothing. Then G clusters have not shown a different one, so its probability is at
-  most b = 1 - 0.05^(1/G), about 3 / G, and the interval is what such ones in [-1, 1] leave open.
-
-  Args:
-    difference_Q: [questions], between two policies' shares of right responses.
-    cluster_Q: [questions]: equal ones form a cluster.
-
-  Returns:
-    (mean, low, high).
-  """
-  mean = float(difference_Q.mean())
-  variance, clusters = _variance_of_mean(difference_Q, cluster_Q)
-  if variance <= _ROUNDING:
-    unlike = 1 - 0.05 ** (1 / clusters)
-    return mean, mean - unlike * (1 + mean), mean + unlike * (1 - mean)
-  error = math.sqrt(variance)
-  return mean, max(mean - Z_95 * error, -1.0), min(mean + Z_95 * error, 1.0)
-
-
-def _variance_of_mean(
-  score_Q: np.ndarray, cluster_Q: Sequence[Any] | np.ndarray
-) -> tuple[float, int]:
-  """The cluster-robust variance of the mean of scores, and the number G of clusters."""
-  _, index_Q = np.unique(np.asarray(cluster_Q), return_inverse=True)
-  residual_G = np.bincount(index_Q, weights=score_Q - score_Q.mean())
-  clusters = len(residual_G)
-  variance = clusters / max(clusters - 1, 1) * np.sum((residual_G / len(score_Q)) ** 2)
-  return float(variance), clusters
-
-
-def _wilson_interval(mean: float, n: float) -> tuple[float, float]:
-  shrink = 1 + Z_95**2 / n
-  center = (mean + Z_95**2 / (2 * n)) / shrink
-  half = Z_95 * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n**2)) / shrink
-  return max(center - half, 0.0), min(center + half, 1.0)
-
-
-def _format_best(name: str, points: Sequence[tuple[float, float]]) -> tuple[str, str]:
-  """The best finite value of (step, value) points and its step; the earliest of equals."""
-  best = direction.best(name, (value for _, value in points))
-  if math.isnan(best):
-    return '-', '-'
-  return _format_value(best), str(next(step for step, value in points if value == best))
-
-
-def _format_value(value: float) -> str:
-  return f'{value:.3f}' if abs(value) < 100 else f'{value:,.0f}'
+def _parse(line: str, location: str) -> dict[str, float]:
+  try:
+    record = json.loads(line)
+    return {'step': record.pop('step'), **{name: float(v) for name, v in record.items()}}
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise InputError(
+      f'{location}: {line[:80]!r} is not a record of metrics ({error}); delete the line to read '
+      'the others.'
+    ) from error

@@ -1,8 +1,8 @@
 """Writes records/ in the background, so that a resumed run has the same rows as one never stopped.
 
-A file holds the steps of a window, such as 11 to 20, and is written when the window is complete, or
-before a checkpoint with the steps so far; then it is written again with the others. So whatever a
-checkpoint covers is on disk, and no more than a window is in memory.
+A file holds the steps of a window, such as 11 to 20. It is written when the window is complete, and
+before a checkpoint with the steps so far. So whatever a checkpoint covers is on disk, and no more
+than a window is in memory.
 """
 
 import concurrent.futures
@@ -44,7 +44,7 @@ class Writer:
     self._workdir, self._every = pathlib.Path(workdir), every
     (self._workdir / step_records.FOLDER).mkdir(parents=True, exist_ok=True)
     _drop(self._workdir, first_step)
-    # One thread, which alone uses what follows, so there is nothing to lock.
+    # Only this one thread uses what follows, so there is nothing to lock.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='records')
     self._pending: list[concurrent.futures.Future[None]] = []
     self._window = 0  # the first step of the open file; 0 for none
@@ -63,7 +63,7 @@ class Writer:
     self._thread.shutdown()
 
   def add(self, step: int, rows: Rows) -> None:
-    """Takes over the rows of a step, later than those before; does not wait."""
+    """Queues the rows of a step, which must be later than those before; does not wait."""
     if not self._writes:
       return
     self._await([future for future in self._pending if future.done()])
@@ -95,7 +95,7 @@ class Writer:
       self._write()
 
   def _present(self, name: str) -> pa.Table:
-    """What the window's file holds already, in a run that is resumed within the window."""
+    """What the window's file holds already, when a run resumes within the window."""
     path = step_records.path_of(self._workdir, name, self._window)
     if not path.exists():
       return step_records.SCHEMAS[name].empty_table()
@@ -104,13 +104,13 @@ class Writer:
   def _write(self) -> None:
     if not self._is_written:
       for name, table in self._tables.items():
-        if table.num_rows:  # of tokens there may be none
+        if table.num_rows:  # there may be no tokens
           step_records.write_file(step_records.path_of(self._workdir, name, self._window), table)
       self._is_written = True
 
 
 def _drop(workdir: pathlib.Path, first_step: int) -> None:
-  """Removes the rows from `first_step` on, and what a kill left of files that were not complete."""
+  """Removes the rows from `first_step` on, and incomplete files that a kill left."""
   for path in (workdir / step_records.FOLDER).glob('*.tmp'):
     path.unlink()
   for name in step_records.SCHEMAS:

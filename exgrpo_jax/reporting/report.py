@@ -1,8 +1,6 @@
 """Writing, watching and serving the page of one or several runs."""
 
 import datetime
-import importlib
-import json
 import os
 import pathlib
 import time
@@ -11,21 +9,13 @@ from typing import Any
 
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import early_stop, step_records
-from exgrpo_jax.reporting.figures import runs
-from exgrpo_jax.reporting.figures.runs import Group, Recorded
+from exgrpo_jax.reporting import metrics, runs, step_records, stopping
 from exgrpo_jax.reporting.page import contents, document, evaluations
-from exgrpo_jax.reporting.page.overview import Difference
 from exgrpo_jax.reporting.page.server import Server, Source
-from exgrpo_jax.reporting.records import FILE as METRICS
+from exgrpo_jax.reporting.runs import Group, Recorded
 from exgrpo_jax.runtime import activity, hosts
 
 PAGE = 'report.html'  # in the workdir of a run that has ended
-
-
-_BASE = 'exgrpo_jax.configs.base'
-
-
 _POLL = 2.0  # seconds from one look at the files to the next
 
 
@@ -37,8 +27,8 @@ def write_report(
   Args:
     workdirs: of the runs.
     out: the file; its folder is made where it is missing.
-    all_texts: also writes all texts into a folder beside it.
-    again: seconds after which the page of runs that go on is read anew; 0 is never.
+    all_texts: also write all texts into a folder beside it.
+    again: seconds after which the page of runs that go on reloads itself; 0 is never.
 
   Raises:
     InputError: a folder is no run's, has no metrics yet, or the file cannot be written.
@@ -61,10 +51,7 @@ def write_report(
 
 
 def write_at_end(workdir: str) -> None:
-  """Writes the page of a run that has ended into its workdir.
-
-  The run is done, so what hinders the page, as a damaged record does, is only warned of.
-  """
+  """Writes the page of a run that has ended into its workdir; failing that, warns."""
   try:
     with activity.doing(f'writing {PAGE}'):
       write_report([workdir], pathlib.Path(workdir, PAGE))
@@ -73,21 +60,12 @@ def write_at_end(workdir: str) -> None:
 
 
 def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any) -> str:
-  """The document; `options` go into its first part as they are, see browser/start.js."""
-  parts = contents.describe(groups, _differences, all_responses)
+  """The document; `options` go into its first part, see browser/start.js."""
+  parts = contents.describe(groups, all_responses)
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
   parts['page'] |= options
   return document.render(parts)
-
-
-def _differences(run: Recorded) -> list[Difference]:
-  """What a run's config has otherwise than the base config."""
-  values = importlib.import_module(_BASE).get_config().to_dict()
-  base = runs.flat(json.loads(json.dumps(values)))  # as a run's config.json holds them
-  return [
-    (name, base.get(name), value) for name, value in run.config.items() if base.get(name) != value
-  ]
 
 
 def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
@@ -100,7 +78,7 @@ def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
-  """In the order of the page."""
+  """The runs in the order of the page."""
   return [run for group in groups for run in group.runs]
 
 
@@ -110,7 +88,7 @@ def _have_ended(groups: Sequence[Group]) -> bool:
 
 def _last_step(run: Recorded) -> int:
   patience = run.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
-  return early_stop.last_step(early_stop.scores(run.metrics), run.config['num_steps'], patience)
+  return stopping.last_step(stopping.scores(run.metrics), run.config['num_steps'], patience)
 
 
 def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
@@ -122,9 +100,12 @@ def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:
   print(f'{out} ({out.stat().st_size / 1e6:.1f} MB); {steps}', flush=True)
 
 
+# ---- Runs that go on ----
+
+
 def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: float) -> None:
   """Writes the page whenever the runs have gone on, until all of them have ended."""
-  _step_aside()
+  os.nice(19)  # the run comes first
   _await_metrics(workdirs)
   seen = ''
   while True:
@@ -140,9 +121,8 @@ def watch(workdirs: Sequence[str], out: pathlib.Path, all_texts: bool, every: fl
 
 def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   """Serves the page until Ctrl-C."""
-  _step_aside()
-
-  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # by the newest page, in its order
+  os.nice(19)  # the run comes first
+  shown: list[tuple[Recorded, contents.Pieces | None]] = []  # in the newest page, in its order
 
   def render(version: str) -> str:
     groups = runs.read(workdirs)
@@ -154,11 +134,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
     found = contents.describe_step(run, pieces, step) if run and pieces else None
     return found and document.texts_script(f'{index}/{step}', found)
 
-  source = Source(
-    version=lambda: _signature(workdirs),
-    document=render,
-    texts=texts_of,
-  )
+  source = Source(lambda: _signature(workdirs), render, texts_of)
   with Server(source, port, every) as server:
     _await_metrics(workdirs)
     print(f'{server.url} shows {", ".join(workdirs)}; Ctrl-C ends it', flush=True)
@@ -166,7 +142,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
 
 
 def _await_metrics(workdirs: Sequence[str]) -> None:
-  """Returns once all runs have written metrics; at once where a folder is no run's."""
+  """Returns once all runs have written metrics; InputError at once where a folder is no run's."""
   waiting = [workdir for workdir in workdirs if not runs.has_metrics(workdir)]
   if waiting:
     print(f'waiting for the first metrics of {", ".join(waiting)}', flush=True)
@@ -176,15 +152,6 @@ def _await_metrics(workdirs: Sequence[str]) -> None:
 
 def _signature(workdirs: Sequence[str]) -> str:
   """Changes whenever one of the runs has written something that the page shows."""
-  stats = []
-  for workdir in map(pathlib.Path, workdirs):
-    for path in (workdir / METRICS, workdir / step_records.FOLDER, workdir / evaluations.FOLDER):
-      if path.exists():
-        stats.append(f'{path.stat().st_mtime_ns}')
-  return ' '.join(stats)
-
-
-def _step_aside() -> None:
-  """Lets the run have the processor first."""
-  if hasattr(os, 'nice'):
-    os.nice(19)
+  names = (metrics.FILE, step_records.FOLDER, evaluations.FOLDER)
+  paths = [pathlib.Path(workdir, name) for workdir in workdirs for name in names]
+  return ' '.join(str(path.stat().st_mtime_ns) for path in paths if path.exists())

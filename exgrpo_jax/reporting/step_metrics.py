@@ -1,4 +1,4 @@
-"""Metrics of one training step, and warnings about steps that went wrong."""
+"""Metrics of one training step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +11,7 @@ from exgrpo_jax.grading import verifier
 from exgrpo_jax.reporting.record_writer import Rows
 from exgrpo_jax.rollout import partial
 
-OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which the grading of a response can end
-ALARM_STEPS = 10  # warn each time that this many more steps in a row had no learning signal
+OUTCOMES = (*verifier.OUTCOMES, *FAILURES)  # every way in which grading a response can end
 
 
 def measure(
@@ -21,13 +20,13 @@ def measure(
   rows: Rows,
   sums: Mapping[str, ArrayLike],
 ) -> dict[str, float]:
-  """All metrics of a step but its times.
+  """All metrics of a step except its times.
 
   Args:
     experience: what the step collected.
     after: the buffer after the step.
-    rows: of the step's records.
-    sums: of the update, as `training.learn` returns them, on the host.
+    rows: the step's records.
+    sums: of the update, as the loop's `learn` returns them, on the host.
   """
   totals = {name: float(np.asarray(value)) for name, value in sums.items()}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
@@ -57,12 +56,12 @@ def rollout_metrics(
 ) -> dict[str, float]:
   """Rewards, pass rates and lengths of fresh responses; ages of replayed trajectories.
 
-  'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of each
-  group's own, the replayed reward included: what advantages are made of. 'zero_variance' is the
-  share of groups in which all rewards, the replayed one included, are equal: their advantages are
-  0, so they give no learning signal. 'rewards/…' are the means of the reward's components, each
-  before its weight, over the responses that have one. 'grading/…' are the shares of each outcome;
-  what timed out is what the clock decided, and may end otherwise in a run of the same seed.
+  'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of the
+  standard deviation within, the replayed reward included, which advantages are made of.
+  'zero_variance' is the share of groups with equal rewards, the replayed one included: their
+  advantages are 0, so they give no learning signal. 'rewards/…' are the means of the reward's
+  components before their weights, over the responses that have one. 'grading/…' are the shares of
+  each outcome; the clock decides what timed out, so a run of the same seed may differ there.
   Lengths are in tokens, ages in steps.
 
   Args:
@@ -115,11 +114,10 @@ def record_metrics(rows: Rows, num_rollouts: int) -> dict[str, float]:
   """What the rows of a step's records add up to; step_records.py says what each column means.
 
   'groups/…' are shares of groups, in whose correctness the replayed row counts as
-  `replay.count_replayed` says. All others but the last are means over responses, each with the
-  same weight: fresh ones, of which those in 'entropy/incorrect' are all that are not correct, or
-  replayed ones. 'valid_steps/correct' is of the fresh correct ones whose steps can be checked.
-  'replay/bucket_…' counts the replayed questions by their bucket before the step. What there is
-  none of is left out.
+  `replay.count_replayed` says. 'replay/bucket_…' counts the replayed questions by their bucket
+  before the step. The others are means over fresh or replayed responses, each with the same weight:
+  'entropy/incorrect' over all fresh ones that are not correct, 'valid_steps/correct' over the fresh
+  correct ones whose steps can be checked. A mean over nothing is left out.
   """
   responses, questions = rows['responses'], rows['questions']
 
@@ -164,49 +162,6 @@ def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, fl
     'buffer/started': buffer.started,
     **{f'buffer/bucket_{k}': int(count) for k, count in enumerate(count_K)},
   }
-
-
-def training_alarm(
-  step: int, metrics: Mapping[str, float], silent_steps: int, max_response: int
-) -> str:
-  """A warning if the step could not teach anything; '' if all is well.
-
-  Args:
-    step: the step.
-    metrics: its `rollout_metrics`.
-    silent_steps: how many steps in a row, this one included, had zero variance of rewards in
-      every group.
-    max_response: the length limit of a response, in tokens.
-  """
-  if metrics['length/truncated'] == 1:
-    return (
-      f'step {step}: every response was truncated at config.rollout.max_response='
-      f'{max_response} tokens. Raise the limit, or check that the model ever emits its end token.'
-    )
-  if silent_steps and silent_steps % ALARM_STEPS == 0:
-    return (
-      f'step {step}: for {silent_steps} steps in a row the rewards within every group were equal '
-      f'(pass rate {metrics["pass_rate/all"]:.3f}), so there was no learning signal. The questions '
-      'are too hard or too easy for this model, or the verifier cannot read its answers: see '
-      'samples/.'
-    )
-  return ''
-
-
-def grading_alarm(step: int, verdicts: Sequence[Sequence[Verdict]], max_failures: float) -> str:
-  """A warning if grading failed for more than a share `max_failures` of the responses, else ''."""
-  graded = [verdict for group in verdicts for verdict in group]
-  failed = [verdict for verdict in graded if verdict.outcome in FAILURES]
-  if len(failed) <= max_failures * len(graded):
-    return ''
-  counts = ' and '.join(
-    f'{sum(verdict.outcome == outcome for verdict in failed)} {outcome}' for outcome in FAILURES
-  )
-  return (
-    f'step {step}: of {len(graded)} gradings {counts}, more than config.grading.max_failures='
-    f'{max_failures:g} allows; these responses count as wrong, with reward 0. The first reason: '
-    f'{failed[0].reason}.'
-  )
 
 
 def _mean(values: Sequence[float]) -> float:

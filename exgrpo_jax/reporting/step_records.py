@@ -1,12 +1,10 @@
 """What a run records of every response and of every question, step by step: the folder records/.
 
-Three tables in parquet files of some steps each. The names of files end in the first of these
-steps; what is in a file is found by its column `step` alone. record_writer.py writes them while the
-run goes on, and step_rows.py says how each value comes about.
+Three tables in parquet files of some steps each. A file's name ends in the first of its steps, but
+what is in it is found by its column `step` alone. record_writer.py writes them while the run goes
+on, and step_rows.py computes the values.
 
-A later version may add columns, which are nullable; files of before have nulls in them.
-
-No JAX here, so that a process that only reads starts quickly.
+A later version may add nullable columns, which are null in older files.
 """
 
 import os
@@ -20,8 +18,8 @@ from exgrpo_jax.errors import InputError
 
 FOLDER = 'records'  # in the workdir
 
-# A response of a step, generated or replayed. What is said of tokens is of the response's own, the
-# end token included. "Now" is under the policy as it was when the step began.
+# A response of a step, generated or replayed; its tokens include the end token.
+# "Now" is under the policy as it was when the step began.
 RESPONSES = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
@@ -40,16 +38,16 @@ RESPONSES = pa.schema(
     pa.field('answer', pa.string()),
     pa.field('length', pa.int32(), nullable=False),  # tokens
     pa.field('truncated', pa.bool_(), nullable=False),  # cut at the limit, without an end token
-    # Means over tokens of entropy, in nats, and of probability, exp(logp): of a fresh one the
-    # sampler's, of a replayed one now.
+    # Means over tokens of entropy, in nats, and of probability, exp(logp): the sampler's for a
+    # fresh response, now for a replayed one.
     pa.field('entropy', pa.float32(), nullable=False),
     pa.field('probability', pa.float32(), nullable=False),
     pa.field('advantage', pa.float32(), nullable=False),
-    # The step that wrote it, or the first token of it.
+    # The step that wrote it, or its first token.
     pa.field('policy_step', pa.int32(), nullable=False),
     pa.field('has_code_block', pa.bool_(), nullable=False),
     pa.field('valid_steps', pa.bool_()),  # null where the task cannot check steps
-    # Of replayed ones; null for others.
+    # Null for fresh responses from here on.
     # Mean token entropies now of all its question's stored ones, oldest first; null where
     # replay.trajectory_selection chooses without them.
     pa.field('candidate_entropies', pa.list_(pa.float32())),
@@ -82,8 +80,8 @@ QUESTIONS = pa.schema(
   ]
 )
 
-# A response of a question that is recorded token by token, as config.metrics.recorded_groups says.
-# One value for each token, the end token included; in nats.
+# A response that is recorded token by token (config.metrics.recorded_groups). One value for each
+# token, the end token included; in nats.
 TOKENS = pa.schema(
   [
     pa.field('step', pa.int32(), nullable=False),
@@ -91,10 +89,10 @@ TOKENS = pa.schema(
     pa.field('group', pa.int32(), nullable=False),
     pa.field('sample', pa.int32(), nullable=False),
     pa.field('tokens', pa.list_(pa.int32()), nullable=False),  # ids
-    # Of a fresh one the sampler's, of a replayed one now.
+    # The sampler's for a fresh response, now for a replayed one.
     pa.field('logp', pa.list_(pa.float32()), nullable=False),
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
-    # Of a replayed one, under the policy that wrote it; null for others.
+    # Under the policy that wrote a replayed response; null for fresh ones.
     pa.field('past_logp', pa.list_(pa.float32())),
   ]
 )
@@ -104,9 +102,9 @@ _ORDER = ('step', 'group', 'sample')
 
 
 class Records(NamedTuple):
-  """What a run has recorded of responses and questions, in the order of steps, groups and samples.
+  """A run's responses and questions, in the order of steps, groups and samples.
 
-  Not the tokens, which may be many: they are read file by file, with `files` and `read_file`.
+  Tokens may be many: they are read file by file, with `files` and `read_file`.
   """
 
   responses: pa.Table  # of schema RESPONSES
@@ -114,10 +112,10 @@ class Records(NamedTuple):
 
 
 def read(workdir: str | os.PathLike) -> Records:
-  """The records of a run, as far as they are written; without a row where there are none.
+  """The records of a run, as far as they are written; tables without rows where there are none.
 
-  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. The steps since the
-  newest file are not among them while the run goes on. Raises InputError for a damaged file.
+  A column as NumPy array: `read(workdir).responses['entropy'].to_numpy()`. While the run goes on
+  the steps since the newest file are missing. Raises InputError for a damaged file.
   """
   return Records(*(_read_table(workdir, name) for name in Records._fields))
 
@@ -140,9 +138,9 @@ def path_of(workdir: str | os.PathLike, name: str, first_step: int) -> pathlib.P
 
 
 def read_file(path: pathlib.Path, name: str) -> pa.Table:
-  """One file of the table `name`; InputError where it cannot be read as one.
+  """One file of the table `name`, with nulls in columns that an older version did not write.
 
-  What an earlier version wrote may lack nullable columns, which are null.
+  Raises InputError where it cannot be read.
   """
   try:
     return _completed(parquet.read_table(path), SCHEMAS[name]).cast(SCHEMAS[name])

@@ -1,7 +1,7 @@
-"""The rows of a step's records, from what it collected; step_records.py says what they mean."""
+"""What a step collected as rows: those of records/ (see step_records.py), and samples to read."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,14 @@ from exgrpo_jax.reporting.record_writer import Columns, Rows
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
-_Row = Mapping[str, Any]
+_Row = dict[str, Any]
 
 
 def recorded_groups(plan: Plan, count: int, seed: int) -> list[int]:
   """The groups of a step whose responses are recorded token by token, ascending; at most `count`.
 
-  Each question has a priority that depends on the seed and its row alone, and a step's first ones
-  are recorded. So what was recorded once is likely to be recorded at each later visit, and its
-  story is complete.
+  A question's priority depends on seed and row alone, so one that was recorded once is likely to be
+  recorded at each later visit too, and its story is complete.
   """
   row_Q = np.array([question.row for question in plan.questions])
   rank_Q = randomness.ranks(seed, Purpose.RECORDED_GROUPS, row_Q)
@@ -55,7 +54,7 @@ def rows(
 
   Args:
     config: of the replay buffer.
-    tokenizer: that of the run.
+    tokenizer: the run's.
     experience: what the step collected.
     before: the buffer from which the step was planned.
     after: the buffer after the step.
@@ -119,7 +118,7 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
 
 
 def _escaped(text: str) -> str:
-  """Text without lone surrogates, of which Arrow takes none."""
+  """Text without lone surrogates, which Arrow refuses."""
   return text.encode(errors='backslashreplace').decode()
 
 
@@ -150,8 +149,8 @@ def _replayed(
 
 
 def _variance(ratio: np.ndarray) -> float:
-  """Infinite as soon as one ratio is, of which NumPy would make NaN."""
-  # float64, for the square of a large float32 is infinite.
+  """Infinite as soon as one ratio is, where NumPy would say NaN."""
+  # float64: the square of a large float32 is infinite.
   return math.inf if np.isinf(ratio).any() else float(np.var(ratio, dtype=np.float64))
 
 
@@ -181,10 +180,21 @@ def _questions(
 def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   plan = experience.plan
   for group in groups:
-    members = [_fresh_tokens(response) for response in experience.responses[group]]
+    # The arrays as they are: the writer's thread turns them into lists, which may be long.
+    members: list[_Row] = [
+      {'tokens': response.tokens, 'logp': response.logp, 'entropy': response.entropy}
+      for response in experience.responses[group]
+    ]
     replayed, scores = experience.replays[group], experience.scores[group]
     if replayed and scores:
-      members.append(_replayed_tokens(replayed, scores))
+      members.append(
+        {
+          'tokens': replayed.tokens,
+          'logp': scores.logp,
+          'entropy': scores.entropy,
+          'past_logp': replayed.logp,
+        }
+      )
     for sample, member in enumerate(members):
       yield {
         'step': plan.step,
@@ -195,17 +205,57 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
       }
 
 
-# The arrays as they are, which the writer's thread turns into lists: a long response has thousands.
+# ---- Samples ----
 
 
-def _fresh_tokens(response: Response) -> _Row:
-  return {'tokens': response.tokens, 'logp': response.logp, 'entropy': response.entropy}
+def sample_rows(tokenizer: Tokenizer, experience: Experience, count: int, seed: int) -> list[_Row]:
+  """At most `count` rows: a random response of random groups, and what each of these replays.
+
+  Prompts and responses have their special tokens, so that a chat template can be checked. The draw
+  depends on seed and step alone.
+  """
+  plan = experience.plan
+  rows: list[_Row] = []
+  rng = randomness.generator(seed, Purpose.SAMPLES, plan.step)
+  for group in rng.permutation(len(plan.questions)):
+    if len(rows) >= count:
+      break
+    question, responses = plan.questions[group], experience.responses[group]
+    shared = {
+      'row': question.row,
+      'question': tokenizer.decode(plan.prompts[group], special=True),
+      'answer': question.answer,
+    }
+    chosen = rng.integers(len(responses))
+    verdict = experience.verdicts[group][chosen]
+    rows.append(
+      shared
+      | _written(tokenizer, responses[chosen].tokens)
+      | {
+        'reward': verdict.reward,
+        'correct': verdict.correct,
+        'outcome': verdict.outcome,
+        'replayed': False,
+      }
+    )
+    if replayed := experience.replays[group]:
+      rows.append(
+        shared
+        | _written(tokenizer, replayed.tokens)
+        | {
+          'reward': replayed.reward,
+          'correct': True,  # only successes are stored
+          'outcome': 'correct',
+          'replayed': True,
+          'written_in_step': replayed.step,
+        }
+      )
+  return rows[:count]
 
 
-def _replayed_tokens(replayed: Trajectory, scores: ReplayScores) -> _Row:
+def _written(tokenizer: Tokenizer, tokens: np.ndarray) -> _Row:
+  """A response's text, and whether it was cut at the limit and lacks an end token."""
   return {
-    'tokens': replayed.tokens,
-    'logp': scores.logp,
-    'entropy': scores.entropy,
-    'past_logp': replayed.logp,
+    'response': tokenizer.decode(tokens, special=True),
+    'truncated': int(tokens[-1]) not in tokenizer.eos_ids,
   }

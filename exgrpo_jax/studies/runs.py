@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import records, step_records
-from exgrpo_jax.reporting.records import Run
+from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime import environment
 from exgrpo_jax.runtime.clock import NO_TRAINING
 
@@ -62,7 +62,7 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
   """The evaluations of a run with so many questions a step; empty if it has not begun."""
   found, fresh, tokens, seconds = [], 0, 0, 0.0
   distinct, since = _distinct_questions(workdir), []
-  for record in records.read(workdir):
+  for record in metrics.read(workdir):
     if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
       fresh += questions - int(record['replay/rows'])
       tokens += int(record['length/total'])

@@ -13,7 +13,7 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.reporting import comparison, early_stop, metrics
+from exgrpo_jax.reporting import comparison, metrics, stopping
 from exgrpo_jax.runtime import folder_lock
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable
 from exgrpo_jax.studies import launcher, trials
@@ -90,19 +90,19 @@ def plan_trials(
 
 
 def is_finished(trial: Trial) -> bool:
-  """Whether train has finished in the trial's workdir, where it draws curves.svg last.
+  """Whether train has finished in the trial's workdir, where it writes report.html last.
 
   A run that is being prolonged has it, but records or checkpoints that end too early.
   """
-  if not os.path.exists(os.path.join(trial.workdir, 'curves.svg')):
+  if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
     return False
   try:
     records = metrics.read(trial.workdir)
   except InputError:
     return False  # train will refuse it and say where
   config = parse_config(trial.values)
-  wanted = early_stop.last_step(
-    early_stop.scores(records), config.num_steps, config.evaluation.patience
+  wanted = stopping.last_step(
+    stopping.scores(records), config.num_steps, config.evaluation.patience
   )
   # A run whose checkpoints were all deleted is still finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)

@@ -15,7 +15,7 @@ from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import early_stop, messages, metrics, samples, step_metrics, step_rows
+from exgrpo_jax.reporting import messages, metrics, step_metrics, step_rows, stopping
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
@@ -176,7 +176,7 @@ def report(
       with clock('evaluate'):
         evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
         measured |= evaluated
-        run.scores |= early_stop.scores([{'step': plan.step} | evaluated])
+        run.scores |= stopping.scores([{'step': plan.step} | evaluated])
       if config.export.best:
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])
@@ -189,7 +189,7 @@ def report(
     due = [step for step in config.evaluation.steps(config.num_steps) if step > plan.step]
     seconds_left = run.pace.seconds_left(config.num_steps - plan.step, len(due))
     print(messages.progress_line(plan.step, config.num_steps, measured, seconds_left), flush=True)
-    sampled = samples.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
+    sampled = step_rows.sample_rows(tokenizer, experience, config.metrics.sampled_rows, config.seed)
     file = f'step_{plan.step:06d}.jsonl'
     metrics.write_rows(os.path.join(run.experiment.workdir, 'samples', file), sampled)
     run.writer.write(plan.step, measured, sampled)

@@ -1,7 +1,6 @@
 """A training run: what the loop works with, where it starts, and what stops it."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import breakdown, early_stop, metrics, record_writer, regime, step_metrics
+from exgrpo_jax.reporting import alarms, metrics, record_writer, stopping
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
@@ -45,25 +44,18 @@ class Run:
   # Changed by `report`; rebuilt from metrics.jsonl and the buffer when resuming.
   pace: Pace
   bucketed: Bucketed  # the buffer after the last step that was reported
-  silent_steps: int  # in a row, up to now, without any difference in reward
   scores: dict[int, float]  # step -> validation score
-  history: regime.History
+  history: alarms.History
 
   @property
   def last_step(self) -> int:
     """The step after which the run ends, as far as the scores up to now tell."""
     config = self.experiment.config
-    return early_stop.last_step(self.scores, config.num_steps, config.evaluation.patience)
+    return stopping.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
   def policy(self, params: model.Params) -> model.Params:
     """The policy of the parameters that are trained; with LoRA they are adapters."""
     return lora.joined(self.experiment.config.lora, self.initial, params)
-
-
-def silent_steps(past: Sequence[Mapping[str, float]]) -> int:
-  """How many of the latest steps, without a break, had no difference in reward in any group."""
-  is_silent = (record.get('zero_variance') == 1 for record in reversed(past))
-  return sum(1 for _ in itertools.takewhile(bool, is_silent))
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
@@ -75,24 +67,18 @@ def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:
 def warn(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
   """Prints what is wrong with a step, or with the last ones; `measured` are the step's metrics."""
   config, step = run.experiment.config, experience.plan.step
-  run.silent_steps = run.silent_steps + 1 if measured['zero_variance'] == 1 else 0
-  run.history, departures = regime.observe(
-    regime_setup(run.experiment, run.rollout), run.history, {**measured, 'step': step}
-  )
-  for warning in (
-    step_metrics.training_alarm(step, measured, run.silent_steps, config.rollout.max_response),
-    step_metrics.grading_alarm(step, experience.verdicts, config.grading.max_failures),
-    *departures,
-  ):
-    if warning:
-      hosts.warn(warning)
+  setup, record = alarm_setup(run.experiment, run.rollout), {**measured, 'step': step}
+  run.history, warnings = alarms.observe(setup, run.history, record)
+  grading = alarms.grading(step, experience.verdicts, config.grading.max_failures)
+  for warning in filter(None, (grading, *warnings)):
+    hosts.warn(warning)
 
 
 def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) -> None:
   """Raises InputError where training has broken down, before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
   recent = (*run.history.recent, record)
-  if why := breakdown.reason(run.experiment.config.optimizer, recent):
+  if why := stopping.breakdown(run.experiment.config.optimizer, recent):
     raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
 
 
@@ -106,7 +92,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
   _, (entropy_T,) = rollout.score(policy, [row])
   if not np.isfinite(entropy_T).all():
-    why = breakdown.of_policy(run.experiment.config.optimizer)
+    why = stopping.no_probabilities(run.experiment.config.optimizer)
     raise InputError(f'step {snapshot.step}: after it {why} {_newest_checkpoint(run)}')
 
 
@@ -118,16 +104,14 @@ def _newest_checkpoint(run: Run) -> str:
   return f'It is not saved; the newest checkpoint is that of step {newest}, for export to write.'
 
 
-def regime_setup(experiment: Experiment, rollout: Rollout) -> regime.Setup:
-  """What the warnings about a run depend on."""
+def alarm_setup(experiment: Experiment, rollout: Rollout) -> alarms.Setup:
+  """What the warnings about a run depend on besides its metrics."""
   config = experiment.config
-  return regime.Setup(
+  return alarms.Setup(
     num_steps=config.num_steps,
     pool=len(rollout.data.questions),
     questions=config.rollout.groups_in_flight,
-    samples=config.rollout.samples,
-    replay=config.replay,
-    objective=config.objective,
+    max_response=config.rollout.max_response,
   )
 
 

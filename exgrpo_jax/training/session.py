@@ -30,7 +30,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, disk
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import curves, early_stop, metrics, record_writer, regime
+from exgrpo_jax.reporting import alarms, metrics, record_writer, stopping
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
@@ -48,7 +48,7 @@ from exgrpo_jax.runtime.workdir import claim_workdir, owned
 from exgrpo_jax.training import held_out, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
-from exgrpo_jax.training.run import Run, begin, bucketed, regime_setup, silent_steps
+from exgrpo_jax.training.run import Run, alarm_setup, begin, bucketed
 
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
 # What a new run begins with; a run that is resumed has parameters only where it keeps them.
@@ -222,15 +222,13 @@ def opened(
           told_to_stop=told_to_stop,
           pace=pace,
           bucketed=bucketed(experiment, snapshot.buffer),
-          silent_steps=silent_steps(past),
-          scores=early_stop.scores(past),
-          history=regime.history(regime_setup(experiment, rollout), past),
+          scores=stopping.scores(past),
+          history=alarms.history(alarm_setup(experiment, rollout), past),
         )
         session = Session(run, snapshot)
         yield session
         _save_rest(session)
-  if hosts.is_first() and (config.num_steps or evaluations):  # else nothing to draw
-    curves.draw(workdir)
+  if hosts.is_first() and (config.num_steps or evaluations):  # else there are no metrics
     write_at_end(workdir)
 
 

@@ -55,7 +55,7 @@ def main(_):
       (workdir / 'new').write_text(str(os.getpid()))
       os.replace(workdir / 'new', workdir / 'hangs')
       time.sleep(600)
-  (workdir / 'curves.svg').write_bytes(b'')
+  (workdir / 'report.html').write_bytes(b'')
 
 
 def parse_flags(argv):

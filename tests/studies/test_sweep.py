@@ -209,7 +209,7 @@ def test_a_real_run_is_recognised_as_finished(recorded, values):
   assert not sweep.is_finished(trial)
 
 
-def test_without_curves_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp_path):
+def test_without_its_page_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp_path):
   """Though it has records of all steps."""
   (trial,) = plan("{'a': {}}")
   run([trial], tmp_path)
@@ -218,7 +218,7 @@ def test_without_curves_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp
   assert not sweep.is_finished(trial)
   (workdir / 'checkpoints' / '2').mkdir()
   assert sweep.is_finished(trial)
-  (workdir / 'curves.svg').unlink()
+  (workdir / 'report.html').unlink()
   assert not sweep.is_finished(trial)
 
 

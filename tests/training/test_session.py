@@ -42,7 +42,6 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
   """Two, then after a break the others; the buffer and the policy are at hand meanwhile."""
   config.num_steps = BEGUN + 4
   expected = {record['step']: untimed(record) for record in metrics.read(recorded.workdir)}
-  monkeypatch.setattr(session.curves, 'draw', lambda _: None)  # the report is enough
   with recorded.compiling():
     with session.open_run(copy.deepcopy(config), str(workdir)) as run:
       with pytest.raises(InputError, match=f'another run is writing there.* {os.getpid()} on '):

@@ -6,11 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.reporting.common_step import last_common_step
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, scores
-from exgrpo_jax.reporting.series import Series, over_seeds
+from exgrpo_jax.reporting.runs import Group, scores
+from exgrpo_jax.reporting.series import Series, last_common_step, over_seeds
 
 _COLUMNS = 3
 _LABEL = 30  # characters in a line of a setting's name
@@ -25,10 +24,10 @@ class _Bar(NamedTuple):
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
-  """Bars at the last step, after training began, at which all runs have been evaluated.
+  """Bars at the last step after 0 at which all runs have been evaluated.
 
-  A bar is the mean over seeds, and its whiskers a 95% interval of it, by Student's t; those of one
-  seed are over questions. Seeds that are all equal have none.
+  A bar is the mean over seeds, its whiskers a 95% interval by Student's t; for one seed they are
+  over questions. Seeds that are all equal have none.
   """
   names = scores(groups)
   if not names:
@@ -85,10 +84,8 @@ def draw(groups: Sequence[Group]) -> Drawing:
 
 def _extent(bars: Sequence[_Bar | None]) -> float:
   """How far the panel reaches: to all but the whiskers of two seeds, which are 9 times as wide."""
-  return (
-    max(max(*bar.seeds, bar.mean, bar.high if len(bar.seeds) != 2 else 0.0) for bar in bars if bar)
-    or 1.0
-  )
+  ends = [end for bar in bars if bar for end in (*bar.seeds, bar.high * (len(bar.seeds) != 2))]
+  return max(ends) or 1.0
 
 
 def _last_common_step(groups: Sequence[Group], names: Sequence[str]) -> int:
@@ -115,7 +112,7 @@ def _bar(group: Group, name: str, step: int) -> _Bar | None:
 
 
 def _average(group: Group, names: Sequence[str], step: int) -> _Bar:
-  """Of the mean over benchmarks; of one seed there is no interval, for they share a policy."""
+  """The mean over benchmarks; one seed has no interval, since its scores share a policy."""
   seeds = np.mean([_at(over_seeds(group.metrics, name), step) for name in names], axis=0).tolist()
   return _over_seeds(seeds) if len(seeds) > 1 else _Bar(seeds[0], seeds[0], seeds[0], seeds)
 

@@ -1,7 +1,7 @@
 """What all figures share: size, colours, axes over steps, files.
 
-Colours are those of Okabe and Ito, told apart with any kind of colour vision; where a line has
-one, it has a dash pattern of its own too.
+Colours are Okabe and Ito's, which any kind of colour vision tells apart; lines differ in their
+dashes too.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from exgrpo_jax.reporting import panels
+from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
 
 KINDS = ('png', 'svg', 'pdf')
 BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
@@ -110,8 +110,8 @@ def wrap(text: str, width: int) -> str:
 
 def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
   """Draws values over steps, smoothed where there are many steps; returns what is drawn."""
-  is_long = steps[-1] >= panels.SMOOTHED_FROM and len(steps) >= _SPARSE
-  drawn = panels.smoothed(values) if is_long else np.asarray(values, float)
+  is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
+  drawn = smoothed(values) if is_long else np.asarray(values, float)
   marker = None if is_long else 'o'
   ax.plot(steps, drawn, label=text, linewidth=1.5, marker=marker, markersize=3, **style)
   return drawn
@@ -149,13 +149,19 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
 def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
   """Writes a figure in every format, and its numbers as CSV; returns the files."""
   paths = [out / f'{name}.{kind}' for kind in KINDS]
-  for path, kind in zip(paths, KINDS):
-    temporary = path.with_name(path.name + '.new')
-    drawing.figure.savefig(temporary, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
-    os.replace(temporary, path)
+  for path in paths:
+    save(drawing.figure, path)
   table = out / f'{name}.csv'
   with table.open('w', newline='') as file:
     writer = csv.DictWriter(file, list(drawing.rows[0]))
     writer.writeheader()
     writer.writerows(drawing.rows)
   return [*paths, table]
+
+
+def save(figure: Figure, path: pathlib.Path) -> None:
+  """Writes a figure atomically; the suffix is the format."""
+  kind = path.suffix[1:]
+  temporary = path.with_name(path.name + '.new')
+  figure.savefig(temporary, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
+  os.replace(temporary, path)

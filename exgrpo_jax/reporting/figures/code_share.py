@@ -6,7 +6,7 @@ import numpy as np
 
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group
+from exgrpo_jax.reporting.runs import Group
 
 _STYLES = {
   'fresh, all': dict(color='#000000', linestyle='-'),

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError, Row
-from exgrpo_jax.reporting.figures.runs import Group
+from exgrpo_jax.reporting.runs import Group
 
 _BINS = 24  # of entropy
 

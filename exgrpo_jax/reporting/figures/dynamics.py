@@ -6,7 +6,7 @@ import numpy as np
 
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, scores
+from exgrpo_jax.reporting.runs import Group, scores
 from exgrpo_jax.reporting.series import Series, over_seeds
 
 _PANELS = (

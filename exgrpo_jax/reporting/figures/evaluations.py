@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
-from exgrpo_jax.reporting.figures.runs import Group, scores
+from exgrpo_jax.reporting.runs import Group, scores
 from exgrpo_jax.reporting.series import over_seeds
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from exgrpo_jax.reporting.figures import canvas, tables
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError, Row
-from exgrpo_jax.reporting.figures.runs import Group
+from exgrpo_jax.reporting.runs import Group
 
 _LEAST = 5  # responses of a point, by difficulty: one alone says nothing
 _KINDS: Mapping[str, dict[str, Any]] = {

@@ -2,31 +2,32 @@
 
 import dataclasses
 import itertools
+import os
+import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.reporting import bootstrap, direction, metrics
-from exgrpo_jax.reporting.common_step import last_common_step
-from exgrpo_jax.reporting.figures import runs
-from exgrpo_jax.reporting.figures.runs import Group
-from exgrpo_jax.reporting.page import charts, names
-from exgrpo_jax.reporting.panels import Line, Lines
-from exgrpo_jax.reporting.series import over_seeds
+from exgrpo_jax.reporting import bootstrap, intervals, runs, series
+from exgrpo_jax.reporting.page import charts
+from exgrpo_jax.reporting.page.charts import Line, Panel
+from exgrpo_jax.reporting.runs import Group
+from exgrpo_jax.reporting.series import last_common_step, over_seeds
 
 Benchmark = Mapping[str, Any]  # see evaluations.describe
 Benchmarks = Mapping[str, Sequence[Benchmark]]  # of each run, by its workdir
 
-# What is compared besides the evaluations: metric, title, unit, and what else is true of it.
-_METRICS = (
+_SHARE = {'share': True}
+# What is compared besides the evaluations: metric, title, unit, options of charts.lines.
+_METRICS: Sequence[tuple[str, str, str, dict[str, bool]]] = (
   ('reward', 'Reward', 'mean over responses', {}),
-  ('pass_rate/fresh', 'Pass rate of fresh questions', 'share of responses', {'share': True}),
+  ('pass_rate/fresh', 'Pass rate of fresh questions', 'share of responses', _SHARE),
   ('entropy', 'Entropy', 'nats per token', {}),
   ('length/mean', 'Response length', 'tokens', {}),
-  ('length/truncated', 'Truncated responses', 'share of responses', {'share': True}),
-  ('groups/solved_by_none', 'Groups that no response solved', 'share of groups', {'share': True}),
-  ('groups/solved_by_all', 'Groups that all responses solved', 'share of groups', {'share': True}),
+  ('length/truncated', 'Truncated responses', 'share of responses', _SHARE),
+  ('groups/solved_by_none', 'Groups that no response solved', 'share of groups', _SHARE),
+  ('groups/solved_by_all', 'Groups that all responses solved', 'share of groups', _SHARE),
   ('buffer/questions', 'Questions in the buffer', 'questions', {}),
   ('buffer/retired', 'Retired questions', 'questions', {}),
   ('replay/age_mean', 'Age of what is replayed', 'steps', {}),
@@ -34,25 +35,22 @@ _METRICS = (
     'replay/effective_sample_size',
     'Effective sample size of replay',
     'share of replayed tokens',
-    {'share': True},
+    _SHARE,
   ),
   ('gradient_norm', 'Gradient norm', 'L2 norm, log scale', {'log': True}),
   ('speed/tokens_per_second', 'Tokens generated per second', 'tokens', {}),
 )
-_OF_REPLAY = ('buffer/', 'replay/')  # how metrics begin that say nothing of a run without replay
+_OF_REPLAY = ('buffer/', 'replay/')  # metrics that mean nothing in a run without replay
 
 _SHOWN_STEPS = 6  # of evaluations, in a sentence
 
 
 def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
-  """Settings, curves, scores and differences of runs, by what they were configured to do.
-
-  `benchmarks` are what `evaluations.describe` gives for each run.
-  """
-  called = zip(groups, names.of_groups(groups))
+  """Settings, curves, scores and differences of the groups; `benchmarks` of each run."""
+  called = zip(groups, group_names(groups))
   groups = [dataclasses.replace(group, label=name) for group, name in called]
   scores = runs.scores(groups)
-  chosen = [(name, source, 'share correct', {'share': True}) for source, name in scores.items()]
+  chosen = [(name, source, 'share correct', _SHARE) for source, name in scores.items()]
   drawn = [_panel(groups, *row) for row in (*chosen, *_METRICS)]
   return {
     'groups': [
@@ -70,33 +68,30 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
 
 
 def _panel(
-  groups: Sequence[Group], name: str, title: str, unit: str, traits: dict[str, bool]
-) -> dict[str, Any] | None:
+  groups: Sequence[Group], name: str, title: str, unit: str, options: dict[str, bool]
+) -> Panel | None:
   """A line for each group: the mean over seeds, with a band of one standard deviation.
 
-  What belongs to replay has lines only of groups that replay, each in its group's colour.
+  Metrics of replay have lines only for groups that replay, each in its group's colour.
   """
   lines, places = [], []
   for place, group in enumerate(groups):
-    series = over_seeds(group.metrics, name)
-    if series is None or (name.startswith(_OF_REPLAY) and not group.runs[0].config['replay.ratio']):
+    found = over_seeds(group.metrics, name)
+    if found is None or (name.startswith(_OF_REPLAY) and not group.runs[0].config['replay.ratio']):
       continue
-    low, high = series.mean - series.std, series.mean + series.std
-    several = len(group.runs) > 1
-    lines.append(
-      Line(group.label, series.steps, series.mean, (series.steps, low, high) if several else None)
-    )
+    band = (found.steps, found.mean - found.std, found.mean + found.std)
+    lines.append(Line(group.label, found.steps, found.mean, band if len(group.runs) > 1 else None))
     places.append(place)
   if not lines:
     return None
-  described = charts.describe(Lines(title, unit, tuple(lines), **{'smooth': True} | traits))
+  described = charts.lines(title, unit, lines, **options)
   for line, place in zip(described['lines'], places):
     line['place'] = place
   return described
 
 
 def _settings(groups: Sequence[Group]) -> list[list[str]]:
-  """The settings in which runs differ, and what each group has; seeds are not among them."""
+  """The settings other than the seed in which the groups differ, with each one's value."""
   configs = [group.runs[0].config for group in groups]
   names = sorted({name for config in configs for name in config} - {'seed'})
   table = [[name, *(str(config.get(name, '-')) for config in configs)] for name in names]
@@ -104,31 +99,27 @@ def _settings(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def _scores(groups: Sequence[Group], source: str, name: str) -> list[dict[str, Any]]:
-  """Scores of each group: at the last step that all groups have, its own last, and its best.
+  """Each group's score at the last step that all groups have, its last one, and its best.
 
-  Each is the mean over seeds, with their deviation. 'step' is None, and so is the score there,
-  where the groups have no evaluation after step 0 in common.
+  A score is the mean over seeds with their deviation. 'step' and the score there are None where
+  the groups have no evaluation after step 0 in common.
   """
   by_group = [list(_by_seed(group, name).values()) for group in groups]
-  step = last_common_step([found for series in by_group for found in series])
-  rows = []
-  for group, series in zip(groups, by_group):
-    if not series:
-      continue
-    best = [direction.best(name, found.values()) for found in series]
-    rows.append(
-      {
-        'evaluation': source,
-        'group': group.label,
-        'seeds': len(series),
-        'step': step,
-        'common': step and _mean_and_deviation([found[step] for found in series]),
-        'last': _mean_and_deviation([found[max(found)] for found in series]),
-        'last_steps': sorted({max(found) for found in series}),
-        'best': _mean_and_deviation(best),
-      }
-    )
-  return rows
+  step = last_common_step([found for seeds in by_group for found in seeds])
+  return [
+    {
+      'evaluation': source,
+      'group': group.label,
+      'seeds': len(seeds),
+      'step': step,
+      'common': step and _mean_and_deviation([found[step] for found in seeds]),
+      'last': _mean_and_deviation([found[max(found)] for found in seeds]),
+      'last_steps': sorted({max(found) for found in seeds}),
+      'best': _mean_and_deviation([series.best(name, found.values()) for found in seeds]),
+    }
+    for group, seeds in zip(groups, by_group)
+    if seeds
+  ]
 
 
 def _mean_and_deviation(values: Sequence[float]) -> list[float | None]:
@@ -139,7 +130,7 @@ def _mean_and_deviation(values: Sequence[float]) -> list[float | None]:
 def _compared(
   groups: Sequence[Group], benchmarks: Benchmarks, scores: Mapping[str, str]
 ) -> dict[str, list[Any]]:
-  """'differences' between any two groups on each evaluation, and in words those that have none."""
+  """'differences' between any two groups on each evaluation, and 'not_compared' in words."""
   differences: list[dict[str, Any]] = []
   without: dict[str, list[str]] = {}  # why two groups are not compared -> on which evaluations
   for source, name in scores.items():
@@ -157,10 +148,10 @@ def _compared(
 def _difference(
   pair: tuple[Group, Group], benchmarks: Benchmarks, source: str, name: str
 ) -> dict[str, Any] | str:
-  """The difference at the last evaluation that both have, by what they have in common; or why not.
+  """The paired difference at the last evaluation that both groups have; or why there is none.
 
-  That is seeds, with the interval of the paired bootstrap (see bootstrap.py), or of groups that
-  have no two seeds in common the questions of one run of each.
+  Pairs are seeds, with the interval of the paired bootstrap (see bootstrap.py); where the groups
+  have no two seeds in common, they are the questions of one run of each.
   """
   found = [_by_seed(group, name) for group in pair]
   seeds = sorted(set(found[0]) & set(found[1]))
@@ -179,12 +170,12 @@ def _difference(
     if len(paired) < 2:
       return f'{pair[0].label} and {pair[1].label} have fewer than two questions in common.'
     groups_Q = np.arange(len(paired))
-    estimate, over = metrics.difference_95(paired, groups_Q), f'{len(paired)} questions'
+    estimate, over = intervals.difference_95(paired, groups_Q), f'{len(paired)} questions'
   return {'step': step, 'estimate': charts.numbers(estimate), 'paired': over}
 
 
 def _run_of(group: Group, seeds: Sequence[int]) -> str:
-  """The workdir of the group's run with the only common seed; of its first one without any."""
+  """The workdir of the group's run with the common seed, if there is one; else of its first."""
   by_seed = {run.config['seed']: run.workdir for run in group.runs}
   return by_seed[seeds[0]] if seeds else group.runs[0].workdir
 
@@ -215,7 +206,7 @@ _Shares = Mapping[tuple[int, str], float]  # (row, text) of a question -> share 
 
 
 def _by_question(first: _Shares, second: _Shares) -> np.ndarray:
-  """For each common question of a benchmark the difference of the shares of right responses.
+  """For each common question the difference of the shares of right responses.
 
   Rows of the same text (AIME lists each of its questions 32 times) count as one question.
   """
@@ -228,7 +219,7 @@ def _by_question(first: _Shares, second: _Shares) -> np.ndarray:
 def _evaluations(
   benchmarks: Sequence[Benchmark], source: str
 ) -> dict[int, tuple[Benchmark, Mapping[str, Any]]]:
-  """A run's own evaluations by step, without those by hand, and the benchmark of each."""
+  """Step -> benchmark and evaluation, without evaluations by hand."""
   return {
     evaluation['step']: (benchmark, evaluation)
     for benchmark in benchmarks
@@ -241,3 +232,40 @@ def _evaluations(
 def _shares(benchmark: Benchmark, evaluation: Mapping[str, Any]) -> _Shares:
   keys = zip(benchmark['rows'], benchmark['texts'])
   return {key: count / evaluation['samples'] for key, count in zip(keys, evaluation['correct'])}
+
+
+# ---- Names ----
+
+
+def run_names(workdirs: Sequence[str]) -> list[str]:
+  """The names of the runs' folders, with as much of their paths as tells them apart."""
+  paths = [pathlib.Path(os.path.realpath(workdir)).parts for workdir in workdirs]
+  names: list[str] = []
+  for count in range(1, max(map(len, paths)) + 1):
+    names = ['/'.join(parts[-count:]) for parts in paths]
+    if len(set(names)) == len(names):
+      break
+  return names
+
+
+def group_names(groups: Sequence[Group]) -> list[str]:
+  """The folders' names where each group is one run, else what tells the settings apart."""
+  if len(groups) > 1 and all(len(group.runs) == 1 for group in groups):
+    return run_names([group.runs[0].workdir for group in groups])
+  return [group.label for group in groups] if len(groups) == 1 else _setting_names(groups)
+
+
+def _setting_names(groups: Sequence[Group]) -> list[str]:
+  """Values of as few settings as tell the groups apart: how much they replay, then short ones."""
+  configs = [runs.setting(group.runs[0]) for group in groups]
+  values = {
+    name: [f'{name}={config.get(name, "-")}' for config in configs]
+    for name in sorted({name for config in configs for name in config})
+  }
+  by_length = sorted(values, key=lambda name: (name != 'replay.ratio', sum(map(len, values[name]))))
+  names = [''] * len(groups)
+  for name in by_length:
+    longer = [', '.join(filter(None, pair)) for pair in zip(names, values[name])]
+    if len(set(longer)) > len(set(names)):
+      names = longer
+  return names

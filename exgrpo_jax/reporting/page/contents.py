@@ -7,49 +7,41 @@ sampled, within the limits below.
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting.figures.runs import Group, Recorded
 from exgrpo_jax.reporting.page import (
   comparison,
+  curves,
   evaluations,
   experience,
-  names,
   overview,
-  stored,
   texts,
   visits,
 )
-from exgrpo_jax.reporting.page.overview import Difference
 from exgrpo_jax.reporting.page.texts import Pieces
+from exgrpo_jax.reporting.runs import Group, Recorded
 
-# What all runs of a page share, so that it stays below 15 MB: `benchmark report` measures it.
+# Shared by all runs of a page, so that it stays below 15 MB.
 _RESPONSES = 400_000  # rows of the table of responses
 _TOKENS = 500_000  # of responses token by token
 _STORED_TOKENS = 150_000  # of stored successes
-_CHARACTERS = 5_000_000  # of evaluations' files, of which texts are kept
+_CHARACTERS = 5_000_000  # of evaluations' files whose texts are kept
 
 Parts = dict[str, Any]  # by name
 
 
-def describe(
-  groups: Sequence[Group],
-  differences: Callable[[Recorded], Sequence[Difference]],
-  all_responses: bool = False,
-) -> Parts:
-  """The parts of a page on these runs; what a run lacks is told in its 'missing'.
+def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
+  """The parts of a page on these runs; a run's 'missing' says what it lacks.
 
   Args:
     groups: the runs by setting.
-    differences: what a run's config has otherwise than the base config.
-    all_responses: the table of responses has all of them, however many, as a page that is no file
-      may.
+    all_responses: have all responses in the table, however many, as a served page may.
   """
   recorded = [run for group in groups for run in group.runs]
-  called = names.of_runs([run.workdir for run in recorded])
+  called = comparison.run_names([run.workdir for run in recorded])
   parts: Parts = {'page': {'runs': [], 'compare': None}}
   for index, run in enumerate(recorded):
     buffer = experience.describe(run)
@@ -61,9 +53,9 @@ def describe(
         'name': called[index],
         'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
         'missing': _missing(run, own),
-        'overview': overview.describe(run, differences(run)),
+        'overview': overview.describe(run),
         'buffer': buffer,
-        'evaluation': evaluations.describe_scores(run),
+        'evaluation': {'panels': curves.evaluations(run.metrics)},
       }
     )
     parts |= {f'{name}-{index}': value for name, value in own.items()}
@@ -77,7 +69,7 @@ def describe(
 
 
 def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence[int]) -> Parts:
-  """What is read on demand of one of so many runs; None where there is none of it.
+  """What the page reads on demand of one of `runs` runs; None for what there is none of.
 
   `replayed` are the questions whose stored successes are wanted most.
   """
@@ -91,35 +83,35 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
     'texts': None,
     'stored': None,
   }
-  if own['visits']:  # where it is worth while to ask for texts
+  if own['visits']:  # the steps for which it is worth while to ask for texts
     own['visits']['recorded'] = sorted({key.step for key in sizes})
   if pieces and chosen:
     own['texts'] = texts.describe(texts.read(workdir, chosen.__contains__), pieces)
   others = [sizes[key].question for key in chosen] + run.questions['question'].to_pylist()
   rows = list(dict.fromkeys([*replayed, *others]))
   if pieces and rows:
-    found = stored.read(run.workdir, rows, _STORED_TOKENS // runs)
+    found = texts.read_stored(run.workdir, rows, _STORED_TOKENS // runs)
     own['stored'] = None if found is None else texts.describe_stored(found, pieces)
   return own
 
 
 def describe_step(run: Recorded, pieces: Pieces, step: int) -> Any:
-  """All that is recorded token by token of one step, as a part; None where nothing is."""
+  """All that one step has recorded token by token, as a part; None where it has nothing."""
   found = texts.read_step(pathlib.Path(run.workdir), step)
   return texts.describe(found, pieces) if found else None
 
 
 def describe_steps(run: Recorded) -> Iterator[tuple[int, Any]]:
-  """The same of each step of which anything is."""
+  """`describe_step` for each step that has recorded anything."""
   if pieces := open_pieces(run):
     for step, found in texts.read_by_step(pathlib.Path(run.workdir)):
       yield step, texts.describe(found, pieces)
 
 
 def open_pieces(run: Recorded) -> Pieces | None:
-  """How token ids become text: by the run's tokenizer; None where there is none any more.
+  """The run's tokenizer, as a function; None where there is none any more.
 
-  A run keeps its tokenizer in its workdir; those of earlier versions kept only one of their own.
+  A run keeps its tokenizer in its workdir; earlier versions kept only one they had made.
   """
   places = (
     os.path.join(run.workdir, 'tokenizer'),

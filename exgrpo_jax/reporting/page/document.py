@@ -1,7 +1,7 @@
-"""The page's file: its data, styles and scripts in one HTML document that asks nobody for anything.
+"""The page's file: its data, styles and scripts in one HTML document that loads nothing else.
 
-The data is JSON, compressed, in base64, an alphabet in which no markup can be written. The policy
-of the document allows its own scripts and styles, by their hashes, and files beside it; nothing
+The data is JSON, compressed, in base64, an alphabet in which no markup can be written. The
+document's policy allows its own scripts and styles, by their hashes, and files beside it; nothing
 else is loaded or run, whatever a model has written.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 from exgrpo_jax.reporting.page.contents import Parts
 
 _HERE = pathlib.Path(__file__).parent
-# uPlot 1.6.32 (MIT, see its licence beside it) as it is published: 51 KB, where Vega has 520 and
-# plotly 1,190, and linked charts of many points are what it is made for.
+# uPlot 1.6.32 (MIT, its licence beside it) as published: 51 KB where Vega has 520 and plotly 1,190,
+# and made for linked charts of many points.
 _CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
 _CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
 _SCRIPTS = (  # one after the other they are one script

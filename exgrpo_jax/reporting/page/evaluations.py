@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import curves
-from exgrpo_jax.reporting.figures.runs import Recorded
-from exgrpo_jax.reporting.page import charts
 
 FOLDER = 'evaluation'
 _FILE = re.compile(
@@ -20,25 +17,19 @@ _MAX_TEXT = 300  # characters of a question, and of an extracted answer
 
 
 class _File(NamedTuple):
-  """The records of one evaluation."""
+  """A file of one evaluation."""
 
   path: pathlib.Path
   step: int
-  name: str  # of what it was evaluated on
-  made: str  # how, where it was made by hand; '' for those of the run
-
-
-def describe_scores(run: Recorded) -> dict[str, Any]:
-  """The panels of scores over steps, with intervals."""
-  panels = curves.evaluation_panels(run.metrics)
-  return {'panels': [charts.describe(panel) for panel in panels]}
+  name: str  # of the benchmark
+  made: str  # how, if it was made by hand; '' for those of the run
 
 
 def describe(workdir: pathlib.Path, max_characters: int) -> list[dict[str, Any]]:
-  """Each benchmark's questions, and of each evaluation which responses were right.
+  """Each benchmark's questions, and how many responses were right at each evaluation.
 
-  What was extracted and written is there for as many questions as `max_characters` allows,
-  evenly spaced, of each of them at all evaluations. A file is read line by line.
+  Responses are there for as many questions as `max_characters` allows, evenly spaced, and for
+  each of these at all evaluations. A file is read line by line.
   """
   files = _files(workdir)
   share = max_characters // max(1, len({file.name for file in files}))
@@ -93,7 +84,7 @@ def _add(benchmarks: dict[str, dict[str, Any]], file: _File, every: int) -> None
 
 
 def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
-  """The records of a file, with what was written of every n-th one alone."""
+  """The records of a file; only every n-th keeps its responses."""
   with path.open(encoding='utf-8') as file:
     for index, line in enumerate(file):
       try:
@@ -109,17 +100,9 @@ def _read(path: pathlib.Path, every: int) -> Iterator[dict[str, Any]]:
 
 
 def _responses(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-  """What was written for a question; runs of earlier versions kept no extracted answer."""
-  count = len(record['responses'])
-  extracted = record.get('extracted')
-  columns = zip(
-    record['responses'],
-    record['outcomes'],
-    record['lengths'],
-    extracted or [None] * count,
-  )
-  return [
-    {'text': text, 'outcome': outcome, 'length': length}
-    | ({'extracted': answer and answer[:_MAX_TEXT]} if extracted else {})
-    for text, outcome, length, answer in columns
-  ]
+  """What was written for a question; earlier versions kept no extracted answer."""
+  names = {'text': 'responses', 'outcome': 'outcomes', 'length': 'lengths'}
+  shown = [dict(zip(names, row)) for row in zip(*(record[name] for name in names.values()))]
+  for response, answer in zip(shown, record.get('extracted', ())):
+    response['extracted'] = answer and answer[:_MAX_TEXT]
+  return shown

@@ -5,35 +5,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting import curves
-from exgrpo_jax.reporting.figures.runs import Recorded
-from exgrpo_jax.reporting.page import charts
-from exgrpo_jax.reporting.page.columns import flags, known
-from exgrpo_jax.reporting.panels import Line, Lines
+from exgrpo_jax.reporting.page import charts, curves
+from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known
+from exgrpo_jax.reporting.runs import Recorded
 
 _MOST_REPLAYED = 50  # questions of the table
 _AGE_BINS = 40  # at most
 
 
 def describe(run: Recorded) -> dict[str, Any]:
-  """Heat map, curves and tables of the buffer; what is not recorded is left out.
+  """Heat map, curves and tables of the buffer, as far as recorded.
 
-  A run without replay has none of them, for what its buffer keeps is never read.
+  A run without replay has none of them: what its buffer keeps is never read.
   """
   if not run.config['replay.ratio']:
     return {'is_used': False, 'panels': [], 'replayed': []}
   replays = run.responses.filter(run.responses['is_replay'])
-  buckets = curves.bucket_panel(run.metrics)
-  panels = [charts.describe(buckets)] if buckets else []
+  panels = curves.buckets(run.metrics)
   if run.questions.num_rows:
-    panels.append(charts.describe(_flow(run.questions)))
+    panels.append(_flow(run.questions))
   if replays.num_rows:
-    panels += [charts.describe(_ages(replays)), charts.describe(_entropies(replays))]
-    panels += _by_age(replays)
+    panels += [_ages(replays), _entropies(replays), *_by_age(replays)]
   return {'is_used': True, 'panels': panels, 'replayed': _most_replayed(run.questions, replays)}
 
 
-def _flow(questions: pa.Table) -> Lines:
+def _flow(questions: pa.Table) -> Panel:
   """Questions that entered the buffer, moved in it, retired and were replayed, by step."""
   step = questions['step'].to_numpy()
   before, after = (known(questions[f'bucket_{when}']) for when in ('before', 'after'))
@@ -49,19 +45,19 @@ def _flow(questions: pa.Table) -> Lines:
     Line(label, steps, np.bincount(np.searchsorted(steps, step[chosen]), minlength=len(steps)))
     for label, chosen in flows.items()
   ]
-  return Lines('Into the buffer, within it and out of it', 'questions', tuple(lines), smooth=True)
+  return charts.lines('Into the buffer, within it and out of it', 'questions', lines)
 
 
-def _ages(replays: pa.Table) -> Lines:
+def _ages(replays: pa.Table) -> Panel:
   """Median age of what is replayed, and the range of its middle eight tenths."""
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   steps, (low, median, high) = _quantiles(replays['step'].to_numpy(), age, (0.1, 0.5, 0.9))
   line = Line('median; band: 10% to 90%', steps, median, (steps, low, high))
-  return Lines('Age of what is replayed', 'steps', (line,), smooth=True)
+  return charts.lines('Age of what is replayed', 'steps', [line])
 
 
-def _entropies(replays: pa.Table) -> Lines:
-  """Mean token entropy of what was chosen, and of all that was to choose from."""
+def _entropies(replays: pa.Table) -> Panel:
+  """Mean token entropy of what was chosen, and of all there was to choose from."""
   step, chosen = replays['step'].to_numpy(), known(replays['entropy'])
   steps = np.unique(step)
   lines = [Line('chosen', steps, _means(steps, step, chosen))]
@@ -75,14 +71,14 @@ def _entropies(replays: pa.Table) -> Lines:
     of_several = _means(among, step[several], chosen[several])
     lines.append(Line('chosen where there were several', among, of_several))
     lines.append(Line('all there were to choose from', among, _means(among, offered, values)))
-  return Lines('Entropy of what is replayed', 'nats per token', tuple(lines), smooth=True)
+  return charts.lines('Entropy of what is replayed', 'nats per token', lines)
 
 
-def _by_age(replays: pa.Table) -> list[dict[str, Any]]:
+def _by_age(replays: pa.Table) -> list[Panel]:
   """Panels of importance ratio, effective sample size and number of replays by age.
 
   The effective sample size is (sum w)^2 / (n sum w^2) over the tokens of an age, as in the metric
-  of that name; runs of earlier versions recorded no variance of w, and have none.
+  of that name. Earlier versions did not record the variance of w that it takes.
   """
   age = replays['step'].to_numpy() - replays['policy_step'].to_numpy()
   width = max(1, -(-int(age.max() + 1) // _AGE_BINS))
@@ -97,24 +93,19 @@ def _by_age(replays: pa.Table) -> list[dict[str, Any]]:
   mean = total(tokens * ratio) / total(tokens)
   largest = np.full(len(bins), -np.inf)
   np.maximum.at(largest, place, known(replays['ratio_max']))
-  made = [
-    Lines(
-      'Importance ratio by age',
-      'ratio, log scale',
-      (Line('mean over tokens', middle, mean), Line('largest', middle, largest)),
-      log=True,
-    )
+  x = 'age' if width == 1 else f'age (groups of {width} steps)'
+  ratios = [Line('mean over tokens', middle, mean), Line('largest', middle, largest)]
+  panels = [
+    charts.lines('Importance ratio by age', 'ratio, log scale', ratios, x=x, log=True, smooth=False)
   ]
   variance = known(replays['ratio_variance'])
   if not np.isnan(variance).all():
     squares = total(tokens * (variance + ratio**2))
     size = total(tokens * ratio) ** 2 / (total(tokens) * squares)
-    line = Line('effective sample size', middle, size)
-    made.append(Lines('Effective sample size by age', 'share of tokens', (line,), share=True))
+    line, title = Line('effective sample size', middle, size), 'Effective sample size by age'
+    panels.append(charts.lines(title, 'share of tokens', [line], x=x, share=True, smooth=False))
   counts = Line('replays', middle, np.bincount(place, minlength=len(bins)))
-  made.append(Lines('Replays by age', 'responses', (counts,)))
-  x = 'age' if width == 1 else f'age (groups of {width} steps)'
-  return [charts.describe(panel, x) for panel in made]
+  return [*panels, charts.lines('Replays by age', 'responses', [counts], x=x, smooth=False)]
 
 
 def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any]]:
@@ -143,7 +134,7 @@ def _most_replayed(questions: pa.Table, replays: pa.Table) -> list[dict[str, Any
 def _quantiles(
   step: np.ndarray, values: np.ndarray, shares: tuple[float, ...]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Steps, and of each share the quantile at each step; `step` is sorted."""
+  """Steps, and for each share its quantile at each step; `step` is sorted."""
   steps, starts = np.unique(step, return_index=True)
   found = [np.quantile(part, shares) for part in np.split(values, starts[1:])]
   return steps, list(np.array(found).T)

@@ -1,4 +1,4 @@
-"""Responses token by token: of a sample of groups, or of one step, as the page shows them."""
+"""Responses and stored successes token by token, as the page shows them."""
 
 import dataclasses
 import pathlib
@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.page import charts
 
@@ -82,9 +83,8 @@ def read_by_step(workdir: pathlib.Path) -> Iterator[tuple[int, list[dict[str, An
 def read_step(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   """All recorded responses of one step, which are in one file, named after it or an earlier one."""
   last = step_records.path_of(workdir, 'tokens', step)
-  paths = [path for path in step_records.files(workdir, 'tokens') if path <= last]
-  for path in reversed(paths):
-    if found := _of_step(step_records.read_file(path, 'tokens'), step):
+  for path in reversed(step_records.files(workdir, 'tokens')):
+    if path <= last and (found := _of_step(step_records.read_file(path, 'tokens'), step)):
       return found
   return []
 
@@ -109,6 +109,22 @@ def describe(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, A
       }
     )
   return {'groups': groups, 'pieces': vocabulary.words()}
+
+
+def read_stored(
+  workdir: str, rows: Sequence[int], max_tokens: int
+) -> dict[int, tuple[Trajectory, ...]] | None:
+  """Of each of these questions in the newest checkpoint's buffer its trajectories, oldest first.
+
+  Questions are taken in order as long as their tokens fit. None where no checkpoint can be read;
+  a run that goes on may delete one meanwhile, so older ones are tried too.
+  """
+  for step in reversed(checkpoint.steps(workdir)):
+    try:
+      return buffer_files.read_some(checkpoint.buffer_folder(workdir, step), rows, max_tokens)
+    except (OSError, ValueError):
+      continue
+  return None
 
 
 def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) -> dict[str, Any]:
@@ -144,4 +160,4 @@ class _Vocabulary:
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
-  return charts.numbers(np.round(np.asarray(values, np.float64), _DIGITS))
+  return charts.rounded(values, _DIGITS)

@@ -1,7 +1,7 @@
 """Every visit of a question and the responses of a run, as columns that the page filters.
 
 A visit is a question in a step. A run has a hundred thousand of them, and eight times as many
-responses, so what is kept of these has a limit.
+responses, so there is a limit to these.
 """
 
 import math
@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from exgrpo_jax.reporting.figures.runs import Recorded
 from exgrpo_jax.reporting.page import charts
-from exgrpo_jax.reporting.page.columns import flags, known
+from exgrpo_jax.reporting.page.charts import flags, known, rounded
 from exgrpo_jax.reporting.page.texts import Group
+from exgrpo_jax.reporting.runs import Recorded
 
 _MAX_ANSWER = 60  # characters of an extracted answer
-# Of the texts of questions, all of which are whole where they have no more than this together.
-_WHOLE_TEXTS = 2_000_000
-# Else of each. Most are visited once, and of those enough is kept to find them by.
+_WHOLE_TEXTS = 2_000_000  # characters up to which the texts of all questions together stay whole
+# Of each text beyond that; most questions are visited once, and only need to be found.
 _MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
 _ENTROPY_DIGITS = 4
 
@@ -30,9 +29,9 @@ def describe(
   """Columns of questions, visits, responses and replays; nothing where there are no records.
 
   The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
-  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1, and only
-  every n-th step has its responses, and besides it the groups `with_texts`. Of as many questions as
-  'cut' says only the beginning of the text is there; of none where `max_responses` is infinite.
+  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1: only every
+  n-th step and the groups `with_texts` have their responses. 'cut' counts the questions of whose
+  text only the beginning is there: none where `max_responses` is infinite.
   """
   visits, responses = run.questions, run.responses
   if not visits.num_rows:
@@ -40,7 +39,7 @@ def describe(
   every = int(-(-responses.num_rows // max_responses))
   place = _place(visits, responses)
   is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
-  # Nor is a response kept whose visit is lost with a damaged file: its place is -1.
+  # A response whose visit is lost with a damaged file has place -1, and is not kept either.
   kept = responses.filter(pa.array(is_kept))
   first = np.full(visits.num_rows, -1)
   with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
@@ -96,7 +95,7 @@ def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, An
     'length': responses['length'].to_pylist(),
     'truncated': flags(responses['truncated']).astype(int).tolist(),
     'replayed': flags(responses['is_replay']).astype(int).tolist(),
-    'entropy': _rounded(responses['entropy']),
+    'entropy': rounded(known(responses['entropy']), _ENTROPY_DIGITS),
     'reason': _reasons(responses),
     'answer': [
       True if own is not None and own == truth else own for own, truth in zip(answers, asked)
@@ -112,7 +111,7 @@ def _reasons(responses: pa.Table) -> dict[str, str]:
 
 
 def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
-  """What is known of the replayed response of each visit that replayed; null where it is lost."""
+  """The replayed response of each visit that replayed; null where it is lost."""
   is_replay = flags(responses['is_replay']) & (place >= 0)
   index = np.full(visits.num_rows, -1)
   index[place[is_replay]] = np.flatnonzero(is_replay)
@@ -122,9 +121,9 @@ def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[s
   return {name: charts.numbers(known(replays[name])) for name in names} | {
     'written': replays['policy_step'].to_pylist(),
     'times': replays['times_replayed'].to_pylist(),
-    'entropy': _rounded(replays['entropy']),
+    'entropy': rounded(known(replays['entropy']), _ENTROPY_DIGITS),
     'candidates': [
-      None if entropies is None else charts.numbers(np.round(entropies, _ENTROPY_DIGITS))
+      None if entropies is None else rounded(entropies, _ENTROPY_DIGITS)
       for entropies in replays['candidate_entropies'].to_pylist()
     ],
   }
@@ -158,7 +157,3 @@ def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
 def _cut(text: str | None, limit: int) -> str | None:
   """Its beginning, with three dots where something is left out."""
   return text if text is None or len(text) <= limit else f'{text[:limit]} …'
-
-
-def _rounded(column: pa.ChunkedArray) -> list[float | None]:
-  return charts.numbers(np.round(known(column), _ENTROPY_DIGITS))

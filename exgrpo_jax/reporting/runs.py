@@ -1,8 +1,9 @@
-"""What figures are drawn from: runs, grouped by what they were configured to do."""
+"""Recorded runs, grouped by setting: what figures and the page are made of."""
 
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import records, step_records
-from exgrpo_jax.reporting.records import Run
+from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
-# Runs that differ in nothing else are of one setting: seeds, places, and what changes no result.
+# Runs that differ only in these are of one setting: seeds, places, and what changes no result.
 _SAME_SETTING = (
   'seed',
   'compilation_cache',
@@ -30,6 +31,8 @@ _SAME_SETTING = (
   'gradient.tokens_per_microbatch',
   'gradient.remat',
 )
+# A config without these is no run's.
+_NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.samples')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +50,12 @@ class Recorded:
 class Group:
   """The runs of one setting, which differ in their seeds."""
 
-  label: str  # what it has that other groups have otherwise
+  label: str  # the settings in which it differs from other groups
   runs: tuple[Recorded, ...]
 
   @property
   def num_rollouts(self) -> int:
-    """K, of a question."""
+    """K, rollouts of a question."""
     return self.runs[0].config['rollout.samples']
 
   @property
@@ -61,14 +64,14 @@ class Group:
     return [run.metrics for run in self.runs]
 
   def responses(self, *names: str) -> list[np.ndarray]:
-    """Columns of the responses of all its runs; what may be missing is NaN there."""
+    """Columns of the responses of all its runs; missing numbers are NaN."""
     return [_joined([run.responses[name] for run in self.runs]) for name in names]
 
 
 def read(workdirs: Sequence[str]) -> list[Group]:
   """The runs of these workdirs by setting, in their order.
 
-  Raises InputError where one is no run's workdir, is named twice, or holds no metrics yet.
+  Raises InputError where one is not a run's workdir, is named twice, or holds no metrics yet.
   """
   names = [os.path.realpath(workdir) for workdir in workdirs]
   for index, workdir in enumerate(workdirs):
@@ -101,17 +104,22 @@ def _read_metrics(workdir: str) -> Run:
     raise InputError(
       f"{workdir} is no run's workdir: it holds no config.json; name train's --workdir."
     )
-  return records.read(workdir)
+  return metrics.read(workdir)
 
 
 def _read(workdir: str) -> Recorded:
-  metrics = _read_metrics(workdir)
-  if not metrics:
+  records = _read_metrics(workdir)
+  if not records:
     raise InputError(
       f'{workdir}: the run has not written any metrics yet; wait for its first step.'
     )
+  config = flat(read_config(workdir))
+  if missing := [name for name in _NEEDED if name not in config]:
+    raise InputError(
+      f"{workdir}/config.json is no run's config: it lacks {', '.join(missing)}; bring back a copy."
+    )
   tables = step_records.read(workdir)
-  return Recorded(workdir, flat(read_config(workdir)), metrics, tables.responses, tables.questions)
+  return Recorded(workdir, config, records, tables.responses, tables.questions)
 
 
 def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -124,12 +132,12 @@ def flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def setting(run: Recorded) -> dict[str, Any]:
-  """What of its config makes a run's setting, by dotted name."""
+  """The part of its config that makes a run's setting, by dotted name."""
   return {k: v for k, v in run.config.items() if not k.startswith(_SAME_SETTING)}
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Of each setting, what differs between them; that of a single one says how it replays."""
+  """For each setting what differs between them; for a single one how it replays."""
   names = sorted({name for setting in settings for name in setting})
   values = {name: [json.dumps(s.get(name)) for s in settings] for name in names}
   differing = [name for name in names if len(set(values[name])) > 1]
@@ -142,7 +150,7 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
-  """Of several tables, as one array: booleans as 0 and 1, what is null as NaN."""
+  """Several tables' columns as one array: booleans as 0 and 1, null as NaN."""
   kind = columns[0].type
   whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
   if pa.types.is_string(kind):
@@ -157,16 +165,11 @@ def scores(groups: Sequence[Group]) -> dict[str, str]:
   return score_names([run.metrics for group in groups for run in group.runs])
 
 
-def score_names(metrics: Sequence[Run]) -> dict[str, str]:
-  """The same of the metrics of some runs."""
-  names = {name for records_ in metrics for record in records_ for name in record}
-  found: dict[str, str] = {}
+def score_names(found: Sequence[Run]) -> dict[str, str]:
+  """`scores` from the metrics of some runs."""
+  names = {name for run in found for record in run for name in record}
+  of_source: dict[str, str] = {}
   for name in sorted(names, reverse=True):  # pass@1 first, avg@k in its place
-    head, _, measure = name.rpartition('/')
-    if name.startswith('eval/') and (measure == 'pass@1' or _is_average(measure)):
-      found[head.removeprefix('eval/')] = name
-  return dict(sorted(found.items()))
-
-
-def _is_average(measure: str) -> bool:
-  return measure.startswith('avg@') and measure.removeprefix('avg@').isdigit()
+    if match := re.fullmatch(r'eval/(.+)/(pass@1|avg@\d+)', name):
+      of_source[match[1]] = name
+  return dict(sorted(of_source.items()))
