@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.figures import ablation, runs
+from exgrpo_jax.reporting import runs, step_records
+from exgrpo_jax.reporting.figures import ablation
 from exgrpo_jax.reporting.figures.canvas import NothingToDrawError
 from tests.helpers import forked, other_runs, tiny
 

@@ -125,7 +125,7 @@ def run_training(opened, params=None, values=None, draws=False):
   """The train command without its checks: trains the opened experiment in its workdir.
 
   Starts from `params`, or from the initial ones, and claims the workdir for `values`, if given.
-  In the end it `draws` curves and report, or leaves them out, for they take seconds.
+  In the end it `draws` the report, or leaves it out, which takes seconds.
   """
   os.makedirs(opened.workdir, exist_ok=True)
   data = experiment.load_questions(opened, opened.config.data.train)

@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_jax.data.suite import Benchmark
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import benchmark_table, metrics
+from exgrpo_jax.reporting import benchmark_table, intervals
 from exgrpo_jax.reporting.benchmark_table import Score
 
 BENCHMARKS = (
@@ -52,7 +52,7 @@ def test_the_error_of_an_average_adds_the_squares_of_its_benchmarks():
 def test_where_intervals_are_symmetric_it_is_that_of_independent_standard_errors():
   rng = np.random.default_rng(0)
   correct = [rng.random((40_000, 1)) < p for p in (0.3, 0.5, 0.6)]
-  scores = [Score(*metrics.interval_95(c, np.arange(len(c)))) for c in correct]
+  scores = [Score(*intervals.interval_95(c, np.arange(len(c)))) for c in correct]
   errors = [c.std(ddof=1) / math.sqrt(len(c)) for c in correct]
   expected = 1.96 * math.sqrt(sum(error**2 for error in errors)) / 3
   assert benchmark_table.average(scores).half_width == pytest.approx(expected, rel=1e-3)
@@ -63,7 +63,7 @@ def test_nineteen_of_twenty_intervals_hold_the_true_average():
   rng, truth = np.random.default_rng(1), (0.02, 0.4, 0.9)
   held = 0
   for _ in range(1000):
-    scores = [Score(*metrics.interval_95(rng.random((40, 1)) < p, np.arange(40))) for p in truth]
+    scores = [Score(*intervals.interval_95(rng.random((40, 1)) < p, np.arange(40))) for p in truth]
     _, low, high = benchmark_table.average(scores)
     held += low <= np.mean(truth) <= high
   assert 0.93 < held / 1000 < 0.985

@@ -3,7 +3,8 @@
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import comparison, drawing
+from exgrpo_jax.reporting import comparison
+from exgrpo_jax.reporting.figures import canvas
 
 
 def test_best_is_each_runs_highest_score_and_final_its_last_at_the_step_that_is_said():
@@ -29,13 +30,7 @@ def test_best_is_each_runs_highest_score_and_final_its_last_at_the_step_that_is_
 
 def test_the_picture_has_a_line_for_each_setting_with_a_band_over_its_seeds(tmp_path, monkeypatch):
   figures = []
-  savefig = drawing.Figure.savefig
-
-  def save(figure, *args, **kwargs):
-    figures.append(figure)
-    savefig(figure, *args, **kwargs)
-
-  monkeypatch.setattr(drawing.Figure, 'savefig', save)
+  monkeypatch.setattr(canvas, 'save', lambda figure, _: figures.append(figure))
   first = [{'step': 0, 'reward': 0.0}, {'step': 1, 'reward': 1.0}, {'step': 2, 'reward': 5.0}]
   second = [{'step': 0, 'reward': 2.0}, {'step': 1, 'reward': 1.0}]  # has no step 2
   comparison.picture({'a': [first, second], 'b': [second]}, tmp_path / 'x.png')

@@ -1,5 +1,6 @@
 """What a run tells its user, at its start, after each step and at its end."""
 
+import math
 import os
 import shlex
 
@@ -87,12 +88,8 @@ def test_the_end_compares_the_first_evaluation_with_the_last():
     ],
     ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3'],
   ]
-
-
-def test_without_an_evaluation_the_end_says_nothing_of_it():
-  assert 'intervals' not in messages.farewell(
-    [{'step': 1, 'reward': 1.0}], '/tmp/run', ['exgrpo'], []
-  )
+  without = messages.farewell([{'step': 1, 'reward': 1.0}], '/tmp/run', ['exgrpo'], [])
+  assert 'intervals' not in without
 
 
 def test_the_end_says_where_everything_is(recorded):
@@ -101,7 +98,6 @@ def test_the_end_says_where_everything_is(recorded):
   named = {word for word in text.split() if word.startswith(workdir)}
   assert {os.path.basename(path) for path in named if os.path.exists(path)} == {
     'report.html',
-    'curves.png',
     'metrics.jsonl',
     'samples',
     'evaluation',
@@ -111,17 +107,36 @@ def test_the_end_says_where_everything_is(recorded):
 def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path):
   typed = ['train', '--config', 'my config.py', '--workdir=x', "--config.data.evaluation=('a b',)"]
   arguments = command_line.config_arguments(typed)
-  text = messages.farewell([], str(tmp_path), ['.venv/bin/exgrpo'], arguments)
+  program = ['.venv/bin/python', '-m', 'exgrpo_jax']
+  text = messages.farewell([], str(tmp_path), program, arguments)
   commands = [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
   checkpoint = f'--checkpoint={tmp_path}'
   out = tmp_path / 'export' / 'last'
   assert commands == [
     ['tensorboard', f'--logdir={tmp_path}/tensorboard'],
-    [
-      *['.venv/bin/python', '-m', 'exgrpo_jax', 'evaluate', '--config', 'my config.py', typed[-1]],
-      *[checkpoint, '--samples=4'],
-    ],
-    ['.venv/bin/python', '-m', 'exgrpo_jax', 'export', checkpoint, f'--out={out}'],
+    [*program, 'evaluate', '--config', 'my config.py', typed[-1], checkpoint, '--samples=4'],
+    [*program, 'export', checkpoint, f'--out={out}'],
   ]
   out.mkdir(parents=True)  # config.export.last has written it
   assert 'export ' not in messages.farewell([], str(tmp_path), ['exgrpo'], arguments)
+
+
+def test_the_summary_table():
+  # 20 steps: a tenth is 2. Rewards are 0, 1, ..., 19; the evaluation in the middle is best, but
+  # the most responses were truncated there.
+  records = [{'step': step, 'reward': float(step), 'length/mean': 400.0} for step in range(20)]
+  for step, value in (0, 0.25), (10, 0.75), (19, 0.5):
+    records[step]['eval/gsm8k/pass@1'] = value
+    records[step]['eval/gsm8k/truncated'] = value
+  records[3]['entropy'] = math.nan
+  records[4]['pass_rate/replay'] = math.nan
+  assert messages.summary_table(records).splitlines() == [
+    '                      first    last    best  at step',
+    'reward                0.500  18.500  19.000       19',
+    'pass_rate/replay        nan     nan       -        -',
+    'entropy                 nan     nan       -        -',
+    'length/mean             400     400       -        -',
+    'eval/gsm8k/pass@1     0.250   0.500   0.750       10',
+    'eval/gsm8k/truncated  0.250   0.500   0.250        0',
+  ]
+  assert messages.summary_table([]).split() == ['first', 'last', 'best', 'at', 'step']

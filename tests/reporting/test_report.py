@@ -10,7 +10,8 @@ import types
 
 import pytest
 
-from exgrpo_jax.reporting import records, step_records
+from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.report import write_at_end
 from tests.helpers import forked, other_runs, tiny
 from tests.helpers.tabs import await_page, go, rows_of, shown, values_of
 
@@ -52,8 +53,6 @@ def test_the_page_asks_nobody_for_anything(recorded):
 
 
 def test_a_damaged_file_does_not_fail_a_run_that_is_done(run, capsys):
-  from exgrpo_jax.reporting.report import write_at_end
-
   broken = next((run / 'evaluation').iterdir())
   broken.write_text('{"row": 0')
   (run / 'report.html').unlink()
@@ -120,19 +119,8 @@ def test_a_run_of_an_earlier_version_has_a_page_that_says_what_is_missing(
     assert 'No evaluation is recorded (the folder evaluation/)' in notes, name
     assert 'stored successes' not in notes  # their questions are not known, whatever is stored
   go(tab, page, 'page=overview')
-  reward = next(r['reward'] for r in records.read(run) if 'reward' in r)
+  reward = next(r['reward'] for r in metrics.read(run) if 'reward' in r)
   assert values_of(tab, 'Reward')['reward'][0] == shown(reward)
-
-
-def test_records_without_tokens_have_all_but_the_texts(run, tmp_path, tab, report):
-  for path in step_records.files(run, 'tokens'):
-    path.unlink()
-  assert report(run, f'--out={tmp_path}/page.html').status == 0
-  go(tab, tmp_path / 'page.html', 'page=responses')
-  rows = step_records.read(run).responses.num_rows
-  assert tab.locator('#count').inner_text().startswith(f'{rows} responses')
-  go(tab, tmp_path / 'page.html', 'page=responses&group=3/0')
-  assert 'not recorded token by token' in tab.locator('main').inner_text()
 
 
 def test_a_run_without_replay_says_so_and_has_no_charts_of_zeros(recorded, tmp_path, tab, report):
@@ -155,7 +143,7 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
     go(tab, tmp_path / 'page.html', 'page=overview')
     return tab.locator('main').inner_text()
 
-  whole = records.read(run)
+  whole = metrics.read(run)
   not_evaluated = [
     {name: value for name, value in record.items() if not name.startswith('eval/')}
     for record in whole
@@ -178,11 +166,8 @@ def test_what_a_run_has_not_yet_is_said(run, tmp_path, tab, report):
 def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, tab, report):
   folders = [
     other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=shift)
-    for name, seed, ratio, shift in (
-      ('a', 5, 0.5, 0.0),
-      ('b', 6, 0.5, 0.25),
-      ('c', 5, 0.0, 0.125),
-      ('d', 6, 0.0, 0.5),
+    for name, seed, ratio, shift in zip(
+      'abcd', (5, 6, 5, 6), (0.5, 0.5, 0.0, 0.0), (0, 0.25, 0.125, 0.5)
     )
   ]
   page = tmp_path / 'both.html'
@@ -206,7 +191,7 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   assert row[1:4] == [str(tiny.NUM_STEPS), 'replay.ratio=0.5', 'replay.ratio=0.0']
   assert row[4:6] == ['+0.188', '–'] and row[7] == '2 seeds'
   found = values_of(tab, 'Reward')
-  rewards = [{r['step']: r['reward'] for r in records.read(f) if 'reward' in r} for f in folders]
+  rewards = [{r['step']: r['reward'] for r in metrics.read(f) if 'reward' in r} for f in folders]
   for step, mean in zip(found['step'], found['replay.ratio=0.5']):
     value = (rewards[0][int(step)] + rewards[1][int(step)]) / 2
     assert float(mean) == pytest.approx(value, abs=6e-4)
@@ -214,30 +199,6 @@ def test_runs_are_compared_by_setting_with_seeds_as_bands(recorded, tmp_path, ta
   tab.locator('#run').select_option('2')
   tab.locator('h1', has_text=re.compile('^c')).wait_for()
   assert 'responses' in tab.locator('#count').inner_text()
-
-
-def test_single_runs_are_compared_over_their_questions(recorded, tmp_path, tab, report):
-  folders = [
-    other_runs.copied(recorded, tmp_path / name, seed=seed, ratio=ratio, shift=0.0)
-    for name, seed, ratio in (('a', 5, 0.5), ('b', 6, 0.0))
-  ]
-  for folder, rights in zip(folders, ((1, 0, 0, 0), (1, 1, 1, 0))):
-    shutil.copytree(recorded.workdir / 'evaluation', folder / 'evaluation')
-    for path in (folder / 'evaluation').iterdir():
-      rows = [json.loads(line) for line in path.read_text().splitlines()]
-      assert len(rows) == len(rights)
-      for row, right in zip(rows, rights):
-        row['correct'] = [bool(right)] * len(row['correct'])
-      path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-  page = tmp_path / 'both.html'
-  assert report(*folders, f'--out={page}').status == 0
-  go(tab, page, 'page=compare')
-  differences = tab.locator('section', has=tab.locator('h2', has_text='Differences'))
-  (row,) = [row for row in rows_of(differences.locator('table')) if row[0] == 'data_evaluation']
-  # Differences 0, 1, 1, 0: mean .5, standard error .577 / 2; no difference is above 1.
-  assert row[2:6] == ['a', 'b', '+0.500', '-0.066 to +1'] and row[7] == '4 questions'
-  go(tab, page, 'page=evaluation&run=1&benchmark=data_evaluation')
-  assert 'Of 4 questions, 0 were gained and 0 lost: 0.750' in tab.locator('#changes').inner_text()
 
 
 # ---- Runs that go on ----
@@ -263,11 +224,13 @@ def start(*arguments):
   return forked.start(['report', *arguments])
 
 
-def test_watch_writes_the_page_anew_until_the_run_has_ended(growing, tmp_path):
+def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(growing, tmp_path):
   out = tmp_path / 'page.html'
+  kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
   with start(growing.folder, f'--out={out}', '--watch', '--every=1') as process:
+    assert 'waiting for the first metrics' in process.readline()
+    shutil.copy(kept, growing.folder / 'metrics.jsonl')
     assert 'step 19 of' in process.readline()
-    assert '"again"' not in out.read_text()  # it is in the compressed part
     growing.grow(growing.rest)
     assert f'step {tiny.NUM_STEPS} of {tiny.NUM_STEPS}' in process.readline()
     assert process.wait().status == 0
@@ -309,20 +272,13 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report
   assert set(files_of(growing.folder)) == before
 
 
-def test_watch_waits_for_the_first_metrics(growing, tmp_path):
-  kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
-  out = tmp_path / 'page.html'
-  with start(growing.folder, f'--out={out}', '--watch', '--every=1') as process:
-    assert 'waiting for the first metrics' in process.readline()
-    shutil.copy(kept, growing.folder / 'metrics.jsonl')
-    assert 'step 19 of' in process.readline()
-
-
 # ---- Refusals ----
 
 
 def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
   (tmp_path / 'file').touch()
+  broken = shutil.copytree(run, tmp_path / 'broken')
+  (broken / 'config.json').write_text('{}')
   refused = (
     ([], 'must be followed by one WORKDIR or more'),
     ([tmp_path], 'holds no config.json'),
@@ -332,6 +288,8 @@ def test_what_cannot_be_is_refused_in_one_line(run, tmp_path, report):
     ([run, '--texts=some'], '--texts=some must be one of sampled, all'),
     ([run, f'--out={tmp_path}/file/x.html'], 'cannot be written'),
     ([run, '--port=99999', '--serve'], '--port=99999 must be'),
+    ([run, '--watch', '--every=nan'], '--every=nan must be'),
+    ([broken], 'config.json is no run'),
   )
   for arguments, words in refused:
     outcome = report(*arguments)

@@ -1,4 +1,4 @@
-"""The metrics of a step, worked out by hand, and the warnings about it."""
+"""The metrics of a step, worked out by hand."""
 
 import numpy as np
 import pytest
@@ -152,50 +152,3 @@ def test_the_metrics_of_the_buffer():
 
 def test_the_metrics_of_an_empty_buffer_are_0():
   assert set(step_metrics.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K).values()) == {0}
-
-
-# Warnings.
-
-
-def training_alarm(silent_steps=0, **metrics):
-  return step_metrics.training_alarm(
-    12, {'length/truncated': 0.9, 'pass_rate/all': 0.125} | metrics, silent_steps, 64
-  )
-
-
-def test_no_warning_if_all_is_well():
-  assert training_alarm() == ''
-
-
-def test_a_warning_with_the_limit_if_every_response_was_truncated():
-  assert training_alarm(**{'length/truncated': 1.0}) == (
-    'step 12: every response was truncated at config.rollout.max_response=64 tokens. Raise the '
-    'limit, or check that the model ever emits its end token.'
-  )
-
-
-@pytest.mark.parametrize(
-  ('silent_steps', 'is_warned'), [(1, False), (9, False), (10, True), (11, False), (20, True)]
-)
-def test_a_warning_after_every_ten_steps_without_learning_signal(silent_steps, is_warned):
-  warning = (
-    f'step 12: for {silent_steps} steps in a row the rewards within every group were equal (pass '
-    'rate 0.125), so there was no learning signal. The questions are too hard or too easy for this '
-    'model, or the verifier cannot read its answers: see samples/.'
-  )
-  assert training_alarm(silent_steps) == (warning if is_warned else '')
-
-
-@pytest.mark.parametrize(('max_failures', 'is_warned'), [(0.0, True), (0.37, True), (0.375, False)])
-def test_a_warning_with_a_reason_if_more_gradings_failed_than_allowed(max_failures, is_warned):
-  verdicts = [[RIGHT, TIMED_OUT, WRONG], [RIGHT, CRASHED], [TIMED_OUT, WRONG, NO_ANSWER]]
-  warning = (
-    'step 12: of 8 gradings 2 timed out and 1 crashed, more than config.grading.max_failures='
-    f'{max_failures:g} allows; these responses count as wrong, with reward 0. The first reason: '
-    'why it timed out.'
-  )
-  assert step_metrics.grading_alarm(12, verdicts, max_failures) == (warning if is_warned else '')
-
-
-def test_no_warning_if_no_grading_failed():
-  assert step_metrics.grading_alarm(12, VERDICTS, 0.0) == ''

@@ -38,7 +38,7 @@ def untimed(record):
   return {name: value for name, value in record.items() if not name.startswith(apart)}
 
 
-def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir, monkeypatch):
+def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir):
   """Two, then after a break the others; the buffer and the policy are at hand meanwhile."""
   config.num_steps = BEGUN + 4
   expected = {record['step']: untimed(record) for record in metrics.read(recorded.workdir)}

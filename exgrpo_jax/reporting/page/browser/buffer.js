@@ -2,43 +2,22 @@
 
 const NO_REPLAY = 'This run has no replay (config.replay.ratio=0): it is plain GRPO.';
 
+const NOTHING_YET = 'Nothing is in the buffer yet, or nothing of it is recorded.';
+
 async function bufferPage(run) {
   const { buffer, missing } = page.runs[run];
   const rows = await recorded(run);
   return [
     notes(missing),
-    buffer.panels.length
-      ? grid(buffer.panels)
-      : h(
-          'p',
-          { class: 'quiet' },
-          buffer.is_used
-            ? 'Nothing is in the buffer yet, or nothing of it is recorded.'
-            : NO_REPLAY,
-        ),
+    buffer.panels.length ? grid(buffer.panels) : quiet(buffer.is_used ? NOTHING_YET : NO_REPLAY),
     buffer.replayed.length
       ? section(
           'Replayed most often',
           table(
-            [
-              'question',
-              'text',
-              'replays',
-              'visits',
-              'first pass rate',
-              'last pass rate',
-              'last visit',
-              'retired',
-            ],
-            buffer.replayed.map((question) => [
-              questionLink(question.question),
-              questionText(rows, question.question),
-              question.replays,
-              question.visits,
-              question.first,
-              question.last,
-              question.step,
-              question.retired === null ? 'no' : `step ${question.retired}`,
+            'question|text|replays|visits|first pass rate|last pass rate|last visit|retired',
+            buffer.replayed.map(({ question, replays, visits, first, last, step, retired }) => [
+              ...[questionLink(question), questionText(rows, question), replays, visits],
+              ...[first, last, step, retired === null ? 'no' : `step ${retired}`],
             ]),
             'Questions replayed most often',
           ),
@@ -53,5 +32,5 @@ function questionLink(row) {
 
 function questionText(rows, row) {
   const text = rows && rows.place ? rows.questions.text[rows.place.get(row)] : null;
-  return h('span', { class: 'excerpt' }, text ?? 'text not recorded');
+  return h('span.excerpt', text ?? 'text not recorded');
 }

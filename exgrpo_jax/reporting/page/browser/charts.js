@@ -21,9 +21,8 @@ function lineColor(index) {
 // A figure: title, what each line is and its value under the pointer, the chart, the values.
 function chart(panel, marks, extent) {
   const made = { lines: linesChart, stack: stackChart, heat: heatChart }[panel.kind](panel);
-  const readout = h('p', { class: 'readout' });
-  const area = h('div', {
-    class: 'plot',
+  const readout = h('p.readout');
+  const area = h('div.plot', {
     tabindex: 0,
     role: 'img',
     'aria-label':
@@ -34,7 +33,7 @@ function chart(panel, marks, extent) {
   const figure = h(
     'figure',
     { 'data-title': panel.title },
-    h('figcaption', null, h('h3', null, panel.title), h('span', { class: 'unit' }, panel.unit)),
+    h('figcaption', h('h3', panel.title), h('span.unit', panel.unit)),
     area,
     readout,
     unfold('Values', () => valuesTable(panel, made)),
@@ -259,8 +258,7 @@ function grid(panels, marks = [], all = panels) {
   }
   for (const extent of Object.values(extents)) if (extent[0] === extent[1]) extent[1] += 1;
   return h(
-    'div',
-    { class: 'grid' },
+    'div.grid',
     panels.map((panel) => chart(panel, marks, extents[panel.x])),
   );
 }

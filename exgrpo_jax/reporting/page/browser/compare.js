@@ -6,11 +6,11 @@ async function comparePage() {
     section(
       'Runs',
       table(
-        ['runs', 'seeds', 'folders'],
+        'runs|seeds|folders',
         groups.map(({ label, runs }, index) => [
-          h('span', { class: 'key' }, sample(index), label),
+          h('span.key', sample(index), label),
           runs.map(({ seed }) => seed).join(', '),
-          h('code', null, runs.map(({ workdir }) => workdir).join(' ')),
+          h('code', runs.map(({ workdir }) => workdir).join(' ')),
         ]),
         'Runs by setting',
       ),
@@ -20,21 +20,18 @@ async function comparePage() {
           'Settings that differ',
           table(
             ['setting', ...groups.map(({ label }) => label)],
-            settings.map(([name, ...values]) => [h('code', null, name), ...values]),
+            settings.map(([name, ...values]) => [h('code', name), ...values]),
             'Settings that differ',
           ),
         )
       : null,
     section(
       'Scores',
-      scores.length ? null : h('p', { class: 'quiet' }, 'None of these runs was evaluated.'),
+      scores.length ? null : quiet('None of these runs was evaluated.'),
       table(
-        ['benchmark', 'run', 'seeds', 'last common step', 'score there', 'own last', 'best'],
+        'benchmark|run|seeds|last common step|score there|own last|best',
         scores.map((score) => [
-          score.evaluation,
-          score.group,
-          score.seeds,
-          score.step,
+          ...[score.evaluation, score.group, score.seeds, score.step],
           score.common && withDeviation(score.common),
           `${withDeviation(score.last)} at step ${score.last_steps.join(', ')}`,
           withDeviation(score.best),
@@ -45,10 +42,9 @@ async function comparePage() {
     scores.length
       ? section(
           'Differences at the last common evaluation',
-          h(
-            'p',
-            { class: 'quiet' },
-            'With 95% intervals: over common seeds by the paired bootstrap, of which few seeds give too narrow ones; of a single seed over common questions.',
+          quiet(
+            'With 95% intervals: over common seeds by the paired bootstrap, which makes them too ' +
+              'narrow where seeds are few; for a single seed over common questions.',
           ),
           notes(not_compared, 'What is not compared'),
           differences.length ? differencesTable(differences) : null,
@@ -56,7 +52,7 @@ async function comparePage() {
       : null,
     section(
       'Curves',
-      h('p', { class: 'quiet' }, 'Means over seeds; the bands are one standard deviation.'),
+      quiet('Means over seeds; the bands are one standard deviation.'),
       grid(panels),
     ),
   ];
@@ -64,15 +60,11 @@ async function comparePage() {
 
 function differencesTable(differences) {
   return table(
-    ['benchmark', 'after step', 'from', 'to', 'difference', '95% interval', '', 'paired over'],
+    'benchmark|after step|from|to|difference|95% interval||paired over',
     differences.map((row) => {
       const [value, low, high] = row.estimate;
       return [
-        row.evaluation,
-        row.step,
-        row.from,
-        row.to,
-        h('b', null, signed(value)),
+        ...[row.evaluation, row.step, row.from, row.to, h('b', signed(value))],
         low === null ? MISSING : `${signed(low)} to ${signed(high)}`,
         forest(row.estimate, differences),
         row.paired,
@@ -88,18 +80,14 @@ function withDeviation([mean, deviation]) {
 
 // The interval as a line, the difference as a dot on it, and where 0 is.
 function forest([value, low, high], all) {
-  const most = Math.max(
-    1e-9,
-    ...all.flatMap(({ estimate }) => estimate.map((end) => Math.abs(end ?? 0))),
-  );
+  const ends = all.flatMap(({ estimate }) => estimate.map((end) => Math.abs(end ?? 0)));
+  const most = Math.max(1e-9, ...ends);
   const x = (share) => 60 + 55 * (share / most);
   return svg(
     'svg',
     { width: 120, height: 16, class: 'forest', 'aria-hidden': 'true' },
     svg('line', { x1: 60, x2: 60, y1: 0, y2: 16, class: 'zero' }),
-    ...(low === null
-      ? []
-      : [svg('line', { x1: x(low), x2: x(high), y1: 8, y2: 8, class: 'range' })]),
+    low === null ? '' : svg('line', { x1: x(low), x2: x(high), y1: 8, y2: 8, class: 'range' }),
     svg('circle', { cx: x(value), cy: 8, r: 4, class: 'dot' }),
   );
 }

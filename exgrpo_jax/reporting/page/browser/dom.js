@@ -1,16 +1,18 @@
 // Elements, numbers and words. Text goes into text nodes alone, never into markup: what a model
 // wrote is shown as it is.
 
-function h(tag, attributes, ...children) {
+// h('p.quiet', { id: 'count' }, 'text'); without attributes h('p.quiet', 'text').
+function h(selector, ...children) {
+  const [tag, ...classes] = selector.split('.');
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
+  if (classes.length) element.className = classes.join(' ');
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
+  for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined),
-  );
+  element.append(...children.flat(Infinity).filter((child) => (child ?? null) !== null));
   return element;
 }
 
@@ -46,24 +48,23 @@ function plural(count, what) {
   return `${number(count)} ${what}${count === 1 ? '' : 's'}`;
 }
 
-// A table with its head. A cell is text, a number (set right), an element, or null where there is none.
-// As 'cards' each row is a block of its own in a narrow window, with the head's words in its cells.
-function table(head, rows, caption, shape = '') {
+// A table. A cell is text, a number (set right), an element, or null where there is none. The head
+// may be one text with | between names. As 'cards' each row is a block of its own in a narrow
+// window, with the head's words in its cells.
+function table(names, rows, caption, shape = '') {
+  const head = typeof names === 'string' ? names.split('|') : names;
   const isNumber = (cell) => typeof cell === 'number';
-  const kinds = head.map((_, column) =>
-    rows.some((row) => isNumber(row[column])) ? 'number' : null,
-  );
-  const cells = (row) =>
-    row.map((cell, column) =>
-      h(
-        'td',
-        {
-          class: isNumber(cell) || cell === null ? kinds[column] : null,
-          'data-head': shape && head[column],
-        },
-        isNumber(cell) ? number(cell) : (cell ?? MISSING),
-      ),
+  const kinds = head.map((_, column) => rows.some((row) => isNumber(row[column])) && 'number');
+  const cell = (value, column) =>
+    h(
+      'td',
+      {
+        class: (isNumber(value) || value === null) && kinds[column],
+        'data-head': shape && head[column],
+      },
+      isNumber(value) ? number(value) : (value ?? MISSING),
     );
+  const titles = head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name));
   return h(
     'div',
     {
@@ -74,43 +75,40 @@ function table(head, rows, caption, shape = '') {
     },
     h(
       'table',
-      null,
-      caption ? h('caption', null, caption) : null,
-      h(
-        'thead',
-        null,
-        h(
-          'tr',
-          null,
-          head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name)),
-        ),
-      ),
+      caption ? h('caption', caption) : null,
+      h('thead', h('tr', titles)),
       h(
         'tbody',
-        null,
-        rows.map((row) => h('tr', null, cells(row))),
+        rows.map((row) => h('tr', row.map(cell))),
       ),
     ),
   );
 }
 
+// A menu of [value, text] pairs with its label.
+function select(title, attributes, options, selected) {
+  const option = ([value, text]) =>
+    h('option', { value, selected: String(value) === String(selected) }, text);
+  return h('label', `${title} `, h('select', attributes, options.map(option)));
+}
+
+function quiet(...content) {
+  return h('p.quiet', ...content);
+}
+
 function section(title, ...content) {
-  return h('section', null, h('h2', null, title), ...content);
+  return h('section', h('h2', title), ...content);
 }
 
 // What is in it is made when it is first opened.
 function unfold(summary, make, open = false) {
-  const details = h('details', null, h('summary', null, summary));
+  const details = h('details', h('summary', summary));
   const fill = () => {
-    if (details.childElementCount === 1) details.append(make());
+    if (details.open && details.childElementCount === 1) details.append(make());
   };
-  details.addEventListener('toggle', () => {
-    if (details.open) fill();
-  });
-  if (open) {
-    details.open = true;
-    fill();
-  }
+  details.addEventListener('toggle', fill);
+  details.open = open;
+  fill();
   return details;
 }
 

@@ -10,7 +10,7 @@ async function evaluationPage(run) {
     evaluation.panels.length ? grid(evaluation.panels) : null,
     benchmarks.length
       ? section('Gained and lost', between(benchmarks))
-      : h('p', { class: 'quiet' }, 'No evaluation has left its questions.'),
+      : quiet('No evaluation has left its questions.'),
   ];
 }
 
@@ -21,47 +21,24 @@ function between(benchmarks) {
   const place = (name, otherwise) =>
     Math.min(Number(now.get(name) ?? otherwise), evaluations.length - 1);
   const [first, second] = [place('first', 0), place('second', evaluations.length - 1)];
-  const select = (name, title, options, selected) =>
-    h(
-      'label',
-      null,
-      `${title} `,
-      h(
-        'select',
-        {
-          name,
-          onchange: (event) => {
-            location.hash = address({ [name]: event.target.value });
-          },
-        },
-        options.map((text, index) =>
-          h(
-            'option',
-            { value: name === 'benchmark' ? text : index, selected: index === selected },
-            text,
-          ),
-        ),
-      ),
-    );
-  const titles = evaluations.map(
-    ({ step, made }) => `step ${step}${made ? `, by hand: ${made}` : ''}`,
-  );
+  const menu = (name, title, options, chosen) => {
+    const onchange = (event) => {
+      location.hash = address({ [name]: event.target.value });
+    };
+    return select(title, { name, onchange }, options, chosen);
+  };
+  const titles = evaluations.map(({ step, made }, index) => [
+    index,
+    `step ${step}${made ? `, by hand: ${made}` : ''}`,
+  ]);
+  const names = benchmarks.map(({ name }) => [name, name]);
   return [
     h(
-      'form',
-      {
-        class: 'filters',
-        'aria-label': 'Evaluations',
-        onsubmit: (event) => event.preventDefault(),
-      },
-      select(
-        'benchmark',
-        'benchmark',
-        benchmarks.map(({ name }) => name),
-        benchmarks.indexOf(benchmark),
-      ),
-      select('first', 'from', titles, first),
-      select('second', 'to', titles, second),
+      'form.filters',
+      { 'aria-label': 'Evaluations', onsubmit: (event) => event.preventDefault() },
+      menu('benchmark', 'benchmark', names, benchmark.name),
+      menu('first', 'from', titles, first),
+      menu('second', 'to', titles, second),
     ),
     changes(benchmark, evaluations[first], evaluations[second]),
   ];
@@ -85,7 +62,7 @@ function changes(benchmark, before, after) {
     'p',
     { id: 'changes' },
     `Of ${plural(benchmark.rows.length, 'question')}, ${kinds.gained.length} were gained and ${kinds.lost.length} lost: `,
-    h('b', null, `${number(share(before))} → ${number(share(after))}`),
+    h('b', `${number(share(before))} → ${number(share(after))}`),
     ` of the responses are right.`,
     before.samples > 1
       ? ' A question counts as right where at least half of its responses are.'
@@ -93,7 +70,6 @@ function changes(benchmark, before, after) {
   );
   return h(
     'div',
-    null,
     summary,
     Object.entries(kinds).map(([kind, indices]) =>
       unfold(
@@ -110,24 +86,16 @@ function questionList(benchmark, indices, pair) {
     .slice(0, MOST_QUESTIONS)
     .map((index) => [
       String(benchmark.rows[index]),
-      h('div', { class: 'text' }, h('span', { class: 'excerpt' }, benchmark.texts[index])),
+      h('div.text', h('span.excerpt', benchmark.texts[index])),
       benchmark.answers[index],
       ...pair.map((evaluation) => written(evaluation, index)),
     ]);
-  const more =
-    indices.length > MOST_QUESTIONS
-      ? h('p', { class: 'quiet' }, `The first ${MOST_QUESTIONS} of ${indices.length}.`)
-      : null;
+  const isCut = indices.length > MOST_QUESTIONS;
+  const head = ['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)];
   return h(
     'div',
-    null,
-    more,
-    table(
-      ['row', 'question', 'answer', ...pair.map(({ step }) => `step ${step}`)],
-      rows,
-      null,
-      'cards',
-    ),
+    isCut ? quiet(`The first ${MOST_QUESTIONS} of ${indices.length}.`) : null,
+    table(head, rows, null, 'cards'),
   );
 }
 
@@ -136,16 +104,12 @@ function written(evaluation, index) {
   const responses = evaluation.responses[index];
   if (!responses) return `${evaluation.correct[index]} of ${evaluation.samples} right`;
   return h(
-    'div',
-    { class: 'text' },
+    'div.text',
     responses.map((response) => {
-      const got =
-        'extracted' in response
-          ? h('span', null, ', extracted ', h('b', null, response.extracted ?? 'nothing'))
-          : null;
-      return unfold(h('span', null, outcome(response.outcome), got), () =>
-        h('div', { class: 'tokens' }, response.text),
-      );
+      const got = h('b', response.extracted ?? 'nothing');
+      const words = 'extracted' in response ? [', extracted ', got] : [];
+      const verdict = h('span', outcome(response.outcome), words);
+      return unfold(verdict, () => h('div.tokens', response.text));
     }),
   );
 }

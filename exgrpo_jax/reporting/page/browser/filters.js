@@ -1,19 +1,8 @@
 // Which responses of a run are listed: the form of filters, and what they leave.
 
 const TYPING = 150; // ms without a key before what was typed is applied
-const FILTERS = [
-  'words',
-  'from',
-  'to',
-  'advantage',
-  'outcome',
-  'kind',
-  'truncated',
-  'reward',
-  'shortest',
-  'longest',
-  'texts',
-];
+const FILTERS =
+  'words|from|to|advantage|outcome|kind|truncated|reward|shortest|longest|texts'.split('|');
 const SORTS = ['step', 'reward', 'length', 'entropy', 'advantage'];
 const ZERO = 1e-6; // what is nearer to 0 is 0, of advantages and differences of rewards
 const SIGNS = {
@@ -26,26 +15,15 @@ const SIGNS = {
 // going back leaves the list.
 function filters(rows, update) {
   const now = choice();
-  const field = (name, title, attributes) =>
-    h(
-      'label',
-      null,
-      `${title} `,
-      h('input', { name, type: 'number', value: now.get(name) || '', ...attributes }),
-    );
-  const select = (name, title, options, otherwise = 'any') =>
-    h(
-      'label',
-      null,
-      `${title} `,
-      h(
-        'select',
-        { name },
-        [['', otherwise], ...options].map(([value, text]) =>
-          h('option', { value, selected: value === (now.get(name) || '') }, text),
-        ),
-      ),
-    );
+  const field = (name, title, attributes) => {
+    const value = now.get(name) || '';
+    return h('label', `${title} `, h('input', { name, type: 'number', value, ...attributes }));
+  };
+  const menu = (name, title, values, otherwise = 'any') => {
+    const options = values.map((value) => (Array.isArray(value) ? value : [value, value]));
+    return select(title, { name }, [['', otherwise], ...options], now.get(name) || '');
+  };
+  const sorts = SORTS.flatMap((name) => [name, [`-${name}`, `${name}, falling`]]);
   let waiting = 0;
   const apply = () => {
     if (!form.isConnected) return; // one has gone elsewhere meanwhile
@@ -54,9 +32,8 @@ function filters(rows, update) {
     update();
   };
   const form = h(
-    'form',
+    'form.filters',
     {
-      class: 'filters',
       'aria-label': 'Filters',
       onsubmit: (event) => event.preventDefault(),
       oninput: () => {
@@ -67,37 +44,15 @@ function filters(rows, update) {
     field('words', 'Find in questions and responses', { type: 'search', placeholder: 'text' }),
     field('from', 'step from', { min: 1 }),
     field('to', 'to', { min: 1 }),
-    select(
-      'advantage',
-      'advantage',
-      Object.keys(SIGNS).map((name) => [name, name]),
-    ),
-    select(
-      'outcome',
-      'outcome',
-      rows.responses.outcomes.map((name) => [name, name]),
-    ),
-    select('kind', 'kind', [
-      ['fresh', 'fresh'],
-      ['replayed', 'replayed'],
-    ]),
-    select('truncated', 'truncated', [
-      ['yes', 'yes'],
-      ['no', 'no'],
-    ]),
+    menu('advantage', 'advantage', Object.keys(SIGNS)),
+    menu('outcome', 'outcome', rows.responses.outcomes),
+    menu('kind', 'kind', ['fresh', 'replayed']),
+    menu('truncated', 'truncated', ['yes', 'no']),
     field('reward', 'reward', { step: 'any' }),
     field('shortest', 'tokens from', { min: 1 }),
     field('longest', 'to', { min: 1 }),
-    select('texts', 'text', [['yes', 'in this file']]),
-    select(
-      'sort',
-      'sorted by',
-      SORTS.flatMap((name) => [
-        [name, name],
-        [`-${name}`, `${name}, falling`],
-      ]).slice(1),
-      'step',
-    ),
+    menu('texts', 'text', [['yes', 'in this file']]),
+    menu('sort', 'sorted by', sorts.slice(1), 'step'),
     h('a', { href: cleared(...FILTERS, 'sort') }, 'Clear'),
   );
   return form;
@@ -170,7 +125,7 @@ function nothingFound(rows) {
   const [from, to] = [limit('from', -Infinity), limit('to', Infinity)];
   if (rows.steps.some((step) => from <= step && step <= to))
     return [
-      h('b', null, '0 responses'),
+      h('b', '0 responses'),
       ' pass all of these filters. ',
       h('a', { href: cleared(...FILTERS) }, 'Clear them'),
     ];

@@ -46,21 +46,16 @@ function linesChart(panel) {
     return { line, values, at, index };
   });
   const legend = (index) => [
-    h(
-      'span',
-      { class: 'at' },
-      index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`,
-    ),
+    h('span.at', index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`),
     ...shown.map(({ line, values, at, index: place }) => {
       const inBand = index !== null && at ? at.get(steps[index]) : undefined;
       const range =
         inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
       return h(
-        'span',
-        { class: 'key' },
+        'span.key',
         sample(place),
         `${line.label} `,
-        index === null ? null : h('b', null, number(values[index])),
+        index === null ? null : h('b', number(values[index])),
         range,
       );
     }),
@@ -143,14 +138,13 @@ function stackChart(panel) {
     points: { show: false },
   }));
   const legend = (at) => [
-    h('span', { class: 'at' }, at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
+    h('span.at', at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
     ...order.map((index) =>
       h(
-        'span',
-        { class: 'key' },
+        'span.key',
         h('i', { class: `swatch fill-${fills[index]}` }),
         `${panel.layers[index].label} `,
-        at === null ? null : h('b', null, number(panel.layers[index].values[at])),
+        at === null ? null : h('b', number(panel.layers[index].values[at])),
       ),
     ),
   ];
@@ -191,16 +185,15 @@ function heatChart(panel) {
   };
   const legend = (at) => [
     h(
-      'span',
-      { class: 'at' },
+      'span.at',
       at === null
         ? `${panel.what}: 0 `
         : `${panel.x} ${number(steps[at])}, ${panel.what} by bucket: `,
     ),
     ...(at === null
-      ? [h('i', { class: 'ramp', 'aria-hidden': 'true' }), ` ${number(most)}`]
+      ? [h('i.ramp', { 'aria-hidden': 'true' }), ` ${number(most)}`]
       : panel.counts.map((counts, bucket) =>
-          h('span', { class: 'key' }, `${bucket}: `, h('b', null, number(counts[at]))),
+          h('span.key', `${bucket}: `, h('b', number(counts[at]))),
         )),
   ];
   return {

@@ -29,7 +29,6 @@ function search(rows, wanted, isOpen) {
   update();
   return h(
     'search',
-    null,
     h('label', { for: 'find' }, 'Find a question by its text, row or answer '),
     input,
     results,
@@ -61,8 +60,8 @@ function found(rows, wanted) {
   const more =
     places.length > MOST_FOUND ? `, of which these ${MOST_FOUND} were visited most often` : '';
   return [
-    h('p', { class: 'quiet', id: 'count' }, `${plural(places.length, 'question')}${more}`),
-    table(['question', 'text', 'answer', 'visits', 'last pass rate'], shown, 'Questions found'),
+    quiet({ id: 'count' }, `${plural(places.length, 'question')}${more}`),
+    table('question|text|answer|visits|last pass rate', shown, 'Questions found'),
   ];
 }
 
@@ -70,7 +69,7 @@ function found(rows, wanted) {
 
 async function story(run, rows, row) {
   const visits = rows.ofQuestion.get(row);
-  if (!visits) return h('p', null, `Question ${row} was never visited.`);
+  if (!visits) return h('p', `Question ${row} was never visited.`);
   const place = rows.place.get(row);
   const recordings = await Promise.all(
     visits.map((visit) => recordedGroup(run, rows.visits.step[visit], rows.groupOf[visit])),
@@ -79,13 +78,9 @@ async function story(run, rows, row) {
   return h(
     'article',
     { id: 'story' },
-    h('h2', null, `Question ${row}`),
-    h(
-      'blockquote',
-      { class: 'question' },
-      rows.questions.text[place] ?? 'Its text is not recorded.',
-    ),
-    h('p', null, 'Answer: ', h('b', null, rows.questions.answer[place] ?? 'not recorded')),
+    h('h2', `Question ${row}`),
+    h('blockquote.question', rows.questions.text[place] ?? 'Its text is not recorded.'),
+    h('p', 'Answer: ', h('b', rows.questions.answer[place] ?? 'not recorded')),
     section('Visits', strip(rows, visits), visitsTable(rows, visits)),
     await solutions(run, rows, row, visits, recordings, replays),
     replayed(replays),
@@ -97,8 +92,8 @@ async function story(run, rows, row) {
 function strip(rows, visits) {
   const { step, correctness, replayed, bucket_after, retired_step } = rows.visits;
   return h(
-    'ol',
-    { class: 'strip', tabindex: 0, 'aria-label': 'Visits in the order of steps' },
+    'ol.strip',
+    { tabindex: 0, 'aria-label': 'Visits in the order of steps' },
     visits.map((visit) => {
       const share = correctness[visit];
       const fate =
@@ -112,22 +107,21 @@ function strip(rows, visits) {
       column.style.height = `${Math.round(4 + 56 * share)}px`;
       return h(
         'li',
-        null,
         h(
           'a',
           { href: groupAddress(rows, visit) },
-          h('span', { class: 'well' }, column),
-          h('b', null, `${Math.round(100 * share)}%`),
-          h('span', null, kindOfVisit(rows, visit)),
-          h('span', null, fate),
+          h('span.well', column),
+          h('b', `${Math.round(100 * share)}%`),
+          h('span', kindOfVisit(rows, visit)),
+          h('span', fate),
           replay
             ? [
                 `age ${replay.age}`,
                 `entropy ${number(replay.entropy)}`,
                 `ratio ${number(replay.ratio_mean)}`,
-              ].map((text) => h('span', null, text))
+              ].map((text) => h('span', text))
             : null,
-          h('span', { class: 'quiet' }, `step ${step[visit]}`),
+          h('span.quiet', `step ${step[visit]}`),
         ),
       );
     }),
@@ -151,20 +145,7 @@ function visitsTable(rows, visits) {
   const { step, correctness, replayed, bucket_before, bucket_after } = rows.visits;
   const bucket = (value) => (value === null ? 'none' : String(value));
   return table(
-    [
-      'step',
-      'kind',
-      'pass rate',
-      'bucket before',
-      'after',
-      'replayed one written in',
-      'age',
-      'its entropy',
-      "others' entropies",
-      'mean ratio',
-      'largest',
-      'mean weight',
-    ],
+    "step|kind|pass rate|bucket before|after|replayed one written in|age|its entropy|others' entropies|mean ratio|largest|mean weight",
     visits.map((visit) => {
       const replay = replayOfVisit(rows, visit);
       const shared = [

@@ -62,7 +62,7 @@ function whatIsHere(rows) {
     cut > 0 &&
       `Of ${number(cut)} of the ${plural(rows.questions.row.length, 'question')} only the beginning is in this file.`,
   ].filter(Boolean);
-  return sentences.length ? h('p', { class: 'quiet' }, sentences.join(' ')) : null;
+  return sentences.length ? quiet(sentences.join(' ')) : null;
 }
 
 // ---- The table ----
@@ -72,26 +72,14 @@ function listed(rows, found) {
   const at = Math.max(0, Math.min(Number(choice().get('at') || 0), found.length - 1));
   return [
     table(
-      [
-        'step',
-        'group',
-        'question',
-        'response',
-        'kind',
-        'outcome',
-        'extracted',
-        'reward',
-        'advantage',
-        'tokens',
-        'entropy',
-      ],
+      'step|group|question|response|kind|outcome|extracted|reward|advantage|tokens|entropy',
       found.slice(at, at + ROWS).map((i) => responseRow(rows, i)),
       'Responses',
       'cards',
     ),
     h(
-      'nav',
-      { class: 'pages', 'aria-label': 'Pages of the table' },
+      'nav.pages',
+      { 'aria-label': 'Pages of the table' },
       at > 0 ? h('a', { href: address({ at: Math.max(0, at - ROWS) }) }, '← previous') : null,
       ` ${number(at + 1)} to ${number(Math.min(at + ROWS, found.length))} `,
       at + ROWS < found.length ? h('a', { href: address({ at: at + ROWS }) }, 'next →') : null,
@@ -116,7 +104,7 @@ function summary(rows, found) {
   const mean = (name) =>
     number(found.reduce((sum, i) => sum + (responses[name][i] ?? 0), 0) / found.length);
   return [
-    h('b', null, plural(found.length, 'response')),
+    h('b', plural(found.length, 'response')),
     ` of ${plural(rates.length, 'group')} (${fates}): mean reward ${mean('reward')}, length ${mean('length')}, entropy ${mean('entropy')}`,
   ];
 }
@@ -136,15 +124,14 @@ function responseRow(rows, i) {
       `group\u00a0${rows.groupOf[visit]}`,
     ),
     h(
-      'div',
-      { class: 'text' },
+      'div.text',
       questionLink(question),
       ' ',
       excerpt(rows.questions.text[rows.place.get(question)], 'text not recorded'),
     ),
-    h('div', { class: 'text' }, responseText(rows.texts[i])),
+    h('div.text', responseText(rows.texts[i])),
     kindOf(rows, i),
-    h('span', null, outcomeOf(rows, i), responses.truncated[i] ? ' (cut at the limit)' : ''),
+    h('span', outcomeOf(rows, i), responses.truncated[i] ? ' (cut at the limit)' : ''),
     answerOf(rows, i),
     responses.reward[i],
     signed(responses.advantage[i]),
@@ -157,23 +144,22 @@ function responseRow(rows, i) {
 function responseText(text) {
   return text === null || text.length <= EXCERPT
     ? excerpt(text, 'not in this file')
-    : unfold(excerpt(text), () => h('div', { class: 'tokens' }, text));
+    : unfold(excerpt(text), () => h('div.tokens', text));
 }
 
 // A text's beginning, or where what is searched is in it, marked.
 function excerpt(text, otherwise) {
-  if (text === null) return h('span', { class: 'quiet' }, otherwise);
+  if (text === null) return h('span.quiet', otherwise);
   const wanted = words();
   const place = wanted ? text.toLowerCase().indexOf(wanted) : -1;
   const start = Math.max(0, Math.min(place - BEFORE, text.length - EXCERPT));
   const end = Math.max(start + EXCERPT, place + wanted.length);
   const [from, to] = place < 0 ? [end, end] : [place, place + wanted.length];
   return h(
-    'span',
-    { class: 'excerpt' },
+    'span.excerpt',
     start ? '… ' : '',
     text.slice(start, from),
-    to > from ? h('mark', null, text.slice(from, to)) : null,
+    to > from ? h('mark', text.slice(from, to)) : null,
     text.slice(to, end),
     end < text.length ? ' …' : '',
   );
@@ -188,7 +174,7 @@ function outcomeOf(rows, i) {
 }
 
 function answerOf(rows, i) {
-  return h('span', { class: 'excerpt' }, extracted(rows, i) ?? MISSING);
+  return h('span.excerpt', extracted(rows, i) ?? MISSING);
 }
 
 // What the verifier extracted; true stands for the question's own answer.
@@ -205,7 +191,7 @@ async function groupView(run, rows, step, group) {
   const visit = rows.visits.step.findIndex(
     (value, index) => value === step && rows.groupOf[index] === group,
   );
-  if (visit < 0) return [h('p', null, `Step ${step} has no group ${group}.`)];
+  if (visit < 0) return [h('p', `Step ${step} has no group ${group}.`)];
   const first = rows.visits.first[visit];
   const question = rows.visits.question[visit];
   const texts = await recordedGroup(run, step, group);
@@ -214,35 +200,32 @@ async function groupView(run, rows, step, group) {
       ? []
       : Array.from({ length: rows.visits.responses[visit] }, (_, sample) => first + sample);
   return [
-    h('p', null, h('a', { href: address({ group: null }) }, '← all responses')),
-    h('h2', null, `Step ${step}, group ${group}: question `, questionLink(question)),
-    h('blockquote', { class: 'question' }, questionText(rows, question)),
+    h('p', h('a', { href: address({ group: null }) }, '← all responses')),
+    h('h2', `Step ${step}, group ${group}: question `, questionLink(question)),
+    h('blockquote.question', questionText(rows, question)),
     h(
       'p',
-      null,
       'Answer: ',
-      h('b', null, rows.questions.answer[rows.place.get(question)] ?? 'not recorded'),
+      h('b', rows.questions.answer[rows.place.get(question)] ?? 'not recorded'),
       `, pass rate ${number(rows.visits.correctness[visit])}`,
     ),
     members.length
       ? groupTable(rows, members)
-      : h('p', { class: 'notes' }, 'The responses of this step are not in this file.'),
+      : h('p.notes', 'The responses of this step are not in this file.'),
     texts
       ? null
       : h(
-          'p',
-          { class: 'notes' },
+          'p.notes',
           'This group was not recorded token by token (config.metrics.recorded_groups), or there was no room ' +
             'for it in this file (--texts=all has all that is recorded).',
         ),
     texts
       ? h(
           'div',
-          null,
           members.map((i, sample) =>
             texts.has(sample)
               ? unfold(
-                  h('span', null, `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i)),
+                  h('span', `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i)),
                   () =>
                     tokensView(texts.get(sample), rows.responses.replayed[i] ? 'ratio' : 'entropy'),
                   sample === 0 || Boolean(rows.responses.replayed[i]),
@@ -258,19 +241,7 @@ function groupTable(rows, members) {
   const { responses } = rows;
   const most = Math.max(1e-9, ...members.map((i) => Math.abs(responses.advantage[i])));
   return table(
-    [
-      'sample',
-      'kind',
-      'outcome',
-      'extracted',
-      'reward',
-      'advantage',
-      'tokens',
-      'entropy',
-      'written in step',
-      'mean ratio',
-      'largest',
-    ],
+    'sample|kind|outcome|extracted|reward|advantage|tokens|entropy|written in step|mean ratio|largest',
     members.map((i, sample) => {
       const replay = responses.replayed[i] ? replayOfVisit(rows, rows.visitOf[i]) : null;
       const bar = h('i', {
@@ -283,7 +254,7 @@ function groupTable(rows, members) {
         outcomeOf(rows, i),
         answerOf(rows, i),
         responses.reward[i],
-        h('span', { class: 'with-bar' }, signed(responses.advantage[i]), bar),
+        h('span.with-bar', signed(responses.advantage[i]), bar),
         responses.length[i],
         responses.entropy[i],
         ...(replay ? [replay.written, replay.ratio_mean, replay.ratio_max] : [null, null, null]),

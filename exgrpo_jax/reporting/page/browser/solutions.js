@@ -20,35 +20,27 @@ async function solutions(run, rows, row, visits, recordings, replays) {
   const solved = recordedSuccesses(rows, visits, recordings);
   const [first, last] = [solved[0], solved.at(-1)];
   return [
-    section(
-      'Stored successes',
-      items.length ? items : h('p', { class: 'quiet' }, whyNone(rows, visits, all)),
-    ),
+    section('Stored successes', items.length ? items : quiet(whyNone(rows, visits, all))),
     section(
       'First and latest solution',
       first && first !== last
         ? isSame(first, last)
-          ? h(
-              'p',
-              { class: 'quiet' },
-              `In step ${last.step} it is word for word that of step ${first.step}.`,
-            )
+          ? quiet(`In step ${last.step} it is word for word that of step ${first.step}.`)
           : [
               h(
-                'p',
-                { class: 'quiet' },
+                'p.quiet',
                 'From step ',
                 String(first.step),
                 ' to step ',
                 String(last.step),
                 ': ',
-                h('del', null, 'taken away'),
+                h('del', 'taken away'),
                 ' ',
-                h('ins', null, 'added'),
+                h('ins', 'added'),
               ),
               difference(first.texts.join(''), last.texts.join('')),
             ]
-        : h('p', { class: 'quiet' }, 'There are no two recorded solutions to compare.'),
+        : quiet('There are no two recorded solutions to compare.'),
     ),
   ];
 }
@@ -112,7 +104,7 @@ function replayed(replays) {
         tokensView(replay, 'ratio'),
       ),
     ),
-    replays.length ? null : h('p', { class: 'quiet' }, 'No replay is recorded token by token.'),
+    replays.length ? null : quiet('No replay is recorded token by token.'),
   );
 }
 
@@ -121,13 +113,11 @@ function mistakes(rows, visits, recordings) {
   return section(
     `Not correct (${wrong.length} recorded)`,
     wrong.map((response) =>
-      unfold(h('span', null, `Step ${response.step}: `, why(rows, response.index)), () =>
+      unfold(h('span', `Step ${response.step}: `, why(rows, response.index)), () =>
         tokensView(response, 'entropy'),
       ),
     ),
-    wrong.length
-      ? null
-      : h('p', { class: 'quiet' }, 'No such response is recorded token by token.'),
+    wrong.length ? null : quiet('No such response is recorded token by token.'),
   );
 }
 
@@ -141,9 +131,9 @@ function why(rows, index) {
     {
       wrong: [
         'extracted ',
-        h('b', null, extracted(rows, index) ?? 'nothing'),
+        h('b', extracted(rows, index) ?? 'nothing'),
         ' where the answer is ',
-        h('b', null, truth ?? 'not recorded'),
+        h('b', truth ?? 'not recorded'),
       ],
       'no answer': ['no answer could be extracted'],
     }[name] || (reason[index] ? [reason[index]] : []);

@@ -22,51 +22,23 @@ function shownPage() {
 function header() {
   const [run, shown] = [currentRun(), shownPage()];
   const names = Object.keys(PAGES).filter((name) => name !== 'compare' || page.compare);
-  const select =
-    page.runs.length < 2 || shown === 'compare'
-      ? null
-      : h(
-          'label',
-          null,
-          'run ',
-          h(
-            'select',
-            {
-              id: 'run',
-              onchange: (event) => {
-                location.hash = address(
-                  { run: event.target.value, page: shown },
-                  new URLSearchParams(),
-                );
-              },
-            },
-            page.runs.map(({ name }, index) =>
-              h('option', { value: index, selected: index === run }, name),
-            ),
-          ),
-        );
+  const isCompared = shown === 'compare';
+  const onchange = (event) => {
+    location.hash = address({ run: event.target.value, page: shown }, new URLSearchParams());
+  };
+  const tab = (name) => {
+    const href = address({ page: name }, new URLSearchParams({ run }));
+    return h('a', { href, 'aria-current': name === shown && 'page' }, title(name));
+  };
+  const runs = page.runs.map(({ name }, index) => [index, name]);
   return [
     h(
       'h1',
-      null,
-      shown === 'compare' ? `${page.runs.length} runs` : page.runs[run].name,
-      h('small', null, shown === 'compare' ? '' : page.runs[run].progress),
+      isCompared ? `${page.runs.length} runs` : page.runs[run].name,
+      h('small', isCompared ? '' : page.runs[run].progress),
     ),
-    select,
-    h(
-      'nav',
-      { 'aria-label': 'Pages' },
-      names.map((name) =>
-        h(
-          'a',
-          {
-            href: address({ page: name }, new URLSearchParams({ run })),
-            'aria-current': name === shown ? 'page' : null,
-          },
-          title(name),
-        ),
-      ),
-    ),
+    runs.length < 2 || isCompared ? null : select('run', { id: 'run', onchange }, runs, run),
+    h('nav', { 'aria-label': 'Pages' }, names.map(tab)),
     h(
       'button',
       { type: 'button', id: 'theme', onclick: changeTheme, 'aria-label': 'Light or dark' },
@@ -123,15 +95,11 @@ const UNTOUCHED = 60; // seconds
 function follow() {
   if (!page.again) return;
   let touched = -Infinity;
-  for (const event of ['pointerdown', 'keydown', 'wheel']) {
-    addEventListener(
-      event,
-      () => {
-        touched = performance.now();
-      },
-      { passive: true },
-    );
-  }
+  const touch = () => {
+    touched = performance.now();
+  };
+  for (const event of ['pointerdown', 'keydown', 'wheel'])
+    addEventListener(event, touch, { passive: true });
   setInterval(async () => {
     if (document.hidden || !(await isNewer())) return;
     if (performance.now() - touched > 1000 * UNTOUCHED) location.reload();
@@ -151,30 +119,16 @@ async function isNewer() {
 
 function offerReload() {
   if (document.getElementById('newer')) return;
-  document
-    .getElementById('header')
-    .append(
-      h(
-        'button',
-        { type: 'button', id: 'newer', onclick: () => location.reload() },
-        'Show newer steps',
-      ),
-    );
+  const attributes = { type: 'button', id: 'newer', onclick: () => location.reload() };
+  document.getElementById('header').append(h('button', attributes, 'Show newer steps'));
 }
 
 async function start() {
   followSystem();
   page = await part('page');
-  document
-    .getElementById('footer')
-    .replaceChildren(
-      h(
-        'p',
-        { class: 'quiet' },
-        `Written ${page.written} by exgrpo_jax ${page.by}.`,
-        page.again ? ' It looks for newer steps by itself.' : '',
-      ),
-    );
+  const more = page.again ? ' It looks for newer steps by itself.' : '';
+  const footer = quiet(`Written ${page.written} by exgrpo_jax ${page.by}.`, more);
+  document.getElementById('footer').replaceChildren(footer);
   addEventListener('hashchange', show);
   await show();
   follow();

@@ -7,60 +7,44 @@ function levelOf(value, limits) {
   return limits.filter((limit) => value >= limit).length;
 }
 
-// What the colours of tokens can mean, of a response that has these values.
+// What the colours of tokens can mean, of a response that has the values named by `of`.
 const MEANINGS = {
   entropy: {
     title: 'entropy',
-    has: (response) => Boolean(response.entropy),
+    of: 'entropy',
     level: (response, index) => `entropy-${levelOf(response.entropy[index] ?? 0, NATS)}`,
-    legend: () =>
-      h(
-        'p',
-        { class: 'legend' },
-        'Entropy in nats: ',
-        [0, ...NATS].map((limit, level) =>
-          h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`),
-        ),
-      ),
+    legend: () => natsLegend('Entropy in nats: '),
   },
   ratio: {
     title: 'log-ratio now against then',
-    has: (response) => Boolean(response.past),
+    of: 'past',
     level: (response, index) => {
       const ratio = logRatio(response, index);
       return `ratio-${ratio < 0 ? 'down' : 'up'}-${levelOf(Math.abs(ratio), RATIOS)}`;
     },
     legend: () =>
       h(
-        'p',
-        { class: 'legend' },
+        'p.legend',
         'log(π now / π then): ',
-        [...RATIOS]
-          .reverse()
-          .map((limit, level) =>
-            h('span', { class: `token ratio-down-${3 - level}` }, `≤ −${limit}`),
-          ),
-        h('span', { class: 'token' }, 'about 0'),
-        RATIOS.map((limit, level) =>
-          h('span', { class: `token ratio-up-${level + 1}` }, `≥ ${limit}`),
-        ),
+        RATIOS.map((limit, at) => h(`span.token.ratio-down-${at + 1}`, `≤ −${limit}`)).reverse(),
+        h('span.token', 'about 0'),
+        RATIOS.map((limit, at) => h(`span.token.ratio-up-${at + 1}`, `≥ ${limit}`)),
       ),
   },
   logp: {
     title: 'log-probability',
-    has: (response) => Boolean(response.logp),
+    of: 'logp',
     level: (response, index) => `entropy-${levelOf(-(response.logp[index] ?? 0), NATS)}`,
-    legend: () =>
-      h(
-        'p',
-        { class: 'legend' },
-        'Minus log-probability in nats: ',
-        [0, ...NATS].map((limit, level) =>
-          h('span', { class: `token entropy-${level}` }, level ? `≥ ${limit}` : `< ${NATS[0]}`),
-        ),
-      ),
+    legend: () => natsLegend('Minus log-probability in nats: '),
   },
 };
+
+function natsLegend(title) {
+  const levels = [0, ...NATS].map((limit, level) =>
+    h(`span.token.entropy-${level}`, level ? `≥ ${limit}` : `< ${NATS[0]}`),
+  );
+  return h('p.legend', title, levels);
+}
 
 function logRatio(response, index) {
   return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
@@ -68,19 +52,14 @@ function logRatio(response, index) {
 
 // Coloured tokens with a choice of what the colours mean; the arrow keys go from token to token.
 function tokensView(response, wanted) {
-  const possible = Object.keys(MEANINGS).filter((name) => MEANINGS[name].has(response));
+  const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
   let meaning = possible.includes(wanted) ? wanted : possible[0];
-  const status = h('p', { class: 'readout', 'aria-live': 'polite' });
+  const status = h('p.readout', { 'aria-live': 'polite' });
   const legend = h('div');
-  const spans = response.texts.map((text) => h('span', { class: 'token' }, visible(text)));
+  const spans = response.texts.map((text) => h('span.token', visible(text)));
   const text = h(
-    'div',
-    {
-      class: 'tokens',
-      tabindex: 0,
-      role: 'group',
-      'aria-label': 'Response token by token; arrow keys move',
-    },
+    'div.tokens',
+    { tabindex: 0, role: 'group', 'aria-label': 'Response token by token; arrow keys move' },
     spans,
   );
   const paint = () => {
@@ -107,27 +86,14 @@ function tokensView(response, wanted) {
     event.preventDefault();
   });
   paint();
-  const choose =
-    possible.length < 2
-      ? null
-      : h(
-          'label',
-          null,
-          'Colour by ',
-          h(
-            'select',
-            {
-              onchange: (event) => {
-                meaning = event.target.value;
-                paint();
-              },
-            },
-            possible.map((name) =>
-              h('option', { value: name, selected: name === meaning }, MEANINGS[name].title),
-            ),
-          ),
-        );
-  return h('div', { class: 'response' }, choose, legend, text, status);
+  const choose = (event) => {
+    meaning = event.target.value;
+    paint();
+  };
+  const options = possible.map((name) => [name, MEANINGS[name].title]);
+  const menu =
+    options.length < 2 ? null : select('Colour by', { onchange: choose }, options, meaning);
+  return h('div.response', menu, legend, text, status);
 }
 
 function visible(text) {
@@ -174,7 +140,7 @@ const MOST_CELLS = 4e6; // of the table of the longest common subsequence
 function difference(before, after) {
   const [a, b] = [before, after].map((text) => text.match(/\s+|[\p{L}\p{N}_.]+|[^\s]/gu) || []);
   if (a.length * b.length > MOST_CELLS) {
-    return h('p', { class: 'quiet' }, 'These two are too long to compare here.');
+    return quiet('These two are too long to compare here.');
   }
   const width = b.length + 1;
   const common = new Uint16Array((a.length + 1) * width);
@@ -186,7 +152,7 @@ function difference(before, after) {
           : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
     }
   }
-  const shown = h('div', { class: 'tokens difference' });
+  const shown = h('div.tokens.difference');
   let [i, j] = [0, 0];
   while (i < a.length || j < b.length) {
     if (i < a.length && j < b.length && a[i] === b[j]) {
@@ -197,10 +163,10 @@ function difference(before, after) {
       j >= b.length ||
       (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])
     ) {
-      shown.append(h('del', null, a[i]));
+      shown.append(h('del', a[i]));
       i++;
     } else {
-      shown.append(h('ins', null, b[j]));
+      shown.append(h('ins', b[j]));
       j++;
     }
   }

@@ -8,6 +8,7 @@ import pytest
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.page import contents
+from exgrpo_jax.reporting.report import write_report
 from tests.helpers import tiny
 from tests.helpers.tabs import await_page, go, open_tab, rows_of
 
@@ -105,16 +106,19 @@ def test_the_zoom_of_a_chart_is_in_the_address(tab, page):
 # ---- Filters and search ----
 
 
-def test_advantages_are_filtered_by_their_sign(tab, page, responses):
-  for name, has in (
+@pytest.mark.parametrize(
+  ('name', 'has'),
+  [
     ('positive', lambda row: row['advantage'] > 0),
     ('zero', lambda row: row['advantage'] == 0),
     ('negative', lambda row: row['advantage'] < 0),
-  ):
-    go(tab, page, f'page=responses&advantage={name}')
-    count = sum(map(has, responses))
-    assert count > 5
-    counted(tab, count)
+  ],
+)
+def test_advantages_are_filtered_by_their_sign(tab, page, responses, name, has):
+  go(tab, page, f'page=responses&advantage={name}')
+  count = sum(map(has, responses))
+  assert count > 5
+  counted(tab, count)
 
 
 def test_what_is_typed_is_searched_in_questions_and_responses(tab, page, recorded, responses):
@@ -171,8 +175,6 @@ def test_a_step_without_responses_leads_to_the_nearest_that_has(tab, page):
 def test_where_steps_are_left_out_the_list_says_which(
   tab, recorded, responses, tmp_path, monkeypatch
 ):
-  from exgrpo_jax.reporting.report import write_report
-
   monkeypatch.setattr(contents, '_RESPONSES', len(responses) // 3)
   monkeypatch.setattr(contents, '_TOKENS', 0)
   write_report([str(recorded.workdir)], tmp_path / 'page.html')

@@ -3,8 +3,8 @@
 import pytest
 
 from exgrpo_jax.reporting import step_records
-from exgrpo_jax.reporting.figures.runs import Group, Recorded
-from exgrpo_jax.reporting.page import comparison, names
+from exgrpo_jax.reporting.page import comparison
+from exgrpo_jax.reporting.runs import Group, Recorded
 
 TEXTS = [f'question {row}' for row in range(4)]
 SCORE = 'eval/chains/pass@1'
@@ -101,9 +101,12 @@ def test_seeds_are_paired_at_the_last_step_that_all_of_them_have():
 
 
 def test_runs_are_called_by_their_folders():
-  assert names.of_runs(['/runs/chains', '/runs/grpo']) == ['chains', 'grpo']
-  assert names.of_runs(['/first/chains', '/second/chains']) == ['first/chains', 'second/chains']
-  assert names.of_runs(['/runs/chains']) == ['chains']
+  assert comparison.run_names(['/runs/chains', '/runs/grpo']) == ['chains', 'grpo']
+  assert comparison.run_names(['/first/chains', '/second/chains']) == [
+    'first/chains',
+    'second/chains',
+  ]
+  assert comparison.run_names(['/runs/chains']) == ['chains']
 
 
 def test_settings_of_several_seeds_are_called_by_as_little_as_tells_them_apart():
@@ -116,14 +119,14 @@ def test_settings_of_several_seeds_are_called_by_as_little_as_tells_them_apart()
     of_two_seeds(**{'replay.ratio': ratio, 'data.train': spec, 'num_steps': steps})
     for ratio, spec, steps in ((0.5, data[0], 60), (0.0, data[1], 24))
   ]
-  assert names.of_groups(two) == ['replay.ratio=0.5', 'replay.ratio=0.0']
+  assert comparison.group_names(two) == ['replay.ratio=0.5', 'replay.ratio=0.0']
   three = [*two, of_two_seeds(**{'replay.ratio': 0.0, 'data.train': data[1], 'num_steps': 60})]
-  assert names.of_groups(three) == [
+  assert comparison.group_names(three) == [
     'replay.ratio=0.5, num_steps=60',
     'replay.ratio=0.0, num_steps=24',
     'replay.ratio=0.0, num_steps=60',
   ]
-  assert names.of_groups(two[:1]) == ['label']
+  assert comparison.group_names(two[:1]) == ['label']
 
 
 # ---- Curves ----

@@ -1,0 +1,161 @@
+"""When a run is warned that its steps teach nothing, or that its questions run out."""
+
+import dataclasses
+
+import pytest
+
+from exgrpo_jax.algorithm import replay
+from exgrpo_jax.datatypes import Verdict
+from exgrpo_jax.reporting import alarms, metrics
+from exgrpo_jax.runtime import compilations
+from exgrpo_jax.training import run
+from tests.helpers import tiny
+
+STEPS = alarms.WINDOW
+SETUP = alarms.Setup(num_steps=500, pool=1000, questions=32, max_response=64)
+WELL = {
+  'length/truncated': 0.9,
+  'pass_rate/all': 0.125,
+  'buffer/retired': 10,
+  'zero_variance': 0.5,
+  'groups/solved_by_all': 0.4,
+  'groups/solved_by_none': 0.1,
+}
+
+
+def observed(records, setup=SETUP):
+  """What is printed of steps 1, 2, ... with these changes to WELL."""
+  past, printed = alarms.History(), []
+  for step, record in enumerate(records, 1):
+    past, warnings = alarms.observe(setup, past, WELL | record | {'step': step})
+    printed += warnings
+  return printed
+
+
+def test_a_run_in_which_all_is_well_gets_no_warning():
+  assert observed([{}] * 150) == []
+
+
+def test_a_warning_with_the_limit_if_every_response_was_truncated():
+  (warning,) = observed([{}, {'length/truncated': 1.0}])
+  assert warning.startswith('step 2: ') and 'config.rollout.max_response=64' in warning
+
+
+def test_a_warning_after_every_ten_steps_without_learning_signal():
+  silent = {'zero_variance': 1.0}
+  warnings = observed([silent] * 9 + [{}] + [silent] * 25)
+  ten = [text for text in warnings if 'in a row' in text]
+  assert [text.split(' steps in a row')[0] for text in ten] == [
+    'step 20: for 10',
+    'step 30: for 20',
+  ]
+  assert 'pass rate 0.125' in ten[0]
+
+
+def retiring(pace, already=0):
+  return [{'buffer/retired': already + pace * step} for step in range(1, STEPS + 1)]
+
+
+def test_a_pool_that_retirement_will_empty_before_the_end():
+  # 40 of 1,000 after step 20, 2 more each step: after 464 steps 32 are left, after 465 fewer.
+  (warning,) = observed(retiring(2))
+  for words in ('40 of 1,000', '2.0 more', 'from about step 485 of 500', 'the 32', 'retire=never'):
+    assert words in warning
+  assert observed(retiring(2), dataclasses.replace(SETUP, num_steps=485)) == []
+  assert observed(retiring(0, already=990)) == []  # it stays as it is, and was warned of
+  (warning,) = observed(retiring(1, already=950))
+  assert '970 of 1,000' in warning and ': now fewer than' in warning
+
+
+@pytest.mark.parametrize('carry', [False, True])
+def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, recorded):
+  """With carry a step works on all groups in flight, which are more than it trains."""
+  opened, rollout = recorded.experiment, recorded.rollout
+  of_rollout = dataclasses.replace(opened.config.rollout, carry=carry, in_flight=9, max_age=2)
+  opened = dataclasses.replace(
+    opened, config=dataclasses.replace(opened.config, rollout=of_rollout)
+  )
+  rollout = dataclasses.replace(rollout, config=of_rollout)
+  setup, size = run.alarm_setup(opened, rollout), len(rollout.data.questions)
+  for left in range(size):
+    retired = replay.Buffer(retired_epoch=dict.fromkeys(range(size - left), 0))
+    assert rollout.reads_retired(retired, epoch=1) == (left < setup.questions)
+
+
+@pytest.mark.parametrize(
+  ('by_all', 'by_none', 'remedy'), [(0.7, 0.1, 'harder'), (0.1, 0.7, 'easier')]
+)
+def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
+  silent = dict(zip(alarms._SHARES, (0.8, by_all, by_none)))
+  (warning,) = observed([silent] * STEPS)
+  assert '80% of the groups in steps 1 to 20' in warning and f'Give {remedy} questions' in warning
+  assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
+  assert alarms.silent_groups([]) == alarms.silent_groups([{'step': 1, 'zero_variance': 1.0}]) == ''
+
+
+def test_a_kind_of_warning_pauses_and_does_not_silence_another():
+  silent = {'zero_variance': 0.8}
+  retired = [{'buffer/retired': 10 + 4 * max(0, step - 60)} | silent for step in range(1, 231)]
+  printed = observed(retired)
+  steps = {word: [t.split(':')[0] for t in printed if word in t] for word in ('groups', 'retired')}
+  assert steps['groups'] == ['step 20', 'step 120', 'step 220']
+  assert steps['retired'][0] not in steps['groups'] and len(steps['retired']) == 2
+
+
+@pytest.mark.parametrize(('max_failures', 'is_warned'), [(0.0, True), (0.37, True), (0.375, False)])
+def test_a_warning_with_a_reason_if_more_gradings_failed_than_allowed(max_failures, is_warned):
+  def verdicts(*outcomes):
+    return [
+      Verdict(reward=0.0, outcome=outcome, reason=f'why it {outcome}') for outcome in outcomes
+    ]
+
+  graded = [
+    verdicts('correct', 'timed out', 'wrong'),
+    verdicts('correct', 'crashed'),
+    verdicts('timed out', 'wrong', 'no answer'),
+  ]
+  warning = alarms.grading(12, graded, max_failures)
+  assert bool(warning) == is_warned and alarms.grading(12, graded[:1], 1.0) == ''
+  for words in ('step 12', '8 gradings', '2 timed out', '1 crashed', 'why it timed out'):
+    assert not is_warned or words in warning
+
+
+# ---- Of a real run ----
+
+
+def test_the_recorded_run_is_warned_of_its_pool(recorded):
+  """Held to what its stages returned, not to its metrics."""
+  setup = run.alarm_setup(recorded.experiment, recorded.rollout)
+  past, printed = alarms.History(), []
+  for record in metrics.read(recorded.workdir)[1:]:
+    past, warnings = alarms.observe(setup, past, record)
+    printed += warnings
+  retired = len(recorded.steps[20].after.retired_epoch)
+  assert tiny.POOL - retired < tiny.QUESTIONS
+  (warning,) = (text for text in printed if 'retired' in text)
+  assert warning.startswith(f'step 20: {retired} of {tiny.POOL} training questions are')
+
+
+def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
+  opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
+  with compilations.counted() as compiled, metrics.Writer(tmp_path, 0) as writer:
+    for step, share in enumerate((1.0, 0.5, 1.0, 1.0), 1):
+      writer.write(step, WELL | {'zero_variance': share})
+    progress = run.progress_after(opened, recorded.rollout, recorded.steps[1].buffer, compiled)
+  assert progress.history.silent_steps == 2 and len(progress.history.recent) == 4
+
+
+@pytest.mark.parametrize('stopped', [5, 20, 43])
+def test_a_resumed_run_warns_as_one_that_was_not_stopped(stopped):
+  records = [WELL | {'zero_variance': 0.9 + step % 7 / 60, 'step': step} for step in range(1, 130)]
+
+  def warned(past, records):
+    for record in records:
+      past, warnings = alarms.observe(SETUP, past, record)
+      yield warnings
+
+  whole = list(warned(alarms.History(), records))
+  assert (
+    list(warned(alarms.history(SETUP, records[:stopped]), records[stopped:])) == whole[stopped:]
+  )
+  assert sum(map(len, whole)) == 2
