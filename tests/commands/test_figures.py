@@ -136,7 +136,7 @@ def test_entropies_are_means_over_fresh_responses_by_step_and_by_successes(drawn
     assert float(found[key]['entropy']) == pytest.approx(statistics.mean(entropies), rel=1e-5)
     assert int(found[key]['count']) == len(entropies)
     if len(entropies) == 5:
-      half = 2.776 * statistics.stdev(entropies) / math.sqrt(5)
+      half = 2.77645 * statistics.stdev(entropies) / math.sqrt(5)
       assert float(found[key]['half_interval_95']) == pytest.approx(half, rel=1e-4)
 
 
@@ -187,7 +187,7 @@ def test_evaluations_and_ablation_are_means_over_seeds_with_their_intervals(draw
   assert float(last[EXGRPO]['low_95']) == pytest.approx(sum(lows) / 2)
   bars = {row['setting']: row for row in drawn.tables['ablation']}
   assert float(bars[EXGRPO]['mean']) == pytest.approx((a + b) / 2)
-  half = 12.706 * statistics.stdev([a, b]) / math.sqrt(2)
+  half = 12.7062 * statistics.stdev([a, b]) / math.sqrt(2)
   assert float(bars[EXGRPO]['high_95']) == pytest.approx((a + b) / 2 + half)
   assert (bars[EXGRPO]['interval_over'], bars[EXGRPO]['step']) == ('seeds', str(LAST))
   assert float(bars[GRPO]['mean']) == pytest.approx(c)
@@ -232,7 +232,7 @@ def test_seeds_that_are_all_equal_have_no_interval_in_the_ablation():
     '',
   ]
   assert (
-    apart['high_95'] == pytest.approx(0.5 + 12.706 * 0.25) and apart['interval_over'] == 'seeds'
+    apart['high_95'] == pytest.approx(0.5 + 12.7062 * 0.25) and apart['interval_over'] == 'seeds'
   )
 
 

@@ -77,20 +77,9 @@ function draw(area, panel, made, marks, show, extent) {
       series: [{}, ...made.series],
       bands: made.bands || [],
       hooks: {
-        ready: [
-          (u) => {
-            u.isReady = true;
-          },
-        ],
+        ready: [(u) => Object.assign(u, { isReady: true })],
         setCursor: [(u) => show(u.cursor.left >= 0 ? u.cursor.idx : null)],
-        setScale: [
-          (u, name) => {
-            if (name === 'x' && u.isReady && !isZooming) {
-              zoomOthers(u, key);
-              keepZoom(u);
-            }
-          },
-        ],
+        setScale: [(u, name) => name === 'x' && u.isReady && zoomAll(u)],
         drawClear: made.under ? [made.under] : [],
         draw: [(u) => drawMarks(u, marks)],
       },
@@ -98,9 +87,7 @@ function draw(area, panel, made, marks, show, extent) {
     made.data,
     area,
   );
-  plot.kind = key;
-  plot.extent = extent;
-  plot.show = show;
+  Object.assign(plot, { kind: key, extent, show });
   if (leads(key)) openByClick(plot);
   area.plot = plot;
   charts.add(plot);
@@ -145,15 +132,18 @@ function tickLabels(splits) {
 
 let isZooming = false;
 
-function zoomOthers(from, key) {
+// Shows the same part in all charts of its kind, and keeps it in the address.
+function zoomAll(from) {
+  if (isZooming) return;
   isZooming = true;
   const { min, max } = from.scales.x;
   for (const plot of charts) {
-    const isOther = plot !== from && plot.kind === key;
-    if (isOther && (plot.scales.x.min !== min || plot.scales.x.max !== max))
+    const { x } = plot.scales;
+    if (plot.kind === from.kind && (x.min !== min || x.max !== max))
       plot.setScale('x', { min, max });
   }
   isZooming = false;
+  keepZoom(from);
 }
 
 // The part that the address says is shown, or all.

@@ -46,18 +46,12 @@ function linesChart(panel) {
     return { line, values, at, index };
   });
   const legend = (index) => [
-    h('span.at', index === null ? `${panel.x}` : `${panel.x} ${number(steps[index])}`),
+    whereAt(panel, steps[index]),
     ...shown.map(({ line, values, at, index: place }) => {
-      const inBand = index !== null && at ? at.get(steps[index]) : undefined;
+      const inBand = index === null ? undefined : at?.get(steps[index]);
       const range =
         inBand === undefined ? '' : ` (${interval(line.band.low[inBand], line.band.high[inBand])})`;
-      return h(
-        'span.key',
-        sample(place),
-        `${line.label} `,
-        index === null ? null : h('b', number(values[index])),
-        range,
-      );
+      return keyOf(sample(place), line.label, values[index], range);
     }),
   ];
   const columns = shown.map(({ line, values }) => [line.label, values]);
@@ -71,6 +65,17 @@ function linesChart(panel) {
     scale: panel.log ? { distr: 3 } : { range: tight(panel) },
     axis: panel.log ? { filter: logLabels, values: apart } : {},
   };
+}
+
+// The step under the pointer; without one what the axis is.
+function whereAt(panel, step) {
+  return h('span.at', step === undefined ? panel.x : `${panel.x} ${number(step)}`);
+}
+
+// A line or an area in the legend, with its value where there is a pointer.
+function keyOf(mark, label, value, more = '') {
+  const shown = value === undefined ? null : h('b', number(value));
+  return h('span.key', mark, `${label} `, shown, more);
 }
 
 // Each tick with its own digits.
@@ -138,15 +143,11 @@ function stackChart(panel) {
     points: { show: false },
   }));
   const legend = (at) => [
-    h('span.at', at === null ? panel.x : `${panel.x} ${number(panel.steps[at])}`),
-    ...order.map((index) =>
-      h(
-        'span.key',
-        h('i', { class: `swatch fill-${fills[index]}` }),
-        `${panel.layers[index].label} `,
-        at === null ? null : h('b', number(panel.layers[index].values[at])),
-      ),
-    ),
+    whereAt(panel, panel.steps[at]),
+    ...order.map((index) => {
+      const { label, values } = panel.layers[index];
+      return keyOf(h(`i.swatch.fill-${fills[index]}`), label, values[at]);
+    }),
   ];
   return {
     data: [panel.steps, ...order.map((index) => sums[index])],

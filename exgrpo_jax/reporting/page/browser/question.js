@@ -96,14 +96,17 @@ function strip(rows, visits) {
     { tabindex: 0, 'aria-label': 'Visits in the order of steps' },
     visits.map((visit) => {
       const share = correctness[visit];
-      const fate =
-        retired_step[visit] !== null
-          ? 'retired'
-          : bucket_after[visit] === null
-            ? 'not kept'
-            : `bucket ${bucket_after[visit]}`;
+      const bucket = bucket_after[visit] === null ? 'not kept' : `bucket ${bucket_after[visit]}`;
+      const fate = retired_step[visit] === null ? bucket : 'retired';
       const replay = replayOfVisit(rows, visit);
-      const column = h('span', { class: `bar ${replayed[visit] ? 'replayed' : 'fresh'}` });
+      const facts = replay
+        ? [
+            `age ${replay.age}`,
+            `entropy ${number(replay.entropy)}`,
+            `ratio ${number(replay.ratio_mean)}`,
+          ]
+        : [];
+      const column = h(`span.bar.${replayed[visit] ? 'replayed' : 'fresh'}`);
       column.style.height = `${Math.round(4 + 56 * share)}px`;
       return h(
         'li',
@@ -114,13 +117,7 @@ function strip(rows, visits) {
           h('b', `${Math.round(100 * share)}%`),
           h('span', kindOfVisit(rows, visit)),
           h('span', fate),
-          replay
-            ? [
-                `age ${replay.age}`,
-                `entropy ${number(replay.entropy)}`,
-                `ratio ${number(replay.ratio_mean)}`,
-              ].map((text) => h('span', text))
-            : null,
+          facts.map((text) => h('span', text)),
           h('span.quiet', `step ${step[visit]}`),
         ),
       );
@@ -145,27 +142,17 @@ function visitsTable(rows, visits) {
   const { step, correctness, replayed, bucket_before, bucket_after } = rows.visits;
   const bucket = (value) => (value === null ? 'none' : String(value));
   return table(
-    "step|kind|pass rate|bucket before|after|replayed one written in|age|its entropy|others' entropies|mean ratio|largest|mean weight",
+    'step|kind|pass rate|bucket before|after|replayed one written in|age|' +
+      "its entropy|others' entropies|mean ratio|largest|mean weight",
     visits.map((visit) => {
       const replay = replayOfVisit(rows, visit);
-      const shared = [
-        h('a', { href: groupAddress(rows, visit) }, String(step[visit])),
-        kindOfVisit(rows, visit),
-        correctness[visit],
-        bucket(bucket_before[visit]),
-        bucket(bucket_after[visit]),
-      ];
+      const link = h('a', { href: groupAddress(rows, visit) }, String(step[visit]));
+      const buckets = [bucket_before, bucket_after].map((of) => bucket(of[visit]));
+      const shared = [link, kindOfVisit(rows, visit), correctness[visit], ...buckets];
       if (!replay) return [...shared, ...Array(7).fill(null)];
-      return [
-        ...shared,
-        replay.written ? `step ${replay.written}` : 'before the run',
-        replay.age,
-        replay.entropy,
-        replay.others,
-        replay.ratio_mean,
-        replay.ratio_max,
-        replay.shaped_mean,
-      ];
+      const { written, age, entropy, others, ratio_mean, ratio_max, shaped_mean } = replay;
+      const from = written ? `step ${written}` : 'before the run';
+      return [...shared, from, age, entropy, others, ratio_mean, ratio_max, shaped_mean];
     }),
     'Visits of this question',
   );
@@ -176,23 +163,11 @@ function replayOfVisit(rows, visit) {
   const { replays } = rows;
   const index = rows.replayOf.get(visit);
   if (index === undefined || replays.written[index] === null) return null;
-  const entropy = replays.entropy[index];
-  const others = replays.candidates[index] && without(replays.candidates[index], entropy);
-  return {
-    written: replays.written[index],
-    age: rows.visits.step[visit] - replays.written[index],
-    entropy,
-    others:
-      others === null
-        ? 'not compared'
-        : others.length
-          ? others.map((value) => number(value)).join(', ')
-          : 'it was the only one',
-    ratio_mean: replays.ratio_mean[index],
-    ratio_max: replays.ratio_max[index],
-    shaped_mean: replays.shaped_mean[index],
-    times: replays.times[index],
-  };
+  const own = Object.fromEntries(Object.keys(replays).map((name) => [name, replays[name][index]]));
+  const others = own.candidates && without(own.candidates, own.entropy);
+  const words =
+    others && (others.map((value) => number(value)).join(', ') || 'it was the only one');
+  return { ...own, age: rows.visits.step[visit] - own.written, others: words ?? 'not compared' };
 }
 
 // The entropies of all candidates but that of the chosen one, which is the nearest to `chosen`.

@@ -113,22 +113,13 @@ function responseRow(rows, i) {
   const visit = rows.visitOf[i];
   const { responses } = rows;
   const question = rows.visits.question[visit];
+  const text = rows.questions.text[rows.place.get(question)];
+  const [step, group] = [rows.visits.step[visit], rows.groupOf[visit]];
+  const label = `group ${group} of step ${step}`;
   return [
-    rows.visits.step[visit],
-    h(
-      'a',
-      {
-        href: groupAddress(rows, visit),
-        'aria-label': `group ${rows.groupOf[visit]} of step ${rows.visits.step[visit]}`,
-      },
-      `group\u00a0${rows.groupOf[visit]}`,
-    ),
-    h(
-      'div.text',
-      questionLink(question),
-      ' ',
-      excerpt(rows.questions.text[rows.place.get(question)], 'text not recorded'),
-    ),
+    step,
+    h('a', { href: groupAddress(rows, visit), 'aria-label': label }, `group\u00a0${group}`),
+    h('div.text', questionLink(question), ' ', excerpt(text, 'text not recorded')),
     h('div.text', responseText(rows.texts[i])),
     kindOf(rows, i),
     h('span', outcomeOf(rows, i), responses.truncated[i] ? ' (cut at the limit)' : ''),
@@ -199,6 +190,13 @@ async function groupView(run, rows, step, group) {
     first < 0
       ? []
       : Array.from({ length: rows.visits.responses[visit] }, (_, sample) => first + sample);
+  const tokensOf = (i, sample) => {
+    if (!texts.has(sample)) return null;
+    const isReplayed = Boolean(rows.responses.replayed[i]);
+    const make = () => tokensView(texts.get(sample), isReplayed ? 'ratio' : 'entropy');
+    const title = h('span', `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i));
+    return unfold(title, make, sample === 0 || isReplayed);
+  };
   return [
     h('p', h('a', { href: address({ group: null }) }, '← all responses')),
     h('h2', `Step ${step}, group ${group}: question `, questionLink(question)),
@@ -213,27 +211,12 @@ async function groupView(run, rows, step, group) {
       ? groupTable(rows, members)
       : h('p.notes', 'The responses of this step are not in this file.'),
     texts
-      ? null
+      ? h('div', members.map(tokensOf))
       : h(
           'p.notes',
-          'This group was not recorded token by token (config.metrics.recorded_groups), or there was no room ' +
-            'for it in this file (--texts=all has all that is recorded).',
+          'This group was not recorded token by token (config.metrics.recorded_groups), or there ' +
+            'was no room for it in this file (--texts=all has all that is recorded).',
         ),
-    texts
-      ? h(
-          'div',
-          members.map((i, sample) =>
-            texts.has(sample)
-              ? unfold(
-                  h('span', `Sample ${sample}, ${kindOf(rows, i)}: `, why(rows, i)),
-                  () =>
-                    tokensView(texts.get(sample), rows.responses.replayed[i] ? 'ratio' : 'entropy'),
-                  sample === 0 || Boolean(rows.responses.replayed[i]),
-                )
-              : null,
-          ),
-        )
-      : null,
   ];
 }
 
@@ -244,16 +227,10 @@ function groupTable(rows, members) {
     'sample|kind|outcome|extracted|reward|advantage|tokens|entropy|written in step|mean ratio|largest',
     members.map((i, sample) => {
       const replay = responses.replayed[i] ? replayOfVisit(rows, rows.visitOf[i]) : null;
-      const bar = h('i', {
-        class: `advantage ${responses.advantage[i] < 0 ? 'negative' : 'positive'}`,
-      });
+      const bar = h(`i.advantage.${responses.advantage[i] < 0 ? 'negative' : 'positive'}`);
       bar.style.width = `${Math.round((40 * Math.abs(responses.advantage[i])) / most)}px`;
       return [
-        sample,
-        kindOf(rows, i),
-        outcomeOf(rows, i),
-        answerOf(rows, i),
-        responses.reward[i],
+        ...[sample, kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i]],
         h('span.with-bar', signed(responses.advantage[i]), bar),
         responses.length[i],
         responses.entropy[i],

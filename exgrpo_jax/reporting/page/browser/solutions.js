@@ -27,16 +27,9 @@ async function solutions(run, rows, row, visits, recordings, replays) {
         ? isSame(first, last)
           ? quiet(`In step ${last.step} it is word for word that of step ${first.step}.`)
           : [
-              h(
-                'p.quiet',
-                'From step ',
-                String(first.step),
-                ' to step ',
-                String(last.step),
-                ': ',
-                h('del', 'taken away'),
-                ' ',
-                h('ins', 'added'),
+              quiet(
+                ...[`From step ${first.step} to step ${last.step}: `, h('del', 'taken away')],
+                ...[' ', h('ins', 'added')],
               ),
               difference(first.texts.join(''), last.texts.join('')),
             ]

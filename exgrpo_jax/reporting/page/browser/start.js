@@ -27,7 +27,7 @@ function header() {
     location.hash = address({ run: event.target.value, page: shown }, new URLSearchParams());
   };
   const tab = (name) => {
-    const href = address({ page: name }, new URLSearchParams({ run }));
+    const href = address({ page: name }, ofRun(run));
     return h('a', { href, 'aria-current': name === shown && 'page' }, title(name));
   };
   const runs = page.runs.map(({ name }, index) => [index, name]);

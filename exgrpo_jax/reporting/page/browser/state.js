@@ -54,18 +54,18 @@ function address(changes, from = choice()) {
   return `#${next}`;
 }
 
+// No choice but that of the run.
+function ofRun(run = choice().get('run') || 0) {
+  return new URLSearchParams({ run });
+}
+
 function link(changes, ...content) {
-  return h(
-    'a',
-    { href: address(changes, new URLSearchParams({ run: choice().get('run') || 0 })) },
-    ...content,
-  );
+  return h('a', { href: address(changes, ofRun()) }, ...content);
 }
 
 // Where all responses of a step are.
 function stepAddress(step) {
-  const run = choice().get('run') || 0;
-  return address({ page: 'responses', from: step, to: step }, new URLSearchParams({ run }));
+  return address({ page: 'responses', from: step, to: step }, ofRun());
 }
 
 function currentRun() {
