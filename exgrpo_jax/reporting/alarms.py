@@ -49,13 +49,7 @@ def history(setup: Setup, records: Run) -> History:
 def observe(
   setup: Setup, past: History, record: Mapping[str, float]
 ) -> tuple[History, tuple[str, ...]]:
-  """The history with one more step, and the warnings that are due after it.
-
-  Args:
-    setup: of the run.
-    past: up to the step before.
-    record: the step's metrics and its 'step'.
-  """
+  """The history with one more step, whose metrics are `record`, and the warnings due after it."""
   step, recent = record['step'], (*past.recent, record)[-WINDOW:]
   silent = past.silent_steps + 1 if record.get('zero_variance') == 1 else 0
   seen = {}

@@ -60,14 +60,7 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
 
   A line is the mean over the runs of a setting, at the steps where all of them have a finite
   value; the band around it is one sample standard deviation (n - 1). Metrics without any values
-  are left out.
-
-  Args:
-    runs: setting -> its finished runs.
-    path: where the PNG is written.
-
-  Raises:
-    InputError: no run has any of these metrics.
+  are left out; raises InputError where none is left.
   """
   from exgrpo_jax.reporting.figures import canvas  # matplotlib takes half a second
 

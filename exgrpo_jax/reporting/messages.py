@@ -26,13 +26,7 @@ def banner(
 ) -> str:
   """What is about to be trained, on what and where.
 
-  Args:
-    rollout: of the run.
-    evaluations: the question sets on which it is evaluated.
-    every: steps between evaluations.
-    done: steps done already; 0 for a new run.
-    num_steps: in all.
-    workdir: where the run writes.
+  `every` is the number of steps between evaluations; `done` steps are done already.
   """
   mesh = rollout.meshes.training
   kind = mesh.devices.flat[0].device_kind
@@ -110,13 +104,8 @@ def farewell(records: Run, workdir: str, program: Sequence[str], arguments: Sequ
     program: the words that start a command, such as ['exgrpo'].
     arguments: those that gave the config, such as --config=smoke and overrides.
   """
-  parts = [
-    summary_table(records),
-    _learnt(records),
-    _places(workdir),
-    _next_commands(workdir, program, arguments),
-  ]
-  return '\n'.join(filter(None, parts))
+  summary, next_ = summary_table(records), _next_commands(workdir, program, arguments)
+  return '\n'.join(filter(None, (summary, _learnt(records), _places(workdir), next_)))
 
 
 def summary_table(run: Run) -> str:
@@ -178,14 +167,9 @@ def _learnt(records: Run) -> str:
 
 def _places(workdir: str) -> str:
   """Which file of the workdir holds what."""
-  files = {
-    'report': 'report.html',
-    'metrics': 'metrics.jsonl',
-    'responses': 'samples',
-    'evaluations': 'evaluation',
-    'this text': 'console.log',
-  }
-  return _columns([(what, os.path.join(workdir, file)) for what, file in files.items()])
+  names = ('report', 'metrics', 'responses', 'evaluations', 'this text')
+  files = ('report.html', 'metrics.jsonl', 'samples', 'evaluation', 'console.log')
+  return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
 
 
 def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:

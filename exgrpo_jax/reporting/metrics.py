@@ -58,11 +58,7 @@ class Writer:
   ) -> None:
     """Opens the files in `workdir`; raises InputError for a damaged metrics.jsonl or no wandb.
 
-    Args:
-      workdir: the run's, or the folder of a warm start.
-      first_step: the first that will be written.
-      wandb_project: where metrics are also sent, if it is not ''.
-      settings: the resolved config of a run, nested; None for a warm start.
+    `settings` is the resolved config of a run, nested; None for a warm start.
     """
     self._writes = hosts.is_first()
     if not self._writes:

@@ -31,13 +31,7 @@ class Writer:
   """
 
   def __init__(self, workdir: str | os.PathLike, first_step: int, every: int) -> None:
-    """Opens records/ in `workdir`; raises InputError for a damaged file.
-
-    Args:
-      workdir: the run's.
-      first_step: the first that will be written.
-      every: steps of a file.
-    """
+    """Opens records/, in files of `every` steps; raises InputError for a damaged file."""
     self._writes = hosts.is_first()
     if not self._writes:
       return

@@ -47,18 +47,11 @@ def rows(
   after: Bucketed,
   with_tokens: Collection[int],
 ) -> Rows:
-  """The step's rows of all tables.
+  """The step's rows of all tables; of tokens those of the groups `with_tokens`.
 
   The policy as the step begins wrote the fresh responses and scored what is replayed, so entropies,
-  probabilities and ratios are those of the first minibatch's loss, up to rounding.
-
-  Args:
-    config: of the replay buffer.
-    tokenizer: the run's.
-    experience: what the step collected.
-    before: the buffer from which the step was planned.
-    after: the buffer after the step.
-    with_tokens: the groups whose responses are recorded token by token, see `recorded_groups`.
+  probabilities and ratios are those of the first minibatch's loss, up to rounding. `before` is the
+  buffer from which the step was planned, `after` has what the step found.
   """
   return {
     'responses': _columns('responses', _responses(tokenizer, experience)),

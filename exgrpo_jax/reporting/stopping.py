@@ -28,10 +28,8 @@ def scores(records: Iterable[Mapping[str, float]]) -> dict[int, float]:
 def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int) -> int:
   """The step after which the run ends: `num_steps`, or an earlier one.
 
-  Args:
-    score_by_step: validation scores so far, earliest first.
-    num_steps: of the run.
-    patience: evaluations in a row without improvement after which it ends; 0 is never.
+  It ends after `patience` evaluations in a row without improvement; 0 is never. The scores are
+  those so far, earliest first.
   """
   best, since = float('-inf'), 0
   for step, score in score_by_step.items():
@@ -45,12 +43,7 @@ def last_step(score_by_step: Mapping[int, float], num_steps: int, patience: int)
 
 
 def breakdown(config: optimizer.Config, recent: Run) -> str:
-  """Why the run must stop after the last of these steps; '' where it may go on.
-
-  Args:
-    config: of the run's optimizer.
-    recent: metrics of the latest steps, with their 'step', oldest first.
-  """
+  """Why the run must stop after the last of these steps; '' where it may go on."""
   return _not_finite(config, recent[-1]) or _skipped(config, recent[-WINDOW:])
 
 

@@ -30,6 +30,18 @@ _TAGS = {
 }
 # The settings on the HParams page, which has a column for each.
 _COMPARED = ('seed', 'num_steps', 'objective.', 'optimizer.', 'replay.', 'rollout.')
+_CHARTS = {  # title -> the metrics in it
+  'Pass rates': 'pass_rate/.*',
+  'Outcomes': 'grading/.*',
+  'Buckets of the replay buffer': 'buffer/bucket_.*',
+  'Groups solved by all and by none': 'groups/.*',
+  'Entropies of correct and of other responses': 'entropy/.*',
+  'Token probabilities': 'probability/.*',
+  'Buckets of replayed questions': 'replay/bucket_.*',
+  'Importance ratios of replayed tokens': 'replay/ratio_.*',
+  'Importance ratios of carried tokens': 'carry/ratio_.*',
+  'Seconds by phase': 'time/(?!compile_total).*',
+}
 _PREFIX = 'patient:'  # of a folder, for tensorboardX alone
 _BOUNDS = ('_low', '_high')  # of an evaluation's interval
 
@@ -43,10 +55,10 @@ def tag(name: str) -> str:
 
 
 class _EventFile:
-  """A file that leaves out what it cannot write.
+  """A file that skips what it cannot write.
 
-  An error would end tensorboardX's thread, and the run would then wait for that forever. A disk
-  that fails is noticed by metrics.jsonl, which has the same values.
+  An error would end tensorboardX's thread, and the run would wait for that forever. metrics.jsonl,
+  which has the same values, notices a disk that fails.
   """
 
   def __init__(self, path: str) -> None:
@@ -67,7 +79,7 @@ class _EventFile:
 
 
 class _EventFiles:
-  """What tensorboardX opens files with whose folder begins with _PREFIX."""
+  """Opens tensorboardX's files in folders that begin with _PREFIX."""
 
   def open(self, path: str) -> _EventFile:
     return _EventFile(path.removeprefix(_PREFIX))
@@ -87,10 +99,7 @@ class Board:
   ) -> None:
     """Opens a file in `folder`; steps from `first_step` on in earlier ones are no longer shown.
 
-    Args:
-      folder: for the files.
-      first_step: 0 for a new run.
-      settings: the run's resolved config, nested; None for a run without hparams and charts.
+    `settings` is the run's resolved config, nested; None for a page without hparams and charts.
     """
     self._writer = tensorboardX.SummaryWriter(f'{_PREFIX}{folder}', purge_step=first_step)
     self._settings = settings if first_step == 0 else None  # a resumed run's are there already
@@ -133,21 +142,7 @@ def charts(names: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
       name.removeprefix('eval/'): ['Margin', [tag(name), tag(f'{name}_low'), tag(f'{name}_high')]]
       for name in intervals
     },
-    'Training': {
-      title: ['Multiline', [pattern]]
-      for title, pattern in (
-        ('Pass rates', 'pass_rate/.*'),
-        ('Outcomes', 'grading/.*'),
-        ('Buckets of the replay buffer', 'buffer/bucket_.*'),
-        ('Groups solved by all and by none', 'groups/.*'),
-        ('Entropies of correct and of other responses', 'entropy/.*'),
-        ('Token probabilities', 'probability/.*'),
-        ('Buckets of replayed questions', 'replay/bucket_.*'),
-        ('Importance ratios of replayed tokens', 'replay/ratio_.*'),
-        ('Importance ratios of carried tokens', 'carry/ratio_.*'),
-        ('Seconds by phase', 'time/(?!compile_total).*'),
-      )
-    },
+    'Training': {title: ['Multiline', [pattern]] for title, pattern in _CHARTS.items()},
   }
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: refused early where it cannot work, and a run there for each start."""
+"""Weights & Biases: refused early where it cannot work; each start is a run there."""
 
 import importlib
 import pathlib

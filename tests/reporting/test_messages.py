@@ -12,28 +12,22 @@ from tests.helpers import tiny
 
 
 def test_the_banner_names_what_is_trained_on_what_and_where(recorded):
-  def lines(done):
-    text = messages.banner(recorded.rollout, recorded.evaluations, 16, done, 32, '/tmp/run')
-    return [tuple(line.strip().split('  ', 1)) for line in text.splitlines()]
-
   parameters = sum(x.size for x in jax.tree.leaves(recorded.steps[1].params))
   tokens = recorded.experiment.tokenizer.vocab_size
-  new = lines(done=0)
-  assert [(first, *(text.strip() for text in rest)) for first, *rest in new] == [
-    ('method', 'ExGRPO, replay.ratio=0.5'),
-    ('device', '1 cpu, 1 host'),
-    ('mesh', 'data=1, fsdp=1, tensor=1 in training'),
-    ('data=1, fsdp=1, tensor=1 in decoding',),
-    ('model', f'{parameters:,} parameters, float32: 1 layer of width 32, {tokens} tokens'),
-    ('training', f'{tiny.POOL} questions of {recorded.data.spec}'),
-    ('a step', f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each'),
-    ('evaluation', f'4 questions of {recorded.evaluations[0].spec}'),
-    ('at the start, every 16 steps and at the end',),
-    ('steps', '32'),
-    ('workdir', '/tmp/run'),
-  ]
-  (steps,) = (text.strip() for name, *rest in lines(done=8) for text in rest if name == 'steps')
-  assert steps == '32, of which 8 are done'
+  text = messages.banner(recorded.rollout, recorded.evaluations, 16, 8, 32, '/tmp/run')
+  for words in (
+    'ExGRPO, replay.ratio=0.5',
+    '1 cpu, 1 host',
+    'data=1, fsdp=1, tensor=1 in decoding',
+    f'{parameters:,} parameters, float32: 1 layer of width 32, {tokens} tokens',
+    f'{tiny.POOL} questions of {recorded.data.spec}',
+    f'{tiny.QUESTIONS} questions, {tiny.ROLLOUTS} responses to each',
+    f'4 questions of {recorded.evaluations[0].spec}',
+    'every 16 steps',
+    '32, of which 8 are done',
+    '/tmp/run',
+  ):
+    assert words in text, words
 
 
 def test_the_progress_line():
@@ -59,36 +53,27 @@ def test_the_progress_line():
 
 
 def evaluated(step, **scores):
-  """A record with a score for each source and measure, and an interval of 0.1 around it."""
+  """A record with a score of each source, and an interval of 0.1 around it."""
   record = {'step': step}
   for name, score in scores.items():
-    name = f'eval/{name.replace("_at_", "/").replace("_of_", "@")}'
-    record |= {name: score, f'{name}_low': score - 0.1, f'{name}_high': score + 0.1}
+    for end, shift in (('', 0), ('_low', -0.1), ('_high', 0.1)):
+      record[f'eval/{name.replace("__", "/").replace("_at_", "@")}{end}'] = score + shift
   return record
 
 
 def test_the_end_compares_the_first_evaluation_with_the_last():
   records = [
-    evaluated(0, sums_at_pass_of_1=0.2, sums_at_avg_of_4=0.3, sums_at_pass_of_4=0.6),
+    evaluated(0, sums__pass_at_1=0.2, sums__avg_at_4=0.3, sums__pass_at_4=0.6),
     {'step': 1, 'reward': 0.5},
-    evaluated(2, sums_at_pass_of_1=0.9, sums_at_avg_of_4=0.9, sums_at_pass_of_4=0.9),
-    evaluated(
-      3, sums_at_pass_of_1=0.4, sums_at_avg_of_4=0.5, sums_at_pass_of_4=0.7, new_at_pass_of_1=0.8
-    ),
+    evaluated(3, sums__pass_at_1=0.4, sums__avg_at_4=0.5, new__pass_at_1=0.8),
   ]
   text = messages.farewell(records, '/tmp/run', ['exgrpo'], [])
   start = text.index('evaluation, first and last, with 95% intervals:')
-  assert [line.split('  ') for line in text[start:].splitlines()[1:3]] == [
-    [
-      '',
-      'avg@4 of sums',
-      '0.300 (0.200 to 0.400) after step 0',
-      '->',
-      '0.500 (0.400 to 0.600) after step 3',
-    ],
-    ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3'],
-  ]
-  without = messages.farewell([{'step': 1, 'reward': 1.0}], '/tmp/run', ['exgrpo'], [])
+  first, second = (line.split('  ') for line in text[start:].splitlines()[1:3])
+  ends = ['0.300 (0.200 to 0.400) after step 0', '->', '0.500 (0.400 to 0.600) after step 3']
+  assert first == ['', 'avg@4 of sums', *ends]
+  assert second == ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3']
+  without = messages.farewell(records[1:2], '/tmp/run', ['exgrpo'], [])
   assert 'intervals' not in without
 
 

@@ -1,5 +1,7 @@
 """The metrics of a step, worked out by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Trajectory, V
 from exgrpo_jax.reporting import step_metrics
 
 K = 3
-CONFIG = replay.Config(start_pass_rate=0.0, trajectory_selection='newest')
+CONFIG = replay.Config()
 
 
 def question(row):
@@ -16,31 +18,22 @@ def question(row):
 
 
 def response(length, truncated=False):
-  return Response(
-    tokens=np.zeros(length, np.int32),
-    logp=np.zeros(length, np.float32),
-    entropy=np.zeros(length, np.float32),
-    truncated=truncated,
-  )
+  tokens_T, values_T = np.zeros(length, np.int32), np.zeros(length, np.float32)
+  return Response(tokens=tokens_T, logp=values_T, entropy=values_T, truncated=truncated)
 
 
 def trajectory(step):
-  return Trajectory(
-    tokens=np.zeros(2, np.int32), logp=np.zeros(2, np.float32), reward=1.0, step=step
-  )
+  values_T = np.zeros(2, np.float32)
+  return Trajectory(tokens=np.zeros(2, np.int32), logp=values_T, reward=1.0, step=step)
 
 
 def entry(correctness, *trajectories):
   return replay.Entry(correctness=correctness, prompt_length=3, trajectories=trajectories)
 
 
-def verdict(outcome, reward=0.0, reason=''):
-  return Verdict(reward=reward, outcome=outcome, reason=reason)
-
-
-RIGHT, WRONG, NO_ANSWER = verdict('correct', 1.0), verdict('wrong'), verdict('no answer')
-TIMED_OUT, CRASHED = (
-  verdict(outcome, reason=f'why it {outcome}') for outcome in ('timed out', 'crashed')
+RIGHT, WRONG, NO_ANSWER, TIMED_OUT, CRASHED = (
+  Verdict(reward=float(outcome == 'correct'), outcome=outcome, reason='')
+  for outcome in step_metrics.OUTCOMES
 )
 # Step 10 has three groups: one with one success in three, one that replays a trajectory of step 4
 # and solves the rest, and one that solves nothing.
@@ -96,21 +89,15 @@ def test_the_replayed_reward_counts_in_the_variance_of_its_group():
 
 
 def test_without_replay_there_is_no_replay_pass_rate_and_no_age():
-  plan = Plan(
-    step=10,
-    cursor=Cursor(2),
-    replay_started=False,
-    questions=PLAN.questions[:1],
-    prompts=PLAN.prompts[:1],
-    candidates=((),),
-  )
+  first = dict(questions=PLAN.questions[:1], prompts=PLAN.prompts[:1], candidates=((),))
+  plan = dataclasses.replace(PLAN, **first)
   names = set(rollout_metrics(plan, RESPONSES[:1], [None], VERDICTS[:1]))
   assert not names & {'pass_rate/replay', 'replay/age_mean', 'replay/age_max'}
   assert 'pass_rate/fresh' in names
 
 
 def test_any_rewards_are_averaged_and_correctness_alone_decides_the_pass_rate():
-  odd = [[verdict('correct', -2.0), verdict('wrong', 5.0), WRONG], *VERDICTS[1:]]
+  odd = [[RIGHT._replace(reward=-2.0), WRONG._replace(reward=5.0), WRONG], *VERDICTS[1:]]
   metrics = rollout_metrics(verdicts=odd)
   assert metrics['reward'] == 5 / 8 and metrics['pass_rate/all'] == 3 / 8
 
@@ -129,15 +116,8 @@ def test_the_shares_of_the_grading_outcomes():
 
 
 def test_the_metrics_of_the_buffer():
-  buffer = replay.Buffer(
-    entries={
-      1: entry(0.0, trajectory(1)),
-      2: entry(2 / 3, trajectory(1), trajectory(2)),
-      5: entry(2 / 3, trajectory(1)),
-    },
-    retired_epoch={7: 0, 8: 1},
-    started=True,
-  )
+  of_questions = {1: entry(0.0, *'a'), 2: entry(2 / 3, *'bc'), 5: entry(2 / 3, *'d')}
+  buffer = replay.Buffer(entries=of_questions, retired_epoch={7: 0, 8: 1}, started=True)
   bucketed = replay.Bucketed(buffer, replay.buckets(CONFIG, buffer, K))
   assert step_metrics.buffer_metrics(bucketed, K) == {
     'buffer/questions': 3,
@@ -148,7 +128,5 @@ def test_the_metrics_of_the_buffer():
     'buffer/bucket_1': 0,
     'buffer/bucket_2': 2,
   }
-
-
-def test_the_metrics_of_an_empty_buffer_are_0():
-  assert set(step_metrics.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K).values()) == {0}
+  empty = step_metrics.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K)
+  assert set(empty.values()) == {0}

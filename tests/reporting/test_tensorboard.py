@@ -2,7 +2,6 @@
 
 import struct
 
-import pytest
 from tensorboardX.proto import event_pb2, layout_pb2, plugin_hparams_pb2
 
 from exgrpo_jax.reporting import metrics, tensorboard
@@ -57,6 +56,7 @@ def test_every_tag_of_a_real_run_is_in_a_group_and_every_metric_has_one(recorded
     if name not in ('step', 'timestamp')
   }
   assert all('/' in tag for _, tag, _ in scalars(recorded.workdir / 'warm_start'))
+  assert tensorboard.tag('eval/a b/pass@1_low') == 'eval_interval/a_b/pass_at_1_low'
 
 
 def test_an_evaluation_and_its_interval_are_one_chart(recorded):
@@ -100,34 +100,14 @@ def test_the_settings_are_shown_once(recorded):
 
 
 def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
-  row = {
-    'row': 3,
-    'answer': '7',
-    'outcome': 'wrong',
-    'reward': 0.0,
-    'truncated': True,
-    'replayed': False,
-    'question': '<|user|>3+4\n```',
-    'response': 'x' * 4100,
-  }
+  row = dict(row=3, answer='7', outcome='wrong', reward=0.0, truncated=True, replayed=False)
+  row |= {'question': '<|user|>3+4\n```', 'response': 'x' * 4100}
   text = tensorboard.markdown(row)
   assert text.startswith('row: 3, answer: 7, outcome: wrong, reward: 0.0, truncated: True\n\n')
   assert '**question**\n\n    <|user|>3+4\n    ```\n\n' in text
   assert text.endswith(f'    {"x" * 4000} … (100 more characters)')
   replayed = tensorboard.markdown(row | {'replayed': True, 'written_in_step': 2})
   assert 'written in step: 2' in replayed
-
-
-@pytest.mark.parametrize(
-  ('name', 'tag'),
-  [
-    ('reward', 'reward/mean'),
-    ('replay/ratio_mean', 'replay/ratio_mean'),
-    ('eval/a b/pass@1_low', 'eval_interval/a_b/pass_at_1_low'),
-  ],
-)
-def test_a_metric_keeps_its_group_or_gets_one(name, tag):
-  assert tensorboard.tag(name) == tag
 
 
 def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):

@@ -36,9 +36,7 @@ Parts = dict[str, Any]  # by name
 def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
   """The parts of a page on these runs; a run's 'missing' says what it lacks.
 
-  Args:
-    groups: the runs by setting.
-    all_responses: have all responses in the table, however many, as a served page may.
+  With `all_responses` the table has all of them, however many, as a served page may.
   """
   recorded = [run for group in groups for run in group.runs]
   called = comparison.run_names([run.workdir for run in recorded])
