@@ -34,7 +34,7 @@ FIGURES = {
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """Flags of this command."""
   command_line.define_out('The folder for the figures; made where it is missing.')
 
 

@@ -20,7 +20,7 @@ from exgrpo_jax.reporting.report import PAGE, print_written, serve, watch, write
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """Flags of this command."""
   command_line.define_out(f'The file to write, or a folder for {PAGE}; ./{PAGE} by default.')
   flags.DEFINE_enum(
     'texts',

@@ -31,7 +31,7 @@ _SAME_SETTING = (
   'gradient.tokens_per_microbatch',
   'gradient.remat',
 )
-# A config without these is no run's.
+# Every run's config has these.
 _NEEDED = ('seed', 'num_steps', 'replay.ratio', 'rollout.questions', 'rollout.samples')
 
 
@@ -60,7 +60,7 @@ class Group:
 
   @property
   def metrics(self) -> list[Run]:
-    """Of all its runs."""
+    """The metrics of each of its runs."""
     return [run.metrics for run in self.runs]
 
   def responses(self, *names: str) -> list[np.ndarray]:

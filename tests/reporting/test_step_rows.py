@@ -10,7 +10,6 @@ import pytest
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Experience, Message, ReplayScores, Trajectory
 from exgrpo_jax.reporting import metrics, step_metrics, step_records, step_rows
-from exgrpo_jax.reporting.step_metrics import OUTCOMES
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -240,59 +239,39 @@ def test_which_groups_are_recorded_depends_on_seed_and_question_alone(recorded):
 # ---- The rows add up to the metrics ----
 
 
-def test_fresh_rows_add_up_to_the_metrics_exactly(records, measured):
+def test_rows_add_up_to_the_metrics_exactly(records, measured):
   for number, (responses, questions) in records.items():
     fresh, replayed = split(responses)
     correct = [row for row in fresh if row['outcome'] == 'correct']
     incorrect = [row for row in fresh if row['outcome'] != 'correct']
-    expected = {
-      'reward': mean(fresh, 'reward'),
-      'reward_std': np.std([row['reward'] for row in fresh]),
+    buckets = [row['bucket_before'] for row in questions if row['is_replay']]
+    means = {
+      ('length/truncated', 'truncated'): fresh,
+      ('reward', 'reward'): fresh,
+      ('length/mean', 'length'): fresh,
+      ('probability/fresh', 'probability'): fresh,
+      ('code_blocks/fresh', 'has_code_block'): fresh,
+      ('entropy/correct', 'entropy'): correct,
+      ('entropy/incorrect', 'entropy'): incorrect,
+      ('replay/times_mean', 'times_replayed'): replayed,
+      ('length/replayed', 'length'): replayed,
+      ('probability/replayed', 'probability'): replayed,
+      ('code_blocks/replayed', 'has_code_block'): replayed,
+    }
+    expected = {name: mean(rows, column) for (name, column), rows in means.items() if rows} | {
       'pass_rate/all': len(correct) / len(fresh),
-      'length/mean': mean(fresh, 'length'),
-      'length/total': sum(row['length'] for row in fresh),
-      'length/truncated': mean(fresh, 'truncated'),
-      'probability/fresh': mean(fresh, 'probability'),
-      'code_blocks/fresh': mean(fresh, 'has_code_block'),
       'groups/solved_by_all': np.mean([row['correctness'] == 1 for row in questions]),
       'groups/solved_by_none': np.mean([row['correctness'] == 0 for row in questions]),
       'replay/rows': len(replayed),
     }
-    for name, of_kind in (('correct', correct), ('incorrect', incorrect)):
-      expected |= {f'entropy/{name}': mean(of_kind, 'entropy')} if of_kind else {}
-    for outcome in OUTCOMES:
-      share = np.mean([row['outcome'] == outcome for row in fresh])
-      expected[f'grading/{outcome.replace(" ", "_")}'] = share
-    for name, of_replay in (('fresh', False), ('replay', True)):
-      groups = {row['group'] for row in questions if row['is_replay'] == of_replay}
-      rights = [row['outcome'] == 'correct' for row in fresh if row['group'] in groups]
-      expected |= {f'pass_rate/{name}': np.mean(rights)} if rights else {}
-    assert {name: measured[number][name] for name in expected} == expected
-
-
-def test_replayed_rows_add_up_to_the_metrics_exactly(records, measured):
-  with_replay = 0
-  for number, (responses, questions) in records.items():
-    _, replayed = split(responses)
-    if not replayed:
-      names = {'replay/times_mean', 'replay/bucket_1', 'probability/replayed', 'length/replayed'}
-      assert not names & set(measured[number])
-      continue
-    with_replay += 1
-    ages = [number - row['policy_step'] for row in replayed]
-    buckets = [row['bucket_before'] for row in questions if row['is_replay']]
-    expected = {
-      'replay/age_mean': np.mean(ages),
-      'replay/age_max': max(ages),
-      'replay/times_mean': mean(replayed, 'times_replayed'),
-      'replay/times_max': max(row['times_replayed'] for row in replayed),
-      'length/replayed': mean(replayed, 'length'),
-      'probability/replayed': mean(replayed, 'probability'),
-      'code_blocks/replayed': mean(replayed, 'has_code_block'),
-      **{f'replay/bucket_{k}': buckets.count(k) for k in range(K)},
-    }
-    assert {name: measured[number][name] for name in expected} == expected
-  assert with_replay > 10
+    if replayed:
+      expected['replay/age_mean'] = np.mean([number - row['policy_step'] for row in replayed])
+      expected['replay/times_max'] = max(row['times_replayed'] for row in replayed)
+      expected |= {f'replay/bucket_{k}': buckets.count(k) for k in range(K)}
+    record = measured[number]
+    assert {name: record[name] for name in expected} == expected
+    assert bool(replayed) == ('replay/bucket_1' in record) == ('probability/replayed' in record)
+  assert sum(map(bool, (split(responses)[1] for responses, _ in records.values()))) > 10
 
 
 # ---- Counted by hand ----
@@ -337,25 +316,18 @@ def test_texts_that_no_file_can_hold_are_escaped(recorded):
   )
   plan = dataclasses.replace(step.plan, questions=questions)
   rows = rows_with(recorded, step, plan=plan, verdicts=verdicts)
-  for table, column in (
-    ('responses', 'answer'),
-    ('responses', 'reason'),
-    ('questions', 'answer'),
-    ('questions', 'text'),
-  ):
-    assert set(rows[table][column]) == {escaped}
+  for table, columns in {
+    'responses': ('answer', 'reason'),
+    'questions': ('answer', 'text'),
+  }.items():
+    assert {text for column in columns for text in rows[table][column]} == {escaped}
 
 
 def test_a_questions_text_is_what_the_user_says(recorded):
   step = recorded.steps[1]
-  turns = [
-    Message('system', 'Be brief.'),
-    Message('user', '1+1?'),
-    Message('assistant', '2'),
-    Message('user', '2+2?'),
-  ]
+  said = ('system', 'Be brief.'), ('user', '1+1?'), ('assistant', '2'), ('user', '2+2?')
   first, *others = step.plan.questions
-  first = dataclasses.replace(first, messages=tuple(turns))
+  first = dataclasses.replace(first, messages=tuple(Message(*turn) for turn in said))
   plan = dataclasses.replace(step.plan, questions=(first, *others))
   assert rows_with(recorded, step, plan=plan)['questions']['text'][0] == '1+1?\n\n2+2?'
 

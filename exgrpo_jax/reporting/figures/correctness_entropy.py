@@ -1,6 +1,6 @@
 """Correctness against entropy: how sure the policy is of right answers, by difficulty."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.colors import PowerNorm
@@ -14,10 +14,10 @@ _BINS = 24  # of entropy
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
-  """For each setting how many visits of a question had so many successes, and such an entropy.
+  """For each setting how many visits had so many successes, and such an entropy.
 
-  The entropy is the mean over the right ones of its generated responses; a visit without any is not
-  shown. The topmost cells hold all that is above them too.
+  The entropy is the mean over the generated responses that are right; a visit without any is not
+  shown. The topmost cells also hold all that is above them.
   """
   points = {group.label: _visits(group) for group in groups}
   shown = [group for group in groups if len(points[group.label][0])]
@@ -49,7 +49,16 @@ def draw(groups: Sequence[Group]) -> Drawing:
     canvas.label(ax, group.label, '', f'successes of {group.num_rollouts} responses')
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlim(left=0.5)  # without a success there is no right response
-    rows += _rows(group, edges, count_KE)
+    rows += [
+      {
+        'setting': group.label,
+        'successes': k,
+        'entropy_from': edges[e],
+        'entropy_to': edges[e + 1],
+        'questions': int(count_KE[k, e]),
+      }
+      for k, e in np.argwhere(count_KE).tolist()
+    ]
   axes[0, 0].set_ylabel('entropy of right responses, nats')
   assert mesh is not None
   bar = figure.colorbar(mesh, ax=list(axes[0]), label='visits of a question')
@@ -58,20 +67,8 @@ def draw(groups: Sequence[Group]) -> Drawing:
   return Drawing(figure, rows)
 
 
-def _rows(group: Group, edges_E: np.ndarray, count_KE: np.ndarray) -> Iterator[Row]:
-  """Of the table: the cells that are not empty."""
-  for k, e in np.argwhere(count_KE).tolist():
-    yield {
-      'setting': group.label,
-      'successes': k,
-      'entropy_from': edges_E[e],
-      'entropy_to': edges_E[e + 1],
-      'questions': int(count_KE[k, e]),
-    }
-
-
 def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
-  """(successes, mean entropy of the right ones) of each visit that has a right response."""
+  """(successes, mean entropy of right responses) of each visit that has one."""
   outcome, is_replay, entropy = group.responses('outcome', 'is_replay', 'entropy')
   kept = (outcome == 'correct') & (is_replay == 0)
   if not kept.any():

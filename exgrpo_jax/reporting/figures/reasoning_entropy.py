@@ -18,9 +18,9 @@ _KINDS: Mapping[str, dict[str, Any]] = {
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
-  """For each setting entropy over steps, and by the successes of its question's group.
+  """For each setting entropy over steps, and by the successes of the question's group.
 
-  Of generated responses alone: which ones are replayed is decided by their entropy.
+  Only of generated responses, since replayed ones are chosen by their entropy.
   """
   shown = [group for group in groups if np.isfinite(group.responses('valid_steps')[0]).any()]
   if not shown:
@@ -49,7 +49,7 @@ def draw(groups: Sequence[Group]) -> Drawing:
 
 
 def _kinds(group: Group) -> Mapping[str, np.ndarray]:
-  """Bool over responses, for each kind; where steps cannot be checked a right one is of none."""
+  """Which responses are of each kind; a right one whose steps cannot be checked is of none."""
   outcome, valid, is_replay = group.responses('outcome', 'valid_steps', 'is_replay')
   fresh, right = is_replay == 0, outcome == 'correct'
   return dict(
@@ -60,7 +60,7 @@ def _kinds(group: Group) -> Mapping[str, np.ndarray]:
 def _rows(
   group: Group, name: str, over: str, means: tables.Means, line: np.ndarray
 ) -> Iterator[Row]:
-  """Of the table: the means of one kind, and the line that is drawn through them."""
+  """The means of one kind, and the line drawn through them, as rows of the table."""
   for value, count, mean, half, drawn in zip(*means, line):
     yield {
       'setting': group.label,

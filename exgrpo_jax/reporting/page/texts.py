@@ -114,7 +114,7 @@ def describe(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, A
 def read_stored(
   workdir: str, rows: Sequence[int], max_tokens: int
 ) -> dict[int, tuple[Trajectory, ...]] | None:
-  """Of each of these questions in the newest checkpoint's buffer its trajectories, oldest first.
+  """Trajectories of these questions in the newest checkpoint's buffer, oldest first.
 
   Questions are taken in order as long as their tokens fit. None where no checkpoint can be read;
   a run that goes on may delete one meanwhile, so older ones are tried too.

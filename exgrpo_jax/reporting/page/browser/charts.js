@@ -104,12 +104,12 @@ function axis(more) {
   };
 }
 
-// Of the vertical axis, so that its longest label fits; the same for all charts but few.
+// Width of the vertical axis' labels: the same for all charts unless a label is longer.
 function labelWidth(u, labels) {
   return Math.max(58, 22 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
 }
 
-// As many digits as tell the ticks of an axis apart, the same for all of them; null is no label.
+// Labels with just enough digits to tell the ticks of an axis apart; null has none.
 function tickLabels(splits) {
   const known = splits.filter((value) => value !== null).map((value) => Math.abs(value));
   const isTiny = Math.max(...known) < 0.001;

@@ -129,7 +129,7 @@ function kindOfVisit(rows, visit) {
   return rows.visits.replayed[visit] ? KINDS.replayed : KINDS.fresh;
 }
 
-// As the recorded texts name it.
+// The name of a visit's group among the recorded texts.
 function groupName(rows, visit) {
   return `${rows.visits.step[visit]}/${rows.groupOf[visit]}`;
 }

@@ -131,7 +131,7 @@ function responseRow(rows, i) {
   ];
 }
 
-// As much of it as the table has room for, and all of it on demand.
+// A response in the table: its beginning, and all of it on demand.
 function responseText(text) {
   return text === null || text.length <= EXCERPT
     ? excerpt(text, 'not in this file')

@@ -47,7 +47,7 @@ function header() {
   ];
 }
 
-// As the system has it, until one changes it here.
+// Light or dark as the system has it, until the reader changes it here.
 function followSystem() {
   const system = matchMedia('(prefers-color-scheme: dark)');
   const adopt = () => setTheme(system.matches);
@@ -107,7 +107,7 @@ function follow() {
   }, 1000 * page.again);
 }
 
-// Of a file nobody knows before it is read again; a server says so, as long as it runs.
+// Whether there are newer steps: a server says so, a file may always have some.
 async function isNewer() {
   if (!page.version) return true;
   try {
