@@ -107,7 +107,7 @@ class Board:
   def write(
     self, step: int, values: Mapping[str, float], rows: Sequence[Mapping[str, Any]] = ()
   ) -> None:
-    """Writes a step's metrics, and some of its `samples.sample_rows`."""
+    """Writes a step's metrics, and some of its `step_rows.sample_rows`."""
     if self._settings is not None:
       self._writer.add_custom_scalars(charts(values))
       self._write_settings(self._settings, values)
@@ -159,7 +159,7 @@ def flat(settings: Mapping[str, Any], prefix: str = '') -> dict[str, bool | str 
 
 
 def markdown(row: Mapping[str, Any]) -> str:
-  """A row of `samples.sample_rows` as TensorBoard's text page shows it."""
+  """A row of `step_rows.sample_rows` as TensorBoard's text page shows it."""
   facts = {name: row[name] for name in ('row', 'answer', 'outcome', 'reward', 'truncated')}
   if row['replayed']:
     facts['written in step'] = row['written_in_step']

@@ -174,38 +174,6 @@ def test_the_values_of_a_chart_are_those_of_the_metrics(tab, report, run):
     assert dict(zip(found['step'], found[label])) == expected, title
 
 
-def test_flows_of_the_buffer_are_those_of_the_records(tab, report, run):
-  go(tab, report, 'page=buffer')
-  found = values_of(tab, 'Into the buffer, within it and out of it')
-  flows = collections.defaultdict(collections.Counter)
-  for row in run.questions:
-    before, after = row['bucket_before'], row['bucket_after']
-    flows['entered'][row['step']] += before is None and after is not None
-    flows['moved to another bucket'][row['step']] += None not in (before, after) and before != after
-    flows['retired'][row['step']] += row['retired_step'] is not None
-    flows['replayed'][row['step']] += row['is_replay']
-  for name, counts in flows.items():
-    assert sum(counts.values()) > 0
-    assert found[name] == tuple(str(counts[int(step)]) for step in found['step']), name
-
-
-def test_ratios_and_sample_sizes_by_age_are_those_of_the_records(tab, report, run):
-  go(tab, report, 'page=buffer')
-  weights = collections.defaultdict(lambda: np.zeros(3))
-  for row in run.responses:
-    if row['is_replay']:
-      tokens, mean = row['length'], row['ratio_mean']
-      sums = (tokens, tokens * mean, tokens * (row['ratio_variance'] + mean**2))
-      weights[row['step'] - row['policy_step']] += sums
-  ratios = values_of(tab, 'Importance ratio by age')
-  sizes = values_of(tab, 'Effective sample size by age')['effective sample size']
-  assert len(weights) > 3
-  for age, ratio, size in zip(ratios['age'], ratios['mean over tokens'], sizes):
-    tokens, total, squares = weights[int(age)]
-    expected = (total / tokens, total**2 / (tokens * squares))
-    assert (ratio, size) == tuple(shown(round(value, 6)) for value in expected)
-
-
 def test_a_question_tells_its_whole_story(tab, report, run):
   replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
   question = replays.most_common(1)[0][0]
