@@ -39,15 +39,11 @@ def draw(groups: Sequence[Group]) -> Drawing:
         right.plot(steps, found.mean, label=text, color=color, linestyle=dashes, linewidth=1.5)
     canvas.label(right, f'Buffer and retirement\n{group.label}', 'count')
     right.set_ylim(bottom=0)
-    for index, step in enumerate(steps.tolist()):
-      rows.append(
-        {'setting': group.label, 'step': step, 'seeds': len(group.runs)}
-        | {name: found.mean[index] for name, found in series.items() if found}
-        | {
-          f'buffer/bucket_{k}': bucket_KS[k, index] if k < len(bucket_KS) else ''
-          for k in range(most_buckets)
-        }
-      )
+    counts = {f'buffer/bucket_{k}': bucket_S for k, bucket_S in enumerate(bucket_KS)}
+    absent = {f'buffer/bucket_{k}': '' for k in range(len(bucket_KS), most_buckets)}
+    means = {name: found.mean for name, found in series.items() if found}
+    shared = {'setting': group.label, 'step': steps, 'seeds': len(group.runs)}
+    rows += canvas.rows(**shared, **means, **counts, **absent)
   canvas.legend(figure, list(axes.flat), beside=True)
   return Drawing(figure, rows)
 

@@ -146,6 +146,12 @@ def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = 
   )
 
 
+def rows(**columns: Any) -> list[Row]:
+  """Rows of a table; a column is an array, or one value for all rows."""
+  arrays = np.broadcast_arrays(*(np.asarray(column, object) for column in columns.values()))
+  return [dict(zip(columns, row)) for row in zip(*arrays)]
+
+
 def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
   """Writes a figure in every format, and its numbers as CSV; returns the files."""
   paths = [out / f'{name}.{kind}' for kind in KINDS]

@@ -34,17 +34,14 @@ def draw(groups: Sequence[Group]) -> Drawing:
         continue
       found = tables.mean_by(step[kept], has_block[kept])
       drawn = canvas.line(ax, found.keys, found.mean, name, **_STYLES[name])
-      rows += [
-        {
-          'setting': group.label,
-          'responses': name,
-          'step': int(number),
-          'count': int(count),
-          'share': share,
-          'line': shown_as,
-        }
-        for number, count, share, shown_as in zip(found.keys, found.count, found.mean, drawn)
-      ]
+      rows += canvas.rows(
+        setting=group.label,
+        responses=name,
+        step=found.keys,
+        count=found.count,
+        share=found.mean,
+        line=drawn,
+      )
     canvas.label(ax, f'Code blocks\n{group.label}', '')
   axes[0, 0].set_ylabel('share of responses')
   axes[0, 0].set_ylim(bottom=0)

@@ -42,20 +42,16 @@ def draw(groups: Sequence[Group]) -> Drawing:
         if len(group.runs) > 1:
           ax.fill_between(found.steps, low, high, color=style['color'], alpha=0.15, linewidth=0)
         drawn = canvas.line(ax, found.steps, found.mean, _legend(group), **style)
-        columns = zip(found.steps.tolist(), found.mean, low, high, drawn)
-        rows += [
-          {
-            'setting': group.label,
-            'metric': name,
-            'step': step,
-            'seeds': len(group.runs),
-            'mean': mean,
-            'min': least,
-            'max': most,
-            'line': smooth,
-          }
-          for step, mean, least, most, smooth in columns
-        ]
+        rows += canvas.rows(
+          setting=group.label,
+          metric=name,
+          step=found.steps,
+          seeds=len(group.runs),
+          mean=found.mean,
+          min=low,
+          max=high,
+          line=drawn,
+        )
     canvas.label(ax, title, unit)
   canvas.legend(figure, axes)
   return Drawing(figure, rows)

@@ -22,19 +22,16 @@ def draw(groups: Sequence[Group]) -> Drawing:
         continue
       ax.fill_between(low.steps, low.mean, high.mean, color=style['color'], alpha=0.15, linewidth=0)
       ax.plot(found.steps, found.mean, marker='o', markersize=3, label=group.label, **style)
-      rows += [
-        {
-          'setting': group.label,
-          'benchmark': source,
-          'score': name.rpartition('/')[2],
-          'step': step,
-          'seeds': len(group.runs),
-          'mean': mean,
-          'low_95': least,
-          'high_95': most,
-        }
-        for step, mean, least, most in zip(found.steps.tolist(), found.mean, low.mean, high.mean)
-      ]
+      rows += canvas.rows(
+        setting=group.label,
+        benchmark=source,
+        score=name.rpartition('/')[2],
+        step=found.steps,
+        seeds=len(group.runs),
+        mean=found.mean,
+        low_95=low.mean,
+        high_95=high.mean,
+      )
     canvas.label(ax, source, name.rpartition('/')[2])
   canvas.legend(figure, axes, 'bands: 95% intervals over questions')
   return Drawing(figure, rows)

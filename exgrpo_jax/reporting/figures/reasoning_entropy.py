@@ -1,6 +1,6 @@
 """Entropy of valid and of invalid reasoning, over steps and by the difficulty of the question."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,18 +57,15 @@ def _kinds(group: Group) -> Mapping[str, np.ndarray]:
   )
 
 
-def _rows(
-  group: Group, name: str, over: str, means: tables.Means, line: np.ndarray
-) -> Iterator[Row]:
+def _rows(group: Group, name: str, over: str, means: tables.Means, line: np.ndarray) -> list[Row]:
   """The means of one kind, and the line drawn through them, as rows of the table."""
-  for value, count, mean, half, drawn in zip(*means, line):
-    yield {
-      'setting': group.label,
-      'responses': name,
-      'over': over,
-      'value': int(value),
-      'count': int(count),
-      'entropy': mean,
-      'half_interval_95': half,
-      'line': drawn,
-    }
+  return canvas.rows(
+    setting=group.label,
+    responses=name,
+    over=over,
+    value=means.keys,
+    count=means.count,
+    entropy=means.mean,
+    half_interval_95=means.half,
+    line=line,
+  )
