@@ -68,7 +68,7 @@ def describe(groups: Sequence[Group], benchmarks: Benchmarks) -> dict[str, Any]:
 
 
 def _panel(
-  groups: Sequence[Group], name: str, title: str, unit: str, options: dict[str, bool]
+  groups: Sequence[Group], name: str, title: str, unit: str, options: Mapping[str, Any]
 ) -> Panel | None:
   """A line for each group: the mean over seeds, with a band of one standard deviation.
 

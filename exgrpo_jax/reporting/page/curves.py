@@ -108,9 +108,9 @@ def evaluations(run: Run, kinds: Sequence[str] = tuple(_EVALUATIONS)) -> list[Pa
     lines = []
     for match in filter(None, (re.fullmatch(f'eval/(.+)/{kind}', name) for name in names)):
       steps, values = _points(run, [match[0]])
-      band = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
+      at, low, high = _points(run, [f'{match[0]}_low', f'{match[0]}_high'])
       if steps:
-        lines.append(Line(match[1], steps, values, tuple(band) if band[0] else None))
+        lines.append(Line(match[1], steps, values, (at, low, high) if at else None))
     if lines:
       made.append(charts.lines(*_EVALUATIONS[kind], lines, share=True, smooth=False))
   return made
