@@ -86,8 +86,8 @@ def test_a_pool_is_empty_where_the_stream_reads_retired_questions_again(carry, r
   ('by_all', 'by_none', 'remedy'), [(0.7, 0.1, 'harder'), (0.1, 0.7, 'easier')]
 )
 def test_most_groups_without_variance_are_warned_of_with_what_solved_them(by_all, by_none, remedy):
-  silent = dict(zip(alarms._SHARES, (0.8, by_all, by_none)))
-  (warning,) = observed([silent] * STEPS)
+  solved = {'groups/solved_by_all': by_all, 'groups/solved_by_none': by_none}
+  (warning,) = observed([solved | {'zero_variance': 0.8}] * STEPS)
   assert '80% of the groups in steps 1 to 20' in warning and f'Give {remedy} questions' in warning
   assert f'{by_all:.0%} were solved by all responses, {by_none:.0%} by none' in warning
   assert alarms.silent_groups([]) == alarms.silent_groups([{'step': 1, 'zero_variance': 1.0}]) == ''

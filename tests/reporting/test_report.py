@@ -217,6 +217,7 @@ def start(*arguments):
   return forked.start(['report', *arguments])
 
 
+@pytest.mark.full
 def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(growing, tmp_path):
   out = tmp_path / 'page.html'
   kept = (growing.folder / 'metrics.jsonl').rename(tmp_path / 'kept')
@@ -229,6 +230,7 @@ def test_watch_waits_for_metrics_and_writes_the_page_until_the_run_has_ended(gro
     assert process.wait().status == 0
 
 
+@pytest.mark.full
 def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report):
   before = set(files_of(growing.folder))
   with start(growing.folder, '--serve', '--port=0', '--every=1') as process:
