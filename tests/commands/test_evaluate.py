@@ -304,7 +304,7 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
   opened = experiment.open_experiment(config, str(tmp_path))
   assert 'evaluation' not in messages.banner(recorded.rollout, (), 1, 0, 2, str(tmp_path))
   with recorded.compiling():
-    recording.run_training(opened, draws=True)
+    recording.run_training(opened, values=config, draws=True)
   records = metrics.read(tmp_path)
   assert [record['step'] for record in records] == [0, 1, 2]
   assert not any(name.startswith(('eval/', 'validation/')) for r in records for name in r)

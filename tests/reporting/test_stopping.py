@@ -1,17 +1,13 @@
 """When a run ends early: its score no longer improves, or training has broken down."""
 
-import dataclasses
 import math
 
 import pytest
 
-from exgrpo_jax import config as config_lib
-from exgrpo_jax.configs import base
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.reporting import stopping
 
-CONFIG = config_lib.build(optimizer.Config, base.get_config().optimizer, 'config.optimizer')
-CONFIG = dataclasses.replace(CONFIG, minibatches=2)
+CONFIG = optimizer.Config(minibatches=2)
 WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'skipped_updates': 0.0}
 FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no better
 
