@@ -15,7 +15,7 @@ from pyarrow import compute
 
 from benchmarks import smoke
 from benchmarks.frame import Bench, Figure, in_own_process, peak_bytes
-from exgrpo_jax.reporting import records, report, step_records
+from exgrpo_jax.reporting import metrics, report, step_records
 
 _STEPS, _ROWS = 700, 1024  # of the paper; responses of a step
 _FILE_STEPS = 10  # as config.metrics.records_every of the paper
@@ -53,12 +53,12 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
       several = range(first, min(first + _FILE_STEPS, steps + 1))
       tables = [_moved(of_steps[(step - 1) % _SHORT], step, name != 'tokens') for step in several]
       step_records.write_file(step_records.path_of(run, name, first), pa.concat_tables(tables))
-  *_, last = metrics = records.read(run)[-_SHORT:]
+  *_, last = metrics = metrics.read(run)[-_SHORT:]
   repeated = [
     metrics[step % _SHORT] | {'step': step, 'timestamp': last['timestamp'] + 150.0 * step}
     for step in range(1, steps + 1)
   ]
-  records.write(run / records.FILE, repeated)
+  records.write(run / metrics.FILE, repeated)
   for path in list((run / 'evaluation').glob(f'step_{_SHORT:06d}_*')):
     for step in range(_FILE_STEPS, steps + 1, _FILE_STEPS):
       shutil.copy(path, path.with_name(path.name.replace(f'{_SHORT:06d}', f'{step:06d}', 1)))

@@ -6,7 +6,7 @@ import tempfile
 import time
 
 from benchmarks.frame import SIZES, Bench, Figure
-from exgrpo_jax.reporting import records
+from exgrpo_jax.reporting import metrics
 
 TINY = (
   *('warm_start.num_updates=2', 'evaluation.every=2', 'rollout.questions=2'),
@@ -21,7 +21,7 @@ def measure(bench: Bench) -> list[Figure]:
     start = time.perf_counter()
     train(workdir, settings)
     seconds = time.perf_counter() - start
-    last = records.read(workdir)[-1]
+    last = metrics.read(workdir)[-1]
   return [
     Figure('smoke run', seconds, 's', f'{last["step"]:.0f} steps, from its start to its end'),
     Figure('last step', last['time/step'], 's', 'once all is compiled'),
