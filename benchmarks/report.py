@@ -53,12 +53,12 @@ def lengthen(run: pathlib.Path, steps: int) -> None:
       several = range(first, min(first + _FILE_STEPS, steps + 1))
       tables = [_moved(of_steps[(step - 1) % _SHORT], step, name != 'tokens') for step in several]
       step_records.write_file(step_records.path_of(run, name, first), pa.concat_tables(tables))
-  *_, last = metrics = metrics.read(run)[-_SHORT:]
+  *_, last = rows = metrics.read(run)[-_SHORT:]
   repeated = [
-    metrics[step % _SHORT] | {'step': step, 'timestamp': last['timestamp'] + 150.0 * step}
+    rows[step % _SHORT] | {'step': step, 'timestamp': last['timestamp'] + 150.0 * step}
     for step in range(1, steps + 1)
   ]
-  records.write(run / metrics.FILE, repeated)
+  metrics.write_rows(run / metrics.FILE, repeated)
   for path in list((run / 'evaluation').glob(f'step_{_SHORT:06d}_*')):
     for step in range(_FILE_STEPS, steps + 1, _FILE_STEPS):
       shutil.copy(path, path.with_name(path.name.replace(f'{_SHORT:06d}', f'{step:06d}', 1)))

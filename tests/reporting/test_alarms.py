@@ -7,7 +7,6 @@ import pytest
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.reporting import alarms, metrics
-from exgrpo_jax.runtime import compilations
 from exgrpo_jax.training import run
 from tests.helpers import tiny
 
@@ -137,12 +136,12 @@ def test_the_recorded_run_is_warned_of_its_pool(recorded):
 
 
 def test_a_resumed_run_goes_on_where_its_metrics_end(recorded, tmp_path):
-  opened = dataclasses.replace(recorded.experiment, workdir=str(tmp_path))
-  with compilations.counted() as compiled, metrics.Writer(tmp_path, 0) as writer:
+  with metrics.Writer(tmp_path, 0) as writer:
     for step, share in enumerate((1.0, 0.5, 1.0, 1.0), 1):
       writer.write(step, WELL | {'zero_variance': share})
-    progress = run.progress_after(opened, recorded.rollout, recorded.steps[1].buffer, compiled)
-  assert progress.history.silent_steps == 2 and len(progress.history.recent) == 4
+    setup = run.alarm_setup(recorded.experiment, recorded.rollout)
+  history = alarms.history(setup, metrics.read(tmp_path))
+  assert history.silent_steps == 2 and len(history.recent) == 4
 
 
 @pytest.mark.parametrize('stopped', [5, 20, 43])
