@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
 from ml_collections import ConfigDict
@@ -28,13 +28,13 @@ OURS = 'ours'
 
 
 def setting(
-  default: Any, allowed: str | Sequence[Any] | None, meaning: str, origin: str = OURS
+  default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
 ) -> Any:
   """A field of a `Config`.
 
   Args:
     default: its value in configs/base.py.
-    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', a tuple of choices, or
+    allowed: an interval such as '[0, 1)', '(0, inf)' or '[0, 2^63)', choices, or
       None where the type says enough.
     meaning: what the value is, with its unit; quoted in error messages.
     origin: where the default comes from: PAPER, AUTHORS or OURS, with a note after a comma.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from exgrpo_jax.algorithm import terms
+from exgrpo_jax.algorithm import terms, trajectory_rules
 from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
 from exgrpo_jax.errors import InputError
 
@@ -32,14 +32,7 @@ class ReplayConfig:
   )
   trajectory_selection: str = setting(
     'lowest_entropy',
-    (
-      'lowest_entropy',
-      'highest_entropy',
-      'lowest_perplexity',
-      'highest_perplexity',
-      'newest',
-      'random',
-    ),
+    trajectory_rules.RULES,
     'which stored success of a question is replayed',
     PAPER,
   )
@@ -124,7 +117,7 @@ class ObjectiveConfig:
   )
   surrogate: str = setting(
     'ppo',
-    tuple(terms.SURROGATES),
+    terms.SURROGATES,
     'what a fresh token adds: its clipped ratio times A, '
     'or its log-probability times A times the clipped ratio as a constant',
     PAPER,
@@ -143,7 +136,7 @@ class ObjectiveConfig:
   )
   shaping: str = setting(
     'fraction',
-    tuple(terms.SHAPINGS),
+    terms.SHAPINGS,
     'what a replayed token of ratio w adds, times A: w / (w + beta), w, w ** shaping_exponent, '
     'shaping_weight x log pi, or w + shaping_weight x log pi',
     PAPER,

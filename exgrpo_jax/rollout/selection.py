@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from exgrpo_jax.algorithm import objective
+from exgrpo_jax.algorithm import objective, trajectory_rules
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import sharding
 
@@ -36,7 +36,7 @@ def pick(
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
   places = [range(end - len(own), end) for end, own in zip(ends, stored)]
-  if cost := COSTS.get(kind):
+  if cost := trajectory_rules.RULES[kind]:
     scores = dict(enumerate(score(candidates)))
     costs = [cost(scores[place]) for place in range(len(candidates))]
     picked = _cheapest(places, costs)
@@ -76,15 +76,6 @@ def weights(
 
 def _cheapest(places: Sequence[range], costs: Sequence[float] | np.ndarray) -> list[int | None]:
   return [min(own, key=lambda place: costs[place]) if own else None for own in places]
-
-
-# By kind, what the picked trajectory has least of. Other kinds choose without scores.
-COSTS: Mapping[str, Callable[[ReplayScores], float]] = {
-  'lowest_entropy': lambda scores: float(np.mean(scores.entropy)),
-  'highest_entropy': lambda scores: -float(np.mean(scores.entropy)),
-  'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
-  'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
-}
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -39,6 +39,7 @@ def test_a_run_that_is_longer_than_asked_for_is_finished_and_stays_as_it_is(
   assert before == {path: path.stat().st_mtime_ns for path in recorded.workdir.rglob('*')}
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
   recorded, data, tmp_path
 ):

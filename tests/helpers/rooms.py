@@ -12,13 +12,13 @@ from tests.helpers.paths import REPOSITORY
 PACKAGE = REPOSITORY / 'exgrpo_jax'
 # Files at the bottom.
 FOUNDATION = ('config', 'datatypes', 'definition_file', 'errors', 'packing', 'padding', '__init__')
-_ROW = re.compile(r'\| \[`([\w/*.]+?)/?`\]\([^)]*\) \| (.+?) \|(?: (.+?) \|)?')
+_ROW = re.compile(r'\| \[`(\w+)/?`\]\([^)]*\) \| (.+?) \|')
 
 
 def table(path):
-  """Room -> (purpose, names of its files), as a document's table of rooms has them, top first."""
+  """Room -> purpose, as a document's table of rooms has them, top first."""
   rows = filter(None, map(_ROW.fullmatch, path.read_text().splitlines()))
-  return {row[1]: (row[2], re.findall(r'`([\w/]+\.py)`', row[3] or '')) for row in rows}
+  return {row[1]: row[2] for row in rows}
 
 
 def room_of(module):

@@ -56,9 +56,9 @@ def mean(rows, name):
 
 def experience_of(step, **changed):
   """What the step collected, with some of it changed."""
-  names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'carried')
+  names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'left')
   values = {name: getattr(step, name) for name in names} | changed
-  return Experience(**values, rollout={}, parity={}, alignment={})
+  return Experience(**values, sampling={}, parity={}, alignment={})
 
 
 def rows_with(recorded, step, **changed):

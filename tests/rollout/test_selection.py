@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from exgrpo_jax.algorithm.trajectory_rules import RULES
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.rollout import selection
 
@@ -50,7 +51,7 @@ def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, sc
 
 
 def test_a_tie_goes_to_the_oldest():
-  for kind in selection.COSTS:
+  for kind in [kind for kind, cost in RULES.items() if cost]:
     first, second = trajectory(3), trajectory(3)
     assert selection.pick(
       kind,

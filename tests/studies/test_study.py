@@ -184,6 +184,7 @@ def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(finished):
   assert rows[3]['fresh_questions'] == rows[3]['generated_tokens'] == '0'  # before training
 
 
+@pytest.mark.full
 def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_path, monkeypatch):
   monkeypatch.setenv('FAKE_FAILS', 'sums,grpo,seed=1')
   assert start(write_study()) == 1

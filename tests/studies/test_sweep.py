@@ -161,6 +161,7 @@ def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
   assert written['data']['evaluation'] == ['arithmetic:test[:8]', 'it\'s "x".jsonl']
 
 
+@pytest.mark.full
 def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_alone(
   plan, tmp_path, capsys, monkeypatch
 ):
@@ -193,6 +194,7 @@ def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_al
   assert not any(map(sweep.is_finished, plan(TWO_BY_TWO, {'num_steps': 3}))), 'prolonged'
 
 
+@pytest.mark.full
 def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
   (trial,) = plan("{'a': {}}")
   longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))

@@ -131,6 +131,7 @@ def test_log_probabilities_are_those_of_the_file_or_else_zero(recorded, seeded, 
   np.testing.assert_allclose(ratio_mean(opened, 2), np.concatenate(ratios).mean(), rtol=1e-4)
 
 
+@pytest.mark.full
 def test_a_seeded_run_that_is_resumed_is_the_one_that_was_not(recorded, seeded, train, tmp_path):
   """And reads the experience no more."""
   learns = {'optimizer__learning_rate': 3e-3, 'checkpoint__every': 2, 'evaluation__every': 2}

@@ -116,7 +116,7 @@ def test_a_run_whose_validation_no_longer_improves_ends(
       recording.run_training(experiment.open_experiment(config, str(tmp_path)), values=config)
     return capsys.readouterr().out
 
-  assert 'ended after step 4 of 5: validation/score has not risen in 2 evaluations' in train()
+  assert 'ended after step 4 of 5: validation/score has not improved in 2 evaluations' in train()
   assert [record['step'] for record in metrics.read(tmp_path)] == [0, 1, 2, 3, 4]
   assert checkpoint.steps(str(tmp_path)) == [4]
   assert 'ended after step 4 of 5' in train(), 'a restart changes nothing'
