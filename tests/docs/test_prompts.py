@@ -68,12 +68,9 @@ def examples():
 
 def test_what_a_policy_of_a_task_is_asked_is_a_question_of_that_task():
   found = list(examples())
-  assert {
-    'README.md',
-    'docs/evaluating.md',
-    'docs/library.md',
-    'exgrpo_jax/commands/generate.py',
-  } < {place for place, *_ in found}
+  pages = {'README.md', 'docs/evaluating.md', 'docs/library.md'}
+  places = {place for place, *_ in found}
+  assert {*pages, 'exgrpo_jax/commands/generate.py'} < places
   assert documents.place(_NOTEBOOK) in places
   wrong = [
     (place, prompt)
