@@ -97,7 +97,7 @@ def decoded(
     position_B = prompt + np.where(is_live_B, done_N[row_B], 0)
     live = is_live_B.sum()
     enough = live if to_the_end and not len(waiting_N) else scheduler.rows_per_insert(slots)
-    first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until so many have finished
+    first = np.sort(left_B[is_live_B])[min(enough, live) - 1]  # steps until enough have finished
     steps = int(min(first, decode_loop.TOKENS_PER_SYNC))
     grown_B = np.minimum(left_B, steps)
     # Each of a row's tokens is decoded with all before it in the cache, itself included.

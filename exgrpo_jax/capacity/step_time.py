@@ -140,7 +140,7 @@ class Estimator:
     return Part('reshard', seconds, detail=f'{size / GIB:.2f} GiB to each chip')
 
   def _prefill(self, generations: Sequence[Generation], prompt: int) -> Part:
-    """As many runs of the compiled program as have the tokens."""
+    """The compiled program, run as often as the tokens need it."""
     num_prompts = sum(each.prompts for each in generations) / len(generations)
     length = length_bucket(prompt, self.rollout.max_prompt)
     rows, compiled_length = self.programs['prefill'].shape

@@ -21,7 +21,7 @@ from exgrpo_jax.training.checks import check_command
 
 
 def define_flags() -> None:
-  """Of this command: those of train."""
+  """Define the flags of train."""
   command_line.define_config()
   command_line.define_workdir()
   command_line.define_hosts()

@@ -39,7 +39,7 @@ from exgrpo_jax.runtime import console, machine
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """Define the flags of this command."""
   command_line.define_config()
   command_line.define_checkpoint()
   command_line.define_model()

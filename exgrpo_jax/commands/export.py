@@ -22,7 +22,7 @@ from exgrpo_jax.training.export import completed, write
 
 
 def define_flags() -> None:
-  """Of this command."""
+  """Define the flags of this command."""
   command_line.define_checkpoint()
   command_line.define_out('The folder to write; it must be new or empty.')
   flags.DEFINE_enum(

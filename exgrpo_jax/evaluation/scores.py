@@ -118,7 +118,7 @@ def score_policy(
 
 
 def with_samples(experiment: Experiment, samples: int) -> Experiment:
-  """The experiment, with so many responses to each question of an evaluation."""
+  """The experiment with another number of responses to each question of an evaluation."""
   config = experiment.config
   changed = dataclasses.replace(config.evaluation, samples=samples)
   return dataclasses.replace(experiment, config=dataclasses.replace(config, evaluation=changed))

@@ -38,7 +38,7 @@ class Score(NamedTuple):
 
   @property
   def half_width(self) -> float:
-    """Of the interval."""
+    """Half of the interval's width."""
     return (self.high - self.low) / 2
 
 
@@ -209,7 +209,7 @@ def _grouped(benchmarks: Sequence[Benchmark]) -> dict[str, list[Benchmark]]:
 
 
 def _cells(benchmarks: Sequence[Benchmark], row: Row) -> list[Cell]:
-  """Of one row: for each group its benchmarks, then their average."""
+  """The cells of one row: for each group its benchmarks, then their average."""
   cells = []
   for members in _grouped(benchmarks).values():
     found = [row['benchmarks'].get(benchmark.label) for benchmark in members]

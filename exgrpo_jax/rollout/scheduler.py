@@ -50,7 +50,7 @@ from exgrpo_jax.rollout.slots import (
 )
 from exgrpo_jax.runtime import activity
 
-# Refill once one slot in this many has finished, and so many at a time: few host syncs, few idle
+# Refill once one slot in this many has finished, and that many together: few host syncs, few idle
 # slots.
 _REFILL_SHARE = 16
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding

@@ -62,7 +62,7 @@ class Config:
         f'config.rollout.in_flight={self.in_flight} must be from '
         f'config.rollout.questions={self.questions} to {most}, which is that times '
         f'config.rollout.max_age={self.max_age} + 1, or 0: a step trains {self.questions} groups, '
-        'and in so many steps all have to.'
+        'and none may wait for longer.'
       )
 
   @property

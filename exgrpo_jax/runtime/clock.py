@@ -137,7 +137,7 @@ class Pace:
     self._begin()
 
   def seconds_left(self, steps: int, evaluations: int) -> float | None:
-    """Estimate for so many steps and evaluations; None until there is something to go by."""
+    """Estimate for the steps and evaluations left; None until there is something to go by."""
     if not steps:
       return 0.0
     if not self._steps or (evaluations and not self._evaluations):

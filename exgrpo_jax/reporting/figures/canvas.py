@@ -78,7 +78,7 @@ def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
 
 
 def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-  """A figure of so many panels, with at most so many columns; places that are left stay empty."""
+  """A figure with a grid of panels; places that are left stay empty."""
   columns = min(columns, count)
   figure, axes = grid(-(-count // columns), columns)
   for ax in axes.flat[count:]:
@@ -104,7 +104,7 @@ def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
 
 
 def wrap(text: str, width: int) -> str:
-  """The text in lines of at most so many characters, where it has spaces."""
+  """The text broken at spaces into lines of limited length."""
   return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
 
 

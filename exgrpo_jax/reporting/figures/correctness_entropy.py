@@ -14,7 +14,7 @@ _BINS = 24  # of entropy
 
 
 def draw(groups: Sequence[Group]) -> Drawing:
-  """For each setting how many visits had so many successes, and such an entropy.
+  """For each setting a histogram of visits over their successes and entropy.
 
   The entropy is the mean over the generated responses that are right; a visit without any is not
   shown. The topmost cells also hold all that is above them.

@@ -88,7 +88,7 @@ def numbers(values: Values) -> list[float | None]:
 
 
 def rounded(values: Values, digits: int) -> list[float | None]:
-  """`numbers` with so many digits after the point."""
+  """`numbers` rounded to `digits` places."""
   return numbers(np.round(np.asarray(values, np.float64), digits))
 
 

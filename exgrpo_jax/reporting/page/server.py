@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Answers GET on the loopback address; makes a document at most every so many seconds."""
+  """Answers GET on the loopback address; makes a document at most every `every` seconds."""
 
   daemon_threads = True
 
