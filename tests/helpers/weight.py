@@ -106,6 +106,27 @@ def hops(package, trees):
   return []
 
 
+def holders(trees):
+  """The dataclasses with fields of other classes of ours that stand beside the training loop.
+
+  Those that the files of the loop and of what opens a run name, plain values (datatypes) aside.
+  """
+  classes, fields = set(), {}
+  for path, tree in trees.items():
+    for node in ast.walk(tree):
+      if isinstance(node, ast.ClassDef) and path.stem != 'datatypes':
+        classes.add(node.name)
+        hints = [part.annotation for part in node.body if isinstance(part, ast.AnnAssign)]
+        fields[node.name] = {
+          getattr(x, 'attr', getattr(x, 'id', '')) for h in hints for x in ast.walk(h)
+        }
+  named = set()
+  for tree in trees.values():
+    if {f.name for f in functions(tree)} & {LOOP, 'opened', 'begin'}:
+      named |= {getattr(x, 'attr', getattr(x, 'id', '')) for x in ast.walk(tree)}
+  return sorted(name for name in named & classes if fields[name] & classes)
+
+
 def measure(root):
   """What the table shows of one tree."""
   package = root / 'exgrpo_jax'
@@ -127,11 +148,12 @@ def measure(root):
     'floors': floors(edges),
     'arrows': sum(map(len, edges.values())),
     'hops from loop to formula': len(way) - 1,
+    'holders beside the loop': len(holders(trees)),
     'longest file': max(lines([path]) for path in python),
     'longest function': max(
       f.end_lineno - f.lineno + 1 for tree in trees.values() for f in functions(tree)
     ),
-  }, way
+  }, [' -> '.join(way), ', '.join(holders(trees))]
 
 
 def main():
@@ -139,8 +161,8 @@ def main():
   measured = [measure(root) for root in roots]
   for name in measured[0][0]:
     print(f'{name:<28}', *(f'{values[name]:>8,}' for values, _ in measured))
-  for root, (_, way) in zip(roots, measured):
-    print(f'{root}: {" -> ".join(way)}')
+  for root, (_, names) in zip(roots, measured):
+    print(f'{root}:', *names, sep='\n  ')
 
 
 if __name__ == '__main__':
