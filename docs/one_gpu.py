@@ -21,7 +21,8 @@ _PAGE = """\
 <!-- Written by docs/one_gpu.py; change it there, then renew this page. -->
 
 For whoever has one GPU: `one_gpu` trains a checkpoint of the Hugging Face Hub on it. What follows
-the colon is a model, a memory and a data set, in any order; without them it is Qwen2.5-0.5B on 24 GB with GSM8K:
+the colon is a model, a memory and a data set, in any order; without them it is
+Qwen2.5-0.5B on 24 GB with GSM8K:
 
 ```bash
 exgrpo doctor

@@ -48,7 +48,8 @@ _HEAD = """\
 <!-- Written by docs/slices.py from docs/slices.csv; change it there, then renew this page. -->
 
 For whoever rents a slice: what the paper's five backbones need of it, and how long a step
-takes there. **These are estimates; nothing here was measured on a TPU.** The programs of a step were compiled for each slice
+takes there. **These are estimates; nothing here was measured on a TPU.** The programs of a step
+were compiled for each slice
 by `exgrpo capacity --config=… --topology=…`, which prints each part of a step and
 what is assumed, with {versions}.
 
