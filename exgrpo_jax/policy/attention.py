@@ -20,6 +20,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
 
@@ -161,30 +162,81 @@ def _attend(
   S = key_BGHS.shape[3]
   # One matrix product with M = R * Q rows, so that the keys are read only once.
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
-  score_BGMS = jnp.einsum(
-    'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
-  )
   # The mask is added because XLA:CPU fuses an addition, but not a select. Finite in place of -inf.
   is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
   if segments is None:
-    score_BGMS += jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
+    mask_BGMS = jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
   else:
     segment_BQ, segment_BS = segments
     is_seen_BQS = is_seen_QS & (segment_BQ[:, :, None] == segment_BS[:, None])
-    score_BGMS += jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
+    mask_BGMS = jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
+  mix = _mix_on_matrix_units if on_matrix_units(query_BGRQH.dtype) else _mix
+  mixed_BGMH = mix(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
+  return mixed_BGMH.reshape(B, G, R, Q, H)
+
+
+def _mix(
+  query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
+) -> jax.Array:
+  """softmax(query . key + mask) over values, in the query's dtype."""
+  return _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)[0]
+
+
+def _mixed(
+  query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(`_mix`, the weights before their division, in the value's dtype, and their totals)."""
+  score_BGMS = jnp.einsum(
+    'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
+  )
+  score_BGMS += mask_BGMS
   # No gradient through the maximum: it cancels out of the weights, whatever its value.
   weight_BGMS = jnp.exp(
     score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
   )
+  cast_BGMS = weight_BGMS.astype(value_BGSH.dtype)
   mixed_BGMH = jnp.einsum(
-    'BGMS,BGSH->BGMH',
-    weight_BGMS.astype(value_BGSH.dtype),
-    value_BGSH,
-    preferred_element_type=jnp.float32,
+    'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
   )
   # Normalised last, where there are fewest entries to divide.
-  mixed_BGMH /= jnp.sum(weight_BGMS, axis=-1, keepdims=True)
-  return mixed_BGMH.astype(query_BGRQH.dtype).reshape(B, G, R, Q, H)
+  total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
+  mixed_BGMH /= total_BGM1
+  return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
+
+
+# Autodiff's products would have one operand in float32, and transpose the left one.
+_mix_on_matrix_units = jax.custom_vjp(_mix)
+
+
+def _mix_forward(
+  query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  mixed_BGMH, *rest = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
+  return mixed_BGMH, (query_BGMH, key_BGHS, value_BGSH, mixed_BGMH, *rest)
+
+
+def _mix_backward(
+  residuals: tuple[jax.Array, ...], d_mixed_BGMH: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+  query_BGMH, key_BGHS, value_BGSH, mixed_BGMH, weight_BGMS, total_BGM1 = residuals
+  # With mixed = (weight value) / total and total = sum of weights:
+  # d weight_s = (d mixed . value_s - d mixed . mixed) / total, and d score = weight * d weight.
+  d_exact_BGMH = d_mixed_BGMH.astype(jnp.float32) / total_BGM1
+  inner_BGM1 = jnp.sum(d_exact_BGMH * mixed_BGMH, axis=-1, keepdims=True)
+  d_BGMH = d_exact_BGMH.astype(query_BGMH.dtype)
+  d_weight_BGMS = jnp.einsum(
+    'BGMH,BGSH->BGMS', d_BGMH, value_BGSH, preferred_element_type=jnp.float32
+  )
+  d_score_BGMS = (weight_BGMS * (d_weight_BGMS - inner_BGM1)).astype(query_BGMH.dtype)
+  return (
+    product(d_score_BGMS, key_BGHS.swapaxes(2, 3)),
+    product(transposed(query_BGMH), d_score_BGMS),
+    product(transposed(weight_BGMS), d_BGMH),
+    None,
+  )
+
+
+_mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
 
 
 def _cudnn(

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy.bits import from_bits, to_bits
 
 MULTIPLE = 128  # of the positions of `Dense`: blocks of kernels divide them
 _CACHE_AXES = ('batch', 'kv_heads', None, None)
 
 
 class Transposed(NamedTuple):
-  """Rotated keys and values, in the layout that is fast on CPU."""
+  """Rotated keys and values, in the layout that is fast on CPU; bfloat16 as its bits."""
 
   key_BGHS: jax.Array
   value_BGSH: jax.Array
@@ -38,6 +39,7 @@ class Dense(NamedTuple):
 
 def transposed_from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> Transposed:
   """A layer of T positions, all of them written."""
+  key_BTGH, value_BTGH = to_bits(key_BTGH), to_bits(value_BTGH)
   return Transposed(key_BGHS=key_BTGH.transpose(0, 2, 3, 1), value_BGSH=value_BTGH.swapaxes(1, 2))
 
 
@@ -50,6 +52,7 @@ def write_transposed(
   layer: Transposed, key_BGH: jax.Array, value_BGH: jax.Array, position_B: Array
 ) -> Transposed:
   """The layer with each row's key and value written at the row's position."""
+  key_BGH, value_BGH = to_bits(key_BGH), to_bits(value_BGH)
   return Transposed(
     key_BGHS=_write_slices(layer.key_BGHS, key_BGH[..., None], position_B, 3),
     value_BGSH=_write_slices(layer.value_BGSH, value_BGH[:, :, None], position_B, 2),
@@ -74,7 +77,8 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
 
 def attend_transposed(query_BNH: jax.Array, position_B: Array, layer: Transposed) -> jax.Array:
   """Attention in plain JAX from each row's query to positions 0 .. position_B; reads all S."""
-  return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, layer.key_BGHS, layer.value_BGSH)
+  key_BGHS, value_BGSH = (from_bits(x) for x in layer)
+  return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH)
 
 
 def attend_dense(query_BNH: jax.Array, position_B: Array, layer: Dense) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import dense_cache, gpu_decoding, ragged_cache, sharding
+from exgrpo_jax.policy import bits, dense_cache, gpu_decoding, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
@@ -57,6 +57,8 @@ def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
   """A cache of zeros with S positions for each of B rows; S may be rounded up."""
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
   sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
+  if layout is Transposed:
+    dtype = bits.dtype_of(dtype)
   layer = layout(
     *(jnp.zeros([sizes[axis] for axis in _axes(name)], dtype) for name in layout._fields)
   )

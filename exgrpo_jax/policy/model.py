@@ -24,6 +24,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, lora, rotary, sharding
+from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, Config, EmbeddingAndHead
 
@@ -289,7 +290,10 @@ def _apply_layers(
 
 
 def _embed(config: Config, params: Params, tokens_BT: Array) -> jax.Array:
-  return params['embedding_VD'][tokens_BT].astype(config.dtype)
+  embedding_VD = params['embedding_VD']
+  if sharding.platform() == 'cpu':  # in bfloat16 it is frozen or for decoding: no gradient is lost
+    return from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
+  return embedding_VD[tokens_BT].astype(config.dtype)
 
 
 def _rotation(config: Config, position_BT: Array) -> rotary.Rotation:

@@ -91,6 +91,12 @@ def test_blockwise_equals_jax(monkeypatch, T, N, G):
   assert_equals_jax('blockwise', random_inputs(2, T, N, G, 8), 1e-5)
 
 
+def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
+  """On CPU by a backward pass of its own; terms with three digits are summed."""
+  monkeypatch.setattr(attention, '_STRIP', 8)
+  assert_equals_jax('blockwise', random_inputs(2, 17, 4, 2, 64, 'bfloat16'), 0.05)
+
+
 @pytest.mark.parametrize('T', [48, 1200])  # in strips; in blocks
 def test_no_token_sees_another_segment(T):
   """Its output stays bit-equal whatever stands there."""

@@ -1,4 +1,4 @@
-"""The matrix product's own backward pass against autodiff."""
+"""The matrix product's own backward pass against autodiff, in the forms of both dtypes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,30 @@ import pytest
 from exgrpo_jax.policy import matmul
 
 
+@pytest.mark.parametrize('dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.03)])
 @pytest.mark.parametrize('sizes', [(3, 5), (5, 3)], ids=['wider', 'narrower'])
-def test_gradients_are_those_of_the_plain_product(sizes):
+def test_gradients_are_those_of_the_plain_product(sizes, dtype, tolerance):
   rng = np.random.default_rng(0)
   x_BTI, kernel_IO = rng.normal(size=(2, 4, sizes[0])), rng.normal(size=sizes)
   weight_BTO = rng.normal(size=(2, 4, sizes[1]))
 
-  def gradients(product):
+  def gradients(product, dtype):
     return jax.grad(lambda x, kernel: (weight_BTO * product(x, kernel)).sum(), (0, 1))(
-      jnp.float32(x_BTI), jnp.float32(kernel_IO)
+      jnp.asarray(x_BTI, dtype), jnp.asarray(kernel_IO, dtype)
     )
 
-  for found, expected in zip(gradients(matmul.project), gradients(jnp.matmul)):
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+  expected = gradients(jnp.matmul, 'float32')
+  for found, exact in zip(gradients(matmul.project, dtype), expected):
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.float32(found), exact, atol=tolerance * np.abs(exact).max())
+
+
+def test_a_product_of_bfloat16_is_rounded_once():
+  """512 ones: partial sums in bfloat16 would stop growing at 256."""
+  x = jnp.ones((1, 512), jnp.bfloat16)
+  assert matmul.product(x, x.T).item() == 512
+
+
+def test_the_transpose_is_that_of_the_last_two_dimensions():
+  x = jnp.arange(2 * 3 * 6 * 192.0).reshape(2, 3, 6, 192)
+  np.testing.assert_array_equal(matmul.transposed(x), x.swapaxes(2, 3))
