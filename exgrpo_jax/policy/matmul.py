@@ -1,8 +1,7 @@
 """The matrix product of activations and a weight, in the form that each platform is fast with.
 
-XLA:CPU uses a core's matrix units for bfloat16 only where the product's result is float32, and
-neither operand is transposed but the right one. Further shape letters: I input width, O output
-width, M rows.
+XLA:CPU uses a core's matrix units (AMX) for bfloat16 only where the product's result is float32 and
+the left operand is not transposed. Further shape letters: I input width, O output width, M rows.
 """
 
 import math
@@ -20,10 +19,11 @@ def on_matrix_units(dtype: jnp.dtype) -> bool:
 
 def transposed(x: jax.Array) -> jax.Array:
   """The last two dimensions swapped, in a form that XLA does not fold back into a product."""
-  *batch, M, I = x.shape
-  part = math.gcd(I, 64)
+  *batch, rows, columns = x.shape
+  part = math.gcd(columns, 64)
   *kept, m, i, p = range(x.ndim + 1)
-  return x.reshape(*batch, M, I // part, part).transpose(*kept, i, p, m).reshape(*batch, I, M)
+  split = x.reshape(*batch, rows, columns // part, part)
+  return split.transpose(*kept, i, p, m).reshape(*batch, columns, rows)
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -49,13 +49,14 @@ def _backward(
   residuals: tuple[jax.Array, jax.Array], d_out_BTO: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   x_BTI, kernel_IO = residuals
-  return product(d_out_BTO, kernel_IO.T), _kernel_gradient(x_BTI, d_out_BTO)
+  d_kernel_IO = _kernel_gradient(x_BTI, d_out_BTO)
+  return product(d_out_BTO, kernel_IO.T), d_kernel_IO
 
 
 def _kernel_gradient(x_BTI: jax.Array, d_out_BTO: jax.Array) -> jax.Array:
   if on_matrix_units(x_BTI.dtype):
-    I, O = x_BTI.shape[-1], d_out_BTO.shape[-1]
-    return product(transposed(x_BTI.reshape(-1, I)), d_out_BTO.reshape(-1, O))
+    x_MI, d_out_MO = (x.reshape(-1, x.shape[-1]) for x in (x_BTI, d_out_BTO))
+    return product(transposed(x_MI), d_out_MO)
   # Autodiff gives the weight's gradient as (cotangent^T x)^T. XLA:CPU computes a transposed left
   # operand column by column, several times slower, so the narrower operand goes on the left.
   if x_BTI.shape[-1] <= d_out_BTO.shape[-1]:

@@ -8,7 +8,7 @@ import pytest
 from exgrpo_jax.policy import matmul
 
 
-@pytest.mark.parametrize('dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.03)])
+@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.03)])
 @pytest.mark.parametrize('sizes', [(3, 5), (5, 3)], ids=['wider', 'narrower'])
 def test_gradients_are_those_of_the_plain_product(sizes, dtype, tolerance):
   rng = np.random.default_rng(0)
