@@ -95,7 +95,7 @@ def files(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
   settings = {f'{name}_token': token for name, token in named.items()} | conversion.AUTO_TOKENIZER
   if template := metadata.get('tokenizer.chat_template'):
     settings['chat_template'] = template
-  generation = {
+  generation: dict[str, Any] = {
     f'{name}_token_id': vocabulary[token] for name, token in named.items() if name != 'unk'
   }
   generation['eos_token_id'] = _ends(own, vocabulary, types, path)
@@ -131,7 +131,7 @@ def _check(own: Mapping[str, Any], path: str) -> None:
 
 
 def _byte_level(
-  own: Mapping[str, Any], vocabulary: Mapping[str, int], _: Sequence[int]
+  own: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
 ) -> tokenizers.Tokenizer:
   """BPE of bytes, as GPT-2 has it."""
   split = _BY_NAME[own['pre']]
@@ -151,7 +151,7 @@ def _byte_level(
 
 
 def _sentencepiece(
-  own: Mapping[str, Any], vocabulary: Mapping[str, int], types: Sequence[int]
+  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
 ) -> tokenizers.Tokenizer:
   """BPE of characters with byte fallback, by scores, as SentencePiece has it."""
   ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
@@ -172,7 +172,7 @@ def _sentencepiece(
 
 
 def _add_tokens(
-  model: tokenizers.Tokenizer, vocabulary: Mapping[str, int], types: Sequence[int]
+  model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
 ) -> None:
   """Adds the tokens that are found in a text before it is split."""
   model.add_tokens(
@@ -185,7 +185,7 @@ def _add_tokens(
 
 
 def _ends(
-  own: Mapping[str, Any], vocabulary: Mapping[str, int], types: Sequence[int], path: str
+  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
 ) -> list[int]:
   """Ids at which generation stops, as in llama.cpp: the end's, the turn's, and well-known ones.
 

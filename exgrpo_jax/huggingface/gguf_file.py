@@ -34,8 +34,9 @@ def opened(path: str) -> Any:
   """
   if not os.path.isfile(path):
     raise InputError(f'{path}: there is no such file; a GGUF is read where it lies, on a disk.')
+  gguf = library(path)
   try:
-    reader = library(path).GGUFReader(path)
+    reader = gguf.GGUFReader(path)
   except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
     raise InputError(
       f'{path}: not a complete GGUF file, at {os.path.getsize(path)} bytes '
