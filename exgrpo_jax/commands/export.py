@@ -48,7 +48,7 @@ def main(args: command_line.Args) -> None:
   if source.kind == 'model':
     if args.adapters:
       raise InputError(f'--adapters are those of a run, and --model={args.model} has none.')
-    write_model(source.path, out, args.dtype)
+    print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
     return
   values: Any = policies.run_config(args.checkpoint)
   # This machine's devices, not the run's.
@@ -77,14 +77,13 @@ def new_folder(name: str | None) -> epath.Path:
   return out
 
 
-def write_model(path: str, out: epath.Path, dtype: str | None = None) -> None:
-  """Writes the model of a folder, a GGUF file or a name on the Hub as a Hugging Face folder."""
+def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
+  """Writes a model, of a folder, a GGUF file or a name on the Hub; returns the weights' dtype."""
   experiment = open_experiment(policies.suited_to(path), path)
   policy = policies.restore(policies.Source('model', path), experiment)
   with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
     write(experiment, policy.params, unfinished, dtype)
-  written = architecture.read_json(out)
-  print(f'{out}: {written["architectures"][0]} of {path}, in {written["dtype"]}')
+  return architecture.read_json(out)['dtype']
 
 
 def _check_adapters(config: Config, dtype: str | None) -> None:

@@ -45,5 +45,5 @@ def with_sampling(args: command_line.Args, values: ConfigDict) -> ConfigDict:
 
 def given_overrides(args: command_line.Args) -> dict[str, Any]:
   """Dotted key -> value of what the command line changes in --config."""
-  has_config = 'config' in args and args.config
-  return config_flags.get_override_values(args['config']) if has_config else {}
+  is_given = getattr(args, 'config', None)  # a command may have no such flag
+  return config_flags.get_override_values(args['config']) if is_given else {}

@@ -80,7 +80,8 @@ def _smollm2(args: command_line.Args) -> None:
   """Write the model."""
   out = export.new_folder(args.out)
   with smollm2.downloaded() as path:
-    export.write_model(path, out)
+    dtype = export.write_model(path, out)
+  print(f'{out}: SmolLM2-135M-Instruct, its quantised weights in {dtype}')
 
 
 def run() -> None:
