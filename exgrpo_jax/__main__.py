@@ -28,8 +28,8 @@ COMMANDS = {
     'doctor': 'what this machine has and lacks, and a config that fits it',
   },
   'Convert': {
-    'prepare': 'a public data set into a file of training questions',
-    'export': "a run's policy as a Hugging Face folder",
+    'prepare': 'a public data set into a file of training questions, or a small model',
+    'export': "a run's policy, or a GGUF, as a Hugging Face folder",
   },
 }
 

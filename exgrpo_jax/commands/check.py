@@ -3,8 +3,8 @@
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
 Takes the flags of train, and checks what train checks first: flags, config and reward functions,
-the model's shape and the tokenizer. Of a model that is named on the Hub it fetches what describes
-it, no weights; else it writes nothing. What lies in a bucket is not read.
+the model's shape and the tokenizer. Of a model on the Hub or in a GGUF it keeps what describes it
+in the cache, no weights; else it writes nothing. What lies in a bucket is not read.
 Exit status: 0, or 2 for what cannot be run.
 """
 

@@ -86,13 +86,15 @@ def define_checkpoint() -> None:
   flags.DEFINE_integer('step', None, 'Which of its checkpoints; the newest by default.')
 
 
-def define_model() -> None:
+def define_model(
+  default: str = 'Without --config it is asked by its chat template, with prompts and responses of '
+  'up to 2,048 tokens.',
+) -> None:
   """--model, of commands that read a run or, in its place, a model."""
   define_path(
     'model',
-    'A Hugging Face model, in place of --checkpoint: a folder, or a name on the Hub such as '
-    'owner/name or owner/name@revision. Without --config it is asked by its chat template, with '
-    'prompts and responses of up to 2,048 tokens.',
+    'A model, in place of --checkpoint: a Hugging Face folder, a GGUF file (model.gguf), or a name '
+    'on the Hub such as owner/name or owner/name@revision. ' + default,
   )
 
 

@@ -1,6 +1,7 @@
-"""A run's policy as a Hugging Face folder, for transformers, vLLM, or another run.
+"""A run's policy, or a model, as a Hugging Face folder, for transformers, vLLM, or another run.
 
 exgrpo export --checkpoint=/tmp/run --out=/tmp/policy
+exgrpo export --model=model.gguf --out=/tmp/model
 
 With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
 """
@@ -11,11 +12,11 @@ import jax
 from absl import flags
 from etils import epath
 
-from exgrpo_jax.commands import command_line
+from exgrpo_jax.commands import command_line, policy_flags
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Config, Experiment, open_experiment, state_shapes
-from exgrpo_jax.huggingface import adapters, hub_checkpoint
+from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.training.export import completed, write
@@ -24,12 +25,14 @@ from exgrpo_jax.training.export import completed, write
 def define_flags() -> None:
   """Define the flags of this command."""
   command_line.define_checkpoint()
+  command_line.define_model('Its weights are written as they are.')
   command_line.define_out('The folder to write; it must be new or empty.')
   flags.DEFINE_enum(
     'dtype',
     None,
     ['float32', 'bfloat16', 'float16'],
-    "Of the weights; the original checkpoint's by default.",
+    "Of the weights; the original checkpoint's by default, and of a GGUF float32, which holds "
+    'dequantised values exactly.',
   )
   flags.DEFINE_bool(
     'adapters',
@@ -39,17 +42,14 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Exports a checkpoint of a run."""
-  if not args.checkpoint or not args.out:
-    raise InputError(
-      "--checkpoint and --out are both needed: a run's workdir, and the folder to write."
-    )
-  out = epath.Path(args.out).expanduser()
-  if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise InputError(
-      f'--out={args.out} is not empty; name a new folder, so that no file of '
-      'another model stays in it.'
-    )
+  """Exports a checkpoint of a run, or a model."""
+  source = policy_flags.chosen(args)
+  out = new_folder(args.out)
+  if source.kind == 'model':
+    if args.adapters:
+      raise InputError(f'--adapters are those of a run, and --model={args.model} has none.')
+    print(f'{out}: {source.path}, in {write_model(source.path, out, args.dtype)}')
+    return
   values: Any = policies.run_config(args.checkpoint)
   # This machine's devices, not the run's.
   values.mesh = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
@@ -63,6 +63,27 @@ def main(args: command_line.Args) -> None:
       policy, step = policies.of_run(experiment, args.checkpoint, args.step)
       write(experiment, policy, unfinished, args.dtype)
   print(f'{out}: the {"adapters" if args.adapters else "policy"} after step {step}')
+
+
+def new_folder(name: str | None) -> epath.Path:
+  """The folder of --out; InputError if it is not given, or not empty."""
+  if not name:
+    raise InputError('--out is needed: the folder to write.')
+  out = epath.Path(name).expanduser()
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    raise InputError(
+      f'--out={name} is not empty; name a new folder, so that no file of another model stays in it.'
+    )
+  return out
+
+
+def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
+  """Writes a model, of a folder, a GGUF file or a name on the Hub; returns the weights' dtype."""
+  experiment = open_experiment(policies.suited_to(path), path)
+  policy = policies.restore(policies.Source('model', path), experiment)
+  with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
+    write(experiment, policy.params, unfinished, dtype)
+  return architecture.read_json(out)['dtype']
 
 
 def _check_adapters(config: Config, dtype: str | None) -> None:

@@ -19,8 +19,8 @@ def chosen(args: command_line.Args) -> Source:
     )
   if not args.checkpoint and not args.model:
     raise InputError(
-      "one of --checkpoint and --model is needed: a run's workdir, or a Hugging Face model, by its "
-      'folder or its name.'
+      "one of --checkpoint and --model is needed: a run's workdir, or a model, by its folder, its "
+      'GGUF file or its name.'
     )
   if args.checkpoint:
     return Source('run', args.checkpoint, args.step)
@@ -45,4 +45,5 @@ def with_sampling(args: command_line.Args, values: ConfigDict) -> ConfigDict:
 
 def given_overrides(args: command_line.Args) -> dict[str, Any]:
   """Dotted key -> value of what the command line changes in --config."""
-  return config_flags.get_override_values(args['config']) if args.config else {}
+  is_given = getattr(args, 'config', None)  # a command may have no such flag
+  return config_flags.get_override_values(args['config']) if is_given else {}

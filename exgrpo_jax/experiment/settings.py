@@ -27,7 +27,7 @@ class ModelConfig(model.Config):
   path: str = setting(
     '',
     None,
-    "a Hugging Face checkpoint's folder, or its name on the Hub (owner/name or "
+    "a Hugging Face checkpoint's folder, a GGUF file, or a name on the Hub (owner/name or "
     'owner/name@revision), whose weights, shape and tokenizer are taken; '
     "'' is `repository` or, without that, a model from scratch",
   )

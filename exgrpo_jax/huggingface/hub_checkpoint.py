@@ -1,8 +1,9 @@
-"""Checkpoints on the Hugging Face Hub: from a name to the folder of its files."""
+"""From the name of a model to the folder of its files: on the Hugging Face Hub, or in a GGUF."""
 
 import os
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import gguf_description, gguf_file
 from exgrpo_jax.runtime import hosts, hub
 
 # What tokenizer.py and architecture.py read, and an export keeps.
@@ -30,7 +31,7 @@ def named(path: str) -> hub.Repository | None:
 
 
 def folder(path: str, key: str, weights: bool = False) -> str:
-  """The folder of a checkpoint's files: `path` itself, unless that is a name on the Hub.
+  """The folder of a checkpoint's files: `path` itself, unless that is a GGUF or a name on the Hub.
 
   All hosts must call it, because they agree on the commit; the first one fetches first, so that
   hosts which share a cache fetch once.
@@ -38,11 +39,15 @@ def folder(path: str, key: str, weights: bool = False) -> str:
   Args:
     path: a setting's value, perhaps ''.
     key: the setting, for error messages.
-    weights: whether to fetch them too, beside config.json and the tokenizer's files.
+    weights: whether to fetch them too, beside config.json and the tokenizer's files; of a GGUF
+      they are the file itself, and only what describes it becomes a folder.
 
   Raises:
-    InputError: it cannot be fetched.
+    InputError: it cannot be fetched, or not read as a GGUF.
   """
+  if gguf_file.is_one(path := os.path.expanduser(path)):
+    with hosts.first_host_first(key):
+      return path if weights else gguf_description.folder(path)
   repository = named(path)
   if not repository:
     return path

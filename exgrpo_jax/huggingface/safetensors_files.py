@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,20 +42,27 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     InputError: the files or tensors are incomplete, or a tensor is unexpected.
   """
   path, files = _list_tensors(folder)
-  missing = [name for name in tensors if name not in files]
-  unexpected = [name for name in files if name not in tensors and not name.endswith(_DERIVED)]
+  check_names(path, files, tensors, 'config.json')
+  return files
+
+
+def check_names(
+  path: epath.PathLike, found: Collection[str], tensors: Mapping[str, Tensor], described_by: str
+) -> None:
+  """Raises InputError unless the tensors that were found are those that a description requires."""
+  missing = [name for name in tensors if name not in found]
+  unexpected = [name for name in found if name not in tensors and not name.endswith(_DERIVED)]
   if missing:
     shape = list(tensors[missing[0]].shape)
     raise InputError(
-      f'{path}: tensor {missing[0]} is missing; config.json requires it, with shape '
+      f'{path}: tensor {missing[0]} is missing; {described_by} requires it, with shape '
       f'{shape}{_and_more(missing)}.'
     )
   if unexpected:
     raise InputError(
-      f'{path}: tensor {unexpected[0]} is unexpected; the model of config.json has '
+      f'{path}: tensor {unexpected[0]} is unexpected; the model of {described_by} has '
       f'no tensor of that name{_and_more(unexpected)}.'
     )
-  return files
 
 
 def _list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Loads Hugging Face safetensors as sharded parameters, and saves parameters as safetensors.
+"""Loads safetensors or a GGUF as sharded parameters, and saves parameters as safetensors.
 
 Loading reads each device's slice from the file separately and casts it, so that host memory never
 holds a whole tensor unless a device does, and each of several hosts reads only what its devices
@@ -8,7 +8,8 @@ hold.
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from exgrpo_jax.huggingface import architecture, safetensors_files
+from exgrpo_jax.huggingface import architecture, gguf_file, safetensors_files
 from exgrpo_jax.huggingface.architecture import ParamPath, Tensor
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
@@ -35,8 +36,8 @@ def load(
   """The parameters of a checkpoint, each device's slice placed on that device.
 
   Args:
-    directory: local or remote (gs://), whose config.json gives `config`. Remote files are
-      copied to the machine's temporary folder, one at a time.
+    directory: local or remote (gs://), whose config.json gives `config`; or a local GGUF file.
+      Remote files are copied to the machine's temporary folder, one at a time.
     config: the decoder's shape.
     mesh: the devices that hold the parameters, laid out as by `model.init`.
     frozen: whether to use the dtypes of frozen parameters (see `model.shapes`); else float32.
@@ -49,28 +50,38 @@ def load(
   layout = architecture.tensors(config)
   keys = {tensor.name: key for key, tensor in layout.items()}
   tensors = {tensor.name: tensor for tensor in layout.values()}
-  files = safetensors_files.locate(folder, tensors)
   shapes = model.shapes(config, mesh, frozen=frozen)
   leaves: dict[ParamPath, jax.Array] = {}
   vectors = []
-  for file in sorted(set(files.values())):
-    in_file = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-    with safetensors_files.open_checked(folder / file, in_file) as reader:
-      for name, tensor in in_file.items():
-        path, layer = keys[name]
-        if len(tensor.shape) == 1:
-          vectors.append(reader.get_slice(name)[:].tobytes())
-        like = _get(shapes, path)
-        if layer is None:
-          leaves[path] = _read(reader.get_slice(name), tensor, like)
-          continue
-        if path not in leaves:
-          leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
-        value = _read(reader.get_slice(name), tensor, _one_layer(like))
-        leaves[path] = _set_layer(leaves[path], value, layer)
+  for name, reader in _slices(folder, tensors, config.head_size):
+    tensor, (path, layer) = tensors[name], keys[name]
+    if len(tensor.shape) == 1:
+      vectors.append(reader[:].tobytes())
+    like = _get(shapes, path)
+    if layer is None:
+      leaves[path] = _read(reader, tensor, like)
+      continue
+    if path not in leaves:
+      leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
+    leaves[path] = _set_layer(leaves[path], _read(reader, tensor, _one_layer(like)), layer)
   # No host reads the matrices in full, but different checkpoints differ in their vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return _nest(leaves)
+
+
+def _slices(
+  folder: epath.Path, tensors: Mapping[str, Tensor], head_size: int
+) -> Iterator[tuple[str, Any]]:
+  """Each tensor's name, with what an index reads parts of it by; one file is open at a time."""
+  if gguf_file.is_one(folder):
+    yield from gguf_file.slices(os.fspath(folder), tensors, head_size).items()
+    return
+  files = safetensors_files.locate(folder, tensors)
+  for file in sorted(set(files.values())):
+    in_file = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+    with safetensors_files.open_checked(folder / file, in_file) as reader:
+      for name in in_file:
+        yield name, reader.get_slice(name)
 
 
 def _one_layer(stack: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -37,7 +37,9 @@ def run_command(name, *arguments, **environment):
 def write(run, out, dtype=None):
   """What the export command does, in this process."""
   command.main(
-    types.SimpleNamespace(checkpoint=str(run), step=None, out=str(out), dtype=dtype, adapters=False)
+    types.SimpleNamespace(
+      checkpoint=str(run), model=None, step=None, out=str(out), dtype=dtype, adapters=False
+    )
   )
 
 

@@ -123,7 +123,8 @@ def write(run, out, **flags):
   """What the export command writes."""
   export.main(
     types.SimpleNamespace(
-      **dict(checkpoint=str(run.workdir), step=None, out=str(out), dtype=None, adapters=False)
+      **dict(checkpoint=str(run.workdir), model=None, step=None, out=str(out), dtype=None)
+      | dict(adapters=False)
       | flags
     )
   )

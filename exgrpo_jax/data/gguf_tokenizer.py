@@ -1,0 +1,201 @@
+"""A GGUF file's tokenizer as Hugging Face's files.
+
+The metadata has vocabulary, merges or scores, and by name how text is split before it is merged
+(tokenizer.ggml.pre). What the names mean is defined in llama.cpp's src/llama-vocab.cpp; here they
+are what the models' own tokenizer.json say, which that copies.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from exgrpo_jax.data import conversion
+from exgrpo_jax.data.conversion import SPACE
+from exgrpo_jax.data.tokenizer import KNOWN_EOS
+from exgrpo_jax.errors import InputError
+
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+
+_LLAMA3 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_QWEN2 = _LLAMA3.replace('{1,3}', '')
+
+
+class _Split(NamedTuple):
+  """What is done to a text before its pieces are merged."""
+
+  pattern: str = ''  # of what is split; '' is GPT-2's, which `tokenizers` has
+  digits: bool = False  # each is split from its neighbours first
+  composes: bool = False  # Unicode's NFC
+  whole_words: bool = False  # a word of the vocabulary is not merged
+  begins: bool = False  # a text gets the begin token, unless the metadata denies it
+
+
+_BY_NAME = {
+  'gpt-2': _Split(),
+  'smollm': _Split(digits=True),
+  'starcoder': _Split(digits=True),
+  # llama.cpp leaves NFC out, but the models were trained with it.
+  'qwen2': _Split(_QWEN2, composes=True),
+  'deepseek-r1-qwen': _Split(_QWEN2, composes=True),
+  'llama-bpe': _Split(_LLAMA3, whole_words=True, begins=True),
+  'llama3': _Split(_LLAMA3, whole_words=True, begins=True),
+  'llama-v3': _Split(_LLAMA3, whole_words=True, begins=True),
+}
+
+
+def files(metadata: Mapping[str, Any], path: str) -> dict[str, bytes]:
+  """tokenizer.json, tokenizer_config.json and generation_config.json, by name.
+
+  Args:
+    metadata: the file's, by key.
+    path: the file's, for error messages.
+
+  Raises:
+    InputError: it has no tokenizer, one of another kind, or one without an end.
+  """
+  own = {
+    key.removeprefix('tokenizer.ggml.'): value
+    for key, value in metadata.items()
+    if key.startswith('tokenizer.ggml.')
+  }
+  _check(own, path)
+  types = own.get('token_type', [_NORMAL] * len(own['tokens']))
+  try:
+    # Unused tokens only fill the embedding up.
+    vocabulary = {
+      token: id_
+      for id_, (token, kind) in enumerate(zip(own['tokens'], types, strict=True))
+      if kind != _UNUSED
+    }
+    make = _byte_level if own['model'] == 'gpt2' else _sentencepiece
+    model = make(own, vocabulary, types)
+    _add_tokens(model, vocabulary, types)
+    named = {
+      name: own['tokens'][own[f'{key}_token_id']]
+      for name, key in (('bos', 'bos'), ('eos', 'eos'), ('unk', 'unknown'), ('pad', 'padding'))
+      if f'{key}_token_id' in own
+    }
+    if own.get('add_bos_token', own['model'] == 'llama' or _BY_NAME[own['pre']].begins):
+      begin = named['bos']
+      model.post_processor = processors.TemplateProcessing(
+        single=[begin, '$A'], special_tokens=[(begin, vocabulary[begin])]
+      )
+  except Exception as error:  # `tokenizers` raises plain ones
+    raise InputError(
+      f'{path}: its tokenizer contradicts itself ({type(error).__name__}: {error}); convert the '
+      'model anew.'
+    ) from error
+  settings = {f'{name}_token': token for name, token in named.items()} | conversion.AUTO_TOKENIZER
+  if template := metadata.get('tokenizer.chat_template'):
+    settings['chat_template'] = template
+  generation: dict[str, Any] = {
+    f'{name}_token_id': vocabulary[token] for name, token in named.items() if name != 'unk'
+  }
+  generation['eos_token_id'] = _ends(own, vocabulary, types, path)
+  return {
+    'tokenizer.json': model.to_str().encode(),
+    'tokenizer_config.json': json.dumps(settings, indent=2).encode(),
+    'tokenization.py': conversion.CODE.encode(),
+    'generation_config.json': json.dumps(generation, indent=2).encode(),
+  }
+
+
+def _check(own: Mapping[str, Any], path: str) -> None:
+  """Raises InputError where there is no tokenizer, or none of a kind that is supported."""
+  kind, pre = own.get('model'), own.get('pre')
+  needed = {'gpt2': ('tokens', 'merges', 'pre'), 'llama': ('tokens', 'scores')}
+  if kind not in needed:
+    found = 'no tokenizer' if kind is None else f"tokenizer.ggml.model='{kind}'"
+    raise InputError(
+      f'{path}: {found}; tokenizer.ggml.model must be one of {", ".join(needed)}, and a '
+      'tokenizer is needed.'
+    )
+  for key in needed[kind]:
+    if not own.get(key):
+      raise InputError(
+        f'{path}: no tokenizer.ggml.{key}, without which texts would become other tokens than the '
+        "model's; convert it anew."
+      )
+  if kind == 'gpt2' and pre not in _BY_NAME:
+    raise InputError(
+      f"{path}: tokenizer.ggml.pre='{pre}' is not supported; supported are "
+      f'{", ".join(_BY_NAME)}, and any other would split texts differently.'
+    )
+
+
+def _byte_level(
+  own: Mapping[str, Any], vocabulary: dict[str, int], _: Sequence[int]
+) -> tokenizers.Tokenizer:
+  """BPE of bytes, as GPT-2 has it."""
+  split = _BY_NAME[own['pre']]
+  merges = [tuple(merge.split(' ', 1)) for merge in own['merges']]
+  model = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
+  if split.composes:
+    model.normalizer = normalizers.NFC()
+  first = []
+  if split.digits:
+    first = [pre_tokenizers.Digits(individual_digits=True)]
+  elif split.pattern:
+    first = [pre_tokenizers.Split(tokenizers.Regex(split.pattern), 'isolated')]
+  to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.pattern)
+  model.pre_tokenizer = pre_tokenizers.Sequence([*first, to_bytes])
+  model.decoder = decoders.ByteLevel()
+  return model
+
+
+def _sentencepiece(
+  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]
+) -> tokenizers.Tokenizer:
+  """BPE of characters with byte fallback, by scores, as SentencePiece has it."""
+  ids = [id_ for id_ in vocabulary.values() if types[id_] == _NORMAL]
+  best_first = sorted(ids, key=lambda id_: -own['scores'][id_])
+  merges = conversion.merges([own['tokens'][id_] for id_ in best_first])
+  unknown = next((token for token, id_ in vocabulary.items() if types[id_] == _UNKNOWN), None)
+  model = tokenizers.Tokenizer(
+    models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+  )
+  has_prefix = own.get('add_space_prefix', True)
+  spaces = normalizers.Replace(' ', SPACE)
+  model.normalizer = (
+    normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
+  )
+  joined = [decoders.Replace(SPACE, ' '), decoders.ByteFallback(), decoders.Fuse()]
+  model.decoder = decoders.Sequence([*joined, *([decoders.Strip(' ', 1, 0)] * has_prefix)])
+  return model
+
+
+def _add_tokens(
+  model: tokenizers.Tokenizer, vocabulary: dict[str, int], types: Sequence[int]
+) -> None:
+  """Adds the tokens that are found in a text before it is split."""
+  model.add_tokens(
+    [
+      tokenizers.AddedToken(token, special=types[id_] != _USER_DEFINED, normalized=False)
+      for token, id_ in vocabulary.items()
+      if types[id_] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+  )
+
+
+def _ends(
+  own: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int], path: str
+) -> list[int]:
+  """Ids at which generation stops, as in llama.cpp: the end's, the turn's, and well-known ones.
+
+  A file names one end alone, where Hugging Face's generation_config.json lists several.
+  """
+  ids = [own[f'{name}_token_id'] for name in ('eos', 'eot', 'eom') if f'{name}_token_id' in own]
+  known = [vocabulary[token] for token in (*KNOWN_EOS, '<|eom_id|>') if token in vocabulary]
+  ids += [id_ for id_ in known if types[id_] == _CONTROL]
+  if not ids:
+    raise InputError(
+      f'{path}: no tokenizer.ggml.eos_token_id; without an end, responses could not end.'
+    )
+  return list(dict.fromkeys(ids))

@@ -1,0 +1,217 @@
+"""A GGUF's tokenizer gives the ids of the one it was converted from."""
+
+import json
+import random
+
+import pytest
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+
+from exgrpo_jax.data import gguf_tokenizer, prompt, tokenizer
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import InputError
+from tests.data import test_conversion
+
+SPECIAL = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+
+
+def byte_level(pre='smollm', merges=('a b',), words=(), **changes):
+  """Metadata of a byte-level BPE: special tokens, <think>, bytes, what merges make, [PAD]."""
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  tokens = [*SPECIAL, '<think>', *alphabet, *(m.replace(' ', '') for m in merges), *words, '[PAD9]']
+  own = {
+    'model': 'gpt2',
+    'pre': pre,
+    'tokens': tokens,
+    'token_type': [3, 3, 3, 4, *[1] * (len(tokens) - 5), 5],
+    'merges': list(merges),
+    'bos_token_id': 1,
+    'eos_token_id': 2,
+    'padding_token_id': 0,
+  } | changes
+  return {f'tokenizer.ggml.{key}': value for key, value in own.items() if value is not None}
+
+
+def loaded(folder, metadata):
+  """The tokenizer, through its files."""
+  for name, content in gguf_tokenizer.files(metadata, 'model.gguf').items():
+    (folder / name).write_bytes(content)
+  return tokenizer.load(folder)
+
+
+NUMBER = ['1 2', '12 3', '123 4', 'Ġ 1']
+SPACES = ['Ġ Ġ', 'ĠĠ ĠĠ', 'Ċ Ċ', '! Ċ']
+
+
+@pytest.mark.parametrize(
+  ('pre', 'merges', 'text', 'pieces'),
+  [
+    ('smollm', NUMBER, 'a 1234', ['a', ' ', '1', '2', '3', '4']),
+    ('gpt-2', NUMBER, 'a 1234', ['a', ' ', '1234']),
+    ('llama-bpe', NUMBER, 'a 1234', ['a', ' ', '123', '4']),
+    ('qwen2', NUMBER, 'a 1234', ['a', ' ', '1', '2', '3', '4']),
+    # The digit is split off first, so the spaces before it end a text and stay together.
+    ('smollm', SPACES, 'a  3', ['a', '  ', '3']),
+    ('gpt-2', SPACES, 'a  3', ['a', ' ', ' ', '3']),
+    ('smollm', SPACES, 'a!\n\nb', ['a', '!', '\n', '\n', 'b']),
+    ('llama-bpe', SPACES, 'a!\n\nb', ['a', '!', '\n\n', 'b']),
+    ('qwen2', SPACES, 'a!\n\nb', ['a', '!', '\n\n', 'b']),
+  ],
+)
+def test_a_text_is_split_as_the_models_own_tokenizer_does(tmp_path, pre, merges, text, pieces):
+  found = loaded(tmp_path, byte_level(pre, merges))
+  assert found.pieces(found.encode(text)) == pieces
+
+
+def test_qwens_compose_and_others_do_not(tmp_path):
+  decomposed, composed = 'e\u0301', '\u00e9'
+  qwen2 = loaded(tmp_path, byte_level('qwen2'))
+  assert qwen2.encode(decomposed) == qwen2.encode(composed)
+  smollm = loaded(tmp_path, byte_level('smollm'))
+  assert smollm.decode(smollm.encode(decomposed)) == decomposed
+
+
+@pytest.mark.parametrize(('pre', 'count'), [('llama-bpe', 1), ('gpt-2', 3)])
+def test_llama_3_takes_a_word_of_the_vocabulary_whole(tmp_path, pre, count):
+  found = loaded(tmp_path, byte_level(pre, words=['xyz']))
+  assert len(found.encode('xyz')) == count
+
+
+def test_special_tokens_are_found_in_a_text_and_left_out_of_what_is_graded(tmp_path):
+  found = loaded(tmp_path, byte_level('smollm'))
+  ids = found.encode('<|im_start|>a<think><|im_end|>')
+  assert (ids[0], ids[2:], len(ids)) == (1, [3, 2], 4)
+  assert found.decode(ids) == 'a<think>'
+  assert found.vocab_size == 4 + 256 + 1  # with 'ab', without what only fills the embedding
+
+
+@pytest.mark.parametrize(
+  ('changes', 'ends'),
+  [
+    ({}, (2, 0)),
+    ({'eos_token_id': 0}, (0, 2)),
+    ({'eot_token_id': 3}, (2, 3, 0)),
+    ({'eos_token_id': None}, (0, 2)),
+    # A token that is none of control ends nothing by its name alone.
+    ({'token_type': [1] * 3 + [4] + [1] * 257 + [5]}, (2,)),
+  ],
+)
+def test_the_end_of_a_turn_ends_a_response(tmp_path, changes, ends):
+  assert loaded(tmp_path, byte_level(**changes)).eos_ids == ends
+
+
+@pytest.mark.parametrize(
+  ('pre', 'changes', 'begin'),
+  [
+    ('llama-bpe', {}, '<|im_start|>'),
+    ('llama-bpe', {'add_bos_token': False}, ''),
+    ('smollm', {}, ''),
+    ('smollm', {'add_bos_token': True}, '<|im_start|>'),
+  ],
+)
+def test_the_begin_token_is_added_where_the_file_or_its_kind_says_so(tmp_path, pre, changes, begin):
+  found = loaded(tmp_path, byte_level(pre, **changes))
+  assert found.chat.begin == begin and found.encode('') == []
+
+
+def test_the_chat_template_is_the_files(tmp_path):
+  metadata = byte_level('smollm')
+  metadata['tokenizer.chat_template'] = '{{ bos_token }}{{ messages[0].content }}{{ eos_token }}'
+  found = loaded(tmp_path, metadata)
+  asked = found.render([Message('user', 'Hi')], prompt.Config(template='chat'))
+  assert asked == '<|im_start|>Hi<|im_end|>'
+
+
+# ---- SentencePiece ----
+
+
+@pytest.fixture(scope='module', params=[True, False], ids=['prefix', 'plain'])
+def trained(request, tmp_path_factory):
+  """(a SentencePiece model as Llama 2's is, its metadata as convert_hf_to_gguf.py writes it)."""
+  folder = tmp_path_factory.mktemp('sentencepiece')
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(test_conversion.TEXTS),
+    model_prefix=str(folder / 'trained'),
+    model_type='bpe',
+    vocab_size=330,
+    character_coverage=1.0,
+    byte_fallback=True,
+    split_digits=True,
+    allow_whitespace_only_pieces=True,
+    normalization_rule_name='identity',
+    remove_extra_whitespaces=False,
+    add_dummy_prefix=request.param,
+    user_defined_symbols=['<tool>'],
+    minloglevel=2,
+  )
+  content = (folder / 'trained.model').read_bytes()
+  pieces = sentencepiece_model_pb2.ModelProto.FromString(content).pieces
+  metadata = {
+    'tokenizer.ggml.model': 'llama',
+    'tokenizer.ggml.pre': 'default',
+    'tokenizer.ggml.tokens': [piece.piece for piece in pieces],
+    'tokenizer.ggml.scores': [piece.score for piece in pieces],
+    'tokenizer.ggml.token_type': [piece.type for piece in pieces],
+    'tokenizer.ggml.bos_token_id': 1,
+    'tokenizer.ggml.eos_token_id': 2,
+    'tokenizer.ggml.unknown_token_id': 0,
+    'tokenizer.ggml.add_space_prefix': request.param,
+  }
+  return sentencepiece.SentencePieceProcessor(model_proto=content), metadata
+
+
+def test_ids_and_text_are_those_of_sentencepiece(tmp_path, trained):
+  original, metadata = trained
+  found = loaded(tmp_path, metadata)
+  assert found.eos_ids == (2,) and found.chat.begin == '<s>'
+  rng = random.Random(0)
+  parts = [original.id_to_piece(i).replace('\u2581', ' ') for i in range(260, 330)] + [
+    part for part in test_conversion.ODD if '\u2581' not in part and '<' not in part
+  ]
+  for _ in range(500):
+    text = ''.join(rng.choice(parts) for _ in range(rng.randint(1, 20)))
+    assert found.encode(text) == original.encode(text), text
+    assert found.decode(found.encode(text)) == text
+
+
+def test_control_tokens_are_found_in_a_text_and_others_are_not_cut(tmp_path, trained):
+  found = loaded(tmp_path, trained[1])
+  ids = found.encode('a<tool></s>')
+  assert ids[-1] == 2 and trained[1]['tokenizer.ggml.tokens'].index('<tool>') == ids[-2]
+
+
+# ---- Refusals ----
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model': None}, r'no tokenizer; tokenizer\.ggml\.model must be one of gpt2, llama, and a '),
+    ({'model': 'bert'}, r"tokenizer\.ggml\.model='bert'; .* must be one of gpt2, llama, and a "),
+    ({'tokens': None}, r'no tokenizer\.ggml\.tokens, without which texts would become other '),
+    ({'pre': None}, r'no tokenizer\.ggml\.pre, without which texts would become other tokens'),
+    ({'pre': 'tekken'}, r"tokenizer\.ggml\.pre='tekken' is not supported; supported are gpt-2, "),
+    ({'merges': ['qq']}, r'its tokenizer contradicts itself \(.*\); convert the model anew'),
+    ({'token_type': [1]}, r'its tokenizer contradicts itself \(ValueError: zip'),
+    ({'eos_token_id': 10**6}, r'its tokenizer contradicts itself \(IndexError'),
+    (
+      {'eos_token_id': None, 'token_type': [1] * 262},
+      r'no tokenizer\.ggml\.eos_token_id; without an end, responses could not end\.',
+    ),
+  ],
+)
+def test_a_tokenizer_that_would_give_other_ids_is_refused(changes, message):
+  metadata = byte_level(**changes)
+  with pytest.raises(InputError, match=f'^model.gguf: {message}') as caught:
+    gguf_tokenizer.files(metadata, 'model.gguf')
+  assert '\n' not in str(caught.value)
+
+
+def test_files_are_json():
+  files = gguf_tokenizer.files(byte_level('smollm'), 'model.gguf')
+  assert json.loads(files['generation_config.json']) == {
+    'bos_token_id': 1,
+    'eos_token_id': [2, 0],
+    'pad_token_id': 0,
+  }
