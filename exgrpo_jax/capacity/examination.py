@@ -87,8 +87,8 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
     fit: choose its slots and microbatches as large as they fit, and print them.
   """
   limit = gpus.usable_memory(device)
-  gpus.check_dtype(device, config.model.dtype)
   spec, decoding = step_spec(config)
+  gpus.check_dtype(device, spec.model.dtype)
   with jax.set_mesh(spec.mesh):
     if fit:
       fitted = fitting.fit(config.rollout, spec, decoding, limit)
@@ -118,7 +118,7 @@ def step_spec(
   devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
 ) -> tuple[gradients.UpdateSpec, jax.sharding.Mesh]:
   """What the updates of a run depend on, and the mesh of sampling, on `devices`, by default one."""
-  shape = model_config(config)
+  shape = model_config(config, platform='accelerator')
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   model.check_meshes(shape, meshes)
   return update_spec(config, shape, meshes.training), meshes.decoding

@@ -18,7 +18,7 @@ from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
-from exgrpo_jax.runtime import activity, compilations, hosts, hub
+from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
 
@@ -93,9 +93,15 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   )
 
 
-def model_config(parsed: Config) -> model.Config:
-  """The model's shape: the checkpoint's where there is one, else what the config says."""
+def model_config(parsed: Config, platform: str = '') -> model.Config:
+  """The model's shape: the checkpoint's where there is one, else what the config says.
+
+  `platform` is where it will run, by default JAX's own, for a dtype of 'auto'.
+  """
   own = parsed.model
+  if own.dtype == 'auto':
+    is_slow = (platform or jax.default_backend()) == 'cpu' and not machine.has_bfloat16_units()
+    own = dataclasses.replace(own, dtype='float32' if is_slow else 'bfloat16')
   configured = model.Config(
     **{field.name: getattr(own, field.name) for field in dataclasses.fields(model.Config)}
   )

@@ -117,7 +117,7 @@ def _is_model(values: Mapping[str, Any]) -> bool:
 def suited_to(path: str) -> ConfigDict:
   """A config to ask a model with: by its chat template, if it has one, in so much memory."""
   values: Any = base_config()
-  values.model.path = path
+  values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
   limit = architecture.read_json(folder).get('max_position_embeddings', 2 * _LONGEST)
   longest = min(_LONGEST, limit // 2)

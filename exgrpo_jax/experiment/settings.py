@@ -38,6 +38,12 @@ class ModelConfig(model.Config):
     "with the one given here; '' allows any",
   )
   extension: architecture.Extension = dataclasses.field(default_factory=architecture.Extension)
+  dtype: str = setting(
+    'bfloat16',
+    ('auto', 'float32', 'bfloat16'),
+    'of activations; parameters are float32. auto is bfloat16 on accelerators and on CPUs with '
+    'matrix units for it (AMX), float32 on others',
+  )
 
 
 @dataclasses.dataclass(frozen=True)

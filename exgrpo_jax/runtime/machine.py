@@ -42,6 +42,11 @@ def platforms() -> list[str]:
   ]
 
 
+def has_bfloat16_units(cpuinfo: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> bool:
+  """Whether the CPU has matrix units for bfloat16, Intel's AMX; Linux alone says it."""
+  return cpuinfo.is_file() and 'amx_bf16' in cpuinfo.read_text().split()
+
+
 def nvidia_driver() -> str:
   """The version of NVIDIA's kernel module, such as '550.54.15'; '' where there is none."""
   text = _NVIDIA.read_text() if _NVIDIA.exists() else ''

@@ -5,6 +5,7 @@ import pytest
 from exgrpo_jax.config import overridden
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment, generation
+from exgrpo_jax.experiment.settings import parse_config
 from tests.helpers import tiny
 
 
@@ -71,3 +72,13 @@ def test_overlong_prompts_are_left_out_and_the_rest_numbered_anew(config, tmp_pa
   assert [opened.tokenizer.decode(prompt) for prompt in data.prompts] == [
     f'{9 - row}+0\n' for row in range(10)
   ]
+
+
+@pytest.mark.parametrize(
+  ('platform', 'has_units', 'dtype'),
+  [('cpu', True, 'bfloat16'), ('cpu', False, 'float32'), ('tpu', False, 'bfloat16')],
+)
+def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, monkeypatch):
+  monkeypatch.setattr(experiment.machine, 'has_bfloat16_units', lambda: has_units)
+  config.model.dtype = 'auto'
+  assert experiment.model_config(parse_config(config), platform).dtype == dtype

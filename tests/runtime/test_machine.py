@@ -57,3 +57,12 @@ def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full
     raise error
   named = ('config.rollout.slots', 'config.gradient.tokens_per_microbatch', ' --fit`')
   assert all(name in str(raised.value) for name in named) == is_full
+
+
+@pytest.mark.parametrize(
+  ('flags', 'has_units'), [('avx512_bf16 amx_bf16 amx_tile', True), ('avx512_bf16 amx_int8', False)]
+)
+def test_amx_is_read_from_the_flags_of_the_cpu(flags, has_units, tmp_path):
+  (tmp_path / 'cpuinfo').write_text(f'processor : 0\nflags : fpu {flags}\nbugs :\n')
+  assert machine.has_bfloat16_units(tmp_path / 'cpuinfo') == has_units
+  assert not machine.has_bfloat16_units(tmp_path / 'absent')
