@@ -170,9 +170,9 @@ def load(config: Config, spec: str) -> Dataset:
     raise InputError(
       f"the data spec '{spec}' must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train), a split of the Hub '
-      '(owner/name:config:split) or of TFDS (name:split), optionally followed by a slice such as '
-      '[:640]; nothing else can be read.'
+      f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
+      '(reasoning_gym:chain_sum:train), a split of the Hub (owner/name:config:split) or of TFDS '
+      '(name:split), optionally followed by a slice such as [:640]; nothing else can be read.'
     )
   if name in TASKS:
     return _of_store(spec, question_files.of_task(config.cache_dir, name), name, split)
@@ -201,6 +201,8 @@ def _of_reasoning_gym(config: Config, spec: str, base: str) -> Dataset:
   if not tasks:
     raise InputError(f"{spec}: it must end in a split, such as '{base}:train'.")
   prepared = reasoning_gym.prepared(config.cache_dir, spec, tasks)
+  if not prepared.sizes.get(split, 1):
+    raise InputError(f'{spec}: {split} has no question, for there are too few different ones.')
   preparation = Preparation(prepared.facts['counts'])
   return _of_store(spec, prepared, tasks, split, preparation)
 

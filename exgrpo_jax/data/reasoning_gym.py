@@ -14,8 +14,8 @@ Which split a question belongs to is decided by a hash of its text, and so is it
 splits share a question, whatever tasks, arguments and seeds they are of, and a slice is a fair
 sample.
 
-The questions are made in a process of its own, since some tasks draw from Python's global generator
-or go through a set in the order of its hashes: every host must get the same.
+The questions are made in a process of its own, since some tasks draw from global generators of
+random numbers or go through a set in the order of its hashes: every host must get the same.
 """
 
 import ast
@@ -36,6 +36,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from exgrpo_jax.config import check_known
 from exgrpo_jax.data import progress, store
@@ -67,7 +69,7 @@ class Task(NamedTuple):
       config = {**self.config, 'seed': start, 'size': _CHUNK}
       generated = reasoning_gym.dataset(self.name, config)
       for index in range(_CHUNK):
-        yield json.loads(json.dumps({**generated[index], **beside}))
+        yield json.loads(json.dumps({**generated[index], **beside}, default=str))
 
 
 def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
@@ -123,6 +125,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
   for task in tasks:
     report = progress.reporter(lambda done, name=task.name: f'{name}: {done:,} questions made')
     random.seed(task.seed)
+    np.random.seed(task.seed % 2**32)
     # Some print what they do.
     with contextlib.redirect_stdout(io.StringIO()), _refusing(f'{spec}: {task.name}'):
       counts.append(_add(task, splits, report))
@@ -238,6 +241,8 @@ def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) 
   values = {}
   for keyword in keywords:
     check_known(str(keyword.arg), [*names, 'level'], place)
+    if keyword.arg in values:
+      raise InputError(f'{place}: {keyword.arg} is given twice.')
     values[keyword.arg] = _literal(place, keyword)
   size, seed = values.pop('size', _SIZE), values.pop('seed', 0)
   for key, value, least in (('size', size, 1), ('seed', seed, 0)):

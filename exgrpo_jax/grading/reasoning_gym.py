@@ -81,13 +81,13 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   """A task's dataset with these arguments. Raises InputError as `score`, and whatever it does."""
   tasks = importlib.import_module('reasoning_gym.factory').DATASETS
   if name not in tasks:
-    raise InputError(f"reasoning_gym has no task '{name}' in the version that is installed.")
+    raise InputError(f"the reasoning_gym that is installed has no task '{name}'.")
   generator, settings = tasks[name]
   # Nothing a model wrote is evaluated; a test looks for other ways than this one.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      f"reasoning_gym's '{name}' cannot be used: its score_answer evaluates what a model wrote, "
-      f'by {found[0]}), which may do anything.'
+      f"reasoning_gym's {name} is refused: its score_answer evaluates what a model wrote, by "
+      f'{found[0]}).'
     )
   return generator(settings(**{'seed': 0, **config}))
 

@@ -16,6 +16,8 @@ from exgrpo_jax.errors import InputError
     ('arithmetic:test[:64]', 'arithmetic_test_to_64'),
     ('arithmetic:test[64:]', 'arithmetic_test_from_64'),
     ('arithmetic:test[64:96]', 'arithmetic_test_64_to_96'),
+    ('reasoning_gym:gcd+lcm:test', 'reasoning_gym_gcd_lcm_test'),
+    ("reasoning_gym:a(x=['+'])*2+b(y=1)+c:test", 'reasoning_gym_a_7d2afb_c_test'),
   ],
 )
 def test_a_name_is_made_of_file_and_folder_or_task_and_split_and_the_slice(spec, name):
