@@ -5,6 +5,7 @@ A spec is one of
   path/to/x.parquet     a file, also .jsonl, .json and .csv; columns.py says which column is which
   path/to/x-*.parquet   several of them, in the order of their names
   path/to/x.py:train    a task in Python: rows that a function makes
+  reasoning_gym:chain_sum(max_terms=3):train   tasks of reasoning_gym, see reasoning_gym.py
   owner/name:config:split   a data set of the Hugging Face Hub, see hub_split.py
   tfds_name:split       a data set of TFDS, such as math_dataset:train
 and may end in a slice in TFDS syntax: [:640], [100:200], [:10%].
@@ -22,13 +23,20 @@ from typing import Any, overload
 import numpy as np
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import columns, hub_split, question_files, records, spec_names, tfds_sets
+from exgrpo_jax.data import (
+  columns,
+  hub_split,
+  question_files,
+  reasoning_gym,
+  records,
+  spec_names,
+  tfds_sets,
+)
 from exgrpo_jax.data.question_files import Preparation
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading.verifier import KINDS
 from exgrpo_jax.runtime import hub
 
 _BATCH = 1000  # rows that are read together: one at a time takes several times as long
@@ -63,7 +71,7 @@ class Config:
   )
   default_kind: str = setting(
     '',
-    ('', *KINDS),
+    ('', 'math', 'choice', 'text'),
     "how answers are compared where a row does not say it: '' is math, and refuses verl's rows of "
     'an unknown data_source',
   )
@@ -149,6 +157,8 @@ def load(config: Config, spec: str) -> Dataset:
     solution=config.solution_field,
     default_kind=config.default_kind,
   )
+  if base.startswith(reasoning_gym.PREFIX):
+    return _of_reasoning_gym(config, spec, base)
   if spec_names.task_file(base):
     return _of_files(config, spec, fields, [base], '')
   if base.endswith(spec_names.FILE_ENDINGS):
@@ -160,9 +170,9 @@ def load(config: Config, spec: str) -> Dataset:
     raise InputError(
       f"the data spec '{spec}' must be an embedded task's split ("
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
-      f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train), a split of the Hub '
-      '(owner/name:config:split) or of TFDS (name:split), optionally followed by a slice such as '
-      '[:640]; nothing else can be read.'
+      f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
+      '(reasoning_gym:chain_sum:train), a split of the Hub (owner/name:config:split) or of TFDS '
+      '(name:split), optionally followed by a slice such as [:640]; nothing else can be read.'
     )
   if name in TASKS:
     return _of_store(spec, question_files.of_task(config.cache_dir, name), name, split)
@@ -184,6 +194,17 @@ def _of_files(
       "set config.data.unverifiable='drop' to leave them out."
     )
   return _of_store(spec, prepared, paths[0], question_files.SPLIT, preparation)
+
+
+def _of_reasoning_gym(config: Config, spec: str, base: str) -> Dataset:
+  tasks, _, split = base.removeprefix(reasoning_gym.PREFIX).rpartition(':')
+  if not tasks:
+    raise InputError(f"{spec}: it must end in a split, such as '{base}:train'.")
+  prepared = reasoning_gym.prepared(config.cache_dir, spec, tasks)
+  if not prepared.sizes.get(split, 1):
+    raise InputError(f'{spec}: {split} has no question, for there are too few different ones.')
+  preparation = Preparation(prepared.facts['counts'])
+  return _of_store(spec, prepared, tasks, split, preparation)
 
 
 def _of_store(
@@ -259,7 +280,8 @@ def _hub_split(config: Config, base: str) -> hub_split.Split | None:
 
   Raises InputError where it names a data set and no split.
   """
-  if base.endswith(spec_names.FILE_ENDINGS) or spec_names.task_file(base):
+  is_other = base.startswith(reasoning_gym.PREFIX) or base.endswith(spec_names.FILE_ENDINGS)
+  if is_other or spec_names.task_file(base):
     return None
   found = hub_split.parse(base)
   repository = found.repository if found else hub.parse('dataset', base)

@@ -1,5 +1,6 @@
 """The forms of data specs, and the short names under which evaluations report them."""
 
+import hashlib
 import os
 import pathlib
 import re
@@ -88,12 +89,15 @@ def spec_name(spec: str) -> str:
 
   A file is called after itself and its folder, for many are called test.jsonl: '/data/gsm8k/
   test.jsonl' is gsm8k_test. A slice is spelt out: 'arithmetic:test[64:96]' is
-  arithmetic_test_64_to_96.
+  arithmetic_test_64_to_96. Arguments of reasoning_gym's tasks are a hash: names are part of paths.
   """
   base, slicing = split(spec)
   if base.endswith(FILE_ENDINGS):
     path = pathlib.PurePath(base)
     base = f'{path.parent.name}_{path.stem}'
+  elif arguments := re.search(r'\(.*\)', base):
+    digest = hashlib.sha256(arguments[0].encode()).hexdigest()[:6]
+    base = base.replace(arguments[0], f'_{digest}')
   name = re.sub(r'[^\w.-]+', '_', base).strip('_.')
   return name + _SLICE.sub(_spell, slicing.replace('%', 'pct'))
 

@@ -1,6 +1,7 @@
 """How often a policy is right: its responses to some questions, judged and summed up."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, intervals, metrics
+from exgrpo_jax.rollout import facts
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.randomness import Purpose
@@ -193,7 +195,10 @@ def _grade(
   required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
   with Grader(grading, required) as grader:
     verdicts = grader.grade(
-      texts, [question.answer for question in asked], [question.kind for question in asked]
+      texts,
+      [question.answer for question in asked],
+      [question.kind for question in asked],
+      [functools.partial(facts.of_question, question) for question in asked],
     )
   pool.refuse_all_failed(f'evaluation on {spec}', verdicts)
   return verdicts

@@ -7,6 +7,7 @@ plain supervised fine-tuning.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from exgrpo_jax.padding import length_bucket, right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 from exgrpo_jax.reporting import metrics
+from exgrpo_jax.rollout import facts
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
@@ -260,6 +262,7 @@ def _pass_rate(
       [tokenizer.decode(response.tokens) for response in responses],
       [question.answer for question in asked],
       [question.kind for question in asked],
+      [functools.partial(facts.of_question, question) for question in asked],
     )
   return float(np.mean([verdict.correct for verdict in verdicts]))
 

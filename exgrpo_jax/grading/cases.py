@@ -112,7 +112,7 @@ def _parse(place: str, line: str, kind: str) -> _Case:
       raise InputError(f'{place}: {name}={row[name]!r} must be of type {kind.__name__}.')
     return row[name] if name else default
 
-  truth = verifier.Truth(field('gold', 'answer'), field('kind', default=kind))
+  truth = verifier.Truth(field('gold', 'answer'), field('kind', default=kind), row)
   if truth.kind not in verifier.KINDS:
     raise InputError(f'{place}: kind={truth.kind!r} must be one of {", ".join(verifier.KINDS)}.')
   return _Case(place, field('response'), truth, field('expected', kind=bool, default=True))

@@ -8,7 +8,10 @@ under their limits, so this file must not import jax.
 import functools
 import re
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
+from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import extraction
 
 _DEFAULT_BUFFER_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
@@ -70,9 +73,18 @@ def _script(character: str) -> str:
   return 'latin' if name.startswith(('LATIN', 'FULLWIDTH LATIN')) else 'other'
 
 
+def score_answer(response: str, outcome: str, entry: Mapping[str, Any]) -> float:
+  """The score that a task of reasoning_gym gives the answer, partial credit included; 0 for none.
+
+  `entry` is a column that its questions have.
+  """
+  given = None if outcome == 'no answer' else reasoning_gym.extract(response, entry)
+  return 0.0 if given is None else reasoning_gym.score(given, entry)
+
+
 BUILT_IN = {
   function.__name__: function
-  for function in (correctness, overlong, think_format, boxed_format, latin_script)
+  for function in (correctness, overlong, think_format, boxed_format, latin_script, score_answer)
 }
 
 

@@ -5,13 +5,15 @@ an answer, the depth of its tree, the digits of its numbers.
 """
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import equality, extraction
 
-KINDS = ('math', 'choice', 'text')
+KINDS = ('math', 'choice', 'text', reasoning_gym.KIND)
 OUTCOMES = ('correct', 'wrong', 'no answer')
 
 
@@ -46,12 +48,18 @@ class Question(Protocol):
     """How answers are compared, one of KINDS."""
     ...
 
+  @property
+  def columns(self) -> Mapping[str, Any]:
+    """Of its row; a worker process has only reasoning_gym.COLUMN, where there is one."""
+    ...
+
 
 class Truth(NamedTuple):
   """A Question that is nothing else."""
 
   answer: str
   kind: str = 'math'
+  columns: Mapping[str, Any] = {}
 
 
 class Judgement(NamedTuple):
@@ -78,6 +86,8 @@ class BuiltIn:
 
   def judge(self, response: str, question: Question) -> Judgement:
     """See extraction.py for what the answer is, and equality.py for when it is right."""
+    if question.kind == reasoning_gym.KIND:
+      return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
     return Judgement(compare(given, question.answer, question.kind), given)
 

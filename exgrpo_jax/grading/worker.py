@@ -5,8 +5,8 @@ sides send lines of JSON over a socket, which is the worker's standard input:
 
   the fields of `Setup`                 answered by {'trying': a setting, 'how': …} before each
                                         verifier or reward is imported or tried, then by
-                                        {'asks': names of what the rewards ask for besides `OWN`}
-                                        or {'refused': what is wrong}
+                                        {'asks': names of what the verifier and the rewards ask
+                                        for besides `OWN`} or {'refused': what is wrong}
   [response, answer, kind, facts]       answered by fields of a Verdict, and 'must_be_replaced'
                                         after an error that may have left things inconsistent
   [index of a reward, [facts, …]]       where the rewards take batches; answered by
@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, user_code, verifier
+from exgrpo_jax.grading import reasoning_gym, reward_functions, user_code, verifier
 from exgrpo_jax.grading.reward_functions import RewardFunction
 from exgrpo_jax.grading.user_code import ERRORS, summarize
 from exgrpo_jax.grading.verifier import Config, Judgement, Verifier
@@ -81,6 +81,7 @@ def main() -> None:
   if setup.memory_limit:
     _limit_memory(setup.memory_limit)
   asked = {name for reward in loaded for name in (*reward.required, *reward.optional)}
+  asked |= {reasoning_gym.COLUMN} if chosen else set()
   reply({'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
   for line in requests:
     request = json.loads(line)
@@ -117,7 +118,7 @@ def _grade(
 ) -> dict[str, Any]:
   place = f'{setup.verifier}: '  # whose error it is
   try:
-    text, truth = bounded(response, setup.max_length), verifier.Truth(answer, kind)
+    text, truth = bounded(response, setup.max_length), verifier.Truth(answer, kind, facts)
     outcome, given = 'no answer', None
     if text is not None:
       outcome, given = _checked(verifier.judge_with(judged_by, text, truth, setup.required))

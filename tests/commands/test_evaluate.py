@@ -15,6 +15,7 @@ from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.grading import worker_slot
 from exgrpo_jax.reporting import messages, metrics
+from exgrpo_jax.rollout import facts
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
@@ -209,6 +210,20 @@ def test_records_have_what_the_verifier_extracted(recorded, by_hand, capsys, mon
   decode = recorded.experiment.tokenizer.decode
   assert extracted == [None, '\ud800', *(decode(r.tokens)[:64] for r in written[2:])]
   assert len(json.loads(text.splitlines()[0])['extracted']) == 2
+
+
+def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsys, monkeypatch):
+  grade, known = scores.Grader.grade, []
+
+  def noted(grader, texts, answers, kinds, asked):
+    known.extend(one() for one in asked)
+    return grade(grader, texts, answers, kinds, asked)
+
+  monkeypatch.setattr(scores.Grader, 'grade', noted)
+  by_hand(tiny.NUM_STEPS, capsys, samples=2)
+  asked = [facts.of_question(question) for question in recorded.evaluations[0].questions]
+  assert known == [one for one in asked for _ in range(2)]
+  assert known[0]['answer']  # a column
 
 
 # ---- What a response must have ----

@@ -1,5 +1,7 @@
 """Forms of data specs, their slices and their names."""
 
+import re
+
 import pytest
 
 from exgrpo_jax.data import spec_names
@@ -16,10 +18,17 @@ from exgrpo_jax.errors import InputError
     ('arithmetic:test[:64]', 'arithmetic_test_to_64'),
     ('arithmetic:test[64:]', 'arithmetic_test_from_64'),
     ('arithmetic:test[64:96]', 'arithmetic_test_64_to_96'),
+    ('reasoning_gym:gcd+lcm:test', 'reasoning_gym_gcd_lcm_test'),
   ],
 )
 def test_a_name_is_made_of_file_and_folder_or_task_and_split_and_the_slice(spec, name):
   assert spec_names.spec_name(spec) == name
+
+
+def test_arguments_are_told_apart_in_a_name_that_stays_short():
+  names = [spec_names.spec_name(f"reasoning_gym:a(x=['{sign}'])*2+b(y=1)+c:test") for sign in '+-']
+  assert names[0] != names[1]
+  assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
 
 
 def test_data_sets_that_would_overwrite_each_other_are_refused():

@@ -9,6 +9,7 @@ writes it is rewarded for whatever passes here.
 
 import collections
 import re
+from collections.abc import Callable
 
 from exgrpo_jax.grading.answers.boxes import read_boxes
 
@@ -67,11 +68,12 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
   else the last 'answer is', else it is the last number, with the whole formula around it.
   """
   rest = solution(response, require_think, require_box)
-  if rest is None:
-    return None
-  boxed = read_boxes(rest)
-  answer = boxed.answer if boxed else _extract_from_prose(rest[-_WINDOW:])
-  return (answer or '').strip() or None
+  return None if rest is None else _answer(rest, _last_number)
+
+
+def extract_text(response: str) -> str | None:
+  """`extract` for an answer that is no number: instead of the last number the last line counts."""
+  return _answer(solution(response, False, False) or '', _last_line)
 
 
 def final_answer(truth: str) -> str:
@@ -88,15 +90,22 @@ def final_answer(truth: str) -> str:
   return boxed.answer or truth
 
 
+def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
+  """What stands in boxes, else what prose states; `unmarked` finds it where nothing marks it."""
+  boxed = read_boxes(text)
+  answer = boxed.answer if boxed else _extract_from_prose(text[-_WINDOW:], unmarked)
+  return (answer or '').strip() or None
+
+
 # Prose.
 
 
-def _extract_from_prose(text: str) -> str | None:
+def _extract_from_prose(text: str, unmarked: Callable[[str], str | None]) -> str | None:
   before, marker, tail = text.rpartition('####')
   if marker:
     answer = tail.strip().partition('\n')[0]
     return _with_hedge(before.rpartition('####')[2], answer) if '####' in before else answer
-  return _stated_answer(text) or _last_number(text)
+  return _stated_answer(text) or unmarked(text)
 
 
 def _stated_answer(text: str) -> str | None:
@@ -125,6 +134,10 @@ def _last_number(text: str) -> str | None:
     start, end = number.span()
   answer = text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
   return _with_hedge(text[:start], answer)
+
+
+def _last_line(text: str) -> str:
+  return text.strip().rpartition('\n')[2]
 
 
 def _with_hedge(before: str, answer: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exgrpo_jax.grading.answers.extraction import extract
+from exgrpo_jax.grading.answers.extraction import extract, extract_text
 
 # Name: (response, answer).
 RESPONSES = {
@@ -41,6 +41,19 @@ RESPONSES = {
 def test_the_answer_of_a_response():
   extracted = {name: extract(response) for name, (response, _) in RESPONSES.items()}
   assert extracted == {name: answer for name, (_, answer) in RESPONSES.items()}
+
+
+def test_for_an_answer_that_is_no_number_the_last_line_counts_where_nothing_marks_one():
+  expected = {
+    'of 3 words:\n\nolleh \n': 'olleh',
+    '[3, 5]': '[3, 5]',
+    'The answer is olleh.\nDone.': 'olleh',
+    r'\boxed{olleh}\nDone.': 'olleh',
+    r'olleh \boxed{oll': None,  # not closed
+    'a</think>b': 'b',
+    ' ': None,
+  }
+  assert {response: extract_text(response) for response in expected} == expected
 
 
 @pytest.mark.parametrize(

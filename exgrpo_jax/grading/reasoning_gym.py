@@ -1,0 +1,116 @@
+r"""Tasks of reasoning_gym are judged by their own score_answer: what it gives 1 is right.
+
+It gets the answer as written, from a box or from prose; where neither '####' nor 'the answer is'
+marks it, the last number counts if the entry's answer is a number, and otherwise the last line.
+Two more spellings are tried, since most tasks compare letter by letter: without what only sets it
+off, such as `\text{}`, `**`, `$` and quotes; and as the entry spells it, where both are the same
+number. A formula is no number: `32 - 67` may be the question.
+
+The package is imported with the first response that needs it.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.grading.answers import equality, extraction
+from exgrpo_jax.grading.answers.spelling import normalize_spelling
+
+KIND = 'reasoning_gym'  # of questions; one of verifier.KINDS
+# The column of a question that has its entry: question, answer and metadata as generated, and the
+# `task` with those values of its `config` that are not the default.
+COLUMN = 'entry'
+
+# No leading zeros: '0101' may be a text.
+_NUMBER = re.compile(r'-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?')
+# 'x = 5', '+5.0', '5 legs'
+_NAMED_NUMBER = re.compile(r'(?:[A-Za-z]* ?= ?)?[+-]?[0-9]+(?:\.[0-9]+)?(?: [A-Za-z ]+)?')
+_WRAPPER = re.compile(r'\\(?:text|math)[a-z]{0,6}\{([^{}]*)\}')
+_QUOTED = re.compile(r'(["\'`])([^"\'`]*)\1')
+_EVALUATES = re.compile(r'\b(?:eval|exec|parse_expr|sympify)\(\s*answer\b')
+
+
+def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
+  """Outcome and answer of a response without its thought, as a Judgement has them.
+
+  Raises InputError where the columns have no entry that can be scored.
+  """
+  if COLUMN not in columns:
+    raise InputError(
+      f"a question of kind '{KIND}' has what its score_answer needs in the column '{COLUMN}', and "
+      'this one has none; a data spec such as reasoning_gym:chain_sum:train makes both.'
+    )
+  given = extract(response, columns[COLUMN])
+  if given is None:
+    return 'no answer', None
+  return 'correct' if score(given, columns[COLUMN]) >= 1 else 'wrong', given
+
+
+def extract(response: str, entry: Mapping[str, Any]) -> str | None:
+  """The answer that a response gives to the question of an entry, as written, or None."""
+  if _NUMBER.fullmatch(entry['answer'] or ''):
+    return extraction.extract(response)
+  return extraction.extract_text(response)
+
+
+def score(given: str, entry: Mapping[str, Any]) -> float:
+  """The most that score_answer gives to a spelling of an answer: 1 if right, else partial credit.
+
+  Raises InputError where the task is unknown or evaluates what a model wrote.
+  """
+  task = _kept(entry['task'], json.dumps(entry['config']))
+  best = 0.0
+  for spelling in _spellings(given, entry['answer'] or ''):
+    try:
+      best = max(best, float(task.score_answer(spelling, _restored(entry))))
+    except MemoryError:
+      raise
+    except Exception:  # many raise on an answer that is not of their form
+      continue
+    if best >= 1:
+      break
+  return best
+
+
+def dataset(name: str, config: Mapping[str, Any]) -> Any:
+  """A task's dataset with these arguments. Raises InputError as `score`, and whatever it does."""
+  tasks = importlib.import_module('reasoning_gym.factory').DATASETS
+  if name not in tasks:
+    raise InputError(f"the reasoning_gym that is installed has no task '{name}'.")
+  generator, settings = tasks[name]
+  # Nothing a model wrote is evaluated; a test looks for other ways than this one.
+  if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
+    raise InputError(
+      f"reasoning_gym's {name} is refused: its score_answer evaluates what a model wrote, by "
+      f'{found[0]}).'
+    )
+  return generator(settings(**{'seed': 0, **config}))
+
+
+@functools.cache
+def _kept(name: str, config: str) -> Any:
+  return dataset(name, json.loads(config))
+
+
+def _spellings(given: str, true: str) -> list[str]:
+  """How to write an answer, as the module says."""
+  bare = _WRAPPER.sub(r'\1', equality.strip_delimiters(given)).strip()
+  if quoted := _QUOTED.fullmatch(bare):
+    bare = quoted[2].strip()
+  spellings = [given] if bare == given else [given, bare]
+  if _NUMBER.fullmatch(true) and _NAMED_NUMBER.fullmatch(normalize_spelling(bare)):
+    spellings += [true] if equality.equal(bare, true, 'math') else []
+  return spellings
+
+
+def _restored(entry: Mapping[str, Any]) -> dict[str, Any]:
+  """An entry as score_answer takes it: of two tasks JSON has made lists of tuples."""
+  if entry['task'] not in ('arc_agi', 'rearc'):
+    return dict(entry)
+  board = tuple(map(tuple, entry['metadata']['output']))
+  return {**entry, 'metadata': {**entry['metadata'], 'output': board}}

@@ -1,0 +1,205 @@
+"""Questions that tasks of reasoning_gym generate."""
+
+import importlib.util
+import json
+
+import pytest
+
+from exgrpo_jax.data import questions, reasoning_gym
+from exgrpo_jax.datatypes import Message
+from exgrpo_jax.errors import InputError
+
+needs_package = pytest.mark.skipif(
+  importlib.util.find_spec('reasoning_gym') is None,
+  reason="pip install 'exgrpo_jax[reasoning_gym]'",
+)
+
+
+@pytest.fixture
+def splits(config):
+  """The texts of the questions of each split."""
+
+  def read(tasks):
+    found = (questions.load(config, f'reasoning_gym:{tasks}:{split}') for split in SPLITS)
+    return [[question.messages[-1].content for question in data] for data in found]
+
+  return read
+
+
+SPLITS = ('train', 'validation', 'test')
+
+
+def test_without_the_package_the_extra_is_named(config, monkeypatch):
+  monkeypatch.setattr(reasoning_gym.importlib.util, 'find_spec', lambda _: None)
+  with pytest.raises(InputError, match=r"gcd:train needs .* 'exgrpo_jax\[reasoning_gym\]'"):
+    questions.load(config, 'reasoning_gym:gcd:train')
+
+
+@needs_package
+def test_a_question_is_the_tasks_text_and_its_answer_boxed_is_the_solution(config):
+  data = questions.load(config, 'reasoning_gym:chain_sum(min_terms=2,max_terms=2,size=8):train[:3]')
+  assert len(data) == 3
+  question = data[0]
+  entry = question.columns['entry']
+  assert question.messages == (Message('user', entry['question']),)
+  first, sign, second, _ = entry['question'].rpartition(':')[2].split()
+  assert int(question.answer) == int(first) + int(f'{sign}{second}')
+  assert (question.kind, question.source) == ('reasoning_gym', 'chain_sum')
+  assert question.solution == f'\\boxed{{{question.answer}}}'
+  assert entry['config'] == {'min_terms': 2, 'max_terms': 2}
+  assert data.source.preparation.layouts == ['chain_sum: 8 train, 2 validation, 2 test']
+
+
+@needs_package
+def test_a_split_is_prepared_once(config, monkeypatch):
+  first = questions.load(config, 'reasoning_gym:gcd(size=4):train')
+  monkeypatch.setattr(reasoning_gym.subprocess, 'run', None)
+  assert list(questions.load(config, 'reasoning_gym:gcd(size=4):train')) == list(first)
+  assert len(questions.load(config, 'reasoning_gym:gcd(size=4):test')) == 1
+
+
+@needs_package
+def test_no_two_splits_share_a_question_also_where_there_are_few(splits):
+  texts = splits('products(max_digits=1)')
+  assert len(set().union(*texts)) == sum(map(len, texts)) == 100  # 0 to 9 by 0 to 9
+
+
+@needs_package
+def test_a_question_is_in_the_same_split_whatever_the_arguments_and_the_seed(splits):
+  texts, others = splits('products(max_digits=1)'), splits('products(max_digits=2,size=400,seed=7)')
+  shared = [set(one) & set(other) for one in texts for other in others]
+  assert [bool(both) for both in shared] == [
+    True,
+    False,
+    False,
+    False,
+    True,
+    False,
+    *[False] * 2,
+    True,
+  ]
+
+
+@needs_package
+@pytest.mark.parametrize('task', ['isomorphic_strings', 'list_functions'])
+def test_every_host_makes_the_same(tmp_path, monkeypatch, task):
+  """The first goes through sets of texts, the second draws from Python's global generator."""
+  made = []
+  for seed in ('1', '2'):
+    monkeypatch.setenv('PYTHONHASHSEED', seed)
+    store = reasoning_gym.prepared(str(tmp_path / seed), 'spec', f'{task}(size=20)')
+    made.append(store.reader('train')(range(20)))
+  assert made[0] == made[1]
+
+
+@needs_package
+def test_tasks_are_mixed_by_their_weights_in_every_part_of_a_split(config):
+  data = questions.load(config, 'reasoning_gym:chain_sum(size=20)*2+gcd(size=20):train')
+  sources = [question.source for question in data]
+  assert (sources.count('chain_sum'), sources.count('gcd')) == (40, 20)
+  assert set(sources[:15]) == {'chain_sum', 'gcd'}
+
+
+@needs_package
+def test_a_task_may_have_no_answer_of_its_own(config):
+  """Any plan that frees the car is right."""
+  question = questions.load(config, 'reasoning_gym:rush_hour(size=1):train')[0]
+  assert (question.answer, question.solution) == ('', '')
+  assert question.columns['entry']['answer'] is None
+
+
+@needs_package
+def test_entries_survive_as_json(config):
+  """One compares tuples, the other holds a fraction."""
+  data = questions.load(config, 'reasoning_gym:rearc(size=2)+gsm_symbolic(size=20):train')
+  assert {question.source for question in data} == {'rearc', 'gsm_symbolic'}
+  assert len(data) == 22
+
+
+@needs_package
+def test_a_level_of_the_curriculum_sets_what_is_not_given():
+  [task] = reasoning_gym.parse('spec', 'chain_sum(level=2,max_digits=7)')
+  [easier] = reasoning_gym.parse('spec', 'chain_sum(level=1)')
+  assert task.config['max_digits'] == 7 != easier.config['max_digits']
+  assert task.config['max_terms'] > easier.config['max_terms']
+
+
+@needs_package
+@pytest.mark.parametrize(
+  ('tasks', 'message'),
+  [
+    ('chain_sun', "reasoning_gym has no 'chain_sun'; did you mean 'chain_sum'?"),
+    ('chain_sum(max_term=3)', "chain_sum has no 'max_term'; did you mean 'max_terms'?"),
+    ('chain_sum(min_terms=5,max_terms=3)', 'chain_sum: max_terms must be >= min_terms.'),
+    ('chain_sum(min_terms="a")', 'chain_sum: TypeError: '),
+    ('chain_sum(min_terms=print(1))', 'min_terms=print(1) must be a number, a text in quotes, '),
+    ('chain_sum(seed=1,seed=2)', 'seed is given twice'),
+    ('chain_sum(seed=None)', 'seed=None must be an integer of at least 0'),
+    ('chain_sum(size=0)', 'size=0 must be an integer of at least 1'),
+    ('chain_sum(level=99)', 'level=99 must lie in [0, '),
+    ('acre(level=1)', 'acre has no curriculum, so level=1 says nothing'),
+    ('caesar_cipher(level=3)', 'caesar_cipher: rotation must be in range [1,25].'),
+    ('chain_sum(2)', "'chain_sum(2)' is not like chain_sum(min_terms=2,"),
+    ('chain_sum*0', "'chain_sum * 0' is not like "),
+    ('chain_sum-gcd', "'chain_sum - gcd' is not like "),
+    ('chain_sum(', "'chain_sum(' is not like "),
+    (
+      'countdown',
+      'countdown is refused: its score_answer evaluates what a model wrote, by parse_e',
+    ),
+  ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tasks, message):
+  with pytest.raises(InputError) as error:
+    reasoning_gym.parse('the spec', tasks)
+  assert str(error.value).startswith('the spec: ')
+  assert message in str(error.value)
+  assert '\n' not in str(error.value)
+
+
+@needs_package
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    ('gcd', "reasoning_gym:gcd: it must end in a split, such as 'reasoning_gym:gcd:train'"),
+    ('gcd(size=4):ood', r"gcd\(size=4\) has no split 'ood' \(has: train, validation, test\)"),
+    (
+      'complex_arithmetic(size=4):train',
+      "complex_arithmetic: none of its questions can be used: score_answer gives 1 to .* 'nan'",
+    ),
+    ('game_of_life_halting(size=4):train', r"score_answer gives 1 to the answer '\?'"),
+  ],
+)
+def test_a_split_that_cannot_be_had_is_refused(config, spec, message):
+  with pytest.raises(InputError, match=message):
+    questions.load(config, f'reasoning_gym:{spec}')
+
+
+@needs_package
+def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
+  data = questions.load(config, 'reasoning_gym:ab(size=200):train')
+  assert all(question.answer for question in data)  # nothing remains of some rows of tokens
+  assert (
+    'left out, the first as score_answer gives less than 1 to its own answer'
+    in (data.source.preparation.layouts[0])
+  )
+
+
+def test_the_hub_is_not_asked_for_it(config):
+  questions.settle(config, "reasoning_gym:basic_arithmetic(operators=['+','/']):train")
+
+
+@needs_package
+def test_a_prefiltered_file_keeps_what_judging_needs(config, tmp_path):
+  question = questions.load(config, 'reasoning_gym:gcd(size=1):train')[0]
+  row = {
+    'prompt': [message._asdict() for message in question.messages],
+    'reward_model': {'ground_truth': question.answer, 'style': question.kind},
+    'data_source': question.source,
+    'solution': question.solution,
+    'columns': json.dumps(dict(question.columns)),
+    'pass_rate': 0.5,
+  }
+  (tmp_path / 'kept.jsonl').write_text(json.dumps(row))
+  read = questions.load(config, str(tmp_path / 'kept.jsonl'))[0]
+  assert (read.kind, read.columns['entry']) == ('reasoning_gym', question.columns['entry'])
