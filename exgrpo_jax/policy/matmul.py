@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.policy import sharding
+from exgrpo_jax.runtime import machine
 
 
 def on_matrix_units(dtype: jnp.dtype) -> bool:
-  """Whether a product of this dtype is to be written for the matrix units of a CPU."""
-  return sharding.platform() == 'cpu' and dtype == jnp.bfloat16
+  """Whether a product of this dtype runs on the matrix units of a CPU that has them."""
+  is_cpu = sharding.platform() == 'cpu'
+  return is_cpu and dtype == jnp.bfloat16 and machine.has_bfloat16_units()
 
 
 def transposed(x: jax.Array) -> jax.Array:

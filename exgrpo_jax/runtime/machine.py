@@ -5,6 +5,7 @@ Imported before JAX, which starts threads.
 
 import contextlib
 import ctypes
+import functools
 import glob
 import os
 import pathlib
@@ -42,6 +43,7 @@ def platforms() -> list[str]:
   ]
 
 
+@functools.cache
 def has_bfloat16_units(cpuinfo: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> bool:
   """Whether the CPU has matrix units for bfloat16, Intel's AMX; Linux alone says it."""
   return cpuinfo.is_file() and 'amx_bf16' in cpuinfo.read_text().split()

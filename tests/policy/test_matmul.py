@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import matmul
+from exgrpo_jax.runtime import machine
 
 
-@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 0.03)])
+@pytest.mark.parametrize(
+  ('dtype', 'has_units', 'tolerance'),
+  [('float32', True, 1e-5), ('bfloat16', True, 0.03), ('bfloat16', False, 0.03)],
+)
 @pytest.mark.parametrize('sizes', [(3, 5), (5, 3)], ids=['wider', 'narrower'])
-def test_gradients_are_those_of_the_plain_product(sizes, dtype, tolerance):
+def test_gradients_are_those_of_the_plain_product(sizes, dtype, has_units, tolerance, monkeypatch):
+  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: has_units)
   rng = np.random.default_rng(0)
   x_BTI, kernel_IO = rng.normal(size=(2, 4, sizes[0])), rng.normal(size=sizes)
   weight_BTO = rng.normal(size=(2, 4, sizes[1]))
@@ -26,8 +31,9 @@ def test_gradients_are_those_of_the_plain_product(sizes, dtype, tolerance):
     np.testing.assert_allclose(np.float32(found), exact, atol=tolerance * np.abs(exact).max())
 
 
-def test_a_product_of_bfloat16_is_rounded_once():
+def test_a_product_of_bfloat16_is_rounded_once(monkeypatch):
   """512 ones: partial sums in bfloat16 would stop growing at 256."""
+  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: True)
   x = jnp.ones((1, 512), jnp.bfloat16)
   assert matmul.product(x, x.T).item() == 512
 

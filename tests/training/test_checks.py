@@ -12,5 +12,7 @@ from tests.helpers import tiny
 def test_the_score_of_a_task_is_no_reward_for_data_without_its_entries(recorded):
   grading = dataclasses.replace(tiny.GRADING, rewards=('score_answer',))
   config = dataclasses.replace(recorded.experiment.config, grading=grading)
-  with pytest.raises(InputError, match="'score_answer' .* it asks for 'entry', which is no column"):
+  with pytest.raises(
+    InputError, match=r"'score_answer' .* it asks for 'entry', which is no column"
+  ):
     checks.check_rewards(config, recorded.evaluations[0])
