@@ -36,7 +36,9 @@ def test_a_benchmark_finds_figures_that_pass_its_checks(bench, name, monkeypatch
   assert found
   for figure in found:
     assert math.isfinite(figure.value) and figure.passes, figure
-    assert figure.value > 0 or figure.unit not in TIMES_AND_RATES, figure
+    # Decoding alone is a difference of two times, which noise can turn round at this size.
+    is_time = figure.unit in TIMES_AND_RATES and figure.name != 'decode only'
+    assert figure.value > 0 or not is_time, figure
     assert str(figure).startswith(figure.name)
 
 
