@@ -8,7 +8,7 @@ A quarter of an hour with AMX. One seed, avg@4 at temperature 1 on held-out ques
 after 40 steps: sums .033 (.018 to .058) and .180 (.119 to .263); of what it was not trained on,
 products of one digit .19 and .39 (16 questions), greatest common divisors .09 and .09. Entropy
 falls from 1.8 to .1, and part of the gain is brevity: cut responses go from .53 to .01. The last
-number counts as the answer, also in '1 - 1 + 8 =', which is right by luck: none of the 72 right ones
+number counts as the answer, so '1 - 1 + 8 =' is right by luck; of the 72 right ones none was so
 at the end. A rate of 3e-6 was at .048 after 25 steps. GRPO has not been run beside it.
 """
 
