@@ -280,8 +280,7 @@ def _hub_split(config: Config, base: str) -> hub_split.Split | None:
 
   Raises InputError where it names a data set and no split.
   """
-  is_other = base.startswith(reasoning_gym.PREFIX) or base.endswith(spec_names.FILE_ENDINGS)
-  if is_other or spec_names.task_file(base):
+  if base.endswith(spec_names.FILE_ENDINGS) or spec_names.task_file(base):
     return None
   found = hub_split.parse(base)
   repository = found.repository if found else hub.parse('dataset', base)

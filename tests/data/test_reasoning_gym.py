@@ -81,6 +81,17 @@ def test_a_question_is_in_the_same_split_whatever_the_arguments_and_the_seed(spl
 
 
 @needs_package
+def test_another_seed_has_other_questions(splits):
+  first, second = splits('gcd(size=40)')[0], splits('gcd(size=40,seed=1)')[0]
+  assert len(set(first) & set(second)) < 4
+
+
+@needs_package
+def test_a_task_that_comes_twice_has_each_question_once(splits):
+  assert sum(map(len, splits('products(max_digits=1)+products(max_digits=1)'))) == 100
+
+
+@needs_package
 @pytest.mark.parametrize('task', ['isomorphic_strings', 'list_functions'])
 def test_every_host_makes_the_same(tmp_path, monkeypatch, task):
   """The first goes through sets of texts, the second draws from Python's global generator."""
@@ -183,10 +194,6 @@ def test_what_its_own_answer_does_not_solve_is_left_out_and_counted(config):
     'left out, the first as score_answer gives less than 1 to its own answer'
     in (data.source.preparation.layouts[0])
   )
-
-
-def test_the_hub_is_not_asked_for_it(config):
-  questions.settle(config, "reasoning_gym:basic_arithmetic(operators=['+','/']):train")
 
 
 @needs_package
