@@ -50,7 +50,7 @@ class Question(Protocol):
 
   @property
   def columns(self) -> Mapping[str, Any]:
-    """Of its row; a worker process has only reasoning_gym.COLUMN, where there is one."""
+    """Columns of its row; a worker process has only reasoning_gym.COLUMN, where there is one."""
     ...
 
 

@@ -86,7 +86,7 @@ def folder(path: str) -> str:
 
 
 def _digest(path: str) -> str:
-  """Of all that shapes the files, so that copies of a GGUF share a folder on all hosts."""
+  """Digest of all that shapes the files, so that copies of a GGUF share a folder on all hosts."""
   digest = hashlib.sha256(_VERSION.encode())
   if os.path.isfile(path):  # `gguf_file.opened` says where it is not
     with open(path, 'rb') as file:
