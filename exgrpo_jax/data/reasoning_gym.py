@@ -77,7 +77,7 @@ def prepared(cache_dir: str, spec: str, tasks: str) -> Store:
   """The splits of some tasks, as a spec names them; InputError where they cannot be had."""
   if importlib.util.find_spec('reasoning_gym') is None:
     raise InputError(
-      f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning_gym]'."
+      f"{spec} needs the package reasoning-gym: pip install 'exgrpo_jax[reasoning-gym]'."
     )
   code = inspect.getsource(sys.modules[__name__])
   key = repr((importlib.metadata.version('reasoning_gym'), tasks, code))

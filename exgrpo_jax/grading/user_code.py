@@ -36,7 +36,7 @@ def load_verifier(spec: str) -> verifier.Verifier:
       if importlib.util.find_spec('math_verify') is None:
         raise InputError(
           "config.grading.verifier='math_verify' needs the package math-verify: "
-          "pip install 'exgrpo_jax[math_verify]'."
+          "pip install 'exgrpo_jax[math-verify]'."
         )
       spec = 'exgrpo_jax.grading.math_verify:MathVerify'
     return load(spec, 'Class')()

@@ -11,7 +11,7 @@ from exgrpo_jax.errors import InputError
 
 needs_package = pytest.mark.skipif(
   importlib.util.find_spec('reasoning_gym') is None,
-  reason="pip install 'exgrpo_jax[reasoning_gym]'",
+  reason="pip install 'exgrpo_jax[reasoning-gym]'",
 )
 
 
@@ -31,7 +31,7 @@ SPLITS = ('train', 'validation', 'test')
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch):
   monkeypatch.setattr(reasoning_gym.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=r"gcd:train needs .* 'exgrpo_jax\[reasoning_gym\]'"):
+  with pytest.raises(InputError, match=r"gcd:train needs .* 'exgrpo_jax\[reasoning-gym\]'"):
     questions.load(config, 'reasoning_gym:gcd:train')
 
 

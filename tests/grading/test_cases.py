@@ -67,7 +67,7 @@ def test_a_file_is_scored_by_what_was_expected(tmp_path):
 
 
 def test_a_case_may_have_the_entry_of_a_task_of_reasoning_gym(tmp_path):
-  pytest.importorskip('reasoning_gym', reason="pip install 'exgrpo_jax[reasoning_gym]'")
+  pytest.importorskip('reasoning_gym', reason="pip install 'exgrpo_jax[reasoning-gym]'")
   entry = {'task': 'gcd', 'config': {}, 'answer': '5', 'metadata': {}}
   case = {'gold': '5', 'response': r'\boxed{x = 5}', 'kind': 'reasoning_gym', 'entry': entry}
   assert score(written(tmp_path, case), verifier.ANYTHING, 'math').endswith('; 1 as expected')

@@ -14,7 +14,7 @@ CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0, verifier=
 
 @pytest.fixture(scope='module')
 def chosen():
-  pytest.importorskip('math_verify', reason="pip install 'exgrpo_jax[math_verify]'")
+  pytest.importorskip('math_verify', reason="pip install 'exgrpo_jax[math-verify]'")
   return user_code.load_verifier('math_verify')
 
 
@@ -50,5 +50,5 @@ def test_our_limits_hold_for_it():
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
   monkeypatch.setattr(user_code.importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math_verify\]"):
+  with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math-verify\]"):
     user_code.load_verifier('math_verify')

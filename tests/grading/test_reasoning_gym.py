@@ -16,7 +16,7 @@ from tests.helpers import tiny
 
 needs_package = pytest.mark.skipif(
   importlib.util.find_spec('reasoning_gym') is None,
-  reason="pip install 'exgrpo_jax[reasoning_gym]'",
+  reason="pip install 'exgrpo_jax[reasoning-gym]'",
 )
 
 
