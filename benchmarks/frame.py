@@ -171,13 +171,16 @@ class Bench:
     return rng.integers(0, self.model.vocab_size, shape).astype(np.int32)
 
   def batch(self, response_B: np.ndarray) -> Batch:
-    """Random rows with responses of these lengths, every eighth of them replayed."""
+    """Random rows with responses of these lengths, a prompt to a group, one row of it replayed."""
     rng, prompt, rows = np.random.default_rng(0), self.config.rollout.max_prompt, len(response_B)
     place_T = np.arange(prompt + response_B.max())
     is_response_BT = (place_T >= prompt) & (place_T < prompt + response_B[:, None])
     mask_BT = is_response_BT.astype(np.float32)
+    tokens_BT = rng.integers(0, self.model.vocab_size, mask_BT.shape).astype(np.int32)
+    samples = self.config.rollout.samples
+    tokens_BT[:, :prompt] = [self.prompt(row // samples) for row in range(rows)]
     return Batch(
-      tokens_BT=rng.integers(0, self.model.vocab_size, mask_BT.shape).astype(np.int32),
+      tokens_BT=tokens_BT,
       response_mask_BT=mask_BT,
       behaviour_logp_BT=-np.log(self.model.vocab_size).astype(np.float32) * mask_BT,
       advantage_B=rng.normal(size=rows).astype(np.float32),

@@ -1,13 +1,14 @@
 """Packs rows into sequences of one of two lengths, so that little is padding; pure NumPy.
 
 A row is a prompt and its response. Sequences hold whole rows, one after another; attention keeps
-the rows of a sequence apart by their segments, and each row's positions start at 0. A forward pass
-has a fixed number of sequences of one length, so only two shapes are compiled, whatever the rows'
-lengths. Shape letters: R rows to pack, B sequences of a pass, T their length, W response tokens of
-a sequence, which alone get logits.
+the rows of a sequence apart by their segments, and each row's positions start at 0. Where attention
+can (`attention.has_prefixes`), rows with the same prompt share it in a sequence, as their prefix. A
+forward pass has a fixed number of sequences of one length, so only two shapes are compiled,
+whatever the rows' lengths. Shape letters: R rows to pack, B sequences of a pass, T their length, W
+response tokens of a sequence, which alone get logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import chex
@@ -18,6 +19,9 @@ from exgrpo_jax.datatypes import Array
 # A long sequence holds two of the longest rows if these are short: otherwise rows of more than half
 # its length find no partner. In longer sequences attention costs more than that saves.
 _PAIRED = 256  # tokens of both
+# With prefixes, a sequence of short rows holds three of the longest, about what a group of eight
+# needs. Not four: none of the longest may fit into a short sequence.
+_GROUPED = 320  # tokens of all three
 # A short sequence is this fraction of a long one. Shorter ones waste less in a pass that is not
 # full, but too many rows fit only long ones: with an eighth, padding grows by half at 64 shards.
 _SHORT_PART = 4
@@ -50,11 +54,21 @@ class Pass(NamedTuple):
   sequences: list[Rows]  # at most shape.count
 
 
+class Prefixes(NamedTuple):
+  """What rows begin with; a sequence holds it once for all its rows of one name."""
+
+  name_R: np.ndarray  # int, equal only where the rows begin with the same tokens
+  length_R: np.ndarray  # int, tokens, as many for rows of one name and fewer than the row's
+
+
 class Segments(NamedTuple):
   """Which row of its sequence a token belongs to, and where it stands in that row."""
 
-  segment_BT: Array  # int32, 1, 2, … by row; 0 is padding
+  segment_BT: Array  # int32, 1, 2, … by row, and by prefix where these are apart; 0 is padding
   position_BT: Array  # int32, from 0 in each row; 0 in the padding
+  # int32, the segment before its own that a token continues, its own in a prefix; None where each
+  # row is one segment.
+  prefix_BT: Array | None = None
 
 
 class Layout(NamedTuple):
@@ -70,7 +84,12 @@ class Layout(NamedTuple):
 
 
 def shapes(
-  num_shards: int, tokens_per_shard: int, longest_row: int, max_response: int, num_rows: int
+  num_shards: int,
+  tokens_per_shard: int,
+  longest_row: int,
+  max_response: int,
+  num_rows: int,
+  has_prefixes: bool = False,
 ) -> tuple[Shape, Shape]:
   """The (long, short) shapes of passes, whatever the rows' lengths.
 
@@ -80,11 +99,16 @@ def shapes(
     longest_row: tokens of the longest possible row, at least 2.
     max_response: response tokens of the longest possible row.
     num_rows: packed at a time, about.
+    has_prefixes: whether rows with the same prompt share it, so that a sequence has room for more
+      responses.
   """
   rows_per_shard = -(-num_rows // num_shards)
-  is_paired = 2 * longest_row <= min(tokens_per_shard, _PAIRED) and rows_per_shard > 1
-  rows = 2 if is_paired else 1  # of the longest, in a long sequence
+  most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
+  # Of the longest, in a long sequence.
+  rows = max(1, min(most, rows_per_shard, min(tokens_per_shard, limit) // longest_row))
   length, responses = rows * longest_row, rows * max_response
+  if has_prefixes:
+    responses = max(length - (longest_row - max_response), length // 2)
   sequences = min(tokens_per_shard // length, -(-rows_per_shard // (rows * _PASSES)))
   count = num_shards * max(1, sequences)
 
@@ -95,49 +119,96 @@ def shapes(
   return shape(length), shape(max(2, -(-length // _SHORT_PART)))
 
 
-def pack(length_R: np.ndarray, response_R: np.ndarray, long: Shape, short: Shape) -> list[Pass]:
+def pack(
+  length_R: np.ndarray,
+  response_R: np.ndarray,
+  long: Shape,
+  short: Shape,
+  prefixes: Prefixes | None = None,
+) -> list[Pass]:
   """Passes that hold each row once, in nearly as few tokens as possible; at least one pass.
 
-  Best-fit decreasing: rows by falling length, each to the fullest sequence with room. Tries several
-  numbers of long passes; the remaining rows go into short ones.
+  Best-fit decreasing: rows by falling length, those of one prefix together, each where it adds the
+  fewest tokens, and there to the fullest sequence with room. Tries several numbers of long passes;
+  the remaining rows go into short ones.
 
   Args:
     length_R: int, tokens of each row, at most the long shape's length; rows of 0 are left out.
     response_R: int, response tokens of each row, at most the long shape's window.
     long: shape of the first passes.
     short: shape of the others.
+    prefixes: of the rows; None shares nothing.
   """
   chex.assert_rank([length_R, response_R], 1)
   chex.assert_equal_shape([length_R, response_R])
-  order = np.argsort(-length_R, kind='stable')[: np.count_nonzero(length_R)].tolist()
-  only_long, _ = _best_fit(order, length_R, response_R, long, len(order))
+  prefixes = prefixes or _no_prefixes(length_R)
+  rows = _Rows(length_R, response_R, *prefixes)
+  order = _order(rows)
+  only_long, _ = _best_fit(order, rows, long, len(order))
   needs_long_R = (length_R > short.length) | (response_R > short.window)
   most = -(-len(only_long) // long.count)
-  least = -(-int(length_R[needs_long_R].sum()) // long.num_tokens)
+  least = -(-int((length_R - prefixes.length_R)[needs_long_R].sum()) // long.num_tokens)
   best: list[Pass] = _passes(long, only_long)
   for num_long in np.unique(np.linspace(least, most, _TRIALS).astype(int)):
-    in_long, rest = _best_fit(order, length_R, response_R, long, num_long * long.count)
+    in_long, rest = _best_fit(order, rows, long, num_long * long.count)
     if needs_long_R[rest].any():
       continue
-    in_short, _ = _best_fit(rest, length_R, response_R, short, len(rest))
+    in_short, _ = _best_fit(rest, rows, short, len(rest))
     found = _passes(long, in_long) + _passes(short, in_short)
     if not best or _cost(found) < _cost(best):
       best = found
   return best or [Pass(short, [])]
 
 
-def layout(shape: Shape, sequences: Sequence[Rows], length_R: np.ndarray) -> Layout:
+def shared_prompts(tokens_RT: np.ndarray, prompt_R: np.ndarray) -> Prefixes:
+  """The prefixes of rows whose prompts have these numbers of tokens.
+
+  A prompt's last token stays out of the prefix: it predicts a first token in each row.
+  """
+  names: dict[bytes, int] = {}
+  of_rows = (
+    tokens_T[:prompt].tobytes() for tokens_T, prompt in zip(tokens_RT, prompt_R, strict=True)
+  )
+  name_R = np.array([names.setdefault(of_row, len(names)) for of_row in of_rows], int)
+  return Prefixes(name_R, np.maximum(prompt_R - 1, 0))
+
+
+def layout(
+  shape: Shape,
+  sequences: Sequence[Rows],
+  length_R: np.ndarray,
+  prefixes: Prefixes | None = None,
+) -> Layout:
   """Lays out the tokens of a pass whose sequences hold these rows."""
   row_BT = np.zeros((shape.count, shape.length), int)
-  segment_BT, position_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(2))
+  segment_BT, position_BT, prefix_BT = (np.zeros(row_BT.shape, np.int32) for _ in range(3))
   for b, rows in enumerate(sequences):
-    start = 0
-    for segment, row in enumerate(rows, 1):
-      place = slice(start, start + length_R[row])
+    end = 0
+    for segment, (row, first, last, prefix) in enumerate(_pieces(rows, length_R, prefixes), 1):
+      place = slice(end, end + last - first)
       row_BT[b, place], segment_BT[b, place] = row, segment
-      position_BT[b, place] = np.arange(length_R[row])
-      start = place.stop
-  return Layout(row_BT, Segments(segment_BT, position_BT))
+      position_BT[b, place] = np.arange(first, last)
+      prefix_BT[b, place] = prefix or segment
+      end = place.stop
+  return Layout(row_BT, Segments(segment_BT, position_BT, prefix_BT if prefixes else None))
+
+
+def _pieces(
+  rows: Rows, length_R: np.ndarray, prefixes: Prefixes | None
+) -> Iterator[tuple[int, int, int, int]]:
+  """The segments of a sequence: (row, its first token, its last + 1, prefix).
+
+  A prefix is the number of an earlier segment, from 1, and 0 for none.
+  """
+  count, number_of = 0, dict[int, int]()  # segments; by the name of the prefix
+  for row in rows:
+    name, shared = (int(x_R[row]) for x_R in prefixes) if prefixes else (0, 0)
+    if shared and name not in number_of:
+      yield row, 0, shared, 0
+      count += 1
+      number_of[name] = count
+    yield row, shared, int(length_R[row]), number_of[name] if shared else 0
+    count += 1
 
 
 def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
@@ -156,28 +227,53 @@ def predictors(is_target_BT: np.ndarray, window: int) -> np.ndarray:
   return np.sort(order_BT[:, :window], axis=1).astype(np.int32)
 
 
+class _Rows(NamedTuple):
+  """What `pack` knows of each row."""
+
+  length_R: np.ndarray
+  response_R: np.ndarray
+  prefix_R: np.ndarray  # name
+  shared_R: np.ndarray  # tokens of the prefix
+
+
+def _no_prefixes(length_R: np.ndarray) -> Prefixes:
+  return Prefixes(np.arange(len(length_R)), np.zeros_like(length_R))
+
+
+def _order(rows: _Rows) -> list[int]:
+  """Rows with tokens, those of one prefix together: by its longest row, then by their own."""
+  longest = np.zeros(rows.prefix_R.max(initial=-1) + 1, int)
+  np.maximum.at(longest, rows.prefix_R, rows.length_R)
+  order = np.lexsort((-rows.length_R, rows.prefix_R, -longest[rows.prefix_R]))
+  return order[rows.length_R[order] > 0].tolist()
+
+
 def _best_fit(
-  order: Sequence[int],
-  length_R: np.ndarray,
-  response_R: np.ndarray,
-  shape: Shape,
-  count: int,
+  order: Sequence[int], rows: _Rows, shape: Shape, count: int
 ) -> tuple[list[Rows], Rows]:
   """(the rows of each of at most `count` sequences, rows that did not fit)."""
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each
   responses = np.full(count, shape.window)
+  holders: dict[int, list[int]] = {}  # sequences that hold a prefix
   left: Rows = []
   for row in order:
-    length, response = int(length_R[row]), int(response_R[row])
-    room = np.where((tokens >= length) & (responses >= response), tokens, shape.length + 1)
-    fullest = int(room.argmin()) if count else 0
-    if not count or room[fullest] > shape.length:
+    length, response, prefix, shared = (int(x_R[row]) for x_R in rows)
+    holding = holders.setdefault(prefix, [])
+    added = np.full(count, length)
+    added[holding] -= shared
+    fits = (tokens >= added) & (responses >= response)
+    if not fits.any():
       left.append(row)
       continue
+    # By tokens added, then by room.
+    cost = np.where(fits, added * (shape.length + 1) + tokens, np.iinfo(int).max)
+    fullest = int(cost.argmin())
     sequences[fullest].append(row)
-    tokens[fullest] -= length
+    tokens[fullest] -= added[fullest]
     responses[fullest] -= response
+    if fullest not in holding:
+      holding.append(fullest)
   return [rows for rows in sequences if rows], left
 
 

@@ -44,6 +44,38 @@ def test_a_sequence_lays_rows_one_after_another_and_positions_begin_again():
   assert layout.take(rows).tolist() == [[20, 21, 22, 10, 11, 0], [0] * 6]
 
 
+def test_rows_of_one_prompt_hold_it_once_in_a_sequence():
+  """All but its last token, which predicts a first token of each row."""
+  rows = np.array([[5, 6, 7, 10, 11], [5, 6, 7, 20, 0], [5, 9, 30, 31, 0], [8, 40, 0, 0, 0]])
+  length_R, response_R = np.array([5, 4, 4, 2]), np.array([2, 1, 2, 1])
+  prefixes = packing.shared_prompts(rows, length_R - response_R)
+  shape = packing.Shape(2, 11, 6)
+  [(_, sequences)] = packing.pack(length_R, response_R, shape, packing.Shape(9, 2, 1), prefixes)
+  assert sequences == [[0, 1, 2], [3]]  # the rows of one prompt together, though the last is short
+  layout = packing.layout(shape, sequences, length_R, prefixes)
+  assert layout.take(rows).tolist() == [[5, 6, 7, 10, 11, 7, 20, 5, 9, 30, 31], [8, 40] + 9 * [0]]
+  assert [x_BT.tolist() for x_BT in layout.segments] == [
+    [[1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5], [1, 1] + 9 * [0]],
+    [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3], [0, 1] + 9 * [0]],
+    [[1, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4], [1, 1] + 9 * [0]],
+  ]
+
+
+def test_groups_of_short_rows_take_half_of_their_tokens():
+  """Twelve groups of eight, as a step of SmolLM2 has them: prompts of 47, responses of 6 to 32."""
+  rng = np.random.default_rng(0)
+  response_R = rng.integers(6, 33, 96)
+  tokens_RT = np.tile(np.arange(12).repeat(8)[:, None], 47)
+  prefixes = packing.shared_prompts(tokens_RT, np.full(96, 47))
+  long, short = packing.shapes(1, 2048, 96, 32, 96, has_prefixes=True)
+  passes = packing.pack(response_R + 47, response_R, long, short, prefixes)
+  assert sorted(row for one in passes for rows in one.sequences for row in rows) == list(range(96))
+  assert sum(one.shape.num_tokens for one in passes) < 0.6 * (response_R + 47).sum()
+  for shape, sequences in passes:
+    packing.layout(shape, sequences, response_R + 47, prefixes)  # all of it fits
+    assert all(response_R[rows].sum() <= shape.window for rows in sequences)
+
+
 def test_predictors_stand_before_their_targets_and_never_twice():
   is_target_BT = np.array([[0, 0, 1, 0, 1, 1], [0] * 6]) > 0
   assert packing.predictors(is_target_BT, 4).tolist() == [[0, 1, 3, 4], [0, 1, 2, 3]]

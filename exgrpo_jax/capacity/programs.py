@@ -20,7 +20,7 @@ from exgrpo_jax.capacity import hlo
 from exgrpo_jax.capacity.arrays import StepArrays
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import attention, model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scoring, settings, token_sampling
 from exgrpo_jax.rollout.slots import insertion_of
 
@@ -65,7 +65,9 @@ def of_step(
 
 def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
   """Scoring as many tokens of written responses as one forward pass takes."""
-  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
+  long, _ = scoring.pass_shapes(
+    spec.model, spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch
+  )
   tokens_BT = _tokens(spec.mesh, long.count, long.length)
   segments = Segments(tokens_BT, tokens_BT)
   args = spec.model, policy, tokens_BT, segments, rollout.temperature, rollout.logit_chunk
@@ -145,10 +147,11 @@ def update_stack(
   def stack(dtype: Any, width: int) -> Any:  # a shape, in the place of an array
     return jax.ShapeDtypeStruct((num_microbatches, shape.count, width), dtype, sharding=layout)
 
+  shares = attention.has_prefixes(spec.mesh, spec.model.dtype)
   of_tokens, of_targets = stack(jnp.int32, shape.length), stack(jnp.float32, shape.window)
   return shape, gradients.Microbatch(
     tokens_BT=of_tokens,
-    segments=Segments(of_tokens, of_tokens),
+    segments=Segments(of_tokens, of_tokens, of_tokens if shares else None),
     predictor_BW=stack(jnp.int32, shape.window),
     target_BW=stack(jnp.int32, shape.window),
     inputs=objective.LossInputs(

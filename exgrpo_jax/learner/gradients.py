@@ -23,7 +23,7 @@ from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.policy import logprobs, lora, model, sharding
+from exgrpo_jax.policy import attention, logprobs, lora, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
@@ -266,16 +266,25 @@ def microbatches(
     used_B &= np.asarray(batch.advantage_B) != 0
   length_B = np.where(used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
   shapes = pass_shapes(spec, num_shards, len(length_B))
+  shares = attention.has_prefixes(spec.mesh, spec.model.dtype)
+  prompt_B = np.where(used_B, np.argmax(mask_BT, axis=1), 0)
+  prefixes = packing.shared_prompts(np.asarray(batch.tokens_BT), prompt_B) if shares else None
   return [
-    _microbatch(batch, inputs, shape, packing.layout(shape, sequences, length_B))
-    for shape, sequences in packing.pack(length_B, mask_BT.sum(axis=1), *shapes)
+    _microbatch(batch, inputs, shape, packing.layout(shape, sequences, length_B, prefixes))
+    for shape, sequences in packing.pack(length_B, mask_BT.sum(axis=1), *shapes, prefixes)
   ]
 
 
 def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape, Shape]:
   """The long and the short shape of a microbatch, in a minibatch of `num_rows` rows."""
-  budget = spec.gradient.tokens_per_microbatch
-  return packing.shapes(num_shards, budget, spec.longest_row, spec.max_response, num_rows)
+  return packing.shapes(
+    num_shards,
+    spec.gradient.tokens_per_microbatch,
+    spec.longest_row,
+    spec.max_response,
+    num_rows,
+    attention.has_prefixes(spec.mesh, spec.model.dtype),
+  )
 
 
 def most_passes(num_rows: int, count: int) -> int:

@@ -12,17 +12,21 @@ R = N/G query heads that share a key/value head, Q queries of one block or strip
 
 import functools
 import math
+from collections.abc import Sequence
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
+from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
+# Those in which a segment can continue another; splash's kernel compares one number per token.
+_WITH_PREFIXES = ('blockwise', 'cudnn')
 
 # In longer sequences only the scores of one block of queries exist at a time: 18 MiB per head in
 # float32 for 9,216 keys.
@@ -43,14 +47,20 @@ def backend_for(platform: str, dtype: str) -> str:
   return 'cudnn' if platform in ('gpu', 'cuda') and dtype == 'bfloat16' else 'blockwise'
 
 
+def has_prefixes(mesh: Mesh, dtype: str) -> bool:
+  """Whether `causal` takes prefixes in the backend for a mesh's devices."""
+  return backend_for(mesh.devices.flat[0].platform, dtype) in _WITH_PREFIXES
+
+
 def causal(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
   backend: str,
   segment_BT: Array | None = None,
+  prefix_BT: Array | None = None,
 ) -> jax.Array:
-  """Attends from each token to itself and earlier ones, within its segment.
+  """Attends from each token to itself and earlier ones, within its segment and its prefix.
 
   softmax(query . key / sqrt(H)) in float32, over values; N/G consecutive query heads
   share a key/value head. On the mesh of `jax.set_mesh` each device computes its own rows
@@ -62,6 +72,8 @@ def causal(
     value_BTGH: same dtype.
     backend: one of BACKENDS; any other is a KeyError.
     segment_BT: int32, tokens of equal number attend to each other; None is one segment per row.
+    prefix_BT: int32, a segment to which a token attends beside its own; None where there is none,
+      as where `has_prefixes` says so.
 
   Returns:
     [B, T, N, H] in the query's dtype.
@@ -76,9 +88,9 @@ def causal(
   if repeats > 1:  # more devices than key/value heads: each gets the heads its queries attend to
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
-  segments = () if segment_BT is None else (segment_BT,)
-  in_axes = (axes, axes, axes, *(('batch', None) for _ in segments))
-  return sharding.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *segments)
+  seen = tuple(x_BT for x_BT in (segment_BT, prefix_BT) if x_BT is not None)
+  in_axes = (axes, axes, axes, *(('batch', None) for _ in seen))
+  return sharding.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *seen)
 
 
 def scores_at_once(T: int) -> int:
@@ -92,20 +104,21 @@ def _blockwise(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
-  segment_BT: Array | None = None,
+  *seen_BT: Array,
 ) -> jax.Array:
+  """`seen_BT` are the numbers of the segments that a token attends to, its own first."""
   B, T, N, H = query_BTNH.shape
   G = key_BTGH.shape[2]
   # Queries are scaled rather than scores: there are more scores as soon as T exceeds H.
   query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
   key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
   attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
-  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, segment_BT)
+  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, seen_BT)
   return mixed_BGRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
 def _attend_in_strips(
-  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
+  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, seen: Sequence[Array]
 ) -> jax.Array:
   """For T of at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
 
@@ -116,7 +129,8 @@ def _attend_in_strips(
       key_BGHT[..., :end],
       value_BGTH[..., :end, :],
       start,
-      None if segment_BT is None else (segment_BT[:, start:end], segment_BT[:, :end]),
+      [x_BT[:, start:end] for x_BT in seen],
+      [x_BT[:, :end] for x_BT in seen[:1]],
     )
 
   T = query_BGRTH.shape[3]
@@ -124,7 +138,7 @@ def _attend_in_strips(
 
 
 def _attend_in_blocks(
-  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, segment_BT: Array | None
+  query_BGRTH: jax.Array, key_BGHT: jax.Array, value_BGTH: jax.Array, seen: Sequence[Array]
 ) -> jax.Array:
   """For any T: one block's scores exist at a time, and the backward pass recomputes them."""
   B, G, R, T, H = query_BGRTH.shape
@@ -132,18 +146,17 @@ def _attend_in_blocks(
   num_blocks = query_BGRTH.shape[3] // _BLOCK
   blocks = jnp.moveaxis(query_BGRTH.reshape(B, G, R, num_blocks, _BLOCK, H), 3, 0)
 
-  segments = None  # of the queries, block by block
-  if segment_BT is not None:
-    segments = _pad_right(segment_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1)
+  of_queries = [  # block by block
+    _pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1) for x_BT in seen
+  ]
 
   # Without the checkpoint, the loop would store every block's weights for the backward pass.
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def attend_block(block: tuple[jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
-    query_BGRQH, start, segment_BQ = block
-    pair = None if segment_BQ is None or segment_BT is None else (segment_BQ, segment_BT)
-    return _attend(query_BGRQH, key_BGHT, value_BGTH, start, pair)
+  def attend_block(block: tuple[jax.Array, jax.Array, list[jax.Array]]) -> jax.Array:
+    query_BGRQH, start, seen_by_queries = block
+    return _attend(query_BGRQH, key_BGHT, value_BGTH, start, seen_by_queries, seen[:1])
 
-  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), segments))
+  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), of_queries))
   return jnp.moveaxis(mixed, 0, 3).reshape(B, G, R, -1, H)[:, :, :, :T]
 
 
@@ -152,11 +165,13 @@ def _attend(
   key_BGHS: jax.Array,
   value_BGSH: jax.Array,
   start: int | jax.Array,
-  segments: tuple[Array, Array] | None,
+  seen: Sequence[Array],
+  segments: Sequence[Array],
 ) -> jax.Array:
   """Attends from scaled queries at positions start, start + 1, ... to keys at 0 .. S-1.
 
-  `segments` are of the queries [B, Q] and of the keys [B, S].
+  `seen` are the numbers of the segments that each query attends to, its own first, [B, Q] each, and
+  `segments` that of each key, one [B, S]; without any, every earlier key is seen.
   """
   B, G, R, Q, H = query_BGRQH.shape
   S = key_BGHS.shape[3]
@@ -164,15 +179,20 @@ def _attend(
   query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
   # The mask is added because XLA:CPU fuses an addition, but not a select. Finite in place of -inf.
   is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
-  if segments is None:
+  if not seen:
     mask_BGMS = jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
   else:
-    segment_BQ, segment_BS = segments
-    is_seen_BQS = is_seen_QS & (segment_BQ[:, :, None] == segment_BS[:, None])
+    is_seen_BQS = is_seen_QS & _in_segments(seen, *segments)
     mask_BGMS = jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
   mix = _mix_on_matrix_units if on_matrix_units(query_BGRQH.dtype) else _mix
   mixed_BGMH = mix(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
   return mixed_BGMH.reshape(B, G, R, Q, H)
+
+
+def _in_segments(seen: Sequence[Array], segment_BS: Array) -> jax.Array:
+  """Whether the key's segment is one of those that the query attends to: [B, Q, S]."""
+  is_equal = (seen_BQ[:, :, None] == segment_BS[:, None] for seen_BQ in seen)
+  return functools.reduce(jnp.logical_or, is_equal)
 
 
 def _mix(
@@ -243,13 +263,13 @@ def _cudnn(
   query_BTNH: jax.Array,
   key_BTGH: jax.Array,
   value_BTGH: jax.Array,
-  segment_BT: Array | None = None,
+  *seen_BT: Array,
 ) -> jax.Array:
   mask_B1TT = None
-  if segment_BT is not None:
+  if seen_BT:
     # A mask of two bytes per pair of tokens, for JAX does not expose cuDNN's packed layout.
-    segment_BT = _pad_right(segment_BT, 2, axis=1)
-    mask_B1TT = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
+    seen = [_pad_right(x_BT, 2, axis=1) for x_BT in seen_BT]
+    mask_B1TT = _in_segments(seen, seen[0])[:, None]
   # Padded because JAX has no backward pass for an odd T.
   mixed_BTNH: jax.Array = jax.nn.dot_product_attention(
     *(_pad_right(x, 2, axis=1) for x in (query_BTNH, key_BTGH, value_BTGH)),

@@ -15,6 +15,7 @@ from flax import nnx
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
 from exgrpo_jax.policy.kv_cache import LayerCache
 from exgrpo_jax.policy.lora import product
@@ -118,7 +119,7 @@ class Attention(nnx.Module):
     rotation: Rotation,
     cache: LayerCache | None,
     position_BT: Array | None,
-    segment_BT: Array | None,
+    segments: Segments | None,
   ) -> tuple[jax.Array, LayerCache]:
     """The attention's output, and the layer's keys and values.
 
@@ -127,7 +128,7 @@ class Attention(nnx.Module):
       rotation: of the T positions.
       cache: of the tokens so far when decoding, with T = 1; None for whole sequences.
       position_BT: only needed with a cache.
-      segment_BT: of whole sequences that hold several rows; see `attention.causal`.
+      segments: of whole sequences that hold several rows; None is one row each.
     """
     chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
@@ -135,7 +136,8 @@ class Attention(nnx.Module):
     if cache is None:
       cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
       backend = attention.backend_for(sharding.platform(), str(x_BTD.dtype))
-      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, backend, segment_BT)
+      seen = (segments.segment_BT, segments.prefix_BT) if segments else ()
+      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, backend, *seen)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
       position_B = position_BT[:, 0]
@@ -178,11 +180,11 @@ class Block(nnx.Module):
     rotation: Rotation,
     cache: LayerCache | None,
     position_BT: Array | None = None,
-    segment_BT: Array | None = None,
+    segments: Segments | None = None,
   ) -> tuple[jax.Array, LayerCache]:
     """The residual stream after the layer, and the layer's cache; see `Attention`."""
     mixed_BTD, cache = self.attention(
-      self.attention_norm(x_BTD), rotation, cache, position_BT, segment_BT
+      self.attention_norm(x_BTD), rotation, cache, position_BT, segments
     )
     x_BTD += mixed_BTD
     x_BTD += self.mlp(self.mlp_norm(x_BTD))

@@ -193,10 +193,9 @@ def hidden_states(
   """
   chex.assert_rank(tokens_BT, 2)
   rotation = _rotation(config, segments.position_BT if segments else _positions(tokens_BT))
-  segment_BT = segments.segment_BT if segments else None
 
   def apply_layer(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-    x_BTD, _ = _block(config, layer)(x_BTD, rotation, None, segment_BT=segment_BT)
+    x_BTD, _ = _block(config, layer)(x_BTD, rotation, None, segments=segments)
     return x_BTD, None
 
   if remat != 'none':

@@ -11,7 +11,7 @@ from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import right_padded
-from exgrpo_jax.policy import logprobs, model, sharding
+from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
 # Rows on each part of the sequences for which a pass has room, about.
@@ -52,11 +52,14 @@ def score(
   length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
   # Every position is scored: no window bounds the response tokens of a sequence.
-  passes = packing.pack(
-    length_R, np.zeros_like(length_R), *pass_shapes(mesh, limit, tokens_per_pass)
-  )
+  prefixes = None
+  if attention.has_prefixes(mesh, config.dtype):
+    prompt_R = np.array([len(prompt) for prompt, _ in rows])
+    prefixes = packing.shared_prompts(tokens_RT, prompt_R)
+  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
+  passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
   for shape, sequences in passes:
-    layout = packing.layout(shape, sequences, length_R)
+    layout = packing.layout(shape, sequences, length_R, prefixes)
     tokens_BT, segments = sharding.put(
       (layout.take(tokens_RT), layout.segments), sharding.batch(mesh, shape.count)
     )
@@ -72,10 +75,14 @@ def score(
   return logps, entropies
 
 
-def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Shape]:
+def pass_shapes(
+  config: model.Config, mesh: Mesh, limit: int, tokens_per_pass: int
+) -> tuple[Shape, Shape]:
   """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
-  return packing.shapes(num_shards, tokens_per_pass, limit, limit, _ROWS * num_shards)
+  num_rows = _ROWS * num_shards
+  has_prefixes = attention.has_prefixes(mesh, config.dtype)
+  return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, has_prefixes)
 
 
 @jit_for_training(static_argnums=(0, 4, 5))

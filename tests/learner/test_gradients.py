@@ -1,6 +1,7 @@
 """The update of a minibatch: packed into microbatches in any way, it is that of its rows alone."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
-from exgrpo_jax.policy import lora, model, sharding
+from exgrpo_jax.policy import attention, lora, model, sharding
 from tests.helpers import passes
 from tests.helpers.meshes import initial_params
 from tests.policy import test_model
@@ -31,16 +32,22 @@ NO_LORA = lora.Config()
 
 
 def make_batch(seed=0):
-  """Prompts of 1 to 40 tokens, responses of 1 to 32, every fourth row replayed; two are empty."""
+  """Groups of four rows with a prompt of 1 to 40 tokens, one replayed, responses of 1 to 32.
+
+  Two rows are empty, and the last two have a prompt of their own.
+  """
   rng = np.random.default_rng(seed)
-  prompt_B = rng.integers(1, LENGTH - RESPONSE + 1, ROWS)
+  group_B = np.r_[np.arange(ROWS - 2) // 4, ROWS - 2, ROWS - 1]
+  prompt_B = rng.integers(1, LENGTH - RESPONSE + 1, ROWS)[group_B]
   end_B = prompt_B + rng.integers(1, RESPONSE + 1, ROWS)
   place_T = np.arange(LENGTH)
   mask_BT = ((place_T >= prompt_B[:, None]) & (place_T < end_B[:, None])).astype(np.float32)
   mask_BT[[3, 8]] = 0
+  tokens_BT = rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32)
+  is_prompt_BT = place_T < prompt_B[:, None]
   logp_BT = (mask_BT * -rng.uniform(2, 6, mask_BT.shape)).astype(np.float32)
   return Batch(
-    tokens_BT=rng.integers(0, 64, (ROWS, LENGTH)).astype(np.int32),
+    tokens_BT=np.where(is_prompt_BT, tokens_BT[group_B], tokens_BT),
     response_mask_BT=mask_BT,
     behaviour_logp_BT=logp_BT,
     advantage_B=np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
@@ -136,17 +143,23 @@ def test_each_response_token_is_in_one_microbatch(mesh, tokens, shards):
     assert count % shards == 0 and count // shards * length <= max(tokens, LENGTH)
     for b, w in np.argwhere(packed.inputs.mask_BT > 0):
       at = packed.predictor_BW[b, w] + 1
-      start = at - packed.segments.position_BT[b, at]
-      assert (packed.segments.segment_BT[b, start : at + 1] > 0).all()
-      assert np.ptp(packed.segments.segment_BT[b, start : at + 1]) == 0
+      segment_T, position_T, prefix_T = (x_BT[b, : at + 1] for x_BT in packed.segments)
+      row = np.flatnonzero((segment_T == segment_T[-1]) | (segment_T == prefix_T[-1]))
+      assert segment_T[-1] > 0 and position_T[row].tolist() == list(range(len(row)))
       assert packed.tokens_BT[b, at] == packed.target_BW[b, w]
-      prefix = packed.tokens_BT[b, start : at + 1].tolist()
+      prefix = packed.tokens_BT[b, row].tolist()
       found.append((prefix, *(float(x[b, w]) for x in packed.inputs if x is not None)))
     assert not packed.inputs.weight_BT[packed.inputs.mask_BT == 0].any()
   for b, t in np.argwhere(BATCH.response_mask_BT > 0):
     prefix = BATCH.tokens_BT[b, : t + 1].tolist()
     expected.append((prefix, *(float(x[b, t]) for x in whole if x is not None)))
   assert sorted(found) == sorted(expected)
+
+
+def rows_with_targets(packed):
+  """(sequence, segment) of each row of a microbatch."""
+  b, w = np.nonzero(packed.inputs.mask_BT > 0)
+  return set(zip(b, packed.segments.segment_BT[b, packed.predictor_BW[b, w]], strict=True))
 
 
 def test_shapes_do_not_depend_on_the_rows(mesh):
@@ -175,7 +188,7 @@ def test_a_minibatch_without_tokens_is_one_empty_pass(mesh):
 def test_rows_of_advantage_0_may_be_left_out(mesh):
   without = cut(mesh, 200, drop=True)
   assert all((p.inputs.advantage_BT[p.inputs.mask_BT > 0] != 0).all() for p in without)
-  num_rows = sum((p.segments.position_BT == 0)[p.segments.segment_BT > 0].sum() for p in without)
+  num_rows = sum(len(rows_with_targets(packed)) for packed in without)
   assert num_rows == ROWS - 2 - 3  # two are empty
 
 
@@ -237,8 +250,20 @@ def test_packed_rows_have_the_gradient_of_rows_alone(mesh, params, options):
 
 
 @pytest.mark.usefixtures('large_passes')
+def test_a_prompt_is_computed_once_for_its_rows_where_attention_can(mesh, gradient, whole):
+  """And otherwise, as on a TPU, once for each row, which changes nothing."""
+  shared = sum((packed.segments.segment_BT > 0).sum() for packed in cut(mesh, 10**6))
+  with mock.patch.object(attention, '_WITH_PREFIXES', ()):
+    apart = cut(mesh, 10**6)
+    assert apart[0].segments.prefix_BT is None
+    jax.clear_caches()
+    assert_same(gradient(), whole)
+  assert shared < 0.85 * sum((packed.segments.segment_BT > 0).sum() for packed in apart)
+
+
+@pytest.mark.usefixtures('large_passes')
 def test_microbatches_change_nothing(gradient, whole, mesh):
-  assert len(cut(mesh, 72)) == 10
+  assert len(cut(mesh, 72)) == 9
   assert_same(gradient(tokens=72), whole)
 
 

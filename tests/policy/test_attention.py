@@ -38,17 +38,18 @@ def value_and_gradients(attend, query, key, value, cotangent):
 
 
 @jax.jit
-def expected(segment_BT, *inputs):
-  """Values and gradients of jax.nn's attention within segments."""
-  mask = (segment_BT[:, :, None] == segment_BT[:, None])[:, None]
+def expected(segment_BT, prefix_BT, *inputs):
+  """Values and gradients of jax.nn's attention within segments and their prefixes."""
+  queries_BTx2 = jnp.stack([segment_BT, prefix_BT], -1)
+  mask = (queries_BTx2[:, :, None] == segment_BT[:, None, :, None]).any(-1)[:, None]
   attend = functools.partial(jax.nn.dot_product_attention, mask=mask, is_causal=True)
   return value_and_gradients(attend, *inputs)
 
 
-def actual(backend, *inputs, segment_BT=None):
-  """Values and gradients; with segments a token sees its own segment alone."""
+def actual(backend, *inputs, seen=()):
+  """Values and gradients; with segments a token sees its own segment and prefix alone."""
   # A new function for every call: a program that jit cached may have other patched constants.
-  return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, segment_BT), *inputs)
+  return value_and_gradients(lambda *qkv: attention.causal(*qkv, backend, *seen), *inputs)
 
 
 def segments_of(B, T):
@@ -61,13 +62,16 @@ def segments_of(B, T):
 
 
 def assert_equals_jax(backend, inputs, tolerance):
-  """With one segment, and with several."""
+  """With one segment, with several, and with some that continue another."""
   B, T = inputs[0].shape[:2]
   segment_BT = segments_of(B, T)
   one_BT = np.ones_like(segment_BT)
-  assert_close(actual(backend, *inputs), expected(one_BT, *inputs), tolerance)
-  packed = actual(backend, *inputs, segment_BT=segment_BT)
-  assert_close(packed, expected(segment_BT, *inputs), tolerance)
+  assert_close(actual(backend, *inputs), expected(one_BT, one_BT, *inputs), tolerance)
+  packed = actual(backend, *inputs, seen=(segment_BT,))
+  assert_close(packed, expected(segment_BT, segment_BT, *inputs), tolerance)
+  if backend in attention._WITH_PREFIXES:
+    seen = segment_BT, np.where(segment_BT % 2, segment_BT, segment_BT // 2).astype(np.int32)
+    assert_close(actual(backend, *inputs, seen=seen), expected(*seen, *inputs), tolerance)
 
 
 def assert_close(actual, expected, tolerance):
