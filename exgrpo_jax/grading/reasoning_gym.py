@@ -4,7 +4,8 @@ It gets the answer as written, from a box or from prose; where neither '####' no
 marks it, the last number counts if the entry's answer is a number, and otherwise the last line.
 Two more spellings are tried, since most tasks compare letter by letter: without what only sets it
 off, such as `\text{}`, `**`, `$` and quotes; and as the entry spells it, where both are the same
-number. A formula is no number: `32 - 67` may be the question.
+number. A formula is no number, and what ends in one has no last number: `32 - 67 =` may be the
+question.
 
 The package is imported with the first response that needs it.
 """
@@ -54,7 +55,7 @@ def judge(response: str, columns: Mapping[str, Any]) -> tuple[str, str | None]:
 def extract(response: str, entry: Mapping[str, Any]) -> str | None:
   """The answer that a response gives to the question of an entry, as written, or None."""
   if _NUMBER.fullmatch(entry['answer'] or ''):
-    return extraction.extract(response)
+    return extraction.extract_number(response)
   return extraction.extract_text(response)
 
 

@@ -61,7 +61,7 @@ def test_what_a_user_takes_for_right_is_right(known, responses):
   [
     (EQUATION, ['6', r'\boxed{50}', r'\boxed{5.5}', '5 6', r'\boxed{5 or 6}', r'\boxed{5\%}']),
     (EQUATION, [r'\boxed{2+3}', r'\boxed{10/2}', r'\boxed{5} no, \boxed{6}']),
-    (SUM, [r'\boxed{32 - 67}', '32 - 67', r'\boxed{35}', r'\boxed{nan}', r'\boxed{-35,000}']),
+    (SUM, [r'\boxed{32 - 67}', '32 - 67 = -3', r'\boxed{35}', r'\boxed{nan}', r'\boxed{-35,000}']),
     (WORD, ['hello', 'olleh it is', r'\boxed{olle}', 'The answer is hello, not olleh.']),
     (LIST, ['5', '[5, 3]', '[3, 5, 7]']),
     (entry('bitwise_arithmetic', '0x4', problem='(0x2 + 0x2)'), [r'\boxed{(0x2 + 0x2)}']),
@@ -77,6 +77,13 @@ def test_what_is_wrong_is_wrong_and_so_is_a_formula(known, responses):
 @pytest.mark.parametrize('response', ['', 'I do not know.', r'\boxed{5', '<think>5'])
 def test_without_an_answer_there_is_none(response):
   assert judge(response, EQUATION) == 'no answer'
+
+
+@pytest.mark.parametrize('end', ['', ' =', ' = ?', ' =\n', ' =.'])
+@pytest.mark.parametrize('formula', ['8 - 8 + 5', '(2 - 5)', '1 × 5', r'1 \times 5', '4 + (-5)'])
+def test_a_question_that_is_repeated_without_a_result_is_no_answer(formula, end):
+  """Though its last number is right by luck."""
+  assert judge(f'It is 7: {formula}{end}', EQUATION) == 'no answer'
 
 
 @needs_package

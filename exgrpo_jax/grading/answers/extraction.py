@@ -40,6 +40,10 @@ _OR_BEFORE = re.compile(
   r'[\s,$*]*+(?:\\[(\[]\s*)?$',
   re.IGNORECASE,
 )
+# A text that ends in '8 =', '8 = ?' or '1 + 8'.
+_WITHOUT_RESULT = re.compile(
+  r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]+\)?)[\s?.$]*\Z'
+)
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
 
@@ -69,6 +73,14 @@ def extract(response: str, require_think: bool = False, require_box: bool = Fals
   """
   rest = solution(response, require_think, require_box)
   return None if rest is None else _answer(rest, _last_number)
+
+
+def extract_number(response: str) -> str | None:
+  """`extract` where the answer is a number: a calculation without its result gives none.
+
+  Otherwise '1 - 1 + 8 =', which repeats the question, would be right by luck.
+  """
+  return _answer(solution(response, False, False) or '', _last_result)
 
 
 def extract_text(response: str) -> str | None:
@@ -134,6 +146,10 @@ def _last_number(text: str) -> str | None:
     start, end = number.span()
   answer = text[start:end] + ('%' if _PERCENT_AFTER.match(text, end) else '')
   return _with_hedge(text[:start], answer)
+
+
+def _last_result(text: str) -> str | None:
+  return None if _WITHOUT_RESULT.search(text) else _last_number(text)
 
 
 def _last_line(text: str) -> str:
