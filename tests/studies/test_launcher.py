@@ -1,7 +1,9 @@
 """Commands in parallel: how many run, how a failure is reported, how they are interrupted."""
 
+import ast
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -44,6 +46,25 @@ def test_as_many_jobs_run_at_a_time_as_asked_for(parallel, tmp_path):
   ]
   assert launcher.run(jobs, parallel) == launcher.Outcome(failed={}, unfinished=[])
   assert (tmp_path / 'a_met_b').read_text() == ('1\n' if parallel == 1 else '0\n')
+
+
+@pytest.mark.skipif(
+  not hasattr(os, 'sched_getaffinity') or len(os.sched_getaffinity(0)) < 2, reason='one core'
+)
+def test_jobs_at_the_same_time_have_cores_of_their_own(tmp_path):
+  meets = 'for i in $(seq 100); do sleep 0.1; test -e {other} && break; done'
+  ask = f'sleep 0.3; {sys.executable} -c "import os; print(os.sched_getaffinity(0))"'
+  jobs = [
+    shell_job(
+      tmp_path,
+      name,
+      f'{ask} > {tmp_path}/{name}.txt; {meets.format(other=tmp_path / f"{other}.txt")}',
+    )
+    for name, other in ('ab', 'ba')
+  ]
+  launcher.run(jobs, 2)
+  one, two = (ast.literal_eval((tmp_path / f'{name}.txt').read_text()) for name in 'ab')
+  assert one and two and not one & two
 
 
 def test_a_second_signal_kills_a_job_that_does_not_exit(tmp_path):
