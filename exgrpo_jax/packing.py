@@ -255,25 +255,29 @@ def _best_fit(
   sequences: list[Rows] = [[] for _ in range(count)]
   tokens = np.full(count, shape.length)  # room left in each
   responses = np.full(count, shape.window)
+  no_room = (shape.length + 1) ** 2  # more than any sequence with room costs
   holders: dict[int, list[int]] = {}  # sequences that hold a prefix
   left: Rows = []
   for row in order:
     length, response, prefix, shared = (int(x_R[row]) for x_R in rows)
     holding = holders.setdefault(prefix, [])
-    added = np.full(count, length)
-    added[holding] -= shared
+    added = np.array(length)  # tokens, in any sequence
+    if shared and holding:
+      added = np.full(count, length)
+      added[holding] -= shared
     fits = (tokens >= added) & (responses >= response)
     if not fits.any():
       left.append(row)
       continue
     # By tokens added, then by room.
-    cost = np.where(fits, added * (shape.length + 1) + tokens, np.iinfo(int).max)
-    fullest = int(cost.argmin())
+    fullest = int(np.where(fits, added * (shape.length + 1) + tokens, no_room).argmin())
     sequences[fullest].append(row)
-    tokens[fullest] -= added[fullest]
-    responses[fullest] -= response
-    if fullest not in holding:
+    if fullest in holding:
+      length -= shared
+    else:
       holding.append(fullest)
+    tokens[fullest] -= length
+    responses[fullest] -= response
   return [rows for rows in sequences if rows], left
 
 

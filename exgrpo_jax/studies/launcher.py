@@ -42,7 +42,7 @@ class _RunningJob(NamedTuple):
   process: subprocess.Popen
   log_start: int  # size of the log when the command started, in bytes
   started: float  # time.monotonic(), seconds
-  share: tuple[int, Cores]  # its number, and what it is
+  cores: Cores
 
 
 def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Outcome:
@@ -62,14 +62,13 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   failed: dict[str, str] = {}
   unfinished: list[str] = []
   handled = 0  # signals
-  shares = _shares(parallel)
+  free = _shares(parallel)
   with _collect_signals() as signals:
     try:
       while running or (waiting and not signals):
         while waiting and len(running) < parallel and not signals:
           number, job = waiting.popleft()
-          share = next(share for share in shares if share not in [entry.share for entry in running])
-          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, share, kept_open))
+          running.append(_start(f'[{number}/{len(jobs)}] {job.name}', job, free.pop(), kept_open))
         if len(signals) > handled:
           handled = len(signals)
           _stop(running, by_force=handled > 1)
@@ -78,6 +77,7 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
           if status is None:
             continue
           running.remove(ended)
+          free.append(ended.cores)
           name = ended.job.name
           elapsed = _format_duration(time.monotonic() - ended.started)
           if status == 0:
@@ -95,13 +95,11 @@ def run(jobs: Sequence[Job], parallel: int, kept_open: Sequence[int] = ()) -> Ou
   return Outcome(failed=failed, unfinished=unfinished + [job.name for _, job in waiting])
 
 
-def _shares(parallel: int) -> list[tuple[int, Cores]]:
-  """A number and the cores of each of so many jobs; all cores where there are fewer than jobs."""
+def _shares(parallel: int) -> list[Cores]:
+  """The cores of each of so many jobs; all of them where there are fewer than jobs."""
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   size = len(cores) // parallel
-  return [
-    (number, Cores(cores[number * size :][:size] if size else cores)) for number in range(parallel)
-  ]
+  return [Cores(cores[number * size :][:size] if size else cores) for number in range(parallel)]
 
 
 @contextlib.contextmanager
@@ -122,7 +120,7 @@ def _collect_signals() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def _start(label: str, job: Job, share: tuple[int, Cores], kept_open: Sequence[int]) -> _RunningJob:
+def _start(label: str, job: Job, cores: Cores, kept_open: Sequence[int]) -> _RunningJob:
   os.makedirs(os.path.dirname(job.log), exist_ok=True)
   with open(job.log, 'ab') as log:
     log.write(f'$ {shlex.join(job.command)}\n'.encode())
@@ -137,11 +135,11 @@ def _start(label: str, job: Job, share: tuple[int, Cores], kept_open: Sequence[i
       start_new_session=True,
       pass_fds=kept_open,
     )
-  if share[1]:  # before it starts threads, which take over the process's cores
+  if cores:  # before it starts threads, which take over the process's cores
     with contextlib.suppress(ProcessLookupError):
-      os.sched_setaffinity(process.pid, share[1])
+      os.sched_setaffinity(process.pid, cores)
   print(f'{label}: started, see {job.log}', flush=True)
-  return _RunningJob(label, job, process, log_start, time.monotonic(), share)
+  return _RunningJob(label, job, process, log_start, time.monotonic(), cores)
 
 
 def _stop(running: Sequence[_RunningJob], by_force: bool) -> None:

@@ -42,7 +42,7 @@ _OR_BEFORE = re.compile(
 )
 # A text that ends in '8 =', '8 = ?' or '1 + 8'.
 _WITHOUT_RESULT = re.compile(
-  r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]+\)?)[\s?.$]*\Z'
+  r'(?:=|[0-9)]\s*(?:[-+*/×÷−]|\\times|\\div|\\cdot)\s*\(?-?[0-9.,]++\)?)[\s?.$]*+\Z'
 )
 _PROSE = re.compile(r'(?<![\\A-Za-z{])[A-Za-z]{4,}|\n\s*\n')
 
