@@ -242,7 +242,7 @@ def _update_on(
     state,
     *sharding.put(arrays, rows),
   )
-  return jax.device_put(state, layout), loss
+  return sharding.restore_layout(state, layout), loss
 
 
 def _pass_rate(

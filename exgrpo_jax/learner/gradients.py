@@ -113,7 +113,7 @@ def minibatch_gradient(
     added = accumulate(
       spec, params, accumulator, sharding.put(stack, place), count, clip, is_first, initial
     )
-    accumulator = jax.device_put(added, layout)
+    accumulator = sharding.restore_layout(added, layout)
   return accumulator
 
 
@@ -178,7 +178,7 @@ def apply_gradient(
   """
   layout = sharding.layout_of(state)
   state, norms = optimizer_step(spec, state, gradient)
-  return jax.device_put(state, layout), norms
+  return sharding.restore_layout(state, layout), norms
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

@@ -172,13 +172,26 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def layout_of(tree: Any) -> Any:
-  """The sharding of each array.
-
-  What a program returns may lack the mesh axes of one device. `jax.device_put` then brings the
-  layout back, without a copy: a program for arrays in another one has another text, so the
-  compilation cache would not know it.
-  """
+  """The sharding of each array; see `restore_layout`."""
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def restore_layout(tree: Any, layout: Any) -> Any:
+  """The arrays of `tree` with the shardings of `layout`, of the same structure.
+
+  What a program returns may lack the mesh axes of one device. A program for arrays in that layout
+  has another text, so the compilation cache would not know it.
+  """
+
+  def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if not leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+      return jax.device_put(leaf, sharding)
+    # The same shards under another name. With several hosts, jax.device_put would run a program
+    # that copies for each array; XLA:CPU hangs where these fill its queue behind a collective.
+    shards = [shard.data for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+  return jax.tree.map(restore, tree, layout)
 
 
 def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
@@ -91,3 +91,28 @@ def test_one_device_holds_everything():
   assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
   np.testing.assert_array_equal(sharding.constrain(x, ('batch', None)), x)
+
+
+def test_an_equivalent_layout_is_restored_without_a_copy():
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
+  layout = NamedSharding(mesh, PartitionSpec('fsdp', 'tensor'))
+  rows = 2 * jax.device_count()
+  x = jax.device_put(jnp.arange(rows * 3.0).reshape(rows, 3), layout)
+  without_tensor = jax.device_put(x, NamedSharding(mesh, PartitionSpec('fsdp')))
+  restored = sharding.restore_layout(without_tensor, sharding.layout_of(x))
+  assert without_tensor.sharding != restored.sharding == layout
+  np.testing.assert_array_equal(restored, x)
+  pointers = [
+    [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    for array in (without_tensor, restored)
+  ]
+  assert pointers[0] == pointers[1]
+
+
+def test_another_layout_is_restored_with_its_values():
+  mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
+  x = jax.device_put(jnp.arange(6.0).reshape(2, 3), jax.devices()[0])
+  layout = sharding.replicated(mesh)
+  restored = sharding.restore_layout(x, layout)
+  assert restored.sharding == layout
+  np.testing.assert_array_equal(restored, x)
