@@ -44,6 +44,24 @@ except InputError as error:
 """)
 
 
+def test_a_layout_is_restored_without_a_program():
+  """A program for each array, behind a collective, once filled the queue of a step."""
+  on_two_hosts("""
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from exgrpo_jax.policy import sharding
+from exgrpo_jax.runtime import compilations
+
+mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=8, tensor=1))
+layout = NamedSharding(mesh, PartitionSpec('fsdp', 'tensor'))
+x = jax.jit(lambda: jnp.ones((8, 3)), out_shardings=NamedSharding(mesh, PartitionSpec('fsdp')))()
+assert x.sharding != layout
+with compilations.counted() as compiled:
+  assert sharding.restore_layout(x, layout).sharding == layout
+assert not compiled.count, compiled.names
+""")
+
+
 @pytest.fixture
 def metadata():
   """The addresses of two Cloud TPU metadata servers, one for each of two workers."""
