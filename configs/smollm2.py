@@ -7,10 +7,10 @@ exgrpo train --config=smollm2 --workdir=/tmp/smollm2 --config.model.path=/tmp/Sm
 Eleven minutes with AMX. One seed, avg@4 at temperature 1 on held-out questions, before, halfway
 and after 40 steps: sums .033 (.018 to .058), .085 (.053 to .133) and .188 (.126 to .270); of what
 it was not trained on, products of one digit .19, .42 and .52 (16 questions), greatest common
-divisors .09, .09 and .06. Greedy, before and after: .05 and .19, .50 and .50, .12 and .10, so what
-the products gain is fewer stray samples. Entropy falls from 1.8 to .2, and part of the gain is
-brevity: cut responses go from .53 to .01. A rate of 3e-6 was at .048 after 25 steps. GRPO has not
-been run beside it, so nothing of this is known to owe to replay.
+divisors .09, .09 and .06. Greedy, before and after: .05 and .19, .50 and .50, .12 and .10: as
+far as 16 questions can tell, products gain fewer stray samples only. Entropy falls from 1.8 to .2,
+and part of the gain is brevity: cut responses go from .53 to .01. A rate of 3e-6 was at .048 after
+25 steps. GRPO has not been run beside it, so nothing of this is known to owe to replay.
 """
 
 from exgrpo_jax.configs import base

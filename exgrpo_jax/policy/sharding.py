@@ -179,8 +179,8 @@ def layout_of(tree: Any) -> Any:
 def restore_layout(tree: Any, layout: Any) -> Any:
   """The arrays of `tree` with the shardings of `layout`, of the same structure.
 
-  What a program returns may lack the mesh axes of one device. A program for arrays in that layout
-  has another text, so the compilation cache would not know it.
+  The shardings of what a program returns may lack mesh axes of size one. Given these, the next call
+  would compile a program of its own, which the compilation cache does not have.
   """
 
   def restore(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
