@@ -10,7 +10,8 @@ it was not trained on, products of one digit .19, .42 and .52 (16 questions), gr
 divisors .09, .09 and .06. Greedy, before and after: .05 and .19, .50 and .50, .12 and .10: as
 far as 16 questions can tell, products gain fewer stray samples only. Entropy falls from 1.8 to .2,
 and part of the gain is brevity: cut responses go from .53 to .01. A rate of 3e-6 was at .048 after
-25 steps. GRPO has not been run beside it, so nothing of this is known to owe to replay.
+25 steps. No GRPO was run beside it; where it was, in study `smollm2`, no gain by replay is shown
+for as many tokens (docs/results.md).
 """
 
 from exgrpo_jax.configs import base
