@@ -134,6 +134,7 @@ class ReplayScores:
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats
   weight: np.ndarray  # [T] float32, what multiplies its advantage: `objective.replay_weights`
+  log_ratio: np.ndarray  # [T] float32, nats: logp less that of the policy which wrote the tokens
   # Mean token entropies of all that was to choose from, oldest first; None where not compared.
   candidate_entropies: tuple[float, ...] | None = None
 
@@ -144,7 +145,7 @@ class PartialGroup:
 
   question_row: int
   drawn: int  # the step whose plan first had it
-  is_replay: bool
+  is_drawn: bool  # from the buffer
   responses: tuple[Response, ...]  # K, or K - 1 with replay; without a token where not begun
   verdicts: tuple[Verdict, ...]  # of the complete ones, in the same order
 
@@ -158,7 +159,9 @@ class Plan:
   replay_started: bool  # the delayed start's switch, as it stood when planned
   questions: tuple[Question, ...]  # Q of them; with partial rollouts, all that are in flight
   prompts: tuple[np.ndarray, ...]  # Q arrays [T] int32
-  candidates: tuple[tuple[Trajectory, ...], ...]  # Q; empty for a fresh question
+  # Q; empty for a fresh question, and for all without `replay.row`
+  candidates: tuple[tuple[Trajectory, ...], ...]
+  is_drawn: tuple[bool, ...]  # Q; whether it comes from the buffer, not from the stream
   left: tuple[PartialGroup, ...] = ()  # what the step before left of the first groups
 
   @property
@@ -168,7 +171,7 @@ class Plan:
 
   @property
   def is_replay_Q(self) -> np.ndarray:
-    """Bool [Q]: which questions have a stored success to replay."""
+    """Bool [Q]: which questions have a stored success beside their fresh responses."""
     return np.array([bool(c) for c in self.candidates])
 
 
@@ -176,7 +179,7 @@ class Graded(NamedTuple):
   """The groups that a step trains, with fresh responses and their verdicts."""
 
   plan: Plan  # of these groups
-  responses: Sequence[Sequence[Response]]  # by group: K for a fresh question, K - 1 for a replayed
+  responses: Sequence[Sequence[Response]]  # by group: K, or K - 1 beside a stored success
   verdicts: Sequence[Sequence[Verdict]]  # of the responses, in the same order
   left: tuple[PartialGroup, ...] = ()  # the other groups in flight
 

@@ -1,34 +1,58 @@
 """The advantages of a step's responses. Pure."""
 
 import chex
+import numpy as np
 
 from exgrpo_jax.datatypes import Array
 
 
 def group_advantages(
-  reward_QK: Array, normalize_std: str = 'off', is_fresh_QK: Array | None = None
+  reward_QK: Array,
+  normalize_std: str = 'off',
+  is_replay_QK: Array | None = None,
+  baseline: str = 'group',
+  replay_advantage: str = 'group',
+  replay_slope: float = 1.0,
 ) -> Array:
-  """Reward minus the mean over one question's K rollouts.
+  """Reward minus a baseline of one question's K rollouts.
 
   Dr. GRPO (arXiv:2503.20783): no division by the standard deviation unless asked for (GRPO,
   arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
-  K - 1 as torch.std and the authors' code do.
+  K - 1 as torch.std and the authors' code do. It is always that of all K.
 
-  With `is_fresh_QK`, fresh rows are measured against the mean of their group's fresh rows, so their
-  advantages sum to 0; a replayed row still against the mean of all K. The standard deviation is
-  always that of all K.
+  Args:
+    reward_QK: float32. Each group has a fresh row.
+    normalize_std: `objective.normalize_std`.
+    is_replay_QK: bool, which rows are replayed; None is none.
+    baseline: 'group', the mean of all K, or 'fresh': a fresh row's is the mean of its group's
+      fresh rows, so their advantages sum to 0; a replayed row's is still the mean of all K.
+    replay_advantage: 'group': by the baseline; 'zero': a replayed row has advantage 0, and counts
+      in the mean alone; 'balanced': the baseline of all rows is the mean in which a replayed row
+      weighs `replay_slope`, so that advantages times slopes at ratio 1 sum to 0.
+    replay_slope: `objective.replay_slope`, what a replayed token's gradient is of a fresh one's.
 
-  float32 [Q, K] -> [Q, K]; a group of equal rewards gives 0. Each group has a fresh row.
+  Returns:
+    float32 [Q, K]; a group of equal rewards gives 0.
   """
   chex.assert_rank(reward_QK, 2)
+  is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
+  chex.assert_equal_shape([reward_QK, is_replay_QK])
   baseline_QK = reward_QK.mean(axis=1, keepdims=True)
-  if is_fresh_QK is not None:
-    chex.assert_equal_shape([reward_QK, is_fresh_QK])
-    total_Q1 = (reward_QK * is_fresh_QK).sum(axis=1, keepdims=True)
-    count_Q1 = is_fresh_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)
-    baseline_QK = is_fresh_QK * (total_Q1 / count_Q1) + ~is_fresh_QK * baseline_QK
+  if replay_advantage == 'balanced':
+    baseline_QK = _weighted_mean(reward_QK, ~is_replay_QK + np.float32(replay_slope) * is_replay_QK)
+  elif baseline == 'fresh':
+    fresh_Q1 = _weighted_mean(reward_QK, ~is_replay_QK)
+    baseline_QK = ~is_replay_QK * fresh_Q1 + is_replay_QK * baseline_QK
   advantage_QK = reward_QK - baseline_QK
+  if replay_advantage == 'zero':
+    advantage_QK *= ~is_replay_QK
   if normalize_std != 'off':
     ddof = {'population': 0, 'sample': 1}[normalize_std]
     advantage_QK /= reward_QK.std(axis=1, ddof=ddof, keepdims=True) + 1e-6
   return advantage_QK
+
+
+def _weighted_mean(reward_QK: Array, weight_QK: Array) -> Array:
+  """The mean over each group: [Q, 1]."""
+  total_Q1 = (reward_QK * weight_QK).sum(axis=1, keepdims=True)
+  return total_Q1 / weight_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)

@@ -10,6 +10,7 @@ Departures from the authors' code, each on purpose (numbered as in docs/authors.
      construction, whatever the sampler's rounding.
 """
 
+import functools
 from typing import NamedTuple
 
 import chex
@@ -154,6 +155,20 @@ def fresh_terms(
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array:
   """What replayed tokens add for an advantage of 1, by the configured shaping; never clipped."""
   return terms.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
+
+
+@functools.cache
+def replay_slope(config: Config) -> float:
+  """The derivative of a replayed token's term by its log-probability at w = 1, for an advantage of 1.
+
+  A fresh token's at r = 1 is 1. Of `fraction` it is beta / (1 + beta)^2, 0.083 for beta = 0.1.
+  """
+
+  def term(logp: Array) -> Array:
+    return replay_weights(logp, logp - jax.lax.stop_gradient(logp), config)
+
+  with jax.ensure_compile_time_eval():
+    return float(jax.grad(term)(jnp.float32(0)))
 
 
 def policy_terms(

@@ -112,7 +112,9 @@ def is_recorded(config: Config, correctness: float) -> bool:
 def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
   """Log of the unnormalised probability of each bucket: [K].
 
-  'gaussian' is the paper's; the others are in the authors' code, and never draw bucket 0 (-inf).
+  'gaussian' is the paper's; the others never draw bucket 0 (-inf), and all but 'hardest' are in
+  the authors' code. Of 'hardest' a bucket is drawn before any of the next: the
+  quotients of their weights are too large for float64.
   """
   bucket_K = np.arange(num_buckets)
   if config.question_selection == 'gaussian':
@@ -123,6 +125,7 @@ def bucket_log_weights(config: Config, num_buckets: int) -> np.ndarray:
       'linear': np.log(share_K),
       'linear_clip': np.log(np.minimum(share_K, 0.5)),
       'square_root': np.log(share_K) / 2,
+      'hardest': np.where(bucket_K > 0, -1000.0 * bucket_K, -np.inf),
     }[config.question_selection]
 
 
@@ -147,30 +150,74 @@ def most_replayed(config: Config, num_questions: int) -> int:
 
 
 def draw_questions(
-  config: Config, buffer: Buffer, num_questions: int, num_rollouts: int, rng: np.random.Generator
+  config: Config,
+  buffer: Buffer,
+  num_questions: int,
+  num_rollouts: int,
+  step: int,
+  rng: np.random.Generator,
 ) -> list[int]:
-  """Rows of the questions to replay: min(eligible, floor(ratio Q)); none before the start.
+  """Rows of the questions that `step` replays: min(eligible, floor(ratio Q)); none before the start.
 
-  Eligible are questions of the configured difficulty (`trains`) in buckets of positive weight.
+  Eligible are questions of the configured difficulty (`trains`), in buckets of positive weight,
+  with a success that is young enough (`candidates`).
   """
   if not buffer.started:
     return []
   row_N, bucket_N, eligible_N = _bucketed(config, buffer, num_rollouts)
-  is_uniform = config.question_selection == 'uniform'
-  if not is_uniform:
+  has_buckets = config.question_selection not in ('uniform', 'advantage')
+  if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
+  log_weight_N = _question_log_weights(config, [buffer.entries[row] for row in row_N], step)
+  if log_weight_N is not None:
+    eligible_N &= np.isfinite(log_weight_N)
+    log_weight_N = log_weight_N[eligible_N]
   row_N, bucket_N = row_N[eligible_N], bucket_N[eligible_N]
   total = min(len(row_N), most_replayed(config, num_questions))
-  if is_uniform:
-    return rng.choice(row_N, total, replace=False).tolist()
-  members = [row_N[bucket_N == k] for k in range(num_rollouts)]
-  count_K = _bucket_counts(config, np.array([len(m) for m in members]), total, rng)
+  if not has_buckets:
+    return _draw(row_N, log_weight_N, total, rng)
+  places = [np.flatnonzero(bucket_N == k) for k in range(num_rollouts)]
+  count_K = _bucket_counts(config, np.array([len(own) for own in places]), total, rng)
   return [
     row
-    for rows, count in zip(members, count_K)
+    for own, count in zip(places, count_K)
     if count
-    for row in rng.choice(rows, count, replace=False).tolist()
+    for row in _draw(row_N[own], None if log_weight_N is None else log_weight_N[own], count, rng)
   ]
+
+
+def candidates(config: Config, entry: Entry, step: int) -> tuple[Trajectory, ...]:
+  """The stored successes of a question that `step` may replay, oldest first."""
+  return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
+
+
+def _question_log_weights(
+  config: Config, entries: Sequence[Entry], step: int
+) -> np.ndarray | None:
+  """Log of each question's unnormalised probability beside the others of its bucket: [N].
+
+  -inf where it is not eligible; None where all are alike.
+  """
+  log_weight_N = np.zeros(len(entries))
+  # The newest success is the last.
+  age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)
+  log_weight_N[age_N > config.max_age] = -np.inf
+  log_weight_N -= age_N / config.age_decay
+  if config.question_selection == 'advantage':
+    with np.errstate(divide='ignore'):
+      log_weight_N += np.log1p([-entry.correctness for entry in entries])
+  return log_weight_N if log_weight_N.any() else None
+
+
+def _draw(
+  row_N: np.ndarray, log_weight_N: np.ndarray | None, count: int, rng: np.random.Generator
+) -> list[int]:
+  """`count` different rows, one after the other by the weights of those that are left."""
+  if log_weight_N is None:
+    return rng.choice(row_N, count, replace=False).tolist()
+  # The largest of Gumbel variables, which no small weight makes underflow (Vieira 2014).
+  key_N = log_weight_N + rng.gumbel(size=len(row_N))
+  return row_N[np.argsort(-key_N)[:count]].tolist()
 
 
 def record_step(
@@ -187,8 +234,8 @@ def record_step(
     config: what is stored, and how much.
     buffer: as it was when the step was planned.
     plan: the step's Q questions.
-    replays: the stored trajectory that each group replays; None for a fresh question.
-    responses: fresh ones by group: K for a fresh question, K - 1 for a replayed one.
+    replays: the stored trajectory that each group replays; None for a group without.
+    responses: fresh ones by group: K, or K - 1 beside a stored one.
     verdicts: of the responses, in the same order.
   """
   entries, retired = dict(buffer.entries), dict(buffer.retired_epoch)

@@ -17,6 +17,13 @@ class ReplayConfig:
     "share of each step's questions that is drawn from the buffer; 0 is plain GRPO",
     PAPER,
   )
+  row: bool = setting(
+    True,
+    None,
+    'whether a replayed question has a stored success beside K - 1 fresh responses; otherwise it is '
+    'only revisited, with K fresh ones',
+    PAPER,
+  )
   start_pass_rate: float = setting(
     0.35, '[0, 1]', 'replay starts once the pass rate of a step exceeds it', PAPER
   )
@@ -25,15 +32,29 @@ class ReplayConfig:
   )
   question_selection: str = setting(
     'gaussian',
-    ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform'),
+    ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform', 'hardest', 'advantage'),
     'how replayed questions are drawn: bucket k by exp(-(k - K/2)^2 / (2 sigma^2)), k/K, '
-    'min(k/K, 1/2) or sqrt(k/K), or any question alike',
+    'min(k/K, 1/2) or sqrt(k/K), or any question alike, or from bucket 1 upwards, or each question '
+    "by 1 - k/n, the advantage of a success in its latest group of n",
     PAPER,
   )
   trajectory_selection: str = setting(
     'lowest_entropy',
     trajectory_rules.RULES,
     'which stored success of a question is replayed',
+    PAPER,
+  )
+  max_age: float = setting(
+    float('inf'),
+    '[1, inf]',
+    'stored successes that are more steps old are not replayed, nor questions without another',
+    PAPER,
+  )
+  age_decay: float = setting(
+    float('inf'),
+    '(0, inf]',
+    'questions that are alike otherwise are drawn by exp(-age / this), the age in steps being that '
+    'of the newest success',
     PAPER,
   )
   bucket_by: str = setting(
@@ -137,12 +158,12 @@ class ObjectiveConfig:
   shaping: str = setting(
     'fraction',
     terms.SHAPINGS,
-    'what a replayed token of ratio w adds, times A: w / (w + beta), w, w ** shaping_exponent, '
-    'shaping_weight x log pi, or w + shaping_weight x log pi',
+    'what a replayed token of ratio w adds, times A: w / (w + beta), the same with slope 1 at '
+    'w = 1, w, w ** shaping_exponent, shaping_weight x log pi, or w + shaping_weight x log pi',
     PAPER,
   )
   beta: float = setting(
-    0.1, '(0, inf)', "the constant of the shaping 'fraction', w / (w + beta)", PAPER
+    0.1, '(0, inf)', "the constant of the shaping 'fraction', w / (w + beta), and of 'normalised'", PAPER
   )
   shaping_exponent: float = setting(
     0.5, '(0, inf)', "of the shaping 'power'; 0.5 is the square root", AUTHORS
@@ -161,6 +182,13 @@ class ObjectiveConfig:
     'group',
     ('group', 'fresh'),
     "a fresh row's advantage: against its group's mean, or its fresh rows' mean",
+    PAPER,
+  )
+  replay_advantage: str = setting(
+    'group',
+    ('group', 'zero', 'balanced'),
+    "a replayed row's advantage: against its group's mean, or 0, or against the mean in which it "
+    'weighs the slope of its shaping at w = 1, which is then the baseline of the fresh rows too',
     PAPER,
   )
   normalize_std: str = setting(
@@ -191,6 +219,11 @@ class ObjectiveConfig:
   )
 
   def __post_init__(self) -> None:
+    if self.replay_advantage == 'balanced' and self.baseline != 'group':
+      raise InputError(
+        "config.objective.replay_advantage='balanced' needs config.objective.baseline='group', "
+        f'got {self.baseline!r}: both say what a fresh row is measured against.'
+      )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
         f'config.objective.tis_limit={self.tis_limit} needs '

@@ -13,6 +13,8 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'highest_entropy': lambda scores: -float(np.mean(scores.entropy)),
   'lowest_perplexity': lambda scores: -float(np.mean(scores.logp)),
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
+  # Right by luck is what it avoids: a wrong step that the policy has unlearnt since has dropped.
+  'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
   'newest': None,
   'random': None,
 }

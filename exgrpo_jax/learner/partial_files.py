@@ -51,7 +51,7 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
   return {
     'question_row': group.question_row,
     'drawn': group.drawn,
-    'is_replay': group.is_replay,
+    'is_replay': group.is_drawn,  # the key of earlier versions
     'verdicts': [verdict._asdict() for verdict in group.verdicts],
     'responses': [
       {
@@ -87,7 +87,7 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
   return PartialGroup(
     question_row=described['question_row'],
     drawn=described['drawn'],
-    is_replay=described['is_replay'],
+    is_drawn=described['is_replay'],
     responses=tuple(map(response, described['responses'])),
     verdicts=tuple(Verdict(**verdict) for verdict in described['verdicts']),
   )

@@ -87,6 +87,7 @@ def rollout_metrics(
     'length/total': sum(lengths),
     'length/truncated': _mean([response.truncated for group in responses for response in group]),
     'epoch': plan.epoch,
+    'replay/questions': sum(plan.is_drawn),
     'replay/rows': int(sum(plan.is_replay_Q)),
   }
   components = [verdict.components for verdict in fresh if verdict.components]
@@ -98,8 +99,8 @@ def rollout_metrics(
   for name, of_replay in (('fresh', False), ('replay', True)):
     correct = [
       verdict.correct
-      for group, is_replay in zip(verdicts, plan.is_replay_Q)
-      if is_replay == of_replay
+      for group, is_drawn in zip(verdicts, plan.is_drawn)
+      if is_drawn == of_replay
       for verdict in group
     ]
     if correct:

@@ -40,7 +40,10 @@ def batch(
   advantage_QK = advantages.group_advantages(
     reward_QK,
     objective_config.normalize_std,
-    ~is_replay_B.reshape(reward_QK.shape) if objective_config.baseline == 'fresh' else None,
+    is_replay_B.reshape(reward_QK.shape),
+    objective_config.baseline,
+    objective_config.replay_advantage,
+    objective.replay_slope(objective_config),
   )
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
   is_token_BT = mask_BT > 0

@@ -33,14 +33,19 @@ class PartialRollout(Rollout):
     entries = {row: entry for row, entry in buffer.entries.items() if row not in rows}
     free, count = dataclasses.replace(buffer, entries=entries), self.config.groups_in_flight
     drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
+    # Those beside K - 1 responses need a stored one, be it too old by now.
     kept = tuple(
-      buffer.entries[group.question_row].trajectories if group.is_replay else () for group in left
+      buffer.entries[group.question_row].trajectories
+      if group.is_drawn and self.replay.row
+      else ()
+      for group in left
     )
     return dataclasses.replace(
       drawn,
       questions=(*self.data.questions.read(rows), *drawn.questions),
       prompts=(*(self.data.prompts[row] for row in rows), *drawn.prompts),
       candidates=kept + drawn.candidates,
+      is_drawn=(*(group.is_drawn for group in left), *drawn.is_drawn),
       left=tuple(left),
     )
 
@@ -169,7 +174,7 @@ def split(graded: Graded, order: Sequence[int]) -> Graded:
     PartialGroup(
       question_row=plan.questions[group].row,
       drawn=drawn[group],
-      is_replay=bool(plan.candidates[group]),
+      is_drawn=plan.is_drawn[group],
       responses=tuple(responses[group]),
       verdicts=tuple(verdicts[group]),
     )
@@ -181,6 +186,7 @@ def split(graded: Graded, order: Sequence[int]) -> Graded:
     questions=tuple(plan.questions[group] for group in order),
     prompts=tuple(plan.prompts[group] for group in order),
     candidates=tuple(plan.candidates[group] for group in order),
+    is_drawn=tuple(plan.is_drawn[group] for group in order),
     left=(),
   )
   own = [responses[group] for group in order], [verdicts[group] for group in order]

@@ -81,7 +81,7 @@ class Rollout:
   ) -> Plan:
     """A plan of `count` questions, none of them in `taken`."""
     rng = randomness.generator(self.seed, Purpose.PLAN, step)
-    replayed = replay.draw_questions(self.replay, buffer, count, self.config.samples, rng)
+    replayed = replay.draw_questions(self.replay, buffer, count, self.config.samples, step, rng)
     fresh, cursor = question_stream.take(
       cursor,
       count - len(replayed),
@@ -98,7 +98,13 @@ class Rollout:
       replay_started=buffer.started,
       questions=tuple(self.data.questions.read(rows)),
       prompts=tuple(self.data.prompts[row] for row in rows),
-      candidates=tuple(buffer.entries[row].trajectories if row in replayed else () for row in rows),
+      candidates=tuple(
+        replay.candidates(self.replay, buffer.entries[row], step)
+        if row in replayed and self.replay.row
+        else ()
+        for row in rows
+      ),
+      is_drawn=tuple(row in replayed for row in rows),
     )
 
   def reads_retired(self, buffer: Buffer, epoch: int) -> bool:
@@ -110,7 +116,7 @@ class Rollout:
   def generate(
     self, params: Params, plan: Plan, submit: Submit
   ) -> tuple[list[list[Response]], dict[str, float]]:
-    """K fresh responses for a fresh question, K - 1 for a replayed one, by group; and metrics.
+    """K fresh responses, K - 1 beside a stored one, by group; and metrics.
 
     Args:
       params: in the decode layout (`model.decode_layout`).
@@ -253,12 +259,11 @@ class Rollout:
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
     logps, entropies = self.score(params, rows)
     past = [stored.logp for _, stored in candidates]
-    if not self.objective.importance_correction:
-      past = logps
-    weights = selection.weights(self.objective, self.meshes.training, logps, past)
+    corrected = past if self.objective.importance_correction else logps
+    weights = selection.weights(self.objective, self.meshes.training, logps, corrected)
     return [
-      ReplayScores(logp=logp, entropy=entropy, weight=weight)
-      for logp, entropy, weight in zip(logps, entropies, weights)
+      ReplayScores(logp=logp, entropy=entropy, weight=weight, log_ratio=logp - of_past)
+      for logp, entropy, weight, of_past in zip(logps, entropies, weights, past)
     ]
 
 
@@ -271,4 +276,5 @@ def plan_apart(data: QuestionSet, rows: Sequence[int], step: int) -> Plan:
     questions=tuple(data.questions.read(rows)),
     prompts=tuple(data.prompts[row] for row in rows),
     candidates=((),) * len(rows),
+    is_drawn=(False,) * len(rows),
   )

@@ -64,7 +64,8 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
   distinct, since = _distinct_questions(workdir), []
   for record in metrics.read(workdir):
     if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
-      fresh += questions - int(record['replay/rows'])
+      # Earlier versions drew no question without a row.
+      fresh += questions - int(record.get('replay/questions', record['replay/rows']))
       tokens += int(record['length/total'])
       apart = sum(record.get(f'time/{phase}', 0.0) for phase in NO_TRAINING)
       seconds += record['time/step'] - apart

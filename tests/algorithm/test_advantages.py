@@ -10,43 +10,53 @@ from exgrpo_jax.algorithm import advantages
 
 # The last row of the first three groups is replayed; the last group has none.
 MIXED = [[1, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1], [1, 0, 0, 1]]
-IS_FRESH = [[1, 1, 1, 0]] * 3 + [[1, 1, 1, 1]]
+IS_REPLAY = [[0, 0, 0, 1]] * 3 + [[0, 0, 0, 0]]
 AGAINST_FRESH = np.array(
   [[2 / 3, -1 / 3, -1 / 3, 1 / 2], [0, 0, 0, 3 / 4], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
 )
+# The baseline where the replayed row weighs a half: the mean of 3.5 rows.
+BALANCED = np.array(MIXED) - np.array([[1.5 / 3.5], [0.5 / 3.5], [1], [1 / 2]])
+ZERO = [[1 / 2, -1 / 2, -1 / 2, 0], [-1 / 4] * 3 + [0], [0] * 4, [1 / 2, -1 / 2, -1 / 2, 1 / 2]]
+FRESH_AND_ZERO = AGAINST_FRESH * (1 - np.array(IS_REPLAY))
 # Mean squared distances to the whole group's mean: the divisor is what it is without replay.
 DEVIATION = np.sqrt([[4 / 16], [3 / 16], [1], [4 / 16]])
 
 
 @pytest.mark.parametrize(
-  ('reward', 'expected', 'kind', 'is_fresh'),
+  ('reward', 'expected', 'kind', 'of_replay'),
   [
-    ([[1, 1, 0, 0]], [[0.5, 0.5, -0.5, -0.5]], 'off', None),
-    ([[1, 0, 0, 0]], [[0.75, -0.25, -0.25, -0.25]], 'off', None),
-    ([[1, 1]], [[0, 0]], 'off', None),
-    ([[3, 1], [0, 0]], [[1, -1], [0, 0]], 'off', None),
+    ([[1, 1, 0, 0]], [[0.5, 0.5, -0.5, -0.5]], 'off', ()),
+    ([[1, 0, 0, 0]], [[0.75, -0.25, -0.25, -0.25]], 'off', ()),
+    ([[1, 1]], [[0, 0]], 'off', ()),
+    ([[3, 1], [0, 0]], [[1, -1], [0, 0]], 'off', ()),
     # The squared distances to the mean sum to 12 / 16: over 4 rollouts, or over 4 - 1.
-    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(3 / 16), 'population', None),
-    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(4 / 16), 'sample', None),
-    ([[2, 2, 2, 2]], [[0] * 4], 'population', None),
-    (MIXED, AGAINST_FRESH, 'off', IS_FRESH),
-    (MIXED, AGAINST_FRESH / DEVIATION, 'population', IS_FRESH),
+    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(3 / 16), 'population', ()),
+    ([[1, 0, 0, 0]], np.array([[3, -1, -1, -1]]) / 4 / np.sqrt(4 / 16), 'sample', ()),
+    ([[2, 2, 2, 2]], [[0] * 4], 'population', ()),
+    (MIXED, AGAINST_FRESH, 'off', ('fresh',)),
+    (MIXED, AGAINST_FRESH / DEVIATION, 'population', ('fresh',)),
+    (MIXED, BALANCED, 'off', ('group', 'balanced', 0.5)),
+    (MIXED, BALANCED / DEVIATION, 'population', ('group', 'balanced', 0.5)),
+    (MIXED, ZERO, 'off', ('group', 'zero', 0.5)),
+    (MIXED, FRESH_AND_ZERO, 'off', ('fresh', 'zero')),
   ],
   ids=[
     *('half_solved', 'one_of_four', 'all_solved_teaches_nothing', 'groups_are_independent'),
     *('population', 'sample', 'no_deviation', 'fresh_baseline', 'fresh_baseline_population'),
+    *('balanced', 'balanced_population', 'zero', 'fresh_baseline_zero'),
   ],
 )
-def test_advantages_are_the_hand_computed_ones(reward, expected, kind, is_fresh):
+def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay):
   reward = np.float32(reward)
-  is_fresh = None if is_fresh is None else np.array(is_fresh, bool)
-  for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=1)):
-    advantage = wrap(advantages.group_advantages)(reward, kind, is_fresh)
+  is_replay = np.array(IS_REPLAY, bool) if of_replay else None
+  for wrap in (lambda f: f, functools.partial(jax.jit, static_argnums=(1, 3, 4, 5))):
+    advantage = wrap(advantages.group_advantages)(reward, kind, is_replay, *of_replay)
     assert advantage.dtype == np.float32
     np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_beside_a_replayed_success_fresh_advantages_sum_to_less_than_0():
   """What the fresh baseline is for."""
-  fresh_sum = (advantages.group_advantages(np.float32(MIXED)) * IS_FRESH).sum(axis=1)
+  advantage = advantages.group_advantages(np.float32(MIXED))
+  fresh_sum = (advantage * (1 - np.array(IS_REPLAY))).sum(axis=1)
   np.testing.assert_allclose(fresh_sum, [-1 / 2, -3 / 4, 0, 0])

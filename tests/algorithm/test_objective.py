@@ -61,6 +61,7 @@ def one_token(logp, old_logp, advantage, config, *, is_replay, clip=True, first=
 LOG_QUARTER = -2 * np.log(2)
 SHAPED = {
   'fraction': (dict(beta=0.1), 0.5 / 0.6, 0.05 / 0.36),
+  'normalised': (dict(beta=0.1), 12.1 * 0.5 / 0.6, 12.1 * 0.05 / 0.36),
   'none': ({}, 0.5, 0.5),
   'power': (dict(shaping_exponent=2.0), 0.25, 0.5),  # the derivative is the exponent times more
   'log': (dict(shaping_weight=0.1), 0.1 * LOG_QUARTER, 0.1),
@@ -75,6 +76,22 @@ def test_a_replayed_token_adds_the_hand_computed_term(shaping):
   for advantage in (1.0, -3.0):
     term = one_token(LOG_QUARTER, LOG_QUARTER / 2, advantage, config, is_replay=True)
     np.testing.assert_allclose(term, [advantage * value, advantage * slope, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('values', 'slope'),
+  [
+    (dict(shaping='fraction'), 0.1 / 1.21),
+    (dict(shaping='fraction', beta=1.0), 0.25),
+    (dict(shaping='normalised', beta=0.3), 1.0),
+    (dict(shaping='none'), 1.0),
+    (dict(shaping='power', shaping_exponent=0.25), 0.25),
+    (dict(shaping='log', shaping_weight=0.3), 0.3),
+    (dict(shaping='ratio_plus_log', shaping_weight=0.3), 1.3),
+  ],
+)
+def test_the_slope_of_a_replayed_token_at_ratio_1(values, slope):
+  assert objective.replay_slope(changed(**values)) == pytest.approx(slope, rel=1e-5)
 
 
 @pytest.mark.parametrize('shaping', SHAPED)

@@ -60,6 +60,7 @@ def record(buffer, groups, config=PAPER, step=5):
     questions=tuple(map(question, groups)),
     prompts=(np.zeros(3, np.int32),) * len(groups),
     candidates=tuple((one,) if one else () for one in replays),
+    is_drawn=tuple(one is not None for one in replays),
   )
   return replay.record_step(config, buffer, plan, replays, responses, verdicts)
 
@@ -245,8 +246,8 @@ def test_difficulty_by_length_is_the_rank_cut_into_equal_buckets(kind):
 # ---- Drawing ----
 
 
-def draw(buffer, config=PAPER, questions=8, seed=0):
-  return replay.draw_questions(config, buffer, questions, K, np.random.default_rng(seed))
+def draw(buffer, config=PAPER, questions=8, seed=0, step=5):
+  return replay.draw_questions(config, buffer, questions, K, step, np.random.default_rng(seed))
 
 
 def test_nothing_is_drawn_before_the_start():
@@ -300,6 +301,50 @@ def test_uniform_selection_ignores_buckets():
   config = changed(question_selection='uniform')
   count = sum(row < 300 for seed in range(50) for row in draw(buffer, config, 80, seed))
   assert abs(count - 1500) < 3.3 * np.sqrt(2000 * 0.75 * 0.25)
+
+
+def test_the_hardest_are_drawn_from_bucket_1_upwards():
+  correctness = dict.fromkeys(range(3), 0.0) | dict.fromkeys(range(10, 13), 0.25)
+  correctness |= dict.fromkeys(range(20, 40), 0.5) | dict.fromkeys(range(50, 60), 0.75)
+  config = changed(question_selection='hardest')
+  for seed in range(20):
+    rows = draw(buffer_of(correctness), config, 16, seed)
+    assert len(set(rows)) == 8 and set(rows[:3]) == {10, 11, 12}
+    assert all(20 <= row < 40 for row in rows[3:])
+
+
+def test_by_advantage_a_question_is_drawn_by_the_share_of_failures():
+  buffer = buffer_of({1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0})  # 4 was solved by all: nothing to gain
+  config = changed(question_selection='advantage')
+  rows = [row for seed in range(3000) for row in draw(buffer, config, 2, seed)]
+  count, expected = np.bincount(rows, minlength=5)[1:], np.array([1500, 1000, 500])
+  assert count[3] == 0 and len(draw(buffer, config, 100)) == 3
+  assert ((count[:3] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = .001
+
+
+def aged(ages, now=20):
+  """A buffer of questions that all have a success of step 1, and one so many steps before `now`."""
+  entries = {
+    row: replay.Entry(0.5, 3, (trajectory(1, step=1), trajectory(2, step=now - age)))
+    for row, age in ages.items()
+  }
+  return replay.Buffer(entries=entries, started=True)
+
+
+def test_what_is_older_than_the_largest_age_is_not_replayed():
+  buffer, config = aged({1: 2, 2: 3, 3: 4}), changed(max_age=3)
+  assert set(draw(buffer, config, step=20)) == {1, 2}
+  assert [one.step for one in replay.candidates(config, buffer.entries[2], 20)] == [17]
+  assert [one.step for one in replay.candidates(PAPER, buffer.entries[2], 20)] == [1, 17]
+
+
+def test_old_experience_is_drawn_by_its_decay():
+  """Two of one bucket: 11 steps older is 3 times less likely."""
+  buffer = aged({1: 8, 2: 19})
+  for selection in ('gaussian', 'uniform'):
+    config = changed(age_decay=11 / np.log(3), question_selection=selection)
+    rows = [draw(buffer, config, 2, seed, step=20)[0] for seed in range(1000)]
+    assert abs(rows.count(1) - 750) < 3.3 * np.sqrt(1000 * 0.75 * 0.25), selection
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_selection_rule():
     Trajectory(np.zeros(length, np.int32), np.zeros(length, np.float32), 1.0, step=1)
     for length in (3, 2)
   ]
-  scored = [ReplayScores(*np.zeros((3, length), np.float32)) for length in (3, 2)]
+  scored = [ReplayScores(*np.zeros((4, length), np.float32)) for length in (3, 2)]
   picked, _ = selection.pick(kind, [stored], lambda _: scored, np.random.default_rng(0))
   assert picked == [stored[1]]
 

@@ -16,6 +16,7 @@ PAPER = objective.Config(clip='always', entropy_bonus=0.0)
 VARIANTS = {
   'paper': {},
   'unshaped_token_mean': dict(shaping='none', aggregation='token_mean'),
+  'normalised': dict(shaping='normalised', beta=0.3),
   'power': dict(shaping='power', shaping_exponent=0.25),
   'log': dict(shaping='log', shaping_weight=0.3),
   'ratio_plus_log_uncorrected': dict(shaping='ratio_plus_log', importance_correction=False),
@@ -121,6 +122,7 @@ def formula(
       ratio = np.exp(logp[b, t] - past[b, t])
       shaped = {
         'fraction': ratio / (ratio + config.beta),
+        'normalised': ratio / (ratio + config.beta) * (1 + config.beta) ** 2 / config.beta,
         'none': ratio,
         'power': ratio**config.shaping_exponent,
         'log': config.shaping_weight * logp[b, t],

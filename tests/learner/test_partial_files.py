@@ -23,7 +23,7 @@ GROUPS = (
   PartialGroup(
     question_row=70_000,
     drawn=3,
-    is_replay=True,
+    is_drawn=True,
     responses=(
       response(3, spans=(Span(3, 1), Span(5, 2))),
       response(4, is_complete=False, spans=(Span(4, 4),)),
@@ -34,7 +34,7 @@ GROUPS = (
   PartialGroup(
     question_row=0,
     drawn=4,
-    is_replay=False,
+    is_drawn=False,
     responses=(response(2, tis_weight=WEIGHT, is_complete=False), response(1)),
     verdicts=(Verdict(0.0, 'timed out', reason='1 s'),),
   ),

@@ -44,6 +44,7 @@ PLAN = Plan(
   questions=tuple(map(question, range(3))),
   prompts=(np.zeros(1, np.int32),) * 3,
   candidates=((), (trajectory(4),), ()),
+  is_drawn=(False, True, False),
 )
 RESPONSES = [
   [response(1), response(2), response(3)],
@@ -72,6 +73,7 @@ def test_the_metrics_of_a_step():
     'length/total': 24,
     'length/truncated': 2 / 8,
     'epoch': 2,
+    'replay/questions': 1,
     'replay/rows': 1,
     'replay/age_mean': 6.0,
     'replay/age_max': 6,

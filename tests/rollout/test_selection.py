@@ -9,6 +9,8 @@ from exgrpo_jax.rollout import selection
 
 # By trajectory, which its step names: its entropy and log-probability under the current policy.
 SCORES = {1: (2.0, -1.0), 2: (0.5, -3.0), 3: (0.1, -2.0), 4: (0.9, -0.5)}
+# How its two tokens have changed since; 4 has gained more on one, and lost more on the other.
+LOG_RATIO = {1: (0.0, 0.0), 2: (-0.2, 0.1), 3: (-0.3, 0.0), 4: (-4.0, 9.0)}
 
 
 def trajectory(step):
@@ -25,7 +27,11 @@ def pick(kind, stored=STORED, seed=0):
   def score(candidates):
     asked.extend(candidates)
     values = [SCORES[one.step] for _, one in candidates]
-    return [ReplayScores(np.float32([p]), np.float32([h]), np.ones(1)) for h, p in values]
+    changes = [np.float32(LOG_RATIO[one.step]) for _, one in candidates]
+    return [
+      ReplayScores(np.float32([p]), np.float32([h]), np.ones(1), change)
+      for (h, p), change in zip(values, changes)
+    ]
 
   picked, scores = selection.pick(kind, stored, score, np.random.default_rng(seed))
   return [one and one.step for one in picked], scores, len(asked)
@@ -38,6 +44,7 @@ def pick(kind, stored=STORED, seed=0):
     ('highest_entropy', 4, 4),
     ('lowest_perplexity', 4, 4),
     ('highest_perplexity', 2, 4),
+    ('smallest_drop', 2, 4),
     ('newest', 4, 2),
   ],
 )
@@ -56,7 +63,7 @@ def test_a_tie_goes_to_the_oldest():
     assert selection.pick(
       kind,
       [[first, second]],
-      lambda some: [ReplayScores(*np.ones((3, 1))) for _ in some],
+      lambda some: [ReplayScores(*np.ones((4, 1))) for _ in some],
       np.random.default_rng(0),
     )[0] == [first], kind
 
