@@ -67,7 +67,7 @@ def described(groups):
   """Partial groups in plain values, so that they can be compared."""
   return [
     (
-      *(group.question_row, group.drawn, group.is_replay, group.verdicts),
+      *(group.question_row, group.drawn, group.is_drawn, group.verdicts),
       [{name: np.array(x).tolist() for name, x in vars(one).items()} for one in group.responses],
     )
     for group in groups

@@ -106,6 +106,16 @@ def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, 
       np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
 
 
+def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
+  paper, normalised = (
+    changed(recorded.rollout, objective={'shaping': shaping}).pick_replays(params, chosen.plan)[1]
+    for shaping in ('fraction', 'normalised')
+  )
+  for of_paper, of_normalised in zip(paper, normalised):
+    if of_paper:
+      np.testing.assert_allclose(of_normalised.weight, 12.1 * of_paper.weight, rtol=1e-5)
+
+
 def test_without_importance_correction_a_replay_has_the_log_probabilities_of_the_current_policy(
   recorded, chosen, params
 ):

@@ -33,6 +33,19 @@ RUNS = {
     'objective.shaping': 'none',
     'objective.normalize_std': 'population',
   },
+  'balanced': {
+    'replay.question_selection': 'hardest',
+    'replay.trajectory_selection': 'smallest_drop',
+    'replay.max_age': 2.0,
+    'objective.beta': 0.3,
+    'objective.replay_advantage': 'balanced',
+  },
+  'revisit': {
+    'replay.row': False,
+    'replay.question_selection': 'advantage',
+    'replay.age_decay': 1.0,
+    'optimizer.minibatches': 1,
+  },
   'medium_on_policy': {
     'replay.ratio': 0.0,
     'replay.difficulty': 'medium',
@@ -67,12 +80,39 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
   config, records = run.experiment.config, metrics.read(run.workdir)[1:]
   assert [record['step'] for record in records] == list(range(1, config.num_steps + 1))
   assert all(math.isfinite(value) for record in records for value in record.values())
-  replayed = sum(record['replay/rows'] for record in records)
+  drawn, rows = (
+    sum(record[f'replay/{name}'] for record in records) for name in ('questions', 'rows')
+  )
   if config.replay.ratio:
-    assert replayed > 6
-    assert any(step.batch.advantage_B[step.batch.is_replay_B].any() for step in run.steps.values())
+    assert drawn > 6 and rows == drawn * config.replay.row
+    has_signal = any(
+      step.batch.advantage_B[step.batch.is_replay_B].any() for step in run.steps.values()
+    )
+    assert has_signal == config.replay.row
   else:
-    assert replayed == sum(record['buffer/questions'] for record in records) == 0
+    assert drawn == rows == sum(record['buffer/questions'] for record in records) == 0
+
+
+def test_a_run_draws_and_replays_what_its_rules_say(run):
+  config = run.experiment.config.replay
+  ages, passed_over = [], 0
+  for number, step in run.steps.items():
+    drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
+    assert drawn <= set(step.buffer.entries)
+    assert step.plan.is_replay_Q.tolist() == [yes and config.row for yes in step.plan.is_drawn]
+    of_stored = [number - stored.step for own in step.plan.candidates for stored in own]
+    ages += of_stored
+    if config.question_selection == 'hardest' and drawn:
+      young = {
+        row: entry.correctness
+        for row, entry in step.buffer.entries.items()
+        if number - entry.trajectories[-1].step <= config.max_age
+      }
+      others = [share for row, share in young.items() if row not in drawn]
+      assert max(young[row] for row in drawn) <= min(others, default=1)
+      passed_over += bool(others)
+  assert max(ages, default=0) <= config.max_age
+  assert (passed_over > 0) == (config.question_selection == 'hardest')
 
 
 def with_successes(stored, responses, verdicts, limit):
@@ -121,8 +161,9 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
 
 
 def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_told(run):
-  kind, baseline = (
-    getattr(run.experiment.config.objective, name) for name in ('normalize_std', 'baseline')
+  kind, baseline, of_replay = (
+    getattr(run.experiment.config.objective, name)
+    for name in ('normalize_std', 'baseline', 'replay_advantage')
   )
   between = 0  # replayed groups in which the two means differ
   for step in run.steps.values():
@@ -137,9 +178,13 @@ def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_t
       if is_replay and baseline == 'fresh':
         mean_K[:3] = (k - 1) / 3
         between += k < 4
+      if is_replay and of_replay == 'balanced':
+        weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
+        mean_K[:] = (k - 1 + weight) / (3 + weight)
+        between += k < 4
       expected_K = (rewards - mean_K) / (scale[kind] if squares else 1)
       np.testing.assert_allclose(advantage_K, expected_K, rtol=1e-4, atol=1e-6)
-  assert (between > 0) == (baseline == 'fresh')
+  assert (between > 0) == (baseline == 'fresh' or of_replay == 'balanced')
 
 
 def test_the_loss_of_every_update_is_the_formula(run):
