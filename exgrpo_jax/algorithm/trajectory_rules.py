@@ -15,6 +15,7 @@ RULES: dict[str, Callable[[ReplayScores], float] | None] = {
   'highest_perplexity': lambda scores: float(np.mean(scores.logp)),
   # Right by luck is what it avoids: a wrong step that the policy has unlearnt since has dropped.
   'smallest_drop': lambda scores: -float(np.min(scores.log_ratio)),
+  'valid_steps': lambda scores: float(np.mean(scores.entropy)),  # of `selection.with_valid_steps`
   'newest': None,
   'random': None,
 }

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, step_checker
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment
@@ -16,7 +17,7 @@ from exgrpo_jax.runtime.randomness import Purpose
 
 
 def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
-  """The rollout on the training questions; InputError where they are too few."""
+  """The rollout on the training questions; InputError where they are too few or do not fit it."""
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
@@ -28,6 +29,13 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
       f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
       'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
       'many.'
+    )
+  if parsed.replay.trajectory_selection == 'valid_steps' and not any(
+    step_checker(data.questions.read([row])[0]) for row in range(size)
+  ):
+    raise InputError(
+      "config.replay.trajectory_selection='valid_steps' needs a task that can check the steps of a "
+      f'response ({", ".join(STEP_CHECKERS)}), and {data.spec} has no question of one.'
     )
   return stages_of(experiment, data, Purpose.ROLLOUT)
 

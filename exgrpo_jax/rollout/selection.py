@@ -55,6 +55,19 @@ def pick(
   ]
 
 
+def with_valid_steps(
+  stored: Sequence[Sequence[Trajectory]],
+  check_steps: Sequence[Callable[[str], bool] | None],
+  decode: Callable[[np.ndarray], str],
+) -> list[Sequence[Trajectory]]:
+  """Of each group what has no wrong step; all, where nothing is so or its task cannot tell."""
+
+  def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
+    return [one for one in own if check and check(decode(one.tokens))]
+
+  return [valid(own, check) or own for own, check in zip(stored, check_steps)]
+
+
 def weights(
   config: objective.Config, mesh: Mesh, logps: Sequence[np.ndarray], past: Sequence[np.ndarray]
 ) -> list[np.ndarray]:

@@ -188,9 +188,13 @@ class Rollout:
     records: a forward pass over few rows. Without `objective.importance_correction` it comes with
     the log-probabilities that the current policy gives it; what the buffer stores stays as it is.
     """
+    rule, stored = self.replay.trajectory_selection, plan.candidates
+    if rule == 'valid_steps':
+      checks = [step_checker(question) for question in plan.questions]
+      stored = selection.with_valid_steps(stored, checks, self.tokenizer.decode)
     replays, scores = selection.pick(
-      self.replay.trajectory_selection,
-      plan.candidates,
+      rule,
+      stored,
       functools.partial(self._score_replays, params, plan),
       randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step),
     )

@@ -53,6 +53,12 @@ def test_the_tokenizer_of_a_workdir_is_used_again(config, tmp_path):
       r'config\.rollout\.carry=True has 13 groups in flight, and ',
       id='few_to_carry',
     ),
+    pytest.param(
+      {'replay.trajectory_selection': 'valid_steps'},
+      r"config\.replay\.trajectory_selection='valid_steps' needs a task that can check the steps .*"
+      r'\(arithmetic, .*\), and .* has no question of one\.',
+      id='no_step_checker',
+    ),
   ],
 )
 def test_what_the_data_does_not_allow_is_refused(changes, message, config, tmp_path):

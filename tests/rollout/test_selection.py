@@ -57,6 +57,17 @@ def test_each_kind_picks_its_own_and_scores_no_more_than_it_needs(kind, step, sc
   assert scores[2].candidate_entropies == rivals
 
 
+def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
+  """By group: one is valid, none is, the task cannot tell, nothing is stored."""
+  steps = [[1, 2], [3, 4], [5], []]
+  found = selection.with_valid_steps(
+    [[trajectory(step) for step in own] for own in steps],
+    [lambda text: text == '2', lambda text: False, None, lambda text: True],
+    lambda tokens: str(tokens[0]),
+  )
+  assert [[one.step for one in own] for own in found] == [[2], [3, 4], [5], []]
+
+
 def test_a_tie_goes_to_the_oldest():
   for kind in [kind for kind, cost in RULES.items() if cost]:
     first, second = trajectory(3), trajectory(3)

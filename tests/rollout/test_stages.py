@@ -106,6 +106,23 @@ def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, 
       np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
 
 
+def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
+  recorded, chosen, params, monkeypatch
+):
+  """The checker finds right steps only in what the entropies alone would choose last."""
+  decode = recorded.rollout.tokenizer.decode
+  last, _ = changed(
+    recorded.rollout, replay={'trajectory_selection': 'highest_entropy'}
+  ).pick_replays(params, chosen.plan)
+  valid = {decode(stored.tokens) for stored in last if stored}
+  monkeypatch.setattr(stages, 'step_checker', lambda question: valid.__contains__)
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'valid_steps'})
+  replays, _ = rollout.pick_replays(params, chosen.plan)
+  as_paper, _ = recorded.rollout.pick_replays(params, chosen.plan)
+  assert {decode(picked.tokens) for picked in replays if picked} <= valid
+  assert not {decode(picked.tokens) for picked in as_paper if picked} <= valid
+
+
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
   paper, normalised = (
     changed(recorded.rollout, objective={'shaping': shaping}).pick_replays(params, chosen.plan)[1]
