@@ -102,6 +102,7 @@ def test_the_trajectory_of_lowest_entropy_is_replayed_with_its_scores(recorded, 
       logp, entropy = found[best]
       np.testing.assert_allclose(scores.logp, logp, atol=1e-5)
       np.testing.assert_allclose(scores.entropy, entropy, atol=1e-5)
+      np.testing.assert_allclose(scores.log_ratio, logp - picked.logp, atol=1e-5)
       w = np.exp(logp - picked.logp)
       np.testing.assert_allclose(scores.weight, w / (w + 0.1), atol=1e-5)
 
