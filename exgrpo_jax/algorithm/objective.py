@@ -159,7 +159,7 @@ def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array
 
 @functools.cache
 def replay_slope(config: Config) -> float:
-  """The derivative of a replayed token's term by its log-probability at w = 1, for an advantage of 1.
+  """The derivative of a replayed token's term by its log-probability at w = 1, for A = 1.
 
   A fresh token's at r = 1 is 1. Of `fraction` it is beta / (1 + beta)^2, 0.083 for beta = 0.1.
   """

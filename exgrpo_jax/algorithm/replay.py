@@ -157,7 +157,7 @@ def draw_questions(
   step: int,
   rng: np.random.Generator,
 ) -> list[int]:
-  """Rows of the questions that `step` replays: min(eligible, floor(ratio Q)); none before the start.
+  """Rows of the questions that `step` replays: min(eligible, floor(ratio Q)); at first none.
 
   Eligible are questions of the configured difficulty (`trains`), in buckets of positive weight,
   with a success that is young enough (`candidates`).
@@ -191,9 +191,7 @@ def candidates(config: Config, entry: Entry, step: int) -> tuple[Trajectory, ...
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
-def _question_log_weights(
-  config: Config, entries: Sequence[Entry], step: int
-) -> np.ndarray | None:
+def _question_log_weights(config: Config, entries: Sequence[Entry], step: int) -> np.ndarray | None:
   """Log of each question's unnormalised probability beside the others of its bucket: [N].
 
   -inf where it is not eligible; None where all are alike.

@@ -20,7 +20,7 @@ class ReplayConfig:
   row: bool = setting(
     True,
     None,
-    'whether a replayed question has a stored success beside K - 1 fresh responses; otherwise it is '
+    'whether a question drawn has a stored success beside K - 1 fresh responses; otherwise it is '
     'only revisited, with K fresh ones',
     PAPER,
   )
@@ -35,7 +35,7 @@ class ReplayConfig:
     ('gaussian', 'linear', 'linear_clip', 'square_root', 'uniform', 'hardest', 'advantage'),
     'how replayed questions are drawn: bucket k by exp(-(k - K/2)^2 / (2 sigma^2)), k/K, '
     'min(k/K, 1/2) or sqrt(k/K), or any question alike, or from bucket 1 upwards, or each question '
-    "by 1 - k/n, the advantage of a success in its latest group of n",
+    'by 1 - k/n, the advantage of a success in its latest group of n',
     PAPER,
   )
   trajectory_selection: str = setting(
@@ -163,7 +163,10 @@ class ObjectiveConfig:
     PAPER,
   )
   beta: float = setting(
-    0.1, '(0, inf)', "the constant of the shaping 'fraction', w / (w + beta), and of 'normalised'", PAPER
+    0.1,
+    '(0, inf)',
+    "the constant of the shaping 'fraction', w / (w + beta), and of 'normalised'",
+    PAPER,
   )
   shaping_exponent: float = setting(
     0.5, '(0, inf)', "of the shaping 'power'; 0.5 is the square root", AUTHORS

@@ -1,4 +1,4 @@
-"""Intervals over seeds: the percentile bootstrap (Efron, Annals of Statistics 7, 1979), by SciPy.
+"""Intervals over seeds, by SciPy: the percentile bootstrap (Efron, Annals of Statistics 7, 1979).
 
 Seeds are resampled with replacement. For a difference between two arms that share their seeds,
 resample the differences: that is the paired bootstrap, and what a seed does to both cancels.
@@ -6,6 +6,7 @@ resample the differences: that is the paired bootstrap, and what a seed does to 
 With few seeds the intervals are too narrow. For normal values the interval of the mean covers the
 true one in 95% of cases in the limit, in about 91% with 16 seeds, 87% with 8 and 83% with 5. Two
 seeds, with which it would be 50%, have none; nor have equal values, whose resamples are all alike.
+Student's t interval holds the truth as often as it says, where values are normal.
 """
 
 import math
@@ -65,3 +66,17 @@ def estimate(values: np.ndarray, statistic: Statistic) -> Estimate:
   if math.isclose(low, high, abs_tol=_ROUNDING):
     return Estimate(value, np.nan, np.nan)
   return Estimate(value, low, high)
+
+
+def student_t(values: np.ndarray, comparisons: int) -> Estimate:
+  """The mean of `values` [N], at least one, and its t interval at 1 - .05 / comparisons.
+
+  So wide, all of so many intervals hold their truth in 95% of cases (Bonferroni).
+  """
+  value = float(mean(values))
+  if len(values) < FEWEST or math.isclose(np.ptp(values), 0, abs_tol=_ROUNDING):
+    return Estimate(value, np.nan, np.nan)
+  from scipy import stats
+
+  interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / comparisons)
+  return Estimate(value, float(interval.low), float(interval.high))

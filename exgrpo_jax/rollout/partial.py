@@ -35,9 +35,7 @@ class PartialRollout(Rollout):
     drawn = self._draw(free, cursor, step, max(0, count - len(left)), taken=rows)
     # Those beside K - 1 responses need a stored one, be it too old by now.
     kept = tuple(
-      buffer.entries[group.question_row].trajectories
-      if group.is_drawn and self.replay.row
-      else ()
+      buffer.entries[group.question_row].trajectories if group.is_drawn and self.replay.row else ()
       for group in left
     )
     return dataclasses.replace(

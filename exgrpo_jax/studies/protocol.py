@@ -37,6 +37,14 @@ class Study:
   # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where settings differ.
   measure: str | Mapping[str, str]
   smallest_difference: float  # in the measure, that would matter
+  # Compared is the measure's mean over the first so many generated tokens; 0: its last value.
+  tokens: int = 0
+  takes_off: float = 0.0  # the measure of a run that has taken off; 0: no such table
+
+  @property
+  def num_comparisons(self) -> int:
+    """Of an arm with the baseline, in all settings."""
+    return len(self.settings) * (len(self.arms) - 1)
 
   def measure_of(self, setting: str) -> str:
     """The primary measure in a setting."""
@@ -105,6 +113,9 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
   """
   path = os.path.join(workdir, FILE)
   fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
+  for name in ('tokens', 'takes_off'):  # earlier versions did not have them
+    if not fields[name]:
+      del fields[name]
   wanted = json.loads(json.dumps({**fields, 'values': config}))
   if not os.path.exists(path):
     for name, _ in cells(protocol.study).values():
@@ -196,6 +207,11 @@ def _check_comparison(study: Study) -> None:
         f'measure={measure!r} must be the name of an evaluation, such as '
         "'eval/arithmetic_test_to_1000/pass@1'."
       )
+  if not (type(study.tokens) is int and study.tokens >= 0 and 0 <= study.takes_off < math.inf):
+    raise InputError(
+      f'tokens={study.tokens!r} must be a whole number and takes_off={study.takes_off!r} a finite '
+      'one, both at least 0.'
+    )
   if not 0 < study.smallest_difference < math.inf:
     raise InputError(
       f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '

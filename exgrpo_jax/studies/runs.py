@@ -24,7 +24,7 @@ COSTS = {
 }
 
 # Metrics of training steps that explain the scores; and all that begin with 'alignment/'.
-EXPLAINING = ('replay/rows', 'replay/times_mean', 'replay/effective_sample_size')
+EXPLAINING = ('entropy', 'replay/rows', 'replay/times_mean', 'replay/effective_sample_size')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +134,27 @@ def finished(
   return found
 
 
-def last(evaluations: Mapping[int, Sequence[Evaluation]], measure: str) -> dict[int, float]:
-  """Seed -> the measure at the last evaluation."""
-  return {seed: found[-1].scores[measure] for seed, found in evaluations.items()}
+def compared(
+  evaluations: Mapping[int, Sequence[Evaluation]], measure: str, tokens: int = 0
+) -> dict[int, float]:
+  """Seed -> the measure at the last evaluation, or its mean over the first `tokens` generated.
+
+  The latter is the area under the measure against tokens, divided by these: straight between
+  evaluations, and the last value from the last of them on.
+  """
+  if not tokens:
+    return {seed: found[-1].scores[measure] for seed, found in evaluations.items()}
+  return {
+    seed: _mean_over(
+      [one.generated_tokens for one in found], [one.scores[measure] for one in found], tokens
+    )
+    for seed, found in evaluations.items()
+  }
+
+
+def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float:
+  corners = [0, *(one for one in at if 0 < one < tokens), tokens]
+  return float(np.trapezoid(np.interp(corners, at, values), corners)) / tokens
 
 
 def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.ndarray:

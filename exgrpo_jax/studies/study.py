@@ -82,10 +82,7 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
     for cell, trial in planned.items()
   ]
   runs.write_csv(out / 'results.csv', found)
-  text = '\n\n'.join(
-    tables.setting(name, found, study.measure_of(name), study.baseline, study.smallest_difference)
-    for name in study.settings
-  )
+  text = '\n\n'.join(tables.setting(name, found, study) for name in study.settings)
   (out / 'results.md').write_text(f'{_head(chosen, found, workdir)}\n\n{text}\n', encoding='utf-8')
   print(f'{text}\nresults: {out / "results.md"} and .csv', flush=True)
   try:
@@ -111,6 +108,7 @@ def _head(chosen: Protocol, found: Sequence[StudyRun], workdir: str) -> str:
       f'runs finished. Commits: {", ".join(commits) or "unknown"}{changed}. Intervals: 95%, '
       f'percentile bootstrap over seeds, {bootstrap.RESAMPLES:,} resamples; of differences, '
       f'paired by seed. With few seeds they are too narrow; fewer than {bootstrap.FEWEST}, or '
-      'values that are all equal, have none.',
+      'values that are all equal, have none. The t interval of a difference, which decides, is at '
+      f'1 - .05 / {chosen.study.num_comparisons}: all of the study together hold in 95% of cases.',
     ]
   )

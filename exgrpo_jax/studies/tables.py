@@ -1,52 +1,42 @@
 """A study's results in Markdown: every arm, every seed, and paired differences."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from exgrpo_jax.reporting import bootstrap, comparison
 from exgrpo_jax.reporting.bootstrap import Estimate
-from exgrpo_jax.studies.runs import StudyRun, finished, last, paired
+from exgrpo_jax.studies.protocol import Study
+from exgrpo_jax.studies.runs import Evaluation, StudyRun, compared, finished, paired
+
+Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
 
 
-def setting(
-  name: str,
-  runs: Sequence[StudyRun],
-  measure: str,
-  baseline: str,
-  smallest_difference: float,
-) -> str:
+def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
   """The section of one setting.
 
   Args:
     name: of the setting.
     runs: of the whole study, those that have not begun included.
-    measure: the primary one, at each finished run's last evaluation.
-    baseline: the arm that the others are compared with.
-    smallest_difference: the smallest that would matter.
+    study: says what is compared, and with what.
 
   Raises:
     InputError: a finished run does not have the measure.
   """
-  mine = [run for run in runs if run.setting == name]
+  mine, measure = [run for run in runs if run.setting == name], study.measure_of(name)
   seeds = sorted({run.seed for run in mine})
   scored = {
     arm: finished(mine, name, arm, measure) for arm in dict.fromkeys(run.arm for run in mine)
   }
-  value_of = {arm: last(found, measure) for arm, found in scored.items()}
-  step_of = {
-    arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
-  }
-  parts = [
-    f'## {name}',
-    f'`{measure}` at the last evaluation:',
-    _arms(value_of, step_of, len(seeds)),
-    f'Difference to `{baseline}`, seed by seed:',
-    _differences(value_of, baseline, smallest_difference),
-    'Every seed:',
-    _seeds(value_of, seeds),
-  ]
+  parts = [f'## {name}']
+  for tokens in dict.fromkeys((study.tokens, 0)):
+    at = f'mean over the first {tokens:,} generated tokens' if tokens else 'at the last evaluation'
+    parts += [f'`{measure}`, {at}:', *_compared(scored, measure, tokens, seeds, study)]
+  if study.takes_off:
+    said = f'Runs in which `{measure}` reaches {study.takes_off:g}, and medians over the seeds:'
+    parts += [said, _taking_off(scored, measure, study.takes_off)]
   if missing := [f'`{run.arm},seed={run.seed}`' for run in mine if not run.is_finished]:
     parts.append(f'Missing, because not finished: {", ".join(missing)}.')
   return '\n\n'.join(parts)
@@ -70,6 +60,45 @@ def judgement(difference: Estimate, smallest_difference: float) -> str:
   return 'undecided'
 
 
+def _compared(
+  scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
+) -> list[str]:
+  """Arms, differences and every seed, of the measure's last value or its mean over tokens."""
+  value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
+  step_of = {
+    arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
+  }
+  return [
+    _arms(value_of, step_of, len(seeds)),
+    f'Difference to `{study.baseline}`, seed by seed:',
+    _differences(value_of, study),
+    'Every seed:',
+    _seeds(value_of, seeds),
+  ]
+
+
+def _taking_off(scored: Mapping[str, Scored], measure: str, bound: float) -> str:
+  head = ('arm', 'taken off', 'tokens by then', 'distinct questions', 'entropy at the end')
+  rows: list[tuple[str, ...]] = [head]
+  for arm, found in scored.items():
+    firsts = [next((e for e in own if e.scores[measure] >= bound), None) for own in found.values()]
+    ends = [own[-1] for own in found.values()]
+    rows.append(
+      (
+        arm,
+        f'{sum(first is not None for first in firsts)} of {len(firsts)}',
+        _median([first.generated_tokens for first in firsts if first], ',.0f'),
+        _median([end.distinct_questions for end in ends if end.distinct_questions], '.0f'),
+        _median([end.explaining['entropy'] for end in ends if 'entropy' in end.explaining], '.2f'),
+      )
+    )
+  return comparison.markdown(rows)
+
+
+def _median(values: Sequence[float], form: str) -> str:
+  return f'{statistics.median(values):{form}}' if values else '-'
+
+
 def _arms(
   value_of: Mapping[str, Mapping[int, float]], step_of: Mapping[str, str], wanted: int
 ) -> str:
@@ -80,18 +109,20 @@ def _arms(
   return comparison.markdown(rows)
 
 
-def _differences(
-  value_of: Mapping[str, Mapping[int, float]], baseline: str, smallest_difference: float
-) -> str:
+def _differences(value_of: Mapping[str, Mapping[int, float]], study: Study) -> str:
   head = ('arm', 'pairs', 'mean', '95% interval', 'interquartile mean', '95% interval')
-  rows: list[tuple[str, ...]] = [(*head, f'against {smallest_difference:g}')]
+  rows: list[tuple[str, ...]] = [
+    (*head, 't interval, corrected', f'against {study.smallest_difference:g}')
+  ]
   for arm, values in value_of.items():
-    if arm != baseline:
-      found = paired(values, value_of[baseline])
-      said = '-'
+    if arm != study.baseline:
+      found = paired(values, value_of[study.baseline])
+      interval = said = '-'
       if len(found):
-        said = judgement(bootstrap.estimate(found, bootstrap.mean), smallest_difference)
-      rows.append((arm, str(len(found)), *_both(found.tolist(), sign='+'), said))
+        estimate = bootstrap.student_t(found, study.num_comparisons)
+        interval = _interval(estimate, '+')
+        said = judgement(estimate, study.smallest_difference)
+      rows.append((arm, str(len(found)), *_both(found.tolist(), sign='+'), interval, said))
   return comparison.markdown(rows)
 
 
@@ -108,7 +139,11 @@ def _both(values: Sequence[float], sign: str = '') -> tuple[str, str, str, str]:
     return '-', '-', '-', '-'
   cells = []
   for statistic in (bootstrap.mean, bootstrap.interquartile_mean):
-    value, low, high = bootstrap.estimate(np.array(values), statistic)
-    interval = f'{low:{sign}.4f} to {high:{sign}.4f}' if math.isfinite(low) else '-'
-    cells += [f'{value:{sign}.4f}', interval]
+    estimate = bootstrap.estimate(np.array(values), statistic)
+    cells += [f'{estimate.value:{sign}.4f}', _interval(estimate, sign)]
   return tuple(cells)
+
+
+def _interval(estimate: Estimate, sign: str) -> str:
+  _, low, high = estimate
+  return f'{low:{sign}.4f} to {high:{sign}.4f}' if math.isfinite(low) else '-'

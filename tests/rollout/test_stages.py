@@ -116,7 +116,7 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
     recorded.rollout, replay={'trajectory_selection': 'highest_entropy'}
   ).pick_replays(params, chosen.plan)
   valid = {decode(stored.tokens) for stored in last if stored}
-  monkeypatch.setattr(stages, 'step_checker', lambda question: valid.__contains__)
+  monkeypatch.setattr(stages, 'step_checker', lambda _: valid.__contains__)
   rollout = changed(recorded.rollout, replay={'trajectory_selection': 'valid_steps'})
   replays, _ = rollout.pick_replays(params, chosen.plan)
   as_paper, _ = recorded.rollout.pick_replays(params, chosen.plan)

@@ -115,12 +115,13 @@ def test_the_results_are_those_by_hand(finished):
   assert '4 of 4 runs finished. Commits: c0ffee, c0ffee+ (+: with uncommitted changes).' in text
   assert 'Missing' not in text
   exgrpo, grpo, difference = ['0.6200', '-'], ['0.0700', '-'], ['+0.5500', '-']  # of .52 and .72
+  means = ['mean', '95% interval', 'interquartile mean', '95% interval']
   assert tables(text) == [
-    ['arm', 'seeds', 'step', 'mean', '95% interval', 'interquartile mean', '95% interval'],
+    ['arm', 'seeds', 'step', *means],
     ['exgrpo', '2', '2', *exgrpo, *exgrpo],
     ['grpo', '2', '2', *grpo, *grpo],
-    ['arm', 'pairs', 'mean', '95% interval', 'interquartile mean', '95% interval', 'against 0.2'],
-    ['exgrpo', '2', *difference, *difference, 'cannot be told'],
+    ['arm', 'pairs', *means, 't interval, corrected', 'against 0.2'],
+    ['exgrpo', '2', *difference, *difference, '-', 'cannot be told'],
     ['arm', 'seed 0', 'seed 1'],
     ['exgrpo', '0.5200', '0.7200'],
     ['grpo', '0.0200', '0.1200'],
@@ -257,6 +258,7 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'measure': "{'other': 'eval/sums/pass@1'}"}, r'must name one for each setting: sums'),
     ({'measure': "'eval/sum/pass@1'"}, r"measure='eval/sum/pass@1' is of no set .*: eval/sums/…"),
     ({'smallest_difference': '0'}, r'smallest_difference=0 must lie in \(0, inf\)'),
+    ({'tokens': '-1'}, r'tokens=-1 must be a whole number and takes_off=0\.0 a finite'),
     ({'config': "'smok'"}, r'which\.py: --config=smok: there is no config of that name'),
     ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'"),
     ({'arms': "{'a': {}, 'grpo': {}}"}, r'are the same run'),

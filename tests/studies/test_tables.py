@@ -6,22 +6,34 @@ import pytest
 
 from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.studies import tables as study_tables
+from exgrpo_jax.studies.protocol import Study
 from exgrpo_jax.studies.runs import Evaluation, StudyRun
 
 MEASURE = 'eval/sums/pass@1'
 
 
 def run(arm, seed, *scores):
-  """A finished run that was evaluated at step 0 and those after it."""
+  """A finished run that was evaluated at step 0 and those after it, 100 tokens each."""
   evaluations = tuple(
-    Evaluation(step, 0, 0, 0.0, None, {}, {MEASURE: score}) for step, score in enumerate(scores)
+    Evaluation(step, 0, 100 * step, 0.0, 8 * step, {'entropy': step / 2}, {MEASURE: score})
+    for step, score in enumerate(scores)
   )
   return StudyRun('sums', arm, seed, 'python', (), '', True, evaluations)
 
 
-def tables(*runs):
+def tables(*runs, settings=('sums',), **fields):
   """The tables of a setting whose baseline is 'grpo', as rows of cells without their heads."""
-  text = study_tables.setting('sums', runs, MEASURE, 'grpo', smallest_difference=0.05)
+  study = Study(
+    config='smoke',
+    arms={'exgrpo': {}, 'grpo': {}},
+    settings={name: {} for name in settings},
+    seeds=range(3),
+    baseline='grpo',
+    measure=MEASURE,
+    smallest_difference=0.05,
+    **fields,
+  )
+  text = study_tables.setting('sums', runs, study)
   found = []
   for block in text.split('\n\n'):
     if block.startswith('|'):
@@ -55,8 +67,36 @@ def test_three_seeds_have_intervals_and_a_conclusion():
   assert arms[0] == ['exgrpo', '3', '1', *interval, *interval]
   assert arms[1] == ['grpo', '3', '1', '0.0000', '-', '0.0000', '-'], 'equal values have none'
   signed = ['+0.5000', '+0.2500 to +0.7500']
-  assert differences == [['exgrpo', '3', *signed, *signed, 'larger']]
+  # .5 and 4.303, of two degrees of freedom, times .25 / sqrt(3).
+  assert differences == [['exgrpo', '3', *signed, *signed, '-0.1210 to +1.1210', 'undecided']]
   assert seeds[0] == ['exgrpo', '0.2500', '0.5000', '0.7500']
+
+
+def test_intervals_that_decide_are_wider_the_more_comparisons_there_are():
+  runs = [
+    *(run('exgrpo', seed, 0.5 + 0.01 * seed) for seed in (0, 1, 2)),
+    *(run('grpo', seed, 0.25) for seed in (0, 1, 2)),
+  ]
+  said = [tables(*runs, settings=settings)[1][0][6:] for settings in ('a', 'abcde')]
+  # 4.303 and, at 1 - .05 / 5, 9.925 times .01 / sqrt(3).
+  assert said == [['+0.2352 to +0.2848', 'larger'], ['+0.2027 to +0.3173', 'larger']]
+
+
+def test_the_mean_over_tokens_is_the_area_under_the_curve():
+  """Over 150 tokens: from 0 to .4 in 100, and on to .6, where one run ends."""
+  found = tables(
+    run('exgrpo', 0, 0.0, 0.4, 0.8), run('exgrpo', 1, 0.0, 0.4), run('grpo', 0, 0.1), tokens=150
+  )
+  *_, seeds, last_arms, _, last_seeds = found
+  assert seeds == [['exgrpo', '0.3000', '0.2667'], ['grpo', '0.1000', '-']]
+  assert last_seeds[0] == ['exgrpo', '0.8000', '0.4000'] and last_arms[0][3] == '0.6000'
+
+
+def test_runs_that_take_off_are_counted_with_what_they_had_generated():
+  *_, found = tables(
+    run('exgrpo', 0, 0.0, 0.4, 0.8), run('exgrpo', 1, 0.1), run('grpo', 0, 0.1), takes_off=0.4
+  )
+  assert found == [['exgrpo', '1 of 2', '100', '16', '0.50'], ['grpo', '0 of 1', '-', '-', '0.00']]
 
 
 def test_from_two_seeds_nothing_is_concluded():
@@ -64,7 +104,12 @@ def test_from_two_seeds_nothing_is_concluded():
     *(run('exgrpo', seed, score) for seed, score in enumerate((0.5, 0.75))),
     *(run('grpo', seed, 0.25) for seed in range(2)),
   )
-  assert [differences[0][column] for column in (3, 5, 6)] == ['-', '-', 'cannot be told']
+  assert [differences[0][column] for column in (3, 5, 6, 7)] == [
+    '-',
+    '-',
+    '-',
+    'cannot be told',
+  ]
 
 
 def test_an_arm_whose_runs_were_last_evaluated_at_other_steps_says_at_which():
