@@ -118,13 +118,14 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-  """A past success, kept for replay."""
+  """A past success, kept for replay; with `replay.keep='all'` any past response."""
 
   tokens: np.ndarray  # [T] int32, response only
   logp: np.ndarray  # [T] float32, nats, under the policy that wrote the tokens
   reward: float
   step: int  # the step that wrote it, or the first token of it
   times_replayed: int = 0  # up to now
+  correct: bool = True  # `Verdict.correct`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import chex
 import numpy as np
 
 from exgrpo_jax.algorithm.settings import ReplayConfig as Config
-from exgrpo_jax.datatypes import Plan, Response, Trajectory, Verdict
+from exgrpo_jax.datatypes import FAILURES, Plan, Response, Trajectory, Verdict
 
 ROUNDING = 1e-9  # 0.29 * 100 is 28.999…, which must count as 29 questions
 
@@ -105,7 +105,7 @@ def trains(config: Config, correctness: float) -> bool:
 def is_recorded(config: Config, correctness: float) -> bool:
   """Whether a group of this correctness that does not retire is stored and moves its question."""
   if correctness == 0:
-    return config.failed == 'bucket_0'
+    return config.failed == 'bucket_0' or config.keep == 'all'
   return config.lower_bound < correctness <= config.upper_bound
 
 
@@ -242,13 +242,13 @@ def record_step(
     row = question.row
     if replayed:
       entries[row] = _with_another_replay(entries[row], replayed)
-    correctness = group_correctness(config, judged, replayed is not None)
+    correctness = group_correctness(config, judged, replayed)
     if correctness == 1 and retires(config):
       entries.pop(row, None)
       retired.setdefault(row, plan.epoch)
     elif buffer.started and row not in retired and is_recorded(config, correctness):
       stored = entries[row].trajectories if row in entries else ()
-      trajectories = _with_successes(stored, group, judged, plan.step, config.max_trajectories)
+      trajectories = _with_new(config, stored, group, judged, plan.step)
       if trajectories:
         entries[row] = Entry(
           correctness=correctness, prompt_length=len(prompt), trajectories=trajectories
@@ -258,10 +258,14 @@ def record_step(
   return Buffer(entries=entries, retired_epoch=retired, started=buffer.started or bool(crosses))
 
 
-def group_correctness(config: Config, judged: Sequence[Verdict], is_replay: bool) -> float:
+def group_correctness(
+  config: Config, judged: Sequence[Verdict], replayed: Trajectory | None
+) -> float:
   """Share of successes k / n in one group, with the replayed row if so configured."""
-  extra = int(is_replay and config.count_replayed)
-  return (sum(verdict.correct for verdict in judged) + extra) / (len(judged) + extra)
+  found = [verdict.correct for verdict in judged]
+  if replayed and config.count_replayed:
+    found.append(replayed.correct)
+  return sum(found) / len(found)
 
 
 def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
@@ -275,28 +279,36 @@ def _with_another_replay(entry: Entry, replayed: Trajectory) -> Entry:
   return dataclasses.replace(entry, trajectories=tuple(counted))
 
 
-def _with_successes(
+def _with_new(
+  config: Config,
   stored: Sequence[Trajectory],
   group: Sequence[Response],
   judged: Sequence[Verdict],
   step: int,
-  limit: int,
 ) -> tuple[Trajectory, ...]:
-  """The newest `limit` (0: all) of what is stored and the group's new successes.
+  """The newest of what is stored and the group's new successes, or with `keep` 'all' responses.
 
-  A success dates from the step that wrote its first token; `step` is the one that trains it.
+  What could not be graded is not kept. A response dates from the step that wrote its first token;
+  `step` is the one that trains it.
   """
   known = {trajectory.tokens.tobytes() for trajectory in stored}
   kept = list(stored)
   for response, verdict in zip(group, judged):
-    if verdict.correct and response.tokens.tobytes() not in known:
+    is_kept = verdict.correct or (config.keep == 'all' and verdict.outcome not in FAILURES)
+    if is_kept and response.tokens.tobytes() not in known:
       known.add(response.tokens.tobytes())
       written = response.first_step(step)
       kept.append(
-        Trajectory(tokens=response.tokens, logp=response.logp, reward=verdict.reward, step=written)
+        Trajectory(
+          tokens=response.tokens,
+          logp=response.logp,
+          reward=verdict.reward,
+          step=written,
+          correct=verdict.correct,
+        )
       )
   kept.sort(key=lambda trajectory: trajectory.step)
-  return tuple(kept[-limit:] if limit else kept)
+  return tuple(kept[-config.max_trajectories :])  # all of them where it is 0
 
 
 def _bucket_counts(

@@ -44,10 +44,16 @@ class ReplayConfig:
     'which stored success of a question is replayed',
     PAPER,
   )
+  keep: str = setting(
+    'successes',
+    ('successes', 'all'),
+    'what is stored of a group: its successes, or all responses, also of groups without any',
+    PAPER,
+  )
   max_age: float = setting(
     float('inf'),
     '[1, inf]',
-    'stored successes that are more steps old are not replayed, nor questions without another',
+    'what is stored and more steps old are not replayed, nor questions without another',
     PAPER,
   )
   age_decay: float = setting(

@@ -90,7 +90,16 @@ def read_some(
   fits = np.cumsum([tokens[row] for row in known]) <= max_tokens
   chosen = [row for row, does in zip(known, fits) if does]
   inside = np.isin(columns['question'], chosen)
-  of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step', 'times_replayed')
+  of_trajectory = (
+    'segment',
+    'offset',
+    'length',
+    'sum',
+    'reward',
+    'step',
+    'times_replayed',
+    'correct',
+  )
   own = {name: columns[name][inside] for name in of_trajectory if name in columns}
   found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
   questions = columns['question'][inside].tolist()
@@ -117,6 +126,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'step': np.array([trajectory.step for trajectory in stored], np.int64),
     'reward': np.array([trajectory.reward for trajectory in stored], np.float64),
     'times_replayed': np.array([trajectory.times_replayed for trajectory in stored], np.int64),
+    'correct': np.array([trajectory.correct for trajectory in stored], bool),
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
@@ -205,8 +215,9 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   segment, offset, length, sums, reward, step = (
     columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
   )
-  # Earlier versions did not count replays.
+  # Earlier versions did not count replays, and stored successes alone.
   times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
+  correct = columns.get('correct', np.ones(len(segment), bool)).tolist()
   trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
   for number in sorted(set(segment)):
     inside = np.flatnonzero(columns['segment'] == number)
@@ -223,6 +234,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
           reward=reward[index],
           step=step[index],
           times_replayed=times_replayed[index],
+          correct=correct[index],
         )
         if not is_whole or _sum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')

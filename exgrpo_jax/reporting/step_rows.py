@@ -124,7 +124,8 @@ def _replayed(
   return {
     'is_replay': True,
     'reward': replayed.reward,
-    'outcome': 'correct',  # only successes are stored
+    # Whether a stored failure had an answer is not known.
+    'outcome': 'correct' if replayed.correct else 'wrong',
     'length': len(replayed.tokens),
     'truncated': int(replayed.tokens[-1]) not in tokenizer.eos_ids,
     'entropy': float(np.mean(scores.entropy)),
@@ -151,8 +152,8 @@ def _questions(
   config: replay.Config, experience: Experience, before: Bucketed, after: Bucketed
 ) -> Iterator[_Row]:
   plan = experience.plan
-  visits = zip(plan.questions, plan.is_replay_Q.tolist(), experience.verdicts)
-  for group, (question, is_replay, verdicts) in enumerate(visits):
+  visits = zip(plan.questions, experience.replays, experience.verdicts)
+  for group, (question, replayed, verdicts) in enumerate(visits):
     row = question.row
     asked = '\n\n'.join(turn.content for turn in question.messages if turn.role == 'user')
     retires = row in after.buffer.retired_epoch and row not in before.buffer.retired_epoch
@@ -162,8 +163,8 @@ def _questions(
       'group': group,
       'text': _escaped(asked),
       'answer': _escaped(question.answer),
-      'is_replay': is_replay,
-      'correctness': replay.group_correctness(config, verdicts, is_replay),
+      'is_replay': replayed is not None,
+      'correctness': replay.group_correctness(config, verdicts, replayed),
       'bucket_before': before.bucket_of.get(row),
       'bucket_after': after.bucket_of.get(row),
       'retired_step': plan.step if retires else None,

@@ -31,7 +31,7 @@ def batch(
   for prompt, group, replayed, judged in groups:
     own = [*group, replayed] if replayed else group
     rewards.append([v.reward for v in judged] + ([replayed.reward] if replayed else []))
-    correctness = replay.group_correctness(replay_config, judged, replayed is not None)
+    correctness = replay.group_correctness(replay_config, judged, replayed)
     trains += [replay.trains(replay_config, correctness)] * len(own)
     rows += [(prompt, member.tokens) for member in own]
     members += own

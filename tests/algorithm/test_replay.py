@@ -111,6 +111,19 @@ def test_a_replay_is_counted_also_where_nothing_else_changes():
   assert [t.times_replayed for t in twice.entries[8].trajectories] == [0]
 
 
+def test_where_all_is_kept_failures_are_stored_and_count_as_such_when_replayed():
+  config = changed(keep='all', retire='never', max_trajectories=3)
+  timed_out = (response(1, 1), Verdict(0.0, 'timed out'))
+  first = record(STARTED, {7: (False, '----'), 8: (False, '++++'), 9: (False, [timed_out])}, config)
+  assert {row: entry.correctness for row, entry in first.entries.items()} == {7: 0, 8: 1}
+  assert [one.correct for one in first.entries[7].trajectories] == [False] * 3
+  assert [one.reward for one in first.entries[8].trajectories] == [1.0] * 3
+  after = record(first, {7: (True, '++-'), 8: (True, '++-')}, config, step=6)
+  assert [after.entries[row].correctness for row in (7, 8)] == [2 / 4, 3 / 4]
+  newest = [[(one.step, one.correct) for one in after.entries[row].trajectories] for row in (7, 8)]
+  assert newest == [[(6, True), (6, True), (6, False)]] * 2
+
+
 def test_a_retired_question_is_never_stored_again_and_keeps_its_epoch():
   before = replay.Buffer(retired_epoch={7: 0}, started=True)
   assert record(before, {7: (False, '+---')}) == before

@@ -6,13 +6,14 @@ from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory
 
 
-def trajectory(*tokens, step=0, reward=1.0, times_replayed=0):
+def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True):
   return Trajectory(
     tokens=np.array(tokens, np.int32),
     logp=-np.arange(len(tokens), dtype=np.float32) / 3,
     reward=reward,
     step=step,
     times_replayed=times_replayed,
+    correct=correct,
   )
 
 
@@ -32,7 +33,9 @@ BUFFERS = {
         row / 7,
         row,
         *(
-          trajectory(*range(row + n + 1), step=n, reward=0.1 * n - 1, times_replayed=3 * n)
+          trajectory(
+            *range(row + n + 1), step=n, reward=0.1 * n - 1, times_replayed=3 * n, correct=n % 3 > 0
+          )
           for n in range(row + 1)
         ),
       )
@@ -57,7 +60,7 @@ def assert_same(buffer, expected, atol=0.0):
     assert (stored.correctness, stored.prompt_length) == (wanted.correctness, wanted.prompt_length)
     for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
       assert (left.step, left.reward) == (right.step, right.reward)
-      assert left.times_replayed == right.times_replayed
+      assert (left.times_replayed, left.correct) == (right.times_replayed, right.correct)
       assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
       np.testing.assert_array_equal(left.tokens, right.tokens)
       np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)

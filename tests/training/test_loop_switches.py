@@ -46,6 +46,13 @@ RUNS = {
     'replay.age_decay': 1.0,
     'optimizer.minibatches': 1,
   },
+  'all_kept': {
+    'replay.keep': 'all',
+    'replay.retire': 'never',
+    'replay.question_selection': 'uniform',
+    'replay.trajectory_selection': 'random',
+    'optimizer.minibatches': 1,
+  },
   'medium_on_policy': {
     'replay.ratio': 0.0,
     'replay.difficulty': 'medium',
@@ -69,11 +76,11 @@ def run(request, values, make_once, compiled):
 
 
 def groups(step):
-  return zip(step.plan.questions, step.plan.is_replay_Q, step.responses, step.verdicts)
+  return zip(step.plan.questions, step.replays, step.responses, step.verdicts)
 
 
-def successes(verdicts, is_replay):
-  return sum(verdict.correct for verdict in verdicts) + int(is_replay)
+def successes(verdicts, replayed):
+  return sum(verdict.correct for verdict in verdicts) + int(bool(replayed and replayed.correct))
 
 
 def test_a_run_replays_unless_its_ratio_is_0(run):
@@ -115,11 +122,13 @@ def test_a_run_draws_and_replays_what_its_rules_say(run):
   assert (passed_over > 0) == (config.question_selection == 'hardest')
 
 
-def with_successes(stored, responses, verdicts, limit):
-  """(tokens, log-probabilities) stored and of the new successes, the newest `limit` of them."""
+def with_new(stored, responses, verdicts, keeps_all, limit):
+  """(tokens, log-probabilities) stored and of what is new and kept, the newest `limit` of them."""
   stored = list(stored)
   for response, verdict in zip(responses, verdicts):
-    if verdict.correct and response.tokens.tolist() not in [tokens for tokens, _ in stored]:
+    if (verdict.correct or keeps_all) and response.tokens.tolist() not in [
+      tokens for tokens, _ in stored
+    ]:
       stored.append((response.tokens.tolist(), response.logp.tolist()))
   return stored[-limit:] if limit else stored
 
@@ -130,17 +139,18 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   entries, retired, started = {}, set(), False
   unrecorded, most = set(), 0
   for number, step in run.steps.items():
-    for question, is_replay, responses, verdicts in groups(step):
-      row, k = question.row, successes(verdicts, is_replay)
-      if k == K and config.ratio:
+    for question, replayed, responses, verdicts in groups(step):
+      row, k = question.row, successes(verdicts, replayed)
+      if k == K and config.ratio and config.retire != 'never':
         retired.add(row)
         entries.pop(row, None)
       elif k == 0 and config.failed == 'bucket_0' and row in entries:
         entries[row] = (0, entries[row][1])
-      elif config.lower_bound * K < k <= config.upper_bound * K:
+      elif config.lower_bound * K < k <= config.upper_bound * K or config.keep == 'all':
         if started and row not in retired:
           _, stored = entries.get(row, (0, []))
-          stored = with_successes(stored, responses, verdicts, config.max_trajectories)
+          keeps_all = config.keep == 'all'
+          stored = with_new(stored, responses, verdicts, keeps_all, config.max_trajectories)
           entries[row] = (k, stored)
           most = max(most, len(stored))
       elif k > 0:
@@ -158,6 +168,8 @@ def test_a_run_stores_what_limit_bounds_and_failed_say(run):
   # So that each value is told from the default.
   assert (most > tiny.STORED) == (config.max_trajectories == 0)
   assert unrecorded == ({1} if config.lower_bound else set())
+  replayed = {one.correct for step in run.steps.values() for one in step.replays if one}
+  assert (False in replayed) == (config.keep == 'all')
 
 
 def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_told(run):
@@ -167,18 +179,18 @@ def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_t
   )
   between = 0  # replayed groups in which the two means differ
   for step in run.steps.values():
-    for advantage_K, (_, is_replay, _, verdicts) in zip(
+    for advantage_K, (_, replayed, _, verdicts) in zip(
       step.batch.advantage_B.reshape(Q, K), groups(step)
     ):
-      k = successes(verdicts, is_replay)
+      k = successes(verdicts, replayed)
       squares = k * (1 - k / 4) ** 2 + (4 - k) * (k / 4) ** 2  # of distances to the mean k / 4
       scale = {'off': 1, 'population': math.sqrt(squares / 4), 'sample': math.sqrt(squares / 3)}
-      rewards = np.array([verdict.reward for verdict in verdicts] + [1.0] * int(is_replay))
+      rewards = np.array([row.reward for row in [*verdicts, replayed] if row])
       mean_K = np.full(4, k / 4)
-      if is_replay and baseline == 'fresh':
+      if replayed and baseline == 'fresh':
         mean_K[:3] = (k - 1) / 3
         between += k < 4
-      if is_replay and of_replay == 'balanced':
+      if replayed and of_replay == 'balanced':
         weight = 0.3 / 1.3**2  # of the replayed row: the slope of w / (w + 0.3) at w = 1
         mean_K[:] = (k - 1 + weight) / (3 + weight)
         between += k < 4
