@@ -90,17 +90,9 @@ def read_some(
   fits = np.cumsum([tokens[row] for row in known]) <= max_tokens
   chosen = [row for row, does in zip(known, fits) if does]
   inside = np.isin(columns['question'], chosen)
-  of_trajectory = (
-    'segment',
-    'offset',
-    'length',
-    'sum',
-    'reward',
-    'step',
-    'times_replayed',
-    'correct',
-  )
-  own = {name: columns[name][inside] for name in of_trajectory if name in columns}
+  of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step')
+  optional = [name for name in ('times_replayed', 'correct') if name in columns]
+  own = {name: columns[name][inside] for name in (*of_trajectory, *optional)}
   found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
   questions = columns['question'][inside].tolist()
   for row, trajectory in zip(questions, _read_trajectories(folder, own)):

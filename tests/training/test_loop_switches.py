@@ -126,9 +126,8 @@ def with_new(stored, responses, verdicts, keeps_all, limit):
   """(tokens, log-probabilities) stored and of what is new and kept, the newest `limit` of them."""
   stored = list(stored)
   for response, verdict in zip(responses, verdicts):
-    if (verdict.correct or keeps_all) and response.tokens.tolist() not in [
-      tokens for tokens, _ in stored
-    ]:
+    is_kept = verdict.correct or keeps_all
+    if is_kept and response.tokens.tolist() not in [tokens for tokens, _ in stored]:
       stored.append((response.tokens.tolist(), response.logp.tolist()))
   return stored[-limit:] if limit else stored
 
