@@ -186,7 +186,7 @@ class Bench:
       advantage_B=rng.normal(size=rows).astype(np.float32),
       is_replay_B=np.arange(rows) % 8 == 7,
       policy_step_B=np.zeros(rows, np.int32),
-      tis_weight_BT=np.ones_like(mask_BT),
+      term_weight_BT=np.ones_like(mask_BT),
     )
 
 

@@ -198,7 +198,9 @@ class Batch:
   advantage_B: Array  # float32
   is_replay_B: Array  # bool
   policy_step_B: Array  # int32, the step whose policy wrote the row, or the first token of it
-  tis_weight_BT: Array  # float32, weight of a fresh token's term; 1 where there is none
+  # float32, weight of a token's term: a fresh one's `terms.tis_weight`, 0 for a replayed one that
+  # `objective.second_moment` leaves out, else 1
+  term_weight_BT: Array
   # bool, where a token of a fresh row was written in an earlier step than this one; None where
   # responses never span steps.
   is_carried_BT: Array | None = None

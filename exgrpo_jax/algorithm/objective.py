@@ -35,7 +35,7 @@ class LossInputs(NamedTuple):
   entropy_weight_BT: Array  # float32, weight in the mean entropy
   kl_weight_BT: Array  # float32, weight in the mean KL; fresh tokens that are not carried
   old_logp_BT: Array  # float32, nats, `Batch.behaviour_logp_BT`; 0 outside the mask
-  tis_weight_BT: Array  # float32, weight of a fresh token's term: `terms.tis_weight`, else 1
+  term_weight_BT: Array  # float32, `Batch.term_weight_BT`
   advantage_BT: Array  # float32, the row's
   is_replay_BT: Array  # bool, the row's
   is_carried_BT: Array | None = None  # bool, `Batch.is_carried_BT`
@@ -65,7 +65,7 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     mask is 0.
   """
   mask_BT, shape = np.asarray(batch.response_mask_BT), np.shape(batch.response_mask_BT)
-  chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.tis_weight_BT], shape)
+  chex.assert_shape([batch.tokens_BT, batch.behaviour_logp_BT, batch.term_weight_BT], shape)
   chex.assert_shape([batch.advantage_B, batch.is_replay_B], shape[:1])
   is_replay_BT = np.broadcast_to(np.asarray(batch.is_replay_B)[:, None], shape)
   is_past_BT = is_replay_BT if batch.is_carried_BT is None else is_replay_BT | batch.is_carried_BT
@@ -77,7 +77,7 @@ def loss_inputs(batch: Batch, config: Config, max_response: int) -> LossInputs:
     kl_weight_BT=mean_weights(mask_BT * ~is_past_BT),
     # 0 outside the mask on both sides of a ratio: no exp overflows there.
     old_logp_BT=np.where(mask_BT > 0, batch.behaviour_logp_BT, np.float32(0)),
-    tis_weight_BT=batch.tis_weight_BT,
+    term_weight_BT=batch.term_weight_BT,
     advantage_BT=np.broadcast_to(np.asarray(batch.advantage_B)[:, None], shape),
     is_replay_BT=is_replay_BT,
     is_carried_BT=batch.is_carried_BT,
@@ -149,7 +149,7 @@ def fresh_terms(
     term_BT, is_clipped_BT = terms.dual_clip(
       term_BT, is_clipped_BT, advantage_BT, clip, config.dual_clip
     )
-  return inputs.tis_weight_BT * term_BT, is_clipped_BT
+  return term_BT, is_clipped_BT
 
 
 def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array:
@@ -185,7 +185,8 @@ def policy_terms(
   fresh_BT, is_clipped_BT = fresh_terms(logp_BT, ratio_BT, inputs, clip, config)
   weight_BT = replay_weights(logp_BT, jnp.where(is_replay_BT, log_ratio_BT, 0.0), config)
   replayed_BT = weight_BT * inputs.advantage_BT
-  return jnp.where(is_replay_BT, replayed_BT, fresh_BT), is_clipped_BT & ~is_replay_BT
+  term_BT = inputs.term_weight_BT * jnp.where(is_replay_BT, replayed_BT, fresh_BT)
+  return term_BT, is_clipped_BT & ~is_replay_BT
 
 
 def token_loss(

@@ -200,6 +200,13 @@ class ObjectiveConfig:
     'weighs the slope of its shaping at w = 1, which is then the baseline of the fresh rows too',
     PAPER,
   )
+  second_moment: float = setting(
+    float('inf'),
+    '(0, inf]',
+    'leaves out replayed tokens whose ratio has moved furthest to where their advantage pushes it, '
+    'until the mean of (log w)^2 over the others of the step is at most this (M2PO: 0.04)',
+    PAPER,
+  )
   normalize_std: str = setting(
     'off',
     ('off', 'population', 'sample'),

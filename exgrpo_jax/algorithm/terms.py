@@ -139,6 +139,28 @@ def tis_weight(trainer_logp: np.ndarray, sampler_logp: np.ndarray, limit: float)
   return np.exp(np.minimum(trainer_logp - sampler_logp, np.float32(np.log(limit))))
 
 
+def within_second_moment(
+  log_ratio_N: np.ndarray, advantage_N: np.ndarray, limit: float
+) -> np.ndarray:
+  """Which tokens a bound on the second moment of the ratios leaves in: M2PO (arXiv:2510.01161).
+
+  It concerns tokens whose ratio has moved to where their advantage pushes it, A > 0 and r > 1 or
+  A < 0 and r < 1. Of these the ones of the largest (log r)^2 are left out, as few as bring the mean
+  of (log r)^2 over the others to at most `limit`. All others stay.
+
+  float32 arrays of one shape, log-ratios in nats; limit > 0. Returns bool.
+  """
+  chex.assert_rank([log_ratio_N, advantage_N], 1)
+  chex.assert_equal_shape([log_ratio_N, advantage_N])
+  place_M = np.flatnonzero(log_ratio_N * advantage_N > 0)
+  square_M = np.square(log_ratio_N[place_M], dtype=np.float64)
+  ascending_M = np.argsort(square_M, kind='stable')
+  mean_M = np.cumsum(square_M[ascending_M]) / np.arange(1, len(place_M) + 1)  # never falls
+  stays_N = np.ones(len(log_ratio_N), bool)
+  stays_N[place_M[ascending_M[mean_M > limit]]] = False
+  return stays_N
+
+
 # ---- Sums over a row, and KL ----
 
 

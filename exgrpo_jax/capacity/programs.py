@@ -160,7 +160,7 @@ def update_stack(
       entropy_weight_BT=of_targets,
       kl_weight_BT=of_targets,
       old_logp_BT=of_targets,
-      tis_weight_BT=of_targets,
+      term_weight_BT=of_targets,
       advantage_BT=of_targets,
       is_replay_BT=stack(jnp.bool_, shape.window),
       is_carried_BT=stack(jnp.bool_, shape.window) if rollout.carry else None,

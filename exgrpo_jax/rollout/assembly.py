@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_jax.algorithm import advantages, objective, replay
-from exgrpo_jax.datatypes import Batch, Graded, Response, Trajectory
+from exgrpo_jax.algorithm import advantages, objective, replay, terms
+from exgrpo_jax.datatypes import Batch, Graded, ReplayScores, Response, Trajectory
 from exgrpo_jax.padding import right_padded
 
 
@@ -14,6 +14,7 @@ def batch(
   objective_config: objective.Config,
   trained: Graded,
   replays: Sequence[Trajectory | None],
+  scores: Sequence[ReplayScores | None],
   *,
   longest_row: int,
   pad_id: int,
@@ -45,27 +46,43 @@ def batch(
     objective_config.replay_advantage,
     objective.replay_slope(objective_config),
   )
+  advantage_B = advantage_QK.reshape(-1)
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
   is_token_BT = mask_BT > 0
-  logp_BT, tis_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
+  logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   # Row after row, in the mask's order.
   logp_BT[is_token_BT] = np.concatenate([member.logp for member in members])
   for b, member in enumerate(members):
     if isinstance(member, Response):  # a replayed row is corrected by its importance weight alone
       if member.tis_weight is not None:
-        tis_weight_BT[b, is_token_BT[b]] = member.tis_weight
+        term_weight_BT[b, is_token_BT[b]] = member.tis_weight
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
+  if objective_config.second_moment < float('inf') and is_replay_B.any():
+    stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
+    term_weight_BT[is_token_BT & is_replay_B[:, None]] = stays
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
     behaviour_logp_BT=logp_BT,
-    advantage_B=advantage_QK.reshape(-1),
+    advantage_B=advantage_B,
     is_replay_B=is_replay_B,
     policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
-    tis_weight_BT=tis_weight_BT,
+    term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if spans_steps else None,
   )
+
+
+def _within_second_moment(
+  config: objective.Config,
+  replays: Sequence[Trajectory | None],
+  scores: Sequence[ReplayScores | None],
+  advantage_R: np.ndarray,
+) -> np.ndarray:
+  """Of all tokens of the R replayed rows, row after row, which stay: bool."""
+  log_ratios = [own.logp - row.logp for row, own in zip(replays, scores) if row and own]
+  advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
+  return terms.within_second_moment(np.concatenate(log_ratios), advantage_N, config.second_moment)
 
 
 def _first_step(member: Response | Trajectory, step: int) -> int:

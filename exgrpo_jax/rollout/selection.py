@@ -23,6 +23,7 @@ def pick(
   stored: Sequence[Sequence[Trajectory]],
   score: Callable[[Sequence[Candidate]], list[ReplayScores]],
   rng: np.random.Generator,
+  costs: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[list[Trajectory | None], list[ReplayScores | None]]:
   """The trajectory that each group replays, and its scores; None for a group without any.
 
@@ -32,6 +33,7 @@ def pick(
     score: gives the scores of some. It is asked for those of all where these decide, else for
       those of what was picked.
     rng: decides where nothing else does.
+    costs: of all candidates, in their order, for a kind that has them from elsewhere.
   """
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
@@ -47,7 +49,9 @@ def pick(
         scores[place] = dataclasses.replace(scores[place], candidate_entropies=of_rivals)
   else:
     count = len(candidates)
-    picked = _cheapest(places, rng.random(count) if kind == 'random' else -np.arange(count))
+    if costs is None:
+      costs = rng.random(count) if kind == 'random' else -np.arange(count)
+    picked = _cheapest(places, costs)
     chosen = [place for place in picked if place is not None]
     scores = dict(zip(chosen, score([candidates[place] for place in chosen])))
   return [None if place is None else candidates[place][1] for place in picked], [

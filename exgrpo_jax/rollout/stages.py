@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from exgrpo_jax.algorithm import objective, question_stream, replay
+from exgrpo_jax.algorithm import objective, question_stream, replay, trajectory_rules
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
@@ -197,6 +197,7 @@ class Rollout:
       stored,
       functools.partial(self._score_replays, params, plan),
       randomness.generator(self.seed, Purpose.TRAJECTORY, plan.step),
+      self._released_costs(params, plan) if rule == 'released' else None,
     )
     if not self.objective.importance_correction:
       replays = [
@@ -205,13 +206,19 @@ class Rollout:
       ]
     return replays, scores
 
-  def assemble(self, trained: Graded, replays: Sequence[Trajectory | None]) -> Batch:
+  def assemble(
+    self,
+    trained: Graded,
+    replays: Sequence[Trajectory | None],
+    scores: Sequence[ReplayScores | None],
+  ) -> Batch:
     """All rows of the step, see `assembly.batch`."""
     return assembly.batch(
       self.replay,
       self.objective,
       trained,
       replays,
+      scores,
       longest_row=self.config.longest_row,
       pad_id=self.tokenizer.pad_id,
       spans_steps=self.config.carry,
@@ -255,6 +262,19 @@ class Rollout:
       check_steps=step_checker(question),
       facts=functools.partial(facts.of_response, question, tokens, truncated, limit),
     )
+
+  def _released_costs(self, params: Params, plan: Plan) -> list[float]:
+    """Of all candidates, see `trajectory_rules.released_costs`."""
+    candidates = [
+      (prompt, stored.tokens)
+      for prompt, own in zip(plan.prompts, plan.candidates)
+      for stored in own
+    ]
+    # Everything but a prompt's first token, as if it were the response.
+    rows = [(prompt[:1], np.concatenate([prompt[1:], tokens])) for prompt, tokens in candidates]
+    _, entropies = self.score(params, rows)
+    lengths = [int(np.sum(tokens != self.tokenizer.pad_id)) for _, tokens in candidates]
+    return trajectory_rules.released_costs(entropies, lengths, self.config.max_response)
 
   def _score_replays(
     self, params: Params, plan: Plan, candidates: Sequence[selection.Candidate]

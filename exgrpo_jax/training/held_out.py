@@ -67,4 +67,4 @@ def collect(run: Run, params: model.Params, step: int) -> Batch:
   )
   responses, _ = rollout.generate(decode_params, plan, run.grader.submit)
   graded = rollout.grade(plan, responses, run.grader)
-  return rollout.assemble(graded, [None] * len(rows))
+  return rollout.assemble(graded, [None] * len(rows), [None] * len(rows))

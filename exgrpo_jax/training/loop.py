@@ -82,7 +82,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   with clock('pick'):
     replays, scores = rollout.pick_replays(policy, trained.plan)
   with clock('assemble', device_waits=True):
-    batch = rollout.assemble(trained, replays)
+    batch = rollout.assemble(trained, replays, scores)
   return Experience(
     plan=trained.plan,
     responses=trained.responses,

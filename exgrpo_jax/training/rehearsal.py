@@ -145,7 +145,7 @@ def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
     advantage_B=np.ones(num_rows, np.float32),
     is_replay_B=np.zeros(num_rows, bool),
     policy_step_B=np.zeros(num_rows, np.int32),
-    tis_weight_BT=np.ones_like(mask_BT),
+    term_weight_BT=np.ones_like(mask_BT),
     is_carried_BT=np.zeros(mask_BT.shape, bool) if rollout.config.carry else None,
   )
 

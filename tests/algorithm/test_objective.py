@@ -41,7 +41,7 @@ def one_token(logp, old_logp, advantage, config, *, is_replay, clip=True, first=
     entropy_weight_BT=one,
     kl_weight_BT=one,
     old_logp_BT=old_logp * one,
-    tis_weight_BT=one,
+    term_weight_BT=one,
     advantage_BT=advantage * one,
     is_replay_BT=(one > 0) & is_replay,
   )
@@ -232,7 +232,7 @@ def test_gspo_moves_a_row_by_its_mean_log_ratio():
     term = jnp.minimum(s * a, jnp.clip(s, 0.5, 1.6) * a) * (mask.sum(1) > 0)
     return -(term * fresh).sum() / len(a)
 
-  batch = dataclasses.replace(BATCH, tis_weight_BT=np.ones_like(mask))
+  batch = dataclasses.replace(BATCH, term_weight_BT=np.ones_like(mask))
   inputs = inputs_of(batch, config, LOGP, None, False)
   _, (gradient, _) = loss_and_gradient(config)(LOGP, ENTROPY, inputs, clip=True, is_first=False)
   expected = jax.jit(jax.grad(sequence_objective))(LOGP)
@@ -280,7 +280,7 @@ def group_of(advantage_B, is_replay_B, behaviour_logp_B):
     advantage_B=np.float32(advantage_B),
     is_replay_B=is_replay_B,
     policy_step_B=np.zeros(len(one_B1), np.int32),
-    tis_weight_BT=one_B1,
+    term_weight_BT=one_B1,
   )
 
 

@@ -123,7 +123,7 @@ class TestResponsesOfSeveralPolicies:
           advantage_B=advantage_B,
           is_replay_B=np.zeros(self.K, bool),
           policy_step_B=np.zeros(self.K, np.int32),
-          tis_weight_BT=ones,
+          term_weight_BT=ones,
           is_carried_BT=is_carried_BT & known,
         ),
         config,

@@ -39,6 +39,17 @@ def test_a_tis_weight_is_the_ratio_of_trainer_to_sampler_truncated_at_the_limit(
   np.testing.assert_allclose(weight, [2.0, 0.5, 3.0, 3.0], rtol=1e-5)
 
 
+def test_the_second_moment_of_ratios_is_bounded_by_leaving_out_the_fewest():
+  """Four of seven have moved to where their advantage pushes: .1, .3, .2 and .5."""
+  log_ratio = np.float32([0.1, -0.3, 0.2, 0.5, -9.0, 9.0, 9.0])
+  advantage = np.float32([1.0, -0.5, 1.0, 0.5, 1.0, -1.0, 0.0])
+  # Squares .01 .04 .09 .25: means of the smallest are .01, .025, .0467 and .0975.
+  for limit, left_out in ((0.1, []), (0.0974, [3]), (0.04, [1, 3]), (0.02, [1, 2, 3])):
+    stays = terms.within_second_moment(log_ratio, advantage, limit)
+    assert np.flatnonzero(~stays).tolist() == left_out, limit
+  assert terms.within_second_moment(np.float32([9.0]), np.float32([1.0]), 0.04).tolist() == [False]
+
+
 def test_rows_that_share_a_sequence_have_sums_and_means_of_their_own():
   x_BT = np.float32([[1, 2, 0, 5, 0], [0, 0, 0, 0, 3]])
   mask_BT = np.float32([[1, 1, 0, 1, 0], [0, 0, 0, 0, 1]])

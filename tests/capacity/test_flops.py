@@ -60,7 +60,7 @@ def test_training_takes_three_times_the_flops_of_a_forward_pass_and_lora_twice(m
     advantage_B=np.ones(8, np.float32),
     is_replay_B=np.zeros(8, bool),
     policy_step_B=np.zeros(8, np.int32),
-    tis_weight_BT=mask_BT,
+    term_weight_BT=mask_BT,
   )
   inputs = objective.loss_inputs(batch, spec.objective, 32)
   ((count, stack),) = gradients.stack_by_shape(gradients.microbatches(spec, batch, inputs, 1), 8)

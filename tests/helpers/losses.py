@@ -65,7 +65,8 @@ def random_batch(seed=0, length=9):
   behaviour_logp = (logp + rng.normal(0, 0.5, mask.shape)).astype(np.float32) * mask
   entropy = rng.gamma(1.0, 1.0, mask.shape).astype(np.float32)
   is_replay = np.array([0, 0, 1, 0, 1, 0, 0, 0], bool)
-  tis_weight = np.where(is_replay[:, None], 1, rng.uniform(0.5, 2, mask.shape)).astype(np.float32)
+  term_weight = rng.uniform(0.5, 2, mask.shape).astype(np.float32)
+  term_weight[is_replay] = term_weight[is_replay] > 1  # `objective.second_moment`
   reference_logp = (logp + rng.normal(0, 0.3, mask.shape)).astype(np.float32)
   batch = Batch(
     tokens_BT=rng.integers(0, 13, mask.shape).astype(np.int32),
@@ -74,7 +75,7 @@ def random_batch(seed=0, length=9):
     advantage_B=rng.normal(size=len(spans)).astype(np.float32),
     is_replay_B=is_replay,
     policy_step_B=np.zeros(len(spans), np.int32),
-    tis_weight_BT=tis_weight,
+    term_weight_BT=term_weight,
   )
   return logp, entropy, batch, reference_logp
 
@@ -147,11 +148,11 @@ def formula(
           term = min(term, min(max(ratio, low), high) * advantage)
           if advantage < 0:
             term = max(term, config.dual_clip * advantage)
-      term *= float(batch.tis_weight_BT[b, t])
       if not carried[b, t]:
         from_reference = float(reference_logp[b, t]) - logp[b, t]
         kl += np.exp(from_reference) - from_reference - 1
         num_own += 1
+    term *= float(batch.term_weight_BT[b, t])
     divisors = {
       'constant': len(logp) * max_response,
       'token_mean': len(positions),

@@ -53,7 +53,7 @@ def make_batch(seed=0):
     advantage_B=np.where(np.arange(ROWS) % 5 == 1, 0, rng.normal(size=ROWS)).astype(np.float32),
     is_replay_B=np.arange(ROWS) % 4 == 3,
     policy_step_B=np.zeros(ROWS, np.int32),
-    tis_weight_BT=np.ones_like(mask_BT),
+    term_weight_BT=np.ones_like(mask_BT),
   )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm.trajectory_rules import RULES
+from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.rollout import selection
 
@@ -66,6 +66,16 @@ def test_what_has_a_wrong_step_is_left_out_where_something_else_is_stored():
     lambda tokens: str(tokens[0]),
   )
   assert [[one.step for one in own] for own in found] == [[2], [3, 4], [5], []]
+
+
+def test_costs_of_the_released_rule_are_those_by_hand():
+  """A window of four: of the two it shows 9 1 2 with a zero before them, and 8 .3 .5 .4."""
+  first, second = [np.float32(own) for own in ([9, 1, 2], [7, 8, 0.3, 0.5, 0.4])]
+  # Each from its own length on, 2 and 3, as both are of the last eight.
+  assert released_costs([first, second], [2, 3], 4) == pytest.approx([1.5, 0.4])
+  # Of nine the last alone is: its length, 4, is the first one's too; the others start at 0.
+  costs = released_costs([first, second, *[first] * 7], [2, 3, *[2] * 6, 4], 4)
+  assert costs == pytest.approx([-np.inf, 2.3, *[3.0] * 6, -np.inf])
 
 
 def test_a_tie_goes_to_the_oldest():

@@ -124,6 +124,35 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
   assert not {decode(picked.tokens) for picked in as_paper if picked} <= valid
 
 
+def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_last_eight(
+  recorded, chosen, params
+):
+  """Held to all logits: a window of the longest response, right-aligned, from another's end on."""
+  rollout = changed(recorded.rollout, replay={'trajectory_selection': 'released'})
+  window, pad = tiny.RESPONSE, rollout.tokenizer.pad_id
+  rows = [
+    (group, prompt, one)
+    for group, (prompt, own) in enumerate(zip(chosen.plan.prompts, chosen.plan.candidates))
+    for one in own
+  ]
+  lengths = [sum(token != pad for token in one.tokens) for _, _, one in rows]
+  last = lengths[8 * ((len(rows) - 1) // 8) :]
+  best = {}
+  for place, (group, prompt, one) in enumerate(rows):
+    sequence = np.concatenate([prompt, one.tokens])
+    _, entropy = recorded.values_of(chosen.params, sequence[:1], sequence[1:])
+    aligned = [*np.zeros(window), *entropy][-window:]
+    seen = aligned[([*last, *[0] * 8])[place % 8] :]
+    cost = np.mean(seen) if seen else -np.inf
+    if cost < best.get(group, (np.inf,))[0]:
+      best[group] = cost, one
+  replays, scores = rollout.pick_replays(params, chosen.plan)
+  assert {group: id(one) for group, one in enumerate(replays) if one} == {
+    group: id(one) for group, (_, one) in best.items()
+  }
+  assert all(bool(one) == bool(own) for one, own in zip(replays, scores, strict=True))
+
+
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
   paper, normalised = (
     changed(recorded.rollout, objective={'shaping': shaping}).pick_replays(params, chosen.plan)[1]
@@ -289,7 +318,8 @@ def test_verdicts_are_in_the_order_of_the_responses_whichever_came_first(
 
 
 def assemble(rollout, step):
-  return rollout.assemble(Graded(step.plan, step.responses, step.verdicts), step.replays)
+  trained = Graded(step.plan, step.responses, step.verdicts)
+  return rollout.assemble(trained, step.replays, step.scores)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +355,9 @@ def test_rewards_other_than_0_and_1_and_the_replayed_one_make_the_advantage(reco
   replays = [
     trajectory and dataclasses.replace(trajectory, reward=-5.0) for trajectory in chosen.replays
   ]
-  batch = recorded.rollout.assemble(Graded(chosen.plan, chosen.responses, verdicts), replays)
+  batch = recorded.rollout.assemble(
+    Graded(chosen.plan, chosen.responses, verdicts), replays, chosen.scores
+  )
   reward_QK = np.array(
     [
       [v.reward for v in group] + ([-5.0] if trajectory else [])
@@ -361,12 +393,12 @@ def test_only_fresh_rows_of_the_batch_have_tis_weights(recorded, chosen, monkeyp
   ]
   monkeypatch.setattr(stages.Rollout, 'score', lambda *_: (logps, None))
   responses, _ = rollout.old_logprobs(None, chosen.plan, chosen.responses)
-  batch = rollout.assemble(Graded(chosen.plan, responses, chosen.verdicts), chosen.replays)
+  batch = assemble(rollout, dataclasses.replace(chosen, responses=responses))
   is_fresh_B = ~batch.is_replay_B
   for i, b in enumerate(np.flatnonzero(is_fresh_B)):
     is_response_T = batch.response_mask_BT[b] > 0
     np.testing.assert_array_equal(batch.behaviour_logp_BT[b, is_response_T], logps[i])
-    np.testing.assert_allclose(batch.tis_weight_BT[b, is_response_T], (1.2, 1.5)[i % 2], rtol=1e-5)
-    assert (batch.tis_weight_BT[b, ~is_response_T] == 1).all()
-  assert batch.is_replay_B.any() and (batch.tis_weight_BT[~is_fresh_B] == 1).all()
-  assert (chosen.batch.tis_weight_BT == 1).all()  # without a limit
+    np.testing.assert_allclose(batch.term_weight_BT[b, is_response_T], (1.2, 1.5)[i % 2], rtol=1e-5)
+    assert (batch.term_weight_BT[b, ~is_response_T] == 1).all()
+  assert batch.is_replay_B.any() and (batch.term_weight_BT[~is_fresh_B] == 1).all()
+  assert (chosen.batch.term_weight_BT == 1).all()  # without a limit

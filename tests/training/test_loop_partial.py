@@ -122,7 +122,7 @@ def test_the_batch_says_which_tokens_are_carried(run):
         assert batch.policy_step_B[b] == one.spans[0].step
         np.testing.assert_array_equal(batch.behaviour_logp_BT[b, place], one.logp)
         if one.tis_weight is not None:
-          np.testing.assert_array_equal(batch.tis_weight_BT[b, place], one.tis_weight)
+          np.testing.assert_array_equal(batch.term_weight_BT[b, place], one.tis_weight)
           np.testing.assert_allclose(one.tis_weight, 1, atol=1e-4)  # up to rounding
         b += 1
       if replayed:

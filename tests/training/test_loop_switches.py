@@ -23,6 +23,7 @@ RUNS = {
     'objective.shaping_exponent': 0.25,
     'objective.baseline': 'fresh',
     'objective.normalize_std': 'sample',
+    'objective.second_moment': 1e-3,
     'optimizer.minibatches': 1,
   },
   'uncorrected': {
@@ -196,6 +197,27 @@ def test_a_run_takes_advantages_against_the_mean_and_by_the_standard_deviation_t
       expected_K = (rewards - mean_K) / (scale[kind] if squares else 1)
       np.testing.assert_allclose(advantage_K, expected_K, rtol=1e-4, atol=1e-6)
   assert (between > 0) == (baseline == 'fresh' or of_replay == 'balanced')
+
+
+def test_a_run_leaves_out_replayed_tokens_until_their_second_moment_is_bounded(run):
+  limit, all_left_out = run.experiment.config.objective.second_moment, 0
+  for step in run.steps.values():
+    is_replay_B, mask_BT = step.batch.is_replay_B, step.batch.response_mask_BT > 0
+    assert (step.batch.term_weight_BT[~is_replay_B] == 1).all()
+    moved, left_out = [], []
+    for b, (row, own) in zip(
+      np.flatnonzero(is_replay_B), [(r, s) for r, s in zip(step.replays, step.scores) if r]
+    ):
+      weights = step.batch.term_weight_BT[b, mask_BT[b]].tolist()
+      for weight, now, then in zip(weights, own.logp.tolist(), row.logp.tolist()):
+        is_moved = (now - then) * step.batch.advantage_B[b] > 0
+        assert weight in ([0, 1] if is_moved else [1])
+        if is_moved:
+          (moved if weight else left_out).append((now - then) ** 2)
+    assert not moved or np.mean(moved) <= limit * (1 + 1e-5)
+    assert not left_out or np.mean([*moved, min(left_out)]) > limit * (1 - 1e-5)
+    all_left_out += len(left_out)
+  assert (all_left_out > 0) == (limit < math.inf)
 
 
 def test_the_loss_of_every_update_is_the_formula(run):

@@ -62,10 +62,10 @@ def train(recorded, monkeypatch):
     replayed = {}
     assemble = stages.Rollout.assemble
 
-    def note(rollout, trained, replays):
+    def note(rollout, trained, replays, scores):
       plan = trained.plan
       replayed[plan.step] = [(p, t) for p, t in zip(plan.prompts, replays) if t]
-      return assemble(rollout, trained, replays)
+      return assemble(rollout, trained, replays, scores)
 
     monkeypatch.setattr(stages.Rollout, 'assemble', note)
     params = jax.device_put(
