@@ -13,7 +13,7 @@ from exgrpo_jax.datatypes import Cursor, Graded, Verdict
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scoring, stages
+from exgrpo_jax.rollout import scoring, selection, stages
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -125,32 +125,35 @@ def test_what_has_a_wrong_step_is_not_replayed_where_there_is_another(
 
 
 def test_the_released_rule_compares_padding_and_prompts_by_the_lengths_of_the_last_eight(
-  recorded, chosen, params
+  recorded, chosen, params, monkeypatch
 ):
   """Held to all logits: a window of the longest response, right-aligned, from another's end on."""
   rollout = changed(recorded.rollout, replay={'trajectory_selection': 'released'})
-  window, pad = tiny.RESPONSE, rollout.tokenizer.pad_id
-  rows = [
-    (group, prompt, one)
-    for group, (prompt, own) in enumerate(zip(chosen.plan.prompts, chosen.plan.candidates))
-    for one in own
+  stored = [
+    (prompt, one) for prompt, own in zip(chosen.plan.prompts, chosen.plan.candidates) for one in own
   ]
-  lengths = [sum(token != pad for token in one.tokens) for _, _, one in rows]
-  last = lengths[8 * ((len(rows) - 1) // 8) :]
-  best = {}
-  for place, (group, prompt, one) in enumerate(rows):
+  lengths = [sum(token != rollout.tokenizer.pad_id for token in one.tokens) for _, one in stored]
+  starts = [*lengths[8 * ((len(stored) - 1) // 8) :], *[0] * 8]
+  expected = []
+  for place, (prompt, one) in enumerate(stored):
     sequence = np.concatenate([prompt, one.tokens])
     _, entropy = recorded.values_of(chosen.params, sequence[:1], sequence[1:])
-    aligned = [*np.zeros(window), *entropy][-window:]
-    seen = aligned[([*last, *[0] * 8])[place % 8] :]
-    cost = np.mean(seen) if seen else -np.inf
-    if cost < best.get(group, (np.inf,))[0]:
-      best[group] = cost, one
+    window = [*np.zeros(tiny.RESPONSE), *entropy][-tiny.RESPONSE :]
+    expected.append(np.mean(window[starts[place % 8] :]))
+  pick, seen = selection.pick, []
+
+  def note(*arguments):
+    seen.extend(arguments[-1])
+    return pick(*arguments)
+
+  monkeypatch.setattr(selection, 'pick', note)
   replays, scores = rollout.pick_replays(params, chosen.plan)
-  assert {group: id(one) for group, one in enumerate(replays) if one} == {
-    group: id(one) for group, (_, one) in best.items()
-  }
-  assert all(bool(one) == bool(own) for one, own in zip(replays, scores, strict=True))
+  np.testing.assert_allclose(seen, expected, atol=1e-5)
+  costs = iter(seen)
+  for own, picked, of_picked in zip(chosen.plan.candidates, replays, scores, strict=True):
+    assert bool(own) == bool(picked) == bool(of_picked)
+    if own:
+      assert picked is own[int(np.argmin([next(costs) for _ in own]))]
 
 
 def test_shaped_weights_are_those_of_the_shaping(recorded, chosen, params):
