@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -282,25 +281,6 @@ def group_of(advantage_B, is_replay_B, behaviour_logp_B):
     policy_step_B=np.zeros(len(one_B1), np.int32),
     term_weight_BT=one_B1,
   )
-
-
-@pytest.mark.parametrize(('pass_rate', 'quotient'), [(1 / 8, 0.0826), (1 / 2, 0.0118)])
-def test_a_replayed_row_pulls_little_and_its_neighbours_downwards(pass_rate, quotient):
-  """Responses of one token, right with p = sigmoid(theta): d log pi / d theta is 1 - p or -p.
-
-  All numbers of right ones among 7 fresh rows are enumerated; the replayed row is right, w is 1.
-  """
-  pull, net = np.zeros(8), 0.0  # expected: of each row towards theta, of all rows' tokens together
-  for solved in range(8):
-    chance = math.comb(7, solved) * pass_rate**solved * (1 - pass_rate) ** (7 - solved)
-    is_right = np.array([1] * solved + [0] * (7 - solved) + [1], np.float32)
-    advantage_B = advantages.group_advantages(is_right[None])[0]
-    group = group_of(advantage_B, np.arange(8) == 7, np.zeros(8))
-    slope_B = -8 * LIMIT * slopes(np.zeros(8), group, PAPER, LIMIT)
-    pull += chance * slope_B * np.where(is_right, 1 - pass_rate, -pass_rate)
-    net += chance * slope_B.sum()
-  np.testing.assert_allclose(pull[7] / pull[:7].sum(), quotient, rtol=5e-3)
-  np.testing.assert_allclose(net, -(1 - 0.1 / 1.1**2) * 7 / 8 * (1 - pass_rate), rtol=1e-4)
 
 
 class TestTheorems:
