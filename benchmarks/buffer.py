@@ -39,7 +39,7 @@ def _measure_saving(config: replay.Config, scale: float, workdir: str) -> list[F
   step = _synthetic_step(len(buffer.entries), 0, rng)
   draw, record = in_turns(
     5,
-    lambda: replay.draw_questions(config, buffer, _STEP_QUESTIONS, _SAMPLES, rng),
+    lambda: replay.draw_questions(config, buffer, _STEP_QUESTIONS, _SAMPLES, 0, rng),
     lambda: len(replay.record_step(config, buffer, *step).entries),
   )
   before, held = peak_bytes(), _size(buffer)
@@ -104,6 +104,7 @@ def _synthetic_step(
     ),
     prompts=(_PROMPT,) * len(rows),
     candidates=((),) * len(rows),
+    is_drawn=(False,) * len(rows),
   )
   responses = [[_synthetic_response(rng) for _ in range(_SAMPLES)] for _ in rows]
   return plan, [None] * len(rows), responses, [_VERDICTS] * len(rows)

@@ -10,7 +10,6 @@ Departures from the authors' code, each on purpose (numbered as in docs/authors.
      construction, whatever the sampler's rounding.
 """
 
-import functools
 from typing import NamedTuple
 
 import chex
@@ -157,18 +156,12 @@ def replay_weights(logp_BT: Array, log_ratio_BT: Array, config: Config) -> Array
   return terms.SHAPINGS[config.shaping](logp_BT, log_ratio_BT, config)
 
 
-@functools.cache
 def replay_slope(config: Config) -> float:
   """The derivative of a replayed token's term by its log-probability at w = 1, for A = 1.
 
   A fresh token's at r = 1 is 1. Of `fraction` it is beta / (1 + beta)^2, 0.083 for beta = 0.1.
   """
-
-  def term(logp: Array) -> Array:
-    return replay_weights(logp, logp - jax.lax.stop_gradient(logp), config)
-
-  with jax.ensure_compile_time_eval():
-    return float(jax.grad(term)(jnp.float32(0)))
+  return terms.SLOPES[config.shaping](config)
 
 
 def policy_terms(

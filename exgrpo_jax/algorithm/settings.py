@@ -240,6 +240,11 @@ class ObjectiveConfig:
         "config.objective.replay_advantage='balanced' needs config.objective.baseline='group', "
         f'got {self.baseline!r}: both say what a fresh row is measured against.'
       )
+    if self.replay_advantage == 'balanced' and self.shaping not in terms.SLOPES:
+      raise InputError(
+        "config.objective.replay_advantage='balanced' weighs a replayed row by the slope of its "
+        f'shaping at w = 1, and terms.SLOPES has none for {self.shaping!r}.'
+      )
     if self.tis_limit > 0 and self.old_logprobs != 'recompute':
       raise InputError(
         f'config.objective.tis_limit={self.tis_limit} needs '

@@ -78,6 +78,16 @@ SHAPINGS: dict[str, Callable[[Array, Array, Any], Array]] = {
   ),
 }
 
+# Their derivatives by logp at w = 1, on the host: what `replay_advantage` 'balanced' weighs by.
+SLOPES: dict[str, Callable[[Any], float]] = {
+  'fraction': lambda config: config.beta / (1 + config.beta) ** 2,
+  'normalised': lambda _: 1.0,
+  'none': lambda _: 1.0,
+  'power': lambda config: config.shaping_exponent,
+  'log': lambda config: config.shaping_weight,
+  'ratio_plus_log': lambda config: 1 + config.shaping_weight,
+}
+
 
 # ---- Fresh tokens: (term_BT, is_clipped_BT) ----
 

@@ -97,14 +97,9 @@ def rollout_metrics(
     share = _mean([verdict.outcome == outcome for verdict in fresh])
     metrics[f'grading/{outcome.replace(" ", "_")}'] = share
   for name, of_replay in (('fresh', False), ('replay', True)):
-    correct = [
-      verdict.correct
-      for group, is_drawn in zip(verdicts, plan.is_drawn)
-      if is_drawn == of_replay
-      for verdict in group
-    ]
-    if correct:
-      metrics[f'pass_rate/{name}'] = _mean(correct)
+    groups = [group for group, is_drawn in zip(verdicts, plan.is_drawn) if is_drawn == of_replay]
+    if groups:
+      metrics[f'pass_rate/{name}'] = _mean([one.correct for group in groups for one in group])
   ages = [plan.step - trajectory.step for trajectory in replays if trajectory]
   if ages:
     metrics |= {'replay/age_mean': _mean(ages), 'replay/age_max': max(ages)}

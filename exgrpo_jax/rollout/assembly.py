@@ -37,16 +37,7 @@ def batch(
     rows += [(prompt, member.tokens) for member in own]
     members += own
   is_replay_B = np.array([isinstance(member, Trajectory) for member in members])
-  reward_QK = np.array(rewards, np.float32)
-  advantage_QK = advantages.group_advantages(
-    reward_QK,
-    objective_config.normalize_std,
-    is_replay_B.reshape(reward_QK.shape),
-    objective_config.baseline,
-    objective_config.replay_advantage,
-    objective.replay_slope(objective_config),
-  )
-  advantage_B = advantage_QK.reshape(-1)
+  advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
   is_token_BT = mask_BT > 0
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
@@ -71,6 +62,20 @@ def batch(
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if spans_steps else None,
   )
+
+
+def _advantages(
+  config: objective.Config, reward_QK: np.ndarray, is_replay_B: np.ndarray
+) -> np.ndarray:
+  advantage_QK = advantages.group_advantages(
+    reward_QK,
+    config.normalize_std,
+    is_replay_B.reshape(reward_QK.shape),
+    config.baseline,
+    config.replay_advantage,
+    objective.replay_slope(config) if config.replay_advantage == 'balanced' else 1.0,
+  )
+  return np.asarray(advantage_QK).reshape(-1)
 
 
 def _within_second_moment(

@@ -39,7 +39,15 @@ FREE = (
 # Settings in the config.json of earlier versions that are gone, each with the one value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
 # Settings that are newer than some runs, each with the value that stands for what those did.
-_ADDED = {'grading.verifier': 'built_in'}
+_ADDED = {
+  'grading.verifier': 'built_in',
+  'replay.row': True,
+  'replay.keep': 'successes',
+  'replay.max_age': float('inf'),
+  'replay.age_decay': float('inf'),
+  'objective.replay_advantage': 'group',
+  'objective.second_moment': float('inf'),
+}
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:

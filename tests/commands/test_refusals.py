@@ -83,7 +83,10 @@ COMMAND_LINES = [
       ('replay.ratio=half', r"replay\.ratio='half' must be of type float, .* it is 0\.5\."),
       ('replay.ratio=1.5', r'config\.replay\.ratio=1\.5 must lie in \[0, 1\): share of each'),
       ('export.best=maybe', r"config\.export\.best='maybe' must be of type bool"),
-      ('objective.shaping=False', r"shaping='False' must be one of fraction, none, power, log"),
+      (
+        'objective.shaping=False',
+        r"shaping='False' must be one of fraction, normalised, none",
+      ),
       ("'data.evaluation=(a, b'", r"config\.data\.evaluation='\(a, b' must be of type tuple"),
       ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questions=8'),
       ('experience.path=nowhere', r'path=nowhere is neither a \.jsonl nor a \.parquet'),

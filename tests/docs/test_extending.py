@@ -1,5 +1,6 @@
 """The examples of docs/extending.md do what the page says."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from exgrpo_jax.algorithm import objective, terms, trajectory_rules
 from exgrpo_jax.config import build, defaults
 from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.grading.verifier import Judgement
 from exgrpo_jax.huggingface import architecture
@@ -62,6 +64,8 @@ def test_a_loss_term():
   config = settings(objective=('shaping', 'truncated')).objective
   weights = objective.replay_weights(np.zeros(2), np.log([0.5, 3.0]), config)
   np.testing.assert_allclose(weights, [0.5, 1.0], rtol=1e-6)
+  with pytest.raises(InputError, match="terms.SLOPES has none for 'truncated'"):
+    dataclasses.replace(config, replay_advantage='balanced')
 
 
 def test_a_selection_rule():

@@ -51,7 +51,7 @@ def ages(step, response):
 def test_the_run_carries_responses_that_three_policies_wrote(run):
   spans = [len(one.spans) for _, _, own in trained(run) for one in own]
   assert max(spans) >= 3 and min(spans) == 1
-  assert {bool(group.is_replay) for step in run.steps.values() for group in step.left} == {
+  assert {bool(group.is_drawn) for step in run.steps.values() for group in step.left} == {
     True,
     False,
   }
