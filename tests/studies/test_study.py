@@ -193,7 +193,7 @@ def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_pat
   assert '3 of 4 runs finished' in text
   assert 'Missing, because not finished: `grpo,seed=1`.' in text
   assert ['grpo', '1 of 2', '2', '0.0200', '-', '0.0200', '-'] in tables(text)
-  assert ['exgrpo', '1', '+0.5000', '-', '+0.5000', '-', 'cannot be told'] in tables(text)
+  assert ['exgrpo', '1', '+0.5000', '-', '+0.5000', '-', '-', 'cannot be told'] in tables(text)
   assert ['grpo', '0.0200', '-'] in tables(text)
 
 
@@ -301,4 +301,4 @@ def test_after_a_kill_the_same_command_completes_the_study(write_study, tmp_path
   completed = forked.run_one(command)
   assert completed.status == 0, completed
   assert starts(tmp_path) == dict.fromkeys(RUNS, 1) | {'sums,exgrpo,seed=1': 2}
-  assert ['exgrpo', '2', *['+0.5500', '-'] * 2, 'cannot be told'] in tables(completed.out)
+  assert ['exgrpo', '2', *['+0.5500', '-'] * 2, '-', 'cannot be told'] in tables(completed.out)
