@@ -168,7 +168,7 @@ def draw_questions(
   has_buckets = config.question_selection not in ('uniform', 'advantage')
   if has_buckets:
     eligible_N &= np.isfinite(bucket_log_weights(config, num_rollouts))[bucket_N]
-  log_weight_N = _question_log_weights(config, [buffer.entries[row] for row in row_N], step)
+  log_weight_N = _question_log_weights(config, buffer, row_N, step)
   if log_weight_N is not None:
     eligible_N &= np.isfinite(log_weight_N)
     log_weight_N = log_weight_N[eligible_N]
@@ -191,11 +191,17 @@ def candidates(config: Config, entry: Entry, step: int) -> tuple[Trajectory, ...
   return tuple(stored for stored in entry.trajectories if step - stored.step <= config.max_age)
 
 
-def _question_log_weights(config: Config, entries: Sequence[Entry], step: int) -> np.ndarray | None:
+def _question_log_weights(
+  config: Config, buffer: Buffer, row_N: np.ndarray, step: int
+) -> np.ndarray | None:
   """Log of each question's unnormalised probability beside the others of its bucket: [N].
 
   -inf where it is not eligible; None where all are alike.
   """
+  ignores_age = config.max_age == config.age_decay == math.inf
+  if ignores_age and config.question_selection != 'advantage':
+    return None  # without a look at tens of thousands of questions
+  entries = [buffer.entries[row] for row in row_N]
   log_weight_N = np.zeros(len(entries))
   # The newest success is the last.
   age_N = np.array([step - entry.trajectories[-1].step for entry in entries], float)
@@ -226,7 +232,7 @@ def record_step(
   responses: Sequence[Sequence[Response]],
   verdicts: Sequence[Sequence[Verdict]],
 ) -> Buffer:
-  """The buffer after a step; a replayed trajectory counts as a success.
+  """The buffer after a step; a replayed trajectory counts as what it was, a success by default.
 
   Args:
     config: what is stored, and how much.
