@@ -10,8 +10,8 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.algorithm import advantages, loss_sums, objective, terms
-from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.errors import InputError
+from tests.helpers.enumeration import group_of, slopes, softmax
 from tests.helpers.losses import (
   CLIP_AND_FIRST,
   LIMIT,
@@ -254,33 +254,12 @@ def test_a_config_of_impossible_values_is_refused(values, message):
 # ---- By enumeration: expectations are sums over every possible group, nothing is sampled ----
 
 
-def slopes(logp_B, batch, config, max_response):
-  """The loss's gradient [B] by log-probabilities of single tokens, in a step's first minibatch."""
-  inputs, logp = objective.loss_inputs(batch, config, max_response), np.float32(logp_B)[:, None]
-  _, (slope, _) = loss_and_gradient(config)(logp, 0 * logp, inputs, clip=True, is_first=True)
-  return np.asarray(slope)[:, 0]
-
-
-def group_of(advantage_B, is_replay_B, behaviour_logp_B):
-  """A batch of responses of one token."""
-  one_B1 = np.ones((len(advantage_B), 1), np.float32)
-  return Batch(
-    tokens_BT=one_B1.astype(np.int32),
-    response_mask_BT=one_B1,
-    behaviour_logp_BT=np.float32(behaviour_logp_B)[:, None],
-    advantage_B=np.float32(advantage_B),
-    is_replay_B=is_replay_B,
-    policy_step_B=np.zeros(len(one_B1), np.int32),
-    term_weight_BT=one_B1,
-  )
-
-
 class TestTheorems:
   """Groups of K responses of one token out of four; an older policy wrote the replayed o*."""
 
   K = 3
   REWARD = np.array([1.0, 0.0, 0.5, 0.0])
-  PI, PAST = (np.exp(x) / np.exp(x).sum() for x in ([0.3, -0.2, 0.5, 0.1], [-0.4, 0.6, 0.1, 0.2]))
+  PI, PAST = softmax([0.3, -0.2, 0.5, 0.1]), softmax([-0.4, 0.6, 0.1, 0.2])
   SCORE = np.eye(4) - PI  # row o: gradient of log pi(o) by the logits
   GROUPS = np.array(list(itertools.product(range(4), repeat=K)))  # o* is the last
   ADVANTAGE = advantages.group_advantages(REWARD[GROUPS])
