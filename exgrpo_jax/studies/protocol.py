@@ -43,7 +43,7 @@ class Study:
 
   @property
   def num_comparisons(self) -> int:
-    """Of an arm with the baseline, in all settings."""
+    """How often an arm is compared with the baseline, over all settings."""
     return len(self.settings) * (len(self.arms) - 1)
 
   def measure_of(self, setting: str) -> str:
@@ -113,9 +113,6 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
   """
   path = os.path.join(workdir, FILE)
   fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
-  for name in ('tokens', 'takes_off'):  # earlier versions did not have them
-    if not fields[name]:
-      del fields[name]
   wanted = json.loads(json.dumps({**fields, 'values': config}))
   if not os.path.exists(path):
     for name, _ in cells(protocol.study).values():
@@ -130,8 +127,15 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
     write_json(path, entry)
     return
   saved = read(workdir)
+  # What an earlier version wrote lacks newer fields, which stood at their defaults.
+  defaults = {
+    field.name: field.default
+    for field in dataclasses.fields(Study)
+    if field.default is not dataclasses.MISSING
+  }
   changes = [
-    f'{name} was {old}, is {new}' for name, old, new in differences(saved['study'], wanted)
+    f'{name} was {old}, is {new}'
+    for name, old, new in differences({**defaults, **saved['study']}, wanted)
   ]
   if not changes and saved['sha256'] != protocol.sha256:
     changes = [_first_difference(saved['text'], protocol.text)]

@@ -209,6 +209,17 @@ def test_a_finished_study_is_reported_again_without_a_run(finished):
   assert starts(finished) == dict.fromkeys(RUNS, 1)
 
 
+def test_a_protocol_of_an_earlier_version_lacks_what_has_been_added_since(finished):
+  path = finished / 'runs' / 'protocol.json'
+  written = path.read_text()
+  entry = json.loads(written)
+  for name in ('tokens', 'takes_off'):
+    del entry['study'][name]
+  path.write_text(json.dumps(entry))
+  assert started(finished, str(finished / 'which.py')) == 0
+  path.write_text(written)
+
+
 def test_a_protocol_or_config_that_has_changed_is_refused(write_study, start, tmp_path):
   """Also where only commands were printed: those may be running somewhere."""
   config = tmp_path / 'mine.py'
