@@ -53,7 +53,7 @@ class ReplayConfig:
   max_age: float = setting(
     float('inf'),
     '[1, inf]',
-    'what is stored and more steps old are not replayed, nor questions without another',
+    'the oldest that is replayed, in steps; a question with nothing younger is not drawn',
     PAPER,
   )
   age_decay: float = setting(

@@ -84,7 +84,7 @@ def _within_second_moment(
   scores: Sequence[ReplayScores | None],
   advantage_R: np.ndarray,
 ) -> np.ndarray:
-  """Of all tokens of the R replayed rows, row after row, which stay: bool."""
+  """Which tokens of the R replayed rows stay, row after row: bool."""
   log_ratios = [own.logp - row.logp for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return terms.within_second_moment(np.concatenate(log_ratios), advantage_N, config.second_moment)

@@ -64,7 +64,7 @@ def with_valid_steps(
   check_steps: Sequence[Callable[[str], bool] | None],
   decode: Callable[[np.ndarray], str],
 ) -> list[Sequence[Trajectory]]:
-  """Of each group what has no wrong step; all, where nothing is so or its task cannot tell."""
+  """What has no wrong step, by group; all of a group where nothing is so or no task can tell."""
 
   def valid(own: Sequence[Trajectory], check: Callable[[str], bool] | None) -> list[Trajectory]:
     return [one for one in own if check and check(decode(one.tokens))]

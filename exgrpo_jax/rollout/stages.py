@@ -264,7 +264,7 @@ class Rollout:
     )
 
   def _released_costs(self, params: Params, plan: Plan) -> list[float]:
-    """Of all candidates, see `trajectory_rules.released_costs`."""
+    """`trajectory_rules.released_costs` of all candidates."""
     candidates = [
       (prompt, stored.tokens)
       for prompt, own in zip(plan.prompts, plan.candidates)
