@@ -4,6 +4,7 @@ A file in configs/studies/ defines a `get_study()` that returns a `Study`, and i
 protocol in words. The first start writes it to protocol.json; from then on it cannot change.
 """
 
+import collections
 import dataclasses
 import datetime
 import difflib
@@ -38,7 +39,9 @@ class Study:
   measure: str | Mapping[str, str]
   smallest_difference: float  # in the measure, that would matter
   # Compared is the measure's mean over the first so many generated tokens; 0: its last value.
-  tokens: int = 0
+  tokens: int | Mapping[str, int] = 0  # by setting where settings differ
+  # Setting -> arm -> what was tuned for the arm there, such as its learning rate.
+  tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
   takes_off: float = 0.0  # the measure of a run that has taken off; 0: no such table
 
   @property
@@ -49,6 +52,15 @@ class Study:
   def measure_of(self, setting: str) -> str:
     """The primary measure in a setting."""
     return self.measure if isinstance(self.measure, str) else self.measure[setting]
+
+  def tokens_of(self, setting: str) -> int:
+    """The first so many generated tokens count in a setting; 0: all, and the last value."""
+    return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
+
+  def overrides_of(self, setting: str, arm: str) -> dict[str, Any]:
+    """What a setting, an arm and both together change in the config."""
+    tuned = self.tuned.get(setting, {}).get(arm, {})
+    return {**self.settings[setting], **self.arms[arm], **tuned}
 
 
 class Cell(NamedTuple):
@@ -96,9 +108,12 @@ def load(path: str) -> Protocol:
 def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
   """Cell -> (trial name, overrides) for every run of the study, seeds varying fastest."""
   return {
-    Cell(setting, arm, seed): (f'{setting},{arm},seed={seed}', {**changed, **own, 'seed': seed})
-    for setting, changed in study.settings.items()
-    for arm, own in study.arms.items()
+    Cell(setting, arm, seed): (
+      f'{setting},{arm},seed={seed}',
+      {**study.overrides_of(setting, arm), 'seed': seed},
+    )
+    for setting in study.settings
+    for arm in study.arms
     for seed in study.seeds
   }
 
@@ -128,11 +143,7 @@ def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
     return
   saved = read(workdir)
   # What an earlier version wrote lacks newer fields, which stood at their defaults.
-  defaults = {
-    field.name: field.default
-    for field in dataclasses.fields(Study)
-    if field.default is not dataclasses.MISSING
-  }
+  defaults = dataclasses.asdict(Study('', {}, {}, (), '', '', 0.0))
   changes = [
     f'{name} was {old}, is {new}'
     for name, old, new in differences({**defaults, **saved['study']}, wanted)
@@ -168,14 +179,32 @@ def _check(study: Study) -> None:
   _check_named('arms', study.arms)
   _check_named('settings', study.settings)
   _check_comparison(study)
+  _check_tuned(study)
   for setting, changed in study.settings.items():
     for arm, own in study.arms.items():
-      if twice := {*changed} & {*own} or {'seed'} & {*changed, *own}:
+      tuned = study.tuned.get(setting, {}).get(arm, {})
+      count = collections.Counter(('seed', *changed, *own, *tuned))
+      if twice := sorted(key for key, times in count.items() if times > 1):
         raise InputError(
-          f"'{min(twice)}' is set by more than one of setting '{setting}', arm '{arm}' and seeds; "
-          'arms differ in the same way in every setting.'
+          f"'{twice[0]}' is set by more than one of setting '{setting}', arm '{arm}', what was "
+          'tuned for both, and seeds; arms differ in the same way in every setting, but for what '
+          'was tuned.'
         )
   trials.check_names('get_study()', dict(cells(study).values()))
+
+
+def _check_tuned(study: Study) -> None:
+  """Refuses what was tuned for a setting or an arm that is not in the study."""
+  for setting, of_arms in study.tuned.items():
+    if setting not in study.settings:
+      raise InputError(
+        f"tuned names the setting '{setting}'; there are: {', '.join(study.settings)}."
+      )
+    _check_named(f"tuned['{setting}']", of_arms)
+    if unknown := sorted({*of_arms} - {*study.arms}):
+      raise InputError(
+        f"tuned['{setting}'] names the arm '{unknown[0]}'; there are: {', '.join(study.arms)}."
+      )
 
 
 def _check_named(field: str, named: Any) -> None:
@@ -200,10 +229,12 @@ def _check_comparison(study: Study) -> None:
     raise InputError(
       f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
     )
-  if isinstance(study.measure, Mapping) and set(study.measure) != set(study.settings):
-    raise InputError(
-      f'measure={study.measure!r} must name one for each setting: {", ".join(study.settings)}.'
-    )
+  for field in ('measure', 'tokens'):
+    value = getattr(study, field)
+    if isinstance(value, Mapping) and set(value) != set(study.settings):
+      raise InputError(
+        f'{field}={value!r} must name one for each setting: {", ".join(study.settings)}.'
+      )
   for setting in study.settings:
     measure = study.measure_of(setting)
     if not isinstance(measure, str) or not measure.startswith('eval/'):
@@ -211,11 +242,11 @@ def _check_comparison(study: Study) -> None:
         f'measure={measure!r} must be the name of an evaluation, such as '
         "'eval/arithmetic_test_to_1000/pass@1'."
       )
-  if not (type(study.tokens) is int and study.tokens >= 0 and 0 <= study.takes_off < math.inf):
-    raise InputError(
-      f'tokens={study.tokens!r} must be a whole number and takes_off={study.takes_off!r} a finite '
-      'one, both at least 0.'
-    )
+    tokens = study.tokens_of(setting)
+    if type(tokens) is not int or tokens < 0:
+      raise InputError(f'tokens={tokens!r} must be a whole number, at least 0.')
+  if not 0 <= study.takes_off < math.inf:
+    raise InputError(f'takes_off={study.takes_off!r} must be a finite number, at least 0.')
   if not 0 < study.smallest_difference < math.inf:
     raise InputError(
       f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '

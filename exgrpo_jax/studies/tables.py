@@ -31,7 +31,7 @@ def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
     arm: finished(mine, name, arm, measure) for arm in dict.fromkeys(run.arm for run in mine)
   }
   parts = [f'## {name}']
-  for tokens in dict.fromkeys((study.tokens, 0)):
+  for tokens in dict.fromkeys((study.tokens_of(name), 0)):
     at = f'mean over the first {tokens:,} generated tokens' if tokens else 'at the last evaluation'
     parts += [f'`{measure}`, {at}:', *_compared(scored, measure, tokens, seeds, study)]
   if study.takes_off:

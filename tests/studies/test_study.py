@@ -213,7 +213,7 @@ def test_a_protocol_of_an_earlier_version_lacks_what_has_been_added_since(finish
   path = finished / 'runs' / 'protocol.json'
   written = path.read_text()
   entry = json.loads(written)
-  for name in ('tokens', 'takes_off'):
+  for name in ('tokens', 'takes_off', 'tuned'):
     del entry['study'][name]
   path.write_text(json.dumps(entry))
   assert started(finished, str(finished / 'which.py')) == 0
@@ -269,7 +269,13 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'measure': "{'other': 'eval/sums/pass@1'}"}, r'must name one for each setting: sums'),
     ({'measure': "'eval/sum/pass@1'"}, r"measure='eval/sum/pass@1' is of no set .*: eval/sums/…"),
     ({'smallest_difference': '0'}, r'smallest_difference=0 must lie in \(0, inf\)'),
-    ({'tokens': '-1'}, r'tokens=-1 must be a whole number and takes_off=0\.0 a finite'),
+    ({'tokens': '-1'}, r'tokens=-1 must be a whole number, at least 0'),
+    ({'tokens': "{'other': 8}"}, r"tokens=\{'other': 8\} must name one for each setting: sums"),
+    ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
+    ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'; there are: sums"),
+    ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'; there are: exgrpo"),
+    ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
+    ({'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"}, r"'replay.ratio' is set by more than"),
     ({'config': "'smok'"}, r'which\.py: --config=smok: there is no config of that name'),
     ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'"),
     ({'arms': "{'a': {}, 'grpo': {}}"}, r'are the same run'),
@@ -279,6 +285,23 @@ def test_a_study_that_cannot_be_run_is_refused(changed, message, write_study, st
   with pytest.raises(InputError, match=message):
     start(write_study(**changed))
   assert not (tmp_path / 'runs').exists()
+
+
+def test_what_was_tuned_for_an_arm_in_a_setting_holds_there_alone():
+  rate = 'optimizer.learning_rate'
+  two = protocol.Study(
+    config='smoke',
+    arms={'exgrpo': {}, 'grpo': {'replay.ratio': 0.0}},
+    settings={'easy': {'num_steps': 2}, 'hard': {'num_steps': 4}},
+    seeds=range(2),
+    baseline='grpo',
+    measure='eval/sums/pass@1',
+    smallest_difference=0.1,
+    tuned={'hard': {'grpo': {rate: 1e-3}}},
+  )
+  found = {cell[:2]: overrides for cell, (_, overrides) in protocol.cells(two).items()}
+  assert found['hard', 'grpo'] == {'num_steps': 4, 'replay.ratio': 0.0, rate: 1e-3, 'seed': 1}
+  assert [cell for cell, overrides in found.items() if rate in overrides] == [('hard', 'grpo')]
 
 
 @pytest.mark.parametrize('name', config_files.shipped_names('exgrpo_jax.configs.studies'))
