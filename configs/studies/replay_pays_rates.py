@@ -16,8 +16,8 @@ whose steps are all valid (a guess is right 3 times in 100):
   rare: 8 terms, .06 and .004; 80 steps. weak: 9 terms, .05 and .010; 40 steps. modest: 8 terms, .08
   and .037; 40 steps. control: the default questions of chains, .43; 40 steps.
 Replay begins at the first step.
-Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380, 220,
-200 and 150 thousand generated tokens.
+Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
+220, 200 and 150 thousand generated tokens.
 Rule: the rate with the highest mean of it over the seeds is that of the arm at that start in study
 `replay_pays`. If it is the lowest or the highest of those tried, the next one beyond, by factors of
 two, is run for all arms at that start, until none is.
@@ -81,9 +81,7 @@ def measure_of(start):
 
 
 def get_study():
-  settings = {
-    f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)
-  }
+  settings = {f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)}
   return Study(
     config='chains',
     arms=ARMS,
