@@ -16,7 +16,7 @@ from exgrpo_jax.experiment import config_files, warm_start
 from exgrpo_jax.experiment.experiment import model_config, parse_config, with_folders
 from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.reporting.figures import canvas
-from exgrpo_jax.studies import curves, protocol, runs, sweep, tables
+from exgrpo_jax.studies import curves, differences, protocol, runs, sweep, tables
 from exgrpo_jax.studies.protocol import Cell, Protocol
 from exgrpo_jax.studies.runs import StudyRun
 from exgrpo_jax.studies.sweep import Trial
@@ -85,13 +85,17 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
   text = '\n\n'.join(tables.setting(name, found, study) for name in study.settings)
   (out / 'results.md').write_text(f'{_head(chosen, found, workdir)}\n\n{text}\n', encoding='utf-8')
   print(f'{text}\nresults: {out / "results.md"} and .csv', flush=True)
-  try:
-    with canvas.style():
-      canvas.write(curves.draw(found, study.measure_of), out, 'curves')
-  except canvas.NothingToDrawError as error:
-    print(f'curves: left out, for {error}', flush=True)
-    return
-  print(f'curves: {out / "curves"}.png, .svg, .pdf and .csv', flush=True)
+  for name, draw in (
+    ('curves', lambda: curves.draw(found, study.measure_of)),
+    ('differences', lambda: differences.draw(found, study)),
+  ):
+    try:
+      with canvas.style():
+        canvas.write(draw(), out, name)
+    except canvas.NothingToDrawError as error:
+      print(f'{name}: left out, for {error}', flush=True)
+      continue
+    print(f'{name}: {out / name}.png, .svg, .pdf and .csv', flush=True)
 
 
 def _head(chosen: Protocol, found: Sequence[StudyRun], workdir: str) -> str:

@@ -133,7 +133,10 @@ def test_the_results_are_those_by_hand(finished):
   ]
   assert float(curve['mean']) == pytest.approx(0.62) and curve['low_95'] == 'nan'
   assert (curve['fresh_questions'], curve['generated_tokens']) == ('14.0', '200.0')
-  assert (finished / 'runs' / 'curves.png').stat().st_size > 1000
+  (gained,) = csv.DictReader((finished / 'runs' / 'differences.csv').open())
+  assert float(gained['mean']) == pytest.approx(0.55) and gained['low'] == 'nan'
+  for name in ('curves', 'differences'):
+    assert (finished / 'runs' / f'{name}.png').stat().st_size > 1000
 
 
 def test_runs_share_a_warm_start_where_they_would_train_the_same(write_study, tmp_path):

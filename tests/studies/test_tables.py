@@ -6,34 +6,12 @@ import pytest
 
 from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.studies import tables as study_tables
-from exgrpo_jax.studies.protocol import Study
-from exgrpo_jax.studies.runs import Evaluation, StudyRun
-
-MEASURE = 'eval/sums/pass@1'
-
-
-def run(arm, seed, *scores):
-  """A finished run that was evaluated at step 0 and those after it, 100 tokens each."""
-  evaluations = tuple(
-    Evaluation(step, 0, 100 * step, 0.0, 8 * step, {'entropy': step / 2}, {MEASURE: score})
-    for step, score in enumerate(scores)
-  )
-  return StudyRun('sums', arm, seed, 'python', (), '', True, evaluations)
+from tests.helpers.studies import run, study
 
 
 def tables(*runs, settings=('sums',), **fields):
   """The tables of a setting whose baseline is 'grpo', as rows of cells without their heads."""
-  study = Study(
-    config='smoke',
-    arms={'exgrpo': {}, 'grpo': {}},
-    settings={name: {} for name in settings},
-    seeds=range(3),
-    baseline='grpo',
-    measure=MEASURE,
-    smallest_difference=0.05,
-    **fields,
-  )
-  text = study_tables.setting('sums', runs, study)
+  text = study_tables.setting('sums', runs, study(settings, **fields))
   found = []
   for block in text.split('\n\n'):
     if block.startswith('|'):
