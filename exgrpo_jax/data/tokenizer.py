@@ -1,7 +1,7 @@
 """Converts text to token ids and back: one interface to SentencePiece and tokenizer.json.
 
 The ends of responses and the padding are tracked by lengths, never by token ids. So a
-vocabulary needs no padding token: any id serves as pad_id, since it is always masked out.
+vocabulary needs no padding token: without one, the end token pads, as is usual.
 """
 
 import abc
@@ -63,7 +63,7 @@ class Tokenizer(abc.ABC):
   """The interface to a tokenizer of either format."""
 
   eos_ids: tuple[int, ...]  # any of them ends a response; use the first one when writing
-  pad_id: int  # only used where a mask hides it
+  pad_id: int  # a mask hides it everywhere; `trajectory_selection=released` counts it
   vocab_size: int  # every id is below it
   files: Mapping[str, bytes]  # name -> content of the files it was read from
   chat: prompt.Chat = prompt.NO_CHAT
@@ -126,7 +126,7 @@ class SentencePieceTokenizer(Tokenizer):
         'responses could not end.'
       )
     self.eos_ids = (self._model.eos_id(),)
-    self.pad_id = max(self._model.pad_id(), 0)
+    self.pad_id = pad if (pad := self._model.pad_id()) >= 0 else self.eos_ids[0]
     self.vocab_size = self._model.vocab_size()
     self._space_ids = [self._model.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
     self._has_bytes = self._model.unk_id() not in self._space_ids
@@ -191,7 +191,7 @@ class JsonTokenizer(Tokenizer):
     self._model.encode_special_tokens = bool(splits)  # whether '</s>' in a text is text
     self.eos_ids = _eos_ids(settings, vocabulary, path)
     pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
-    self.pad_id = 0 if pad is None else vocabulary.get(pad, 0)
+    self.pad_id = self.eos_ids[0] if pad is None else vocabulary.get(pad, self.eos_ids[0])
     self.chat = self._read_chat(settings, path)
 
   def encode(self, text: str) -> list[int]:
