@@ -24,7 +24,13 @@ COSTS = {
 }
 
 # Metrics of training steps that explain the scores; and all that begin with 'alignment/'.
-EXPLAINING = ('entropy', 'replay/rows', 'replay/times_mean', 'replay/effective_sample_size')
+EXPLAINING = (
+  'entropy',
+  'pass_rate/replay',
+  'replay/rows',
+  'replay/times_mean',
+  'replay/effective_sample_size',
+)
 
 
 @dataclasses.dataclass(frozen=True)
