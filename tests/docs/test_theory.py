@@ -96,6 +96,20 @@ def test_the_gains_of_the_page_are_those_of_the_loss(row):
       assert numbers(name, table)[column] == pytest.approx(quotient, abs=6e-4)
 
 
+@pytest.mark.parametrize('row', ['K fresh rows', *list(ROWS)[2:], 'mixed, the paper'])
+def test_the_signal_of_a_group_over_its_noise(row):
+  values, stored_answer = ROWS.get(row, PAPER), None if row == 'K fresh rows' else 0
+  for column, pass_rate in enumerate((1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)):
+    chance, fresh, stored = gradients(
+      changed(**values), logits_of(pass_rate), 8, stored=stored_answer
+    )
+    group = fresh + stored
+    mean = chance @ group
+    noise = chance @ ((group - mean) ** 2).sum(axis=1)
+    said = numbers(row, '| signal over noise')[column]
+    assert said == pytest.approx(mean @ mean / noise, abs=0.006)
+
+
 def test_the_shift_of_fresh_advantages_is_no_force_on_entropy_but_noise():
   """A small step by every possible group changes the entropy as its expected gradient does."""
   logits = logits_of(1 / 2)
