@@ -169,7 +169,10 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.nda
 
 
 def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
-  """A row for each evaluation of each run, unfinished ones included; written atomically."""
+  """A row for each evaluation of each run, unfinished ones included; written atomically.
+
+  What is the same for all of a run stands in its first row. Numbers have six digits.
+  """
   written = [evaluation for run in runs for evaluation in run.evaluations]
   explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
   names = sorted(set(itertools.chain(*(one.scores for one in written))))
@@ -183,17 +186,21 @@ def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
 
 def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
   for run in runs:
-    for evaluation in run.evaluations:
+    of_run = {
+      'warm_start': run.warm_start,
+      'commit': ' '.join(run.commits),
+      'command': run.command,
+    }
+    for place, evaluation in enumerate(run.evaluations):
+      numbers = {**evaluation.explaining, **evaluation.scores}
       yield {
         'setting': run.setting,
         'arm': run.arm,
         'seed': run.seed,
         'finished': run.is_finished,
         **{name: getattr(evaluation, name) for name in COSTS},
+        'training_seconds': round(evaluation.training_seconds, 2),
         'distinct_questions': evaluation.distinct_questions,
-        **evaluation.explaining,
-        **evaluation.scores,
-        'warm_start': run.warm_start,
-        'commit': ' '.join(run.commits),
-        'command': run.command,
+        **{name: f'{value:.6g}' for name, value in numbers.items()},
+        **(of_run if place == 0 else {}),
       }
