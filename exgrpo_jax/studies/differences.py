@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from matplotlib.ticker import EngFormatter
+
 from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.reporting.figures import canvas
 from exgrpo_jax.reporting.figures.canvas import Drawing, NothingToDrawError
@@ -10,6 +12,7 @@ from exgrpo_jax.studies.runs import StudyRun, compared, finished, paired
 
 _COLUMNS = 2
 _INCHES_OF_ARM = 0.28
+_thousands = EngFormatter(sep='').format_eng  # 75k
 
 
 def draw(runs: Sequence[StudyRun], study: Study) -> Drawing:
@@ -38,8 +41,8 @@ def draw(runs: Sequence[StudyRun], study: Study) -> Drawing:
     ax.set_yticks(range(len(arms)), arms)
     ax.set_ylim(len(arms) - 0.5, -0.5)
     measure, tokens = study.measure_of(setting).rpartition('/')[2], study.tokens_of(setting)
-    over = f'mean {measure} of the first {tokens:,} tokens' if tokens else f'last {measure}'
-    canvas.label(ax, setting, '', f'{over}, less {study.baseline}’s')
+    over = f' over {_thousands(tokens)} tokens' if tokens else ' at the end'
+    canvas.label(ax, setting, '', f'{measure}{over}, less that of {study.baseline}')
   canvas.caption(
     figure,
     f'Dots: seeds. Lines: t intervals, corrected for {study.num_comparisons} comparisons. '
