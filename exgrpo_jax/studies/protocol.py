@@ -195,6 +195,8 @@ def _check(study: Study) -> None:
 
 def _check_tuned(study: Study) -> None:
   """Refuses what was tuned for a setting or an arm that is not in the study."""
+  if not isinstance(study.tuned, Mapping):
+    raise InputError(f'tuned must be setting -> arm -> overrides, not {study.tuned!r}.')
   for setting, of_arms in study.tuned.items():
     if setting not in study.settings:
       raise InputError(

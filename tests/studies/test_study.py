@@ -276,6 +276,7 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'tokens': '-1'}, r'tokens=-1 must be a whole number, at least 0'),
     ({'tokens': "{'other': 8}"}, r"tokens=\{'other': 8\} must name one for each setting: sums"),
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
+    ({'tuned': '1'}, 'tuned must be setting -> arm -> overrides, not 1'),
     ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'; there are: sums"),
     ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'; there are: exgrpo"),
     ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
