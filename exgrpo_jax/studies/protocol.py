@@ -57,10 +57,10 @@ class Study:
     """The first so many generated tokens count in a setting; 0: all, and the last value."""
     return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
 
-  def overrides_of(self, setting: str, arm: str) -> dict[str, Any]:
-    """What a setting, an arm and both together change in the config."""
+  def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
+    """(config key, value) of what a setting, an arm and both together change, in this order."""
     tuned = self.tuned.get(setting, {}).get(arm, {})
-    return {**self.settings[setting], **self.arms[arm], **tuned}
+    return [*self.settings[setting].items(), *self.arms[arm].items(), *tuned.items()]
 
 
 class Cell(NamedTuple):
@@ -110,7 +110,7 @@ def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
   return {
     Cell(setting, arm, seed): (
       f'{setting},{arm},seed={seed}',
-      {**study.overrides_of(setting, arm), 'seed': seed},
+      {**dict(study.overrides_of(setting, arm)), 'seed': seed},
     )
     for setting in study.settings
     for arm in study.arms
@@ -180,10 +180,9 @@ def _check(study: Study) -> None:
   _check_named('settings', study.settings)
   _check_comparison(study)
   _check_tuned(study)
-  for setting, changed in study.settings.items():
-    for arm, own in study.arms.items():
-      tuned = study.tuned.get(setting, {}).get(arm, {})
-      count = collections.Counter(('seed', *changed, *own, *tuned))
+  for setting in study.settings:
+    for arm in study.arms:
+      count = collections.Counter(['seed', *(key for key, _ in study.overrides_of(setting, arm))])
       if twice := sorted(key for key, times in count.items() if times > 1):
         raise InputError(
           f"'{twice[0]}' is set by more than one of setting '{setting}', arm '{arm}', what was "

@@ -94,8 +94,8 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
         canvas.write(draw(), out, name)
     except canvas.NothingToDrawError as error:
       print(f'{name}: left out, for {error}', flush=True)
-      continue
-    print(f'{name}: {out / name}.png, .svg, .pdf and .csv', flush=True)
+    else:
+      print(f'{name}: {out / name}.png, .svg, .pdf and .csv', flush=True)
 
 
 def _head(chosen: Protocol, found: Sequence[StudyRun], workdir: str) -> str:
