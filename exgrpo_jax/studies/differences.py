@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from exgrpo_jax.reporting import bootstrap
 from exgrpo_jax.reporting.figures import canvas
@@ -28,8 +28,8 @@ def draw(runs: Sequence[StudyRun], study: Study) -> Drawing:
     raise NothingToDrawError('no seed of an arm and of the baseline has finished')
   figure, panels = canvas.wrapped(len(drawn), _COLUMNS)
   lines = -(-len(drawn) // _COLUMNS)
-  figure.set_figheight(lines * (1.1 + _INCHES_OF_ARM * len(arms)) + 0.4)
-  for setting, ax in zip(drawn, panels):
+  figure.set_figheight(lines * (1.3 + _INCHES_OF_ARM * len(arms)) + 0.4)
+  for number, (setting, ax) in enumerate(zip(drawn, panels)):
     ax.axvspan(-study.smallest_difference, study.smallest_difference, color='#EEEEEE', zorder=0)
     ax.axvline(0, color=canvas.GREY, linewidth=0.8)
     for row in rows:
@@ -38,11 +38,12 @@ def draw(runs: Sequence[StudyRun], study: Study) -> Drawing:
         ax.plot(row['seeds'], [place] * len(row['seeds']), '.', color=canvas.GREY, alpha=0.4)
         ax.plot([row['low'], row['high']], [place] * 2, color=canvas.BLUE, linewidth=1.5)
         ax.plot(row['mean'], place, 'o', color=canvas.BLUE, markersize=5)
-    ax.set_yticks(range(len(arms)), arms)
+    ax.set_yticks(range(len(arms)), arms if number % _COLUMNS == 0 else [''] * len(arms))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.set_ylim(len(arms) - 0.5, -0.5)
     measure, tokens = study.measure_of(setting).rpartition('/')[2], study.tokens_of(setting)
     over = f' over {_thousands(tokens)} tokens' if tokens else ' at the end'
-    canvas.label(ax, setting, '', f'{measure}{over}, less that of {study.baseline}')
+    canvas.label(ax, f'{setting}\n{measure}{over}', '', f'difference to {study.baseline}')
   canvas.caption(
     figure,
     f'Dots: seeds. Lines: t intervals, corrected for {study.num_comparisons} comparisons. '
