@@ -15,12 +15,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from exgrpo_jax.algorithm import objective
 from exgrpo_jax.reporting import metrics, step_records
 
 SAMPLES = 8  # K
-PAPER, NORMALISED = 0.1 / 1.1**2, 1.0  # slopes s at w = 1
-NEIGHBOURS = SAMPLES - 1
-# Arm -> what it predicts for a question, in units of (1 - p)/p.
+NEIGHBOURS = SAMPLES - 1  # fresh rows beside a stored one
+PAPER, NORMALISED = (
+  objective.replay_slope(objective.Config(shaping=shaping))
+  for shaping in ('fraction', 'normalised')
+)
+# Arm -> what the theory predicts for a question, in units of (1 - p)/p.
 PULLS = {
   'exgrpo': PAPER / NEIGHBOURS,
   'exgrpo_clipped': PAPER / NEIGHBOURS,
@@ -29,8 +33,6 @@ PULLS = {
   'normalised': NORMALISED / NEIGHBOURS,
   'normalised_hardest': NORMALISED / NEIGHBOURS,
 }
-
-
 NUMBERS = ('stored', 'fresh', 'harder', 'even')
 Row = dict[str, float]  # by these
 

@@ -9,8 +9,6 @@ import pytest
 from exgrpo_jax.reporting import metrics, step_records
 from tests.docs import documents
 
-STUDIES = documents.DOCS / 'studies'
-
 
 @pytest.fixture(scope='module')
 def gradients():
@@ -55,5 +53,5 @@ def test_a_quotient_and_its_error_by_hand(gradients):
 
 def test_the_results_have_the_table_of_the_csv(gradients):
   said = (documents.DOCS / 'results.md').read_text()
-  for line in gradients.table(STUDIES / 'replay_pays_gradients.csv'):
+  for line in gradients.table(documents.DOCS / 'studies' / 'replay_pays_gradients.csv'):
     assert line in said
