@@ -9,7 +9,6 @@ submit the same responses in the same order, and all get all verdicts.
 import concurrent.futures
 import contextlib
 import dataclasses
-import os
 import queue
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,7 +20,7 @@ from exgrpo_jax.grading import rewards, verifier, worker_slot
 from exgrpo_jax.grading.batches import Batches, Judged, Scorer
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
 from exgrpo_jax.grading.worker_slot import WorkerSlot
-from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime import activity, hosts, machine
 
 _MAX_DEATHS = 2  # workers that may die of a response before it is taken for the cause
 
@@ -47,7 +46,7 @@ class Grader:
   """
 
   def __init__(self, config: Config, required: verifier.Config) -> None:
-    count = config.workers or min(_count_cores(), MAX_AUTO_WORKERS)
+    count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
     self._slots = [worker_slot.of_responses(config, required) for _ in range(count)]
     # Last in, first out: the slot used last has a running worker.
@@ -240,9 +239,3 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
       f'reason: {verdicts[0].reason}. See config.grading (rewards, time_limit, memory_limit, '
       'batch_timeout); the same command resumes from the newest checkpoint.'
     )
-
-
-def _count_cores() -> int:
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

@@ -17,13 +17,8 @@ standard error and cannot pass for a verdict. The worker imports no jax: it must
 instant, and leave the accelerator alone.
 """
 
-import ctypes
 import dataclasses
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +27,8 @@ from exgrpo_jax.grading import reasoning_gym, reward_functions, user_code, verif
 from exgrpo_jax.grading.reward_functions import RewardFunction
 from exgrpo_jax.grading.user_code import ERRORS, summarize
 from exgrpo_jax.grading.verifier import Config, Judgement, Verifier
+from exgrpo_jax.runtime import worker_limits
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 MAX_ANSWER = 64  # characters of an extracted answer that are reported
 
 # What the worker knows by itself of a response that it judges.
@@ -60,8 +55,7 @@ class Setup:
 
 def main() -> None:
   """Serves until the socket is closed or the parent ends."""
-  requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
-  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+  requests, replies = worker_limits.streams()
   values = json.loads(requests.readline() or 'null')
   if values is None:
     return  # the parent has ended already
@@ -70,7 +64,7 @@ def main() -> None:
     replies.write(json.dumps(value).encode() + b'\n')
 
   setup = Setup(**values | {'required': Config(**values['required'])})
-  _die_with(setup.parent)
+  worker_limits.die_with(setup.parent)
   try:
     chosen, loaded = _load(
       setup, lambda key, spec, how: reply({'trying': f'config.grading.{key}: {spec!r}', 'how': how})
@@ -79,7 +73,7 @@ def main() -> None:
     reply({'refused': str(error)})
     return
   if setup.memory_limit:
-    _limit_memory(setup.memory_limit)
+    worker_limits.limit_memory(setup.memory_limit)
   asked = {name for reward in loaded for name in (*reward.required, *reward.optional)}
   asked |= {reasoning_gym.COLUMN} if chosen else set()
   reply({'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
@@ -208,31 +202,6 @@ def _try(reward: RewardFunction, setup: Setup) -> None:
       tried = tuple(trials[0][name] for name in ('response', 'answer', 'outcome'))
       shown = f'a batch of {len(trials)} responses' if setup.is_batched else tried
       raise ValueError(f'tried on {shown}: {summarize(error)}') from error
-
-
-# The process.
-
-
-def _die_with(parent: int) -> None:
-  """Makes this process end with its parent, even while it is busy with a response."""
-  if sys.platform == 'linux':
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent:  # it ended before the call above
-    os._exit(0)
-
-
-def _limit_memory(mebibytes: int) -> None:
-  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
-  if sys.platform != 'linux':
-    return  # elsewhere the limit is not enforced, or counts memory that is only reserved
-  # Imported libraries take a large address space, which is not the response's doing.
-  with open('/proc/self/statm') as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-  limit = used + mebibytes * 2**20
-  _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-  if hard_limit != resource.RLIM_INFINITY:
-    limit = min(limit, hard_limit)
-  resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == '__main__':

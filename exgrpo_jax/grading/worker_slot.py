@@ -1,21 +1,13 @@
-"""A place for one worker process, which is replaced when it dies.
-
-Requests and replies are lines of JSON, so that nothing a worker sends back can be executed.
-"""
+"""A place for one worker process, which is replaced when it dies."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import json
 import math
 import os
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +16,12 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.settings import Config
 from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.worker_process import WorkerProcess
 
 # -P: the worker's search path is ours, without the folder that it happens to start in.
 COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
 
 START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
-_MAX_REPLY = 65536  # bytes
 _SAY_EVERY = 10.0  # seconds, while a worker gets ready
 _STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
 _MAX_STARTS = 3  # attempts to start a worker
@@ -37,87 +29,6 @@ _MAX_STARTS = 3  # attempts to start a worker
 
 class UnusableError(RuntimeError):
   """A reward or a verifier that hangs, or ends its process, as it is imported or tried."""
-
-
-class WorkerProcess:
-  """A process of worker.py, and the socket to it."""
-
-  def __init__(self, setup: dict[str, Any]) -> None:
-    self._socket, child_socket = socket.socketpair()
-    self._buffer = b''  # received, but no full line yet
-    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    with child_socket:
-      # A session of its own: Ctrl-C reaches only the parent, and a kill reaches the worker's
-      # children too. Its standard output goes to our standard error, because ours may be a
-      # result that somebody reads.
-      self._process = subprocess.Popen(
-        COMMAND,
-        stdin=child_socket.fileno(),
-        stdout=2,
-        start_new_session=True,
-        env=os.environ | {'PYTHONPATH': search_path},
-      )
-    with contextlib.suppress(EOFError):  # `receive` will raise it again
-      self.send(setup, time.monotonic() + START_TIMEOUT)
-
-  def is_idle(self) -> bool:
-    """Whether the process lives and has sent nothing, as between two responses."""
-    self._socket.setblocking(False)
-    try:
-      self._socket.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-      return True
-    except OSError:
-      pass
-    return False
-
-  def send(self, value: Any, deadline: float) -> None:
-    """Sends one request.
-
-    Raises:
-      TimeoutError: at the deadline, in seconds of time.monotonic().
-      EOFError: the process is dead; the message gives its exit status.
-    """
-    with self._until(deadline):
-      self._socket.sendall(json.dumps(value).encode() + b'\n')
-
-  def receive(self, deadline: float) -> dict[str, Any]:
-    """The next reply; raises as `send` does, and may be called again after TimeoutError."""
-    while b'\n' not in self._buffer:
-      with self._until(deadline):
-        data = self._socket.recv(_MAX_REPLY)
-      if not data or len(self._buffer) > _MAX_REPLY:
-        raise self._kill_and_report()
-      self._buffer += data
-    line, _, self._buffer = self._buffer.partition(b'\n')
-    return json.loads(line)
-
-  def kill(self) -> None:
-    """Kills the process and all its children; does nothing where it has ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
-      if self._process.returncode is None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-    self._process.wait()
-
-  def close(self) -> None:
-    """Kills the process and frees the socket."""
-    self.kill()
-    self._socket.close()
-
-  @contextlib.contextmanager
-  def _until(self, deadline: float) -> Iterator[None]:
-    """Lets the socket wait until the deadline, and turns its other errors into EOFError."""
-    self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
-    try:
-      yield
-    except TimeoutError:
-      raise
-    except OSError as error:
-      raise self._kill_and_report() from error
-
-  def _kill_and_report(self) -> EOFError:
-    self.kill()
-    return EOFError(f'with exit status {self._process.returncode}')
 
 
 class WorkerSlot:
@@ -252,7 +163,7 @@ class WorkerSlot:
       if self._stopped:
         raise concurrent.futures.CancelledError
       if self._standby is None:
-        self._standby = WorkerProcess(self._setup)
+        self._standby = WorkerProcess(COMMAND, self._setup, START_TIMEOUT)
 
 
 def of_responses(

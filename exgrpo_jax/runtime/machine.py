@@ -49,6 +49,13 @@ def has_bfloat16_units(cpuinfo: pathlib.Path = pathlib.Path('/proc/cpuinfo')) ->
   return cpuinfo.is_file() and 'amx_bf16' in cpuinfo.read_text().split()
 
 
+def count_cores() -> int:
+  """How many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
 def nvidia_driver() -> str:
   """The version of NVIDIA's kernel module, such as '550.54.15'; '' where there is none."""
   text = _NVIDIA.read_text() if _NVIDIA.exists() else ''

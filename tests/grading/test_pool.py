@@ -305,7 +305,7 @@ def test_a_reward_that_hangs_is_refused_by_name_once_its_time_is_over(
   class Hanging:
     """A worker that says of each reward that it imports it, and then nothing."""
 
-    def __init__(self, setup):
+    def __init__(self, _command, setup, _timeout):
       self.said = [{'trying': f"'{name}'", 'how': 'importing it'} for name in setup['rewards']]
       self.said = self.said or [{'asks': []}]
 

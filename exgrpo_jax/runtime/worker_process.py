@@ -1,0 +1,99 @@
+"""A process that answers lines of JSON with lines of JSON, and that may be killed at any time.
+
+Nothing that it sends back can be executed. The process's side of the limits is worker_limits.py.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_MAX_REPLY = 1 << 20  # bytes
+
+
+class WorkerProcess:
+  """The process, and the socket to it."""
+
+  def __init__(self, command: Sequence[str], setup: Any, timeout: float) -> None:
+    """Starts it, and sends `setup` within `timeout` seconds."""
+    self._socket, child_socket = socket.socketpair()
+    self._buffer = b''  # received, but no full line yet
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    with child_socket:
+      # A session of its own: Ctrl-C reaches only the parent, and a kill reaches the worker's
+      # children too. Its standard output goes to our standard error, because ours may be a
+      # result that somebody reads.
+      self._process = subprocess.Popen(
+        command,
+        stdin=child_socket.fileno(),
+        stdout=2,
+        start_new_session=True,
+        env=os.environ | {'PYTHONPATH': search_path},
+      )
+    with contextlib.suppress(EOFError):  # `receive` will raise it again
+      self.send(setup, time.monotonic() + timeout)
+
+  def is_idle(self) -> bool:
+    """Whether the process lives and has sent nothing, as between two responses."""
+    self._socket.setblocking(False)
+    try:
+      self._socket.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+      return True
+    except OSError:
+      pass
+    return False
+
+  def send(self, value: Any, deadline: float) -> None:
+    """Sends one request.
+
+    Raises:
+      TimeoutError: at the deadline, in seconds of time.monotonic().
+      EOFError: the process is dead; the message gives its exit status.
+    """
+    with self._until(deadline):
+      self._socket.sendall(json.dumps(value).encode() + b'\n')
+
+  def receive(self, deadline: float) -> dict[str, Any]:
+    """The next reply; raises as `send` does, and may be called again after TimeoutError."""
+    while b'\n' not in self._buffer:
+      with self._until(deadline):
+        data = self._socket.recv(_MAX_REPLY)
+      if not data or len(self._buffer) > _MAX_REPLY:
+        raise self._kill_and_report()
+      self._buffer += data
+    line, _, self._buffer = self._buffer.partition(b'\n')
+    return json.loads(line)
+
+  def kill(self) -> None:
+    """Kills the process and all its children; does nothing where it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
+      if self._process.returncode is None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+    self._process.wait()
+
+  def close(self) -> None:
+    """Kills the process and frees the socket."""
+    self.kill()
+    self._socket.close()
+
+  @contextlib.contextmanager
+  def _until(self, deadline: float) -> Iterator[None]:
+    """Lets the socket wait until the deadline, and turns its other errors into EOFError."""
+    self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
+    try:
+      yield
+    except TimeoutError:
+      raise
+    except OSError as error:
+      raise self._kill_and_report() from error
+
+  def _kill_and_report(self) -> EOFError:
+    self.kill()
+    return EOFError(f'with exit status {self._process.returncode}')
