@@ -74,27 +74,6 @@ class Span(NamedTuple):
   tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Response:
-  """What the policy wrote for a prompt; with partial rollouts, what several policies wrote."""
-
-  tokens: np.ndarray  # [T] int32, the end token included where there is one
-  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
-  entropy: np.ndarray  # [T] float32, nats, of that distribution
-  truncated: bool  # cut at the limit, so without an end token; False while not complete
-  tis_weight: np.ndarray | None = None  # [T] float32, see `terms.tis_weight`; None is 1
-  is_complete: bool = True  # otherwise the next step goes on with it
-  spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
-
-  def first_step(self, step: int) -> int:
-    """The step that wrote its first token; `step` where it has no spans."""
-    return self.spans[0].step if self.spans else step
-
-  def tokens_before(self, step: int) -> int:
-    """How many of its tokens, the first ones, earlier steps than `step` wrote."""
-    return sum(span.tokens for span in self.spans if span.step < step)
-
-
 FAILURES = ('timed out', 'crashed')  # of grading, not of the response
 
 
@@ -116,6 +95,66 @@ class Verdict(NamedTuple):
     return self.outcome == 'correct'
 
 
+class Turn(NamedTuple):
+  """A turn of an episode: what the policy wrote, and what the environment said to it."""
+
+  written: int  # tokens of the policy, the end token included where there is one
+  observed: int  # tokens that follow, of the environment's messages; 0 after the last turn
+  reward: float
+
+
+def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
+  """Which of `length` tokens the policy wrote: bool [T].
+
+  The others are the environment's. What follows the last turn is the policy's, as are all tokens
+  where there are no turns.
+  """
+  own_T = np.ones(length, bool)
+  begin = 0
+  for turn in turns:
+    end = begin + turn.written + turn.observed
+    own_T[begin + turn.written : end] = False
+    begin = end
+  return own_T
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+  """What the policy wrote for a prompt; with partial rollouts, what several policies wrote.
+
+  Of an episode (rollout/episodes.py), all that follows the prompt, the environment's messages
+  included: their tokens are context, with 0 for log-probability and entropy.
+  """
+
+  tokens: np.ndarray  # [T] int32, the end token included where there is one
+  logp: np.ndarray  # [T] float32, nats, under the distribution sampled from
+  entropy: np.ndarray  # [T] float32, nats, of that distribution
+  truncated: bool  # cut at the limit, so without an end token; False while not complete
+  tis_weight: np.ndarray | None = None  # [T] float32, see `terms.tis_weight`; None is 1
+  is_complete: bool = True  # otherwise the next step goes on with it
+  spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
+  turns: tuple[Turn, ...] = ()  # of an episode, those that its environment has answered
+  verdict: Verdict | None = None  # of the environment, on a complete episode
+
+  @property
+  def own(self) -> np.ndarray:
+    """Which tokens the policy wrote, bool [T]: all but an environment's."""
+    return own_tokens(self.turns, len(self.tokens))
+
+  @property
+  def num_own(self) -> int:
+    """How many tokens the policy wrote."""
+    return len(self.tokens) - sum(turn.observed for turn in self.turns)
+
+  def first_step(self, step: int) -> int:
+    """The step that wrote its first token; `step` where it has no spans."""
+    return self.spans[0].step if self.spans else step
+
+  def tokens_before(self, step: int) -> int:
+    """How many of its tokens, the first ones, earlier steps than `step` wrote."""
+    return sum(span.tokens for span in self.spans if span.step < step)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
   """A past success, kept for replay; with `replay.keep='all'` any past response."""
@@ -126,11 +165,29 @@ class Trajectory:
   step: int  # the step that wrote it, or the first token of it
   times_replayed: int = 0  # up to now
   correct: bool = True  # `Verdict.correct`
+  turns: tuple[Turn, ...] = ()  # as in Response
+
+  @property
+  def own(self) -> np.ndarray:
+    """Which tokens the policy wrote, bool [T]: all but an environment's."""
+    return own_tokens(self.turns, len(self.tokens))
+
+  @property
+  def num_own(self) -> int:
+    """How many tokens the policy wrote."""
+    return len(self.tokens) - sum(turn.observed for turn in self.turns)
+
+
+def at_own(written: Response | Trajectory, x_N: np.ndarray) -> np.ndarray:
+  """Values of the tokens that the policy wrote, at their places among all; the others are 0."""
+  x_T = np.zeros(len(written.tokens), x_N.dtype)
+  x_T[written.own] = x_N
+  return x_T
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayScores:
-  """What the policy says of a replayed trajectory as the step begins."""
+  """What the policy says of the tokens of a replayed trajectory that a policy wrote (T of them)."""
 
   logp: np.ndarray  # [T] float32, nats
   entropy: np.ndarray  # [T] float32, nats

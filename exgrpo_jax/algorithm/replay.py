@@ -311,6 +311,7 @@ def _with_new(
           reward=verdict.reward,
           step=written,
           correct=verdict.correct,
+          turns=response.turns,
         )
       )
   kept.sort(key=lambda trajectory: trajectory.step)
@@ -331,4 +332,4 @@ def _bucket_counts(
 def _length(entry: Entry, bucket_by: str) -> float:
   if bucket_by == 'question_length':
     return entry.prompt_length
-  return sum(len(stored.tokens) for stored in entry.trajectories) / len(entry.trajectories)
+  return sum(stored.num_own for stored in entry.trajectories) / len(entry.trajectories)

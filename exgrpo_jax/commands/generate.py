@@ -2,6 +2,7 @@
 
 exgrpo generate --model=Qwen2.5-1.5B-Instruct --prompt='What is 12 * 13?'
 exgrpo generate --checkpoint=/tmp/chains --prompt='48+3-9+7' --samples=2 --tokens
+exgrpo generate --checkpoint=/tmp/guess --row=3
 """
 
 from absl import flags
@@ -10,7 +11,7 @@ from exgrpo_jax.commands import command_line, policy_flags
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.evaluation.responses import render, sample
+from exgrpo_jax.evaluation.responses import play, render, sample
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import open_experiment
 from exgrpo_jax.runtime import console, hosts, machine
@@ -22,6 +23,12 @@ def define_flags() -> None:
   command_line.define_checkpoint()
   command_line.define_model()
   flags.DEFINE_string('prompt', None, 'What is asked, as the text of a user; it may have lines.')
+  flags.DEFINE_integer(
+    'row',
+    None,
+    'With an environment: the row of config.data.train whose episode is played.',
+    lower_bound=0,
+  )
   flags.DEFINE_integer('samples', 4, 'How many responses.', lower_bound=1)
   command_line.define_sampling()
   flags.DEFINE_integer(
@@ -35,17 +42,25 @@ def define_flags() -> None:
 
 
 def main(args: command_line.Args) -> None:
-  """Prints responses to --prompt."""
-  if not args.prompt:
-    raise InputError("--prompt is needed: what to ask, such as --prompt='What is 12 * 13?'.")
+  """Prints responses to --prompt, or episodes of --row."""
+  if (args.row is None) == (not args.prompt):
+    raise InputError(
+      "--prompt is needed, what to ask, such as --prompt='What is 12 * 13?'; or --row, for an "
+      'episode in an environment.'
+    )
   source = policy_flags.chosen(args)
   values = policy_flags.with_sampling(args, policies.config_values(source, args.config))
   experiment = open_experiment(values, source.path)
   with console.opened(), machine.explained():
     policy = policies.restore(source, experiment)
-    (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)
+    if args.prompt:
+      prompt = render(policy, args.prompt)
+      (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)
+    else:
+      tokens, responses = play(policy, args.row, args.samples, seed=args.seed)
+      prompt = experiment.tokenizer.decode(tokens, special=True)
   if hosts.is_first():
-    print(render(policy, args.prompt))
+    print(prompt)
     for number, response in enumerate(responses, 1):
       print(f'--- {number} of {len(responses)}: {_summary(response)}')
       print(_text(experiment.tokenizer, response, args.tokens))
@@ -53,17 +68,31 @@ def main(args: command_line.Args) -> None:
 
 def _summary(response: Response) -> str:
   """How long it is, and how probable."""
-  total, count = float(response.logp.sum()), len(response.tokens)
+  total, count = float(response.logp.sum()), response.num_own
   cut = ', cut at the limit' if response.truncated else ''
-  return f'{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} a token'
+  judged, turns = response.verdict, len(response.turns)
+  ended = f'{turns} turns, reward {judged.reward:g}, {judged.outcome}; ' if judged else ''
+  return f'{ended}{count} tokens{cut}, log-probability {total:.2f}, {total / count:.3f} a token'
 
 
 def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
   """What it says, or a line for each token: log-probability in nats, and the token."""
   if not by_token:
-    return tokenizer.decode(response.tokens)
+    return _transcript(tokenizer, response) if response.turns else tokenizer.decode(response.tokens)
   pieces = tokenizer.pieces(response.tokens)
   return '\n'.join(f'{logp:9.3f} {piece!r}' for logp, piece in zip(response.logp, pieces))
+
+
+def _transcript(tokenizer: Tokenizer, response: Response) -> str:
+  """Who says what in an episode."""
+  lines, begin = list[str](), 0
+  for turn in response.turns:
+    written, end = begin + turn.written, begin + turn.written + turn.observed
+    lines.append(f'policy: {tokenizer.decode(response.tokens[begin:written])}')
+    if turn.observed:
+      lines.append(f'environment: {tokenizer.decode(response.tokens[written:end]).strip()}')
+    begin = end
+  return '\n'.join(lines)
 
 
 def run() -> None:

@@ -11,6 +11,7 @@ import functools
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -21,6 +22,8 @@ from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
 THINK = '<think>\n'  # every prompt of the template 'paper' ends with it
+
+_TURN = 'the-turn-before'  # stands for the content of a turn while a template is applied
 
 # The paper's instructions, reworded. A system message of the data or the config takes precedence.
 SYSTEM = (
@@ -71,7 +74,12 @@ class Chat:
 NO_CHAT = Chat(source='a SentencePiece model', template=None, special_tokens={}, begin='')
 
 
-def render(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) -> str:
+def render(
+  messages: Sequence[Message],
+  config: Config,
+  chat: Chat = NO_CHAT,
+  tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
   r"""The prompt made of `messages`, in training and wherever else a policy is asked.
 
   Messages without a system message get that of `config.system` first. Then, by template,
@@ -83,10 +91,18 @@ def render(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) ->
   there is one; then applies the chat template, or, if the checkpoint has none, writes
   lines that begin with the role; then appends '<think>\n', unless the template has done so.
 
+  A chat template is told of `tools`, described as JSON schemas, as transformers does.
+
   Raises:
-    InputError: 'chat' without a chat template, or the template fails on these messages.
+    InputError: 'chat' without a chat template, the template fails on these messages, or there is
+      none to tell of tools.
   """
   template = config.template
+  if tools and (template == 'plain' or chat.template is None):
+    raise InputError(
+      f'config.environment.tools needs a chat template, which tells the model of them, and '
+      f'config.prompt.template={template!r} of {chat.source} has none.'
+    )
   if template == 'plain':
     return chat.begin + ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
   system = config.system or (SYSTEM if template == 'paper' else '')
@@ -99,10 +115,31 @@ def render(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) ->
         'none: neither tokenizer_config.json nor chat_template.jinja beside it defines one. '
         "Use 'plain' or 'paper', which work without."
       )
-    return _apply_template(chat.template, messages, chat)
+    return _apply_template(chat.template, messages, chat, tools)
   if chat.template is None:
     return _role_lines(messages, chat) + THINK
-  return _apply_template(chat.template, messages, chat).removesuffix(THINK) + THINK
+  return _apply_template(chat.template, messages, chat, tools).removesuffix(THINK) + THINK
+
+
+def following(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT) -> str:
+  """What the model reads after a turn of its own: `messages`, and the beginning of its next turn.
+
+  It starts right after the turn's content, with whatever ends a turn in the template. Templates are
+  those of `render`; raises as that does, and where a chat template leaves the turn out.
+  """
+  if config.template == 'plain':
+    return ''.join(f'{m.content}\n' for m in messages if m.role != 'system')
+  thinks = THINK if config.template == 'paper' else ''
+  if chat.template is None:
+    return '\n' + _role_lines(messages, dataclasses.replace(chat, begin='')) + thinks
+  turn = [Message('user', 'and now?'), Message('assistant', _TURN)]
+  text = _apply_template(chat.template, [*turn, *messages], chat)
+  if text.count(_TURN) != 1:
+    raise InputError(
+      f'the chat template of {chat.source} does not show what the assistant said before, so it '
+      'cannot be used for several turns.'
+    )
+  return text.partition(_TURN)[2].removesuffix(thinks) + thinks
 
 
 def _role_lines(messages: Sequence[Message], chat: Chat) -> str:
@@ -112,12 +149,14 @@ def _role_lines(messages: Sequence[Message], chat: Chat) -> str:
   return chat.begin + '\n'.join([*lines, 'Assistant: '])
 
 
-def _apply_template(template: str, messages: Sequence[Message], chat: Chat) -> str:
+def _apply_template(
+  template: str, messages: Sequence[Message], chat: Chat, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
   try:
     return _compile(template).render(
       messages=[message._asdict() for message in messages],
       add_generation_prompt=True,
-      tools=None,
+      tools=list(tools) or None,
       documents=None,
       **chat.special_tokens,
     )

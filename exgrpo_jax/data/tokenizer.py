@@ -92,9 +92,14 @@ class Tokenizer(abc.ABC):
     texts = dict(zip(places, found))
     return [texts.get(place, '') for place in range(len(ids))]
 
-  def render(self, messages: Sequence[Message], prompts: prompt.Config) -> str:
+  def render(
+    self,
+    messages: Sequence[Message],
+    prompts: prompt.Config,
+    tools: Sequence[Mapping[str, Any]] = (),
+  ) -> str:
     """The prompt made of `messages`; see prompt.render."""
-    return prompt.render(messages, prompts, self.chat)
+    return prompt.render(messages, prompts, self.chat, tools)
 
   def save(self, directory: epath.PathLike) -> None:
     """Writes its files, from which `load` and transformers make the same tokenizer."""

@@ -1,4 +1,4 @@
-"""Responses of a policy to prompts of a user."""
+"""Responses of a policy to prompts of a user, and its episodes in an environment."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from exgrpo_jax.datatypes import Message, Response
+from exgrpo_jax.datatypes import Message, Question, Response
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import load_questions
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
 from exgrpo_jax.policy import model
@@ -33,17 +34,63 @@ def sample(
     that was sampled from; at temperature 0, under that of temperature 1.
 
   Raises:
-    InputError: a prompt is longer than config.rollout.max_prompt.
+    InputError: a prompt is longer than config.rollout.max_prompt, or the config has an environment.
   """
-  experiment, tokenizer = policy.experiment, policy.experiment.tokenizer
-  rollout, evaluation = experiment.config.rollout, experiment.config.evaluation
+  tokenizer, config = policy.experiment.tokenizer, policy.experiment.config
+  if name := config.environment.name:
+    raise InputError(
+      f'config.environment.name={name!r} has questions of its own: play one by its row of '
+      'config.data.train, --row in place of --prompt.'
+    )
   encoded = [np.array(tokenizer.encode(render(policy, text)), np.int32) for text in prompts]
-  longest = max(map(len, encoded))
-  if longest > rollout.max_prompt:
+  longest, limit = max(map(len, encoded)), config.rollout.max_prompt
+  if longest > limit:
     raise InputError(
       f'a prompt has {longest} tokens, as the model reads it, and '
-      f'config.rollout.max_prompt={rollout.max_prompt}: shorten it, or raise the limit.'
+      f'config.rollout.max_prompt={limit}: shorten it, or raise the limit.'
     )
+  return _sampled(policy, encoded, range(len(prompts)), samples, seed)
+
+
+def play(
+  policy: Policy, row: int, samples: int = 1, *, seed: int = 0
+) -> tuple[np.ndarray, list[Response]]:
+  """Episodes of a policy in the environment of its config; sampled as by `sample`.
+
+  Args:
+    policy: which one.
+    row: of the question, in config.data.train.
+    samples: episodes.
+    seed: of sampling; the same seed draws the same.
+
+  Returns:
+    The tokens of the prompt, and the episodes.
+
+  Raises:
+    InputError: the config has no environment, or no such row.
+  """
+  experiment = policy.experiment
+  if not experiment.config.environment.name:
+    raise InputError("config.environment.name='' has no episodes to play; --prompt asks something.")
+  data = load_questions(experiment, experiment.config.data.train)
+  if row not in range(len(data.questions)):
+    raise InputError(f'--row={row} must be below {len(data.questions)}, the rows of {data.spec}.')
+  (question,) = data.questions.read([row])
+  (episodes,) = _sampled(policy, [data.prompts[row]], [row], samples, seed, [question])
+  return data.prompts[row], episodes
+
+
+def _sampled(
+  policy: Policy,
+  prompts: Sequence[np.ndarray],
+  rows: Sequence[int],
+  samples: int,
+  seed: int,
+  asked: Sequence[Question] = (),
+) -> list[list[Response]]:
+  """`samples` responses to each prompt, in a decoder of their size."""
+  experiment, longest = policy.experiment, max(map(len, prompts))
+  rollout = experiment.config.rollout
   sized = dataclasses.replace(
     rollout,
     questions=len(prompts),
@@ -55,9 +102,9 @@ def sample(
     dataclasses.replace(experiment, config=config),
     Purpose.GENERATE,
     seed=seed,
-    distribution=evaluation.distribution,
+    distribution=experiment.config.evaluation.distribution,
   )
-  requests = requests_for(encoded, range(len(prompts)), samples, 0, sized.max_response)
+  requests = requests_for(prompts, rows, samples, 0, sized.max_response, asked)
   with jax.set_mesh(experiment.meshes.training):
     decode_params = model.decode_layout(experiment.model, policy.params, experiment.meshes)
     responses, _ = sampler.generate(decode_params, requests)

@@ -97,15 +97,17 @@ def score_policy(
   wanted, samples = config.evaluation, config.evaluation.samples
   questions = list(data.questions)  # read once, for they are read from the disk on demand
   sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
-  rows = [question.row for question in questions]
+  rows, limit = [question.row for question in questions], config.rollout.max_response
   responses, _ = sampler.generate(
     model.decode_layout(experiment.model, params, experiment.meshes),
-    requests_for(data.prompts, rows, samples, step, config.rollout.max_response),
+    requests_for(data.prompts, rows, samples, step, limit, questions),
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]
   prompts = [tokenizer.render(q.messages, config.prompt) for q in questions]
   thinks = all(prompt.endswith(THINK) for prompt in prompts)
-  verdicts = _grade(config, data.spec, questions, texts, thinks)
+  judged = [response.verdict for response in responses if response.verdict]
+  verdicts = judged or _grade(config, questions, texts, thinks)
+  pool.refuse_all_failed(f'evaluation on {data.spec}', verdicts)
   warning = alarms.grading(step, [verdicts], config.grading.max_failures)
   if warning:
     hosts.warn(f'{data.spec}: {warning}')
@@ -165,7 +167,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
       [[np.mean(r['correct']), np.mean(r['other']['correct'])] for r in records], np.float64
     )
     difference_Q = right_Q2[:, 1] - right_Q2[:, 0]
-    mean, low, high = intervals.difference_95(difference_Q, [r['question'] for r in records])
+    mean, low, high = intervals.difference_95(difference_Q, [_asked(r) for r in records])
     samples = len(records[0]['correct'])
     measure = 'pass@1' if samples == 1 else f'avg@{samples}'
     lines.append(
@@ -182,7 +184,7 @@ def records_path(out: str, step: int, spec: str, made: str = '') -> str:
 
 
 def _grade(
-  config: Config, spec: str, questions: Sequence[Question], texts: Sequence[str], thinks: bool
+  config: Config, questions: Sequence[Question], texts: Sequence[str], thinks: bool
 ) -> list[Verdict]:
   """Verdicts of the texts, equally many for each question in turn, as config.evaluation says.
 
@@ -194,14 +196,12 @@ def _grade(
   wanted = config.evaluation
   required = verifier.Config(wanted.require_think and thinks, wanted.require_box)
   with Grader(grading, required) as grader:
-    verdicts = grader.grade(
+    return grader.grade(
       texts,
       [question.answer for question in asked],
       [question.kind for question in asked],
       [functools.partial(facts.of_question, question) for question in asked],
     )
-  pool.refuse_all_failed(f'evaluation on {spec}', verdicts)
-  return verdicts
 
 
 def _records(
@@ -228,7 +228,7 @@ def _records(
       # What the verifier compared; null where there was nothing, or grading failed.
       'extracted': [verdict.answer for verdict in verdicts[span]],
       'truncated': [response.truncated for response in responses[span]],
-      'lengths': [len(response.tokens) for response in responses[span]],
+      'lengths': [response.num_own for response in responses[span]],
       # Means over tokens, in nats, at the temperature of sampling.
       'entropies': [_mean_entropy(response) for response in responses[span]],
     }
@@ -242,14 +242,21 @@ def _records(
 
 def _mean_entropy(response: Response) -> float | None:
   """Over its tokens, in nats; None of a policy that has diverged, for JSON has no NaN."""
-  value = float(np.mean(response.entropy))
+  value = float(np.mean(response.entropy[response.own]))
   return round(value, 5) if math.isfinite(value) else None
+
+
+def _asked(record: Record) -> str:
+  """What a question asks; rows that ask the same (AIME's 32 copies) are one cluster.
+
+  The answer belongs to it, for an environment may ask for many things in the same words.
+  """
+  return f'{record["question"]}\n{record["answer"]}'
 
 
 def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   correct_QK = np.array([record['correct'] for record in records], float)
-  # Rows with the same prompt (AIME's 32 copies) are one cluster: they are no new questions.
-  _, cluster_Q = np.unique([record['question'] for record in records], return_inverse=True)
+  _, cluster_Q = np.unique([_asked(record) for record in records], return_inverse=True)
   samples = correct_QK.shape[1]
   measures = {'pass@1': correct_QK[:, :1]}
   if samples > 1:

@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 from exgrpo_jax.data import prompt, question_set, questions, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.environments import pool
+from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
@@ -147,10 +149,13 @@ def load_questions(experiment: Experiment, spec: str) -> QuestionSet:
 
   Prompts over `rollout.max_prompt` are refused or left out, as `data.overlong` says.
   """
-  parsed = experiment.config
-  return question_set.load(
-    parsed.data, spec, experiment.tokenizer, parsed.prompt, parsed.rollout.max_prompt
-  )
+  parsed, tokenizer = experiment.config, experiment.tokenizer
+  max_prompt = parsed.rollout.max_prompt
+  data = question_set.load(parsed.data, spec, tokenizer, parsed.prompt, max_prompt)
+  if not parsed.environment.name:
+    return data
+  environments = pool.of(parsed.environment)
+  return environment_questions.begun(data, environments, tokenizer, parsed.prompt, max_prompt)
 
 
 def load_evaluations(experiment: Experiment) -> tuple[QuestionSet, ...]:

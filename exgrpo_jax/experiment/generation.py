@@ -6,13 +6,15 @@ from typing import Any
 
 from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, step_checker
 from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.environments import pool
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import Sampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.token_sampling import Distribution
-from exgrpo_jax.runtime import randomness
+from exgrpo_jax.runtime import hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
 
@@ -70,7 +72,7 @@ def make_sampler(
   distribution: Distribution | None = None,
   resumes: bool = False,
 ) -> Sampler:
-  """The slot engine on an experiment's model.
+  """The slot engine on an experiment's model, with the environment around it where there is one.
 
   Args:
     experiment: of which `config.rollout` says how many slots there are, and the limits.
@@ -81,10 +83,23 @@ def make_sampler(
   """
   parsed = experiment.config
   seed = parsed.seed if seed is None else seed
-  return SlotEngine(
+  has_turns = bool(parsed.environment.name)
+  engine = SlotEngine(
     model=experiment.model,
     spec=parsed.rollout.decode_spec(experiment.tokenizer, distribution),
     mesh=experiment.meshes.decoding,
     step_key=functools.partial(randomness.key, seed, purpose),
-    resumes=resumes,
+    resumes=resumes or has_turns,
+  )
+  if not has_turns:
+    return engine
+  return EpisodeSampler(
+    engine=engine,
+    environments=pool.of(parsed.environment),
+    config=parsed.environment,
+    tokenizer=experiment.tokenizer,
+    prompts=parsed.prompt,
+    seed=seed,
+    purpose=purpose,
+    in_order=parsed.rollout.carry or hosts.are_several(),
   )

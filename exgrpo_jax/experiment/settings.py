@@ -8,6 +8,7 @@ from exgrpo_jax import config
 from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
+from exgrpo_jax.environments import settings as environment_settings
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import settings as grading_settings
 from exgrpo_jax.grading import verifier
@@ -159,6 +160,7 @@ class Config:
   experience: traces.Config
   verifier: verifier.Config
   grading: grading_settings.Config
+  environment: environment_settings.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
   alignment: alignment.Config
@@ -198,6 +200,7 @@ def parse_config(values: ConfigDict) -> Config:
   )
   prompt.check(parsed.prompt)
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
+  _check_environment(parsed)
   alignment.check(parsed.alignment, parsed.data.evaluated)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
@@ -224,3 +227,15 @@ def parse_config(values: ConfigDict) -> Config:
           'that term has a gradient at rows of advantage 0 too.'
         )
   return parsed
+
+
+def _check_environment(parsed: Config) -> None:
+  """InputError where an environment is set that is none, or what does not go with one."""
+  environment = parsed.environment
+  environment_settings.check(environment)
+  environment_settings.check_rewards(environment, parsed.grading.rewards)
+  wanted = f'config.environment.name={environment.name!r}'
+  if environment.name and parsed.experience.path:
+    raise InputError(
+      f"{wanted} needs config.experience.path='': prior experience is of single turns."
+    )

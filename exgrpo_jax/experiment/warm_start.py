@@ -20,13 +20,15 @@ import numpy as np
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
+from exgrpo_jax.experiment import solutions
+from exgrpo_jax.experiment.experiment import Experiment, load_weights, state_shapes
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.settings import Config, WarmStartConfig
+from exgrpo_jax.experiment.solutions import Solution
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.padding import length_bucket, right_padded
+from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 from exgrpo_jax.reporting import metrics
@@ -41,14 +43,11 @@ WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
 CHECK_EVERY = 25  # updates between checks of whether it is enough
 CHECK_ROWS = 256  # responses in such a check
-TOKENIZED_TOGETHER = 1000  # solutions
 
 # In the folder of a warm start: what it depends on, written last; held while it is trained.
 _ORIGIN, _LOCK = 'origin.json', 'lock'
 # What the names of an origin are called in the config, where that is another name.
 _SETTINGS = {'seed': 'warm_start.seed', 'train': 'data.train'}
-
-_Row = tuple[np.ndarray, np.ndarray]  # prompt, and solution with its end token; int32
 
 
 def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> model.Params:
@@ -66,7 +65,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
         f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
         'adapters mean nothing without it; bring it back.'
       )
-    rows = _solutions(experiment)  # refused, if they are to be, before anything is computed
+    rows = solutions.load(experiment)  # refused, if they are to be, before anything is computed
   if name:
     params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -88,7 +87,7 @@ def run(
   experiment: Experiment,
   params: model.Params,
   data: QuestionSet | None,
-  rows: list[_Row] | None = None,
+  rows: list[Solution] | None = None,
 ) -> model.Params:
   """The parameters after the warm start: read where they are kept, else trained and kept.
 
@@ -104,7 +103,7 @@ def run(
     if _is_kept(experiment):  # by the run that this one waited for
       return _kept(directory, wanted, params)
     assert data is not None
-    rows = _solutions(experiment) if rows is None else rows
+    rows = solutions.load(experiment) if rows is None else rows
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
@@ -162,6 +161,8 @@ def origin(config: Config, shape: model.Config) -> dict[str, Any]:
     'prompt': dataclasses.asdict(config.prompt),
     'warm_start': settings,
   }
+  if config.environment.name:
+    found['environment'] = [config.environment.name, config.environment.max_turns]
   if config.warm_start.enough < 1:  # which is checked on them
     found['train'] = config.data.train
   return json.loads(json.dumps(found))
@@ -171,13 +172,13 @@ def _train(
   experiment: Experiment,
   params: model.Params,
   data: QuestionSet,
-  rows: list[_Row],
+  rows: list[Solution],
   directory: str,
 ) -> model.Params:
   config = experiment.config.warm_start
   optimizer_config = _optimizer(experiment.config.optimizer, config)
   state = optimizer.init(optimizer_config, config.num_updates, params)
-  longest = max(len(prompt) + len(solution) for prompt, solution in rows)
+  longest = max(map(len, rows))
   interval = max(1, config.num_updates // REPORTS)
   update = 0
   with (
@@ -186,7 +187,7 @@ def _train(
   ):
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
-      arrays = right_padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      arrays = solutions.padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
@@ -216,7 +217,7 @@ def rehearse(experiment: Experiment) -> None:
   params = model.init(experiment.model, key, experiment.meshes.training)
   optimizer_config = _optimizer(experiment.config.optimizer, config)
   state = optimizer.init(optimizer_config, config.num_updates, params)
-  lengths = [len(prompt) + len(solution) for prompt, solution in _solutions(experiment)]
+  lengths = list(map(len, solutions.load(experiment)))
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)
@@ -251,50 +252,21 @@ def _pass_rate(
   """Share of correct responses, one to each of the first questions, at the run's temperature."""
   tokenizer, config = experiment.tokenizer, experiment.config
   asked, seed = data.questions[:CHECK_ROWS], config.warm_start_seed
-  requests = requests_for(
-    data.prompts[:CHECK_ROWS], range(len(asked)), 1, update, config.rollout.max_response
-  )
+  limit = config.rollout.max_response
+  requests = requests_for(data.prompts[:CHECK_ROWS], range(len(asked)), 1, update, limit, asked)
   decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
   sampler = make_sampler(experiment, Purpose.WARM_START_CHECK, seed=seed)
   responses, _ = sampler.generate(decode_params, requests)
-  with Grader(config.grading.correctness_alone, config.verifier) as grader:
-    verdicts = grader.grade(
-      [tokenizer.decode(response.tokens) for response in responses],
-      [question.answer for question in asked],
-      [question.kind for question in asked],
-      [functools.partial(facts.of_question, question) for question in asked],
-    )
+  verdicts = [response.verdict for response in responses if response.verdict]
+  if not verdicts:
+    with Grader(config.grading.correctness_alone, config.verifier) as grader:
+      verdicts = grader.grade(
+        [tokenizer.decode(response.tokens) for response in responses],
+        [question.answer for question in asked],
+        [question.kind for question in asked],
+        [functools.partial(facts.of_question, question) for question in asked],
+      )
   return float(np.mean([verdict.correct for verdict in verdicts]))
-
-
-def _solutions(experiment: Experiment) -> list[_Row]:
-  """The rows to learn; InputError where a question has no solution, or one that is too long."""
-  config, tokenizer = experiment.config, experiment.tokenizer
-  spec, limit = config.warm_start.data, config.rollout.max_response
-  data = load_questions(experiment, spec)
-  rows = []
-  for start in range(0, len(data.questions), TOKENIZED_TOGETHER):
-    part = slice(start, start + TOKENIZED_TOGETHER)
-    asked = data.questions[part]
-    solutions = tokenizer.encode_all([question.solution for question in asked])
-    for question, prompt, ids in zip(asked, data.prompts[part], solutions):
-      if not question.solution:
-        raise InputError(
-          f'{spec}: row {question.row} has no worked solution to learn from; '
-          'set config.data.solution_field, or config.warm_start.num_updates=0.'
-        )
-      solution = np.array([*ids, tokenizer.eos_ids[0]], np.int32)
-      if len(solution) <= limit:
-        rows.append((prompt, solution))
-      elif config.data.overlong == 'refuse':
-        raise InputError(
-          f'{spec}: the solution of row {question.row} has {len(solution)} tokens, '
-          f'over config.rollout.max_response={limit}; raise it, or set '
-          "config.data.overlong='drop'."
-        )
-  if not rows:
-    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
-  return rows
 
 
 def _choose(size: int, count: int, seed: int, update: int) -> list[int]:

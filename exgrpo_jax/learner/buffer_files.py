@@ -11,6 +11,7 @@ checksum.
 """
 
 import io
+import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
-from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.datatypes import Trajectory, Turn
 
 MAX_SEGMENTS = 64  # of a checkpoint; beyond it, the smaller half is written into the new one
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
@@ -91,7 +92,7 @@ def read_some(
   chosen = [row for row, does in zip(known, fits) if does]
   inside = np.isin(columns['question'], chosen)
   of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step')
-  optional = [name for name in ('times_replayed', 'correct') if name in columns]
+  optional = [name for name in ('times_replayed', 'correct', 'turns') if name in columns]
   own = {name: columns[name][inside] for name in (*of_trajectory, *optional)}
   found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
   questions = columns['question'][inside].tolist()
@@ -120,6 +121,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'times_replayed': np.array([trajectory.times_replayed for trajectory in stored], np.int64),
     'correct': np.array([trajectory.correct for trajectory in stored], bool),
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
+    'turns': np.array([json.dumps(t.turns) if t.turns else '' for t in stored], np.str_),
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
     'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
@@ -207,9 +209,10 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   segment, offset, length, sums, reward, step = (
     columns[name].tolist() for name in ('segment', 'offset', 'length', 'sum', 'reward', 'step')
   )
-  # Earlier versions did not count replays, and stored successes alone.
+  # Earlier versions did not count replays, and stored successes of single turns alone.
   times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
   correct = columns.get('correct', np.ones(len(segment), bool)).tolist()
+  turns = columns.get('turns', np.full(len(segment), '')).tolist()
   trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
   for number in sorted(set(segment)):
     inside = np.flatnonzero(columns['segment'] == number)
@@ -227,6 +230,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
           step=step[index],
           times_replayed=times_replayed[index],
           correct=correct[index],
+          turns=tuple(Turn(*turn) for turn in json.loads(turns[index] or '[]')),
         )
         if not is_whole or _sum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
+from exgrpo_jax.datatypes import PartialGroup, Response, Span, Turn, Verdict
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
@@ -60,6 +60,8 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
         'truncated': response.truncated,
         'is_complete': response.is_complete,
         'spans': response.spans,
+        'turns': response.turns,
+        'verdict': response.verdict and response.verdict._asdict(),
       }
       for response in group.responses
     ],
@@ -82,6 +84,9 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
       tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
       is_complete=own['is_complete'],
       spans=tuple(Span(*span) for span in own['spans']),
+      # Earlier versions had single turns alone.
+      turns=tuple(Turn(*turn) for turn in own.get('turns', ())),
+      verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
     )
 
   return PartialGroup(

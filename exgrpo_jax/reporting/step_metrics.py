@@ -71,7 +71,7 @@ def rollout_metrics(
     verdicts: of `responses`, in the same order.
   """
   fresh = [verdict for group in verdicts for verdict in group]
-  lengths = [len(response.tokens) for group in responses for response in group]
+  lengths = [response.num_own for group in responses for response in group]
   rewards = [
     [verdict.reward for verdict in group] + ([replayed.reward] if replayed else [])
     for group, replayed in zip(verdicts, replays)

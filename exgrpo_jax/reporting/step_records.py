@@ -94,6 +94,14 @@ TOKENS = pa.schema(
     pa.field('entropy', pa.list_(pa.float32()), nullable=False),
     # Under the policy that wrote a replayed response; null for fresh ones.
     pa.field('past_logp', pa.list_(pa.float32())),
+    # Of an episode, see datatypes.Turn: the other values are 0 at tokens of its environment. Null
+    # for single turns.
+    pa.field(
+      'turns',
+      pa.list_(
+        pa.struct([('written', pa.int32()), ('observed', pa.int32()), ('reward', pa.float64())])
+      ),
+    ),
   ]
 )
 

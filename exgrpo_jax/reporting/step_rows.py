@@ -18,6 +18,7 @@ from exgrpo_jax.datatypes import (
   Response,
   Trajectory,
   Verdict,
+  at_own,
 )
 from exgrpo_jax.grading.rewards import has_code_block
 from exgrpo_jax.reporting import step_records
@@ -101,10 +102,10 @@ def _fresh(response: Response, verdict: Verdict) -> _Row:
     'outcome': verdict.outcome,
     'reason': _escaped(verdict.reason) if verdict.reason else None,
     'answer': None if verdict.answer is None else _escaped(verdict.answer),
-    'length': len(response.tokens),
+    'length': response.num_own,
     'truncated': response.truncated,
-    'entropy': float(np.mean(response.entropy)),
-    'probability': float(np.mean(np.exp(response.logp))),
+    'entropy': float(np.mean(response.entropy[response.own])),
+    'probability': float(np.mean(np.exp(response.logp[response.own]))),
     'has_code_block': verdict.has_code_block,
     'valid_steps': verdict.valid_steps,
   }
@@ -120,13 +121,13 @@ def _replayed(
 ) -> _Row:
   text, check_steps = tokenizer.decode(replayed.tokens), step_checker(question)
   with np.errstate(over='ignore'):  # what the past policy found absurd has an infinite ratio
-    ratio = np.exp(scores.logp - replayed.logp)
+    ratio = np.exp(scores.logp - replayed.logp[replayed.own])
   return {
     'is_replay': True,
     'reward': replayed.reward,
     # Whether a stored failure had an answer is not known.
     'outcome': 'correct' if replayed.correct else 'wrong',
-    'length': len(replayed.tokens),
+    'length': replayed.num_own,
     'truncated': int(replayed.tokens[-1]) not in tokenizer.eos_ids,
     'entropy': float(np.mean(scores.entropy)),
     'probability': float(np.mean(np.exp(scores.logp))),
@@ -176,7 +177,12 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
   for group in groups:
     # The arrays as they are: the writer's thread turns them into lists, which may be long.
     members: list[_Row] = [
-      {'tokens': response.tokens, 'logp': response.logp, 'entropy': response.entropy}
+      {
+        'tokens': response.tokens,
+        'logp': response.logp,
+        'entropy': response.entropy,
+        'turns': _turns(response),
+      }
       for response in experience.responses[group]
     ]
     replayed, scores = experience.replays[group], experience.scores[group]
@@ -184,9 +190,10 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
       members.append(
         {
           'tokens': replayed.tokens,
-          'logp': scores.logp,
-          'entropy': scores.entropy,
+          'logp': at_own(replayed, scores.logp),
+          'entropy': at_own(replayed, scores.entropy),
           'past_logp': replayed.logp,
+          'turns': _turns(replayed),
         }
       )
     for sample, member in enumerate(members):
@@ -197,6 +204,10 @@ def _tokens(experience: Experience, groups: Collection[int]) -> Iterator[_Row]:
         'sample': sample,
         **member,
       }
+
+
+def _turns(written: Response | Trajectory) -> list[_Row] | None:
+  return [turn._asdict() for turn in written.turns] or None
 
 
 # ---- Samples ----

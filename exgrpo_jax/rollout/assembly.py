@@ -40,6 +40,8 @@ def batch(
   advantage_B = _advantages(objective_config, np.array(rewards, np.float32), is_replay_B)
   tokens_BT, mask_BT = right_padded(rows, longest_row, pad_id)
   is_token_BT = mask_BT > 0
+  # What an environment said is context: neither trained nor weighed.
+  mask_BT[is_token_BT] = np.concatenate([member.own for member in members])
   logp_BT, term_weight_BT = np.zeros_like(mask_BT), np.ones_like(mask_BT)
   is_carried_BT = np.zeros(mask_BT.shape, bool)
   # Row after row, in the mask's order.
@@ -51,7 +53,7 @@ def batch(
       is_carried_BT[b, is_token_BT[b]] = np.arange(len(member.tokens)) < member.tokens_before(step)
   if objective_config.second_moment < float('inf') and is_replay_B.any():
     stays = _within_second_moment(objective_config, replays, scores, advantage_B[is_replay_B])
-    term_weight_BT[is_token_BT & is_replay_B[:, None]] = stays
+    term_weight_BT[(mask_BT > 0) & is_replay_B[:, None]] = stays
   return Batch(
     tokens_BT=tokens_BT,
     response_mask_BT=mask_BT * np.array(trains, np.float32)[:, None],
@@ -85,7 +87,7 @@ def _within_second_moment(
   advantage_R: np.ndarray,
 ) -> np.ndarray:
   """Which tokens of the R replayed rows stay, row after row: bool."""
-  log_ratios = [own.logp - row.logp for row, own in zip(replays, scores) if row and own]
+  log_ratios = [own.logp - row.logp[row.own] for row, own in zip(replays, scores) if row and own]
   advantage_N = np.repeat(advantage_R, [len(log_ratio) for log_ratio in log_ratios])
   return terms.within_second_moment(np.concatenate(log_ratios), advantage_N, config.second_moment)
 

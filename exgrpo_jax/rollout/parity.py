@@ -32,10 +32,10 @@ def differences(
 
   `trainer` are the trainer's log-probabilities [T] of each response, in the same order.
   """
-  gaps = [
-    (logp - response.logp)[response.tokens_before(step) :]
-    for logp, response in zip(trainer, responses)
-  ]
+  gaps = []
+  for logp, response in zip(trainer, responses):
+    new = slice(response.tokens_before(step), None)
+    gaps.append((logp - response.logp)[new][response.own[new]])
   gap = np.abs(np.concatenate(gaps))
   return {'parity/mean': float(gap.mean()), 'parity/max': float(gap.max())}
 
@@ -70,7 +70,7 @@ def recomputed(
     start = response.tokens_before(step)
     if start == len(response.tokens):
       return response
-    logp, weight = next(logps)[start:], None
+    logp, weight = (next(logps) * response.own)[start:], None
     if tis_limit:
       earlier = [] if response.tis_weight is None else [response.tis_weight]
       weight = np.concatenate([*earlier, terms.tis_weight(logp, response.logp[start:], tis_limit)])

@@ -72,7 +72,8 @@ class PartialRollout(Rollout):
     def finish(index: int, response: Response) -> bool:
       keep(index, response)
       group, sample = places[index]
-      submit(places[index], self._submission(plan, places[index], groups[group][sample]))
+      if response.verdict is None:  # otherwise its environment has judged it
+        submit(places[index], self._submission(plan, places[index], groups[group][sample]))
       # Asked only where its answer may have changed.
       is_complete = all(one.is_complete for one in groups[group])
       return is_complete and self._trained(plan, groups) is not None
@@ -94,11 +95,12 @@ class PartialRollout(Rollout):
     Shuffled by seed and step, so that a minibatch holds old and new groups.
     """
     new = grader.collect()
-    pool.refuse_all_failed(f'step {plan.step}', list(new.values()))
+    by_environment = [one.verdict for own in responses for one in own if one.verdict]
+    pool.refuse_all_failed(f'step {plan.step}', [*new.values(), *by_environment])
     earlier = [iter(group.verdicts) for group in plan.left]
     verdicts = [
       [
-        new.get((group, sample)) or next(earlier[group])
+        response.verdict or new.get((group, sample)) or next(earlier[group])
         for sample, response in enumerate(own)
         if response.is_complete
       ]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from exgrpo_jax.datatypes import Response
+from exgrpo_jax.datatypes import Question, Response
 
 UNBEGUN = Response(
   tokens=np.zeros(0, np.int32),
@@ -31,14 +31,25 @@ class Request:
   step: int  # in which the response began
   limit: int  # of the response, in tokens, the end token included
   begun: Response = UNBEGUN  # what is written of it; only a sampler that resumes takes any
+  asked: Question | None = None  # for an environment; None of a single turn
 
 
 # Called with a request's index and its complete response. True stops the sampler.
 OnFinish = Callable[[int, Response], bool | None]
 
 
+# Gives further requests as they become known; None stops the sampler. It is told whether nothing
+# else is left to do, and then waits for some if there are any to come.
+More = Callable[[bool], Sequence[Request] | None]
+
+
 def ignore(_index: int, _response: Response) -> None:
   """The OnFinish that waits for all responses."""
+
+
+def nothing_more(_is_idle: bool) -> Sequence[Request]:
+  """The More that has none."""
+  return ()
 
 
 class Sampler(Protocol):
@@ -59,11 +70,21 @@ class Sampler(Protocol):
 
 
 def requests_for(
-  prompts: Sequence[np.ndarray], questions: Sequence[int], samples: int, step: int, limit: int
+  prompts: Sequence[np.ndarray],
+  questions: Sequence[int],
+  samples: int,
+  step: int,
+  limit: int,
+  asked: Sequence[Question] = (),
 ) -> list[Request]:
-  """Requests for `samples` responses to each prompt, one prompt after the other."""
+  """Requests for `samples` responses to each prompt, one prompt after the other.
+
+  `questions` are their rows; `asked` the same for an environment.
+  """
   return [
-    Request(prompt, question, sample, step, limit)
-    for prompt, question in zip(prompts, questions, strict=True)
+    Request(prompt, row, sample, step, limit, asked=question)
+    for prompt, row, question in zip(
+      prompts, questions, asked or [None] * len(prompts), strict=True
+    )
     for sample in range(samples)
   ]

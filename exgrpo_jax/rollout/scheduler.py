@@ -13,7 +13,7 @@ length of the limit and all slots decode to the end, so there is one program of 
 cache is as long as the rows now in it need, rounded up to one of few lengths, and once no prompts
 wait the last rows close up.
 
-An engine that resumes takes responses that earlier steps began: what is written of one is
+An engine that resumes takes responses that earlier steps or turns began: what is written of one is
 prefilled, right into its slot, and decoding goes on from there. Its cache always has the length of
 the limit.
 
@@ -35,7 +35,7 @@ from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, resume_lengths
-from exgrpo_jax.rollout.sampler import OnFinish, Request, ignore
+from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
   Row,
   Slots,
@@ -68,16 +68,29 @@ class SlotEngine:
   on_sync: Callable[[Sync], None] = lambda _: None
 
   def generate(
-    self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore
+    self,
+    params: Params,
+    requests: Sequence[Request],
+    on_finish: OnFinish = ignore,
+    more: More = nothing_more,
   ) -> tuple[list[Response], dict[str, float]]:
-    """See `Sampler.generate`. Equal prompts that follow one another are prefilled once."""
+    """See `Sampler.generate`. Equal prompts that follow one another are prefilled once.
+
+    What `more` gives goes before all that waits, and is numbered on: `on_finish` is told its index,
+    and its responses follow those to `requests`.
+    """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     state, prefilled, is_enough = None, None, False
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
-      while (waiting or any(slots)) and not is_enough:
+      while not is_enough:
+        requested = more(not (waiting or any(slots)))
+        rows += (new := rows_of(self.spec, requested or (), self.step_key, len(rows)))
+        waiting.extendleft(reversed(new))
+        if requested is None or not (waiting or any(slots)):
+          break
         if not waiting and state is not None and not is_fixed:
           state, slots = _compact(state, slots)
         take_slots(slots, waiting)

@@ -61,9 +61,15 @@ class Sync(NamedTuple):
 
 
 def rows_of(
-  spec: DecodeSpec, requests: Sequence[Request], step_key: Callable[[int], jax.Array]
+  spec: DecodeSpec,
+  requests: Sequence[Request],
+  step_key: Callable[[int], jax.Array],
+  first: int = 0,
 ) -> list[Row]:
-  """A row for each request; `step_key` gives the key of the step in which a response began."""
+  """A row for each request, numbered from `first`.
+
+  `step_key` gives the key of the step in which a response began.
+  """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
     assert fits, 'the cache has its limit'
@@ -77,7 +83,7 @@ def rows_of(
       pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
       length=len(request.begun.tokens),
     )
-    for index, request in enumerate(requests)
+    for index, request in enumerate(requests, first)
   ]
 
 

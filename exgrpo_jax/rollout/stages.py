@@ -24,6 +24,7 @@ from exgrpo_jax.datatypes import (
   ReplayScores,
   Response,
   Trajectory,
+  at_own,
 )
 from exgrpo_jax.grading import pool
 from exgrpo_jax.grading.pool import Grader
@@ -127,7 +128,8 @@ class Rollout:
     places = [(group, sample) for group, count in enumerate(counts) for sample in range(count)]
 
     def finish(index: int, response: Response) -> None:
-      submit(places[index], self._submission(plan, places[index], response))
+      if response.verdict is None:  # otherwise its environment has judged it
+        submit(places[index], self._submission(plan, places[index], response))
 
     requests = [self._request(plan, place, plan.step) for place in places]
     responses, metrics = self.sampler.generate(params, requests, finish)
@@ -172,10 +174,11 @@ class Rollout:
     Raises InputError if grading failed for all of them.
     """
     verdicts = grader.collect()
-    pool.refuse_all_failed(f'step {plan.step}', list(verdicts.values()))
     by_group = [
-      [verdicts[group, sample] for sample in range(len(own))] for group, own in enumerate(responses)
+      [one.verdict or verdicts[group, sample] for sample, one in enumerate(own)]
+      for group, own in enumerate(responses)
     ]
+    pool.refuse_all_failed(f'step {plan.step}', [v for judged in by_group for v in judged])
     return Graded(plan, responses, by_group)
 
   def pick_replays(
@@ -201,7 +204,9 @@ class Rollout:
     )
     if not self.objective.importance_correction:
       replays = [
-        dataclasses.replace(replayed, logp=of_replayed.logp) if replayed and of_replayed else None
+        dataclasses.replace(replayed, logp=at_own(replayed, of_replayed.logp))
+        if replayed and of_replayed
+        else None
         for replayed, of_replayed in zip(replays, scores)
       ]
     return replays, scores
@@ -249,6 +254,7 @@ class Rollout:
       sample=sample,
       step=step,
       limit=self.config.max_response,
+      asked=plan.questions[group],
     )
 
   def _submission(self, plan: Plan, place: tuple[int, int], response: Response) -> pool.Submission:
@@ -281,8 +287,11 @@ class Rollout:
   ) -> list[ReplayScores]:
     """Scores of some trajectories."""
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
-    logps, entropies = self.score(params, rows)
-    past = [stored.logp for _, stored in candidates]
+    own = [stored.own for _, stored in candidates]
+    logps, entropies = (
+      [x_T[own_T] for x_T, own_T in zip(found, own)] for found in self.score(params, rows)
+    )
+    past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
     corrected = past if self.objective.importance_correction else logps
     weights = selection.weights(self.objective, self.meshes.training, logps, corrected)
     return [

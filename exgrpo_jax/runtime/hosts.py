@@ -51,7 +51,7 @@ def joined(meeting: Meeting) -> Iterator[None]:
     InputError: `meeting` is incomplete or wrong, or the hosts cannot meet.
   """
   _join(meeting)
-  if not _are_several():
+  if not are_several():
     yield
     return
   with (
@@ -132,14 +132,15 @@ def _fail(error: Exception) -> None:
   os._exit(1)
 
 
-def _are_several() -> bool:
+def are_several() -> bool:
+  """Whether this process is one of several hosts."""
   # Does not ask for the devices, which not every command needs.
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
   """Whether this is the host that writes what is written once."""
-  return not _are_several() or jax.process_index() == 0
+  return not are_several() or jax.process_index() == 0
 
 
 def warn(message: str) -> None:
@@ -150,7 +151,7 @@ def warn(message: str) -> None:
 
 def all_gather(value: Any) -> list[Any]:
   """Every host's `value`, a JSON value, in the order of hosts. All must call it."""
-  if not _are_several():
+  if not are_several():
     return [value]
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(len(encoded)))
@@ -167,7 +168,7 @@ def broadcast_from_first(value: Any) -> Any:
 
 def is_own_share(number: int) -> bool:
   """Whether piece `number` of some work is this host's; see `merge_shares`."""
-  return not _are_several() or number % jax.process_count() == jax.process_index()
+  return not are_several() or number % jax.process_count() == jax.process_index()
 
 
 def merge_shares(results: list[Any]) -> list[Any]:
@@ -180,7 +181,7 @@ def merge_shares(results: list[Any]) -> list[Any]:
 
 def barrier(name: str) -> None:
   """Waits until every host has called it."""
-  if _are_several():
+  if are_several():
     multihost_utils.sync_global_devices(name)
 
 
@@ -196,7 +197,7 @@ def first_host_first(name: str) -> Iterator[None]:
 
 def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
   """InputError unless all hosts have the same content, which each read from `place`."""
-  if not _are_several():
+  if not are_several():
     return
   first, *others = all_gather(hashlib.sha256(content()).hexdigest())
   for number, other in enumerate(others, 1):
@@ -209,7 +210,7 @@ def check_same(place: str, what: str, content: Callable[[], bytes]) -> None:
 
 def check_shared(folder: str) -> None:
   """InputError unless all hosts share `folder`."""
-  if not _are_several():
+  if not are_several():
     return
   token = broadcast_from_first(uuid.uuid4().hex)
   path = os.path.join(folder, f'.hosts_{token}')

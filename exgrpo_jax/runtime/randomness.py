@@ -33,6 +33,8 @@ class Purpose(enum.IntEnum):
   GENERATE = 13  # responses to prompts that are typed
   PREFILTER = 14  # responses that tell how hard the training questions are
   TRAINED_ORDER = 15  # the order of the groups that a step trains, where it carries others; by step
+  ENVIRONMENT = 16  # seeds of episodes; by what they are for, step, question and sample
+  DEMONSTRATION = 17  # episodes that a warm start learns; by question row
 
 
 def key(seed: int, purpose: Purpose, place: int | jax.Array = 0) -> jax.Array:
@@ -52,10 +54,10 @@ def _key(seed: int, purpose: int, place: int | jax.Array) -> jax.Array:
   return functools.reduce(jax.random.fold_in, (purpose, place), jax.random.key(seed))
 
 
-def generator(seed: int, purpose: Purpose, place: int = 0) -> np.random.Generator:
-  """The NumPy generator of a purpose at a place, such as a step."""
+def generator(seed: int, purpose: Purpose, place: int = 0, *more: int) -> np.random.Generator:
+  """The NumPy generator of a purpose at a place, such as a step, or a step and a question."""
   # A spawn key, not a tuple of entropy, whose trailing zeros do not count.
-  return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place)))
+  return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(purpose), place, *more)))
 
 
 def ranks(seed: int, purpose: Purpose, place_N: np.ndarray) -> np.ndarray:

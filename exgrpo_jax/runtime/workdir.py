@@ -30,6 +30,7 @@ FREE = (
   'grading.workers',
   'grading.max_failures',
   'grading.batch_timeout',
+  'environment.workers',
   'rollout.slots',
   'rollout.logit_chunk',
   'gradient.tokens_per_microbatch',
@@ -47,6 +48,17 @@ _ADDED = {
   'replay.age_decay': float('inf'),
   'objective.replay_advantage': 'group',
   'objective.second_moment': float('inf'),
+}
+# A section that is newer: single turns.
+_ENVIRONMENT = {
+  'name': '',
+  'tools': [],
+  'max_turns': 8,
+  'max_turn_tokens': 0,
+  'discount': 1.0,
+  'workers': 0,
+  'time_limit': 5.0,
+  'memory_limit': 1024,
 }
 
 
@@ -184,6 +196,7 @@ def read_config(workdir: str) -> dict[str, Any]:
     section, key = name.split('.')
     if isinstance(values.get(section), dict):
       values[section].setdefault(key, value)
+  values.setdefault('environment', _ENVIRONMENT)
   return values
 
 

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import (
   Config,
@@ -26,6 +27,8 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)
   pool.check(config.grading, config.verifier)
+  if config.environment.name:
+    environments.of(config.environment).tools()
   return config
 
 

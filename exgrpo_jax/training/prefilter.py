@@ -89,6 +89,10 @@ def filter_questions(
   """
   make_folder('--out', out)
   experiment = open_experiment(values, source.path if source else out)
+  if name := experiment.config.environment.name:
+    raise InputError(
+      f'config.environment.name={name!r}: questions are filtered by single turns alone.'
+    )
   data = load_questions(experiment, experiment.config.data.train)
   check_rewards(experiment.config, data)
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():

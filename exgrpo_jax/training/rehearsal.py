@@ -79,7 +79,8 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
         prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
       nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
       state = decode(decode_loop.insert(state, prefilled.prompts, nothing))
-      if experiment.config.rollout.carry and not longer:
+      config = experiment.config
+      if (config.rollout.carry or config.environment.name) and not longer:
         state = _resume(shape, spec, params, mesh, state)
       while True:
         if longer:

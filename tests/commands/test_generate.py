@@ -63,6 +63,7 @@ def test_a_model_without_a_run_is_asked_by_its_chat_template(capsys, recorded):
     step=None,
     model=str(CHECKPOINTS / 'qwen2_tied'),
     prompt='How?',
+    row=None,
     samples=2,
     temperature=0.0,
     max_response=4,

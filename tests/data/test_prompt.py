@@ -198,3 +198,43 @@ def test_prompts_without_a_chat_template_start_with_the_begin_token(folder):
   loaded = tokenizer.load(path)
   assert loaded.encode(loaded.render([USER], PLAIN))[:2] == [0, *loaded.encode('1')]
   assert loaded.render([USER], CHAT).startswith('<|im_start|>')
+
+
+# ---- After a turn of the model ----
+
+SAID = 'Two.'
+
+
+@pytest.mark.parametrize('name', ['plain', 'chat', 'paper', 'paper_without_template'])
+def test_what_follows_a_turn_is_what_the_whole_conversation_has_there(name, folder):
+  """Up to the end of a turn, which the model writes by itself where it is not cut."""
+  config = prompt.Config(name.partition('_')[0])
+  loaded = tokenizer.load(folder(chat_template=None) if 'without' in name else folder())
+  begin, answer, more = [SYSTEM, USER], Message('assistant', SAID), [MORE, USER]
+  whole = loaded.render([*begin, answer, *more], config)
+  following = prompt.following(more, config, loaded.chat)
+  before = loaded.render(begin, config)
+  if name == 'plain':  # where only the end token ends a turn
+    assert before + f'{SAID}\n' + following == whole
+  else:
+    # The turn began with a thought, of which a later prompt has nothing.
+    assert before.removesuffix(prompt.THINK) + SAID + following == whole
+
+
+def test_a_template_that_forgets_what_the_model_said_is_no_good_for_turns(folder):
+  loaded = tokenizer.load(folder(chat_template='{{ messages[-1].content }}'))
+  with pytest.raises(InputError, match='does not show what the assistant said before'):
+    prompt.following([MORE], CHAT, loaded.chat)
+
+
+def test_a_chat_template_is_told_of_tools(folder):
+  loaded = tokenizer.load(folder(chat_template='{{ tools | length if tools else "none" }}'))
+  assert loaded.render([USER], CHAT) == 'none'
+  assert loaded.render([USER], CHAT, [{'type': 'function'}]) == '1'
+  assert loaded.render([USER], PAPER, [{'type': 'function'}]) == '1<think>\n'
+
+
+@pytest.mark.parametrize('config', [PLAIN, CHAT, PAPER])
+def test_tools_without_a_chat_template_are_refused(config):
+  with pytest.raises(InputError, match=r'config\.environment\.tools needs a chat template'):
+    prompt.render([USER], config, tools=[{'type': 'function'}])

@@ -121,6 +121,16 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
       {'gradient.drop_zero_advantage': True},
       r'drop_zero_advantage=True needs config\.objective\.entropy_bonus=0, not 0\.0001',
     ),
+    ({'environment.name': 'gues'}, r"environment\.name has no 'gues'; did you mean 'guess'"),
+    ({'environment.name': 'tools'}, r'needs config\.environment\.tools'),
+    (
+      {'environment.name': 'guess', 'grading.rewards': ('correctness', 'overlong')},
+      r"rewards=.* must be \('correctness',\) with config\.environment\.name='guess'",
+    ),
+    (
+      {'environment.name': 'guess', 'experience.path': 'a.parquet'},
+      r"config\.environment\.name='guess' needs config\.experience\.path=''",
+    ),
   ],
   ids=lambda value: next(reversed(value)) if isinstance(value, dict) else '',
 )

@@ -3,10 +3,10 @@
 import numpy as np
 
 from exgrpo_jax.algorithm.replay import Buffer, Entry
-from exgrpo_jax.datatypes import Trajectory
+from exgrpo_jax.datatypes import Trajectory, Turn
 
 
-def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True):
+def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True, turns=()):
   return Trajectory(
     tokens=np.array(tokens, np.int32),
     logp=-np.arange(len(tokens), dtype=np.float32) / 3,
@@ -14,6 +14,7 @@ def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True):
     step=step,
     times_replayed=times_replayed,
     correct=correct,
+    turns=turns,
   )
 
 
@@ -34,7 +35,12 @@ BUFFERS = {
         row,
         *(
           trajectory(
-            *range(row + n + 1), step=n, reward=0.1 * n - 1, times_replayed=3 * n, correct=n % 3 > 0
+            *range(row + n + 1),
+            step=n,
+            reward=0.1 * n - 1,
+            times_replayed=3 * n,
+            correct=n % 3 > 0,
+            turns=(Turn(1, n, 0.5),) * (n % 2),
           )
           for n in range(row + 1)
         ),
@@ -61,6 +67,7 @@ def assert_same(buffer, expected, atol=0.0):
     for left, right in zip(stored.trajectories, wanted.trajectories, strict=True):
       assert (left.step, left.reward) == (right.step, right.reward)
       assert (left.times_replayed, left.correct) == (right.times_replayed, right.correct)
+      assert left.turns == right.turns
       assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
       np.testing.assert_array_equal(left.tokens, right.tokens)
       np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)

@@ -103,7 +103,7 @@ def full_log_probabilities(params, config, tokens_T, temperature=1.0):
 
   `config` is a model.Config. The hidden states are the model's; the rest is NumPy.
   """
-  padded_T = np.pad(tokens_T, (0, LENGTH - len(tokens_T)))  # attention is causal
+  padded_T = np.pad(tokens_T, (0, -len(tokens_T) % LENGTH))  # attention is causal
   hidden_TD = np.asarray(_hidden_states(config, params, padded_T[None]))[0, : len(tokens_T) - 1]
   logits = (
     hidden_TD.astype(np.float64)

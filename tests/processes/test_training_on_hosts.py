@@ -105,6 +105,43 @@ def test_responses_span_steps_in_the_same_way_on_more_processes(data, compiled, 
   buffers.assert_same(*found, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('carry', [False, True])
+def test_episodes_are_the_same_on_more_processes(carry, data, compiled, tmp_path):
+  """Each host has the environments of its share."""
+  flags = (
+    *(CARRY if carry else ()),
+    '--config.environment.name=guess',
+    '--config.environment.max_turns=5',
+    '--config.environment.max_turn_tokens=3',
+    '--config.rollout.max_prompt=6',
+    '--config.rollout.max_response=32',
+    '--config.tokenizer.vocab_size=300',
+    '--config.data.train=guess:train[:24]',
+    "--config.data.evaluation=('guess:test[:6]',)",
+    '--config.warm_start.data=guess:pretraining[:200]',
+    '--config.warm_start.num_updates=200',
+    f'--config.num_steps={STEPS}',
+    f'--config.evaluation.every={STEPS}',
+  )
+  with (
+    Pod(tmp_path / 'one', (1, 1), data, compiled, *flags) as one,
+    Pod(tmp_path / 'two', (2, 2), data, compiled, *MESH, *flags) as two,
+  ):
+    one.finish()
+    two.finish()
+  clock = ('environment/seconds', 'environment/idle_seconds', 'rollout/slots_busy')
+  expected, found = (
+    {
+      step: {name: value for name, value in record.items() if name not in clock}
+      for step, record in records_of(tmp_path / name).items()
+    }
+    for name in ('one', 'two')
+  )
+  assert expected[STEPS]['environment/turns_max'] == 5 and expected[STEPS]['buffer/questions']
+  assert_close(found, expected, range(STEPS + 1))
+
+
 def test_only_the_first_host_prints_and_writes(run):
   first, second = (pathlib.Path(f'{run(2)}.log.{number}').read_text() for number in range(2))
   assert first.count(f'step {STEPS}/{STEPS}') == 1 and 'hosts: 0 is ' in first

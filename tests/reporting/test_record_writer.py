@@ -20,6 +20,7 @@ VALUES = {  # of a column, by its type
   pa.list_(pa.int32()): np.array([5, 6, 1], np.int32),
   pa.list_(pa.float32()): np.array([0.25, -np.inf, 0.5], np.float32),
   pa.map_(pa.string(), pa.float64()): [('correctness', 1.0)],
+  step_records.TOKENS.field('turns').type: [{'written': 2, 'observed': 1, 'reward': 0.5}],
 }
 
 

@@ -16,9 +16,10 @@ def test_purposes_keep_their_numbers():
   """A checkpoint of an earlier version must continue with the same streams."""
   assert ' '.join(purpose.name for purpose in sorted(Purpose)) == (
     'INIT ROLLOUT EVALUATION WARM_START_CHECK STOCHASTIC_ROUNDING PLAN TRAJECTORY QUESTION_STREAM '
-    'WARM_START_ORDER SAMPLES ALIGNMENT RECORDED_GROUPS LORA GENERATE PREFILTER TRAINED_ORDER'
+    'WARM_START_ORDER SAMPLES ALIGNMENT RECORDED_GROUPS LORA GENERATE PREFILTER TRAINED_ORDER '
+    'ENVIRONMENT DEMONSTRATION'
   )
-  assert [purpose.value for purpose in sorted(Purpose)] == list(range(16))
+  assert [purpose.value for purpose in sorted(Purpose)] == list(range(18))
 
 
 def test_no_two_of_seed_purpose_and_place_share_a_stream_or_a_key():

@@ -7,13 +7,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from exgrpo_jax.data.store import Record
-from exgrpo_jax.data.tasks import arithmetic, chains
+from exgrpo_jax.data.tasks import arithmetic, calculator, chains, guess, lake
 from exgrpo_jax.datatypes import Question
 
 # By the name in a data spec: a function that makes the records of every split.
 TASKS: Mapping[str, Callable[[], Mapping[str, Sequence[Record]]]] = {
   'arithmetic': arithmetic.arithmetic_rows,
   'chains': chains.chain_rows,
+  'guess': guess.guess_rows,
+  'calculator': calculator.calculator_rows,
+  'lake': lake.lake_rows,
 }
 # By a question's source: whether each step of a response to a question is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {

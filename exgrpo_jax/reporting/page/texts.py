@@ -106,6 +106,7 @@ def describe(responses: Iterable[dict[str, Any]], pieces: Pieces) -> dict[str, A
         'entropy': _rounded(response['entropy']),
         'logp': _rounded(response['logp']),
         'past': response['past_logp'] and _rounded(response['past_logp']),
+        'turns': response['turns'] and [list(turn.values()) for turn in response['turns']],
       }
     )
   return {'groups': groups, 'pieces': vocabulary.words()}
@@ -137,6 +138,7 @@ def describe_stored(stored: Mapping[int, Sequence[Trajectory]], pieces: Pieces) 
         'times': trajectory.times_replayed,
         'pieces': vocabulary.numbers(trajectory.tokens.tolist()),
         'logp': _rounded(trajectory.logp),
+        'turns': trajectory.turns or None,
       }
       for trajectory in trajectories
     ]

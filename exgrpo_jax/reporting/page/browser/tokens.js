@@ -50,6 +50,17 @@ function logRatio(response, index) {
   return (response.logp[index] ?? 0) - (response.past[index] ?? 0);
 }
 
+// Of an episode: of each token its turn, and whether the policy wrote it or the environment.
+function turnsOf(response) {
+  return (response.turns || []).flatMap(([written, observed, reward], turn) =>
+    Array.from({ length: written + observed }, (_, index) => ({
+      isOwn: index < written,
+      begins: index === 0 || index === written,
+      said: index < written ? `turn ${turn + 1}, reward ${number(reward)}` : 'environment',
+    })),
+  );
+}
+
 // Coloured tokens with a choice of what the colours mean; the arrow keys go from token to token.
 function tokensView(response, wanted) {
   const possible = Object.keys(MEANINGS).filter((name) => response[MEANINGS[name].of]);
@@ -57,14 +68,20 @@ function tokensView(response, wanted) {
   const status = h('p.readout', { 'aria-live': 'polite' });
   const legend = h('div');
   const spans = response.texts.map((text) => h('span.token', visible(text)));
+  const places = turnsOf(response);
+  const isOwn = (index) => !places[index] || places[index].isOwn;
+  const withSpeakers = spans.flatMap((span, index) =>
+    places[index]?.begins ? [h('span.speaker', places[index].said), span] : [span],
+  );
   const text = h(
     'div.tokens',
     { tabindex: 0, role: 'group', 'aria-label': 'Response token by token; arrow keys move' },
-    spans,
+    withSpeakers,
   );
   const paint = () => {
     spans.forEach((span, index) => {
-      span.className = `token ${meaning ? MEANINGS[meaning].level(response, index) : ''}`;
+      const level = meaning ? MEANINGS[meaning].level(response, index) : '';
+      span.className = `token ${isOwn(index) ? level : 'observed'}`;
     });
     legend.replaceChildren(meaning ? MEANINGS[meaning].legend() : '');
   };
@@ -73,7 +90,7 @@ function tokensView(response, wanted) {
     if (spans[at]) spans[at].classList.remove('at');
     at = index;
     spans[at].classList.add('at');
-    status.textContent = describeToken(response, at);
+    status.textContent = describeToken(response, at, isOwn(at));
   };
   text.addEventListener('pointerover', (event) => {
     const index = spans.indexOf(event.target);
@@ -100,10 +117,11 @@ function visible(text) {
   return text.replace(/\n/g, '↵\n');
 }
 
-function describeToken(response, index) {
+function describeToken(response, index, isOwn) {
   const values = [
     `token ${index + 1} of ${response.texts.length}: ${JSON.stringify(response.texts[index])}`,
   ];
+  if (!isOwn) return [...values, 'said by the environment'].join(' · ');
   if (response.entropy) values.push(`entropy ${number(response.entropy[index])}`);
   if (response.logp) values.push(`log-probability ${number(response.logp[index])}`);
   if (response.past)

@@ -1,0 +1,21 @@
+"""A number between 1 and 64 by higher and lower: ExGRPO over episodes of at most seven turns.
+
+exgrpo train --config=guess --workdir=/tmp/guess
+Plain GRPO in its place: --config.replay.ratio=0
+The warm start learns from a player who forgets what it was told in a quarter of its turns.
+"""
+
+from exgrpo_jax.configs import chains
+
+
+def get_config():
+  config = chains.get_config()
+  config.num_steps = 40
+  config.environment.update(dict(name='guess', max_turns=7, max_turn_tokens=4))
+  config.rollout.update(dict(max_prompt=16, max_response=64))
+  config.data.train = 'guess:train'
+  config.data.evaluation = ('guess:test[:200]',)
+  config.warm_start.update(dict(num_updates=1500, data='guess:pretraining'))
+  config.evaluation.every = 20
+  config.optimizer.learning_rate = 4e-4
+  return config

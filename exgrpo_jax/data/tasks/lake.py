@@ -1,0 +1,50 @@
+"""Frozen lakes to cross, for the environment `lake`: maps with holes, the player and the goal.
+
+    @..o
+    .o..
+    ..o.
+    o..G
+
+The name of a split ends in the side of its maps. Every goal can be reached.
+"""
+
+import numpy as np
+
+from exgrpo_jax.data.store import Record
+from exgrpo_jax.data.tasks.lake_map import FREE, GOAL, HOLE, MOVES, PLAYER, distances
+
+SEED = 2510_02249
+HOLES = 0.25  # share of the other squares
+SIDES = (4, 5, 6)
+SPLITS = {'pretraining': 4_000, 'train': 2_000, 'test': 500}  # maps of each side
+
+
+def lake_rows() -> dict[str, list[Record]]:
+  """The records of every split, the same on every call: split name -> records.
+
+  No two maps, within or across splits, are the same.
+  """
+  rng, seen = np.random.default_rng(SEED), set[str]()
+  return {
+    f'{name}_{side}': [_row(rng, side, seen) for _ in range(count)]
+    for side in SIDES
+    for name, count in SPLITS.items()
+  }
+
+
+def _row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
+  """A new record; adds its map to `seen`."""
+  while True:
+    squares = np.where(rng.random((side, side)) < HOLES, HOLE, FREE)
+    squares[0, 0], squares[-1, -1] = PLAYER, GOAL
+    lines = [''.join(row) for row in squares]
+    text, reached = '\n'.join(lines), distances(lines)
+    if (0, 0) in reached and text not in seen:
+      seen.add(text)
+      return {
+        'messages': [{'role': 'user', 'content': text}],
+        'answer': str(reached[0, 0]),  # moves of the shortest way; the environment ignores it
+        'solution': ' '.join(MOVES),  # the words of the task, for its tokenizer
+        'kind': 'math',
+        'source': f'lake_{side}',
+      }

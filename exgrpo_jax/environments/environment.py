@@ -1,0 +1,68 @@
+"""What the policy talks to, turn after turn. Imports no jax: a worker must start in an instant."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+# {'role': 'user', 'content': 'higher'}, as chat templates take it; a text alone is the user's.
+Messages = str | Sequence[Mapping[str, str]]
+
+
+class Task(NamedTuple):
+  """A question, as an environment knows it."""
+
+  row: int  # in its data source
+  messages: Sequence[Mapping[str, str]]
+  answer: str  # the ground truth
+  columns: Mapping[str, Any]  # of its row
+  kind: str = 'math'  # how answers are compared, of verifier.KINDS
+
+
+class Observation(NamedTuple):
+  """What an environment answers to a turn."""
+
+  messages: Messages = ()  # that the policy reads before its next turn
+  reward: float = 0.0  # of this turn
+  done: bool = False  # whether the episode ends here
+  success: bool = False  # whether it was solved; that alone decides what is stored and replayed
+
+
+class Environment(Protocol):
+  """One episode; `config.environment.name` names the class.
+
+  It is made without arguments for each episode, in a worker process whose limits on time and memory
+  hold for every call. The same task, seed and turns must give the same observations, for an episode
+  whose process is lost is played again up to where it stood.
+
+  For a warm start it may have a method `demonstrate(rng)`, which returns what a player would say
+  next; `rng` is a NumPy generator.
+  """
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """Begins the episode, and returns the prompt.
+
+    Of one task the prompt is the same whatever the seed, which is for what comes later.
+    """
+    ...
+
+  def step(self, response: str) -> Observation:
+    """Takes a turn of the policy, without its end token and other special ones."""
+    ...
+
+
+def as_messages(messages: Messages) -> list[dict[str, str]]:
+  """A list of messages; ValueError where they are something else."""
+  if isinstance(messages, str):
+    return [{'role': 'user', 'content': messages}]
+  found = [dict(message) for message in messages]
+  for message in found:
+    if set(message) != {'role', 'content'} or not all(isinstance(v, str) for v in message.values()):
+      raise ValueError(
+        f'{message!r} is no message, such as {{"role": "user", "content": "higher"}}'
+      )
+  return found
+
+
+def checked(observation: Observation) -> Observation:
+  """An observation whose fields are JSON values; ValueError where they cannot be."""
+  messages, reward, done, success = observation
+  return Observation(as_messages(messages), float(reward), bool(done), bool(success))

@@ -1,0 +1,54 @@
+"""A calculator for models: arithmetic, of numbers alone, in bounded time and space."""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+_LONGEST = 1000  # characters
+_LARGEST = 10**100  # of any result on the way
+_LARGEST_POWER = 1000  # of an exponent
+
+Number = int | float
+
+_BINARY: Mapping[type, Callable[[Number, Number], Number]] = {
+  ast.Add: operator.add,
+  ast.Sub: operator.sub,
+  ast.Mult: operator.mul,
+  ast.Div: operator.truediv,
+  ast.FloorDiv: operator.floordiv,
+  ast.Mod: operator.mod,
+  ast.Pow: operator.pow,
+}
+_UNARY: Mapping[type, Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def calculate(expression: str) -> str:
+  """Computes an arithmetic expression, with + - * / // % ** and parentheses.
+
+  Args:
+    expression: such as 3 * (4.5 - 2) ** 2.
+
+  Returns:
+    The number.
+  """
+  if len(expression) > _LONGEST:
+    raise ValueError(f'an expression has at most {_LONGEST} characters')
+  return str(_value(ast.parse(expression.strip(), mode='eval').body))
+
+
+def _value(node: ast.expr) -> Number:
+  match node:
+    case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+      found = number
+    case ast.BinOp() if type(node.op) in _BINARY:
+      left, right = _value(node.left), _value(node.right)
+      if isinstance(node.op, ast.Pow) and abs(right) > _LARGEST_POWER:
+        raise ValueError(f'an exponent is at most {_LARGEST_POWER}')
+      found = _BINARY[type(node.op)](left, right)
+    case ast.UnaryOp() if type(node.op) in _UNARY:
+      found = _UNARY[type(node.op)](_value(node.operand))
+    case _:
+      raise ValueError('an expression has numbers, + - * / // % ** and parentheses only')
+  if isinstance(found, complex) or not abs(found) <= _LARGEST:
+    raise ValueError(f'numbers are real, and at most {_LARGEST:.0e}')
+  return found

@@ -1,0 +1,58 @@
+"""The questions of a data spec with the prompts that their environment begins with."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from exgrpo_jax.data import prompt
+from exgrpo_jax.data.questions import check_prompts
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Message, Question, Questions, QuestionSet
+from exgrpo_jax.environments.pool import Pool
+
+
+class Begun(Questions):
+  """Questions whose messages are those that an environment begins with."""
+
+  def __init__(self, questions: Questions, messages: Sequence[tuple[Message, ...]]) -> None:
+    self._questions, self._messages = questions, messages
+
+  def __len__(self) -> int:
+    return len(self._messages)
+
+  @overload
+  def __getitem__(self, row: int) -> Question: ...
+  @overload
+  def __getitem__(self, row: slice) -> list[Question]: ...
+  def __getitem__(self, row: int | slice) -> Question | list[Question]:
+    if isinstance(row, slice):
+      return self.read(range(len(self))[row])
+    return self.read([range(len(self))[row]])[0]
+
+  def read(self, rows: Sequence[int]) -> list[Question]:
+    """See Questions.read."""
+    return [
+      dataclasses.replace(question, messages=self._messages[row])
+      for row, question in zip(rows, self._questions.read(rows))
+    ]
+
+  def select(self, rows: np.ndarray) -> 'Begun':
+    """See Questions.select."""
+    return Begun(self._questions.select(rows), [self._messages[row] for row in rows])
+
+
+def begun(
+  data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
+) -> QuestionSet:
+  """The questions as their environment begins with them; InputError where it cannot."""
+  questions = list(data.questions)
+  messages = [tuple(Message(**m) for m in own) for own in pool.prompts(questions)]
+  tools = pool.tools()
+  if messages == [question.messages for question in questions] and not tools:
+    return data  # whose prompts are tokenised already
+  texts = [tokenizer.render(own, prompts, tools) for own in messages]
+  tokens = [np.array(ids, np.int32) for ids in tokenizer.encode_all(texts)]
+  check_prompts(data.spec, np.array([len(ids) for ids in tokens]), max_prompt, 'refuse')
+  return QuestionSet(data.spec, Begun(data.questions, messages), tokens)

@@ -1,0 +1,76 @@
+"""What a user sets of environments."""
+
+import dataclasses
+
+from exgrpo_jax.config import check_known, setting
+from exgrpo_jax.errors import InputError
+
+BUILT_IN = {
+  'guess': 'exgrpo_jax.environments.guess:Guess',
+  'calculator': 'exgrpo_jax.environments.calculator:Calculator',
+  'lake': 'exgrpo_jax.environments.lake:Lake',
+  'tools': 'exgrpo_jax.environments.tools:Tools',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What the policy acts in, and what an episode may cost."""
+
+  name: str = setting(
+    '',
+    None,
+    f"{', '.join(BUILT_IN)}, or one of yours, 'package.module:Class'; '' is single turns, whose "
+    'responses are graded',
+  )
+  tools: tuple[str, ...] = setting(
+    (),
+    None,
+    "functions that the model may call, 'package.module:function', such as "
+    'exgrpo_jax.environments.expressions:calculate; for `environment.name=tools`, or a class of '
+    'yours that is made with them',
+  )
+  max_turns: int = setting(
+    8, '[1, inf)', 'turns of an episode; one that is not done then has failed'
+  )
+  max_turn_tokens: int = setting(
+    0, '[0, inf)', 'longest turn, in tokens; 0 is what is left of rollout.max_response'
+  )
+  discount: float = setting(
+    1.0, '(0, 1]', "what the reward of each later turn is multiplied by once more, in an episode's"
+  )
+  workers: int = setting(
+    0,
+    '[0, inf)',
+    'processes that hold environments, each of which answers one turn at a time; 0 is one per '
+    'core. Where a turn waits for something, as many as episodes wait at once',
+  )
+  time_limit: float = setting(
+    5.0, '(0, inf)', 'seconds for an answer to a turn; then the episode has failed'
+  )
+  memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
+
+  @property
+  def spec(self) -> str:
+    """The class, as 'package.module:Class'."""
+    return BUILT_IN.get(self.name, self.name)
+
+
+def check(config: Config) -> None:
+  """InputError where the name cannot be one."""
+  if config.name and ':' not in config.name:
+    check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
+  if (config.name == 'tools') > bool(config.tools):
+    raise InputError(
+      "config.environment.name='tools' needs config.environment.tools: the functions that the "
+      "model may call, such as ('exgrpo_jax.environments.expressions:calculate',)."
+    )
+
+
+def check_rewards(config: Config, rewards: tuple[str, ...]) -> None:
+  """InputError where reward functions are set that no episode would ask."""
+  if config.name and rewards != ('correctness',):
+    raise InputError(
+      f"config.grading.rewards={rewards} must be ('correctness',) with "
+      f'config.environment.name={config.name!r}: an environment rewards its own turns.'
+    )

@@ -1,0 +1,244 @@
+"""Many turns: a layer around the slot engine that has an environment answer each turn.
+
+Tokens in, tokens out. What the policy wrote is never decoded and encoded again: the environment's
+messages are rendered as the chat template has them after a turn, and their tokens are appended. A
+slot is given away at the end of a turn, and once the environment has answered, the episode waits
+for another one, before all that has not begun; its cache is computed again. So more episodes are in
+flight than there are slots, and slots decode while environments work. What is sampled depends on
+the request and the position alone, not on the order in which environments answer. Where that order
+would decide which responses a step trains, or hosts would differ in it, answers are taken in the
+order of their turns, some syncs later, and waited for.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from exgrpo_jax.data import conversation, prompt
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Message, Response, Turn, Verdict
+from exgrpo_jax.environments import pool, settings
+from exgrpo_jax.environments.environment import Observation, as_messages
+from exgrpo_jax.environments.pool import Answer, Failure, Pool
+from exgrpo_jax.environments.worker import Beginning
+from exgrpo_jax.policy.model import Params
+from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore
+from exgrpo_jax.runtime import hosts, randomness
+from exgrpo_jax.runtime.randomness import Purpose
+
+# Syncs from a turn's end to its answer where they are taken in order: as many as most environments
+# need not be waited for.
+_DELAY = 2
+
+
+class TurnSampler(Protocol):
+  """Writes turns: the slot engine, which resumes."""
+
+  def generate(
+    self, params: Params, requests: Sequence[Request], on_finish: OnFinish, more: More
+  ) -> tuple[list[Response], dict[str, float]]:
+    """See `SlotEngine.generate`."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSampler:
+  """The `Sampler` of episodes; a response is one. It resumes."""
+
+  engine: TurnSampler
+  environments: Pool
+  config: settings.Config
+  tokenizer: Tokenizer
+  prompts: prompt.Config
+  seed: int  # of the run
+  purpose: Purpose  # of the responses
+  in_order: bool  # whether answers are taken in an order that does not depend on the clock
+
+  def generate(
+    self, params: Params, requests: Sequence[Request], on_finish: OnFinish = ignore
+  ) -> tuple[list[Response], dict[str, float]]:
+    """See `Sampler.generate`; each request has its question."""
+    play = _Play(self, on_finish)
+    first = [play.begin(request) for request in requests]
+    written, metrics = self.engine.generate(params, first, play.turn_written, play.more)
+    play.end(written)
+    return [episode.response for episode in play.episodes], metrics | play.metrics()
+
+
+@dataclasses.dataclass
+class _Episode:
+  """An episode that is being played."""
+
+  index: int  # among the requests
+  request: Request
+  start: Beginning
+  response: Response  # up to now
+  said: list[str]  # the policy's turns
+
+  @property
+  def key(self) -> str:
+    """Its name in the pool, in later steps too."""
+    return f'{self.request.question}:{self.start.seed}'
+
+  @property
+  def is_own(self) -> bool:
+    """Whether its environment is this host's, in each step the same one's."""
+    return hosts.is_own_share(self.request.question + self.request.sample)
+
+  @property
+  def begin_of_turn(self) -> int:
+    """Tokens of the turns that are answered."""
+    return sum(turn.written + turn.observed for turn in self.response.turns)
+
+
+class _Play:
+  """The episodes of one call, by the rows of the engine: each turn is one."""
+
+  def __init__(self, sampler: EpisodeSampler, on_finish: OnFinish) -> None:
+    self._sampler, self._on_finish = sampler, on_finish
+    self.episodes: list[_Episode] = []
+    self._of_row: list[_Episode] = []
+    self._waiting: dict[str, _Episode] = {}  # for an answer, by key, in the order of their turns
+    self._asked_at: dict[str, int] = {}  # by key: the sync of the turn
+    self._arrived: dict[str, Answer] = {}  # before they are due
+    self._sync, self._is_enough = 0, False
+    self._seconds, self._idle = 0.0, 0.0
+
+  def begin(self, request: Request) -> Request:
+    """The first turn of an episode, or the one at which an earlier step stopped."""
+    assert request.asked is not None, 'an episode needs its question'
+    place = self._sampler.purpose, request.step, request.question, request.sample
+    rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
+    start = pool.beginning(request.asked, int(rng.integers(2**63)))
+    said, end = list[str](), 0
+    for turn in request.begun.turns:
+      said.append(self._sampler.tokenizer.decode(request.begun.tokens[end : end + turn.written]))
+      end += turn.written + turn.observed
+    self.episodes.append(_Episode(len(self.episodes), request, start, request.begun, said))
+    return self._next_turn(self.episodes[-1])
+
+  def turn_written(self, row: int, response: Response) -> None:
+    """Has the environment answer a turn; of several hosts, each its share of the episodes."""
+    episode, tokenizer = self._of_row[row], self._sampler.tokenizer
+    self._keep(episode, response)
+    episode.said.append(tokenizer.decode(response.tokens[episode.begin_of_turn :]))
+    self._waiting[episode.key], self._asked_at[episode.key] = episode, self._sync
+    if episode.is_own:
+      self._sampler.environments.submit(episode.key, episode.start, episode.said)
+
+  def more(self, is_idle: bool) -> list[Request] | None:
+    """The next turns of the episodes that were answered; see `sampler.More`."""
+    self._sync += 1
+    following = self._following(self._sync - _DELAY, is_idle)
+    while is_idle and self._waiting and not (following or self._is_enough):
+      following = self._following(self._sync - _DELAY, is_idle)
+    return None if self._is_enough else following
+
+  def end(self, written: Sequence[Response]) -> None:
+    """Takes what is written of the turns that were not finished, and the answers that are due."""
+    for episode, response in zip(self._of_row, written):
+      if not (response.is_complete or episode.response.is_complete):
+        self._keep(episode, response)
+    while self._waiting:
+      self._following(self._sync, is_idle=True)
+
+  def metrics(self) -> dict[str, float]:
+    """Turns and tokens of an episode, and how long environments took, in seconds."""
+    turns = [e.response.turns for e in self.episodes if e.response.is_complete]
+    if not turns:
+      return {}
+    observed = [sum(turn.observed for turn in own) for own in turns]
+    return {
+      'environment/turns_mean': float(np.mean([len(own) for own in turns])),
+      'environment/turns_max': float(max(map(len, turns))),
+      'environment/tokens_mean': float(np.mean(observed)),
+      'environment/seconds': self._seconds,
+      'environment/idle_seconds': self._idle,  # in which no slot decoded
+    }
+
+  def _keep(self, episode: _Episode, response: Response) -> None:
+    turns = episode.response.turns
+    episode.response = dataclasses.replace(
+      response, turns=turns, is_complete=False, truncated=False
+    )
+
+  def _next_turn(self, episode: _Episode) -> Request:
+    self._of_row.append(episode)
+    request, longest = episode.request, self._sampler.config.max_turn_tokens
+    limit = min(request.limit, episode.begin_of_turn + (longest or request.limit))
+    return dataclasses.replace(request, begun=episode.response, limit=limit)
+
+  def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
+    """The next turns after some answers: those that are there, or in order those that are due."""
+    since = time.monotonic()
+    if self._sampler.in_order:
+      answers = self._due(last_sync, is_idle)
+    else:
+      answers = self._sampler.environments.answers(wait=is_idle and bool(self._waiting))
+    self._idle += time.monotonic() - since if is_idle else 0.0
+    episodes = [self._answered(answer) for answer in answers]
+    return [self._next_turn(episode) for episode in episodes if not episode.response.is_complete]
+
+  def _due(self, last_sync: int, is_idle: bool) -> list[Answer]:
+    """The answers to all turns up to a sync, and where nothing decodes to the oldest ones."""
+    oldest = next(iter(self._asked_at.values()), 0) if is_idle else 0
+    due = [key for key, sync in self._asked_at.items() if sync <= max(last_sync, oldest)]
+    own = [key for key in due if self._waiting[key].is_own]
+    while any(key not in self._arrived for key in own):
+      arrived = self._sampler.environments.answers(wait=True)
+      self._arrived |= {answer.key: answer for answer in arrived}
+    shares = hosts.all_gather([self._arrived.pop(key).as_json() for key in own]) if due else []
+    answers = {(found := Answer.of_json(value)).key: found for share in shares for value in share}
+    return [answers[key] for key in due]
+
+  def _answered(self, answer: Answer) -> _Episode:
+    """The episode of an answer, extended by it or complete."""
+    episode, result = self._waiting.pop(answer.key), answer.result
+    del self._asked_at[answer.key]
+    self._seconds += answer.seconds
+    response, config, begin = episode.response, self._sampler.config, episode.begin_of_turn
+    turn = Turn(len(response.tokens) - begin, 0, 0.0)
+    if isinstance(result, Failure):
+      response = dataclasses.replace(response, turns=(*response.turns, turn))
+      self._complete(episode, response, Verdict(0.0, result.outcome, result.reason))
+      return episode
+    observed = self._observed(response.tokens[begin:], result)
+    is_full = len(response.tokens) + len(observed) >= episode.request.limit
+    goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)
+    observed = observed if goes_on else observed[:0]
+    turn = turn._replace(observed=len(observed), reward=result.reward)
+    nothing = np.zeros(len(observed), np.float32)
+    response = dataclasses.replace(
+      response,
+      tokens=np.concatenate([response.tokens, observed]),
+      logp=np.concatenate([response.logp, nothing]),
+      entropy=np.concatenate([response.entropy, nothing]),
+      turns=(*response.turns, turn),
+      truncated=is_full and not result.done,
+    )
+    if goes_on:
+      episode.response = response
+      return episode
+    if not result.done and episode.is_own:
+      self._sampler.environments.leave(answer.key)
+    self._complete(episode, response, verdict(config, response, result.success))
+    return episode
+
+  def _observed(self, turn: np.ndarray, result: Observation) -> np.ndarray:
+    messages = [Message(**message) for message in as_messages(result.messages)]
+    return conversation.observed(self._sampler.tokenizer, self._sampler.prompts, turn, messages)
+
+  def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
+    episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)
+    self._is_enough |= bool(self._on_finish(episode.index, episode.response))
+
+
+def verdict(config: settings.Config, response: Response, success: bool) -> Verdict:
+  """Of a complete episode: its reward is the discounted sum of those of its turns."""
+  rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
+  reward = float(sum(rewards))
+  outcome = 'correct' if success else 'wrong'
+  return Verdict(reward, outcome, components={'environment': reward})

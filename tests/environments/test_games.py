@@ -1,0 +1,103 @@
+"""Our environments: their rules, and the players whom a warm start learns from."""
+
+import numpy as np
+import pytest
+
+from exgrpo_jax.data.tasks import calculator, guess, lake, lake_map
+from exgrpo_jax.environments.calculator import Calculator
+from exgrpo_jax.environments.environment import Observation, Task
+from exgrpo_jax.environments.guess import Guess
+from exgrpo_jax.environments.lake import Lake
+
+WON = Observation(reward=1.0, done=True, success=True)
+MAP = '@.o\n...\no.G'
+
+
+def begun(make, prompt, answer=''):
+  """An episode on this prompt, which is shown as it is."""
+  environment, messages = make(), [{'role': 'user', 'content': prompt}]
+  assert environment.reset(Task(0, messages, answer, {}), 0) == messages
+  return environment
+
+
+def answers(environment, *turns):
+  return [environment.step(turn).messages for turn in turns]
+
+
+def test_a_number_is_found_by_higher_and_lower():
+  environment = begun(Guess, '1-64', '37')
+  said = answers(environment, '32', '50', '', '3 7', '٣')
+  assert said == ['higher', 'lower', '?', '?', '?']
+  assert environment.step(' 37\n') == WON
+
+
+@pytest.mark.parametrize('number', guess.NUMBERS)
+def test_halving_finds_every_number_in_seven_turns(number):
+  environment, words = begun(Guess, '1-64', str(number)), guess.halving(number).split()
+  *missed, found = words[::2]
+  assert answers(environment, *missed) == words[1::2]
+  assert environment.step(found).success and len(missed) <= 6
+
+
+def test_a_calculator_adds_two_numbers_at_a_time():
+  environment = begun(Calculator, '4821+377-5300', '-102')
+  said = answers(environment, '4821+377', '5198-5300', '7', '4*5', '1+2+3', '=x')
+  assert said == ['5198', '-102', '?', '?', '?', '?']
+  assert environment.step('=-102') == WON
+
+
+def test_a_wrong_answer_ends_the_episode():
+  assert begun(Calculator, '1+2', '3').step('=4') == Observation(done=True)
+
+
+def test_a_lake_is_crossed_square_by_square():
+  environment = begun(Lake, MAP)
+  assert answers(environment, 'right', 'up', 'jump', 'down', ' right ') == [
+    '.@o\n...\no.G',
+    '.@o\n...\no.G',  # the edge
+    '?',
+    '..o\n.@.\no.G',
+    '..o\n..@\no.G',
+  ]
+  assert environment.step('down') == WON
+
+
+def test_a_hole_ends_the_episode():
+  environment = begun(Lake, MAP)
+  environment.step('right')
+  assert environment.step('right') == Observation(done=True)
+
+
+def test_the_way_to_the_goal_goes_around_holes():
+  assert lake_map.distances(['@o.', '...', 'oG.']) == {
+    (2, 1): 0,
+    (1, 1): 1,
+    (2, 2): 1,
+    (1, 0): 2,
+    (1, 2): 2,
+    (0, 0): 3,
+    (0, 2): 3,
+  }
+
+
+@pytest.mark.parametrize(
+  ('make', 'rows', 'turns'),
+  [
+    (Guess, lambda: guess.guess_rows()['pretraining'], 7),
+    (Calculator, lambda: calculator.calculator_rows()['pretraining'], 8),
+    (Lake, lambda: lake.lake_rows()['pretraining_4'], 10),
+  ],
+)
+def test_the_player_of_a_warm_start_is_of_unequal_quality(make, rows, turns, monkeypatch):
+  """So that the policy knows better ways than the ones that it mostly takes."""
+  for task in (calculator, lake):
+    monkeypatch.setattr(task, 'SPLITS', {'pretraining': 300})
+  rng, solved = np.random.default_rng(0), []
+  for number, row in enumerate(rows()[:300]):
+    environment = make()
+    environment.reset(Task(number, row['messages'], row['answer'], {}), 0)
+    for _ in range(turns):
+      if (last := environment.step(environment.demonstrate(rng))).done:
+        break
+    solved.append(last.success)
+  assert 0.4 < np.mean(solved) < 0.7

@@ -1,0 +1,130 @@
+"""Every turn gets its answer or its failure, whatever an environment does to its worker."""
+
+import dataclasses
+import re
+
+import pytest
+
+from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.environments import pool, settings
+from exgrpo_jax.environments.environment import Observation
+from exgrpo_jax.environments.pool import Failure
+from exgrpo_jax.errors import InputError
+
+CONFIG = settings.Config(
+  name='tests.helpers.environments:Obedient', workers=1, time_limit=30.0, memory_limit=256
+)
+
+
+def question(row=0, **columns):
+  return Question(row, (Message('user', 'begin'),), '', 'math', '', 'test', columns)
+
+
+@pytest.fixture(scope='module')
+def workers():
+  return pool.Pool(CONFIG)
+
+
+def play(workers, *said, key='a', seed=7, row=0):
+  """The answer to the last turn of an episode, all of which the pool may have to play."""
+  workers.submit(key, pool.beginning(question(row), seed), said)
+  (answer,) = workers.answers(wait=True)
+  assert answer.key == key
+  return answer.result
+
+
+def said(*words):
+  return [{'role': 'user', 'content': ' '.join(map(str, words))}]
+
+
+def test_an_environment_answers_turn_after_turn(workers):
+  assert play(workers, 'x') == Observation(said(1, 7, 'x'), 0.5)
+  assert play(workers, 'x', 'y') == Observation(said(2, 7, 'y'), 0.5)
+  assert play(workers, 'x', 'y', 'done well') == Observation([], 2.0, True, True)
+  # It is over: the same key is another episode.
+  assert play(workers, 'x') == Observation(said(1, 7, 'x'), 0.5)
+  workers.leave('a')
+
+
+def test_an_episode_that_is_left_is_gone(workers):
+  assert play(workers, 'x', key='d').messages == said(1, 7, 'x')
+  workers.leave('d')
+  assert play(workers, 'y', key='d').messages == said(1, 7, 'y')
+  workers.leave('d')
+  assert not workers._worker_of
+
+
+def test_episodes_of_one_worker_do_not_meet(workers):
+  assert play(workers, 'x', key='b', seed=1).messages == said(1, 1, 'x')
+  assert play(workers, 'x', key='c', seed=2).messages == said(1, 2, 'x')
+  assert play(workers, 'x', 'y', key='b', seed=1).messages == said(2, 1, 'y')
+  workers.leave('b')
+  workers.leave('c')
+
+
+@pytest.mark.parametrize(
+  ('turn', 'reason'),
+  [
+    ('raise', 'RuntimeError: as it was told'),
+    ('die', '2 workers died of it, the last with exit status 3'),
+    ('strange', 'ValueError: .*is no message'),
+  ],
+)
+def test_what_fails_ends_its_episode_and_no_other(workers, turn, reason):
+  assert play(workers, 'x', key='other', seed=3).messages == said(1, 3, 'x')
+  failure = play(workers, turn, key='bad')
+  assert isinstance(failure, Failure) and failure.outcome == 'crashed'
+  assert re.match(reason, failure.reason)
+  # Played again, where its process is gone.
+  assert play(workers, 'x', 'y', key='other', seed=3).messages == said(2, 3, 'y')
+  workers.leave('other')
+
+
+def test_an_environment_that_hangs_is_killed_in_time():
+  workers = pool.Pool(dataclasses.replace(CONFIG, time_limit=1.0))
+  first = int(play(workers, 'pid', key='other').messages[0]['content'])
+  failure = play(workers, 'hang', key='bad')
+  assert failure == Failure('timed out', 'no answer after 1 s')
+  again = play(workers, 'pid', 'pid', key='other').messages[0]['content']
+  assert int(again) != first  # in a new process, in which both turns were played
+
+
+def test_prompts_are_those_that_reset_returns(workers):
+  asked = [question(0), question(1, prompt='go')]
+  assert workers.prompts(asked) == [said('begin'), said('go')]
+
+
+def test_a_prompt_that_depends_on_the_seed_is_refused(workers):
+  random = dataclasses.replace(question(prompt='random'), messages=(Message('user', '0'),))
+  workers.submit('a', pool.beginning(random, 7), ('x',))
+  (answer,) = workers.answers(wait=True)
+  assert isinstance(answer.result, Failure) and 'the same whatever the seed' in answer.result.reason
+
+
+def test_several_workers_answer_at_once():
+  workers = pool.Pool(dataclasses.replace(CONFIG, workers=3))
+  for key in 'abc':
+    workers.submit(key, pool.beginning(question(), 0), ('pid',))
+  answers = []
+  while len(answers) < 3:
+    answers += workers.answers(wait=True)
+  assert len({answer.result.messages[0]['content'] for answer in answers}) == 3
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('tests.helpers.environments:not_a_class', 'TypeError: it has no arguments'),
+    ('tests.helpers.environments:Absent', "AttributeError: .*'Absent'"),
+    ('no_such_module:Game', 'ModuleNotFoundError'),
+    ('nocolon:', "does not have the form 'package.module:Class'"),
+  ],
+)
+def test_a_class_that_cannot_be_used_is_refused(name, message):
+  with pytest.raises(InputError, match=message):
+    pool.Pool(dataclasses.replace(CONFIG, name=name)).tools()
+
+
+def test_without_a_method_to_demonstrate_there_is_nothing_to_learn(workers):
+  with pytest.raises(InputError, match=r'row 0: .*no method demonstrate'):
+    workers.demonstrations([question()], [0], 3)

@@ -1,0 +1,221 @@
+"""Tools: what a model is told of a function, how its calls are read, and what it is answered."""
+
+import dataclasses
+from typing import Literal
+
+import pytest
+
+from exgrpo_jax.environments import settings
+from exgrpo_jax.environments.environment import Observation, Task
+from exgrpo_jax.environments.expressions import calculate
+from exgrpo_jax.environments.pool import Pool
+from exgrpo_jax.environments.tool_calls import Call, calls_of
+from exgrpo_jax.environments.tool_schema import describe
+from exgrpo_jax.environments.tools import Tools
+from exgrpo_jax.errors import InputError
+
+
+def weather(
+  city: str,
+  days: int = 3,
+  unit: Literal['c', 'f'] = 'c',
+  tags: list[str] | None = None,
+  more: dict = {},  # noqa: B006
+) -> str:
+  """Tells the weather.
+
+  Of a city,
+  as it was.
+
+  Args:
+    city: which one, such as
+      Berlin
+    days: how many
+    unit: of temperature
+    tags: what to look for
+    more: whatever
+
+  Returns:
+    A text.
+  """
+  assert unit == 'c' and tags is None and more == {}
+  return 'rain, ' * (days * len(city))
+
+
+# What transformers 5.24's get_json_schema says of it.
+DESCRIBED = {
+  'type': 'function',
+  'function': {
+    'name': 'weather',
+    'description': 'Tells the weather.\n\nOf a city,\nas it was.',
+    'parameters': {
+      'type': 'object',
+      'properties': {
+        'city': {'type': 'string', 'description': 'which one, such as Berlin'},
+        'days': {'type': 'integer', 'description': 'how many'},
+        'unit': {'type': 'string', 'enum': ['c', 'f'], 'description': 'of temperature'},
+        'tags': {
+          'type': 'array',
+          'items': {'type': 'string'},
+          'nullable': True,
+          'description': 'what to look for',
+        },
+        'more': {'type': 'object', 'description': 'whatever'},
+      },
+      'required': ['city'],
+    },
+    'return': {'type': 'string', 'description': 'A text.'},
+  },
+}
+
+
+def test_a_function_is_described_as_transformers_does():
+  assert describe(weather) == DESCRIBED
+
+
+def no_hint(x):
+  """Does it.
+
+  Args:
+    x: what
+  """
+
+
+def no_line(x: int):
+  """Does it."""
+
+
+def no_words(x: int):
+  pass
+
+
+def odd_type(x: complex):
+  """Does it.
+
+  Args:
+    x: what
+  """
+
+
+@pytest.mark.parametrize(
+  ('function', 'message'),
+  [
+    (no_hint, 'parameter x of no_hint has no type hint'),
+    (no_line, 'parameter x of no_line has no line below Args:'),
+    (no_words, 'no_words has no docstring'),
+    (odd_type, 'parameter x of odd_type has the type .*complex'),
+  ],
+)
+def test_a_function_that_cannot_be_described_is_refused(function, message):
+  with pytest.raises(ValueError, match=message):
+    describe(function)
+
+
+QWEN = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+  ('text', 'calls'),
+  [
+    (f'Let me see.\n{QWEN}\n{QWEN}', [Call('f', {'x': 1})] * 2),
+    ('{"name": "f", "parameters": {"x": "1"}}', [Call('f', {'x': '1'})]),
+    ('<|python_tag|>{"name": "f", "parameters": {}}', [Call('f', {})]),
+    ('The answer is {1, 2}.', []),
+    (r'\boxed{"name"}', []),
+    ('', []),
+  ],
+)
+def test_calls_are_read(text, calls):
+  assert calls_of(text) == calls
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('<tool_call>{"name": "f", "arguments": {}}', 'must be closed'),
+    (f'{QWEN}</tool_call>', 'must be closed'),
+    ('<tool_call>f(1)</tool_call>', 'no JSON here'),
+    ('<tool_call>{"name": "f"}</tool_call>', 'a call must be'),
+    ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', '"arguments": {'),
+    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 'a call must be'),
+    ('{"name": "f", "arguments": {}}', '"parameters": {'),
+  ],
+)
+def test_a_call_that_cannot_be_read_is_told_why(text, message):
+  with pytest.raises(ValueError, match=message):
+    calls_of(text)
+
+
+@pytest.mark.parametrize(
+  ('expression', 'value'),
+  [(' 3 * (4.5 - 2) ** 2', '18.75'), ('-7 // 2', '-4'), ('7 % 4 + +1', '4'), ('2**-1', '0.5')],
+)
+def test_arithmetic(expression, value):
+  assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+  'expression',
+  [
+    *('__import__("os")', 'x', '1 if 1 else 2', '"a" * 9', '[1]', 'abs(1)', '(1).real', 'True', ''),
+    *('9 ** 999999999', '9 ** 99 ** 99', '10 ** 99 * 100', '(-1) ** 0.5', '1 / 0', '1' * 1001),
+  ],
+)
+def test_nothing_but_bounded_arithmetic_is_evaluated(expression):
+  with pytest.raises((ValueError, SyntaxError, ArithmeticError)):
+    calculate(expression)
+
+
+def begun(*functions, answer='12'):
+  environment = Tools(functions)
+  question = [{'role': 'user', 'content': '3 * 4?'}]
+  assert environment.reset(Task(0, question, answer, {}), 0) == question
+  return environment
+
+
+def said(environment, turn):
+  observation = environment.step(turn)
+  assert not observation.done and {m['role'] for m in observation.messages} == {'tool'}
+  return [message['content'] for message in observation.messages]
+
+
+def call(name, arguments):
+  return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+def test_a_model_calls_tools_until_it_answers():
+  environment = begun(calculate, weather)
+  both = call('calculate', '{"expression": "3*4"}') + call('weather', '{"city": "B", "days": 1}')
+  assert said(environment, both) == ['12', 'rain, ']
+  assert environment.step(r'It is \boxed{12}.') == Observation(reward=1.0, done=True, success=True)
+  assert begun().step(r'\boxed{13}') == Observation(done=True)
+
+
+def test_what_goes_wrong_is_the_answer():
+  environment = begun(calculate, weather)
+  assert said(environment, '<tool_call>') == [
+    'error: each <tool_call> must be closed by </tool_call>'
+  ]
+  assert said(environment, call('f', '{}')) == [
+    'error: there is no tool f, only calculate, weather'
+  ]
+  (division,) = said(environment, call('calculate', '{"expression": "1/0"}'))
+  assert division == 'error: ZeroDivisionError: division by zero'
+  (unknown,) = said(environment, call('calculate', '{"x": 1}'))
+  assert unknown.startswith('error: TypeError')
+  (long,) = said(environment, call('weather', '{"city": "Berlin", "days": 999}'))
+  assert len(long) < 4010 and ' … ' in long
+
+
+def test_the_worker_describes_tools_and_calls_them():
+  spec = 'exgrpo_jax.environments.expressions:calculate'
+  config = settings.Config(name='tools', tools=(spec,), workers=1, memory_limit=256)
+  assert Pool(config).tools() == [describe(calculate)]
+  absent = dataclasses.replace(config, tools=(f'{spec}_',))
+  with pytest.raises(InputError, match=r"config\.environment\.name: .*no attribute 'calculate_'"):
+    Pool(absent).tools()
+
+
+def test_tools_without_a_function_are_refused():
+  with pytest.raises(InputError, match=r'needs config\.environment\.tools'):
+    settings.check(settings.Config(name='tools'))
