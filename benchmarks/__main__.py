@@ -21,6 +21,7 @@ BENCHMARKS = {
   'update': 'one update: tokens per second, share of the FLOPs of a plain product',
   'rollout': 'generating responses: tokens per second, share of the bandwidth of a plain copy',
   'carry': 'whole steps with and without partial rollouts',
+  'episodes': 'many turns beside environments that take their time: busy slots',
   'grading': 'responses judged per second',
   'buffer': "the replay buffer at a share of the paper's scale: time and memory",
   'start': 'starting with a large file of questions, prepared or not',

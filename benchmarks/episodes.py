@@ -1,0 +1,150 @@
+"""Episodes of eight turns beside environments that take their time, and beside ones that do not."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.frame import Bench, Figure
+from exgrpo_jax.data import prompt
+from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.environments import settings
+from exgrpo_jax.environments.environment import Messages, Observation, Task
+from exgrpo_jax.environments.pool import Pool
+from exgrpo_jax.rollout.episodes import EpisodeSampler
+from exgrpo_jax.rollout.sampler import requests_for
+from exgrpo_jax.rollout.slots import Sync
+from exgrpo_jax.runtime.randomness import Purpose
+
+_TURNS = 8
+_SLOW, _INSTANT = 0.05, 0.0  # seconds of an answer
+_IN_FLIGHT = 2  # episodes for each slot
+
+
+class Waiting:
+  """Answers each turn with the same words, after the seconds that a task's answer says."""
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is that of the task."""
+    del seed
+    self._seconds = float(task.answer)
+    return task.messages
+
+  def step(self, response: str) -> Observation:
+    """Waits, as for a service."""
+    del response
+    time.sleep(self._seconds)
+    return Observation('on')
+
+
+class Letters(Tokenizer):
+  """No real one: an answer is so many tokens, and a turn is always cut."""
+
+  files, pad_id = {}, 0
+
+  def __init__(self, vocab_size: int, observed: int) -> None:
+    self.vocab_size, self.eos_ids = vocab_size, (vocab_size - 1,)
+    self._answer = [1] * (observed - 1)  # the end token of the turn comes before it
+
+  def encode(self, text: str) -> list[int]:
+    """See Tokenizer.encode."""
+    return self._answer if text else []
+
+  def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    """See Tokenizer.encode_all."""
+    return list(map(self.encode, texts))
+
+  def decode(self, ids: Any, special: bool = False) -> str:
+    """See Tokenizer.decode."""
+    del special
+    return '.' * len(ids)
+
+
+class _Played(NamedTuple):
+  """What the episodes of a step took."""
+
+  seconds: float
+  idle: float  # seconds in which no slot decoded
+  syncs: list[Sync]
+  written: int  # tokens of the policy
+  resumed: int  # tokens that were prefilled again, prompts included
+
+
+def measure(bench: Bench) -> list[Figure]:
+  """Busy slots with slow environments, their speed beside instant ones, and what is recomputed."""
+  slots, turn = bench.config.rollout.slots, bench.config.rollout.max_response // _TURNS
+  config = settings.Config(
+    name='benchmarks.episodes:Waiting',
+    max_turns=_TURNS,
+    max_turn_tokens=turn - _observed(bench),
+    workers=_IN_FLIGHT * slots,
+  )
+  pool = Pool(config)
+  played: dict[float, list[_Played]] = {_SLOW: [], _INSTANT: []}
+  for repeat in range(1 + bench.size.repeats):
+    for seconds, found in played.items():
+      found += [_play(bench, config, pool, seconds)] * (repeat > 0)  # the first compiles
+  speed = {
+    seconds: sum(one.written for one in found) / sum(one.seconds for one in found)
+    for seconds, found in played.items()
+  }
+  slow = played[_SLOW]
+  decoding = 1 - sum(one.idle for one in slow) / sum(one.seconds for one in slow)
+  decoded, computed = (
+    sum(count(sync) for one in slow for sync in one.syncs)
+    for count in (lambda sync: sync.tokens, lambda sync: sync.steps * sync.slots)
+  )
+  answer = f'an answer takes {1e3 * _SLOW:.0f} ms'
+  flight = f'{_IN_FLIGHT * slots} episodes in {slots} slots'
+  return [
+    Figure('slots busy', 100 * decoding * decoded / computed, '%', f'{flight}; {answer}'),
+    Figure('end to end', speed[_SLOW], 'tokens/s', f'of the policy, {_TURNS} turns; {answer}'),
+    Figure(
+      'of instant', 100 * speed[_SLOW] / speed[_INSTANT], '%', 'of the same, where it takes none'
+    ),
+    Figure(
+      'recomputed',
+      sum(one.resumed for one in slow) / sum(one.written for one in slow),
+      'x',
+      'tokens prefilled again for each that the policy writes',
+    ),
+  ]
+
+
+def _observed(bench: Bench) -> int:
+  """Tokens of an answer: a quarter of a turn's."""
+  return max(2, bench.config.rollout.max_response // _TURNS // 4)
+
+
+def _play(bench: Bench, config: settings.Config, pool: Pool, seconds: float) -> _Played:
+  """Episodes for twice as many slots as there are, of one sample each."""
+  rollout, syncs = bench.config.rollout, list[Sync]()
+  asked = [
+    Question(row, (Message('user', 'go'),), str(seconds), 'math', '', 'waiting')
+    for row in range(_IN_FLIGHT * rollout.slots)
+  ]
+  sampler = EpisodeSampler(
+    engine=bench.engine(resumes=True, on_sync=syncs.append),
+    environments=pool,
+    config=config,
+    tokenizer=Letters(bench.model.vocab_size, _observed(bench)),
+    prompts=prompt.Config(),
+    seed=0,
+    purpose=Purpose.ROLLOUT,
+    in_order=False,
+  )
+  rows = range(len(asked))
+  requests = requests_for(
+    [bench.prompt(row) for row in rows], rows, 1, 0, rollout.max_response, asked
+  )
+  started = time.monotonic()
+  responses, metrics = sampler.generate(bench.decode_params, requests)
+  took = time.monotonic() - started
+  resumed = 0
+  for request, response in zip(requests, responses):
+    ends = np.cumsum([turn.written + turn.observed for turn in response.turns[:-1]])
+    resumed += int((len(request.prompt) + ends).sum())
+  written = sum(response.num_own for response in responses)
+  return _Played(took, metrics['environment/idle_seconds'], syncs, written, resumed)
