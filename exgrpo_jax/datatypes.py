@@ -7,7 +7,7 @@ Shape letters, used in names everywhere:
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,6 +103,16 @@ class Turn(NamedTuple):
   reward: float
 
 
+def turn_places(turns: Sequence[Turn]) -> Iterator[tuple[slice, slice]]:
+  """Where each turn stands among the tokens: what the policy wrote, and what was said to it."""
+  begin = 0
+  for turn in turns:
+    written = begin + turn.written
+    end = written + turn.observed
+    yield slice(begin, written), slice(written, end)
+    begin = end
+
+
 def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   """Which of `length` tokens the policy wrote: bool [T].
 
@@ -110,16 +120,30 @@ def own_tokens(turns: Sequence[Turn], length: int) -> np.ndarray:
   where there are no turns.
   """
   own_T = np.ones(length, bool)
-  begin = 0
-  for turn in turns:
-    end = begin + turn.written + turn.observed
-    own_T[begin + turn.written : end] = False
-    begin = end
+  for _, observed in turn_places(turns):
+    own_T[observed] = False
   return own_T
 
 
+class Written:
+  """What a policy wrote, of which an environment may have said a part."""
+
+  tokens: np.ndarray
+  turns: tuple[Turn, ...]
+
+  @property
+  def own(self) -> np.ndarray:
+    """Which tokens the policy wrote, bool [T]: all but an environment's."""
+    return own_tokens(self.turns, len(self.tokens))
+
+  @property
+  def num_own(self) -> int:
+    """How many tokens the policy wrote."""
+    return len(self.tokens) - sum(turn.observed for turn in self.turns)
+
+
 @dataclasses.dataclass(frozen=True)
-class Response:
+class Response(Written):
   """What the policy wrote for a prompt; with partial rollouts, what several policies wrote.
 
   Of an episode (rollout/episodes.py), all that follows the prompt, the environment's messages
@@ -136,16 +160,6 @@ class Response:
   turns: tuple[Turn, ...] = ()  # of an episode, those that its environment has answered
   verdict: Verdict | None = None  # of the environment, on a complete episode
 
-  @property
-  def own(self) -> np.ndarray:
-    """Which tokens the policy wrote, bool [T]: all but an environment's."""
-    return own_tokens(self.turns, len(self.tokens))
-
-  @property
-  def num_own(self) -> int:
-    """How many tokens the policy wrote."""
-    return len(self.tokens) - sum(turn.observed for turn in self.turns)
-
   def first_step(self, step: int) -> int:
     """The step that wrote its first token; `step` where it has no spans."""
     return self.spans[0].step if self.spans else step
@@ -156,7 +170,7 @@ class Response:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Written):
   """A past success, kept for replay; with `replay.keep='all'` any past response."""
 
   tokens: np.ndarray  # [T] int32, response only
@@ -167,18 +181,8 @@ class Trajectory:
   correct: bool = True  # `Verdict.correct`
   turns: tuple[Turn, ...] = ()  # as in Response
 
-  @property
-  def own(self) -> np.ndarray:
-    """Which tokens the policy wrote, bool [T]: all but an environment's."""
-    return own_tokens(self.turns, len(self.tokens))
 
-  @property
-  def num_own(self) -> int:
-    """How many tokens the policy wrote."""
-    return len(self.tokens) - sum(turn.observed for turn in self.turns)
-
-
-def at_own(written: Response | Trajectory, x_N: np.ndarray) -> np.ndarray:
+def at_own(written: Written, x_N: np.ndarray) -> np.ndarray:
   """Values of the tokens that the policy wrote, at their places among all; the others are 0."""
   x_T = np.zeros(len(written.tokens), x_N.dtype)
   x_T[written.own] = x_N

@@ -9,7 +9,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line, policy_flags
 from exgrpo_jax.data.tokenizer import Tokenizer
-from exgrpo_jax.datatypes import Response
+from exgrpo_jax.datatypes import Response, turn_places
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation.responses import play, render, sample
 from exgrpo_jax.experiment import policies
@@ -85,13 +85,11 @@ def _text(tokenizer: Tokenizer, response: Response, by_token: bool) -> str:
 
 def _transcript(tokenizer: Tokenizer, response: Response) -> str:
   """Who says what in an episode."""
-  lines, begin = list[str](), 0
-  for turn in response.turns:
-    written, end = begin + turn.written, begin + turn.written + turn.observed
-    lines.append(f'policy: {tokenizer.decode(response.tokens[begin:written])}')
-    if turn.observed:
-      lines.append(f'environment: {tokenizer.decode(response.tokens[written:end]).strip()}')
-    begin = end
+  lines = list[str]()
+  for written, observed in turn_places(response.turns):
+    lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
+    if observed.stop > observed.start:
+      lines.append(f'environment: {tokenizer.decode(response.tokens[observed]).strip()}')
   return '\n'.join(lines)
 
 

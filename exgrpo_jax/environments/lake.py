@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exgrpo_jax.data.tasks.lake_map import GOAL, HOLE, MOVES, PLAYER, Square, after, distances
+from exgrpo_jax.data.tasks.lake_map import FREE, GOAL, HOLE, MOVES, PLAYER, Square, after, distances
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 
 _STRAYS = 0.35  # share of the turns in which the player of the warm start goes anywhere
@@ -46,6 +46,6 @@ class Lake:
   def _move_to(self, square: Square) -> None:
     (row, column), (new_row, new_column) = self._square, square
     rows = [list(line) for line in self._lines]
-    rows[row][column] = '.'
+    rows[row][column] = FREE
     rows[new_row][new_column] = PLAYER
     self._lines, self._square = [''.join(row) for row in rows], square

@@ -71,7 +71,7 @@ class Pool:
     asked.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
-    """Those that have come since the last call; where `wait` is true, at least one."""
+    """The answers that have come since the last call; where `wait` is true, at least one."""
     found = [self._answers.get()] if wait else []
     while not self._answers.empty():
       found.append(self._answers.get())

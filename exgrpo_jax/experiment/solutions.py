@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from exgrpo_jax.data import conversation
-from exgrpo_jax.datatypes import Message, Question, Turn, own_tokens
+from exgrpo_jax.datatypes import Question, Turn, own_tokens
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
@@ -99,8 +99,8 @@ def _tokens(
     turn = np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32)
     observed = turn[:0]
     if number < len(episode):
-      messages = [Message(**message) for message in as_messages(answer.messages)]
-      observed = conversation.observed(tokenizer, experiment.config.prompt, turn, messages)
+      prompts, messages = experiment.config.prompt, as_messages(answer.messages)
+      observed = conversation.observed(tokenizer, prompts, turn, messages)
     pieces += [turn, observed]
     turns.append(Turn(len(turn), len(observed), answer.reward))
   return np.concatenate(pieces), tuple(turns)

@@ -19,7 +19,7 @@ import numpy as np
 
 from exgrpo_jax.data import conversation, prompt
 from exgrpo_jax.data.tokenizer import Tokenizer
-from exgrpo_jax.datatypes import Message, Response, Turn, Verdict
+from exgrpo_jax.datatypes import Response, Turn, Verdict, turn_places
 from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.environments.pool import Answer, Failure, Pool
@@ -113,10 +113,8 @@ class _Play:
     place = self._sampler.purpose, request.step, request.question, request.sample
     rng = randomness.generator(self._sampler.seed, Purpose.ENVIRONMENT, *place)
     start = pool.beginning(request.asked, int(rng.integers(2**63)))
-    said, end = list[str](), 0
-    for turn in request.begun.turns:
-      said.append(self._sampler.tokenizer.decode(request.begun.tokens[end : end + turn.written]))
-      end += turn.written + turn.observed
+    begun, tokenizer = request.begun, self._sampler.tokenizer
+    said = [tokenizer.decode(begun.tokens[written]) for written, _ in turn_places(begun.turns)]
     self.episodes.append(_Episode(len(self.episodes), request, start, request.begun, said))
     return self._next_turn(self.episodes[-1])
 
@@ -228,8 +226,8 @@ class _Play:
     return episode
 
   def _observed(self, turn: np.ndarray, result: Observation) -> np.ndarray:
-    messages = [Message(**message) for message in as_messages(result.messages)]
-    return conversation.observed(self._sampler.tokenizer, self._sampler.prompts, turn, messages)
+    sampler, messages = self._sampler, as_messages(result.messages)
+    return conversation.observed(sampler.tokenizer, sampler.prompts, turn, messages)
 
   def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
     episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)
@@ -237,7 +235,7 @@ class _Play:
 
 
 def verdict(config: settings.Config, response: Response, success: bool) -> Verdict:
-  """Of a complete episode: its reward is the discounted sum of those of its turns."""
+  """The verdict on a complete episode, whose reward is the discounted sum over its turns."""
   rewards = [turn.reward * config.discount**number for number, turn in enumerate(response.turns)]
   reward = float(sum(rewards))
   outcome = 'correct' if success else 'wrong'

@@ -72,8 +72,7 @@ class PartialRollout(Rollout):
     def finish(index: int, response: Response) -> bool:
       keep(index, response)
       group, sample = places[index]
-      if response.verdict is None:  # otherwise its environment has judged it
-        submit(places[index], self._submission(plan, places[index], groups[group][sample]))
+      self._submit(plan, places[index], groups[group][sample], submit)
       # Asked only where its answer may have changed.
       is_complete = all(one.is_complete for one in groups[group])
       return is_complete and self._trained(plan, groups) is not None

@@ -128,8 +128,7 @@ class Rollout:
     places = [(group, sample) for group, count in enumerate(counts) for sample in range(count)]
 
     def finish(index: int, response: Response) -> None:
-      if response.verdict is None:  # otherwise its environment has judged it
-        submit(places[index], self._submission(plan, places[index], response))
+      self._submit(plan, places[index], response, submit)
 
     requests = [self._request(plan, place, plan.step) for place in places]
     responses, metrics = self.sampler.generate(params, requests, finish)
@@ -256,6 +255,11 @@ class Rollout:
       limit=self.config.max_response,
       asked=plan.questions[group],
     )
+
+  def _submit(self, plan: Plan, place: tuple[int, int], response: Response, submit: Submit) -> None:
+    """Has a complete response judged, unless its environment has judged it."""
+    if response.verdict is None:
+      submit(place, self._submission(plan, place, response))
 
   def _submission(self, plan: Plan, place: tuple[int, int], response: Response) -> pool.Submission:
     """What is to be judged of a complete response."""

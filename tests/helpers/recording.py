@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import pickle
+import shutil
 from typing import Any
 
 import jax
@@ -144,6 +146,19 @@ def run_training(opened, params=None, values=None, draws=False):
       patch.setattr(session, 'keep_tokenizer', lambda _: None)
     start = session.claim(values, opened, rollout)
     session.train(opened, rollout, evaluations, start, compiled)
+
+
+def resume(run, workdir, step):
+  """Copies the workdir of a whole run as it was after `step`, and trains to the end."""
+  shutil.copytree(run.workdir, workdir)
+  shutil.rmtree(workdir / 'checkpoints' / str(run.values.num_steps))
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  kept = [line for line in lines if json.loads(line)['step'] <= step]
+  (workdir / 'metrics.jsonl').write_text(''.join(line + '\n' for line in kept))
+  opened = experiment.open_experiment(run.values, str(workdir))
+  with run.compiling(), pytest.MonkeyPatch.context() as patch:
+    patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+    run_training(opened)
 
 
 def _listen(patch, steps):

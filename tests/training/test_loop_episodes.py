@@ -5,8 +5,6 @@ each episode again.
 """
 
 import functools
-import json
-import shutil
 import types
 
 import jax
@@ -231,15 +229,7 @@ def test_what_is_not_there_is_not_played(run, recorded):
 
 def test_a_resumed_run_is_bit_for_bit_the_run_without_a_break(run, tmp_path):
   workdir = tmp_path / 'resumed'
-  shutil.copytree(run.workdir, workdir)
-  shutil.rmtree(workdir / 'checkpoints' / str(STEPS))
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  kept = [line for line in lines if json.loads(line)['step'] <= SAVED]
-  (workdir / 'metrics.jsonl').write_text(''.join(line + '\n' for line in kept))
-  opened = experiment.open_experiment(run.values, str(workdir))
-  with run.compiling(), pytest.MonkeyPatch.context() as patch:
-    tiny.leave_out_pictures(patch.setattr)
-    recording.run_training(opened)
+  recording.resume(run, workdir, SAVED)
   expected, resumed = map(run.last_snapshot, (run.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)

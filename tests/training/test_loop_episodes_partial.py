@@ -1,13 +1,9 @@
 """Episodes that go on in later steps: what each policy wrote, and what a resumed run has."""
 
-import json
-import shutil
-
 import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.experiment import experiment
 from exgrpo_jax.reporting import step_records
 from tests.helpers import buffers, guesses, recording, tiny
 from tests.helpers.guesses import read
@@ -64,15 +60,7 @@ def test_a_run_resumed_with_episodes_in_flight_is_bit_for_bit_the_run_without_a_
 ):
   """What its environments were is played again from seeds and turns."""
   workdir = tmp_path / 'resumed'
-  shutil.copytree(run.workdir, workdir)
-  shutil.rmtree(workdir / 'checkpoints' / str(STEPS))
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  kept = [line for line in lines if json.loads(line)['step'] <= SAVED]
-  (workdir / 'metrics.jsonl').write_text(''.join(line + '\n' for line in kept))
-  opened = experiment.open_experiment(run.values, str(workdir))
-  with run.compiling(), pytest.MonkeyPatch.context() as patch:
-    tiny.leave_out_pictures(patch.setattr)
-    recording.run_training(opened)
+  recording.resume(run, workdir, SAVED)
   expected, resumed = map(run.last_snapshot, (run.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)

@@ -1,14 +1,11 @@
 """Whole runs in which responses span steps, held to numbers computed without the code."""
 
 import copy
-import json
-import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.experiment import experiment
 from exgrpo_jax.reporting import metrics, step_records
 from tests.helpers import buffers, recording, tiny
 from tests.helpers.chance import is_correct
@@ -185,16 +182,7 @@ def test_metrics_say_how_old_the_tokens_are(run):
 
 def test_a_run_resumed_with_responses_in_flight_is_bit_for_bit_the_run_that_was_not(run, tmp_path):
   workdir = tmp_path / 'resumed'
-  shutil.copytree(run.workdir, workdir)
-  shutil.rmtree(workdir / 'checkpoints' / str(STEPS))
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  kept = [line for line in lines if json.loads(line)['step'] <= SAVED]
-  (workdir / 'metrics.jsonl').write_text(''.join(line + '\n' for line in kept))
-  opened = experiment.open_experiment(run.values, str(workdir))
-  with run.compiling(), pytest.MonkeyPatch.context() as patch:
-    patch.setattr(recording.worker_slot, 'COMMAND', tiny.WORKER)
-    tiny.leave_out_pictures(patch.setattr)
-    recording.run_training(opened)
+  recording.resume(run, workdir, SAVED)
   expected, resumed = map(run.last_snapshot, (run.workdir, workdir))
   jax.tree.map(np.testing.assert_array_equal, resumed.state, expected.state)
   buffers.assert_same(resumed.buffer, expected.buffer)
