@@ -7,8 +7,9 @@ Shape letters, used in names everywhere:
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -39,7 +40,19 @@ class Question:
 
 
 class Questions(Sequence[Question]):
-  """Questions that are read on demand."""
+  """Questions that are read on demand, numbered from 0; a slice of them is a list."""
+
+  @overload
+  def __getitem__(self, row: int) -> Question: ...
+  @overload
+  def __getitem__(self, row: slice) -> list[Question]: ...
+  def __getitem__(self, row: int | slice) -> Question | list[Question]:
+    if isinstance(row, slice):
+      return self.read(range(len(self))[row])
+    row = operator.index(row)
+    if not 0 <= row < len(self):
+      raise IndexError(f'there are rows 0 to {len(self) - 1}, not {row}.')
+    return self.read([row])[0]
 
   @abc.abstractmethod
   def read(self, rows: Sequence[int]) -> list[Question]:

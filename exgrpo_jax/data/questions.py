@@ -14,11 +14,10 @@ Data is prepared once; after that, rows are read by index, when needed.
 
 import dataclasses
 import json
-import operator
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +104,7 @@ class Source:
 
 
 class Dataset(Questions):
-  """The questions of one spec, numbered from 0 and read on demand; a slice of it is a list."""
+  """The questions of one spec."""
 
   def __init__(self, spec: str, source: Source, rows: np.ndarray) -> None:
     self.spec = spec
@@ -114,18 +113,6 @@ class Dataset(Questions):
 
   def __len__(self) -> int:
     return len(self.rows)
-
-  @overload
-  def __getitem__(self, row: int) -> Question: ...
-  @overload
-  def __getitem__(self, row: slice) -> list[Question]: ...
-  def __getitem__(self, row: int | slice) -> Question | list[Question]:
-    if isinstance(row, slice):
-      return self.read(range(len(self))[row])
-    row = operator.index(row)
-    if not 0 <= row < len(self):
-      raise IndexError(f'{self.spec} has rows 0 to {len(self) - 1}, not {row}.')
-    return self.read([row])[0]
 
   def __iter__(self) -> Iterator[Question]:
     for start in range(0, len(self), _BATCH):

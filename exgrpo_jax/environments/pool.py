@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import os
 import queue
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exgrpo_jax.datatypes import Question
@@ -20,12 +19,12 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.settings import Config
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime import machine, worker_slot
 from exgrpo_jax.runtime.worker_process import WorkerProcess
+from exgrpo_jax.runtime.worker_slot import Program, UnusableError, WorkerSlot
 
-# -P: the worker's search path is ours, without the folder that it happens to start in.
-COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.environments.worker')
-_START_TIMEOUT = 60.0  # seconds until a worker must be ready: it imports the user's code
+COMMAND = worker_slot.command('exgrpo_jax.environments.worker')
+
 _MAX_DEATHS = 2  # workers that may die of an episode before it is taken for the cause
 
 
@@ -87,7 +86,10 @@ class Pool:
 
   def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
     """What `reset` returns for each question; InputError where it fails."""
-    requests = [{'key': '', 'begin': beginning(q, 0, False), 'said': ()} for q in questions]
+    requests = [
+      {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
+      for question in questions
+    ]
     replies = self._all(questions, requests, 'reset fails on')
     return [reply['messages'] for reply in replies]
 
@@ -96,7 +98,7 @@ class Pool:
   ) -> list[list[tuple[str, Observation]]]:
     """Episodes that the environment plays by itself; InputError where it cannot."""
     requests = [
-      {'begin': beginning(question, seed), 'turns': turns}
+      {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
     remedy = '. Give the class a method demonstrate(rng), or set config.warm_start.num_updates=0.'
@@ -108,8 +110,7 @@ class Pool:
 
     Raises InputError where the class, or a tool, cannot be used.
     """
-    self._workers[0].begin().result()
-    return self._workers[0].tools
+    return self._workers[0].tools().result()
 
   def _all(
     self,
@@ -153,24 +154,34 @@ class _Worker:
   """A process, replaced when it dies, and the thread that waits for it."""
 
   def __init__(self, config: Config) -> None:
-    self._config = config
+    self._time_limit = config.time_limit
+    setup = {
+      'parent': os.getpid(),
+      'memory_limit': config.memory_limit,
+      'spec': config.spec,
+      'tools': config.tools,
+    }
+    self._slot = WorkerSlot(Program(COMMAND, 'an environment process', setup), starts=1)
+    self._process: WorkerProcess | None = None  # the one that holds the episodes
+    self._held: set[str] = set()  # these
     # The thread lives as long as this process: a worker ends with the thread that started it.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='environment')
-    self._process: WorkerProcess | None = None
-    self.tools: list[dict[str, Any]] = []  # described, once it has begun
-    self._held: set[str] = set()  # the episodes that the process holds
-    self.waiting = 0  # turns and more that wait for the thread
+    self.waiting = 0  # turns that wait for the thread
 
-  def begin(self) -> concurrent.futures.Future[WorkerProcess]:
-    """Starts the process; the future raises InputError where the class cannot be used."""
-    return self._thread.submit(self._ready)
+  def tools(self) -> concurrent.futures.Future[list[dict[str, Any]]]:
+    """The tools, described; the future raises InputError where they or the class are of no use."""
+
+    def described() -> list[dict[str, Any]]:
+      self._ready()
+      return self._slot.greeting['tools']
+
+    return self._thread.submit(described)
 
   def ask(
     self, request: Mapping[str, Any]
   ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
     """The reply to a request as worker.py takes it."""
-    turns = 1 + request.get('turns', len(request.get('said', ())))
-    return self._thread.submit(self._reply, lambda: request, turns)
+    return self._thread.submit(self._reply, lambda: request)
 
   def turn(
     self, key: str, begin: Beginning, said: tuple[str, ...]
@@ -189,9 +200,9 @@ class _Worker:
     def request() -> Mapping[str, Any]:
       if key in self._held:
         return {'key': key, 'begin': None, 'said': said[-1:]}
-      return {'key': key, 'begin': begin, 'said': said}
+      return {'key': key, 'begin': dataclasses.asdict(begin), 'said': said}
 
-    reply = self._reply(request, 1 if key in self._held else 1 + len(said))
+    reply = self._reply(request)
     self.waiting -= 1
     seconds = time.monotonic() - started
     if isinstance(reply, Failure):
@@ -202,68 +213,38 @@ class _Worker:
     return Answer(key, observation, seconds)
 
   def _leave(self, key: str) -> None:
-    if key in self._held:  # else it went with its process
+    if key in self._held:
       self._held.discard(key)
-      self._reply(lambda: {'key': key, 'begin': None, 'said': ()}, 1)
+      self._reply(lambda: {'key': key, 'begin': None, 'said': ()})
 
-  def _reply(self, request: Any, turns: int) -> Mapping[str, Any] | Failure:
-    """What the process says to `request()`, made anew where the process was lost."""
-    limit, failure = self._config.time_limit, Failure('crashed', '')
+  def _reply(self, make_request: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | Failure:
+    """The reply to a request, which is made anew for each process that is asked."""
+    failure = Failure('crashed', '')
     for _ in range(_MAX_DEATHS):
       process = self._ready()
-      deadline = time.monotonic() + limit * turns
+      request = make_request()
+      turns = 1 + request.get('turns', len(request.get('said', ())))
       try:
-        process.send(_as_json(request()), deadline)
-        reply = process.receive(deadline)
+        reply = self._slot.ask(process, request, time.monotonic() + self._time_limit * turns)
       except TimeoutError:
-        self._drop()
-        return Failure('timed out', f'no answer after {limit:g} s')
+        self._slot.drop()
+        return Failure('timed out', f'no answer after {self._time_limit:g} s')
       except EOFError as error:
-        self._drop()
+        self._slot.drop()
         failure = Failure('crashed', f'{_MAX_DEATHS} workers died of it, the last {error}')
       else:
         if reply.pop('must_be_replaced', False):
-          self._drop()
+          self._slot.drop()
         return Failure('crashed', reply['reason']) if 'reason' in reply else reply
     return failure
 
   def _ready(self) -> WorkerProcess:
     """The process, waiting for a request; raises InputError where it cannot be used."""
-    if self._process is not None and self._process.is_idle():
-      return self._process
-    self._drop()
-    spec = self._config.spec
-    setup = {
-      'parent': os.getpid(),
-      'memory_limit': self._config.memory_limit,
-      'spec': spec,
-      'tools': self._config.tools,
-    }
-    process = WorkerProcess(COMMAND, setup, _START_TIMEOUT)
     try:
-      reply = process.receive(time.monotonic() + _START_TIMEOUT)
-    except (EOFError, TimeoutError) as error:
-      process.close()
-      late = f'it was not ready after {_START_TIMEOUT:g} s'
-      why = late if isinstance(error, TimeoutError) else f'its process ended {error}'
-      raise InputError(f'config.environment.name: {spec!r} cannot be used: {why}.') from error
-    if 'refused' in reply:
-      process.close()
-      raise InputError(
-        f'config.environment.name: {spec!r} cannot be used ({reply["refused"]}): it must be '
-        "'package.module:Class', importable where the run is started, and a class that is made "
-        'without arguments, such as exgrpo_jax.environments.guess:Guess.'
-      )
-    self._process, self.tools = process, reply['tools']
+      process = self._slot.ready()
+    except UnusableError as error:
+      raise InputError(str(error)) from error
+    if process is not self._process:
+      self._process = process
+      self._held.clear()
     return process
-
-  def _drop(self) -> None:
-    process, self._process = self._process, None
-    self._held.clear()
-    if process is not None:
-      process.close()
-
-
-def _as_json(request: Mapping[str, Any]) -> Mapping[str, Any]:
-  begin = request['begin']
-  return request if begin is None else {**request, 'begin': dataclasses.asdict(begin)}

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 
@@ -21,15 +20,6 @@ class Begun(Questions):
 
   def __len__(self) -> int:
     return len(self._messages)
-
-  @overload
-  def __getitem__(self, row: int) -> Question: ...
-  @overload
-  def __getitem__(self, row: slice) -> list[Question]: ...
-  def __getitem__(self, row: int | slice) -> Question | list[Question]:
-    if isinstance(row, slice):
-      return self.read(range(len(self))[row])
-    return self.read([range(len(self))[row]])[0]
 
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""

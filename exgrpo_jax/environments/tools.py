@@ -9,8 +9,7 @@ from typing import Any
 
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.environments.tool_calls import Call, calls_of
-from exgrpo_jax.environments.tool_schema import describe
-from exgrpo_jax.grading import user_code, verifier
+from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.user_code import ERRORS, summarize
 
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
@@ -52,16 +51,6 @@ class Tools:
       return f'error: {summarize(error)}'
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} … {text[-half:]}'
-
-
-def load(specs: Sequence[str]) -> list[Callable[..., Any]]:
-  """The functions 'package.module:function'; raises what importing them does."""
-  return [user_code.load(spec, 'function') for spec in specs]
-
-
-def descriptions(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
-  """What the chat template tells of them; see `tool_schema.describe`."""
-  return list(map(describe, functions))
 
 
 def _result(text: str) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """The worker process: holds environments, and answers turns.
 
-pool.py starts it and kills it where it must. Both sides send lines of JSON over a socket, which is
-the worker's standard input:
+pool.py says how it is started, runtime/worker_slot.py kills it where it must. Both sides send lines
+of JSON over a socket, which is the worker's standard input:
 
-  the fields of `Setup`            answered by {'tools': descriptions} or {'refused': what is wrong}
+  the fields of `Setup`            answered by {'trying': a setting, 'how': …} before the class and
+                                   its tools are imported, then by {'tools': descriptions} or
+                                   {'refused': what is wrong}
   {'key', 'begin', 'said'}         the answer to the last of the turns `said`: an Observation's
                                    fields; without turns, {'messages': the prompt}. `begin` are the
                                    fields of a `Beginning`, and all turns are played; None where
@@ -24,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.environments import tools
+from exgrpo_jax.environments import tool_schema
 from exgrpo_jax.environments.environment import (
   Environment,
   Messages,
@@ -33,6 +35,7 @@ from exgrpo_jax.environments.environment import (
   as_messages,
   checked,
 )
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import user_code
 from exgrpo_jax.grading.user_code import ERRORS, summarize
 from exgrpo_jax.runtime import worker_limits
@@ -70,12 +73,11 @@ def main() -> None:
   setup = Setup(**json.loads(line))
   worker_limits.die_with(setup.parent)
   try:
-    make, functions = user_code.load(setup.spec, 'Class'), tools.load(setup.tools)
-    make = functools.partial(make, functions) if functions else make
-    make()
-    described = tools.descriptions(functions)
-  except ERRORS as error:
-    reply({'refused': summarize(error)})
+    make, described = _load(
+      setup, lambda key, spec: reply({'trying': f'config.{key}: {spec!r}', 'how': 'importing it'})
+    )
+  except InputError as error:
+    reply({'refused': str(error)})
     return
   worker_limits.limit_memory(setup.memory_limit)
   reply({'tools': described})
@@ -90,6 +92,27 @@ def main() -> None:
     except ERRORS as error:
       episodes.pop(request.get('key'), None)
       reply({'reason': summarize(error), 'must_be_replaced': isinstance(error, MemoryError)})
+
+
+def _load(
+  setup: Setup, say: Callable[[str, str], None]
+) -> tuple[Callable[[], Environment], list[dict[str, Any]]]:
+  """What makes an environment, and its tools described; InputError where one cannot be used.
+
+  Says what it imports before it does, as it may never come back.
+  """
+  functions, described = [], []
+  for spec in setup.tools:
+    say('environment.tools', spec)
+    with user_code.refusing('environment.tools', spec):
+      functions.append(user_code.load(spec))
+      described.append(tool_schema.describe(functions[-1]))
+  say('environment.name', setup.spec)
+  with user_code.refusing('environment.name', setup.spec):
+    make = user_code.load(setup.spec, 'Class')
+    make = functools.partial(make, functions) if functions else make
+    make()
+  return make, described
 
 
 def _answer(

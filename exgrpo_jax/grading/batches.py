@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, verifier, worker_slot
+from exgrpo_jax.grading import reward_functions, verifier, workers
 from exgrpo_jax.grading.settings import Config
 
 _TRIES = 2  # per batch
@@ -35,7 +35,7 @@ class Scorer:
 
   def __init__(self, config: Config, required: verifier.Config) -> None:
     self._config = config
-    self._slot = worker_slot.of_batches(config, required)
+    self._slot = workers.of_batches(config, required)
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='rewards')
     self.batch_size = config.batch_size
 
@@ -78,7 +78,7 @@ class Scorer:
         outcome = 'timed out' if isinstance(error.__cause__, TimeoutError) else 'crashed'
         return failure or _Failure(outcome, str(error).rstrip('.'), is_lasting=True)
       try:
-        request = [index, [self._slot.asked(known) for known in facts]]
+        request = [index, [workers.asked(self._slot, known) for known in facts]]
         reply = self._slot.ask(worker, request, time.monotonic() + timeout)
       except TimeoutError:
         self._slot.drop()

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import rewards, verifier, worker_slot
+from exgrpo_jax.grading import rewards, verifier, workers
 from exgrpo_jax.grading.batches import Batches, Judged, Scorer
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
-from exgrpo_jax.grading.worker_slot import WorkerSlot
 from exgrpo_jax.runtime import activity, hosts, machine
+from exgrpo_jax.runtime.worker_slot import UnusableError, WorkerSlot
 
 _MAX_DEATHS = 2  # workers that may die of a response before it is taken for the cause
 
@@ -48,7 +48,7 @@ class Grader:
   def __init__(self, config: Config, required: verifier.Config) -> None:
     count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
-    self._slots = [worker_slot.of_responses(config, required) for _ in range(count)]
+    self._slots = [workers.of_responses(config, required) for _ in range(count)]
     # Last in, first out: the slot used last has a running worker.
     self._free: queue.LifoQueue[WorkerSlot] = queue.LifoQueue()
     for slot in reversed(self._slots):
@@ -195,7 +195,7 @@ def _verdict(
   reason = ''
   for _ in range(_MAX_DEATHS):
     worker = slot.ready()
-    request = [text, submission.answer, submission.kind, slot.asked(facts)]
+    request = [text, submission.answer, submission.kind, workers.asked(slot, facts)]
     try:
       reply = slot.ask(worker, request, time.monotonic() + time_limit)
     except EOFError as error:
@@ -217,14 +217,14 @@ def check(config: Config, required: verifier.Config, row: Mapping[str, Any] | No
   Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
   the others.
   """
-  slots = [worker_slot.of_responses(config, required, row, starts=1)]
+  slots = [workers.of_responses(config, required, row, starts=1)]
   if config.batched:
-    slots.append(worker_slot.of_batches(config, required, row))
+    slots.append(workers.of_batches(config, required, row))
   for slot in slots:
     with contextlib.closing(slot):
       try:
         slot.start()
-      except worker_slot.UnusableError as error:
+      except UnusableError as error:
         raise InputError(str(error)) from error
 
 

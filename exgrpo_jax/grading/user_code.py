@@ -1,4 +1,4 @@
-"""Code that config.grading names: a verifier or rewards of a user's, imported, and their errors."""
+"""Code of a user's that a config names, imported, and its errors."""
 
 import contextlib
 import importlib
@@ -16,13 +16,21 @@ ERRORS = (Exception, SystemExit)  # a user's code may raise anything, and call s
 _MAX_REASON = 500  # characters of an error's text
 
 _NEEDED = {
-  'rewards': (
+  'grading.rewards': (
     "'package.module:function', importable where the run is started, and return a finite number "
     'for any response, such as exgrpo_jax.grading.rewards:think_format'
   ),
-  'verifier': (
+  'grading.verifier': (
     "'package.module:Class', importable where the run is started, and return a Judgement for any "
     'response, such as exgrpo_jax.grading.verifier:BuiltIn'
+  ),
+  'environment.name': (
+    "'package.module:Class', importable where the run is started, and a class that is made without "
+    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.guess:Guess'
+  ),
+  'environment.tools': (
+    "'package.module:function', importable where the run is started, with a docstring and type "
+    'hints, such as exgrpo_jax.environments.expressions:calculate'
   ),
 }
 
@@ -31,7 +39,7 @@ def load_verifier(spec: str) -> verifier.Verifier:
   """One of VERIFIERS, or 'package.module:Class'; InputError where it cannot be used."""
   if spec == 'built_in':
     return verifier.BuiltIn()
-  with refusing('verifier', spec):
+  with refusing('grading.verifier', spec):
     if spec == 'math_verify':
       if importlib.util.find_spec('math_verify') is None:
         raise InputError(
@@ -57,15 +65,14 @@ def load(spec: str, what: str = 'function') -> Any:
 
 @contextlib.contextmanager
 def refusing(key: str, spec: str) -> Iterator[None]:
-  """Turns what a user's code raises into an InputError that names it and config.grading's key."""
+  """Turns what a user's code raises into an InputError that names it and the setting."""
   try:
     yield
   except InputError:
     raise
   except ERRORS as error:
     raise InputError(
-      f'config.grading.{key}: {spec!r} cannot be used ({summarize(error)}): it must be '
-      f'{_NEEDED[key]}.'
+      f'config.{key}: {spec!r} cannot be used ({summarize(error)}): it must be {_NEEDED[key]}.'
     ) from error
 
 

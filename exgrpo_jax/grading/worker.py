@@ -1,7 +1,7 @@
 """The worker process: judges what a model wrote, one response after another.
 
-worker_slot.py starts it as `exgrpo grading.worker` and kills it where it must. Both
-sides send lines of JSON over a socket, which is the worker's standard input:
+workers.py says how it is started, runtime/worker_slot.py kills it where it must. Both sides send
+lines of JSON over a socket, which is the worker's standard input:
 
   the fields of `Setup`                 answered by {'trying': a setting, 'how': …} before each
                                         verifier or reward is imported or tried, then by
@@ -156,14 +156,14 @@ def _load(
   """
   chosen, loaded = None, []
   if not setup.is_batched:
-    with user_code.refusing('verifier', setup.verifier):
+    with user_code.refusing('grading.verifier', setup.verifier):
       say('verifier', setup.verifier, 'importing it')
       chosen = user_code.load_verifier(setup.verifier)
       say('verifier', setup.verifier, _TRYING)
       for trial in reward_functions.TRIALS:
         _checked(chosen.judge(trial['response'], verifier.Truth(trial['answer'])))
   for spec in setup.rewards:
-    with user_code.refusing('rewards', spec):
+    with user_code.refusing('grading.rewards', spec):
       say('rewards', spec, 'importing it')
       loaded.append(reward_functions.load(spec))
       say('rewards', spec, _TRYING)

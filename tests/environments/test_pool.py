@@ -116,6 +116,7 @@ def test_several_workers_answer_at_once():
   [
     ('tests.helpers.environments:not_a_class', 'TypeError: it has no arguments'),
     ('tests.helpers.environments:Absent', "AttributeError: .*'Absent'"),
+    ('tests.helpers.environments:dies', 'dies.* ended with exit status 3, while importing it'),
     ('no_such_module:Game', 'ModuleNotFoundError'),
     ('nocolon:', "does not have the form 'package.module:Class'"),
   ],

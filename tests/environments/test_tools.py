@@ -212,8 +212,11 @@ def test_the_worker_describes_tools_and_calls_them():
   config = settings.Config(name='tools', tools=(spec,), workers=1, memory_limit=256)
   assert Pool(config).tools() == [describe(calculate)]
   absent = dataclasses.replace(config, tools=(f'{spec}_',))
-  with pytest.raises(InputError, match=r"config\.environment\.name: .*no attribute 'calculate_'"):
+  with pytest.raises(InputError, match=r"config\.environment\.tools: .*no attribute 'calculate_'"):
     Pool(absent).tools()
+  undescribed = dataclasses.replace(config, tools=('os:listdir',))
+  with pytest.raises(InputError, match=r'tools: .*parameter path of listdir has no type hint'):
+    Pool(undescribed).tools()
 
 
 def test_tools_without_a_function_are_refused():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from exgrpo_jax.grading import pool, verifier, worker_slot
+from exgrpo_jax.grading import pool, verifier, workers
 from tests.helpers import tiny
 
 SERVICE = 'tests.helpers.misbehaving:service'
@@ -88,10 +88,10 @@ def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
 
   def late(*args):
     slot = of_batches(*args)
-    slot._timeout = 0.01  # no process is ready by then
+    slot._program = dataclasses.replace(slot._program, timeout=0.01)  # no process is ready by then
     return slot
 
-  of_batches = worker_slot.of_batches
-  monkeypatch.setattr(worker_slot, 'of_batches', late)
+  of_batches = workers.of_batches
+  monkeypatch.setattr(workers, 'of_batches', late)
   (verdict,) = grade([RIGHT])
   assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason

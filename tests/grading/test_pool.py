@@ -14,9 +14,9 @@ import pytest
 
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, verifier, worker_slot
+from exgrpo_jax.grading import pool, verifier, workers
 from exgrpo_jax.grading.pool import Submission
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, worker_slot
 from tests.helpers import tiny
 from tests.helpers.processes import is_running
 
@@ -332,7 +332,7 @@ def test_a_reward_that_hangs_is_refused_by_name_once_its_time_is_over(
 
 
 def test_workers_that_do_not_start_end_the_run(monkeypatch):
-  monkeypatch.setattr(worker_slot, 'COMMAND', (sys.executable, '-c', 'raise SystemExit(7)'))
+  monkeypatch.setattr(workers, 'COMMAND', (sys.executable, '-c', 'raise SystemExit(7)'))
   with (
     grader() as running,
     pytest.raises(RuntimeError, match=r'did not start \(attempts: 3\): .*status 7'),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, reward_functions, user_code, verifier, worker_slot
+from exgrpo_jax.grading import pool, reward_functions, user_code, verifier
+from exgrpo_jax.runtime import worker_slot
 from tests.helpers import tiny
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)

@@ -51,3 +51,7 @@ class Chance:
 
 def not_a_class():
   raise TypeError('it has no arguments to be made without')
+
+
+def dies():
+  os._exit(3)

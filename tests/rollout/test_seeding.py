@@ -9,7 +9,7 @@ from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.traces import Trace
 from exgrpo_jax.datatypes import Message, QuestionSet
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, worker_slot
+from exgrpo_jax.grading import pool, workers
 from exgrpo_jax.rollout import seeding
 from tests.helpers import tiny
 from tests.helpers.chance import is_correct
@@ -112,7 +112,7 @@ def test_overlong_traces_are_left_out_if_so_configured(propose):
 def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   recorded, propose, monkeypatch
 ):
-  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
   texts = [f'{n}' for n in range(60)]
   right = [text for text in texts if is_correct(text, '3')]
   assert len(right) > tiny.STORED and '1' in right

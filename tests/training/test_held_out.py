@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.experiment import experiment
-from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.grading import workers
 from exgrpo_jax.learner import alignment, gradients
 from exgrpo_jax.reporting import metrics
 from tests.helpers import recording, tiny
@@ -43,7 +43,7 @@ def train(values, workdir, compiled):
   run = recording.Recording(workdir, compiled, values, steps={})
   compared, applied = [], []
   with pytest.MonkeyPatch.context() as patch, run.compiling():
-    patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+    patch.setattr(workers, 'COMMAND', tiny.WORKER)
     policy_gradient, apply_gradient = alignment.policy_gradient, gradients.apply_gradient
 
     def note_compared(spec, params, batch, clip, initial):

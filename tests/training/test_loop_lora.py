@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from exgrpo_jax.commands import export
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment, policies, warm_start
-from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.grading import workers
 from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
@@ -57,7 +57,7 @@ def train(start, compiled):
     changed.num_steps = num_steps
     run = recording.Recording(workdir, compiled, changed, steps={})
     with pytest.MonkeyPatch.context() as patch, run.compiling():
-      patch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+      patch.setattr(workers, 'COMMAND', tiny.WORKER)
       with jax.set_mesh(run.experiment.meshes.training):
         initial = warm_start.initial_params(run.experiment)
         recording.run_training(run.experiment, initial, changed)

@@ -10,7 +10,7 @@ from exgrpo_jax.data import questions
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import parse_config
-from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.grading import workers
 from exgrpo_jax.training import prefilter, session
 from tests.helpers import tiny
 
@@ -20,7 +20,7 @@ SAMPLES = 4
 @pytest.fixture
 def run(recorded, config, tmp_path, monkeypatch):
   """Filters the recorded run's questions by its first policy; gives the folder and the print."""
-  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
   tiny.leave_out_pictures(monkeypatch.setattr)
 
   def call(capsys, **changes):

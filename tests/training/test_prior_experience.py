@@ -10,7 +10,7 @@ import pytest
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment, generation
-from exgrpo_jax.grading import worker_slot
+from exgrpo_jax.grading import workers
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import seeding, stages
@@ -24,7 +24,7 @@ TRACES = 2  # of each, that are right
 
 @pytest.fixture(autouse=True)
 def chance(monkeypatch):
-  monkeypatch.setattr(worker_slot, 'COMMAND', tiny.WORKER)
+  monkeypatch.setattr(workers, 'COMMAND', tiny.WORKER)
 
 
 def right_texts(question, count=TRACES):

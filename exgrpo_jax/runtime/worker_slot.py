@@ -3,32 +3,42 @@
 import concurrent.futures
 import dataclasses
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.settings import Config
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.runtime.worker_process import WorkerProcess
 
-# -P: the worker's search path is ours, without the folder that it happens to start in.
-COMMAND = (sys.executable, '-P', '-m', 'exgrpo_jax.grading.worker')
-
 START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
 _SAY_EVERY = 10.0  # seconds, while a worker gets ready
-_STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
-_MAX_STARTS = 3  # attempts to start a worker
 
 
 class UnusableError(RuntimeError):
-  """A reward or a verifier that hangs, or ends its process, as it is imported or tried."""
+  """A user's code that hangs, or ends its process, as it is imported or tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What a worker runs.
+
+  It is sent `setup`. Before it imports or tries a user's code it says {'trying': a setting, 'how':
+  …}, and then {'refused': what is wrong with it} or whatever else, and is ready.
+  """
+
+  command: Sequence[str]
+  noun: str  # for messages: 'a grading process'
+  setup: Mapping[str, Any]
+  timeout: float = START_TIMEOUT  # seconds until it must be ready
+  timeout_note: str = ''  # what the timeout contains, for messages
+
+
+def command(module: str) -> tuple[str, ...]:
+  """What runs a module of ours; -P: it does not search the folder that it happens to start in."""
+  return sys.executable, '-P', '-m', module
 
 
 class WorkerSlot:
@@ -37,20 +47,17 @@ class WorkerSlot:
   Only one thread at a time may call `ask` and `start`; another may call `stop`.
   """
 
-  def __init__(
-    self, setup: Mapping[str, Any], timeout: float, starts: int, standby_delay: float
-  ) -> None:
+  def __init__(self, program: Program, starts: int, standby_delay: float = math.inf) -> None:
     """Starts nothing yet.
 
     Args:
-      setup: the fields of worker.Setup.
-      timeout: seconds until a worker must be ready.
+      program: what each worker runs.
       starts: how many attempts to start one may fail in a row.
       standby_delay: seconds after which a request makes the slot start another worker ahead.
     """
-    self._setup, self._timeout, self._starts = dict(setup), timeout, starts
+    self._program, self._starts = program, starts
     self._standby_delay = standby_delay
-    self._asks: frozenset[str] = frozenset()  # names of facts, once a worker is ready
+    self.greeting: Mapping[str, Any] = {}  # what the worker said when it was ready
     self._trying: dict[str, Any] = {}  # what the starting worker said last
     self._worker: WorkerProcess | None = None
     self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
@@ -66,9 +73,9 @@ class WorkerSlot:
     """Replaces the worker, by the standby if there is one, and waits until it is ready.
 
     Raises:
-      InputError: a reward or the verifier cannot be used.
-      RuntimeError: no worker got ready; an UnusableError where that is a reward's or a verifier's
-        doing. Its cause is a TimeoutError where the time was over.
+      InputError: the worker refuses what it imported.
+      RuntimeError: no worker got ready; an UnusableError where that is the doing of what it
+        imported. Its cause is a TimeoutError where the time was over.
     """
     failure = None
     for _ in range(self._starts):
@@ -85,11 +92,11 @@ class WorkerSlot:
       else:
         if 'refused' in reply:
           raise InputError(reply['refused'])
-        self._asks = frozenset(reply['asks'])
+        self.greeting = reply
         return worker
     raise self._explained(failure) from failure
 
-  def ask(self, worker: WorkerProcess, request: Sequence[Any], deadline: float) -> dict[str, Any]:
+  def ask(self, worker: WorkerProcess, request: Any, deadline: float) -> dict[str, Any]:
     """What the worker replies; raises as WorkerProcess.receive does, in time.monotonic()."""
     worker.send(request, deadline)
     try:
@@ -99,14 +106,6 @@ class WorkerSlot:
         raise
     self._start_standby()
     return worker.receive(deadline)
-
-  def asked(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that the worker's rewards ask for, as JSON can hold them; after `ready`."""
-    return {
-      name: value.tolist() if isinstance(value, np.ndarray) else value
-      for name, value in facts.items()
-      if name in self._asks
-    }
 
   def drop(self) -> None:
     """Kills the worker; the next request starts another."""
@@ -133,14 +132,14 @@ class WorkerSlot:
     started, self._trying = time.monotonic(), {}
     while True:
       try:
-        reply = worker.receive(min(started + self._timeout, time.monotonic() + _SAY_EVERY))
+        reply = worker.receive(min(started + self._program.timeout, time.monotonic() + _SAY_EVERY))
       except TimeoutError:
         waited = time.monotonic() - started
-        if waited >= self._timeout:
+        if waited >= self._program.timeout:
           raise
         if self._trying and hosts.is_first():
           doing = f'{self._trying["trying"]}: still {self._trying["how"]}'
-          print(f'{doing} ({waited:.0f} s of {self._timeout:g})', flush=True)
+          print(f'{doing} ({waited:.0f} s of {self._program.timeout:g})', flush=True)
       else:
         if 'trying' not in reply:
           return reply
@@ -148,14 +147,14 @@ class WorkerSlot:
 
   def _explained(self, failure: BaseException | None) -> RuntimeError:
     """Why no worker got ready."""
-    late = f'not ready after {self._timeout:g} s'
+    noun, timeout = self._program.noun, self._program.timeout
+    late = f'not ready after {timeout:g} s'
     reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
     if not self._trying:
-      return RuntimeError(f'a grading process did not start (attempts: {self._starts}): {reason}')
-    more = ' (config.grading.batch_timeout included)' if self._setup['is_batched'] else ''
+      return RuntimeError(f'{noun} did not start (attempts: {self._starts}): {reason}')
     return UnusableError(
-      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): a grading '
-      f'process has {self._timeout:g} s{more} to import what it calls and to try it.'
+      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): {noun} '
+      f'has {timeout:g} s{self._program.timeout_note} to import what it calls and to try it.'
     )
 
   def _start_standby(self) -> None:
@@ -163,51 +162,4 @@ class WorkerSlot:
       if self._stopped:
         raise concurrent.futures.CancelledError
       if self._standby is None:
-        self._standby = WorkerProcess(COMMAND, self._setup, START_TIMEOUT)
-
-
-def of_responses(
-  config: Config,
-  required: verifier.Config,
-  row: Mapping[str, Any] | None = None,
-  starts: int = _MAX_STARTS,
-) -> WorkerSlot:
-  """A slot whose worker judges responses, one at a time, under the limits of `config`.
-
-  `row` is one of the data, to try the rewards that read it; None tries the others. `starts` as in
-  WorkerSlot.
-  """
-  specs = [spec for spec in config.rewards if spec not in config.batched]
-  setup = _setup(config, required, specs, row) | {'memory_limit': config.memory_limit}
-  return WorkerSlot(setup, START_TIMEOUT, starts, _STANDBY_DELAY)
-
-
-def of_batches(
-  config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None
-) -> WorkerSlot:
-  """A slot whose process calls `config.batched`; `row` as for `of_responses`.
-
-  It may load a model: no limit on its memory, no second process beside it, more time to start.
-  """
-  setup = _setup(config, required, config.batched, row) | {'is_batched': True}
-  return WorkerSlot(setup, START_TIMEOUT + config.batch_timeout, 1, math.inf)
-
-
-def _setup(
-  config: Config,
-  required: verifier.Config,
-  specs: Sequence[str],
-  row: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-  """What the worker reads first: the fields of worker.Setup."""
-  return {
-    'parent': os.getpid(),
-    'memory_limit': 0,
-    'max_length': config.max_length,
-    'verifier': config.verifier,
-    'rewards': specs,
-    'is_batched': False,
-    'overlong_buffer': config.overlong_buffer,
-    'row': row,
-    'required': dataclasses.asdict(required),
-  }
+        self._standby = WorkerProcess(self._program.command, self._program.setup, START_TIMEOUT)
