@@ -10,6 +10,10 @@ BUILT_IN = {
   'calculator': 'exgrpo_jax.environments.calculator:Calculator',
   'lake': 'exgrpo_jax.environments.lake:Lake',
   'tools': 'exgrpo_jax.environments.tools:Tools',
+  'attempts': 'exgrpo_jax.environments.attempts:Attempts',
+  'textarena': 'exgrpo_jax.environments.adapters:TextArena',
+  'gymnasium': 'exgrpo_jax.environments.adapters:Gymnasium',
+  'verifiers': 'exgrpo_jax.environments.verifiers:Verifiers',
 }
 
 
@@ -27,8 +31,8 @@ class Config:
     (),
     None,
     "functions that the model may call, 'package.module:function', such as "
-    'exgrpo_jax.environments.expressions:calculate; for `environment.name=tools`, or a class of '
-    'yours that is made with them',
+    "exgrpo_jax.environments.expressions:calculate, or a class, 'package.module:Class', whose "
+    'methods it may call; for `environment.name=tools`, or a class of yours that is made with them',
   )
   max_turns: int = setting(
     8, '[1, inf)', 'turns of an episode; one that is not done then has failed'

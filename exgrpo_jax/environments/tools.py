@@ -2,8 +2,15 @@
 
 Its answer is compared with the question's by our verifier, as that of a single turn is. A call that
 cannot be read, or a tool that fails, is answered by the error, and the model may try again.
+
+Where tools share a state they are the public methods of a class, which is made without arguments
+for each episode. That is the form of TRL's `environment_factory`: its method `reset`, if it has
+one, is no tool but gets prompt, answer and columns of the row by name, and what it returns is added
+to the prompt. If it has an attribute `reward`, a number from 0 to 1, that is the episode's reward
+when the model answers, 1 is a success, and the answer is not compared.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,39 +25,65 @@ _LONGEST = 4000  # characters of a result; the middle of a longer one is left ou
 class Tools:
   """An environment of functions; the model's chat template describes them to it."""
 
-  def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-    self._functions = {function.__name__: function for function in functions}
+  def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
+    """Of functions, and of classes whose methods are tools."""
+    self._states = [source() for source in sources if inspect.isclass(source)]
+    made = iter(self._states)
+    tools = [
+      tool
+      for source in sources
+      for tool in (methods(next(made)) if inspect.isclass(source) else [source])
+    ]
+    self._tools = {tool.__name__: tool for tool in tools}
 
   def reset(self, task: Task, seed: int) -> Messages:
-    """The prompt is that of the task."""
+    """The prompt is that of the task, with what the classes add to it."""
     del seed  # nothing is left to chance
     self._truth = verifier.Truth(task.answer, task.kind, task.columns)
-    return task.messages
+    row = {**task.columns, 'prompt': task.messages, 'answer': task.answer}
+    said = [state.reset(**row) for state in self._states if hasattr(state, 'reset')]
+    *before, last = task.messages
+    return [*before, {**last, 'content': '\n'.join([last['content'], *filter(None, said)])}]
 
   def step(self, response: str) -> Observation:
-    """The reward is 1 for the right answer."""
+    """The reward is 1 for the right answer, or that of the classes together."""
     try:
       calls = calls_of(response)
     except ValueError as error:
       return Observation([_result(f'error: {error}')])
     if calls:
       return Observation([_result(self._called(call)) for call in calls])
-    outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
-    is_right = outcome == 'correct'
-    return Observation(reward=float(is_right), done=True, success=is_right)
+    rewards = [state.reward for state in self._states if hasattr(state, 'reward')]
+    if rewards:
+      reward = sum(rewards) / len(rewards)
+    else:
+      judged = verifier.judge_with(verifier.BuiltIn(), response, self._truth)
+      reward = float(judged.outcome == 'correct')
+    return Observation(reward=reward, done=True, success=reward >= 1)
 
   def _called(self, call: Call) -> str:
     """What a call returns, as text."""
-    if call.name not in self._functions:
-      return f'error: there is no tool {call.name}, only {", ".join(self._functions)}'
+    if call.name not in self._tools:
+      return f'error: there is no tool {call.name}, only {", ".join(self._tools)}'
     try:
-      text = str(self._functions[call.name](**call.arguments))
+      text = str(self._tools[call.name](**call.arguments))
     except MemoryError:
       raise
     except ERRORS as error:
       return f'error: {summarize(error)}'
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} … {text[-half:]}'
+
+
+def methods(state: object) -> list[Callable[..., Any]]:
+  """The tools of a class's instance, in the order in which they are defined."""
+  names = [name for kind in type(state).__mro__[-2::-1] for name in vars(kind)]
+  return [
+    method
+    for name in dict.fromkeys(names)
+    if not name.startswith('_') and name != 'reset'
+    if inspect.ismethod(method := getattr(state, name))
+  ]
 
 
 def _result(text: str) -> dict[str, str]:

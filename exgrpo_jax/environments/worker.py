@@ -20,13 +20,14 @@ prints goes to standard error.
 
 import dataclasses
 import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.environments import tool_schema
+from exgrpo_jax.environments import tool_schema, tools
 from exgrpo_jax.environments.environment import (
   Environment,
   Messages,
@@ -48,7 +49,7 @@ class Setup:
   parent: int  # process id
   memory_limit: int  # MiB, in addition to what the process uses when it is ready
   spec: str  # 'package.module:Class'
-  tools: Sequence[str]  # 'package.module:function', with which it is made where there are any
+  tools: Sequence[str]  # 'package.module:name', with which it is made where there are any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +102,17 @@ def _load(
 
   Says what it imports before it does, as it may never come back.
   """
-  functions, described = [], []
+  sources, described = list[Callable[..., Any]](), list[dict[str, Any]]()
   for spec in setup.tools:
     say('environment.tools', spec)
     with user_code.refusing('environment.tools', spec):
-      functions.append(user_code.load(spec))
-      described.append(tool_schema.describe(functions[-1]))
+      sources.append(source := user_code.load(spec))
+      found = tools.methods(source()) if inspect.isclass(source) else [source]
+      described += map(tool_schema.describe, found)
   say('environment.name', setup.spec)
   with user_code.refusing('environment.name', setup.spec):
     make = user_code.load(setup.spec, 'Class')
-    make = functools.partial(make, functions) if functions else make
+    make = functools.partial(make, sources) if sources else make
     make()
   return make, described
 

@@ -30,7 +30,7 @@ _NEEDED = {
   ),
   'environment.tools': (
     "'package.module:function', importable where the run is started, with a docstring and type "
-    'hints, such as exgrpo_jax.environments.expressions:calculate'
+    'hints, such as exgrpo_jax.environments.expressions:calculate, or a class of such methods'
   ),
 }
 

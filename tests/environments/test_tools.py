@@ -207,6 +207,52 @@ def test_what_goes_wrong_is_the_answer():
   assert len(long) < 4010 and ' … ' in long
 
 
+class Shop:
+  """Tools that share a state."""
+
+  def reset(self, money, **row):
+    self.money, self.reward = money, 0.0
+    return f'You have {self.money} coins for {row["answer"]} apples.'
+
+  def buy(self, apples: int) -> str:
+    """Buys apples.
+
+    Args:
+      apples: how many.
+    """
+    if apples > self.money:
+      raise ValueError('too dear')
+    self.money -= apples
+    self.reward = 1.0 if self.money == 0 else 0.5
+    return f'{self.money} coins left'
+
+  def _count(self):
+    raise AssertionError('this is no tool')
+
+
+def test_methods_of_a_class_are_tools_that_share_a_state():
+  environment = Tools([calculate, Shop])
+  question = Task(0, [{'role': 'user', 'content': 'Buy.'}], '5', {'money': 3})
+  (prompt,) = environment.reset(question, 0)
+  assert prompt == {'role': 'user', 'content': 'Buy.\nYou have 3 coins for 5 apples.'}
+  assert said(environment, call('_count', '{}')) == [
+    'error: there is no tool _count, only calculate, buy'
+  ]
+  assert said(environment, call('buy', '{"apples": 4}')) == ['error: ValueError: too dear']
+  assert said(environment, call('buy', '{"apples": 2}')) == ['1 coins left']
+  another = Tools([Shop])
+  another.reset(question, 0)
+  assert environment.step('5') == Observation(reward=0.5, done=True)
+  assert another.step('5') == Observation(done=True)
+  said(another, call('buy', '{"apples": 3}'))
+  assert another.step('whatever') == Observation(reward=1.0, done=True, success=True)
+
+
+def test_a_class_of_tools_is_described_by_its_methods():
+  config = settings.Config(name='tools', tools=(f'{__name__}:Shop',), workers=1)
+  assert Pool(config).tools() == [describe(Shop().buy)]
+
+
 def test_the_worker_describes_tools_and_calls_them():
   spec = 'exgrpo_jax.environments.expressions:calculate'
   config = settings.Config(name='tools', tools=(spec,), workers=1, memory_limit=256)

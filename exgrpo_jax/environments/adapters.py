@@ -1,0 +1,148 @@
+"""Games of TextArena and Gymnasium, as environments.
+
+A question names the game, its column `seed` says which one of that kind, and `options` what it is
+made with:
+
+  {"question": "Sokoban-v0", "answer": "won", "seed": 7, "options": {"num_boxes": 1}}
+
+That seed decides the board, so that all episodes of a question begin alike; the episode's own one
+decides what the game leaves to chance after that.
+"""
+
+import contextlib
+import importlib
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from exgrpo_jax.environments.environment import Messages, Observation, Task
+from exgrpo_jax.errors import InputError
+
+_IN_COLOUR = re.compile(r'\x1b\[([\d;]+)m(.*?)\x1b\[0m')
+_MARKS = {'34;1': '()', '35': '{}', '42': '<>'}  # of Taxi: passenger, destination, full taxi
+
+
+class TextArena:
+  """A game of TextArena for one player; won at a reward of 1.
+
+  Policies read what the game says to the player, not its own moves again.
+  """
+
+  def __init__(self) -> None:
+    self._textarena = package('textarena')
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is the game's; ValueError where the row has no seed."""
+    options = task.columns.get('options') or {}
+    # Its 'raw' form says what is new; the others repeat the whole game at each turn.
+    self._game = self._textarena.make(f'{_name(task)}-raw', **options)
+    self._chance = None
+    with self._own_chance():
+      self._game.reset(num_players=1, seed=_seed(task))
+      prompt = self._said()
+      random.seed(seed)
+      np.random.seed(seed % 2**32)
+    return prompt
+
+  def step(self, response: str) -> Observation:
+    """The reward is the game's in the end; a move that is not allowed ends it the second time."""
+    with self._own_chance():
+      done, _ = self._game.step(response)
+      if not done:
+        return Observation(self._said())
+    reward = float(self._game.close()[0][0])
+    return Observation(reward=reward, done=True, success=reward >= 1)
+
+  def _said(self) -> str:
+    own_move = self._textarena.ObservationType.PLAYER_ACTION
+    _, said = self._game.get_observation()
+    return '\n'.join(text.strip() for _, text, kind in said if kind != own_move)
+
+  @contextlib.contextmanager
+  def _own_chance(self) -> Iterator[None]:
+    """Gives the game its own state of the global random numbers: episodes share a process."""
+    others = random.getstate(), np.random.get_state()
+    if self._chance is not None:
+      random.setstate(self._chance[0])
+      np.random.set_state(self._chance[1])
+    try:
+      yield
+    finally:
+      self._chance = random.getstate(), np.random.get_state()
+      random.setstate(others[0])
+      np.random.set_state(others[1])
+
+
+class Gymnasium:
+  """A game of Gymnasium with numbered actions, such as those of its toy text.
+
+  A turn is an action's number, or its name where the column `actions` has the names in their order.
+  The column `rules` is text that the prompt begins with. The game is won where it ends with a
+  reward of at least the column `won`, which is 1 unless the row has one.
+  """
+
+  def __init__(self) -> None:
+    self._gymnasium = package('gymnasium')
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt tells rules and actions, and shows the game; ValueError if it has no actions."""
+    gymnasium, columns = self._gymnasium, task.columns
+    name, options = _name(task), columns.get('options') or {}
+    self._game = gymnasium.make(name, **options)
+    if 'ansi' in self._game.metadata['render_modes']:
+      self._game = gymnasium.make(name, render_mode='ansi', **options)
+    if not isinstance(self._game.action_space, gymnasium.spaces.Discrete):
+      raise ValueError(f'the actions of {name} are {self._game.action_space}, not numbered')
+    numbers = [str(number) for number in range(self._game.action_space.n)]
+    self._actions = columns.get('actions') or numbers
+    self._won = float(columns.get('won', 1))
+    seen, _ = self._game.reset(seed=_seed(task))
+    self._game.unwrapped.np_random = np.random.default_rng(seed)
+    actions = f'Answer with one of: {", ".join(self._actions)}.'
+    return '\n'.join([*filter(None, [columns.get('rules')]), actions, self._shown(seen)])
+
+  def step(self, response: str) -> Observation:
+    """The reward is the game's; what is no action changes nothing."""
+    if (action := response.strip()) not in self._actions:
+      return Observation(f'Answer with one of: {", ".join(self._actions)}.')
+    seen, reward, is_over, is_cut, _ = self._game.step(self._actions.index(action))
+    won = bool(is_over) and float(reward) >= self._won
+    return Observation(self._shown(seen), float(reward), bool(is_over or is_cut), won)
+
+  def _shown(self, seen: Any) -> str:
+    """The board as text, with marks where it has colours, or else what a player gets to know."""
+    if self._game.render_mode != 'ansi':
+      return str(seen)
+
+    def marked(match: re.Match[str]) -> str:
+      begin, end = _MARKS.get(match[1], '[]')
+      return f'{begin}{match[2]}{end}'
+
+    return _IN_COLOUR.sub(marked, self._game.render()).strip('\n')
+
+
+def package(name: str) -> Any:
+  """An optional package, imported; InputError where it is absent."""
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    raise InputError(
+      f"environments of {name} need the package {name}: pip install 'exgrpo_jax[{name}]'."
+    ) from error
+
+
+def _name(task: Task) -> str:
+  return task.messages[-1]['content'].strip()
+
+
+def _seed(task: Task) -> int:
+  seed = task.columns.get('seed')
+  if not isinstance(seed, int):
+    raise ValueError(
+      f"column 'seed' is {seed!r}; it must be an integer, different in training and evaluation: it "
+      'decides which game is played'
+    )
+  return seed
