@@ -37,6 +37,8 @@ class Question:
   source: str  # e.g. 'gsm8k', 'arithmetic', 'aime24': groups rows in evaluation
   # The row as its data set has it, by column, for rewards; JSON values. Empty for embedded tasks.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+  # What the data says, where an environment has made `messages` of it.
+  told: tuple[Message, ...] = ()
 
 
 class Questions(Sequence[Question]):

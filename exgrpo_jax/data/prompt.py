@@ -32,6 +32,16 @@ SYSTEM = (
   '</think>, give the solution in brief, with the final answer inside \\boxed{}.'
 )
 
+# For chat templates that know no tools; calls as environments/tool_calls.py reads them.
+_TOOLS = """You may call functions. These are they, one JSON schema a line:
+<tools>
+{}
+</tools>
+A call is a JSON object of name and arguments between tags; end your turn with it:
+<tool_call>
+{{"name": "a function", "arguments": {{"a parameter": "its value"}}}}
+</tool_call>"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -91,7 +101,8 @@ def render(
   there is one; then applies the chat template, or, if the checkpoint has none, writes
   lines that begin with the role; then appends '<think>\n', unless the template has done so.
 
-  A chat template is told of `tools`, described as JSON schemas, as transformers does.
+  A chat template is told of `tools`, described as JSON schemas, as transformers does; where it says
+  nothing of them, the system message tells the model, and that calls are in the form of Qwen2.5.
 
   Raises:
     InputError: 'chat' without a chat template, the template fails on these messages, or there is
@@ -108,6 +119,10 @@ def render(
   system = config.system or (SYSTEM if template == 'paper' else '')
   if system and all(message.role != 'system' for message in messages):
     messages = [Message('system', system), *messages]
+  if tools and chat.template is not None:
+    texts = (_apply_template(chat.template, messages, chat, some) for some in (tools, ()))
+    if len(set(texts)) == 1:
+      messages, tools = _told_of(tools, messages), ()
   if template == 'chat':
     if chat.template is None:
       raise InputError(
@@ -140,6 +155,14 @@ def following(messages: Sequence[Message], config: Config, chat: Chat = NO_CHAT)
       'cannot be used for several turns.'
     )
   return text.partition(_TURN)[2].removesuffix(thinks) + thinks
+
+
+def _told_of(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[Message]:
+  """The messages, whose first one is the system's and describes the tools."""
+  described = '\n'.join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+  before = [message.content for message in messages if message.role == 'system']
+  text = '\n\n'.join([*before, _TOOLS.format(described)])
+  return [Message('system', text), *(one for one in messages if one.role != 'system')]
 
 
 def _role_lines(messages: Sequence[Message], chat: Chat) -> str:

@@ -145,9 +145,10 @@ def of(config: Config) -> Pool:
 
 def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning:
   """What an episode on a question begins with, whose prompt may be known already."""
-  messages = [message._asdict() for message in question.messages]
-  task = Task(question.row, messages, question.answer, question.columns, question.kind)
-  return Beginning(tuple(task), seed, messages if is_known else None)
+  prompt = [message._asdict() for message in question.messages]
+  told = [message._asdict() for message in question.told] or prompt
+  task = Task(question.row, told, question.answer, question.columns, question.kind)
+  return Beginning(tuple(task), seed, prompt if is_known else None)
 
 
 class _Worker:

@@ -24,7 +24,7 @@ class Begun(Questions):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
     return [
-      dataclasses.replace(question, messages=self._messages[row])
+      dataclasses.replace(question, messages=self._messages[row], told=question.messages)
       for row, question in zip(rows, self._questions.read(rows))
     ]
 

@@ -27,7 +27,7 @@ class Tools:
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
     """Of functions, and of classes whose methods are tools."""
-    self._states = [source() for source in sources if inspect.isclass(source)]
+    self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
     made = iter(self._states)
     tools = [
       tool

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import tokenizers
 
 from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message
+from exgrpo_jax.environments import tool_calls
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import CHECKPOINTS
 
@@ -225,6 +227,20 @@ def test_a_template_that_forgets_what_the_model_said_is_no_good_for_turns(folder
   loaded = tokenizer.load(folder(chat_template='{{ messages[-1].content }}'))
   with pytest.raises(InputError, match='does not show what the assistant said before'):
     prompt.following([MORE], CHAT, loaded.chat)
+
+
+def test_a_chat_template_that_knows_no_tools_has_them_in_the_system_message(folder):
+  template = '{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}'
+  loaded = tokenizer.load(folder(chat_template=template))
+  tool = {'type': 'function', 'function': {'name': 'add'}}
+  config = prompt.Config(template='chat', system='Be brief.')
+  text = loaded.render([USER], config, [tool])
+  assert (
+    text.startswith('system: Be brief.\n\nYou may call functions.') and json.dumps(tool) in text
+  )
+  assert text.endswith(f'|user: {USER.content}|') and text.count('system:') == 1
+  *_, example = re.findall(r'<tool_call>.*?</tool_call>', text, re.DOTALL)
+  assert tool_calls.calls_of(example)[0].name == 'a function'
 
 
 def test_a_chat_template_is_told_of_tools(folder):

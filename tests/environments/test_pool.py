@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 
 import pytest
 
@@ -9,6 +10,7 @@ from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.environments import pool, settings
 from exgrpo_jax.environments.environment import Observation
 from exgrpo_jax.environments.pool import Failure
+from exgrpo_jax.environments.questions import Begun
 from exgrpo_jax.errors import InputError
 
 CONFIG = settings.Config(
@@ -92,6 +94,18 @@ def test_an_environment_that_hangs_is_killed_in_time():
 def test_prompts_are_those_that_reset_returns(workers):
   asked = [question(0), question(1, prompt='go')]
   assert workers.prompts(asked) == [said('begin'), said('go')]
+
+
+def test_an_episode_begins_with_what_the_data_says(workers):
+  """And not with what the environment made of it, which it would make longer once more."""
+  asked = question(prompt='more')
+  (prompt,) = workers.prompts([asked])
+  assert prompt == said('begin and more')
+  data = types.SimpleNamespace(read=lambda rows: [asked for _ in rows])
+  (begun,) = Begun(data, [(Message(**prompt[0]),)])
+  workers.submit('more', pool.beginning(begun, 3), ['seed'])
+  (answer,) = workers.answers(wait=True)
+  assert not isinstance(answer.result, pool.Failure), answer.result
 
 
 def test_a_prompt_that_depends_on_the_seed_is_refused(workers):

@@ -14,6 +14,8 @@ class Obedient:
     self.turns, self.seed = 0, seed
     if task.columns.get('prompt') == 'random':
       return str(seed)
+    if task.columns.get('prompt') == 'more':
+      return f'{task.messages[0]["content"]} and more'
     return task.columns.get('prompt') or task.messages
 
   def step(self, response):
