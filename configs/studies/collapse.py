@@ -8,8 +8,10 @@ How the setting was found: by looking through the 352 runs of `replay_pays_rates
 learning rates, eleven arms, two seeds). GRPO ended below where it began, at half of it or less in
 some runs, with rising entropy, from the starts `rare` and `weak` at rates four to eight times
 its best, and nowhere at its best rate. Of these, start `weak` at 8e-4 was chosen, where the arms
-differ most, and 4e-4, where some runs of most arms take off and others do not. So this says nothing
-about rates at which GRPO learns; those are the matter of `replay_pays`.
+differ most. At 4e-4 some runs of most arms take off and others do not: that is study
+`collapse_lower`, which was part of this protocol until 2026-11-26, and was set apart before the
+first run of either, since a study must end within three hours. So this says nothing about rates at
+which GRPO learns; those are the matter of `replay_pays`.
 Arms and start: those of `replay_pays_rates`; 9 terms, pass@1 .05 and valid steps .01 at first.
 Primary measure: pass@1 on 500 held-out questions at the last evaluation. A run has collapsed if it
 is below half of its value before the first step, and taken off if it reaches .2.
@@ -23,17 +25,16 @@ from exgrpo_jax.configs.studies.replay_pays_rates import ARMS, STARTS, measure_o
 from exgrpo_jax.studies.protocol import Study
 
 
-def get_study():
+def get_study(learning_rate=8e-4):
   return Study(
     config='chains',
     arms=ARMS,
     settings={
-      f'weak-{rate:g}': {
+      f'weak-{learning_rate:g}': {
         **STARTS['weak'],
-        'optimizer.learning_rate': rate,
+        'optimizer.learning_rate': learning_rate,
         'alignment.every': STARTS['weak']['num_steps'] // 5,
       }
-      for rate in (4e-4, 8e-4)
     },
     seeds=range(8),
     baseline='grpo',
