@@ -54,6 +54,13 @@ class Config:
   )
   memory_limit: int = setting(1024, '[1, inf)', 'MiB of memory that a worker may use for episodes')
 
+  keep_caches: bool = setting(
+    True,
+    None,
+    'keeps the caches of as many episodes as there are slots while these have none, which takes '
+    'the memory of the slots once more; those of other episodes are computed again at each turn',
+  )
+
   @property
   def spec(self) -> str:
     """The class, as 'package.module:Class'."""

@@ -10,6 +10,7 @@ from exgrpo_jax.environments import pool
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.rollout import partial, stages
+from exgrpo_jax.rollout.decode_loop import DecodeSpec
 from exgrpo_jax.rollout.episodes import EpisodeSampler
 from exgrpo_jax.rollout.sampler import Sampler
 from exgrpo_jax.rollout.scheduler import SlotEngine
@@ -86,7 +87,7 @@ def make_sampler(
   has_turns = bool(parsed.environment.name)
   engine = SlotEngine(
     model=experiment.model,
-    spec=parsed.rollout.decode_spec(experiment.tokenizer, distribution),
+    spec=decode_spec(experiment, distribution),
     mesh=experiment.meshes.decoding,
     step_key=functools.partial(randomness.key, seed, purpose),
     resumes=resumes or has_turns,
@@ -103,3 +104,11 @@ def make_sampler(
     purpose=purpose,
     in_order=parsed.rollout.carry or hosts.are_several(),
   )
+
+
+def decode_spec(experiment: Experiment, distribution: Distribution | None = None) -> DecodeSpec:
+  """How to sample from `distribution`, by default the softmax at the training temperature."""
+  config = experiment.config
+  spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
+  keeps = bool(config.environment.name) and config.environment.keep_caches
+  return dataclasses.replace(spec, parked=spec.slots) if keeps else spec

@@ -1,4 +1,4 @@
-"""What the slots of a rollout do on the device: prefill, insert, resume, decode.
+"""What the slots of a rollout do on the device: prefill, insert, resume, park, decode.
 
 Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
 together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
@@ -45,6 +45,7 @@ class DecodeSpec:
   max_response: int  # tokens, the end token included
   eos_ids: tuple[int, ...]  # any of these ends a response
   pad_id: int  # any valid token: padding is never seen
+  parked: int = 0  # episodes whose cache is kept while they have no slot
 
   @property
   def longest_row(self) -> int:
@@ -100,6 +101,13 @@ class Insertion(NamedTuple):
   limit_R: Array  # int32
 
 
+class Forced(NamedTuple):
+  """What rows read before they write, where the cache is extended token by token."""
+
+  tokens_NB: Array  # int32; the first `count_B` of a column
+  count_B: Array  # int32
+
+
 class Decoded(NamedTuple):
   """What the rows wrote since the last sync; a row's tokens are the first of its column."""
 
@@ -134,6 +142,12 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
   )
   W, longest = spec.prompts, spec.max_prompt
   return _laid_out(state), _laid_out(Prompts(hidden(W), model.init_cache(config, W, longest)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def no_parked(config: model.Config, spec: DecodeSpec) -> kv_cache.Cache:
+  """Room for the caches of `spec.parked` rows, as long as the slots'."""
+  return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 
 @jax.jit
@@ -198,6 +212,21 @@ def resume(
   return _filled(state, insertion, last_PD, cache)
 
 
+@functools.partial(jax.jit, donate_argnums=1)
+def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
+  """Copies the caches of slots to their places; one past the last place is nowhere."""
+  rows = kv_cache.select_rows(state.cache, slot_R)
+  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
+  """Copies parked caches into slots, whose rows have to read a forced token next."""
+  R, D = len(insertion.source_R), state.hidden_BD.shape[1]
+  cache = kv_cache.select_rows(parked, insertion.source_R)
+  return _filled(state, insertion, jnp.zeros((R, D), state.hidden_BD.dtype), cache)
+
+
 def _filled(
   state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache
 ) -> State:
@@ -234,12 +263,14 @@ def decode(
   state: State,
   min_finished: int,
   temperature: float,
+  forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
   """Up to N tokens of each live row.
 
   Returns to the host earlier once `min_finished` rows have finished or the cache is full. Where the
   temperature of `sampling` is above 0, it is multiplied by `temperature`; see
-  `DecodeSpec.at_any_temperature`.
+  `DecodeSpec.at_any_temperature`. Tokens that are `forced` are read and counted like written ones,
+  and none of them ends a response; without them the program is that of single turns.
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = _padded_unembedding(config, params)
@@ -258,7 +289,12 @@ def decode(
     token_B, logp_B, entropy_B = token_sampling.sample_token(
       sampling.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
     )
-    ends_B = state.live_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
+    written_B = state.live_B
+    if forced is not None:
+      is_forced_B = time < forced.count_B
+      token_B = jnp.where(is_forced_B, forced.tokens_NB[time], token_B)
+      written_B &= ~is_forced_B
+    ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
     hidden_BD, cache = model.decode(config, params, token_B, state.position_B, state.cache)
@@ -270,10 +306,12 @@ def decode(
       live_B=live_B,
       ended_B=decoded.ended_B | ends_B,
     )
+    # Rows that ended go on writing, where every cache has a position and nobody reads: at the
+    # first one, or where the cache may be parked after its end.
+    rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,
-      # Rows that ended go on writing, where every cache has a position and nobody reads.
-      position_B=jnp.where(live_B, state.position_B + 1, 0),
+      position_B=jnp.where(live_B, state.position_B + 1, rests_B),
       length_B=length_B,
       live_B=live_B,
       cache=cache,

@@ -3,8 +3,8 @@
 Tokens in, tokens out. What the policy wrote is never decoded and encoded again: the environment's
 messages are rendered as the chat template has them after a turn, and their tokens are appended. A
 slot is given away at the end of a turn, and once the environment has answered, the episode waits
-for another one, before all that has not begun; its cache is computed again. So more episodes are in
-flight than there are slots, and slots decode while environments work. What is sampled depends on
+for another one, before all that has not begun. So more episodes are in flight than there are slots,
+and slots decode while environments work. What is sampled depends on
 the request and the position alone, not on the order in which environments answer. Where that order
 would decide which responses a step trains, or hosts would differ in it, answers are taken in the
 order of their turns, some syncs later, and waited for.
@@ -77,6 +77,7 @@ class _Episode:
   start: Beginning
   response: Response  # up to now
   said: list[str]  # the policy's turns
+  last: int | None = None  # the engine's row of the last turn
 
   @property
   def key(self) -> str:
@@ -122,6 +123,7 @@ class _Play:
     """Has the environment answer a turn; of several hosts, each its share of the episodes."""
     episode, tokenizer = self._of_row[row], self._sampler.tokenizer
     self._keep(episode, response)
+    episode.last = row
     episode.said.append(tokenizer.decode(response.tokens[episode.begin_of_turn :]))
     self._waiting[episode.key], self._asked_at[episode.key] = episode, self._sync
     if episode.is_own:
@@ -167,7 +169,7 @@ class _Play:
     self._of_row.append(episode)
     request, longest = episode.request, self._sampler.config.max_turn_tokens
     limit = min(request.limit, episode.begin_of_turn + (longest or request.limit))
-    return dataclasses.replace(request, begun=episode.response, limit=limit)
+    return dataclasses.replace(request, begun=episode.response, limit=limit, follows=episode.last)
 
   def _following(self, last_sync: int, is_idle: bool) -> list[Request]:
     """The next turns after some answers: those that are there, or in order those that are due."""

@@ -32,6 +32,8 @@ class Request:
   limit: int  # of the response, in tokens, the end token included
   begun: Response = UNBEGUN  # what is written of it; only a sampler that resumes takes any
   asked: Question | None = None  # for an environment; None of a single turn
+  # Of the same call, the request whose tokens it begins with, followed by an observation.
+  follows: int | None = None
 
 
 # Called with a request's index and its complete response. True stops the sampler.

@@ -15,7 +15,9 @@ wait the last rows close up.
 
 An engine that resumes takes responses that earlier steps or turns began: what is written of one is
 prefilled, right into its slot, and decoding goes on from there. Its cache always has the length of
-the limit.
+the limit. Of the first `spec.parked` episodes of a call caches are kept between turns, so that a
+turn after the first has only to read what was observed, token by token, while others write. Which
+ones these are must not depend on the clock, as the rounding of a cache depends on how it was made.
 
 Shape letters as in decode_loop.py.
 """
@@ -40,6 +42,7 @@ from exgrpo_jax.rollout.slots import (
   Row,
   Slots,
   Sync,
+  forced_of,
   harvest,
   insertion_of,
   metrics,
@@ -82,12 +85,12 @@ class SlotEngine:
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
-    state, prefilled, is_enough = None, None, False
+    state, prefilled, parked, is_enough = None, None, None, False
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
       while not is_enough:
         requested = more(not (waiting or any(slots)))
-        rows += (new := rows_of(self.spec, requested or (), self.step_key, len(rows)))
+        rows += (new := rows_of(self.spec, requested or (), self.step_key, rows))
         waiting.extendleft(reversed(new))
         if requested is None or not (waiting or any(slots)):
           break
@@ -98,20 +101,56 @@ class SlotEngine:
         if state is None or prefilled is None:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
+          parked = decode_loop.no_parked(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.spec, state, length)
+        if parked is not None:
+          state = self._unparked(state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
         # Where none waits and nobody may stop it, the next sync is when all have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
+        forced = None if parked is None else forced_of(slots)
         state, decoded = decode_loop.decode(
-          self.model, sampling, params, state, min(live, at_once), temperature
+          self.model, sampling, params, state, min(live, at_once), temperature, forced
         )
         decoded = jax.device_get(decoded)
         syncs.append(sync_of(slots, decoded))
         self.on_sync(syncs[-1])
-        for index, response in harvest(slots, decoded):
-          is_enough |= bool(on_finish(index, response))
+        complete = list[tuple[int, int]]()
+        for slot, row, response in harvest(slots, decoded):
+          is_enough |= bool(on_finish(row.index, response))
+          complete.append((slot, row.place))
+        if parked is not None:
+          parked = self._parked(state, parked, complete)
     return [row.complete or row.response() for row in rows], metrics(syncs)
+
+  def _parked(
+    self, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
+  ) -> kv_cache.Cache:
+    """With the caches of turns that are complete, given by (slot, place), where there is room."""
+    kept = [(slot, place) for slot, place in complete if place < self.spec.parked]
+    count = rows_per_insert(self.spec.slots)
+    for start in range(0, len(kept), count):
+      some = kept[start : start + count]
+      nowhere = [(0, self.spec.parked)] * (count - len(some))
+      slot_R, place_R = np.array([*some, *nowhere], np.int32).T
+      parked = decode_loop.park(state, parked, slot_R, place_R)
+    return parked
+
+  def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
+    """The state with the slots filled whose new rows follow others that were parked."""
+    new = [
+      (slot, row.place, row)
+      for slot, row in enumerate(slots)
+      if row and len(row.forced) and not row.is_filled
+    ]
+    count = rows_per_insert(self.spec.slots)
+    for start in range(0, len(new), count):
+      insertion = insertion_of(new[start : start + count], self.spec.slots, count)
+      state = decode_loop.unpark(state, parked, insertion)
+    for _, _, row in new:
+      row.is_filled = True
+    return state
 
   def _filled(
     self,

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
-from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Insertion
+from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion
 from exgrpo_jax.rollout.prefilled import Origin
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import randomness
@@ -28,13 +29,21 @@ class Row:
   key_X: np.ndarray  # uint32, the data of its step's key
   pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
   length: int  # tokens in `pieces`
-  is_filled: bool = False  # prompt and pieces are in the slot's cache
+  is_filled: bool = False  # prompt and pieces, but for `forced`, are in the slot's cache
   complete: Response | None = None  # once it is
+  place: int = 0  # of its cache, where there is room for that to be kept between turns
+  # The last tokens of `pieces`, which its cache does not have yet.
+  forced: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+
+  @property
+  def cached(self) -> int:
+    """Tokens of `pieces` that its cache has."""
+    return self.length - len(self.forced)
 
   @property
   def position(self) -> int:
     """Cache position of the next token."""
-    return len(self.request.prompt) + self.length
+    return len(self.request.prompt) + self.cached
 
   @functools.cached_property
   def origin(self) -> Origin:
@@ -57,34 +66,42 @@ class Sync(NamedTuple):
 
   slots: int  # that decoded together
   steps: int  # in each of which every slot computed a token
-  tokens: int  # that rows wrote: fewer than steps x slots where slots were free
+  tokens: int  # that rows wrote, or read: fewer than steps x slots where slots were free
 
 
 def rows_of(
   spec: DecodeSpec,
   requests: Sequence[Request],
   step_key: Callable[[int], jax.Array],
-  first: int = 0,
+  before: Sequence[Row] = (),
 ) -> list[Row]:
-  """A row for each request, numbered from `first`.
+  """A row for each request, numbered on from those `before`.
 
-  `step_key` gives the key of the step in which a response began.
+  `step_key` gives the key of the step in which a response began. The place of a row is its number,
+  or that of the row that it follows.
   """
   for request in requests:
     fits = 1 <= len(request.prompt) <= spec.max_prompt and 1 <= request.limit <= spec.max_response
     assert fits, 'the cache has its limit'
   keys = {step: jax.random.key_data(step_key(step)) for step in {one.step for one in requests}}
   key_data = jax.device_get(keys)
-  return [
-    Row(
+  rows = list[Row]()
+  for request in requests:
+    index = len(before) + len(rows)
+    row = Row(
       index=index,
       request=request,
       key_X=key_data[request.step],
       pieces=[(request.begun.tokens, request.begun.logp, request.begun.entropy)],
       length=len(request.begun.tokens),
+      place=index,
     )
-    for index, request in enumerate(requests, first)
-  ]
+    if request.follows is not None:
+      row.place = before[request.follows].place
+      if row.place < spec.parked:
+        row.forced = request.begun.tokens[before[request.follows].length :]
+    rows.append(row)
+  return rows
 
 
 def take_slots(slots: Slots, waiting: collections.deque[Row]) -> None:
@@ -108,7 +125,7 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
     slot_R=padded([slot for slot, _, _ in entries], fill=num_slots),
     source_R=padded([source for _, source, _ in entries]),
     position_R=padded([row.position for row in rows], fill=1),
-    length_R=padded([row.length for row in rows]),
+    length_R=padded([row.cached for row in rows]),
     step_key_RX=step_key_RX,
     question_row_R=padded([row.request.question for row in rows]),
     sample_index_R=padded([row.request.sample for row in rows]),
@@ -118,23 +135,36 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
 
 def sync_of(slots: Slots, decoded: Decoded) -> Sync:
   """What was decoded since the last sync; to be called before `harvest`."""
-  counts = [decoded.length_B[slot] - row.length for slot, row in enumerate(slots) if row]
+  counts = [decoded.length_B[slot] - row.cached for slot, row in enumerate(slots) if row]
   return Sync(slots=len(slots), steps=int(max(counts)), tokens=int(sum(counts)))
 
 
-def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Response]]:
-  """Gives the rows their tokens, and frees the slots of the complete ones: (index, response)."""
+def forced_of(slots: Slots) -> Forced:
+  """What the rows have to read before they write, as much as `decode` takes at once."""
+  N, B = decode_loop.TOKENS_PER_SYNC, len(slots)
+  tokens_NB, count_B = np.zeros((N, B), np.int32), np.zeros(B, np.int32)
+  for slot, row in enumerate(slots):
+    if row:
+      count = count_B[slot] = min(N, len(row.forced))
+      tokens_NB[:count, slot] = row.forced[:count]
+  return Forced(tokens_NB, count_B)
+
+
+def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Row, Response]]:
+  """Gives the rows their tokens, and frees the slots of the complete: (slot, row, response)."""
   for slot, row in enumerate(slots):
     if row is None:
       continue
-    count = int(decoded.length_B[slot]) - row.length
+    count = int(decoded.length_B[slot]) - row.cached
+    read = min(count, len(row.forced))
+    row.forced = row.forced[read:]
     written = decoded.tokens_NB, decoded.logp_NB, decoded.entropy_NB
-    row.pieces.append(tuple(values_NB[:count, slot] for values_NB in written))
-    row.length += count
+    row.pieces.append(tuple(values_NB[read:count, slot] for values_NB in written))
+    row.length += count - read
     if not decoded.live_B[slot]:
       slots[slot] = None
       row.complete = row.response(is_complete=True, truncated=not decoded.ended_B[slot])
-      yield row.index, row.complete
+      yield slot, row, row.complete
 
 
 def progress(rows: Sequence[Row]) -> str:

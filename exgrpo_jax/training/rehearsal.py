@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.algorithm import loss_sums
 from exgrpo_jax.datatypes import Batch
-from exgrpo_jax.experiment import warm_start
+from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
 from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, selection
+from exgrpo_jax.rollout import decode_loop, scheduler, selection, slots
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
 from exgrpo_jax.rollout.slots import insertion_of
@@ -55,22 +55,24 @@ def run(experiment: Experiment, rollout: Rollout) -> None:
 
 def _decode_specs(experiment: Experiment) -> Iterable[DecodeSpec]:
   """How training and evaluation sample; one, where they compile to the same programs."""
-  config, wanted = experiment.config.rollout, experiment.config.evaluation
-  distributions = (None, wanted.distribution)
-  specs = (config.decode_spec(experiment.tokenizer, d) for d in distributions)
+  distributions = (None, experiment.config.evaluation.distribution)
+  specs = (generation.decode_spec(experiment, distribution) for distribution in distributions)
   return dict.fromkeys(spec.at_any_temperature for spec in specs)
 
 
 def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> None:
   """Prefill, insertion and decoding with every length of the cache and number of slots."""
   shape, mesh = experiment.model, experiment.meshes.decoding
+  has_turns = bool(experiment.config.environment.name)
+  forced = slots.forced_of([None] * spec.slots) if spec.parked else None
 
   def decode(state: State) -> State:
-    return decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0)[0]
+    return decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0, forced)[0]
 
   with jax.set_mesh(mesh):
-    platform = sharding.platform()
-    lengths = scheduler.cache_lengths(spec.longest_row, platform)
+    is_fixed = has_turns or kv_cache.is_ragged(sharding.platform())
+    every = scheduler.cache_lengths(spec.longest_row, sharding.platform())
+    lengths = every[-1:] if is_fixed else every
     for length, longer in zip(lengths, [*lengths[1:], None]):
       state, prompts = decode_loop.empty(shape, spec, length)
       prefilled = Prefilled(prompts)
@@ -79,14 +81,17 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
         prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
       nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
       state = decode(decode_loop.insert(state, prefilled.prompts, nothing))
-      config = experiment.config
-      if (config.rollout.carry or config.environment.name) and not longer:
+      if (experiment.config.rollout.carry or has_turns) and not longer:
         state = _resume(shape, spec, params, mesh, state)
+      if spec.parked:
+        parked = decode_loop.no_parked(shape, spec)
+        parked = decode_loop.park(state, parked, nothing.source_R, nothing.source_R)
+        state = decode_loop.unpark(state, parked, nothing)
       while True:
         if longer:
           state = decode_loop.resize_cache(decode_loop.resize_cache(state, longer), length)
         count = scheduler.compacted_slots(len(state.live_B))
-        if not count or kv_cache.is_ragged(platform):
+        if not count or is_fixed:
           break
         state = decode(decode_loop.select_slots(state, np.arange(count, dtype=np.int32)))
       jax.block_until_ready(state)

@@ -54,7 +54,7 @@ def scripted(monkeypatch, module, script):
 def decoding_by(backend):
   """Caches made meanwhile are those of this one of kv_cache.DECODE_BACKENDS."""
   # Their arguments do not tell which cache they make, so what was compiled before must go.
-  programs = decode_loop.empty, decode_loop.prefill
+  programs = decode_loop.empty, decode_loop.prefill, decode_loop.no_parked
   with mock.patch.object(kv_cache, 'backend_for', return_value=backend):
     try:
       for program in programs:
