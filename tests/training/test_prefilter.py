@@ -118,3 +118,9 @@ def test_a_runs_own_policy_may_try_them(run, recorded, capsys):
   source = policies.Source('run', str(recorded.workdir), None)
   out, _ = run(capsys, values=policies.config_values(source, None), source=source, samples=2)
   assert {row['samples'] for row in rows(out / 'pass_rates.jsonl')} == {2}
+
+
+def test_an_environment_is_refused(run, config, capsys):
+  config.environment.name = 'guess'
+  with pytest.raises(InputError, match=r"environment\.name='guess': questions are filtered"):
+    run(capsys)
