@@ -1,10 +1,16 @@
 """What the policy talks to, turn after turn. Imports no jax: a worker must start in an instant."""
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 # {'role': 'user', 'content': 'higher'}, as chat templates take it; a text alone is the user's.
 Messages = str | Sequence[Mapping[str, str]]
+
+
+# Names of metrics below environment/ that episodes have anyway; see rollout/episodes.py.
+TAKEN = ('turns_mean', 'turns_max', 'tokens_mean', 'seconds', 'idle_seconds')
 
 
 class Task(NamedTuple):
@@ -24,6 +30,8 @@ class Observation(NamedTuple):
   reward: float = 0.0  # of this turn
   done: bool = False  # whether the episode ends here
   success: bool = False  # whether it was solved; that alone decides what is stored and replayed
+  # What is to be counted of this turn, by name: a step's metrics have their sums.
+  counts: Mapping[str, float] = MappingProxyType({})
 
 
 class Environment(Protocol):
@@ -64,5 +72,12 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
 
 def checked(observation: Observation) -> Observation:
   """An observation whose fields are JSON values; ValueError where they cannot be."""
-  messages, reward, done, success = observation
-  return Observation(as_messages(messages), float(reward), bool(done), bool(success))
+  messages, reward, done, success, counts = observation
+  for name in counts:
+    if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
+      raise ValueError(
+        f'{name!r} cannot be counted: a name has small letters, digits and _, and is none of '
+        f'{", ".join(TAKEN)}'
+      )
+  numbers = {name: float(value) for name, value in counts.items()}
+  return Observation(as_messages(messages), float(reward), bool(done), bool(success), numbers)

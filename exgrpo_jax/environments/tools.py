@@ -19,6 +19,7 @@ from exgrpo_jax.environments.tool_calls import Call, calls_of
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.user_code import ERRORS, summarize
 
+_ERROR = 'error: '  # what the answer to a call that failed begins with
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
 
 
@@ -50,27 +51,27 @@ class Tools:
     try:
       calls = calls_of(response)
     except ValueError as error:
-      return Observation([_result(f'error: {error}')])
+      return _answered([f'{_ERROR}{error}'])
     if calls:
-      return Observation([_result(self._called(call)) for call in calls])
+      return _answered([self._called(call) for call in calls])
     rewards = [state.reward for state in self._states if hasattr(state, 'reward')]
     if rewards:
       reward = sum(rewards) / len(rewards)
     else:
       judged = verifier.judge_with(verifier.BuiltIn(), response, self._truth)
       reward = float(judged.outcome == 'correct')
-    return Observation(reward=reward, done=True, success=reward >= 1)
+    return _answered([])._replace(reward=reward, done=True, success=reward >= 1)
 
   def _called(self, call: Call) -> str:
     """What a call returns, as text."""
     if call.name not in self._tools:
-      return f'error: there is no tool {call.name}, only {", ".join(self._tools)}'
+      return f'{_ERROR}there is no tool {call.name}, only {", ".join(self._tools)}'
     try:
       text = str(self._tools[call.name](**call.arguments))
     except MemoryError:
       raise
     except ERRORS as error:
-      return f'error: {summarize(error)}'
+      return f'{_ERROR}{summarize(error)}'
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} … {text[-half:]}'
 
@@ -86,5 +87,9 @@ def methods(state: object) -> list[Callable[..., Any]]:
   ]
 
 
-def _result(text: str) -> dict[str, str]:
-  return {'role': 'tool', 'content': text}
+def _answered(results: Sequence[str]) -> Observation:
+  failed = sum(text.startswith(_ERROR) for text in results)
+  return Observation(
+    [{'role': 'tool', 'content': text} for text in results],
+    counts={'tool_calls': len(results), 'failed_calls': failed},
+  )

@@ -10,6 +10,7 @@ would decide which responses a step trains, or hosts would differ in it, answers
 order of their turns, some syncs later, and waited for.
 """
 
+import collections
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ class _Play:
     self._arrived: dict[str, Answer] = {}  # before they are due
     self._sync, self._is_enough = 0, False
     self._seconds, self._idle = 0.0, 0.0
+    self._counts = collections.defaultdict[str, float](float)  # by name, as environments count
 
   def begin(self, request: Request) -> Request:
     """The first turn of an episode, or the one at which an earlier step stopped."""
@@ -146,10 +148,11 @@ class _Play:
       self._following(self._sync, is_idle=True)
 
   def metrics(self) -> dict[str, float]:
-    """Turns and tokens of an episode, and how long environments took, in seconds."""
+    """Turns and tokens of an episode, how long environments took, in seconds, and their counts."""
+    counts = {f'environment/{name}': count for name, count in self._counts.items()}
     turns = [e.response.turns for e in self.episodes if e.response.is_complete]
     if not turns:
-      return {}
+      return counts
     observed = [sum(turn.observed for turn in own) for own in turns]
     return {
       'environment/turns_mean': float(np.mean([len(own) for own in turns])),
@@ -157,6 +160,7 @@ class _Play:
       'environment/tokens_mean': float(np.mean(observed)),
       'environment/seconds': self._seconds,
       'environment/idle_seconds': self._idle,  # in which no slot decoded
+      **counts,
     }
 
   def _keep(self, episode: _Episode, response: Response) -> None:
@@ -205,6 +209,8 @@ class _Play:
       response = dataclasses.replace(response, turns=(*response.turns, turn))
       self._complete(episode, response, Verdict(0.0, result.outcome, result.reason))
       return episode
+    for name, count in result.counts.items():
+      self._counts[name] += count
     observed = self._observed(response.tokens[begin:], result)
     is_full = len(response.tokens) + len(observed) >= episode.request.limit
     goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)

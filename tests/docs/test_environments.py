@@ -31,7 +31,8 @@ def test_the_shop_sells():
   assert prompt['content'] == 'Buy!\nYou have 3 coins.'
   call = '<tool_call>{"name": "buy", "arguments": {"apples": 3}}</tool_call>'
   assert environment.step(call).messages[0]['content'] == '0 coins left'
-  assert environment.step('Done.') == Observation(reward=1.0, done=True, success=True)
+  done = environment.step('Done.')
+  assert (done.reward, done.done, done.success) == (1.0, True, True)
 
 
 def test_the_boards_can_be_played():

@@ -37,9 +37,9 @@ def test_a_board_is_shown_as_text_and_actions_have_names():
     '  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG',
     '  (Down)\nSFFF\nFHFH\n[F]FFH\nHFFG',
   ]
-  assert last[1:] == (1.0, True, True)
+  assert last[1:4] == (1.0, True, True)
   fallen = play(Gymnasium, question, 0, 'down', 'right')[-1]
-  assert fallen[1:] == (0.0, True, False)
+  assert fallen[1:4] == (0.0, True, False)
 
 
 def test_a_game_is_won_at_the_reward_that_the_row_says():
@@ -48,7 +48,7 @@ def test_a_game_is_won_at_the_reward_that_the_row_says():
   (*_, lost), (*_, won) = (
     play(Gymnasium, task('CliffWalking-v1', seed=0, **won), 0, *way) for won in ({}, {'won': -1})
   )
-  assert lost[1:] == (-1.0, True, False) and won[1:] == (-1.0, True, True)
+  assert lost[1:4] == (-1.0, True, False) and won[1:4] == (-1.0, True, True)
 
 
 def test_the_row_decides_how_a_game_begins_and_the_seed_what_chance_does():
@@ -83,7 +83,7 @@ def test_a_game_of_textarena_says_what_is_new():
   assert 'between 1 and 4' in prompt
   assert answers[0] == Observation('The target number is higher.')
   assert answers[1].messages.startswith('You attempted an invalid move.')
-  assert answers[2][1:] == (answers[2].reward, True, False) and answers[2].reward < 1
+  assert answers[2][1:4] == (answers[2].reward, True, False) and answers[2].reward < 1
   assert play(TextArena, question, 0, '[2]')[-1] == Observation(reward=1.0, done=True, success=True)
   with pytest.raises(ValueError, match="column 'seed' is '3'"):
     TextArena().reset(task('GuessTheNumber-v0', seed='3'), 0)

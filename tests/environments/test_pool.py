@@ -48,6 +48,13 @@ def test_an_environment_answers_turn_after_turn(workers):
   workers.leave('a')
 
 
+def test_what_is_counted_has_a_name_of_its_own(workers):
+  assert play(workers, 'count stones').counts == {'stones': 2.0}
+  for name in ('seconds', 'Stones', 'a/b'):
+    failure = play(workers, f'count {name}')
+    assert failure.outcome == 'crashed' and f'{name!r} cannot be counted' in failure.reason
+
+
 def test_an_episode_that_is_left_is_gone(workers):
   assert play(workers, 'x', key='d').messages == said(1, 7, 'x')
   workers.leave('d')

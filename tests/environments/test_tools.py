@@ -166,6 +166,10 @@ def test_nothing_but_bounded_arithmetic_is_evaluated(expression):
     calculate(expression)
 
 
+NO_CALLS = {'tool_calls': 0, 'failed_calls': 0}
+RIGHT = Observation([], reward=1.0, done=True, success=True, counts=NO_CALLS)
+
+
 def begun(*functions, answer='12'):
   environment = Tools(functions)
   question = [{'role': 'user', 'content': '3 * 4?'}]
@@ -187,8 +191,8 @@ def test_a_model_calls_tools_until_it_answers():
   environment = begun(calculate, weather)
   both = call('calculate', '{"expression": "3*4"}') + call('weather', '{"city": "B", "days": 1}')
   assert said(environment, both) == ['12', 'rain, ']
-  assert environment.step(r'It is \boxed{12}.') == Observation(reward=1.0, done=True, success=True)
-  assert begun().step(r'\boxed{13}') == Observation(done=True)
+  assert environment.step(r'It is \boxed{12}.') == RIGHT
+  assert begun().step(r'\boxed{13}') == RIGHT._replace(reward=0.0, success=False)
 
 
 def test_what_goes_wrong_is_the_answer():
@@ -203,6 +207,8 @@ def test_what_goes_wrong_is_the_answer():
   assert division == 'error: ZeroDivisionError: division by zero'
   (unknown,) = said(environment, call('calculate', '{"x": 1}'))
   assert unknown.startswith('error: TypeError')
+  counted = environment.step(call('calculate', '{"expression": "1"}') + call('f', '{}')).counts
+  assert counted == {'tool_calls': 2, 'failed_calls': 1}
   (long,) = said(environment, call('weather', '{"city": "Berlin", "days": 999}'))
   assert len(long) < 4010 and ' … ' in long
 
@@ -242,10 +248,10 @@ def test_methods_of_a_class_are_tools_that_share_a_state():
   assert said(environment, call('buy', '{"apples": 2}')) == ['1 coins left']
   another = Tools([Shop])
   another.reset(question, 0)
-  assert environment.step('5') == Observation(reward=0.5, done=True)
-  assert another.step('5') == Observation(done=True)
+  assert environment.step('5') == RIGHT._replace(reward=0.5, success=False)
+  assert another.step('5') == RIGHT._replace(reward=0.0, success=False)
   said(another, call('buy', '{"apples": 3}'))
-  assert another.step('whatever') == Observation(reward=1.0, done=True, success=True)
+  assert another.step('whatever') == RIGHT
 
 
 def test_a_class_of_tools_is_described_by_its_methods():

@@ -76,7 +76,8 @@ def count_up(_begin, said):
     return Failure('timed out', 'no answer after 1 s')
   if said[-1] in ('stop', 'fail'):
     return Observation(reward=4.0, done=True, success=said[-1] == 'stop')
-  return Observation(as_messages(f'{len(said)}'), reward=float(len(said)))
+  counts = {'answers': 1, 'characters': len(said[-1])}
+  return Observation(as_messages(f'{len(said)}'), reward=float(len(said)), counts=counts)
 
 
 @pytest.fixture
@@ -159,6 +160,12 @@ def test_the_order_of_answers_changes_nothing(play, in_order):
   for one, two in zip(first, other, strict=True):
     assert one.tokens.tolist() == two.tokens.tolist()
     assert (one.turns, one.verdict) == (two.turns, two.verdict)
+
+
+def test_what_environments_count_is_summed(play):
+  """Over all turns that are answered by a message: one, two or three of an episode."""
+  _, metrics, *_ = play(script)
+  assert metrics['environment/answers'] == 5 and metrics['environment/characters'] == 5
 
 
 def test_later_rewards_are_discounted(play):
