@@ -1,7 +1,8 @@
 """A data spec as a model sees it: `exgrpo data show`.
 
 How the columns are read, three questions as the model sees them, how long prompts are, and what is
-left out and why. Nothing is refused here that a run could be told to leave out.
+left out and why; with an environment, episodes that it plays by itself. Nothing is refused here
+that a run could be told to leave out.
 """
 
 import dataclasses
@@ -12,7 +13,10 @@ import numpy as np
 from exgrpo_jax.data import prompt, prompt_file, questions
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
-from exgrpo_jax.datatypes import Question
+from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.environments import pool as environment_pool
+from exgrpo_jax.environments.pool import Pool
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Config
 
 _SHOWN = 3  # questions
@@ -36,11 +40,17 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
   """
   questions.settle(config.data, spec)
   data = questions.load(dataclasses.replace(config.data, unverifiable='drop'), spec)
-  prompts = _prompts(data, config.prompt, opened)
+  environments = environment_pool.of(config.environment) if config.environment.name else None
+  if environments:
+    prompts = _begun(data, config.prompt, opened, environments)
+  else:
+    prompts = _prompts(data, config.prompt, opened)
   parts = [_summary(data, prompts, config)]
   shown = data[:_SHOWN]
   for question, text, length in zip(shown, prompts.first, prompts.lengths):
     parts.append(_question(question, text, f'{length} {prompts.unit}'))
+    if environments:
+      parts[-1] += '\n' + _indented('episode', _episode(environments, question, config))
   return '\n\n'.join(parts) + '\n'
 
 
@@ -51,6 +61,33 @@ def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) 
     return Prompts('tokens', tokenized.lengths, first)
   texts = [prompt.render(question.messages, rendering) for question in data]
   return Prompts('characters', np.array([len(text) for text in texts]), texts[:_SHOWN])
+
+
+def _begun(
+  data: Dataset, rendering: prompt.Config, opened: Tokenizer | None, environments: Pool
+) -> Prompts:
+  """The prompts that an environment begins with."""
+  chat, tools = opened.chat if opened else prompt.NO_CHAT, environments.tools()
+  texts = [
+    prompt.render([Message(**message) for message in messages], rendering, chat, tools)
+    for messages in environments.prompts(list(data))
+  ]
+  sizes = list(map(len, opened.encode_all(texts) if opened else texts))
+  return Prompts('tokens' if opened else 'characters', np.array(sizes), texts[:_SHOWN])
+
+
+def _episode(environments: Pool, question: Question, config: Config) -> str:
+  """One that the environment plays, with the reward of each turn."""
+  try:
+    (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
+  except InputError:
+    return 'none, for the environment has no method demonstrate'
+  lines = list[str]()
+  for said, observation in played:
+    answers = ' / '.join(message['content'] for message in observation.messages)
+    ending = (' (solved)' if observation.success else ' (not solved)') if observation.done else ''
+    lines += [f'policy: {said}', f'environment: {answers} [reward {observation.reward:g}]{ending}']
+  return '\n'.join(lines)
 
 
 def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:

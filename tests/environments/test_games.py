@@ -80,20 +80,33 @@ def test_the_way_to_the_goal_goes_around_holes():
   }
 
 
+@pytest.fixture(scope='module')
+def lakes():
+  return lake.lake_rows()
+
+
+def test_no_lake_comes_twice(lakes):
+  """In no split, whatever its side, so that held-out lakes are new."""
+  maps = [row['messages'][0]['content'] for rows in lakes.values() for row in rows]
+  assert len(maps) == len(set(maps)) == sum(sum(s.values()) for s in lake.SPLITS.values())
+  assert {name for name in lakes} == {
+    f'{split}_{side}' for side, splits in lake.SPLITS.items() for split in splits
+  }
+
+
 @pytest.mark.parametrize(
   ('make', 'rows', 'turns'),
   [
-    (Guess, lambda: guess.guess_rows()['pretraining'], 7),
-    (Calculator, lambda: calculator.calculator_rows()['pretraining'], 8),
-    (Lake, lambda: lake.lake_rows()['pretraining_4'], 10),
+    (Guess, lambda _: guess.guess_rows()['pretraining'], 7),
+    (Calculator, lambda _: calculator.calculator_rows()['pretraining'], 8),
+    (Lake, lambda lakes: lakes['pretraining_4'], 10),
   ],
 )
-def test_the_player_of_a_warm_start_is_of_unequal_quality(make, rows, turns, monkeypatch):
+def test_the_player_of_a_warm_start_is_of_unequal_quality(make, rows, turns, lakes, monkeypatch):
   """So that the policy knows better ways than the ones that it mostly takes."""
-  for task in (calculator, lake):
-    monkeypatch.setattr(task, 'SPLITS', {'pretraining': 300})
+  monkeypatch.setattr(calculator, 'SPLITS', {'pretraining': 300})
   rng, solved = np.random.default_rng(0), []
-  for number, row in enumerate(rows()[:300]):
+  for number, row in enumerate(rows(lakes)[:300]):
     environment = make()
     environment.reset(Task(number, row['messages'], row['answer'], {}), 0)
     for _ in range(turns):

@@ -100,3 +100,22 @@ def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
   )
   assert outcome.status == 0 and not outcome.used_device, outcome.err
   assert 'train.jsonl: 1 questions' in outcome.out and '<|im_start|>user' in outcome.out
+
+
+def test_with_an_environment_an_episode_is_shown(tmp_path):
+  values = base.get_config()
+  values.data.cache_dir = str(tmp_path / 'cache')
+  values.prompt.template = 'plain'
+  values.environment.update(dict(name='guess', workers=1, max_turns=9))
+  text = preview.describe('guess:test[:2]', parse_config(values), None)
+  first, second = text.split('\n\n')[1:]
+  assert '  prompt   | 1-64' in first
+  turns = re.findall(r'policy: (\d+)\n +\| environment: (\w*) \[reward (\d)\]', first)
+  (answer,) = re.findall(r'answer   \| (\d+)', first)
+  expected = {True: 'higher', False: 'lower'}
+  for guess, said, reward in turns[:-1]:
+    assert (said, reward) == (expected[int(guess) < int(answer)], '0')
+  assert len(turns) > 1 and second.startswith('question 1: ')
+  values.environment.name = 'tests.helpers.environments:Chance'
+  text = preview.describe('guess:test[:1]', parse_config(values), None)
+  assert '  episode  | none, for the environment has no method demonstrate' in text

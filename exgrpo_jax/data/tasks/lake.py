@@ -15,8 +15,9 @@ from exgrpo_jax.data.tasks.lake_map import FREE, GOAL, HOLE, MOVES, PLAYER, dist
 
 SEED = 2510_02249
 HOLES = 0.25  # share of the other squares
-SIDES = (4, 5, 6)
-SPLITS = {'pretraining': 4_000, 'train': 2_000, 'test': 500}  # maps of each side
+_MANY = {'pretraining': 4_000, 'train': 2_000, 'test': 500}
+# Maps by side and split; of the smallest there are no more than 3,828 that can be crossed.
+SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6: _MANY}
 
 
 def lake_rows() -> dict[str, list[Record]]:
@@ -27,8 +28,8 @@ def lake_rows() -> dict[str, list[Record]]:
   rng, seen = np.random.default_rng(SEED), set[str]()
   return {
     f'{name}_{side}': [_row(rng, side, seen) for _ in range(count)]
-    for side in SIDES
-    for name, count in SPLITS.items()
+    for side, splits in SPLITS.items()
+    for name, count in splits.items()
   }
 
 
