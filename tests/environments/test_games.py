@@ -89,7 +89,7 @@ def test_no_lake_comes_twice(lakes):
   """In no split, whatever its side, so that held-out lakes are new."""
   maps = [row['messages'][0]['content'] for rows in lakes.values() for row in rows]
   assert len(maps) == len(set(maps)) == sum(sum(s.values()) for s in lake.SPLITS.values())
-  assert {name for name in lakes} == {
+  assert set(lakes) == {
     f'{split}_{side}' for side, splits in lake.SPLITS.items() for split in splits
   }
 
