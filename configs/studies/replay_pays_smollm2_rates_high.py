@@ -1,4 +1,4 @@
-"""Twice the highest rate of study `replay_pays_smollm2_rates`, which was the best of two arms there.
+"""Twice the highest rate of `replay_pays_smollm2_rates`, which was the best of two arms there.
 
 exgrpo study --study=replay_pays_smollm2_rates_high --workdir=/tmp/replay_pays_smollm2_rates_high \
     --parallel=2
