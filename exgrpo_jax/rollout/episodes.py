@@ -4,10 +4,10 @@ Tokens in, tokens out. What the policy wrote is never decoded and encoded again:
 messages are rendered as the chat template has them after a turn, and their tokens are appended. A
 slot is given away at the end of a turn, and once the environment has answered, the episode waits
 for another one, before all that has not begun. So more episodes are in flight than there are slots,
-and slots decode while environments work. What is sampled depends on
-the request and the position alone, not on the order in which environments answer. Where that order
-would decide which responses a step trains, or hosts would differ in it, answers are taken in the
-order of their turns, some syncs later, and waited for.
+and slots decode while environments work. What is sampled depends on the request and the position
+alone, not on the order in which environments answer. Where that order would decide which responses
+a step trains, or hosts would differ in it, answers are taken in the order of their turns, some
+syncs later, and waited for.
 """
 
 import collections
