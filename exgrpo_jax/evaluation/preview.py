@@ -15,6 +15,7 @@ from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.environments import pool as environment_pool
+from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Config
@@ -84,7 +85,7 @@ def _episode(environments: Pool, question: Question, config: Config) -> str:
     return 'none, for the environment has no method demonstrate'
   lines = list[str]()
   for said, observation in played:
-    answers = ' / '.join(message['content'] for message in observation.messages)
+    answers = ' / '.join(message['content'] for message in as_messages(observation.messages))
     ending = (' (solved)' if observation.success else ' (not solved)') if observation.done else ''
     lines += [f'policy: {said}', f'environment: {answers} [reward {observation.reward:g}]{ending}']
   return '\n'.join(lines)
