@@ -1,4 +1,4 @@
-"""What the slots of a rollout do on the device: prefill, insert, resume, park, decode.
+"""What the slots of a rollout do on the device: prefill, insert, resume, decode.
 
 Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
 together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
@@ -102,7 +102,7 @@ class Insertion(NamedTuple):
 
 
 class Forced(NamedTuple):
-  """What rows read before they write, where the cache is extended token by token."""
+  """What rows read before they write; counted like what they write, and no end of a response."""
 
   tokens_NB: Array  # int32; the first `count_B` of a column
   count_B: Array  # int32
@@ -142,12 +142,6 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
   )
   W, longest = spec.prompts, spec.max_prompt
   return _laid_out(state), _laid_out(Prompts(hidden(W), model.init_cache(config, W, longest)))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def no_parked(config: model.Config, spec: DecodeSpec) -> kv_cache.Cache:
-  """Room for the caches of `spec.parked` rows, as long as the slots'."""
-  return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
 
 
 @jax.jit
@@ -195,7 +189,7 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
   """Copies prefilled prompts into slots; other slots are unchanged."""
   source_R = insertion.source_R
   cache = kv_cache.select_rows(prompts.cache, source_R)
-  return _filled(state, insertion, prompts.hidden_WD[source_R], cache)
+  return filled(state, insertion, prompts.hidden_WD[source_R], cache)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -209,25 +203,10 @@ def resume(
   """
   hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
   last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
-  return _filled(state, insertion, last_PD, cache)
+  return filled(state, insertion, last_PD, cache)
 
 
-@functools.partial(jax.jit, donate_argnums=1)
-def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
-  """Copies the caches of slots to their places; one past the last place is nowhere."""
-  rows = kv_cache.select_rows(state.cache, slot_R)
-  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
-  """Copies parked caches into slots, whose rows have to read a forced token next."""
-  R, D = len(insertion.source_R), state.hidden_BD.shape[1]
-  cache = kv_cache.select_rows(parked, insertion.source_R)
-  return _filled(state, insertion, jnp.zeros((R, D), state.hidden_BD.dtype), cache)
-
-
-def _filled(
+def filled(
   state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache
 ) -> State:
   """The state with `insertion.slot_R` filled; `cache` is that of R rows."""
@@ -265,12 +244,10 @@ def decode(
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
-  """Up to N tokens of each live row.
+  """Up to N tokens of each live row; it reads those `forced` on it before it writes.
 
-  Returns to the host earlier once `min_finished` rows have finished or the cache is full. Where the
-  temperature of `sampling` is above 0, it is multiplied by `temperature`; see
-  `DecodeSpec.at_any_temperature`. Tokens that are `forced` are read and counted like written ones,
-  and none of them ends a response; without them the program is that of single turns.
+  Returns to the host earlier once `min_finished` rows have finished or the cache is full. Above 0
+  the temperature of `sampling` is multiplied by `temperature`: `DecodeSpec.at_any_temperature`.
   """
   S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
   unembedding_DV = _padded_unembedding(config, params)
@@ -289,11 +266,7 @@ def decode(
     token_B, logp_B, entropy_B = token_sampling.sample_token(
       sampling.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
     )
-    written_B = state.live_B
-    if forced is not None:
-      is_forced_B = time < forced.count_B
-      token_B = jnp.where(is_forced_B, forced.tokens_NB[time], token_B)
-      written_B &= ~is_forced_B
+    token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
@@ -306,8 +279,7 @@ def decode(
       live_B=live_B,
       ended_B=decoded.ended_B | ends_B,
     )
-    # Rows that ended go on writing, where every cache has a position and nobody reads: at the
-    # first one, or where the cache may be parked after its end.
+    # Rows that ended go on writing where nobody reads: at the first position, or behind the last.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
       hidden_BD=hidden_BD,
@@ -323,6 +295,16 @@ def decode(
   # Replicated, for every host reads it.
   decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
   return _laid_out(state), decoded
+
+
+def _read_or_written(
+  forced: Forced | None, time: jax.Array, token_B: jax.Array, live_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The next token of each row, and whether the row wrote it."""
+  if forced is None:
+    return token_B, live_B
+  is_forced_B = time < forced.count_B
+  return jnp.where(is_forced_B, forced.tokens_NB[time], token_B), live_B & ~is_forced_B
 
 
 def _laid_out(rows: _Rows) -> _Rows:

@@ -34,7 +34,7 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout import decode_loop, parking
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, resume_lengths
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
@@ -101,7 +101,7 @@ class SlotEngine:
         if state is None or prefilled is None:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
-          parked = decode_loop.no_parked(self.model, self.spec) if self.spec.parked else None
+          parked = parking.empty(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.spec, state, length)
         if parked is not None:
           state = self._unparked(state, parked, slots)
@@ -134,7 +134,7 @@ class SlotEngine:
       some = kept[start : start + count]
       nowhere = [(0, self.spec.parked)] * (count - len(some))
       slot_R, place_R = np.array([*some, *nowhere], np.int32).T
-      parked = decode_loop.park(state, parked, slot_R, place_R)
+      parked = parking.park(state, parked, slot_R, place_R)
     return parked
 
   def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
@@ -147,7 +147,7 @@ class SlotEngine:
     count = rows_per_insert(self.spec.slots)
     for start in range(0, len(new), count):
       insertion = insertion_of(new[start : start + count], self.spec.slots, count)
-      state = decode_loop.unpark(state, parked, insertion)
+      state = parking.unpark(state, parked, insertion)
     for _, _, row in new:
       row.is_filled = True
     return state

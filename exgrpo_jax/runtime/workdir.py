@@ -48,6 +48,7 @@ _ADDED = {
   'replay.age_decay': float('inf'),
   'objective.replay_advantage': 'group',
   'objective.second_moment': float('inf'),
+  'environment.keep_caches': False,
 }
 # A section that is newer: single turns.
 _ENVIRONMENT = {
@@ -55,6 +56,7 @@ _ENVIRONMENT = {
   'tools': [],
   'max_turns': 8,
   'max_turn_tokens': 0,
+  'keep_caches': True,
   'discount': 1.0,
   'workers': 0,
   'time_limit': 5.0,

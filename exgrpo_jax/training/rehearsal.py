@@ -18,7 +18,7 @@ from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
-from exgrpo_jax.rollout import decode_loop, scheduler, selection, slots
+from exgrpo_jax.rollout import decode_loop, parking, scheduler, selection, slots
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
 from exgrpo_jax.rollout.slots import insertion_of
@@ -84,9 +84,9 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
       if (experiment.config.rollout.carry or has_turns) and not longer:
         state = _resume(shape, spec, params, mesh, state)
       if spec.parked:
-        parked = decode_loop.no_parked(shape, spec)
-        parked = decode_loop.park(state, parked, nothing.source_R, nothing.source_R)
-        state = decode_loop.unpark(state, parked, nothing)
+        parked = parking.empty(shape, spec)
+        parked = parking.park(state, parked, nothing.source_R, nothing.source_R)
+        state = parking.unpark(state, parked, nothing)
       while True:
         if longer:
           state = decode_loop.resize_cache(decode_loop.resize_cache(state, longer), length)
