@@ -27,7 +27,7 @@ class Tools:
   """An environment of functions; the model's chat template describes them to it."""
 
   def __init__(self, sources: Sequence[Callable[..., Any]]) -> None:
-    """Of functions, and of classes whose methods are tools."""
+    """Takes functions, and classes whose methods are tools and share a state."""
     self._states: list[Any] = [source() for source in sources if inspect.isclass(source)]
     made = iter(self._states)
     tools = [

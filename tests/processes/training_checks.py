@@ -82,7 +82,8 @@ def gradients_are_those_of_one_device():
   expected = gradient_on(one_device())
   for sizes in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
     with case(sizes):
-      test_gradients.assert_same(gradient_on(make_mesh(*sizes)), expected)
+      # Rounding alone is 1.3e-5 on one kind of CPU, for one number of 2,048.
+      test_gradients.assert_same(gradient_on(make_mesh(*sizes)), expected, tolerance=2e-5)
 
 
 def gradient_on(mesh):

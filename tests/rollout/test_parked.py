@@ -12,19 +12,9 @@ from exgrpo_jax.rollout import decode_loop, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers.decoding import decoding_by, plain_kernel
-from tests.helpers.meshes import initial_params
+from tests.rollout import test_scheduler
 
-CONFIG = model.Config(
-  vocab_size=40,
-  width=32,
-  num_layers=2,
-  num_heads=4,
-  num_kv_heads=2,
-  head_size=8,
-  mlp_width=48,
-  tied_embeddings=False,
-  dtype='float32',
-)
+CONFIG = dataclasses.replace(test_scheduler.CONFIG, num_layers=2)
 EPISODES, TURNS, TURN = 40, 3, 12
 SPEC = decode_loop.DecodeSpec(
   distribution=token_sampling.Distribution(),
@@ -44,8 +34,7 @@ def mesh():
 
 @pytest.fixture(scope='module')
 def params(mesh):
-  scale = 0.2 * CONFIG.width**0.5
-  return initial_params(CONFIG, mesh, lambda x: scale * x if x.std() else x)
+  return test_scheduler.make_params(CONFIG, mesh)
 
 
 def prompt(episode):
