@@ -179,6 +179,16 @@ class Response(Written):
     """The step that wrote its first token; `step` where it has no spans."""
     return self.spans[0].step if self.spans else step
 
+  def observing(self, tokens: np.ndarray) -> 'Response':
+    """It and the tokens int32 [N] of what the environment said then."""
+    nothing = np.zeros(len(tokens), np.float32)
+    return dataclasses.replace(
+      self,
+      tokens=np.concatenate([self.tokens, tokens]),
+      logp=np.concatenate([self.logp, nothing]),
+      entropy=np.concatenate([self.entropy, nothing]),
+    )
+
   def tokens_before(self, step: int) -> int:
     """How many of its tokens, the first ones, earlier steps than `step` wrote."""
     return sum(span.tokens for span in self.spans if span.step < step)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
 from exgrpo_jax.config import setting
@@ -119,10 +120,8 @@ def render(
   system = config.system or (SYSTEM if template == 'paper' else '')
   if system and all(message.role != 'system' for message in messages):
     messages = [Message('system', system), *messages]
-  if tools and chat.template is not None:
-    texts = (_apply_template(chat.template, messages, chat, some) for some in (tools, ()))
-    if len(set(texts)) == 1:
-      messages, tools = _told_of(tools, messages), ()
+  if tools and chat.template is not None and not _knows_tools(chat.template):
+    messages, tools = _told_of(tools, messages), ()
   if template == 'chat':
     if chat.template is None:
       raise InputError(
@@ -196,10 +195,23 @@ def _compile(template: str) -> jinja2.Template:
   def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
-  # The same environment as in transformers, which templates are written for.
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-  )
+  environment = _environment()
   environment.globals['raise_exception'] = raise_exception
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   return environment.from_string(template)
+
+
+@functools.lru_cache
+def _knows_tools(template: str) -> bool:
+  """Whether the template reads the variable `tools`."""
+  try:
+    return 'tools' in jinja2.meta.find_undeclared_variables(_environment().parse(template))
+  except jinja2.TemplateSyntaxError:
+    return True  # rendering says what is wrong
+
+
+def _environment() -> jinja2.Environment:
+  """The same as in transformers, which templates are written for."""
+  return jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+  )

@@ -101,8 +101,7 @@ class Pool:
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
     ]
-    remedy = '. Give the class a method demonstrate(rng), or set config.warm_start.num_updates=0.'
-    replies = self._all(questions, requests, 'no episode to learn from for', remedy)
+    replies = self._all(questions, requests, 'no episode is played on')
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
@@ -117,11 +116,10 @@ class Pool:
     questions: Sequence[Question],
     requests: Sequence[Mapping[str, Any]],
     what: str,
-    remedy: str = '',
   ) -> list[Mapping[str, Any]]:
     """The replies to requests that concern no episode in flight, spread over the workers.
 
-    InputError says `what` failed for which question, why, and the `remedy`.
+    InputError says `what` failed for which question and why.
     """
     asked = [
       self._workers[number % len(self._workers)].ask(request)
@@ -130,9 +128,7 @@ class Pool:
     replies = list[Mapping[str, Any]]()
     for question, future in zip(questions, asked, strict=True):
       if isinstance(reply := future.result(), Failure):
-        raise InputError(
-          f'config.environment.name: {what} row {question.row}: {reply.reason}{remedy}'
-        )
+        raise InputError(f'config.environment.name: {what} row {question.row}: {reply.reason}')
       replies.append(reply)
     return replies
 

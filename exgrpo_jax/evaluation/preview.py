@@ -81,8 +81,8 @@ def _episode(environments: Pool, question: Question, config: Config) -> str:
   """One that the environment plays, with the reward of each turn."""
   try:
     (played,) = environments.demonstrations([question], [0], config.environment.max_turns)
-  except InputError:
-    return 'none, for the environment has no method demonstrate'
+  except InputError as error:
+    return f'none; {error}'
   lines = list[str]()
   for said, observation in played:
     answers = ' / '.join(message['content'] for message in as_messages(observation.messages))

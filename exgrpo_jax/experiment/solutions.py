@@ -87,7 +87,14 @@ def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
     int(randomness.generator(config.warm_start_seed, Purpose.DEMONSTRATION, q.row).integers(2**63))
     for q in asked
   ]
-  for episode in environments.demonstrations(asked, seeds, config.environment.max_turns):
+  try:
+    episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
+  except InputError as error:
+    raise InputError(
+      f'{error}. A warm start learns from episodes that the class plays by its method '
+      'demonstrate(rng); config.warm_start.num_updates=0 goes without.'
+    ) from error
+  for episode in episodes:
     yield _tokens(experiment, episode)
 
 

@@ -216,12 +216,8 @@ class _Play:
     goes_on = not (result.done or is_full or len(episode.said) >= config.max_turns)
     observed = observed if goes_on else observed[:0]
     turn = turn._replace(observed=len(observed), reward=result.reward)
-    nothing = np.zeros(len(observed), np.float32)
     response = dataclasses.replace(
-      response,
-      tokens=np.concatenate([response.tokens, observed]),
-      logp=np.concatenate([response.logp, nothing]),
-      entropy=np.concatenate([response.entropy, nothing]),
+      response.observing(observed),
       turns=(*response.turns, turn),
       truncated=is_full and not result.done,
     )

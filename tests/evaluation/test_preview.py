@@ -118,4 +118,5 @@ def test_with_an_environment_an_episode_is_shown(tmp_path):
   assert len(turns) > 1 and second.startswith('question 1: ')
   values.environment.name = 'tests.helpers.environments:Chance'
   text = preview.describe('guess:test[:1]', parse_config(values), None)
-  assert '  episode  | none, for the environment has no method demonstrate' in text
+  assert '  episode  | none; config.environment.name: no episode is played on row 0: ' in text
+  assert 'TypeError: Chance has no method demonstrate(rng)' in text

@@ -68,13 +68,7 @@ def play(params, mesh, parked, delay=lambda _: 0):
 
   def request(episode, turn, before=UNBEGUN, follows=None):
     said = observation(episode, turn) if turn else np.zeros(0, np.int32)
-    nothing = np.zeros(len(said), np.float32)
-    begun = dataclasses.replace(
-      before,
-      tokens=np.concatenate([before.tokens, said]),
-      logp=np.concatenate([before.logp, nothing]),
-      entropy=np.concatenate([before.entropy, nothing]),
-    )
+    begun = before.observing(said)
     limit = len(begun.tokens) + TURN
     return Request(prompt(episode), episode, 0, 0, limit, begun, follows=follows)
 
