@@ -53,6 +53,22 @@ class Chance:
     return Observation(reward=1.0, done=True, success=number % 2 == 0)
 
 
+FATES = {26: 'hang', 17: 'raise', 29: 'die'}  # by the hash, which makes none of them the last turn
+
+
+class Unreliable(Chance):
+  """Fails by what was said, which is its answers' hash too."""
+
+  def reset(self, task, seed):
+    super().reset(task, seed)
+    self.said, self.turns = str(task.row), 0
+    return task.messages
+
+  def step(self, response):
+    fate = FATES.get(zlib.crc32((self.said + response).encode()) % 48)
+    return Obedient.step(self, fate) if fate else super().step(response)
+
+
 def not_a_class():
   raise TypeError('it has no arguments to be made without')
 
