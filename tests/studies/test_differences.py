@@ -23,6 +23,10 @@ def test_an_arm_stands_at_the_mean_of_its_differences_with_the_interval_that_dec
   np.testing.assert_allclose(
     [row['mean'], row['low'], row['high']], [0.15, 0.15 - half, 0.15 + half], rtol=1e-6
   )
+  drawing.figure.draw_without_rendering()
+  caption = drawing.figure.get_supxlabel(), drawing.figure.texts[0].get_window_extent()
+  assert 'too small to matter' in caption[0]
+  assert 0 < caption[1].x0 < caption[1].x1 < drawing.figure.bbox.width
   (panel,) = drawing.figure.axes
   dots, interval, mean = panel.lines[1:]
   np.testing.assert_allclose(dots.get_xdata(), gained / 2)
