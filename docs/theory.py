@@ -70,7 +70,7 @@ def draw() -> Figure:
   canvas.label(by_rate, 'A stored success, at w = 1', 'pull, in fresh responses', 'pass rate')
   canvas.label(
     by_age,
-    'It pulls more at pass rates below the line',
+    'Where it pulls more: below the line',
     'pass rate',
     'w: probability of a token, now / then',
   )
