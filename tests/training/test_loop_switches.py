@@ -43,14 +43,14 @@ RUNS = {
   },
   'revisit': {
     'replay.row': False,
-    'replay.question_selection': 'advantage',
-    'replay.age_decay': 1.0,
+    'replay.question_selection': 'uniform',
+    'replay.age_decay': 1e-3,  # so small that no older one is drawn before a newer one
     'optimizer.minibatches': 1,
   },
   'all_kept': {
     'replay.keep': 'all',
     'replay.retire': 'never',
-    'replay.question_selection': 'uniform',
+    'replay.question_selection': 'advantage',
     'replay.trajectory_selection': 'random',
     'optimizer.minibatches': 1,
   },
@@ -104,23 +104,61 @@ def test_a_run_replays_unless_its_ratio_is_0(run):
 def test_a_run_draws_and_replays_what_its_rules_say(run):
   config = run.experiment.config.replay
   ages, passed_over = [], 0
+  in_order = config.question_selection == 'hardest' or config.age_decay < 1
   for number, step in run.steps.items():
     drawn = {q.row for q, yes in zip(step.plan.questions, step.plan.is_drawn) if yes}
     assert drawn <= set(step.buffer.entries)
     assert step.plan.is_replay_Q.tolist() == [yes and config.row for yes in step.plan.is_drawn]
     of_stored = [number - stored.step for own in step.plan.candidates for stored in own]
     ages += of_stored
-    if config.question_selection == 'hardest' and drawn:
-      young = {
-        row: entry.correctness
-        for row, entry in step.buffer.entries.items()
-        if number - entry.trajectories[-1].step <= config.max_age
+    entries = {
+      row: entry
+      for row, entry in step.buffer.entries.items()
+      if number - entry.trajectories[-1].step <= config.max_age
+    }
+    if in_order and drawn:
+      rank = {
+        row: number - entry.trajectories[-1].step if config.age_decay < 1 else entry.correctness
+        for row, entry in entries.items()
       }
-      others = [share for row, share in young.items() if row not in drawn]
-      assert max(young[row] for row in drawn) <= min(others, default=1)
-      passed_over += bool(others)
+      others = [share for row, share in rank.items() if row not in drawn]
+      assert max(rank[row] for row in drawn) <= min(others, default=number)
+      passed_over += max(rank.values()) > min(rank.values())
+    if config.question_selection == 'advantage' and drawn:
+      solved = {row for row, entry in entries.items() if entry.correctness == 1}
+      assert not solved & drawn
+      passed_over += len(solved)
   assert max(ages, default=0) <= config.max_age
-  assert (passed_over > 0) == (config.question_selection == 'hardest')
+  assert (passed_over > 0) == (in_order or config.question_selection == 'advantage')
+
+
+def cost(rule, logp, then, entropy):
+  """Of a stored success: log-probabilities now and when it was written, and entropies now."""
+  return {
+    'highest_perplexity': logp.mean(),
+    'smallest_drop': (then - logp).max(),
+    'lowest_entropy': entropy.mean(),
+  }[rule]
+
+
+def test_a_run_replays_what_its_rule_picks(run):
+  config = run.experiment.config.replay
+  rule = config.trajectory_selection
+  if rule == 'random' or not (config.row and config.ratio):
+    pytest.skip('nothing is picked by a score')
+  chosen = 0
+  for step in run.steps.values():
+    for prompt, own, replayed in zip(step.plan.prompts, step.plan.candidates, step.replays):
+      if replayed:
+        costs = [
+          cost(rule, logp, stored.logp, entropy)
+          for stored in own
+          for logp, entropy in [run.values_of(step.params, prompt, stored.tokens)]
+        ]
+        (place,) = [n for n, one in enumerate(own) if np.array_equal(one.tokens, replayed.tokens)]
+        assert costs[place] <= min(costs) + 1e-4
+        chosen += max(costs) > min(costs) + 1e-2
+  assert chosen
 
 
 def with_new(stored, responses, verdicts, keeps_all, limit):
