@@ -7,6 +7,16 @@ import zlib
 from exgrpo_jax.environments.environment import Observation
 
 
+def fail(how, seconds=60.0):
+  """Hangs so long, raises, or ends the process."""
+  if how == 'hang':
+    time.sleep(seconds)
+  elif how == 'raise':
+    raise RuntimeError('as it was told')
+  elif how == 'die':
+    dies()
+
+
 class Obedient:
   """Does what a turn says; counts its turns, and says the seed when asked."""
 
@@ -21,12 +31,8 @@ class Obedient:
   def step(self, response):
     self.turns += 1
     word, _, rest = response.partition(' ')
-    if word == 'hang':
-      time.sleep(float(rest or 60))
-    elif word == 'raise':
-      raise RuntimeError('as it was told')
-    elif word == 'die':
-      os._exit(3)
+    if word in ('hang', 'raise', 'die'):
+      fail(word, float(rest or 60))
     elif word == 'pid':
       return Observation(str(os.getpid()))
     elif word == 'count':
@@ -53,20 +59,21 @@ class Chance:
     return Observation(reward=1.0, done=True, success=number % 2 == 0)
 
 
-FATES = {26: 'hang', 17: 'raise', 29: 'die'}  # by the hash, which makes none of them the last turn
+def failure_of(said):
+  """How an `Unreliable` that has been told all this fails, for `fail`; '' where it answers."""
+  return {17: 'raise', 26: 'hang', 29: 'die'}.get(zlib.crc32(said.encode()) % 48, '')
 
 
 class Unreliable(Chance):
-  """Fails by what was said, which is its answers' hash too."""
+  """Fails in some turns, and does in the others what `Chance` does of seed ''."""
 
   def reset(self, task, seed):
-    super().reset(task, seed)
-    self.said, self.turns = str(task.row), 0
-    return task.messages
+    del seed  # so that what was said tells all
+    return super().reset(task, '')
 
   def step(self, response):
-    fate = FATES.get(zlib.crc32((self.said + response).encode()) % 48)
-    return Obedient.step(self, fate) if fate else super().step(response)
+    fail(failure_of(self.said + response))
+    return super().step(response)
 
 
 def not_a_class():

@@ -29,7 +29,7 @@ _COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
 _DASHES = ('-', '--', '-.', ':')
 _PANEL = (3.3, 2.5)  # inches
 _INCHES_OF_HANDLE, _INCH = 0.65, 0.07  # of a line's sample in a legend; of a small character
-_TITLE = 46  # characters in a line of a panel's title
+_TITLE = 38  # characters in a line of a panel's title, which its axes' labels push to the right
 _SPARSE = 20  # points; fewer are not smoothed, however many steps they span
 _DOTS_PER_INCH = 150
 _STYLE: Any = {
@@ -120,7 +120,7 @@ def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: An
 def caption(figure: Figure, text: str) -> None:
   """Lines as wide as the figure, below the panels of one without a legend."""
   width = int(figure.get_figwidth() / _INCH)
-  figure.supxlabel(textwrap.fill(text, width), fontsize=8, color=GREY)
+  figure.supxlabel(wrap(text, width), fontsize=8, color=GREY)
 
 
 def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
