@@ -23,7 +23,7 @@ COSTS = {
   'training_seconds': 'training seconds',
 }
 
-# Metrics of training steps that explain the scores; and all that begin with 'alignment/'.
+# Metrics of training steps that explain the scores, and how the names of others begin.
 EXPLAINING = (
   'entropy',
   'pass_rate/replay',
@@ -31,6 +31,7 @@ EXPLAINING = (
   'replay/times_mean',
   'replay/effective_sample_size',
 )
+EXPLAINING_GROUPS = ('alignment/', 'environment/')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,10 @@ def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
 def _explaining(steps: Run) -> dict[str, float]:
   """The mean of each metric over those of the steps that have it."""
   names = {
-    name for step in steps for name in step if name in EXPLAINING or name.startswith('alignment/')
+    name
+    for step in steps
+    for name in step
+    if name in EXPLAINING or name.startswith(EXPLAINING_GROUPS)
   }
   return {name: statistics.fmean(s[name] for s in steps if name in s) for name in names}
 

@@ -48,7 +48,7 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
     [
       scored(0.1),
       scored(0.2) | {'replay/times_mean': 9.0},
-      {'alignment/fresh': 0.5},
+      {'alignment/fresh': 0.5, 'environment/turns_mean': 4.0},
       {'replay/rows': 2, 'replay/times_mean': 1.0, 'replay/effective_sample_size': 0.4},
       scored(0.3)
       | {'replay/rows': 4, 'replay/times_mean': 3.0, 'replay/effective_sample_size': 0.8},
@@ -63,6 +63,7 @@ def test_what_explains_a_score_is_the_mean_since_the_evaluation_before(tmp_path)
       'replay/times_mean': 2.0,
       'replay/effective_sample_size': 0.6,
       'alignment/fresh': 0.5,
+      'environment/turns_mean': 4.0,
     }
   )
 
