@@ -68,11 +68,21 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
       compiled[name] = lowered[name]()
       return compiled[name].need
 
-    peaks = report.print_memory(rollout, spec.model, decoding, held, chip.memory, need_of)
+    peaks = report.print_memory(
+      rollout,
+      spec.model,
+      decoding,
+      held,
+      chip.memory,
+      need_of,
+      config.environment.keeps_caches,
+    )
     speed = None
     if peaks and len(compiled) == len(peaks):
       estimator = Estimator(rollout, spec, decoding, chip, compiled)
       speed = _print_time(estimator, work, config.num_steps, lengths_spec)
+      if config.environment.name:
+        print('  not counted: turns of episodes, the tokens and the time of their environments')
   if not peaks:
     print('take more chips, or a mesh that splits them further')
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
@@ -91,7 +101,7 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
   gpus.check_dtype(device, spec.model.dtype)
   with jax.set_mesh(spec.mesh):
     if fit:
-      fitted = fitting.fit(config.rollout, spec, decoding, limit)
+      fitted = fitting.fit(config.rollout, spec, decoding, limit, config.environment.keeps_caches)
       if not fitted:
         print('does not fit, even with the fewest slots and the shortest microbatches')
         _print_advice(config, spec, may_fit=True, is_fitted=True)
@@ -106,7 +116,13 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
     held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
     needs = formula.of_step(config.rollout, spec, decoding, held, platform)
     peaks = report.print_memory(
-      config.rollout, spec.model, decoding, held, limit, needs.__getitem__
+      config.rollout,
+      spec.model,
+      decoding,
+      held,
+      limit,
+      needs.__getitem__,
+      config.environment.keeps_caches,
     )
   if not peaks or max(peaks.values()) > limit:
     _print_advice(config, spec, may_fit=bool(peaks))
@@ -134,6 +150,8 @@ def _print_advice(
   config: Config, spec: gradients.UpdateSpec, may_fit: bool, is_fitted: bool = False
 ) -> None:
   print('what takes less, for one GPU:')
+  if config.environment.keeps_caches:
+    print('  no caches of episodes between their turns: config.environment.keep_caches=False')
   for line in fitting.advice(config.rollout, spec, may_fit, is_fitted):
     print(f'  {line}')
 

@@ -44,7 +44,11 @@ class Fitted(NamedTuple):
 
 
 def fit(
-  rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh, limit: float
+  rollout: settings.Config,
+  spec: gradients.UpdateSpec,
+  decoding: Mesh,
+  limit: float,
+  keeps_caches: bool = False,
 ) -> Fitted | None:
   """The most slots and the most microbatch tokens that fit a GPU, each doubled while it fits.
 
@@ -55,12 +59,13 @@ def fit(
     spec: of its updates; its microbatches are not used.
     decoding: the mesh of sampling, of one device.
     limit: bytes that programs can use.
+    keeps_caches: of episodes between their turns, as many as there are slots.
   """
 
   def fits(names: tuple[str, ...], slots: int, tokens: int) -> bool:
     trial = dataclasses.replace(rollout, slots=slots)
     gradient = dataclasses.replace(spec.gradient, tokens_per_microbatch=tokens)
-    found = peaks(trial, dataclasses.replace(spec, gradient=gradient), decoding)
+    found = peaks(trial, dataclasses.replace(spec, gradient=gradient), decoding, keeps_caches)
     return max(found[name] for name in names) <= (1 - _SPARE) * limit
 
   row = rollout.longest_row
@@ -107,11 +112,18 @@ def advice(
   yield 'a smaller model, or a GPU of more memory'
 
 
-def peaks(rollout: settings.Config, spec: gradients.UpdateSpec, decoding: Mesh) -> dict[str, int]:
-  """Bytes in use while each program of a step runs, by formula, on one GPU."""
+def peaks(
+  rollout: settings.Config,
+  spec: gradients.UpdateSpec,
+  decoding: Mesh,
+  keeps_caches: bool = False,
+) -> dict[str, int]:
+  """Bytes in use while each program of a step runs, by formula, on one GPU; args as `fit`."""
   held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
   needs = formula.of_step(rollout, spec, decoding, held, platform)
-  beside = report.beside(rollout, held, arrays.prompt_bytes(rollout, spec.model, decoding))
+  prompts = arrays.prompt_bytes(rollout, spec.model, decoding)
+  parked = arrays.cache_bytes(rollout, spec.model, decoding) if keeps_caches else 0
+  beside = report.beside(rollout, held, prompts, parked)
   return {name: beside[name] + need.peak for name, need in needs.items()}
 
 

@@ -36,6 +36,7 @@ def print_memory(
   held: StepArrays,
   limit: float,
   need_of: Callable[[str], Need],
+  keeps_caches: bool = False,
 ) -> dict[str, float]:
   """Prints what each program of a step needs of a chip.
 
@@ -46,6 +47,7 @@ def print_memory(
     held: the step's arrays.
     limit: bytes of a chip that programs can use.
     need_of: the need of a program of `beside`, by its name; may compile it.
+    keeps_caches: of episodes between their turns, as many as there are slots.
 
   Returns:
     Bytes of a chip by program, inf where one does not compile; none where the arrays alone do not
@@ -54,35 +56,41 @@ def print_memory(
   if not _print_arrays(held, limit):
     return {}
   prompts = arrays.prompt_bytes(rollout, shape, decoding)
+  slots = arrays.cache_bytes(rollout, shape, decoding)
+  parked = slots if keeps_caches else 0
   peaks = {
     name: _print_peak(name, other, need_of, limit)
-    for name, other in beside(rollout, held, prompts).items()
+    for name, other in beside(rollout, held, prompts, parked).items()
   }
   if peaks['decode'] < float('inf'):
-    cache = arrays.cache_bytes(rollout, shape, decoding)
+    cache = slots + parked
     room = limit - peaks['decode'] + cache
+    between = ', half of it for episodes between their turns' if keeps_caches else ''
     print(
-      f'  KV cache {cache / GIB:.2f} GiB; the largest that fits is about '
+      f'  KV cache {cache / GIB:.2f} GiB{between}; the largest that fits is about '
       f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens'
     )
   return peaks
 
 
-def beside(rollout: settings.Config, held: StepArrays, prompts: int) -> dict[str, int]:
+def beside(
+  rollout: settings.Config, held: StepArrays, prompts: int, parked: int = 0
+) -> dict[str, int]:
   """Bytes of the arrays that are resident while a program runs and not among its arguments.
 
   Args:
     rollout: of the run.
     held: the step's arrays.
     prompts: the size of the cache of prefilled prompts, which wait beside the slots.
+    parked: the size of the caches of episodes that have no slot between their turns.
   """
   moments, initial = bytes_per_chip(held.state.opt_state), bytes_per_chip(held.initial)
   resident = bytes_per_chip(held.state) + initial
   return {
     'score': moments if held.uses_lora else moments + initial,
-    'prefill': resident,
-    **({'resume': resident + prompts} if rollout.carry else {}),
-    'decode': resident + prompts,
+    'prefill': resident + parked,
+    **({'resume': resident + prompts + parked} if rollout.carry else {}),
+    'decode': resident + prompts + parked,
     'update': moments,
     'optimizer': initial,
   }

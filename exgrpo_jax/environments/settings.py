@@ -66,6 +66,11 @@ class Config:
     """The class, as 'package.module:Class'."""
     return BUILT_IN.get(self.name, self.name)
 
+  @property
+  def keeps_caches(self) -> bool:
+    """Whether there are episodes, and the caches of some are kept between their turns."""
+    return bool(self.name) and self.keep_caches
+
 
 def check(config: Config) -> None:
   """InputError where the name cannot be one."""

@@ -110,5 +110,4 @@ def decode_spec(experiment: Experiment, distribution: Distribution | None = None
   """How to sample from `distribution`, by default the softmax at the training temperature."""
   config = experiment.config
   spec = config.rollout.decode_spec(experiment.tokenizer, distribution)
-  keeps = bool(config.environment.name) and config.environment.keep_caches
-  return dataclasses.replace(spec, parked=spec.slots) if keeps else spec
+  return dataclasses.replace(spec, parked=spec.slots) if config.environment.keeps_caches else spec

@@ -1,9 +1,11 @@
 """The configs for one GPU fit it, by the formula, and nothing else is offered."""
 
+import dataclasses
+
 import jax
 import pytest
 
-from exgrpo_jax.capacity import examination, fitting, gpus
+from exgrpo_jax.capacity import arrays, examination, fitting, gpus
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
@@ -30,6 +32,20 @@ def test_a_config_is_the_largest_that_fits(choice):
 def test_what_does_not_fit_is_refused():
   with pytest.raises(InputError, match='qwen2_5_7b does not fit 24gb with gsm8k'):
     opened('qwen2_5_7b')
+
+
+def test_caches_that_are_kept_between_turns_take_the_memory_of_the_slots_once_more():
+  config, spec, decoding = opened('qwen2_5_0_5b,24gb,gsm8k')
+  rollout = dataclasses.replace(config.rollout, max_response=2048)
+  limit = gpus.usable_memory('24gb')
+  with jax.set_mesh(spec.mesh):
+    without, kept = (fitting.peaks(rollout, spec, decoding, keeps) for keeps in (False, True))
+    most, fewer = (fitting.fit(rollout, spec, decoding, limit, keeps) for keeps in (False, True))
+    slots = arrays.cache_bytes(rollout, spec.model, decoding)
+  assert {name: kept[name] - without[name] for name in kept} == {
+    name: slots * (name in ('prefill', 'resume', 'decode')) for name in kept
+  }
+  assert most and fewer and (most.slots, fewer.slots) == (256, 128)
 
 
 @pytest.mark.parametrize('model', ['qwen2_5_1_5b', 'qwen3_1_7b'])
