@@ -24,7 +24,7 @@ class Begun(Questions):
   def read(self, rows: Sequence[int]) -> list[Question]:
     """See Questions.read."""
     return [
-      dataclasses.replace(question, messages=self._messages[row], told=question.messages)
+      _beginning_with(self._messages[row], question)
       for row, question in zip(rows, self._questions.read(rows))
     ]
 
@@ -33,13 +33,24 @@ class Begun(Questions):
     return Begun(self._questions.select(rows), [self._messages[row] for row in rows])
 
 
+def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
+  """The questions with the prompts of their environment; InputError where it has none."""
+  return [
+    _beginning_with(tuple(Message(**message) for message in own), question)
+    for own, question in zip(pool.prompts(questions), questions)
+  ]
+
+
+def _beginning_with(messages: tuple[Message, ...], question: Question) -> Question:
+  return dataclasses.replace(question, messages=messages, told=question.messages)
+
+
 def begun(
   data: QuestionSet, pool: Pool, tokenizer: Tokenizer, prompts: prompt.Config, max_prompt: int
 ) -> QuestionSet:
   """The questions as their environment begins with them; InputError where it cannot."""
-  questions = list(data.questions)
-  messages = [tuple(Message(**m) for m in own) for own in pool.prompts(questions)]
-  tools = pool.tools()
+  questions, tools = list(data.questions), pool.tools()
+  messages = [question.messages for question in begin(questions, pool)]
   if messages == [question.messages for question in questions] and not tools:
     return data  # whose prompts are tokenised already
   texts = [tokenizer.render(own, prompts, tools) for own in messages]

@@ -147,8 +147,8 @@ def _reset(environment: Environment, begin: Beginning) -> list[dict[str, str]]:
   prompt = as_messages(environment.reset(Task(*begin.task), begin.seed))
   if begin.prompt is not None and prompt != begin.prompt:
     raise ValueError(
-      f'reset returned {prompt!r} with seed {begin.seed}, and {begin.prompt!r} with seed 0: the '
-      'prompt of a task must be the same whatever the seed'
+      'the prompt of a task must be the same whatever the seed: reset returned '
+      f'{prompt!r} with seed {begin.seed}, and {begin.prompt!r} with seed 0'
     )
   return prompt
 

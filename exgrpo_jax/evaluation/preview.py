@@ -6,15 +6,17 @@ that a run could be told to leave out.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from exgrpo_jax.data import prompt, prompt_file, questions
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
-from exgrpo_jax.datatypes import Message, Question
+from exgrpo_jax.datatypes import Question
 from exgrpo_jax.environments import pool as environment_pool
+from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.errors import InputError
@@ -43,11 +45,11 @@ def describe(spec: str, config: Config, opened: Tokenizer | None) -> str:
   data = questions.load(dataclasses.replace(config.data, unverifiable='drop'), spec)
   environments = environment_pool.of(config.environment) if config.environment.name else None
   if environments:
-    prompts = _begun(data, config.prompt, opened, environments)
+    shown = environment_questions.begin(list(data), environments)
+    prompts = _rendered(shown, config.prompt, opened, environments.tools())
   else:
-    prompts = _prompts(data, config.prompt, opened)
+    shown, prompts = data[:_SHOWN], _prompts(data, config.prompt, opened)
   parts = [_summary(data, prompts, config)]
-  shown = data[:_SHOWN]
   for question, text, length in zip(shown, prompts.first, prompts.lengths):
     parts.append(_question(question, text, f'{length} {prompts.unit}'))
     if environments:
@@ -64,15 +66,15 @@ def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) 
   return Prompts('characters', np.array([len(text) for text in texts]), texts[:_SHOWN])
 
 
-def _begun(
-  data: Dataset, rendering: prompt.Config, opened: Tokenizer | None, environments: Pool
+def _rendered(
+  asked: Sequence[Question],
+  rendering: prompt.Config,
+  opened: Tokenizer | None,
+  tools: Sequence[dict[str, Any]],
 ) -> Prompts:
   """The prompts that an environment begins with."""
-  chat, tools = opened.chat if opened else prompt.NO_CHAT, environments.tools()
-  texts = [
-    prompt.render([Message(**message) for message in messages], rendering, chat, tools)
-    for messages in environments.prompts(list(data))
-  ]
+  chat = opened.chat if opened else prompt.NO_CHAT
+  texts = [prompt.render(question.messages, rendering, chat, tools) for question in asked]
   sizes = list(map(len, opened.encode_all(texts) if opened else texts))
   return Prompts('tokens' if opened else 'characters', np.array(sizes), texts[:_SHOWN])
 

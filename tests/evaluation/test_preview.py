@@ -116,6 +116,9 @@ def test_with_an_environment_an_episode_is_shown(tmp_path):
   for guess, said, reward in turns[:-1]:
     assert (said, reward) == (expected[int(guess) < int(answer)], '0')
   assert len(turns) > 1 and second.startswith('question 1: ')
+  values.environment.name = 'tests.helpers.environments:Announced'
+  text = preview.describe('guess:test[:1]', parse_config(values), None)
+  assert re.search('prompt   [|] a number in 1-64\n', text) and '| policy: 1\n' in text
   values.environment.name = 'tests.helpers.environments:Chance'
   text = preview.describe('guess:test[:1]', parse_config(values), None)
   assert '  episode  | none; config.environment.name: no episode is played on row 0: ' in text

@@ -59,6 +59,18 @@ class Chance:
     return Observation(reward=1.0, done=True, success=number % 2 == 0)
 
 
+class Announced(Chance):
+  """Begins with another prompt than its task's, and plays by itself."""
+
+  def reset(self, task, seed):
+    (asked,) = super().reset(task, seed)
+    return f'a number in {asked["content"]}'
+
+  def demonstrate(self, rng):
+    del rng
+    return '1'
+
+
 def failure_of(said):
   """How an `Unreliable` that has been told all this fails, for `fail`; '' where it answers."""
   return {17: 'raise', 26: 'hang', 29: 'die'}.get(zlib.crc32(said.encode()) % 48, '')
