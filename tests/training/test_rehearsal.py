@@ -55,9 +55,8 @@ def counts(output, pattern):
 def test_a_run_compiles_few_programs(said):
   names = counts(said[1], r'compiled \d+ programs in \d+ s: (.*); not')
   assert {'decode', 'insert', 'prefill', 'empty'} <= {*names}
-  assert sum(names.values()) < (24 if 'park' in names else 20), ', '.join(
-    f'{k} {v}' for k, v in names.items()
-  )
+  listed = ', '.join(f'{name} {count}' for name, count in names.items())
+  assert sum(names.values()) < (24 if 'park' in names else 20), listed
 
 
 def test_a_run_compiles_nothing_after_compile_only(said):
