@@ -89,7 +89,8 @@ def _transcript(tokenizer: Tokenizer, response: Response) -> str:
   for written, observed in turn_places(response.turns):
     lines.append(f'policy: {tokenizer.decode(response.tokens[written])}')
     if observed.stop > observed.start:
-      lines.append(f'environment: {tokenizer.decode(response.tokens[observed]).strip()}')
+      told = tokenizer.decode(response.tokens[observed], special=True)  # the template's marks too
+      lines.append(f'environment: {told.strip()}')
   return '\n'.join(lines)
 
 
