@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from exgrpo_jax.configs import lake as lake_config
 from exgrpo_jax.data.tasks import calculator, guess, lake, lake_map
 from exgrpo_jax.environments.calculator import Calculator
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.guess import Guess
 from exgrpo_jax.environments.lake import Lake
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.settings import parse_config
 
 WON = Observation(reward=1.0, done=True, success=True)
 MAP = '@.o\n...\no.G'
@@ -83,6 +86,19 @@ def test_the_way_to_the_goal_goes_around_holes():
 @pytest.fixture(scope='module')
 def lakes():
   return lake.lake_rows()
+
+
+@pytest.mark.parametrize('side', lake_config.SIDES)
+def test_nearly_every_lake_can_be_crossed_within_the_turns_of_its_config(side, lakes):
+  config = lake_config.get_config(side)
+  ways = [int(row['answer']) for row in lakes[config.data.train.removeprefix('lake:')]]
+  turns = parse_config(config).environment.max_turns
+  assert len(ways) * 0.99 < sum(way <= turns for way in ways)
+
+
+def test_a_side_that_no_lake_has_is_refused():
+  with pytest.raises(InputError, match="'7' after the colon must be one of 4, 5, 6"):
+    lake_config.get_config('7')
 
 
 def test_no_lake_comes_twice(lakes):
