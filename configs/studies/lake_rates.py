@@ -2,52 +2,65 @@
 
 exgrpo study --study=lake_rates --workdir=/tmp/lake_rates --parallel=2
 
-Question: which learning rate suits each arm on the largest lake, where successes are rare at first?
+Question: which learning rate suits each arm on a small lake and on the largest, where successes are
+rare at first?
 Arms: those of `episodes_rates`: grpo, exgrpo, revisit, normalised.
-Environment: lake, maps of 6 by 6, at most 12 turns. The warm start is short, 250 updates of 32
-scripted episodes of a player who strays in a third of his turns: pass@1 .02 to .03. 60 steps of 16
-maps with 8 episodes. Replay begins at the first step.
-Primary measure: pass@1 on 200 held-out maps, its mean over the first 100 thousand generated tokens;
-those of the environment are not counted.
-Rule: the rate with the highest value of it is that of the arm in study `lake`. If it is the lowest
-or the highest of those tried, the next one beyond, by factors of two, is run for all arms, until
-none is.
-Seeds: one, for the choice only; a run takes three minutes, and two seeds would take an hour.
+Environment: lake, maps of 4 by 4 in at most 10 turns and of 6 by 6 in at most 12. The warm start is
+short, 250 updates of 32 scripted episodes of a player who strays in a third of his turns: pass@1
+.25 and .02. 40 and 60 steps of 16 maps with 8 episodes. Replay begins at the first step.
+Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 and 100 thousand generated
+tokens; those of the environment are not counted.
+Rule: the rate with the highest value of it is that of the arm at that size in study `lake`. If it
+is the lowest or the highest of those tried, the next one beyond, by factors of two, is run for all
+arms at that size, until none is.
+Seeds: one, for the choice only; a run takes one to three minutes.
 Stopping rule: every run takes all of its steps, and no run is left out.
-Looked at before: GRPO at 8e-4, seed 200: .03 at first, .22 after 40 steps, .075 after 60.
+Looked at before: GRPO on 6 by 6 at 8e-4, seed 200: .03 at first, .22 after 40 steps, .075 after 60;
+ExGRPO on 4 by 4 at 4e-4, seed 0: .25 at first, .50 after 4 steps.
 """
 
+from exgrpo_jax.configs import lake
 from exgrpo_jax.configs.studies.episodes_rates import ARMS
 from exgrpo_jax.studies.protocol import Study
 
-START = {
-  'environment.max_turns': 12,
-  'rollout.max_prompt': 48,
-  'rollout.max_response': 400,
-  'rollout.slots': 32,
-  'data.train': 'lake:train_6',
-  'data.evaluation': ('lake:test_6[:200]',),
-  'warm_start.data': 'lake:pretraining_6',
-  'warm_start.num_updates': 250,
-  'warm_start.batch_size': 32,
-  'num_steps': 60,
-  'evaluation.every': 10,
-  'replay.start_pass_rate': 0.0,
-}
-MEASURE = 'eval/lake_test_6_to_200/pass@1'
-TOKENS = 100_000
+STEPS = {'4': 40, '6': 60}
+TOKENS = {'4': 60_000, '6': 100_000}
+
+
+def start(side):
+  """Overrides of config lake for maps of this side."""
+  turns, prompt, response = lake.SIDES[side]
+  return {
+    'environment.max_turns': turns,
+    'rollout.max_prompt': prompt,
+    'rollout.max_response': response,
+    'data.train': f'lake:train_{side}',
+    'data.evaluation': (f'lake:test_{side}[:200]',),
+    'warm_start.data': f'lake:pretraining_{side}',
+    'num_steps': STEPS[side],
+    'evaluation.every': STEPS[side] // 5,
+    'replay.start_pass_rate': 0.0,
+  }
+
+
+def measure_of(side):
+  """The primary measure on maps of this side."""
+  return f'eval/lake_test_{side}_to_200/pass@1'
 
 
 def get_study():
+  rates = (1e-4, 2e-4, 4e-4, 8e-4)
+  settings = {f'{side}-{rate:g}': (side, rate) for side in STEPS for rate in rates}
   return Study(
     config='lake',
     arms=ARMS,
     settings={
-      f'{rate:g}': {**START, 'optimizer.learning_rate': rate} for rate in (1e-4, 2e-4, 4e-4, 8e-4)
+      setting: {**start(side), 'optimizer.learning_rate': rate}
+      for setting, (side, rate) in settings.items()
     },
     seeds=(100,),
     baseline='grpo',
-    measure=MEASURE,
+    measure={setting: measure_of(side) for setting, (side, _) in settings.items()},
     smallest_difference=0.05,
-    tokens=TOKENS,
+    tokens={setting: TOKENS[side] for setting, (side, _) in settings.items()},
   )
