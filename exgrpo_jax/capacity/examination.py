@@ -25,6 +25,7 @@ from exgrpo_jax.experiment.experiment import model_config, update_spec
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.rollout import settings
 from exgrpo_jax.runtime import machine
 
 # Assumed, for want of data.
@@ -62,14 +63,14 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
   compiled: dict[str, programs.Program] = {}
   with jax.set_mesh(spec.mesh):
     held = arrays.step_arrays(spec, decoding)
-    lowered = programs.of_step(rollout, spec, decoding, held)
+    lowered = programs.of_step(_in_memory(config), spec, decoding, held)
 
     def need_of(name: str) -> programs.Need:
       compiled[name] = lowered[name]()
       return compiled[name].need
 
     peaks = report.print_memory(
-      rollout,
+      _in_memory(config),
       spec.model,
       decoding,
       held,
@@ -101,7 +102,8 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
   gpus.check_dtype(device, spec.model.dtype)
   with jax.set_mesh(spec.mesh):
     if fit:
-      fitted = fitting.fit(config.rollout, spec, decoding, limit, config.environment.keeps_caches)
+      keeps = config.environment.keeps_caches
+      fitted = fitting.fit(_in_memory(config), spec, decoding, limit, keeps)
       if not fitted:
         print('does not fit, even with the fewest slots and the shortest microbatches')
         _print_advice(config, spec, may_fit=True, is_fitted=True)
@@ -114,9 +116,9 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
       f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
     )
     held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
-    needs = formula.of_step(config.rollout, spec, decoding, held, platform)
+    needs = formula.of_step(_in_memory(config), spec, decoding, held, platform)
     peaks = report.print_memory(
-      config.rollout,
+      _in_memory(config),
       spec.model,
       decoding,
       held,
@@ -138,6 +140,12 @@ def step_spec(
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
   model.check_meshes(shape, meshes)
   return update_spec(config, shape, meshes.training), meshes.decoding
+
+
+def _in_memory(config: Config) -> settings.Config:
+  """The rollout, as far as memory goes: episodes are resumed as partial rollouts are."""
+  carry = config.rollout.carry or bool(config.environment.name)
+  return dataclasses.replace(config.rollout, carry=carry)
 
 
 def _print_verdict(peaks: dict[str, float], limit: float) -> bool:

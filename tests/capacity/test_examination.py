@@ -70,6 +70,15 @@ def test_a_gpu_goes_by_formula_and_says_no_time(capsys, carry):
   assert ' s ' not in printed and 'hours' not in printed
 
 
+def test_episodes_are_resumed_and_their_caches_kept(capsys):
+  fits, printed = examined(capsys, **{'environment.name': 'attempts'})
+  assert fits and '  resume  ' in printed and 'half of it for episodes between' in printed
+  many = {'environment.name': 'attempts', 'rollout.slots': 4096}
+  assert 'config.environment.keep_caches=False' in examined(capsys, **many)[1]
+  fits, printed = examined(capsys, **many, **{'environment.keep_caches': False})
+  assert 'half of it' not in printed and 'keep_caches' not in printed
+
+
 def test_what_does_not_fit_a_gpu_can_be_fitted(capsys):
   fits, printed = examined(capsys, **{'rollout.slots': 4096})
   assert not fits and printed.splitlines()[-1] == 'does not fit'
