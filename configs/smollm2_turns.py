@@ -16,5 +16,6 @@ def get_config():
   config.rollout.update(dict(questions=4, max_prompt=512, max_response=512, slots=32))
   config.data.evaluation = config.data.evaluation[:1]
   config.evaluation.every = 10
+  config.optimizer.learning_rate = 2e-5
   config.replay.start_pass_rate = 0.0  # the first success is rare enough
   return config
