@@ -51,7 +51,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
     lengths_spec: of the responses; see `lengths.draw`.
     evaluated: questions of all evaluations together.
   """
-  chip, rollout = chips.chip_of(topology), config.rollout
+  chip, rollout = chips.chip_of(topology), _in_memory(config)
   work = _workload(config, lengths_spec, evaluated)  # before anything is compiled
   spec, decoding = step_spec(config, chips.slice_devices(topology))
   print(
@@ -63,14 +63,14 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
   compiled: dict[str, programs.Program] = {}
   with jax.set_mesh(spec.mesh):
     held = arrays.step_arrays(spec, decoding)
-    lowered = programs.of_step(_in_memory(config), spec, decoding, held)
+    lowered = programs.of_step(rollout, spec, decoding, held)
 
     def need_of(name: str) -> programs.Need:
       compiled[name] = lowered[name]()
       return compiled[name].need
 
     peaks = report.print_memory(
-      _in_memory(config),
+      rollout,
       spec.model,
       decoding,
       held,
@@ -80,7 +80,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
     )
     speed = None
     if peaks and len(compiled) == len(peaks):
-      estimator = Estimator(rollout, spec, decoding, chip, compiled)
+      estimator = Estimator(config.rollout, spec, decoding, chip, compiled)
       speed = _print_time(estimator, work, config.num_steps, lengths_spec)
       if config.environment.name:
         print('  not counted: turns of episodes, the tokens and the time of their environments')
@@ -116,9 +116,10 @@ def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
       f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
     )
     held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
-    needs = formula.of_step(_in_memory(config), spec, decoding, held, platform)
+    rollout = _in_memory(config)
+    needs = formula.of_step(rollout, spec, decoding, held, platform)
     peaks = report.print_memory(
-      _in_memory(config),
+      rollout,
       spec.model,
       decoding,
       held,

@@ -34,7 +34,7 @@ class Begun(Questions):
 
 
 def begin(questions: Sequence[Question], pool: Pool) -> list[Question]:
-  """The questions with the prompts of their environment; InputError where it has none."""
+  """The questions with the prompts of their environment; InputError where it fails."""
   return [
     _beginning_with(tuple(Message(**message) for message in own), question)
     for own, question in zip(pool.prompts(questions), questions)

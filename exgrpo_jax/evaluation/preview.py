@@ -6,7 +6,7 @@ that a run could be told to leave out.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,17 +62,16 @@ def _prompts(data: Dataset, rendering: prompt.Config, opened: Tokenizer | None) 
     tokenized = prompt_file.tokenized(data, opened, rendering)
     first = [opened.decode(ids, special=True) for ids in tokenized[:_SHOWN]]
     return Prompts('tokens', tokenized.lengths, first)
-  texts = [prompt.render(question.messages, rendering) for question in data]
-  return Prompts('characters', np.array([len(text) for text in texts]), texts[:_SHOWN])
+  return _rendered(data, rendering, None)
 
 
 def _rendered(
-  asked: Sequence[Question],
+  asked: Iterable[Question],
   rendering: prompt.Config,
   opened: Tokenizer | None,
-  tools: Sequence[dict[str, Any]],
+  tools: Sequence[dict[str, Any]] = (),
 ) -> Prompts:
-  """The prompts that an environment begins with."""
+  """The prompts of questions as they are, with what the model is told of tools."""
   chat = opened.chat if opened else prompt.NO_CHAT
   texts = [prompt.render(question.messages, rendering, chat, tools) for question in asked]
   sizes = list(map(len, opened.encode_all(texts) if opened else texts))
