@@ -2,8 +2,8 @@
 
 exgrpo study --study=lake_rates_large_higher --workdir=/tmp/lake_rates_large_higher --parallel=2
 
-In `lake_rates_large_high` GRPO and `normalised` had their best means at 1.6e-3, so 3.2e-3 is run for
-all arms. All else is as in `lake_rates_large`; each arm takes the best of all six rates.
+In `lake_rates_large_high` GRPO and `normalised` had their best means at 1.6e-3, so 3.2e-3 is run
+for all arms. All else is as in `lake_rates_large`; each arm takes the best of all six rates.
 Written after the runs of those studies, before those at this rate.
 """
 
