@@ -70,6 +70,8 @@ def _cache_bytes(
   rows: int, length: int, shape: model.Config, mesh: jax.sharding.Mesh, multiple: int
 ) -> int:
   axes = ('batch', 'kv_heads', None, None)
-  cache = (rows, shape.num_kv_heads, multiple * math.ceil(length / multiple), shape.head_size)
-  shard = sharding.named(mesh, axes, cache).shard_shape(cache)
-  return 2 * shape.num_layers * math.prod(shard) * jnp.dtype(shape.dtype).itemsize
+  entries = 0
+  for positions in shape.layer_lengths(length):
+    cache = (rows, shape.num_kv_heads, multiple * math.ceil(positions / multiple), shape.head_size)
+    entries += 2 * math.prod(sharding.named(mesh, axes, cache).shard_shape(cache))
+  return entries * jnp.dtype(shape.dtype).itemsize

@@ -24,7 +24,8 @@ from exgrpo_jax.capacity.step_time import Estimator, Workload
 from exgrpo_jax.experiment.experiment import model_config, update_spec
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.rollout import settings
 from exgrpo_jax.runtime import machine
 
@@ -139,7 +140,7 @@ def step_spec(
   """What the updates of a run depend on, and the mesh of sampling, on `devices`, by default one."""
   shape = model_config(config, platform='accelerator')
   meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
-  model.check_meshes(shape, meshes)
+  check_meshes(shape, meshes)
   return update_spec(config, shape, meshes.training), meshes.decoding
 
 

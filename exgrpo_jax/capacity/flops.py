@@ -47,5 +47,7 @@ def _weights_and_attention(
   shape: model.Config, num_tokens: int, length: int, num_logits: int
 ) -> tuple[int, int]:
   layers = 2 * shape.num_layers * layer_parameter_count(shape) * num_tokens
-  attention = 2 * shape.num_layers * shape.num_heads * shape.head_size * length * num_tokens
-  return layers + 2 * shape.width * shape.vocab_size * num_logits, attention
+  # A token attends to half of its row on average, or to the window but where the row begins.
+  pairs = sum(2 * keys - keys**2 / max(1, length) for keys in shape.layer_lengths(length))
+  attention = 2 * shape.num_heads * shape.head_size * num_tokens * pairs
+  return layers + 2 * shape.width * shape.vocab_size * num_logits, round(attention)

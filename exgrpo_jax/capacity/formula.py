@@ -17,7 +17,7 @@ from exgrpo_jax.capacity.arrays import StepArrays, bytes_per_chip, cache_bytes, 
 from exgrpo_jax.capacity.programs import Need
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Shape
-from exgrpo_jax.policy import attention, dense_cache, logprobs, model
+from exgrpo_jax.policy import attention, blockwise, dense_cache, logprobs, model
 from exgrpo_jax.rollout import decode_loop, scoring, settings
 
 _FLOAT32 = _INT32 = 4  # bytes
@@ -84,7 +84,7 @@ def _score(
   rollout: settings.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
 ) -> Need:
   shape, tokens_per_pass = spec.model, spec.gradient.tokens_per_microbatch
-  long, _ = scoring.pass_shapes(spec.model, spec.mesh, rollout.longest_row, tokens_per_pass)
+  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, tokens_per_pass)
   # The first position of a sequence is not scored.
   logits = _chunk_tokens(long._replace(window=long.length - 1), rollout.logit_chunk)
   head = (
@@ -209,7 +209,7 @@ def _pairs(shape: model.Config, count: int, length: int, platform: Platform) -> 
   """One number for each pair of tokens: the scores of all heads, or the mask."""
   if not platform.has_scores:
     return count * length**2 * _activation(shape)
-  return count * shape.num_heads * attention.scores_at_once(length) * _FLOAT32
+  return count * shape.num_heads * blockwise.scores_at_once(length) * _FLOAT32
 
 
 def _projections(shape: model.Config) -> int:

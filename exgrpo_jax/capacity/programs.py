@@ -65,9 +65,7 @@ def of_step(
 
 def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
   """Scoring as many tokens of written responses as one forward pass takes."""
-  long, _ = scoring.pass_shapes(
-    spec.model, spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch
-  )
+  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
   tokens_BT = _tokens(spec.mesh, long.count, long.length)
   segments = Segments(tokens_BT, tokens_BT)
   args = spec.model, policy, tokens_BT, segments, rollout.temperature, rollout.logit_chunk
@@ -147,7 +145,7 @@ def update_stack(
   def stack(dtype: Any, width: int) -> Any:  # a shape, in the place of an array
     return jax.ShapeDtypeStruct((num_microbatches, shape.count, width), dtype, sharding=layout)
 
-  shares = attention.has_prefixes(spec.mesh, spec.model.dtype)
+  shares = attention.has_prefixes(spec.mesh)
   of_tokens, of_targets = stack(jnp.int32, shape.length), stack(jnp.float32, shape.window)
   return shape, gradients.Microbatch(
     tokens_BT=of_tokens,

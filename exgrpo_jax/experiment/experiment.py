@@ -20,6 +20,7 @@ from exgrpo_jax.experiment.settings import Config, parse_config
 from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
+from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
 
 TOKENIZER_TEXTS = 20_000  # questions whose text trains a tokenizer, at most
@@ -83,7 +84,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   compilations.keep(compilations.folder(parsed.compilation_cache, workdir))
   meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
-  model.check_meshes(shape, meshes)
+  check_meshes(shape, meshes)
   lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
   return Experiment(
     config=parsed,

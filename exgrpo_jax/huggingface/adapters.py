@@ -7,8 +7,8 @@ import json
 
 from etils import epath
 
-from exgrpo_jax.huggingface import architecture, safetensors_files, weights
-from exgrpo_jax.huggingface.architecture import ParamPath, Tensor
+from exgrpo_jax.huggingface import safetensors_files, tensor_names, weights
+from exgrpo_jax.huggingface.tensor_names import ParamPath, Tensor
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
 
@@ -54,9 +54,9 @@ def save(
 
 
 def tensors(config: lora.Config, shape: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
-  """A and B of each target, as `architecture.tensors`, with paths in the adapters' tree."""
+  """A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
   layout = {}
-  for (path, layer), kernel in architecture.tensors(shape).items():
+  for (path, layer), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')
     if module.split('.')[-1] in config.targets:
       prefix, (num_outputs, num_inputs) = f'base_model.model.{module}', kernel.shape

@@ -1,4 +1,4 @@
-"""Translates Hugging Face's config.json and tensor names to ours and back.
+"""Translates Hugging Face's config.json to our description of a model and back.
 
 Unsupported options are refused by name: otherwise an almost compatible model would load, compute
 something slightly different, and nobody would notice.
@@ -7,49 +7,19 @@ something slightly different, and nobody would notice.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import families, rope_parameters
+from exgrpo_jax.huggingface.families import FAMILIES, NUMBERS, Family
 from exgrpo_jax.policy import model, rotary
 
-
-class Family(NamedTuple):
-  """How an architecture of Hugging Face differs from the others that this decoder computes."""
-
-  model_type: str
-  attention_bias: bool = False  # on queries, keys and values
-  query_key_norm: bool = False
-  head_size: int = 0  # where config.json gives none; 0 is width / num_heads
-  any_head_size: bool = True  # otherwise it must be width / num_heads
-
-
-FAMILIES = {
-  'Qwen2ForCausalLM': Family('qwen2', attention_bias=True, any_head_size=False),
-  'Qwen3ForCausalLM': Family('qwen3', query_key_norm=True, head_size=128),
-  'LlamaForCausalLM': Family('llama'),
-}
-_SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3'}
-
-# Field of model.Config -> its name in config.json, and the default of transformers.
-_FIELDS = {
-  'vocab_size': ('vocab_size', None),
-  'width': ('hidden_size', None),
-  'num_layers': ('num_hidden_layers', None),
-  'num_heads': ('num_attention_heads', None),
-  'mlp_width': ('intermediate_size', None),
-  'norm_epsilon': ('rms_norm_eps', 1e-6),
-  'tied_embeddings': ('tie_word_embeddings', False),
-}
-# Field of rotary.Config -> its name in config.json, for the rope types that need it.
-_LINEAR = {'factor': 'factor'}
-_LLAMA3 = {
-  'low_frequency_factor': 'low_freq_factor',
-  'high_frequency_factor': 'high_freq_factor',
-  'original_positions': 'original_max_position_embeddings',
-}
+# config.json's name of an activation -> ours.
+_ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'gelu_pytorch_tanh': 'gelu'}
+_LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,22 +36,8 @@ class Extension:
   )
 
 
-ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
-
-
-class Tensor(NamedTuple):
-  """One tensor in Hugging Face's files, and how it relates to our parameter."""
-
-  name: str
-  shape: tuple[int, ...]  # in the file; a projection's matrix is [out, in]
-  num_inputs: int  # leading dimensions of ours that are a projection's inputs, or 0
-
-
-# ---- config.json ----
-
-
 def read_json(directory: epath.PathLike) -> dict[str, Any]:
-  """The content of a checkpoint's config.json.
+  """The content of a checkpoint's config.json; of a model with images, what describes the text.
 
   Raises:
     InputError: the folder or the file does not exist, or the file is not a JSON object.
@@ -100,6 +56,11 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not valid JSON ({error}); download the checkpoint again.') from error
   if not isinstance(values, dict):
     raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
+  name = families.WITH_IMAGES.get((values.get('architectures') or [None])[0])
+  if name:
+    values = {**values, **values.get('text_config', {}), 'architectures': [name]}
+    for part in ('text_config', 'vision_config'):
+      values.pop(part, None)
   return values
 
 
@@ -114,9 +75,11 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   Raises:
     InputError: it describes a model that this decoder does not implement, or lacks a field.
   """
-  _check_supported(values, path)
-  fields = {field: values.get(hf_name, default) for field, (hf_name, default) in _FIELDS.items()}
-  for field, (hf_name, _) in _FIELDS.items():
+  family = _family(values, path)
+  values = {**family.defaults, **values}
+  _check_supported(values, family, path)
+  fields = {field: values.get(name, family.default(name)) for field, name in NUMBERS.items()}
+  for field, hf_name in NUMBERS.items():
     if fields[field] is None:
       raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
     if not isinstance(fields[field], (int, float)):
@@ -124,17 +87,19 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
         f"{path}: {hf_name}={fields[field]!r} must be a number: it determines the model's shape; "
         'download the checkpoint again.'
       )
-  family = FAMILIES[values['architectures'][0]]
-  head_size = values.get('head_dim')
-  if head_size is None:
-    head_size = family.head_size or fields['width'] // fields['num_heads']
+  head_size = values.get('head_dim') or family.default('head_dim')
+  rope, local_rope = rope_parameters.parse(values, path, family)
+  layers = _layers(values, family, fields['num_layers'], path)
+  has_windows = 's' in layers or 'w' in layers
   return model.Config(
     **fields,
+    **families.PLAIN | family.fixed | _options(values, family, path),
     num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
-    head_size=head_size,
-    rope=_parse_rope(values, path),
-    attention_bias=family.attention_bias,
-    query_key_norm=family.query_key_norm,
+    head_size=head_size or fields['width'] // fields['num_heads'],
+    layers=layers,
+    window=values['sliding_window'] if has_windows else 0,
+    rope=rope,
+    local_rope=local_rope if has_windows else rotary.Config(),
     dtype=dtype,
   )
 
@@ -145,67 +110,97 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
   if extension.rope_theta:
-    if values.get('rope_parameters'):
-      changed['rope_parameters'] = values['rope_parameters'] | {'rope_theta': extension.rope_theta}
+    given = values.get('rope_parameters')
+    if given and isinstance(given.get('full_attention'), dict):
+      full = given['full_attention'] | {'rope_theta': extension.rope_theta}
+      changed['rope_parameters'] = given | {'full_attention': full}
+    elif given:
+      changed['rope_parameters'] = given | {'rope_theta': extension.rope_theta}
     else:
       changed['rope_theta'] = extension.rope_theta
   return changed
 
 
-def _check_supported(values: Mapping[str, Any], path: str) -> None:
+def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
   if name not in FAMILIES:
     raise InputError(
       f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
     )
+  return FAMILIES[name]
 
+
+def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> None:
   def refuse(field: str, reason: str) -> None:
     raise InputError(f'{path}: {field}={values[field]!r} is not supported: {reason}.')
 
   if values.get('quantization_config'):
     refuse('quantization_config', 'weights must be float32, bfloat16 or float16')
-  if values.get('use_sliding_window') and values.get('sliding_window'):
-    refuse('use_sliding_window', 'every layer must attend to all previous tokens')
-  if set(values.get('layer_types') or []) - {'full_attention'}:
-    refuse('layer_types', 'every layer must be full_attention')
-  if values.get('hidden_act', 'silu') != 'silu':
-    refuse('hidden_act', "the MLP's gate uses silu")
+  if set(values.get('layer_types') or []) - {*_LAYER_TYPES}:
+    refuse('layer_types', f'a layer must be {" or ".join(_LAYER_TYPES)}')
+  if values.get('use_bidirectional_attention'):
+    refuse('use_bidirectional_attention', 'a token must attend to earlier ones alone')
   if values.get('mlp_bias'):
     refuse('mlp_bias', 'the MLP has no biases')
-  if values.get('attention_bias') and not FAMILIES[name].attention_bias:
+  if values.get('attention_bias') and not family.fixed.get('attention_bias'):
     refuse('attention_bias', 'in this architecture it also adds a bias to the output projection')
 
 
-def _parse_rope(values: Mapping[str, Any], path: str) -> rotary.Config:
-  """Reads both formats: rope_theta and rope_scaling, or rope_parameters with all of it."""
-  given = values.get('rope_parameters') or values.get('rope_scaling') or {}
-  theta = given.get('rope_theta', values.get('rope_theta', 1e4))
-  rope_type = given.get('rope_type', given.get('type', 'default'))
-  if rope_type not in _SCALINGS:
+def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, Any]:
+  """What config.json decides; 0 where it says null."""
+  options = {field: values.get(name) or 0.0 for field, name in family.options.items()}
+  name = family.options['activation']
+  given = values.get(name) or family.default(name)
+  if given not in _ACTIVATIONS:
     raise InputError(
-      f"{path}: rope type '{rope_type}' is not supported; supported are {', '.join(_SCALINGS)}."
+      f"{path}: {name}='{given}' is not supported: the MLP's gate uses one of "
+      f'{", ".join(_ACTIVATIONS)}.'
     )
-  partial = given.get('partial_rotary_factor', values.get('partial_rotary_factor', 1))
-  if partial != 1:
+  return options | {'activation': _ACTIVATIONS[given]}
+
+
+def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
+  """`model.Config.layers`, as short as it can be."""
+  letters = [_LAYER_TYPES[name] for name in values.get('layer_types') or ()]
+  is_windowed = values.get('use_sliding_window') or not family.has_window_flag
+  if not family.has_layer_types or not letters:
+    letters = [*_default_layers(values, family, num_layers)]
+  if not is_windowed or not values.get('sliding_window'):
+    letters = ['f'] * num_layers
+  if family.no_rope:
+    every = values.get('no_rope_layer_interval', 4)
+    rotates = values.get('no_rope_layers') or [(i + 1) % every for i in range(num_layers)]
+    if not values.get('layer_types') and is_windowed and values.get('sliding_window'):
+      letters = ['f' if own else 's' for own in rotates]
+    letters = [
+      letter if own else {'f': 'n', 's': 'w'}[letter] for letter, own in zip(letters, rotates)
+    ]
+  if len(letters) < num_layers:
     raise InputError(
-      f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
-      'all dimensions of a head.'
+      f'{path}: {len(letters)} layers in layer_types or no_rope_layers, and num_hidden_layers='
+      f'{num_layers} must have one each.'
     )
-  needed = {'default': {}, 'linear': _LINEAR, 'llama3': _LINEAR | _LLAMA3}[rope_type]
-  for hf_name in needed.values():
-    if hf_name not in given:
-      raise InputError(f"{path}: no '{hf_name}', which rope type '{rope_type}' needs.")
-  return rotary.Config(
-    theta=float(theta),
-    scaling=_SCALINGS[rope_type],
-    **{field: given[hf_name] for field, hf_name in needed.items()},
+  whole = ''.join(letters[:num_layers])
+  return next(
+    whole[:size]
+    for size in range(1, num_layers + 1)
+    if (whole[:size] * num_layers)[:num_layers] == whole
   )
+
+
+def _default_layers(values: Mapping[str, Any], family: Family, num_layers: int) -> str:
+  """The kinds of all layers where config.json does not name their types."""
+  if family.has_window_flag:
+    first = values.get('max_window_layers', 28)
+    return 'f' * min(first, num_layers) + 's' * max(num_layers - first, 0)
+  pattern = family.layers
+  if 'sliding_window_pattern' in values and family.has_layer_types:
+    pattern = 's' * (values['sliding_window_pattern'] - 1) + 'f'
+  return (pattern * num_layers)[:num_layers]
 
 
 def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   """The content of config.json for a model trained from scratch; `parse` inverts it.
-
-  Uses rope_theta and rope_scaling, which old and new versions of transformers read.
 
   Args:
     config: the decoder's shape.
@@ -214,101 +209,52 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   Raises:
     InputError: no architecture of Hugging Face has this shape.
   """
-  name = _family_of(config)
+  name = _name_of(config)
   family = FAMILIES[name]
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
       f'config.model.head_size={config.head_size} must be width / num_heads for an export: {name} '
       'supports no other.'
     )
-  return {hf_name: getattr(config, field) for field, (hf_name, _) in _FIELDS.items()} | {
+  options = {hf_name: getattr(config, field) or None for field, hf_name in family.options.items()}
+  if 'query_scale' in family.options:
+    options[family.options['query_scale']] = config.query_scale or config.head_size
+  activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
+  return {
+    **{hf_name: getattr(config, field) for field, hf_name in NUMBERS.items()},
     'architectures': [name],
     'model_type': family.model_type,
     'num_key_value_heads': config.num_kv_heads,
     'head_dim': config.head_size,
-    'hidden_act': 'silu',
-    'rope_theta': config.rope.theta,
-    'rope_scaling': _rope_scaling(config.rope),
+    **options,
+    family.options['activation']: activation,
+    **_layers_to_json(config, family),
+    **rope_parameters.to_json(config.rope, config.local_rope, family),
     'max_position_embeddings': max_positions,
   }
 
 
-def _family_of(config: model.Config) -> str:
-  """The first architecture with the config's biases and norms."""
-  options = config.attention_bias, config.query_key_norm
+def _layers_to_json(config: model.Config, family: Family) -> dict[str, Any]:
+  values: dict[str, Any] = {}
+  has_windows = any(kind.is_local for kind in config.kinds)
+  if family.has_window_flag:
+    values['use_sliding_window'] = has_windows
+  if has_windows or 'sliding_window' in family.defaults:
+    values['sliding_window'] = config.window or None
+  if family.has_layer_types and has_windows:
+    types = {letter: name for name, letter in _LAYER_TYPES.items()}
+    values['layer_types'] = [types['s' if kind.is_local else 'f'] for kind in config.kinds]
+  if family.no_rope:
+    values['no_rope_layers'] = [int(kind.has_positions) for kind in config.kinds]
+  return values
+
+
+def _name_of(config: model.Config) -> str:
+  """The first architecture that has models like this."""
   for name, family in FAMILIES.items():
-    if (family.attention_bias, family.query_key_norm) == options:
+    if families.has(family, config):
       return name
   raise InputError(
-    'config.model.attention_bias and config.model.query_key_norm are both True, and none of '
-    f'{", ".join(FAMILIES)} has both: the model cannot be exported.'
+    f'config.model has {families.described(config)}, and none of {", ".join(FAMILIES)} has all of '
+    'it: the model cannot be exported.'
   )
-
-
-def _rope_scaling(rope: rotary.Config) -> dict[str, Any] | None:
-  if rope.scaling == 'none':
-    return None
-  scaling = {'rope_type': rope.scaling, 'factor': rope.factor}
-  if rope.scaling == 'llama3':
-    scaling |= {hf_name: getattr(rope, field) for field, hf_name in _LLAMA3.items()}
-  return scaling
-
-
-# ---- Tensors ----
-
-
-def tensors(config: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
-  """All tensors of a checkpoint, in file order.
-
-  Returns:
-    (path, layer) -> Tensor: the path of our parameter in the tree of `model.init`, and the
-    layer within it, or None if the parameter is not stacked over layers.
-  """
-  V, D = config.vocab_size, config.width
-  layout: dict[tuple[ParamPath, int | None], Tensor] = {
-    (('embedding_VD',), None): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
-  }
-  for layer in range(config.num_layers):
-    for path, tensor in _layer_tensors(config, f'model.layers.{layer}').items():
-      layout[('layers', *path), layer] = tensor
-  layout[('final_norm', 'scale'), None] = _vector('model.norm.weight', D)
-  if not config.tied_embeddings:
-    layout[('unembedding_DV',), None] = _projection('lm_head.weight', D, V)
-  return layout
-
-
-def _layer_tensors(config: model.Config, prefix: str) -> dict[ParamPath, Tensor]:
-  D, F, H = config.width, config.mlp_width, config.head_size
-  query, kv = config.num_heads * H, config.num_kv_heads * H
-  attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
-  layout: dict[ParamPath, Tensor] = {
-    ('attention_norm', 'scale'): _vector(f'{prefix}.input_layernorm.weight', D),
-    ('attention', 'query_DNH'): _projection(f'{attention}.q_proj.weight', D, query),
-    ('attention', 'key_DGH'): _projection(f'{attention}.k_proj.weight', D, kv),
-    ('attention', 'value_DGH'): _projection(f'{attention}.v_proj.weight', D, kv),
-    ('attention', 'out_NHD'): _projection(f'{attention}.o_proj.weight', query, D, num_inputs=2),
-    ('mlp_norm', 'scale'): _vector(f'{prefix}.post_attention_layernorm.weight', D),
-    ('mlp', 'gate_DF'): _projection(f'{mlp}.gate_proj.weight', D, F),
-    ('mlp', 'up_DF'): _projection(f'{mlp}.up_proj.weight', D, F),
-    ('mlp', 'down_FD'): _projection(f'{mlp}.down_proj.weight', F, D),
-  }
-  if config.attention_bias:
-    layout |= {
-      ('attention', 'query_bias_NH'): _vector(f'{attention}.q_proj.bias', query),
-      ('attention', 'key_bias_GH'): _vector(f'{attention}.k_proj.bias', kv),
-      ('attention', 'value_bias_GH'): _vector(f'{attention}.v_proj.bias', kv),
-    }
-  if config.query_key_norm:
-    layout |= {
-      ('attention', 'query_norm', 'scale'): _vector(f'{attention}.q_norm.weight', H),
-      ('attention', 'key_norm', 'scale'): _vector(f'{attention}.k_norm.weight', H),
-    }
-  return layout
-
-
-def _vector(name: str, size: int) -> Tensor:
-  return Tensor(name=name, shape=(size,), num_inputs=0)
-
-
-def _projection(name: str, in_size: int, out_size: int, num_inputs: int = 1) -> Tensor:
-  return Tensor(name=name, shape=(out_size, in_size), num_inputs=num_inputs)

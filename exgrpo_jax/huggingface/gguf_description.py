@@ -18,13 +18,15 @@ from huggingface_hub import constants
 
 from exgrpo_jax.data import gguf_tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.huggingface import architecture, gguf_file
+from exgrpo_jax.huggingface import architecture, families, gguf_file
 from exgrpo_jax.policy import rotary
 
 _VERSION = '1'  # increase it when the same metadata becomes other files
 _HEAD_BYTES = 2**26  # more than metadata takes; it comes first in the file
 
-_FAMILIES = {family.model_type: name for name, family in architecture.FAMILIES.items()}
+_FAMILIES = {
+  family.model_type: name for name, family in families.FAMILIES.items() if family.has_gguf
+}
 # Key of the metadata, after the family's name -> key of config.json.
 _REQUIRED = {
   'context_length': 'max_position_embeddings',
@@ -103,7 +105,7 @@ def config(metadata: Mapping[str, Any], reader: Any, path: str) -> dict[str, Any
     path: the file's, for error messages.
 
   Raises:
-    InputError: the architecture is none of `architecture.FAMILIES`, or a variant of one that this
+    InputError: the architecture is none of `families.FAMILIES`, or a variant of one that this
       decoder does not compute.
   """
   family = metadata.get('general.architecture')

@@ -16,7 +16,7 @@ from etils import epath
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import safetensors_files
-from exgrpo_jax.huggingface.architecture import Tensor
+from exgrpo_jax.huggingface.tensor_names import Tensor
 
 ROPE_FACTORS = 'rope_freqs.weight'  # of Llama 3's rotary scaling; it becomes part of config.json
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.huggingface.architecture import Tensor
+from exgrpo_jax.huggingface.tensor_names import Tensor, text_name
 
 _SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _DTYPES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
@@ -41,7 +41,8 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
   Raises:
     InputError: the files or tensors are incomplete, or a tensor is unexpected.
   """
-  path, files = _list_tensors(folder)
+  path, listed = _list_tensors(folder)
+  files = {name: file for full, file in listed.items() if (name := text_name(full))}
   check_names(path, files, tensors, 'config.json')
   return files
 
@@ -103,7 +104,7 @@ def _and_more(names: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
   """Opens a file for reading, after checking its tensors against the expected ones.
 
   Args:
@@ -111,15 +112,16 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[An
     tensors: the tensors that the file must hold, by name.
 
   Yields:
-    A safetensors reader, whose get_slice(name) reads parts of a tensor.
+    Of each expected tensor the slice, by name, whose index reads parts of it.
 
   Raises:
     InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
       or not of a floating type.
   """
   with _local_copy(path) as local, _open(local, path) as reader:
-    _check(reader, path, tensors)
-    yield reader
+    stored = {name: full for full in list(reader.keys()) if (name := text_name(full))}
+    _check(reader, stored, path, tensors)
+    yield {name: reader.get_slice(stored[name]) for name in tensors}
 
 
 @contextlib.contextmanager
@@ -147,17 +149,21 @@ def _open(local: str, path: epath.Path) -> Iterator[Any]:
     yield reader
 
 
-def _check(reader: Any, path: epath.Path, tensors: Mapping[str, Tensor]) -> None:
-  """Raises InputError if the file does not match the index and config.json."""
-  present = set(reader.keys())
+def _check(
+  reader: Any, names: Mapping[str, str], path: epath.Path, tensors: Mapping[str, Tensor]
+) -> None:
+  """Raises InputError if the file does not match the index and config.json.
+
+  `names` are those in the file, by tensor.
+  """
   for name, tensor in tensors.items():
     expected = list(tensor.shape)
-    if name not in present:
+    if name not in names:
       raise InputError(
         f'{path}: tensor {name} of shape {expected} is missing; according to the index it '
         'is in this file.'
       )
-    stored = reader.get_slice(name)
+    stored = reader.get_slice(names[name])
     if stored.get_shape() != expected:
       raise InputError(
         f'{path}: tensor {name} has shape {stored.get_shape()}; config.json requires {expected}.'
@@ -167,7 +173,7 @@ def _check(reader: Any, path: epath.Path, tensors: Mapping[str, Tensor]) -> None
         f'{path}: tensor {name} has dtype {stored.get_dtype()}; it must be one of '
         f'{", ".join(_DTYPES)}, because quantised weights are not supported.'
       )
-  for name in sorted(present - set(tensors)):
+  for name in sorted(set(names) - set(tensors)):
     if not name.endswith(_DERIVED):
       raise InputError(
         f'{path}: tensor {name} is unexpected; according to the index it is not in this file.'

@@ -19,8 +19,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from exgrpo_jax.huggingface import architecture, gguf_file, safetensors_files
-from exgrpo_jax.huggingface.architecture import ParamPath, Tensor
+from exgrpo_jax.huggingface import gguf_file, safetensors_files, tensor_names
+from exgrpo_jax.huggingface.tensor_names import ParamPath, Tensor
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
 
@@ -47,7 +47,7 @@ def load(
       type, a file is missing or truncated, or hosts have different copies.
   """
   folder = epath.Path(directory).expanduser()
-  layout = architecture.tensors(config)
+  layout = tensor_names.of(config)
   keys = {tensor.name: key for key, tensor in layout.items()}
   tensors = {tensor.name: tensor for tensor in layout.values()}
   shapes = model.shapes(config, mesh, frozen=frozen)
@@ -79,9 +79,8 @@ def _slices(
   files = safetensors_files.locate(folder, tensors)
   for file in sorted(set(files.values())):
     in_file = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-    with safetensors_files.open_checked(folder / file, in_file) as reader:
-      for name in in_file:
-        yield name, reader.get_slice(name)
+    with safetensors_files.open_checked(folder / file, in_file) as slices:
+      yield from slices.items()
 
 
 def _one_layer(stack: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -164,7 +163,7 @@ def save(
   """
   folder = epath.Path(directory).expanduser()
   itemsize = np.dtype(dtype).itemsize
-  shards = _split(architecture.tensors(config), itemsize, shard_bytes)
+  shards = _split(tensor_names.of(config), itemsize, shard_bytes)
   names = safetensors_files.names(len(shards))
   if hosts.is_first():
     folder.mkdir(parents=True, exist_ok=True)

@@ -156,6 +156,7 @@ def accumulate(
         ),
         temperature=spec.temperature,
         chunk=spec.logit_chunk,
+        cap=spec.model.logit_cap,
       )
 
     (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -200,9 +201,8 @@ def _with_whole_row_inputs(
 
   def logp_BW(params: model.Params) -> jax.Array:
     states = _predictor_states(spec, params, packed)
-    return logprobs.target_logprobs(*states, packed.target_BW, spec.temperature, spec.logit_chunk)[
-      0
-    ]
+    target, cap = packed.target_BW, spec.model.logit_cap
+    return logprobs.target_logprobs(*states, target, spec.temperature, spec.logit_chunk, cap)[0]
 
   inputs = packed.inputs
   if reference is not None:
@@ -266,7 +266,7 @@ def microbatches(
     used_B &= np.asarray(batch.advantage_B) != 0
   length_B = np.where(used_B, mask_BT.shape[1] - np.argmax(mask_BT[:, ::-1], axis=1), 0)
   shapes = pass_shapes(spec, num_shards, len(length_B))
-  shares = attention.has_prefixes(spec.mesh, spec.model.dtype)
+  shares = attention.has_prefixes(spec.mesh)
   prompt_B = np.where(used_B, np.argmax(mask_BT, axis=1), 0)
   prefixes = packing.shared_prompts(np.asarray(batch.tokens_BT), prompt_B) if shares else None
   return [
@@ -283,7 +283,7 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
     spec.longest_row,
     spec.max_response,
     num_rows,
-    attention.has_prefixes(spec.mesh, spec.model.dtype),
+    attention.has_prefixes(spec.mesh),
   )
 
 

@@ -75,15 +75,19 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
   )
 
 
-def attend_transposed(query_BNH: jax.Array, position_B: Array, layer: Transposed) -> jax.Array:
+def attend_transposed(
+  query_BNH: jax.Array, position_B: Array, layer: Transposed, cap: float = 0.0
+) -> jax.Array:
   """Attention in plain JAX from each row's query to positions 0 .. position_B; reads all S."""
   key_BGHS, value_BGSH = (from_bits(x) for x in layer)
-  return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH)
+  return _attend('BGRH,BGHS->BGRS', query_BNH, position_B, key_BGHS, value_BGSH, cap)
 
 
-def attend_dense(query_BNH: jax.Array, position_B: Array, layer: Dense) -> jax.Array:
+def attend_dense(
+  query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
+) -> jax.Array:
   """Attention in plain JAX from each row's query to positions 0 .. position_B; reads all S."""
-  return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH)
+  return _attend('BGRH,BGSH->BGRS', query_BNH, position_B, layer.key_BGSH, layer.value_BGSH, cap)
 
 
 def scattered(x_MS: jax.Array, new_M: jax.Array, position_M: jax.Array) -> jax.Array:
@@ -125,6 +129,7 @@ def _attend(
   position_B: Array,
   key: jax.Array,
   value_BGSH: jax.Array,
+  cap: float,
 ) -> jax.Array:
   B, N, H = query_BNH.shape
   _, G, S, _ = value_BGSH.shape
@@ -132,6 +137,8 @@ def _attend(
   score_BGRS = jnp.einsum(
     products, query_BGRH, key, preferred_element_type=jnp.float32
   ) / math.sqrt(H)
+  if cap:
+    score_BGRS = cap * jnp.tanh(score_BGRS / cap)
   # Added, because XLA:CPU fuses an addition with the product but not a select. Finite in place of
   # -inf: every row sees position 0, so no row is masked entirely.
   mask_BS = jnp.where(jnp.arange(S) <= position_B[:, None], 0.0, -1e30)

@@ -23,8 +23,9 @@ def takes(H: int, dtype: str) -> bool:
   return dtype == 'bfloat16' and H % 8 == 0 and H <= 128
 
 
-def attend(query_BNH: jax.Array, position_B: Array, layer: Dense) -> jax.Array:
-  """Attention of each row's query to positions 0 .. position_B."""
+def attend(query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0) -> jax.Array:
+  """Attention of each row's query to positions 0 .. position_B; the kernel has no cap."""
+  assert not cap, cap
   chex.assert_rank([query_BNH, position_B], [3, 1])
   B, N, H = query_BNH.shape
   G = layer.key_BGSH.shape[1]

@@ -33,16 +33,17 @@ _Layer = TypeVar('_Layer', bound=LayerCache)
 _LOGICAL_AXES = {'B': 'batch', 'G': 'kv_heads', 'C': 'kv_heads'}
 
 
-def backend_for(platform: str, G: int, H: int, dtype: str) -> str:
+def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> str:
   """The one of DECODE_BACKENDS for G heads of size H on 'cpu', 'gpu' (or 'cuda') or 'tpu'.
 
-  On the mesh of `jax.set_mesh`. Plain JAX serves shapes that a platform's kernel cannot read.
+  `cap` is that of the scores, 0 without; no layout depends on it. On the mesh of `jax.set_mesh`.
+  Plain JAX serves shapes that a platform's kernel cannot read.
   """
   if platform == 'cpu':
     return 'transposed'
   if platform == 'tpu':
     return 'ragged' if ragged_cache.takes(G, H, dtype) else 'dense'
-  return 'cudnn' if gpu_decoding.takes(H, dtype) else 'dense'
+  return 'cudnn' if gpu_decoding.takes(H, dtype) and not cap else 'dense'
 
 
 def is_ragged(platform: str) -> bool:
@@ -53,8 +54,8 @@ def is_ragged(platform: str) -> bool:
   return platform == 'tpu'
 
 
-def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
-  """A cache of zeros with S positions for each of B rows; S may be rounded up."""
+def empty(B: int, G: int, H: int, S: int, dtype: str) -> LayerCache:
+  """A layer's cache of zeros with S positions for each of B rows; S may be rounded up."""
   layout = _LAYOUTS[backend_for(sharding.platform(), G, H, dtype)]
   sizes = dict(B=B, G=G, C=2 * G, H=H, S=_rounded(layout, S))
   if layout is Transposed:
@@ -62,7 +63,7 @@ def empty(num_layers: int, B: int, G: int, H: int, S: int, dtype: str) -> Cache:
   layer = layout(
     *(jnp.zeros([sizes[axis] for axis in _axes(name)], dtype) for name in layout._fields)
   )
-  return (_constrain(layer),) * num_layers
+  return _constrain(layer)
 
 
 def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
@@ -72,9 +73,8 @@ def from_sequence(key_BTGH: jax.Array, value_BTGH: jax.Array) -> LayerCache:
   return _FROM_SEQUENCE[_LAYOUTS[backend]](key_BTGH, value_BTGH)
 
 
-def length(cache: Cache) -> int:
-  """How many positions the cache has."""
-  layer = cache[0]
+def length(layer: LayerCache) -> int:
+  """How many positions the layer's cache has."""
   return layer[0].shape[_axes(layer._fields[0]).index('S')]
 
 
@@ -90,6 +90,25 @@ def resized(layer: _Layer, size: int) -> _Layer:
     return jnp.pad(x, widths)
 
   return _constrain(_by_name(resize, layer))
+
+
+def ring(layer: _Layer, window: int, length_B: Array) -> _Layer:
+  """The last `window` positions of each row of a layer's cache, as `write_token` would have them.
+
+  Position p stands in place p % window; `length_B` are the rows' tokens, of at least 1.
+  """
+  place_W = jnp.arange(window)
+  last_BW = length_B[:, None] - 1 - (length_B[:, None] - 1 - place_W) % window
+  source_BW = jnp.maximum(last_BW, 0)  # below the window nobody reads
+
+  def select(x: jax.Array, axes: str) -> jax.Array:
+    axis = axes.index('S')
+    index = source_BW.reshape(
+      [-1 if name == 'B' else window if name == 'S' else 1 for name in axes]
+    )
+    return jnp.take_along_axis(x, index, axis)
+
+  return resized(_by_name(select, layer), window)
 
 
 def constrained(cache: Cache) -> Cache:
@@ -127,17 +146,20 @@ def write_token(
   return _WRITE[type(layer)](layer, key_BGH, value_BGH, position_B)
 
 
-def attend(query_BNH: jax.Array, position_B: Array, layer: LayerCache) -> jax.Array:
+def attend(
+  query_BNH: jax.Array, position_B: Array, layer: LayerCache, cap: float = 0.0
+) -> jax.Array:
   """Attention of each row's query to positions 0 .. position_B. [B, N, H] -> [B, N, H].
 
   Args:
     query_BNH: rotated queries.
     position_B: int32.
     layer: the layer's cache.
+    cap: scores become cap * tanh(score / cap); 0 leaves them.
   """
   G, H = _num_heads(layer), query_BNH.shape[-1]
-  backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype))
-  return _ATTEND[backend](query_BNH, position_B, layer)
+  backend = backend_for(sharding.platform(), G, H, str(layer[0].dtype), cap)
+  return _ATTEND[backend](query_BNH, position_B, layer, cap)
 
 
 _LAYOUTS: dict[str, type[LayerCache]] = {

@@ -3,7 +3,6 @@
 Further shape letter: F hidden units of the MLP.
 """
 
-import dataclasses
 import functools
 import math
 
@@ -12,84 +11,48 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import attention, kv_cache, rotary, sharding
+from exgrpo_jax.policy import attention, kv_cache, sharding
 from exgrpo_jax.policy.kv_cache import LayerCache
 from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.rotary import Rotation, rotate
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """The decoder's shape, by default Qwen2.5-Math-1.5B's; all of it is static under jit."""
-
-  vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
-  width: int = setting(1536, '[1, inf)', 'size of the residual stream')
-  num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
-  num_heads: int = setting(12, '[1, inf)', 'query heads')
-  num_kv_heads: int = setting(
-    2, '[1, inf)', 'key/value heads, each serving equally many query heads'
-  )
-  head_size: int = setting(128, '[2, inf)', 'size of one head, even')
-  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP')
-  rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
-  norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
-  attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
-  query_key_norm: bool = setting(
-    False, None, 'queries and keys are normalised per head, as in Qwen3'
-  )
-  tied_embeddings: bool = setting(True, None, 'the unembedding is the transposed embedding')
-  dtype: str = setting(
-    'bfloat16', ('float32', 'bfloat16'), 'of activations; parameters are float32'
-  )
-
-  def __post_init__(self) -> None:
-    if self.num_heads % self.num_kv_heads:
-      raise InputError(
-        f'config.model.num_kv_heads={self.num_kv_heads} must divide '
-        f'config.model.num_heads={self.num_heads}: '
-        'each key/value head serves equally many query heads.'
-      )
-    if self.head_size % 2:
-      raise InputError(
-        f'config.model.head_size={self.head_size} must be even: '
-        'the rotary embedding rotates pairs of its entries.'
-      )
+from exgrpo_jax.policy.shape import Config
 
 
 class RMSNorm(nnx.Module):
   """x / rms(x), scaled (arXiv:1910.07467), computed in float32; returns x's dtype."""
 
-  def __init__(self, size: int, epsilon: float, logical_axis: str) -> None:
-    self.epsilon = epsilon
-    self.scale = nnx.Param(jnp.ones(size), logical_axes=(logical_axis,))
+  def __init__(self, config: Config, size: int, logical_axis: str | None) -> None:
+    self.epsilon, self.offset = config.norm_epsilon, float(config.norm_offset)
+    self.scale = nnx.Param(jnp.full(size, 1 - self.offset), logical_axes=(logical_axis,))
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises the last axis, which has `size` entries."""
     x_float32 = x.astype(jnp.float32)
     mean_square = jnp.mean(x_float32**2, axis=-1, keepdims=True)
     normed = x_float32 * jax.lax.rsqrt(mean_square + self.epsilon)
-    return (normed * self.scale[...]).astype(x.dtype)
+    scale = self.scale[...]
+    return (normed * (scale + self.offset if self.offset else scale)).astype(x.dtype)
 
 
 class MLP(nnx.Module):
-  """SwiGLU (arXiv:2002.05202)."""
+  """SwiGLU or GEGLU (arXiv:2002.05202)."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     D, F = config.width, config.mlp_width
+    self.activation = config.activation
     self.gate_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
     self.up_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
     self.down_FD = _normal(config, rngs, (F, D), ('mlp', 'embed'), _residual_scale(config))
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    """down(silu(gate(x)) * up(x)), in x's dtype."""
+    """down(activation(gate(x)) * up(x)), in x's dtype."""
     gate_DF, up_DF, down_FD = (
       kernel.get_value() for kernel in (self.gate_DF, self.up_DF, self.down_FD)
     )
-    return product(_gate(product(x_BTD, gate_DF), product(x_BTD, up_DF)), down_FD)
+    gated_BTF = _gate(self.activation, product(x_BTD, gate_DF), product(x_BTD, up_DF))
+    return product(gated_BTF, down_FD)
 
 
 class Attention(nnx.Module):
@@ -108,15 +71,17 @@ class Attention(nnx.Module):
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
       self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
     if config.query_key_norm:
-      self.query_norm = RMSNorm(H, config.norm_epsilon, 'head')
-      self.key_norm = RMSNorm(H, config.norm_epsilon, 'head')
-    self.has_bias, self.has_norm = config.attention_bias, config.query_key_norm
-    self.head_size = H
+      # A norm over all heads is whole on every device, and its sums are over those of all.
+      sizes = (N * H, G * H) if config.norm_all_heads else (H, H)
+      axis = None if config.norm_all_heads else 'head'
+      self.query_norm, self.key_norm = (RMSNorm(config, size, axis) for size in sizes)
+    self.config = config
 
   def __call__(
     self,
     x_BTD: jax.Array,
     rotation: Rotation,
+    is_local: bool | jax.Array,
     cache: LayerCache | None,
     position_BT: Array | None,
     segments: Segments | None,
@@ -126,6 +91,7 @@ class Attention(nnx.Module):
     Args:
       x_BTD: normalised activations.
       rotation: of the T positions.
+      is_local: whether it attends to the window alone; an array only for whole sequences.
       cache: of the tokens so far when decoding, with T = 1; None for whole sequences.
       position_BT: only needed with a cache.
       segments: of whole sequences that hold several rows; None is one row each.
@@ -133,61 +99,109 @@ class Attention(nnx.Module):
     chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
+    H, config = self.config.head_size, self.config
+    if config.query_scale not in (0, H):  # the backends divide by the root of H
+      query_BTNH *= math.sqrt(H / config.query_scale)
     if cache is None:
       cache = kv_cache.from_sequence(key_BTGH, value_BTGH)
-      backend = attention.backend_for(sharding.platform(), str(x_BTD.dtype))
-      seen = (segments.segment_BT, segments.prefix_BT) if segments else ()
-      mixed_BTNH = attention.causal(query_BTNH, key_BTGH, value_BTGH, backend, *seen)
+      mixed_BTNH = self._attend(query_BTNH, key_BTGH, value_BTGH, is_local, segments)
     else:
       assert position_BT is not None, 'decoding with a cache needs positions'
-      position_B = position_BT[:, 0]
-      cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], position_B)
-      mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache)[:, None]
+      assert isinstance(is_local, bool), is_local
+      position_B = place_B = position_BT[:, 0]
+      if is_local:
+        # A ring of the window: what falls out of it is overwritten. All of it is attended to, and
+        # in any order, for keys know their positions.
+        place_B, position_B = position_B % config.window, jnp.minimum(position_B, config.window - 1)
+      cache = kv_cache.write_token(cache, key_BTGH[:, 0], value_BTGH[:, 0], place_B)
+      cap = config.attention_cap
+      mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None]
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
     return product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2), cache
+
+  def _attend(
+    self,
+    query_BTNH: jax.Array,
+    key_BTGH: jax.Array,
+    value_BTGH: jax.Array,
+    is_local: bool | jax.Array,
+    segments: Segments | None,
+  ) -> jax.Array:
+    """Attention over whole sequences."""
+    H, cap, dtype = self.config.head_size, self.config.attention_cap, str(query_BTNH.dtype)
+    backend = attention.backend_for(sharding.platform(), dtype, H, cap)
+    seen = (segments.segment_BT, segments.prefix_BT, segments.position_BT) if segments else ()
+
+    def attend(window: int, *heads: jax.Array) -> jax.Array:
+      return attention.causal(*heads, backend, *seen, window=window, cap=cap)
+
+    heads = query_BTNH, key_BTGH, value_BTGH
+    if isinstance(is_local, bool):
+      return attend(self.config.window if is_local else 0, *heads)
+    within, whole = (functools.partial(attend, window) for window in (self.config.window, 0))
+    return jax.lax.cond(is_local, within, whole, *heads)
 
   def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, keys and values before rotation."""
 
     def project_heads(kernel: nnx.Param) -> jax.Array:
       flat = product(x_BTD, kernel.get_value())
-      return flat.reshape(*x_BTD.shape[:2], -1, self.head_size)
+      return flat.reshape(*x_BTD.shape[:2], -1, self.config.head_size)
 
     query_BTNH = project_heads(self.query_DNH)
     key_BTGH = project_heads(self.key_DGH)
     value_BTGH = project_heads(self.value_DGH)
-    if self.has_bias:
+    if self.config.attention_bias:
       query_BTNH += self.query_bias_NH[...].astype(x_BTD.dtype)
       key_BTGH += self.key_bias_GH[...].astype(x_BTD.dtype)
       value_BTGH += self.value_bias_GH[...].astype(x_BTD.dtype)
-    if self.has_norm:
-      query_BTNH, key_BTGH = self.query_norm(query_BTNH), self.key_norm(key_BTGH)
+    if self.config.query_key_norm:
+      query_BTNH = self._normed(self.query_norm, query_BTNH)
+      key_BTGH = self._normed(self.key_norm, key_BTGH)
     return query_BTNH, key_BTGH, value_BTGH
+
+  def _normed(self, norm: RMSNorm, x_BTNH: jax.Array) -> jax.Array:
+    if not self.config.norm_all_heads:
+      return norm(x_BTNH)
+    return norm(x_BTNH.reshape(*x_BTNH.shape[:2], -1)).reshape(x_BTNH.shape)
 
 
 class Block(nnx.Module):
-  """One layer: attention, then the MLP, each with a norm before and a residual connection."""
+  """One layer: attention, then the MLP, each with its norms and a residual connection."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-    self.attention_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
+    def norm() -> RMSNorm:
+      return RMSNorm(config, config.width, 'embed')
+
+    self.before, self.after = config.norms != 'after', config.norms != 'before'
+    if self.before:
+      self.attention_norm, self.mlp_norm = norm(), norm()
+    if self.after:
+      self.attention_post_norm, self.mlp_post_norm = norm(), norm()
     self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
     self.mlp = MLP(config, rngs)
 
   def __call__(
     self,
     x_BTD: jax.Array,
     rotation: Rotation,
+    is_local: bool | jax.Array,
     cache: LayerCache | None,
     position_BT: Array | None = None,
     segments: Segments | None = None,
   ) -> tuple[jax.Array, LayerCache]:
     """The residual stream after the layer, and the layer's cache; see `Attention`."""
     mixed_BTD, cache = self.attention(
-      self.attention_norm(x_BTD), rotation, cache, position_BT, segments
+      self.attention_norm(x_BTD) if self.before else x_BTD,
+      rotation,
+      is_local,
+      cache,
+      position_BT,
+      segments,
     )
-    x_BTD += mixed_BTD
-    x_BTD += self.mlp(self.mlp_norm(x_BTD))
+    x_BTD += self.attention_post_norm(mixed_BTD) if self.after else mixed_BTD
+    mixed_BTD = self.mlp(self.mlp_norm(x_BTD) if self.before else x_BTD)
+    x_BTD += self.mlp_post_norm(mixed_BTD) if self.after else mixed_BTD
     return sharding.constrain(x_BTD, ('batch', None, None)), cache
 
 
@@ -197,15 +211,18 @@ class EmbeddingAndHead(nnx.Module):
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     V, D = config.vocab_size, config.width
     self.embedding_VD = _normal(config, rngs, (V, D), ('vocab', 'embed'))
-    self.final_norm = RMSNorm(config.width, config.norm_epsilon, 'embed')
+    self.final_norm = RMSNorm(config, config.width, 'embed')
     if not config.tied_embeddings:
       self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
 
 
 # Hidden activations of the MLP are the widest of all: the backward pass keeps only these two.
-@functools.partial(jax.checkpoint, prevent_cse=False)
-def _gate(gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
-  return jax.nn.silu(gate_BTF) * up_BTF
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _gate(activation: str, gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
+  return _ACTIVATIONS[activation](gate_BTF) * up_BTF
+
+
+_ACTIVATIONS = {'silu': jax.nn.silu, 'gelu': functools.partial(jax.nn.gelu, approximate=True)}
 
 
 def _normal(

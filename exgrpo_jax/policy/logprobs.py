@@ -44,6 +44,7 @@ def token_logprobs(
   *,
   temperature: float,
   chunk: int,
+  cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability of every token given the previous ones, and the entropy at its position.
 
@@ -56,6 +57,7 @@ def token_logprobs(
     temperature: of sampling; logits are divided by it.
     chunk: the most tokens per shard of the rows whose logits exist at once; at least one position
       of each row.
+    cap: see `capped`.
 
   Returns:
     (logp_BT, entropy_BT), float32, nats, aligned with tokens_BT: entry t belongs to token t.
@@ -63,7 +65,7 @@ def token_logprobs(
   """
   chex.assert_rank([hidden_BTD, unembedding_DV, tokens_BT], [3, 2, 2])
   logp, entropy = target_logprobs(
-    hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk
+    hidden_BTD[:, :-1], unembedding_DV, tokens_BT[:, 1:], temperature, chunk, cap
   )
   return jnp.pad(logp, ((0, 0), (1, 0))), jnp.pad(entropy, ((0, 0), (1, 0)))
 
@@ -77,13 +79,14 @@ def fused_loss(
   *,
   temperature: float,
   chunk: int,
+  cap: float = 0.0,
 ) -> tuple[jax.Array, Any]:
   """A token loss that, when differentiated, computes its gradient in the same pass over the logits.
 
   A chunk's logits give its log-probabilities and entropies, these the loss's gradient with respect
-  to both, and that in closed form the gradient with respect to the logits. This takes three
-  products with the vocabulary, against four if the backward pass recomputes the logits; here the
-  backward pass only scales and casts. Liger Kernel (arXiv:2410.10989) does so for cross-entropy.
+  to both, and that in closed form the gradient with respect to the logits: three products with
+  the vocabulary, against four if the backward pass recomputes the logits, which here only scales
+  and casts. Liger Kernel (arXiv:2410.10989) does so for cross-entropy.
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
@@ -95,25 +98,26 @@ def fused_loss(
       chunk. It may close over arrays, except those being differentiated.
     temperature: of sampling; logits are divided by it.
     chunk: see `token_logprobs`.
+    cap: see `capped`.
 
   Returns:
     (loss, sums) over all positions. Only the loss has a gradient.
   """
   chex.assert_rank([hidden_BWD, unembedding_DV, target_BW], [3, 2, 2])
   chex.assert_shape(jax.tree.leaves(operands), target_BW.shape)
+  head = temperature, chunk, cap
 
   @jax.custom_vjp
   def total(
     hidden_BWD: jax.Array, unembedding_DV: jax.Array, target_BW: Array, operands: Any
   ) -> tuple[jax.Array, Any]:
-    logp_BW, entropy_BW = target_logprobs(hidden_BWD, unembedding_DV, target_BW, temperature, chunk)
-    return loss_of_tokens(logp_BW, entropy_BW, operands)
+    return loss_of_tokens(*target_logprobs(hidden_BWD, unembedding_DV, target_BW, *head), operands)
 
   def forward(
     hidden_BWD: jax.Array, unembedding_DV: jax.Array, target_BW: Array, operands: Any
   ) -> tuple[tuple[jax.Array, Any], _Gradients]:
     logp_BW, entropy_BW, gradients = _logprobs_with_gradients(
-      hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, temperature, chunk
+      hidden_BWD, unembedding_DV, target_BW, operands, loss_of_tokens, *head
     )
     # Once for all chunks: a sum over rows that are split over devices is a collective.
     return loss_of_tokens(logp_BW, entropy_BW, operands), gradients
@@ -121,8 +125,7 @@ def fused_loss(
   def backward(
     gradients: _Gradients, cotangents: tuple[jax.Array, Any]
   ) -> tuple[jax.Array, jax.Array, None, None]:
-    scale, _ = cotangents
-    d_hidden_BWD, d_unembedding_DV = (scale * gradient for gradient in gradients)
+    d_hidden_BWD, d_unembedding_DV = (cotangents[0] * gradient for gradient in gradients)
     d_hidden_BWD = d_hidden_BWD.astype(hidden_BWD.dtype)
     return d_hidden_BWD, d_unembedding_DV.astype(unembedding_DV.dtype), None, None
 
@@ -136,11 +139,12 @@ def target_logprobs(
   target_BW: Array,
   temperature: float,
   chunk: int,
+  cap: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability of each target and the entropy there: hidden state w predicts target w.
 
-  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature` and
-  `chunk` as in `token_logprobs`.
+  [B, W, D], [D, V], int32 [B, W] -> (logp_BW, entropy_BW), float32, nats. `temperature`, `chunk`
+  and `cap` as in `token_logprobs`.
   """
   chex.assert_rank([hidden_BWD, unembedding_DV], [3, 2])
   chex.assert_shape(target_BW, hidden_BWD.shape[:2])
@@ -150,7 +154,7 @@ def target_logprobs(
 
   def score_chunk(states_and_targets: tuple[jax.Array, Array]) -> tuple[jax.Array, jax.Array]:
     hidden_BSD, target_BS = states_and_targets
-    *_, logp_BS, entropy_BS = _distribution(hidden_BSD, unembedding_DV, target_BS, temperature)
+    *_, logp_BS, entropy_BS = _distribution(hidden_BSD, unembedding_DV, target_BS, temperature, cap)
     return logp_BS, entropy_BS
 
   if num_chunks == 1:  # recomputing a single chunk in the backward pass saves no memory
@@ -170,6 +174,7 @@ def _logprobs_with_gradients(
   loss_of_tokens: TokenLoss,
   temperature: float,
   chunk: int,
+  cap: float,
 ) -> tuple[jax.Array, jax.Array, _Gradients]:
   """(logp_BW, entropy_BW, gradients), the unembedding's gradient in float32."""
   num_rows, window = target_BW.shape
@@ -181,8 +186,8 @@ def _logprobs_with_gradients(
     d_unembedding_GDV: jax.Array, chunk: tuple[jax.Array, jax.Array, Any]
   ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     hidden_BSD, target_BS, operands_BS = chunk
-    logp_BSV, is_target_BSV, logp_BS, entropy_BS = _distribution(
-      hidden_BSD, unembedding_DV, target_BS, temperature
+    logits_BSV, logp_BSV, is_target_BSV, logp_BS, entropy_BS = _distribution(
+      hidden_BSD, unembedding_DV, target_BS, temperature, cap
     )
     d_logp_BS, d_entropy_BS = jax.grad(
       lambda logp_BS, entropy_BS: loss_of_tokens(logp_BS, entropy_BS, operands_BS)[0], (0, 1)
@@ -192,6 +197,7 @@ def _logprobs_with_gradients(
     d_logits_BSV = (
       jnp.where(is_target_BSV, d_logp_BS[..., None], 0.0) - jnp.exp(logp_BSV) * slope_BSV
     ) / temperature
+    d_logits_BSV = _before_cap(d_logits_BSV, logits_BSV, temperature, cap)
     # In the model's dtype, like every other gradient: float32 products are many times slower.
     d_logits_BSV = _constrain_logits(d_logits_BSV.astype(hidden_BSD.dtype))
     d_hidden_BSD = jnp.einsum(
@@ -222,14 +228,33 @@ def _logprobs_with_gradients(
   return logp_BW, entropy_BW, (d_hidden_BWD, d_unembedding_DV)
 
 
+def capped(logits: jax.Array, cap: float) -> jax.Array:
+  """Cap * tanh(logits / cap), before they are divided by a temperature; 0 leaves them."""
+  return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def _before_cap(
+  d_logits: jax.Array, logits: jax.Array, temperature: float, cap: float
+) -> jax.Array:
+  """The gradient with respect to what `capped` was given; the derivative of tanh is 1 - tanh^2."""
+  return d_logits * (1 - (logits * (temperature / cap)) ** 2) if cap else d_logits
+
+
 def _distribution(
-  hidden_BSD: jax.Array, unembedding_DV: jax.Array, target_BS: Array, temperature: float
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """(log p_BSV, is_target_BSV, log p of target_BS, entropy_BS), float32 but for is_target."""
-  logits_BSV = _constrain_logits(
-    jnp.einsum('bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32)
-    / temperature
+  hidden_BSD: jax.Array,
+  unembedding_DV: jax.Array,
+  target_BS: Array,
+  temperature: float,
+  cap: float,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+  """(logits_BSV, log p_BSV, is_target_BSV, log p of target_BS, entropy_BS).
+
+  All but is_target are float32.
+  """
+  product_BSV = jnp.einsum(
+    'bsd,dv->bsv', hidden_BSD, unembedding_DV, preferred_element_type=jnp.float32
   )
+  logits_BSV = _constrain_logits(capped(product_BSV, cap) / temperature)
   # No gradient through the maximum: it cancels. Not jax.nn.log_softmax: XLA:CPU would materialise
   # its result, one more array as wide as the vocabulary.
   shifted_BSV = logits_BSV - jax.lax.stop_gradient(jnp.max(logits_BSV, axis=-1, keepdims=True))
@@ -239,7 +264,8 @@ def _distribution(
   is_target_BSV = jnp.arange(logits_BSV.shape[-1]) == target_BS[..., None]
   logp_BS = jnp.sum(jnp.where(is_target_BSV, shifted_BSV, 0.0), axis=-1) - log_total_BS
   entropy_BS = log_total_BS - jnp.sum(jnp.exp(shifted_BSV) * shifted_BSV, axis=-1) / total_BS
-  return shifted_BSV - log_total_BS[..., None], is_target_BSV, logp_BS, entropy_BS
+  logp_BSV = shifted_BSV - log_total_BS[..., None]
+  return logits_BSV, logp_BSV, is_target_BSV, logp_BS, entropy_BS
 
 
 def _constrain_logits(x_BSV: jax.Array) -> jax.Array:

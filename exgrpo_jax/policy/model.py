@@ -1,4 +1,4 @@
-"""The decoder as functions: Qwen2.5, Qwen3 and Llama 3 by configuration, with a key/value cache.
+"""The decoder as functions, of any family that shape.py describes, with a key/value cache.
 
 Parameters are a nested dict of arrays, with the names and shapes of the modules in layers.py. The
 training layout stacks each parameter of the layers along a leading axis, so that one layer is
@@ -21,12 +21,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.errors import InputError
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, lora, rotary, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
-from exgrpo_jax.policy.layers import Block, Config, EmbeddingAndHead
+from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
+from exgrpo_jax.policy.shape import Config, Kind
+
+UNLIMITED = 2**30  # positions of a cache that is full of windows
 
 Params = dict[str, Any]  # nested; leaves are float32 arrays, with LoRA see lora.py
 
@@ -36,31 +38,6 @@ REMAT = {
   'all_but_products': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'all': jax.checkpoint_policies.nothing_saveable,
 }
-
-
-def check_meshes(config: Config, meshes: sharding.Meshes) -> None:
-  """Raises InputError if one of the meshes cannot split the model's dimensions evenly."""
-  for part, mesh in meshes._asdict().items():
-    _check_mesh(config, mesh, f'config.mesh.{part}')
-
-
-def _check_mesh(config: Config, mesh: Mesh, place: str) -> None:
-  for axis, field in {
-    'embed': 'width',
-    'heads': 'num_heads',
-    'kv_heads': 'num_kv_heads',
-    'mlp': 'mlp_width',
-    'vocab': 'vocab_size',
-  }.items():
-    names, devices = sharding.split(mesh, axis)
-    size = getattr(config, field)
-    if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
-      continue
-    alternative = ', or be a multiple of it' if axis == 'kv_heads' else ''
-    raise InputError(
-      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}: '
-      'each device holds an equal share.'
-    )
 
 
 def init(config: Config, key: jax.Array, mesh: Mesh) -> Params:
@@ -192,10 +169,16 @@ def hidden_states(
     [B, T, D].
   """
   chex.assert_rank(tokens_BT, 2)
-  rotation = _rotation(config, segments.position_BT if segments else _positions(tokens_BT))
+  rotations = _rotations(config, segments.position_BT if segments else _positions(tokens_BT))
+  kinds = list(rotations)
 
-  def apply_layer(x_BTD: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-    x_BTD, _ = _block(config, layer)(x_BTD, rotation, None, segments=segments)
+  def apply_layer(x_BTD: jax.Array, scanned: tuple[Params, Array | None]) -> tuple[jax.Array, None]:
+    layer, kind = scanned
+    rotation, is_local = rotations[kinds[0]], kinds[0].is_local
+    if kind is not None:
+      rotation = jax.tree.map(lambda *tables: jnp.stack(tables)[kind], *rotations.values())
+      is_local = jnp.array([kind.is_local for kind in kinds])[kind]
+    x_BTD, _ = _block(config, layer)(x_BTD, rotation, is_local, None, segments=segments)
     return x_BTD, None
 
   if remat != 'none':
@@ -205,7 +188,10 @@ def hidden_states(
   # takes one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
-  x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, params['layers'])
+  kind_L = None
+  if len(kinds) > 1:
+    kind_L = jnp.array([kinds.index(kind) for kind in config.kinds])
+  x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, (params['layers'], kind_L))
   return _embedding_and_head(config, params).final_norm(x_BTD)
 
 
@@ -221,14 +207,22 @@ def unembedding(config: Config, params: Params) -> jax.Array:
 
 
 def init_cache(config: Config, num_rows: int, length: int) -> Cache:
-  """An empty cache with `length` positions for each row."""
-  return kv_cache.empty(
-    config.num_layers, num_rows, config.num_kv_heads, config.head_size, length, config.dtype
+  """An empty cache with `length` positions for each row, and no more than the window's."""
+  G, H = config.num_kv_heads, config.head_size
+  return tuple(
+    kv_cache.empty(num_rows, G, H, size, config.dtype) for size in config.layer_lengths(length)
   )
 
 
+def cache_length(config: Config, cache: Cache) -> int:
+  """How many positions a cache has; where all layers have the whole window, any number."""
+  full = [kv_cache.length(layer) for layer, kind in zip(cache, config.kinds) if not kind.is_local]
+  longest = max(full or map(kv_cache.length, cache))
+  return longest if full or longest < config.window else UNLIMITED
+
+
 def prefill(
-  config: Config, params: Params, tokens_BT: Array, cache_length: int
+  config: Config, params: Params, tokens_BT: Array, length_B: Array, cache_length: int
 ) -> tuple[jax.Array, Cache]:
   """The hidden states of whole sequences, and a cache of their keys and values.
 
@@ -236,6 +230,7 @@ def prefill(
     config: the decoder's shape.
     params: in the decode layout.
     tokens_BT: int32.
+    length_B: int32, tokens of each row, at least 1; the rest is padding.
     cache_length: positions of the cache, at least T; the first T are written.
 
   Returns:
@@ -245,7 +240,13 @@ def prefill(
   hidden_BTD, cache = _apply_layers(
     config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers
   )
-  return hidden_BTD, tuple(kv_cache.resized(layer, cache_length) for layer in cache)
+  T, resized = tokens_BT.shape[1], []
+  for layer, size, kind in zip(cache, config.layer_lengths(cache_length), config.kinds):
+    is_ring = kind.is_local and config.window < T
+    resized.append(
+      kv_cache.ring(layer, size, length_B) if is_ring else kv_cache.resized(layer, size)
+    )
+  return hidden_BTD, tuple(resized)
 
 
 def decode(
@@ -280,10 +281,12 @@ def _apply_layers(
 ) -> tuple[jax.Array, Cache]:
   """All layers, unrolled, in the decode layout."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
-  rotation = _rotation(config, position_BT)
+  rotations = _rotations(config, position_BT)
   new_cache = []
-  for layer, layer_cache in zip(params['layers'], cache, strict=True):
-    x_BTD, new_layer_cache = _block(config, layer)(x_BTD, rotation, layer_cache, position_BT)
+  for layer, layer_cache, kind in zip(params['layers'], cache, config.kinds, strict=True):
+    x_BTD, new_layer_cache = _block(config, layer)(
+      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT
+    )
     new_cache.append(new_layer_cache)
   return _embedding_and_head(config, params).final_norm(x_BTD), tuple(new_cache)
 
@@ -291,12 +294,23 @@ def _apply_layers(
 def _embed(config: Config, params: Params, tokens_BT: Array) -> jax.Array:
   embedding_VD = params['embedding_VD']
   if sharding.platform() == 'cpu':  # in bfloat16 it is frozen or for decoding: no gradient is lost
-    return from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
-  return embedding_VD[tokens_BT].astype(config.dtype)
+    x_BTD = from_bits(to_bits(embedding_VD)[tokens_BT]).astype(config.dtype)
+  else:
+    x_BTD = embedding_VD[tokens_BT].astype(config.dtype)
+  return x_BTD * jnp.sqrt(config.width).astype(config.dtype) if config.scaled_embeddings else x_BTD
 
 
-def _rotation(config: Config, position_BT: Array) -> rotary.Rotation:
-  return rotary.rotations(config.rope, config.head_size, position_BT)
+def _rotations(config: Config, position_BT: Array) -> dict[Kind, rotary.Rotation]:
+  """The rotation of each kind of layer that the model has."""
+  size, rotations = config.head_size, {}
+  for kind in sorted({*config.kinds}):
+    rope = config.local_rope if kind.is_local else config.rope
+    rotations[kind] = (
+      rotary.rotations(rope, size, position_BT)
+      if kind.has_positions
+      else rotary.unrotated(position_BT, size)
+    )
+  return rotations
 
 
 def _positions(tokens_BT: Array) -> jax.Array:

@@ -7,6 +7,7 @@ is an array like any other.
 Shape letters as in kv_cache.py; C = 2G keys and values, interleaved: key, value, key, value, ….
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
   return Ragged(write_rows(layer.pair_BSCH, pair_BCH, jnp.asarray(position_B)))
 
 
-def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged) -> jax.Array:
+def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 0.0) -> jax.Array:
   """Attention from each row's query to positions 0 .. position_B; reads few others.
 
   A row at position 0, such as a free slot's, costs one block.
@@ -73,12 +74,14 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged) -> jax.Array:
   G = layer.pair_BSCH.shape[2] // 2
   # By key/value heads, so that where the mesh replicates these it replicates their queries.
   axes = ('batch', 'kv_heads', None, None)
-  attend_rows = sharding.per_shard(_attend, (axes, ('batch',), _AXES), axes)
+  attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
 
 
-def _attend(query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array) -> jax.Array:
+def _attend(
+  cap: float, query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array
+) -> jax.Array:
   B, S, C, H = pair_BSCH.shape
   pages = S // PAGE
   mixed_BNH: jax.Array = ragged_paged_attention.ragged_paged_attention(
@@ -89,6 +92,7 @@ def _attend(query_BGRH: jax.Array, position_B: jax.Array, pair_BSCH: jax.Array) 
     cu_q_lens=jnp.arange(B + 1, dtype=jnp.int32),
     num_seqs=jnp.full(1, B, jnp.int32),
     sm_scale=1 / math.sqrt(H),
+    soft_cap=cap or None,
     num_kv_pages_per_block=min(_PAGES_PER_BLOCK, pages),
     num_queries_per_block=_QUERIES_PER_BLOCK,
   )

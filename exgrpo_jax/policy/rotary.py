@@ -23,7 +23,7 @@ class Config:
   theta: float = setting(1e4, '(0, inf)', 'base of the wavelengths, in positions')
   scaling: str = setting(
     'none',
-    ('none', 'linear', 'llama3'),
+    ('none', 'linear', 'llama3', 'yarn'),
     'how wavelengths are stretched for contexts longer than in pretraining: '
     'not at all, all by the same factor, or only the long ones',
   )
@@ -41,7 +41,17 @@ class Config:
     'llama3: pairs with more turns than this are kept; those in between are interpolated',
   )
   original_positions: int = setting(
-    4096, '[1, inf)', 'llama3: context length of pretraining, in tokens'
+    4096, '[1, inf)', 'llama3 and yarn: context length of pretraining, in tokens'
+  )
+  # yarn: as llama3, but interpolated by the pair's number instead of its turns.
+  beta_fast: float = setting(
+    32.0, '(0, inf)', 'yarn: pairs with more turns than this over original_positions are kept'
+  )
+  beta_slow: float = setting(
+    1.0, '(0, inf)', 'yarn: pairs with fewer turns than this are stretched by factor'
+  )
+  attention_factor: float = setting(
+    1.0, '(0, inf)', 'yarn: both queries and keys are multiplied by this'
   )
 
   def __post_init__(self) -> None:
@@ -50,6 +60,11 @@ class Config:
         f'config.model.rope.low_frequency_factor={self.low_frequency_factor} must be below '
         f'high_frequency_factor={self.high_frequency_factor}: the scaling is interpolated '
         'between the two.'
+      )
+    if self.scaling == 'yarn' and self.beta_slow >= self.beta_fast:
+      raise InputError(
+        f'config.model.rope.beta_slow={self.beta_slow} must be below beta_fast={self.beta_fast}: '
+        'the scaling is interpolated between the two.'
       )
 
 
@@ -63,7 +78,7 @@ class Rotation(NamedTuple):
 def frequencies(config: Config, head_size: int) -> np.ndarray:
   """float32 [P], radians per position: theta^(-2i/H) for pair i, then scaled.
 
-  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code).
+  llama3 follows Llama 3.1 (arXiv:2407.21783 and its published code), yarn arXiv:2309.00071.
   """
   pair_P = np.arange(head_size // 2)
   plain_P = config.theta ** (-2 * pair_P / head_size)
@@ -71,10 +86,28 @@ def frequencies(config: Config, head_size: int) -> np.ndarray:
     return (plain_P / config.factor).astype(np.float32)
   if config.scaling == 'none':
     return plain_P.astype(np.float32)
+  kept_P = (_kept_by_turns if config.scaling == 'llama3' else _kept_by_pairs)(config, plain_P)
+  return (plain_P * (kept_P + (1 - kept_P) / config.factor)).astype(np.float32)
+
+
+def _kept_by_turns(config: Config, plain_P: np.ndarray) -> np.ndarray:
+  """llama3's weight of the unscaled frequency."""
   turns_P = config.original_positions * plain_P / (2 * np.pi)
   low, high = config.low_frequency_factor, config.high_frequency_factor
-  kept_P = np.clip((turns_P - low) / (high - low), 0, 1)  # weight of the unscaled frequency
-  return (plain_P * (kept_P + (1 - kept_P) / config.factor)).astype(np.float32)
+  return np.clip((turns_P - low) / (high - low), 0, 1)
+
+
+def _kept_by_pairs(config: Config, plain_P: np.ndarray) -> np.ndarray:
+  """Yarn's weight of the unscaled frequency, between whole pairs."""
+  P = len(plain_P)
+
+  def pair(turns: float) -> float:
+    """The pair, a fraction, that has so many turns over `original_positions`."""
+    return P * np.log(config.original_positions / (turns * 2 * np.pi)) / np.log(config.theta)
+
+  first = max(np.floor(pair(config.beta_fast)), 0)
+  last = min(np.ceil(pair(config.beta_slow)), 2 * P - 1)
+  return 1 - np.clip((np.arange(P) - first) / max(last - first, 1e-3), 0, 1)
 
 
 def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
@@ -82,7 +115,16 @@ def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
   chex.assert_rank(position_BT, 2)
   # float32: bfloat16 cannot tell position 257 from 256.
   angle_BTP = position_BT[:, :, None].astype(jnp.float32) * frequencies(config, head_size)
-  return Rotation(cos_BTP=jnp.cos(angle_BTP), sin_BTP=jnp.sin(angle_BTP))
+  rotation = Rotation(cos_BTP=jnp.cos(angle_BTP), sin_BTP=jnp.sin(angle_BTP))
+  if config.scaling != 'yarn':
+    return rotation
+  return Rotation(*(config.attention_factor * table_BTP for table_BTP in rotation))
+
+
+def unrotated(position_BT: Array, head_size: int) -> Rotation:
+  """The rotation of layers without positions: by 0."""
+  shape = *position_BT.shape, head_size // 2
+  return Rotation(cos_BTP=jnp.ones(shape), sin_BTP=jnp.zeros(shape))
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
 
@@ -151,15 +151,18 @@ def select_slots(state: State, slot_R: Array) -> State:
   return _laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
-def resize_cache(state: State, length: int) -> State:
+def resize_cache(config: model.Config, state: State, length: int) -> State:
   """The state with a cache of another length; frees the old one layer by layer."""
 
-  def resize(layer: kv_cache.LayerCache) -> kv_cache.LayerCache:
-    resized = _resized(layer, length)
+  def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
+    if size == kv_cache.length(layer):
+      return layer
+    resized = _resized(layer, size)
     jax.tree.map(lambda old: old.delete(), layer)
     return resized
 
-  return state._replace(cache=tuple(resize(layer) for layer in state.cache))
+  sizes = config.layer_lengths(length)
+  return state._replace(cache=tuple(map(resize, state.cache, sizes)))
 
 
 _resized = jax.jit(kv_cache.resized, static_argnums=1)
@@ -175,7 +178,7 @@ def prefill(
   place_P: Array,
 ) -> Prompts:
   """Prefills prompts together and puts them in their places; one past the last is nowhere."""
-  hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
+  hidden_PTD, cache = model.prefill(config, params, tokens_PT, lengths_P, tokens_PT.shape[1])
   last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
   updated = Prompts(
     hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
@@ -201,7 +204,8 @@ def resume(
   The cache is computed again, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
   padded at its end.
   """
-  hidden_PTD, cache = model.prefill(config, params, tokens_PT, tokens_PT.shape[1])
+  length_R = jnp.asarray(insertion.position_R)
+  hidden_PTD, cache = model.prefill(config, params, tokens_PT, length_R, tokens_PT.shape[1])
   last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
   return filled(state, insertion, last_PD, cache)
 
@@ -249,7 +253,7 @@ def decode(
   Returns to the host earlier once `min_finished` rows have finished or the cache is full. Above 0
   the temperature of `sampling` is multiplied by `temperature`: `DecodeSpec.at_any_temperature`.
   """
-  S, N = kv_cache.length(state.cache), TOKENS_PER_SYNC
+  S, N = model.cache_length(config, state.cache), TOKENS_PER_SYNC
   unembedding_DV = _padded_unembedding(config, params)
   key_B = jax.random.wrap_key_data(state.key_BX)
   live_before_B = state.live_B
@@ -261,7 +265,7 @@ def decode(
 
   def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
-    logits_BV = jnp.dot(state.hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
+    logits_BV = _logits(config, state.hidden_BD, unembedding_DV)
     uniform_B2 = randomness.uniforms(key_B, state.length_B)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
       sampling.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
@@ -316,6 +320,11 @@ def _laid_out(rows: _Rows) -> _Rows:
     lambda x: sharding.constrain(x, ('batch', *(None,) * (x.ndim - 1))), rows._replace(cache=())
   )
   return rest._replace(cache=kv_cache.constrained(rows.cache))
+
+
+def _logits(config: model.Config, hidden_BD: jax.Array, unembedding_DV: jax.Array) -> jax.Array:
+  logits_BV = jnp.dot(hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
+  return logprobs.capped(logits_BV, config.logit_cap)
 
 
 def _padded_unembedding(config: model.Config, params: model.Params) -> jax.Array:

@@ -102,7 +102,7 @@ class SlotEngine:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
           parked = parking.empty(self.model, self.spec) if self.spec.parked else None
-        state = _fit_cache(self.spec, state, length)
+        state = _fit_cache(self.model, self.spec, state, length)
         if parked is not None:
           state = self._unparked(state, parked, slots)
         state = self._filled(params, state, prefilled, slots, waiting)
@@ -243,14 +243,15 @@ def _cache_length(spec: DecodeSpec, slots: Slots) -> int:
   return next(length for length in lengths if length >= needed)
 
 
-def _fit_cache(spec: DecodeSpec, state: State, length: int) -> State:
+def _fit_cache(config: model.Config, spec: DecodeSpec, state: State, length: int) -> State:
   """The state with a cache of at least this length, and not much longer."""
-  present = kv_cache.length(state.cache)
-  if length <= present < 4 * length:  # no switching back and forth between two lengths
+  present = model.cache_length(config, state.cache)
+  # No switching back and forth between two lengths.
+  if length <= present < 4 * length or present == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
   now, then = lengths.index(present), lengths.index(length)
   step = 1 if then > now else -1
   for place in range(now + step, then + step, step):  # one by one: few pairs to compile
-    state = decode_loop.resize_cache(state, lengths[place])
+    state = decode_loop.resize_cache(config, state, lengths[place])
   return state

@@ -53,10 +53,10 @@ def score(
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
   # Every position is scored: no window bounds the response tokens of a sequence.
   prefixes = None
-  if attention.has_prefixes(mesh, config.dtype):
+  if attention.has_prefixes(mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
     prefixes = packing.shared_prompts(tokens_RT, prompt_R)
-  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
+  shapes = pass_shapes(mesh, limit, tokens_per_pass)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R, prefixes)
@@ -75,13 +75,11 @@ def score(
   return logps, entropies
 
 
-def pass_shapes(
-  config: model.Config, mesh: Mesh, limit: int, tokens_per_pass: int
-) -> tuple[Shape, Shape]:
+def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Shape]:
   """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
   num_rows = _ROWS * num_shards
-  has_prefixes = attention.has_prefixes(mesh, config.dtype)
+  has_prefixes = attention.has_prefixes(mesh)
   return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, has_prefixes)
 
 
@@ -107,6 +105,7 @@ def score_tokens(
     tokens_BT,
     temperature=temperature,
     chunk=logit_chunk,
+    cap=config.logit_cap,
   )
   # Replicated, for every host reads them.
   logp_BT, entropy_BT = (sharding.constrain(x_BT, (None, None)) for x_BT in scores)

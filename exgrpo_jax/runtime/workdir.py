@@ -1,6 +1,7 @@
 """The workdir: one run's folder, bound to one config, and what a resumed run may change."""
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -49,8 +50,21 @@ _ADDED = {
   'objective.replay_advantage': 'group',
   'objective.second_moment': float('inf'),
   'environment.keep_caches': False,
+  'model.activation': 'silu',
+  'model.layers': 'f',
+  'model.window': 0,
+  'model.norms': 'before',
+  'model.norm_offset': False,
+  'model.norm_all_heads': False,
+  'model.query_scale': 0.0,
+  'model.attention_cap': 0.0,
+  'model.logit_cap': 0.0,
+  'model.scaled_embeddings': False,
+  'model.rope.beta_fast': 32.0,
+  'model.rope.beta_slow': 1.0,
+  'model.rope.attention_factor': 1.0,
 }
-# A section that is newer: single turns.
+# Sections that are newer: single turns, and layers without a window.
 _ENVIRONMENT = {
   'name': '',
   'tools': [],
@@ -61,6 +75,17 @@ _ENVIRONMENT = {
   'workers': 0,
   'time_limit': 5.0,
   'memory_limit': 1024,
+}
+_LOCAL_ROPE = {
+  'theta': 1e4,
+  'scaling': 'none',
+  'factor': 1.0,
+  'low_frequency_factor': 1.0,
+  'high_frequency_factor': 4.0,
+  'original_positions': 4096,
+  'beta_fast': 32.0,
+  'beta_slow': 1.0,
+  'attention_factor': 1.0,
 }
 
 
@@ -195,10 +220,13 @@ def read_config(workdir: str) -> dict[str, Any]:
     if values.get(section, {}).get(key) == value:
       del values[section][key]
   for name, value in _ADDED.items():
-    section, key = name.split('.')
-    if isinstance(values.get(section), dict):
-      values[section].setdefault(key, value)
+    *sections, key = name.split('.')
+    section = functools.reduce(lambda outer, name: (outer or {}).get(name), sections, values)
+    if isinstance(section, dict):
+      section.setdefault(key, value)
   values.setdefault('environment', _ENVIRONMENT)
+  if isinstance(values.get('model'), dict):
+    values['model'].setdefault('local_rope', _LOCAL_ROPE)
   return values
 
 

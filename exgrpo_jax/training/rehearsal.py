@@ -89,7 +89,8 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
         state = parking.unpark(state, parked, nothing)
       while True:
         if longer:
-          state = decode_loop.resize_cache(decode_loop.resize_cache(state, longer), length)
+          state = decode_loop.resize_cache(shape, state, longer)
+          state = decode_loop.resize_cache(shape, state, length)
         count = scheduler.compacted_slots(len(state.live_B))
         if not count or is_fixed:
           break

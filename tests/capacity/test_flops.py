@@ -29,7 +29,10 @@ def test_flops_by_formula_are_the_compilers(mesh):
   """On two layers, which prefill unrolls; the compiler counts all of attention, not half."""
   tokens_BT = jax.ShapeDtypeStruct((4, 64), 'int32')
   params = model.decode_shapes(SMALL, mesh)
-  prefill = jax.jit(lambda params, tokens_BT: model.prefill(SMALL, params, tokens_BT, 64))
+  lengths_B = np.full(4, 64)
+  prefill = jax.jit(
+    lambda params, tokens_BT: model.prefill(SMALL, params, tokens_BT, lengths_B, 64)
+  )
   with jax.set_mesh(mesh):
     compiled = prefill.lower(params, tokens_BT).compile()
   assert compiled.cost_analysis()['flops'] == pytest.approx(

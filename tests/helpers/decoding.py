@@ -69,11 +69,11 @@ def decoding_by(backend):
 def plain_kernel():
   """Attention to pages is computed by plain JAX, in place of the TPU's kernel."""
 
-  def attend(query_BGRH, position_B, pair_BSCH):
+  def attend(cap, query_BGRH, position_B, pair_BSCH):
     B, G, R, H = query_BGRH.shape
     layer = dense_cache.dense_from_sequence(pair_BSCH[:, :, ::2], pair_BSCH[:, :, 1::2])
     query_BNH = query_BGRH.reshape(B, G * R, H)
-    return dense_cache.attend_dense(query_BNH, position_B, layer).reshape(B, G, R, H)
+    return dense_cache.attend_dense(query_BNH, position_B, layer, cap).reshape(B, G, R, H)
 
   with mock.patch.object(ragged_cache, '_attend', attend):
     yield

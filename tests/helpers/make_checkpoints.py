@@ -1,6 +1,6 @@
 """Makes small checkpoints with transformers, and stores the outputs that it computes from them.
 
-python tests/helpers/make_checkpoints.py   # needs torch, transformers; writes tests/checkpoints/
+python tests/helpers/make_checkpoints.py [CASE …]   # needs torch, transformers; tests/checkpoints/
 
 Each folder is a Hugging Face checkpoint with random weights, and an expected.npz:
   tokens_BT, length_B   prompts, padded on the right with 0
@@ -12,6 +12,7 @@ Each folder is a Hugging Face checkpoint with random weights, and an expected.np
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import tokenizers
@@ -44,6 +45,12 @@ LLAMA3 = dict(
   high_freq_factor=4.0,
   original_max_position_embeddings=32,
 )
+YARN = dict(
+  rope_type='yarn',
+  rope_theta=1e4,
+  factor=4.0,
+  original_max_position_embeddings=32,
+)
 CASES = {
   'qwen2_tied': ('Qwen2', dict(vocab_size=320, tie_word_embeddings=True)),
   'qwen2_seven_queries_a_key': (
@@ -55,6 +62,51 @@ CASES = {
   'llama_shards': (
     'Llama',
     dict(rope_parameters=dict(rope_type='linear', rope_theta=5e5, factor=2.0)),
+  ),
+  'mistral_window': ('Mistral', dict(sliding_window=7, head_dim=12)),
+  'ministral_every_other_layer': (
+    'Ministral',
+    dict(sliding_window=7, head_dim=12, layer_types=['full_attention', 'sliding_attention']),
+  ),
+  'smollm3_without_positions': (
+    'SmolLM3',
+    dict(
+      num_hidden_layers=4,
+      no_rope_layers=[1, 0, 1, 0],
+      use_sliding_window=True,
+      sliding_window=7,
+      layer_types=[f'{kind}_attention' for kind in ('full', 'full', 'sliding', 'sliding')],
+    ),
+  ),
+  'olmo2': ('Olmo2', {}),
+  'olmo3_yarn': (
+    'Olmo3',
+    dict(num_hidden_layers=4, sliding_window=7, rope_parameters=dict(full_attention=YARN)),
+  ),
+  'gemma2_caps': (
+    'Gemma2',
+    dict(
+      num_hidden_layers=3,
+      head_dim=12,
+      sliding_window=7,
+      query_pre_attn_scalar=20,
+      attn_logit_softcapping=2.0,
+      final_logit_softcapping=3.0,
+    ),
+  ),
+  'gemma3_two_bases': (
+    'Gemma3Text',
+    dict(
+      num_hidden_layers=3,
+      head_dim=12,
+      sliding_window=7,
+      query_pre_attn_scalar=20,
+      layer_types=[f'{kind}_attention' for kind in ('sliding', 'sliding', 'full')],
+      rope_parameters=dict(
+        sliding_attention=dict(rope_type='default', rope_theta=1e3),
+        full_attention=dict(rope_type='linear', rope_theta=5e4, factor=4.0),
+      ),
+    ),
   ),
 }
 
@@ -84,7 +136,7 @@ def make(name: str, folder: pathlib.Path, seed: int) -> None:
   family, changes = CASES[name]
   torch.manual_seed(seed)
   config = getattr(transformers, f'{family}Config')(**SHAPE | changes)
-  policy = getattr(transformers, f'{family}ForCausalLM')(config).eval()
+  policy = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for parameter, weight in policy.named_parameters():
       if 'norm' in parameter or parameter.endswith('bias'):  # ones and zeros would hide mix-ups
@@ -177,5 +229,5 @@ def write_tokenizer(folder):
 
 
 if __name__ == '__main__':
-  for case in CASES:
+  for case in sys.argv[1:] or CASES:
     make(case, FOLDER / case, seed=0)

@@ -137,10 +137,15 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
   [
     ({'architectures': ['PhiForCausalLM']}, "'PhiForCausalLM' is not .* LlamaForCausalLM"),
     ({'architectures': None}, "architecture 'None' is not supported"),
-    ({'use_sliding_window': True}, 'use_sliding_window=True is not supported'),
-    ({'layer_types': ['full_attention', 'sliding_attention']}, 'layer_types=.* is not supported'),
-    ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "rope type 'yarn' is not .* llama3"),
-    ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, "no 'low_freq_factor', which"),
+    ({'layer_types': ['full_attention', 'chunked_attention']}, 'layer_types=.* is not supported'),
+    ({'layer_types': ['full_attention']}, '1 layers in layer_types .* num_hidden_layers=28 must'),
+    ({'rope_scaling': {'type': 'longrope', 'factor': 4.0}}, "rope type 'longrope' is not .* yarn"),
+    ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "no 'original_max_position_embeddings'"),
+    ({'use_bidirectional_attention': True}, 'use_bidirectional_attention=True is not supported'),
+    (
+      {'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}},
+      "no 'original_max_position_embeddings', which",
+    ),
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
     ({'quantization_config': {'bits': 4}}, "quantization_config={'bits': 4} is not supported"),
     ({'hidden_act': 'gelu'}, "hidden_act='gelu' is not supported"),
@@ -158,7 +163,10 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'query_key_norm': True}, 'attention_bias and config.model.query_key_norm are both True'),
+    (
+      {'query_key_norm': True},
+      'attention_bias=True, query_key_norm=True, and none of .* has all of it',
+    ),
     ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],
 )

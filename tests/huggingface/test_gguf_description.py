@@ -100,7 +100,10 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
       {'llama.rope.dimension_count': 4},
       r"llama\.rope\.dimension_count=4 must be the heads' size, 8: this decoder has no other ",
     ),
-    ({'llama.rope.scaling.type': 'yarn'}, r"rope type 'yarn' is not supported; supported are "),
+    (
+      {'llama.rope.scaling.type': 'yarn'},
+      r"no 'original_max_position_embeddings', which rope type 'yarn' needs",
+    ),
     ({'tokenizer.ggml.model': None}, r'no tokenizer; tokenizer\.ggml\.model must be one of gpt2, '),
   ],
 )

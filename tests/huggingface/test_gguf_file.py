@@ -44,7 +44,7 @@ def test_quantised_weights_are_what_the_format_says_of_them(tmp_path, kind):
   """Rows are quantised one by one, so their order does not matter."""
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, KINDS[kind])
   config, exact = read_config(LLAMA), read_tensors(LLAMA)
-  tensors = {t.name: t for t in weights.architecture.tensors(config).values()}
+  tensors = {t.name: t for t in weights.tensor_names.of(config).values()}
   slices = gguf_file.slices(path, tensors, config.head_size)
   for name, array in exact.items():
     expected = gguf.dequantize(*gguf_files.stored(array, KINDS[kind]))

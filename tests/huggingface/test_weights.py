@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.huggingface import architecture, weights
-from exgrpo_jax.policy import model, sharding
+from exgrpo_jax.policy import logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, token_sampling
 from tests.helpers.decoding import generated
 from tests.helpers.paths import CHECKPOINTS
@@ -75,6 +75,7 @@ def logits(config, params, expected):
   """[sum of lengths, V], without the rows at padding."""
   hidden_BTD = _forward(config, params, expected['tokens_BT'].astype(np.int32))
   logits_BTV = (hidden_BTD @ model.unembedding(config, params)).astype(jnp.float32)
+  logits_BTV = logprobs.capped(logits_BTV, config.logit_cap)
   real_BT = np.arange(logits_BTV.shape[1]) < expected['length_B'][:, None]
   return np.asarray(logits_BTV)[real_BT]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from exgrpo_jax.policy import attention, sharding
+from exgrpo_jax.policy import attention, blockwise, sharding
 from exgrpo_jax.runtime import machine
 
 
@@ -23,6 +23,11 @@ from exgrpo_jax.runtime import machine
 )
 def test_platform_and_dtype_decide_the_backend(platform, dtype, backend):
   assert attention.backend_for(platform, dtype) == backend
+
+
+def test_cudnn_has_no_wide_heads_and_no_cap():
+  assert attention.backend_for('gpu', 'bfloat16', head_size=256) == 'blockwise'
+  assert attention.backend_for('gpu', 'bfloat16', cap=50.0) == 'blockwise'
 
 
 def random_inputs(B, T, N, G, H, dtype='float32'):
@@ -90,17 +95,69 @@ def assert_close(actual, expected, tolerance):
   [(5, 2, 2), (17, 7, 1), (32, 2, 2), (39, 8, 2)],  # strips of 8, and blocks of 16 beyond 24
 )
 def test_blockwise_equals_jax(monkeypatch, T, N, G):
-  monkeypatch.setattr(attention, '_STRIP', 8)
-  monkeypatch.setattr(attention, '_BLOCK', 16)
-  monkeypatch.setattr(attention, '_LONGEST_WHOLE', 24)
+  monkeypatch.setattr(blockwise, '_STRIP', 8)
+  monkeypatch.setattr(blockwise, '_BLOCK', 16)
+  monkeypatch.setattr(blockwise, '_LONGEST_WHOLE', 24)
   assert_equals_jax('blockwise', random_inputs(2, T, N, G, 8), 1e-5)
 
 
 def test_blockwise_in_bfloat16_has_the_gradients_of_jax(monkeypatch):
   """By the backward pass for matrix units of a CPU; terms with three digits are summed."""
   monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: True)
-  monkeypatch.setattr(attention, '_STRIP', 8)
+  monkeypatch.setattr(blockwise, '_STRIP', 8)
   assert_equals_jax('blockwise', random_inputs(2, 17, 4, 2, 64, 'bfloat16'), 0.05)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def plain(window, cap, seen, *inputs):
+  """Values and gradients of attention with all scores at once, by its definition."""
+
+  def attend(query_BTNH, key_BTGH, value_BTGH):
+    H, repeats = query_BTNH.shape[-1], query_BTNH.shape[2] // key_BTGH.shape[2]
+    key_BTNH, value_BTNH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
+    score_BNTS = jnp.einsum('btnh,bsnh->bnts', query_BTNH, key_BTNH) / np.sqrt(H)
+    if cap:
+      score_BNTS = cap * jnp.tanh(score_BNTS / cap)
+    score_BNTS = jnp.where(is_seen_B1TS, score_BNTS, -jnp.inf)
+    return jnp.einsum('bnts,bsnh->btnh', jax.nn.softmax(score_BNTS), value_BTNH)
+
+  segment_BT, prefix_BT, position_BT = seen
+  is_seen_BTS = (segment_BT[:, :, None] == segment_BT[:, None]) | (
+    prefix_BT[:, :, None] == segment_BT[:, None]
+  )
+  is_seen_BTS &= position_BT[:, :, None] - position_BT[:, None] < window
+  is_seen_B1TS = (is_seen_BTS & np.tri(segment_BT.shape[1], dtype=bool))[:, None]
+  return value_and_gradients(attend, *inputs)
+
+
+@pytest.mark.parametrize(('window', 'cap'), [(1, 0.0), (5, 0.0), (5, 0.7), (16, 0.0), (99, 0.7)])
+@pytest.mark.parametrize('backend', ['strips', 'blocks', 'splash'])
+def test_a_window_and_a_cap_are_as_by_definition(monkeypatch, backend, window, cap):
+  T = 40
+  if backend == 'splash':
+    interpret(monkeypatch)
+  else:
+    monkeypatch.setattr(blockwise, '_STRIP', 8)
+    monkeypatch.setattr(blockwise, '_BLOCK', 16)
+    monkeypatch.setattr(blockwise, '_LONGEST_WHOLE', T if backend == 'strips' else 24)
+    backend = 'blockwise'
+  inputs = random_inputs(2, T, 4, 2, 64 if backend == 'splash' else 8)
+  segment_BT, index_BT = segments_of(2, T), np.broadcast_to(np.arange(T, dtype=np.int32), (2, T))
+
+  def assert_as_defined(given, seen):
+    attend = functools.partial(attention.causal, window=window, cap=cap)
+    found = value_and_gradients(lambda *qkv: attend(*qkv, backend, *given), *inputs)
+    assert_close(found, plain(window, cap, seen, *inputs), 1e-5)
+
+  one_BT = np.ones_like(segment_BT)
+  assert_as_defined((), (one_BT, one_BT, index_BT))
+  assert_as_defined((segment_BT,), (segment_BT, segment_BT, index_BT))
+  if backend == 'blockwise':
+    # What continues a segment is as far from it as if it stood behind it.
+    prefix_BT = np.where(segment_BT % 2, segment_BT, segment_BT - 1).astype(np.int32)
+    position_BT = (index_BT - 3 * (segment_BT % 2 == 0)).astype(np.int32)
+    seen = segment_BT, prefix_BT, position_BT
+    assert_as_defined(seen, seen)
 
 
 @pytest.mark.parametrize('T', [48, 1200])  # in strips; in blocks

@@ -96,7 +96,7 @@ TEMPERATURE = 0.7
 
 
 @functools.cache
-def fused_gradient(config, chunk):
+def fused_gradient(config, chunk, cap=0.0):
   """(hidden, unembedding, target, inputs, clip, first) -> ((loss, sums), both gradients)."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
@@ -108,26 +108,29 @@ def fused_gradient(config, chunk):
       functools.partial(objective.token_loss, config=config, clip=clip, is_first=first),
       temperature=TEMPERATURE,
       chunk=chunk,
+      cap=cap,
     )
 
   return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
 
 
-def plain_logprobs(hidden, unembedding, target, temperature):
+def plain_logprobs(hidden, unembedding, target, temperature, cap=0.0):
   """(log-probability, entropy) of the targets, from all logits at once."""
   logits = jnp.einsum('bwd,dv->bwv', hidden, unembedding, preferred_element_type=jnp.float32)
+  if cap:
+    logits = cap * jnp.tanh(logits / cap)
   logp = jax.nn.log_softmax(logits / temperature)
   entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
   return jnp.take_along_axis(logp, target[..., None], axis=-1)[..., 0], entropy
 
 
 @functools.cache
-def plain_gradient(config):
+def plain_gradient(config, cap=0.0):
   """The same by autodiff of all logits."""
 
   def total(hidden, unembedding, target, tokens, clip, first):
     return objective.token_loss(
-      *plain_logprobs(hidden, unembedding, target, TEMPERATURE),
+      *plain_logprobs(hidden, unembedding, target, TEMPERATURE, cap),
       tokens,
       config,
       clip=clip,
@@ -162,6 +165,15 @@ def test_the_fused_loss_equals_autodiff_of_all_logits(name, chunk):
       fused_gradient(config, chunk)(*arguments, clip, first),
       plain_gradient(config)(*arguments, clip, first),
     )
+
+
+def test_a_cap_of_the_logits_has_its_gradient_too():
+  config, arguments = fused_example('all', TEMPERATURE)
+  hidden, unembedding, *_ = arguments
+  cap = float(jnp.abs(jnp.einsum('bwd,dv->bwv', hidden, unembedding)).max()) / 2
+  found = fused_gradient(config, 24, cap)(*arguments, True, True)
+  assert_same(found, plain_gradient(config, cap)(*arguments, True, True))
+  assert abs(found[0][0] - fused_gradient(config, 24)(*arguments, True, True)[0][0]) > 1e-3
 
 
 def weighted_loss(logp_BS, entropy_BS, weight_BS):

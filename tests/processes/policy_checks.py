@@ -129,12 +129,12 @@ def passes_on(meshes):
   params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
   decode_params = model.decode_layout(ONE_LAYER, params, meshes)
   forward = jax.jit(model.hidden_states, static_argnums=0)
-  prefill = jax.jit(model.prefill, static_argnums=(0, 3))
+  prefill = jax.jit(model.prefill, static_argnums=(0, 4))
   decode = jax.jit(model.decode, static_argnums=0)
   with jax.set_mesh(meshes.training):
     scanned_BTD = forward(ONE_LAYER, params, tokens_BT)
   with jax.set_mesh(meshes.decoding):
-    prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, 8)
+    prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, np.full(8, 6), 8)
     decoded_BD, cache = decode(ONE_LAYER, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
     empty = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(ONE_LAYER, 8, 8)
   assert shard_shape(empty[0].value_BGSH) == shard_shape(cache[0].value_BGSH), empty

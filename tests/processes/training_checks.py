@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.huggingface import tensor_names, weights
 from exgrpo_jax.learner import alignment, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.runtime import compilations, randomness
@@ -164,7 +164,7 @@ def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices()
         with stored_checkpoints.recorded_reads() as reads:
           params = weights.load(folder, config, make_mesh(*sizes))
         shard_sizes = {}
-        for (path, layer), tensor in architecture.tensors(config).items():
+        for (path, layer), tensor in tensor_names.of(config).items():
           shard = weights._get(params, path).addressable_shards[0].data
           shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
         assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)

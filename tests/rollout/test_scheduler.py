@@ -266,7 +266,7 @@ def watched(monkeypatch):
     return prefill(config, params, prompts, tokens_PT, lengths_P, place_P)
 
   def watched_decode(*args):
-    caches.append(kv_cache.length(args[3].cache))
+    caches.append(kv_cache.length(args[3].cache[0]))
     return decode(*args)
 
   monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)

@@ -1,0 +1,187 @@
+"""The architectures of Hugging Face that this decoder computes, a description each.
+
+A family is what its models have in common, what their config.json may say, and what transformers
+takes where it says nothing. To add one: a row here, its weights' names in architecture.py if they
+are new, and a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from exgrpo_jax.policy import model
+
+_NOTHING = MappingProxyType({})
+
+
+class Family(NamedTuple):
+  """An architecture of Hugging Face; fields are those of model.Config."""
+
+  model_type: str
+  fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
+  options: Mapping[str, str] = _NOTHING  # field -> the name in config.json that decides it
+  layers: str = 'f'  # kinds of layers where config.json names no layer_types
+  has_layer_types: bool = False  # whether config.json may name layer_types
+  has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
+  no_rope: bool = False  # whether config.json may name no_rope_layers
+  local_theta: str = ''  # the name of the base of local_rope, where it is not that of rope
+  defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from _DEFAULTS
+  any_head_size: bool = True  # otherwise it must be width / num_heads
+  has_gguf: bool = False  # whether its GGUF files are read
+
+  def default(self, name: str) -> Any:
+    """What transformers takes where config.json lacks a name; None where it must not."""
+    return self.defaults.get(name, _DEFAULTS.get(name))
+
+
+# Field of model.Config -> the name of its number in every family's config.json.
+NUMBERS = {
+  'vocab_size': 'vocab_size',
+  'width': 'hidden_size',
+  'num_layers': 'num_hidden_layers',
+  'num_heads': 'num_attention_heads',
+  'mlp_width': 'intermediate_size',
+  'norm_epsilon': 'rms_norm_eps',
+  'tied_embeddings': 'tie_word_embeddings',
+}
+_DEFAULTS = {
+  'rms_norm_eps': 1e-6,
+  'tie_word_embeddings': False,
+  'rope_theta': 1e4,
+  'hidden_act': 'silu',
+}
+_GEMMA = dict(norms='both', norm_offset=True, scaled_embeddings=True)
+_GEMMA_OPTIONS = dict(
+  activation='hidden_activation',
+  query_scale='query_pre_attn_scalar',
+  attention_cap='attn_logit_softcapping',
+  logit_cap='final_logit_softcapping',
+)
+_GEMMA_DEFAULTS = dict(
+  hidden_size=2304,
+  intermediate_size=9216,
+  num_hidden_layers=26,
+  num_attention_heads=8,
+  num_key_value_heads=4,
+  head_dim=256,
+  hidden_activation='gelu_pytorch_tanh',
+  query_pre_attn_scalar=256,
+  sliding_window=4096,
+  tie_word_embeddings=True,
+)
+_ACTIVATION = dict(activation='hidden_act')
+
+FAMILIES = {
+  'Qwen2ForCausalLM': Family(
+    'qwen2',
+    fixed=dict(attention_bias=True),
+    options=_ACTIVATION,
+    has_layer_types=True,
+    has_window_flag=True,
+    any_head_size=False,
+    defaults=dict(sliding_window=4096),
+    has_gguf=True,
+  ),
+  'Qwen3ForCausalLM': Family(
+    'qwen3',
+    fixed=dict(query_key_norm=True),
+    options=_ACTIVATION,
+    has_layer_types=True,
+    has_window_flag=True,
+    defaults=dict(head_dim=128, sliding_window=4096),
+    has_gguf=True,
+  ),
+  'LlamaForCausalLM': Family('llama', options=_ACTIVATION, has_gguf=True),
+  'MistralForCausalLM': Family(
+    'mistral', options=_ACTIVATION, layers='s', defaults=dict(sliding_window=4096)
+  ),
+  'MinistralForCausalLM': Family(
+    'ministral',
+    options=_ACTIVATION,
+    layers='s',
+    has_layer_types=True,
+    defaults=dict(sliding_window=4096),
+  ),
+  'SmolLM3ForCausalLM': Family(
+    'smollm3',
+    options=_ACTIVATION,
+    has_layer_types=True,
+    has_window_flag=True,
+    no_rope=True,
+    defaults=dict(rope_theta=2e6, tie_word_embeddings=True),
+  ),
+  'Olmo2ForCausalLM': Family(
+    'olmo2',
+    fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
+    options=_ACTIVATION,
+    any_head_size=False,
+    defaults=dict(rms_norm_eps=1e-5),
+  ),
+  'Olmo3ForCausalLM': Family(
+    'olmo3',
+    fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
+    options=_ACTIVATION,
+    layers='sssf',
+    has_layer_types=True,
+    local_theta='rope_theta',
+    any_head_size=False,
+    defaults=dict(rms_norm_eps=1e-5, rope_theta=5e5, sliding_window=4096),
+  ),
+  'Gemma2ForCausalLM': Family(
+    'gemma2',
+    fixed=_GEMMA,
+    options=_GEMMA_OPTIONS,
+    layers='sf',
+    has_layer_types=True,
+    defaults=_GEMMA_DEFAULTS
+    | dict(vocab_size=256000, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+  ),
+  'Gemma3ForCausalLM': Family(
+    'gemma3_text',
+    fixed=_GEMMA | dict(query_key_norm=True),
+    options=_GEMMA_OPTIONS,
+    layers='sssssf',
+    has_layer_types=True,
+    local_theta='rope_local_base_freq',
+    defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, rope_local_base_freq=1e4),
+  ),
+}
+# Models with images, whose text_config describes the text's part, which is all that is read.
+WITH_IMAGES = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
+# What a field is where a family neither fixes it nor has it as an option.
+PLAIN = dict(
+  attention_bias=False,
+  query_key_norm=False,
+  norm_all_heads=False,
+  norms='before',
+  norm_offset=False,
+  scaled_embeddings=False,
+  activation='silu',
+  query_scale=0.0,
+  attention_cap=0.0,
+  logit_cap=0.0,
+)
+
+
+def has(family: Family, config: model.Config) -> bool:
+  """Whether the family has models like this, but for sizes and the kind of rotary scaling."""
+  fields = PLAIN | dict(family.fixed)
+  alike = (
+    field in family.options or getattr(config, field) == value for field, value in fields.items()
+  )
+  kinds = {*config.kinds}
+  is_local = {kind.is_local for kind in kinds}
+  windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
+  ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
+  positions = family.no_rope or all(kind.has_positions for kind in kinds)
+  return all(alike) and windows and ropes and positions
+
+
+def described(config: model.Config) -> str:
+  """In what a config differs from the plainest family, for error messages."""
+  differences = [
+    f'{field}={getattr(config, field)!r}'
+    for field, value in (PLAIN | dict(layers='f')).items()
+    if getattr(config, field) != value
+  ]
+  return ', '.join(differences)

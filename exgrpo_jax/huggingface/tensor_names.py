@@ -1,0 +1,97 @@
+"""The tensors of a Hugging Face checkpoint, and which of our parameters each one is."""
+
+from typing import NamedTuple
+
+from exgrpo_jax.policy import model
+
+ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
+
+
+class Tensor(NamedTuple):
+  """One tensor in Hugging Face's files, and how it relates to our parameter."""
+
+  name: str
+  shape: tuple[int, ...]  # in the file; a projection's matrix is [out, in]
+  num_inputs: int  # leading dimensions of ours that are a projection's inputs, or 0
+
+
+# By `Config.norms`: our norm of a layer -> its name.
+_NORMS = {
+  'before': {'attention_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm'},
+  'after': {
+    'attention_post_norm': 'post_attention_layernorm',
+    'mlp_post_norm': 'post_feedforward_layernorm',
+  },
+  'both': {
+    'attention_norm': 'input_layernorm',
+    'attention_post_norm': 'post_attention_layernorm',
+    'mlp_norm': 'pre_feedforward_layernorm',
+    'mlp_post_norm': 'post_feedforward_layernorm',
+  },
+}
+
+
+def of(config: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
+  """All tensors of a checkpoint, in file order.
+
+  Returns:
+    (path, layer) -> Tensor: the path of our parameter in the tree of `model.init`, and the
+    layer within it, or None if the parameter is not stacked over layers.
+  """
+  V, D = config.vocab_size, config.width
+  layout: dict[tuple[ParamPath, int | None], Tensor] = {
+    (('embedding_VD',), None): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
+  }
+  for layer in range(config.num_layers):
+    for path, tensor in _layer_tensors(config, f'model.layers.{layer}').items():
+      layout[('layers', *path), layer] = tensor
+  layout[('final_norm', 'scale'), None] = _vector('model.norm.weight', D)
+  if not config.tied_embeddings:
+    layout[('unembedding_DV',), None] = _projection('lm_head.weight', D, V)
+  return layout
+
+
+def text_name(name: str) -> str | None:
+  """A tensor's name in a checkpoint of text alone; None of what a model with images has beside it.
+
+  transformers wrote `language_model.model.layers` until 4.51, `model.language_model.layers` since.
+  """
+  if name.removeprefix('model.').startswith(('vision_tower.', 'multi_modal_projector.')):
+    return None
+  return name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
+
+
+def _layer_tensors(config: model.Config, prefix: str) -> dict[ParamPath, Tensor]:
+  D, F, H = config.width, config.mlp_width, config.head_size
+  query, kv = config.num_heads * H, config.num_kv_heads * H
+  attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
+  layout: dict[ParamPath, Tensor] = {
+    ('attention', 'query_DNH'): _projection(f'{attention}.q_proj.weight', D, query),
+    ('attention', 'key_DGH'): _projection(f'{attention}.k_proj.weight', D, kv),
+    ('attention', 'value_DGH'): _projection(f'{attention}.v_proj.weight', D, kv),
+    ('attention', 'out_NHD'): _projection(f'{attention}.o_proj.weight', query, D, num_inputs=2),
+    ('mlp', 'gate_DF'): _projection(f'{mlp}.gate_proj.weight', D, F),
+    ('mlp', 'up_DF'): _projection(f'{mlp}.up_proj.weight', D, F),
+    ('mlp', 'down_FD'): _projection(f'{mlp}.down_proj.weight', F, D),
+  }
+  for path, name in _NORMS[config.norms].items():
+    layout[path, 'scale'] = _vector(f'{prefix}.{name}.weight', D)
+  if config.attention_bias:
+    layout |= {
+      ('attention', 'query_bias_NH'): _vector(f'{attention}.q_proj.bias', query),
+      ('attention', 'key_bias_GH'): _vector(f'{attention}.k_proj.bias', kv),
+      ('attention', 'value_bias_GH'): _vector(f'{attention}.v_proj.bias', kv),
+    }
+  if config.query_key_norm:
+    sizes = (query, kv) if config.norm_all_heads else (H, H)
+    for (name, own), size in zip([('q_norm', 'query_norm'), ('k_norm', 'key_norm')], sizes):
+      layout['attention', own, 'scale'] = _vector(f'{attention}.{name}.weight', size)
+  return layout
+
+
+def _vector(name: str, size: int) -> Tensor:
+  return Tensor(name=name, shape=(size,), num_inputs=0)
+
+
+def _projection(name: str, in_size: int, out_size: int, num_inputs: int = 1) -> Tensor:
+  return Tensor(name=name, shape=(out_size, in_size), num_inputs=num_inputs)

@@ -1,0 +1,262 @@
+"""Causal attention in plain JAX, on any platform: the backend 'blockwise' of attention.py.
+
+Further shape letters: S keys, R = N/G query heads that share a key/value head, Q queries of one
+block or strip, M = R * Q.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.policy.matmul import on_matrix_units, product, transposed
+
+# In longer sequences only the scores of one block of queries exist at a time: 18 MiB per head in
+# float32 for 9,216 keys.
+_LONGEST_WHOLE = 1024
+_BLOCK = 512
+# In shorter ones, a strip of queries attends only to keys up to the strip's end. That saves a third
+# of the scores at 192 tokens, and half of the time at 1,024. Narrower strips would make the matrix
+# products inefficiently small.
+_STRIP = 64
+
+
+class Seen(NamedTuple):
+  """What of earlier tokens a token attends to, [B, T] each; None is no such limit."""
+
+  segment_BT: Array | None = None  # int32, tokens of equal number attend to each other
+  prefix_BT: Array | None = None  # int32, a segment to which a token attends beside its own
+  position_BT: Array | None = None  # int32, beside prefixes: where a window is not one of indices
+
+
+def scores_at_once(T: int) -> int:
+  """Scores per head that 'blockwise' holds at once in a backward pass over T tokens."""
+  if T > _LONGEST_WHOLE:
+    return _BLOCK * T
+  return sum(_STRIP * min(T, start + _STRIP) for start in range(0, T, _STRIP))
+
+
+def attend(
+  query_BTNH: jax.Array,
+  key_BTGH: jax.Array,
+  value_BTGH: jax.Array,
+  seen: Seen,
+  window: int,
+  cap: float,
+) -> jax.Array:
+  """See `attention.causal`."""
+  B, T, N, H = query_BTNH.shape
+  G = key_BTGH.shape[2]
+  # Queries are scaled rather than scores: there are more scores as soon as T exceeds H.
+  query_BGRTH = (query_BTNH / math.sqrt(H)).reshape(B, T, G, N // G, H).transpose(0, 2, 3, 1, 4)
+  key_BGHT, value_BGTH = key_BTGH.transpose(0, 2, 3, 1), value_BTGH.swapaxes(1, 2)
+  attend = _attend_in_strips if T <= _LONGEST_WHOLE else _attend_in_blocks
+  mixed_BGRTH = attend(query_BGRTH, key_BGHT, value_BGTH, seen, window, cap)
+  return mixed_BGRTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+
+
+def _attend_in_strips(
+  query_BGRTH: jax.Array,
+  key_BGHT: jax.Array,
+  value_BGTH: jax.Array,
+  seen: Seen,
+  window: int,
+  cap: float,
+) -> jax.Array:
+  """For T of at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
+
+  def attend_strip(start: int) -> jax.Array:
+    end = start + _STRIP
+    # A prefix may be anywhere before.
+    first = max(0, end - _keys_of(_STRIP, window)) if window and seen.prefix_BT is None else 0
+    return _attend(
+      query_BGRTH[..., start:end, :],
+      key_BGHT[..., first:end],
+      value_BGTH[..., first:end, :],
+      start - first,
+      jax.tree.map(lambda x_BT: x_BT[:, start:end], seen),
+      jax.tree.map(lambda x_BT: x_BT[:, first:end], seen),
+      window,
+      cap,
+    )
+
+  T = query_BGRTH.shape[3]
+  return jnp.concatenate([attend_strip(start) for start in range(0, T, _STRIP)], axis=3)
+
+
+def _attend_in_blocks(
+  query_BGRTH: jax.Array,
+  key_BGHT: jax.Array,
+  value_BGTH: jax.Array,
+  seen: Seen,
+  window: int,
+  cap: float,
+) -> jax.Array:
+  """For any T: one block's scores exist at a time, and the backward pass recomputes them."""
+  B, G, R, T, H = query_BGRTH.shape
+  query_BGRTH = pad_right(query_BGRTH, _BLOCK, axis=3)
+  num_blocks = query_BGRTH.shape[3] // _BLOCK
+  blocks = jnp.moveaxis(query_BGRTH.reshape(B, G, R, num_blocks, _BLOCK, H), 3, 0)
+
+  of_queries = jax.tree.map(  # block by block
+    lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1),
+    seen,
+  )
+  num_keys = T
+  if window and seen.prefix_BT is None:
+    num_keys = min(T, _keys_of(_BLOCK, window))
+
+  # Without the checkpoint, the loop would store every block's weights for the backward pass.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def attend_block(block: tuple[jax.Array, jax.Array, Seen]) -> jax.Array:
+    query_BGRQH, start, seen_by_queries = block
+    if num_keys == T:
+      return _attend(query_BGRQH, key_BGHT, value_BGTH, start, seen_by_queries, seen, window, cap)
+    first = jnp.clip(start + _BLOCK - num_keys, 0, T - num_keys)
+
+    def keys(x: Array, axis: int) -> jax.Array:
+      return jax.lax.dynamic_slice_in_dim(x, first, num_keys, axis)
+
+    return _attend(
+      query_BGRQH,
+      keys(key_BGHT, 3),
+      keys(value_BGTH, 2),
+      start - first,
+      seen_by_queries,
+      jax.tree.map(lambda x_BT: keys(x_BT, 1), seen),
+      window,
+      cap,
+    )
+
+  mixed = jax.lax.map(attend_block, (blocks, _BLOCK * jnp.arange(num_blocks), of_queries))
+  return jnp.moveaxis(mixed, 0, 3).reshape(B, G, R, -1, H)[:, :, :, :T]
+
+
+def _attend(
+  query_BGRQH: jax.Array,
+  key_BGHS: jax.Array,
+  value_BGSH: jax.Array,
+  start: int | jax.Array,
+  of_queries: Seen,
+  of_keys: Seen,
+  window: int,
+  cap: float,
+) -> jax.Array:
+  """Attends from scaled queries at start, start + 1, ... to keys at 0 .. S-1."""
+  B, G, R, Q, H = query_BGRQH.shape
+  S = key_BGHS.shape[3]
+  # One matrix product with M = R * Q rows, so that the keys are read only once.
+  query_BGMH = query_BGRQH.reshape(B, G, R * Q, H)
+  # The mask is added because XLA:CPU fuses an addition, but not a select. Finite in place of -inf.
+  is_seen_QS = jnp.arange(S) <= start + jnp.arange(Q)[:, None]
+  if window and of_queries.position_BT is None:
+    is_seen_QS &= jnp.arange(S) > start - window + jnp.arange(Q)[:, None]
+  if of_queries.segment_BT is None:
+    mask_BGMS = jnp.tile(jnp.where(is_seen_QS, 0.0, -1e30), (R, 1))
+  else:
+    is_seen_BQS = is_seen_QS & in_segments(of_queries, of_keys, window)
+    mask_BGMS = jnp.tile(jnp.where(is_seen_BQS, 0.0, -1e30), (1, R, 1))[:, None]
+  if cap:
+    mixed_BGMH = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS, cap)[0]
+  else:
+    mix = _mix_on_matrix_units if on_matrix_units(query_BGRQH.dtype) else _mix
+    mixed_BGMH = mix(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
+  return mixed_BGMH.reshape(B, G, R, Q, H)
+
+
+def _keys_of(num_queries: int, window: int) -> int:
+  """How many keys so many consecutive queries see, in whole strips."""
+  return _STRIP * math.ceil((num_queries + window - 1) / _STRIP)
+
+
+def in_segments(of_queries: Seen, of_keys: Seen, window: int) -> jax.Array:
+  """Whether the key's segment is one of those that the query attends to: [B, Q, S]."""
+  assert of_queries.segment_BT is not None and of_keys.segment_BT is not None
+  segment_BS = of_keys.segment_BT
+  is_seen_BQS = of_queries.segment_BT[:, :, None] == segment_BS[:, None]
+  if of_queries.prefix_BT is not None:
+    is_seen_BQS |= of_queries.prefix_BT[:, :, None] == segment_BS[:, None]
+  if of_queries.position_BT is not None and of_keys.position_BT is not None:
+    ahead_BQS = of_queries.position_BT[:, :, None] - of_keys.position_BT[:, None]
+    is_seen_BQS &= ahead_BQS < window
+  return is_seen_BQS
+
+
+def _mix(
+  query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
+) -> jax.Array:
+  """softmax(query . key + mask) over values, in the query's dtype."""
+  return _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)[0]
+
+
+def _mixed(
+  query_BGMH: jax.Array,
+  key_BGHS: jax.Array,
+  value_BGSH: jax.Array,
+  mask_BGMS: jax.Array,
+  cap: float = 0.0,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(`_mix`, the weights before their division, in the value's dtype, and their totals)."""
+  score_BGMS = jnp.einsum(
+    'BGMH,BGHS->BGMS', query_BGMH, key_BGHS, preferred_element_type=jnp.float32
+  )
+  if cap:
+    score_BGMS = cap * jnp.tanh(score_BGMS / cap)
+  score_BGMS += mask_BGMS
+  # No gradient through the maximum: it cancels out of the weights, whatever its value.
+  weight_BGMS = jnp.exp(
+    score_BGMS - jax.lax.stop_gradient(jnp.max(score_BGMS, axis=-1, keepdims=True))
+  )
+  cast_BGMS = weight_BGMS.astype(value_BGSH.dtype)
+  mixed_BGMH = jnp.einsum(
+    'BGMS,BGSH->BGMH', cast_BGMS, value_BGSH, preferred_element_type=jnp.float32
+  )
+  # Normalised last, where there are fewest entries to divide.
+  total_BGM1 = jnp.sum(weight_BGMS, axis=-1, keepdims=True)
+  mixed_BGMH /= total_BGM1
+  return mixed_BGMH.astype(query_BGMH.dtype), cast_BGMS, total_BGM1
+
+
+# Autodiff's products would have one operand in float32, and transpose the left one.
+_mix_on_matrix_units = jax.custom_vjp(_mix)
+
+
+def _mix_forward(
+  query_BGMH: jax.Array, key_BGHS: jax.Array, value_BGSH: jax.Array, mask_BGMS: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  mixed_BGMH, *rest = _mixed(query_BGMH, key_BGHS, value_BGSH, mask_BGMS)
+  return mixed_BGMH, (query_BGMH, key_BGHS, value_BGSH, mixed_BGMH, *rest)
+
+
+def _mix_backward(
+  residuals: tuple[jax.Array, ...], d_mixed_BGMH: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+  query_BGMH, key_BGHS, value_BGSH, mixed_BGMH, weight_BGMS, total_BGM1 = residuals
+  # With mixed = (weight value) / total and total = sum of weights:
+  # d weight_s = (d mixed . value_s - d mixed . mixed) / total, and d score = weight * d weight.
+  d_exact_BGMH = d_mixed_BGMH.astype(jnp.float32) / total_BGM1
+  inner_BGM1 = jnp.sum(d_exact_BGMH * mixed_BGMH, axis=-1, keepdims=True)
+  d_BGMH = d_exact_BGMH.astype(query_BGMH.dtype)
+  d_weight_BGMS = jnp.einsum(
+    'BGMH,BGSH->BGMS', d_BGMH, value_BGSH, preferred_element_type=jnp.float32
+  )
+  d_score_BGMS = (weight_BGMS * (d_weight_BGMS - inner_BGM1)).astype(query_BGMH.dtype)
+  return (
+    product(d_score_BGMS, key_BGHS.swapaxes(2, 3)),
+    product(transposed(query_BGMH), d_score_BGMS),
+    product(transposed(weight_BGMS), d_BGMH),
+    None,
+  )
+
+
+_mix_on_matrix_units.defvjp(_mix_forward, _mix_backward)
+
+
+def pad_right(x: Array, multiple: int, axis: int) -> jax.Array:
+  """Pads to a multiple on the right, where causality hides the padding from real queries."""
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = 0, -x.shape[axis] % multiple
+  return jnp.pad(x, widths)

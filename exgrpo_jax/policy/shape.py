@@ -1,0 +1,146 @@
+"""What a decoder is: its sizes, and in what its family differs from the others.
+
+Nothing else says what a family has: layers.py and model.py compute what `Config` describes, and
+huggingface/architecture.py reads and writes it as Hugging Face's config.json.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+
+from exgrpo_jax.config import setting
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.policy import rotary, sharding
+
+
+class Kind(NamedTuple):
+  """How a layer differs from others of the same model; its parameters have the same shapes."""
+
+  is_local: bool  # attends to the last `window` tokens only
+  has_positions: bool  # rotates queries and keys
+
+
+# A layer's letter in `Config.layers`.
+KINDS = {
+  'f': Kind(is_local=False, has_positions=True),  # full attention
+  's': Kind(is_local=True, has_positions=True),  # sliding window
+  'n': Kind(is_local=False, has_positions=False),
+  'w': Kind(is_local=True, has_positions=False),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """The decoder's shape, by default Qwen2.5-Math-1.5B's; all of it is static under jit."""
+
+  vocab_size: int = setting(151936, '[0, inf)', "rows of the embedding; 0 takes the tokenizer's")
+  width: int = setting(1536, '[1, inf)', 'size of the residual stream')
+  num_layers: int = setting(28, '[1, inf)', 'blocks of attention and MLP')
+  num_heads: int = setting(12, '[1, inf)', 'query heads')
+  num_kv_heads: int = setting(
+    2, '[1, inf)', 'key/value heads, each serving equally many query heads'
+  )
+  head_size: int = setting(128, '[2, inf)', 'size of one head, even')
+  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP')
+  activation: str = setting(
+    'silu', ('silu', 'gelu'), "of the MLP's gate; gelu by its approximation with tanh, as in Gemma"
+  )
+  layers: str = setting(
+    'f',
+    None,
+    'kinds of the layers, repeated over all of them: f attends to all earlier tokens, s to a '
+    'sliding window, n and w are the same without positions',
+  )
+  window: int = setting(
+    0, '[0, inf)', 'tokens that layers s and w attend to, their own included; 0 without such layers'
+  )
+  rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
+  local_rope: rotary.Config = dataclasses.field(default_factory=rotary.Config)
+  norm_epsilon: float = setting(1e-6, '(0, inf)', 'added to the mean square before taking the root')
+  norms: str = setting(
+    'before',
+    ('before', 'after', 'both'),
+    'whether a norm is before attention and MLP, after them as in OLMo 2, or both as in Gemma',
+  )
+  norm_offset: bool = setting(False, None, 'norms scale by 1 + their parameter, as in Gemma')
+  attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
+  query_key_norm: bool = setting(False, None, 'queries and keys are normalised, as in Qwen3')
+  norm_all_heads: bool = setting(
+    False, None, 'with query_key_norm: over all heads together, as in OLMo 2, and not per head'
+  )
+  query_scale: float = setting(
+    0.0, '[0, inf)', 'scores are divided by the root of this; 0 is head_size'
+  )
+  attention_cap: float = setting(
+    0.0, '[0, inf)', 'scores become cap * tanh(score / cap), as in Gemma 2; 0 leaves them'
+  )
+  logit_cap: float = setting(
+    0.0, '[0, inf)', 'logits become cap * tanh(logit / cap), as in Gemma 2; 0 leaves them'
+  )
+  scaled_embeddings: bool = setting(
+    False, None, 'embeddings are multiplied by the root of the width, as in Gemma'
+  )
+  tied_embeddings: bool = setting(True, None, 'the unembedding is the transposed embedding')
+  dtype: str = setting(
+    'bfloat16', ('float32', 'bfloat16'), 'of activations; parameters are float32'
+  )
+
+  def __post_init__(self) -> None:
+    if self.num_heads % self.num_kv_heads:
+      raise InputError(
+        f'config.model.num_kv_heads={self.num_kv_heads} must divide '
+        f'config.model.num_heads={self.num_heads}: '
+        'each key/value head serves equally many query heads.'
+      )
+    if self.head_size % 2:
+      raise InputError(
+        f'config.model.head_size={self.head_size} must be even: '
+        'the rotary embedding rotates pairs of its entries.'
+      )
+    if not self.layers or {*self.layers} - {*KINDS}:
+      raise InputError(
+        f"config.model.layers='{self.layers}' must be letters of {', '.join(KINDS)}, one for each "
+        'layer, repeated where there are fewer.'
+      )
+    has_local = any(kind.is_local for kind in self.kinds)
+    if has_local != bool(self.window):
+      raise InputError(
+        f"config.model.window={self.window} must be above 0 where config.model.layers='"
+        f"{self.layers}' has an s or a w among its {self.num_layers} layers, and 0 elsewhere."
+      )
+
+  @property
+  def kinds(self) -> tuple[Kind, ...]:
+    """The kind of each layer."""
+    times = -(-self.num_layers // len(self.layers))
+    return tuple(KINDS[letter] for letter in (self.layers * times)[: self.num_layers])
+
+  def layer_lengths(self, length: int) -> list[int]:
+    """Tokens that each layer attends to and caches, of a row of `length`: the window's at most."""
+    return [min(length, self.window) if kind.is_local else length for kind in self.kinds]
+
+
+def check_meshes(config: Config, meshes: sharding.Meshes) -> None:
+  """Raises InputError if one of the meshes cannot split the model's dimensions evenly."""
+  for part, mesh in meshes._asdict().items():
+    _check_mesh(config, mesh, f'config.mesh.{part}')
+
+
+def _check_mesh(config: Config, mesh: Mesh, place: str) -> None:
+  for axis, field in {
+    'embed': 'width',
+    'heads': 'num_heads',
+    'kv_heads': 'num_kv_heads',
+    'mlp': 'mlp_width',
+    'vocab': 'vocab_size',
+  }.items():
+    names, devices = sharding.split(mesh, axis)
+    size = getattr(config, field)
+    if size % devices == 0 or (axis == 'kv_heads' and devices % size == 0):
+      continue
+    alternative = ', or be a multiple of it' if axis == 'kv_heads' else ''
+    raise InputError(
+      f'{place}.{names}={devices} must divide config.model.{field}={size}{alternative}: '
+      'each device holds an equal share.'
+    )
