@@ -20,6 +20,7 @@ from exgrpo_jax.policy import model, rotary
 # config.json's name of an activation -> ours.
 _ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'gelu_pytorch_tanh': 'gelu'}
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
+_WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,42 +162,50 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
   """`model.Config.layers`, as short as it can be."""
-  letters = [_LAYER_TYPES[name] for name in values.get('layer_types') or ()]
-  is_windowed = values.get('use_sliding_window') or not family.has_window_flag
-  if not family.has_layer_types or not letters:
-    letters = [*_default_layers(values, family, num_layers)]
-  if not is_windowed or not values.get('sliding_window'):
-    letters = ['f'] * num_layers
-  if family.no_rope:
+  types = values.get('layer_types') if family.has_layer_types else None
+  rotates = values.get('no_rope_layers') if family.no_rope else None
+  for name, given in {'layer_types': types, 'no_rope_layers': rotates}.items():
+    if given and len(given) < num_layers:
+      raise InputError(
+        f'{path}: {name} has {len(given)} layers, and must have the {num_layers} of '
+        'num_hidden_layers.'
+      )
+  if family.no_rope and not rotates:
     every = values.get('no_rope_layer_interval', 4)
-    rotates = values.get('no_rope_layers') or [(i + 1) % every for i in range(num_layers)]
-    if not values.get('layer_types') and is_windowed and values.get('sliding_window'):
-      letters = ['f' if own else 's' for own in rotates]
-    letters = [
-      letter if own else {'f': 'n', 's': 'w'}[letter] for letter, own in zip(letters, rotates)
-    ]
-  if len(letters) < num_layers:
-    raise InputError(
-      f'{path}: {len(letters)} layers in layer_types or no_rope_layers, and num_hidden_layers='
-      f'{num_layers} must have one each.'
+    rotates = [(layer + 1) % every for layer in range(num_layers)]
+  is_allowed = values.get('use_sliding_window') or not family.has_window_flag
+  if not is_allowed or not values.get('sliding_window'):
+    letters = 'f' * num_layers
+  elif types:
+    letters = ''.join(_LAYER_TYPES[name] for name in types)
+  elif rotates:
+    letters = ''.join('f' if own else 's' for own in rotates)
+  else:
+    letters = _default_layers(values, family, num_layers)
+  if rotates:
+    letters = ''.join(
+      letter if own else _WITHOUT_POSITIONS[letter] for letter, own in zip(letters, rotates)
     )
-  whole = ''.join(letters[:num_layers])
-  return next(
-    whole[:size]
-    for size in range(1, num_layers + 1)
-    if (whole[:size] * num_layers)[:num_layers] == whole
-  )
+  return _shortest(letters[:num_layers])
 
 
 def _default_layers(values: Mapping[str, Any], family: Family, num_layers: int) -> str:
   """The kinds of all layers where config.json does not name their types."""
   if family.has_window_flag:
-    first = values.get('max_window_layers', 28)
-    return 'f' * min(first, num_layers) + 's' * max(num_layers - first, 0)
+    first = min(values.get('max_window_layers', 28), num_layers)
+    return 'f' * first + 's' * (num_layers - first)
   pattern = family.layers
   if 'sliding_window_pattern' in values and family.has_layer_types:
     pattern = 's' * (values['sliding_window_pattern'] - 1) + 'f'
   return (pattern * num_layers)[:num_layers]
+
+
+def _shortest(letters: str) -> str:
+  """What gives these letters if it is repeated."""
+  size = len(letters)
+  return next(
+    letters[:period] for period in range(1, size + 1) if (letters[:period] * size)[:size] == letters
+  )
 
 
 def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:

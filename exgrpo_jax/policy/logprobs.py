@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
 
-# (logp_BS, entropy_BS, operands_BS) -> (loss, sums); see `fused_loss`.
+# (logp_BS, entropy_BS, operands_BS) -> (loss, sums), the first two in float32 nats.
 TokenLoss = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 _Gradients = tuple[jax.Array, jax.Array]  # d_hidden_BWD, d_unembedding_DV
 
@@ -93,9 +93,8 @@ def fused_loss(
     unembedding_DV: same dtype.
     target_BW: int32.
     operands: a pytree of [B, W] arrays, chunked like the targets. They get no gradient.
-    loss_of_tokens: (logp_BS, entropy_BS, operands_BS) -> (loss, sums), logp and entropy in float32
-      nats. The loss must be a sum over positions, so that its gradient can be computed chunk by
-      chunk. It may close over arrays, except those being differentiated.
+    loss_of_tokens: a sum over positions, so that its gradient can be computed chunk by chunk. It
+      may close over arrays, except those being differentiated.
     temperature: of sampling; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.
@@ -125,7 +124,8 @@ def fused_loss(
   def backward(
     gradients: _Gradients, cotangents: tuple[jax.Array, Any]
   ) -> tuple[jax.Array, jax.Array, None, None]:
-    d_hidden_BWD, d_unembedding_DV = (cotangents[0] * gradient for gradient in gradients)
+    scale, _ = cotangents
+    d_hidden_BWD, d_unembedding_DV = (scale * gradient for gradient in gradients)
     d_hidden_BWD = d_hidden_BWD.astype(hidden_BWD.dtype)
     return d_hidden_BWD, d_unembedding_DV.astype(unembedding_DV.dtype), None, None
 

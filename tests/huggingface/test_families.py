@@ -1,0 +1,161 @@
+"""Published config.json of every family: what they become, and that an export says it back."""
+
+import json
+
+import pytest
+
+from exgrpo_jax.capacity import flops
+from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.policy import rotary
+
+MISTRAL = dict(
+  architectures=['MistralForCausalLM'],
+  hidden_size=4096,
+  intermediate_size=14336,
+  num_attention_heads=32,
+  num_hidden_layers=32,
+  num_key_value_heads=8,
+  rms_norm_eps=1e-5,
+  rope_theta=1e4,
+  vocab_size=32000,
+  tie_word_embeddings=False,
+)
+SMOLLM3 = dict(
+  architectures=['SmolLM3ForCausalLM'],
+  hidden_size=2048,
+  intermediate_size=11008,
+  num_attention_heads=16,
+  num_hidden_layers=36,
+  num_key_value_heads=4,
+  no_rope_layers=[1, 1, 1, 0] * 9,
+  layer_types=['full_attention'] * 36,
+  use_sliding_window=False,
+  sliding_window=None,
+  rope_theta=5e6,
+  vocab_size=128256,
+)
+OLMO2 = dict(
+  architectures=['Olmo2ForCausalLM'],
+  hidden_size=4096,
+  intermediate_size=11008,
+  num_attention_heads=32,
+  num_hidden_layers=32,
+  rms_norm_eps=1e-6,
+  rope_theta=5e5,
+  vocab_size=100352,
+)
+OLMO3 = OLMO2 | dict(
+  architectures=['Olmo3ForCausalLM'],
+  layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8,
+  sliding_window=4096,
+  vocab_size=100278,
+  rope_scaling=dict(
+    rope_type='yarn',
+    factor=8.0,
+    original_max_position_embeddings=8192,
+    attention_factor=1.2079441541679836,
+    beta_fast=32,
+    beta_slow=1,
+  ),
+)
+GEMMA2 = dict(
+  architectures=['Gemma2ForCausalLM'],
+  attn_logit_softcapping=50.0,
+  final_logit_softcapping=30.0,
+  head_dim=256,
+  hidden_act='gelu_pytorch_tanh',
+  hidden_activation='gelu_pytorch_tanh',
+  hidden_size=2304,
+  intermediate_size=9216,
+  num_attention_heads=8,
+  num_hidden_layers=26,
+  num_key_value_heads=4,
+  query_pre_attn_scalar=256,
+  rms_norm_eps=1e-6,
+  rope_theta=1e4,
+  sliding_window=4096,
+  vocab_size=256000,
+)
+GEMMA3_1B = dict(
+  architectures=['Gemma3ForCausalLM'],
+  attn_logit_softcapping=None,
+  final_logit_softcapping=None,
+  head_dim=256,
+  hidden_activation='gelu_pytorch_tanh',
+  hidden_size=1152,
+  intermediate_size=6912,
+  num_attention_heads=4,
+  num_hidden_layers=26,
+  num_key_value_heads=1,
+  query_pre_attn_scalar=256,
+  rms_norm_eps=1e-6,
+  rope_local_base_freq=1e4,
+  rope_scaling=None,
+  rope_theta=1e6,
+  sliding_window=512,
+  sliding_window_pattern=6,
+  vocab_size=262144,
+)
+# With images: what it does not say is transformers' default.
+GEMMA3_4B = dict(
+  architectures=['Gemma3ForConditionalGeneration'],
+  model_type='gemma3',
+  text_config=dict(
+    hidden_size=2560,
+    intermediate_size=10240,
+    model_type='gemma3_text',
+    num_hidden_layers=34,
+    rope_scaling=dict(rope_type='linear', factor=8.0),
+    sliding_window=1024,
+  ),
+  vision_config=dict(hidden_size=1152, model_type='siglip_vision_model'),
+)
+YARN = rotary.Config(
+  theta=5e5,
+  scaling='yarn',
+  factor=8.0,
+  original_positions=8192,
+  attention_factor=1.2079441541679836,
+)
+LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
+
+
+@pytest.mark.parametrize(
+  ('values', 'layers', 'window', 'rope', 'local_rope', 'billions'),
+  [
+    (MISTRAL | dict(sliding_window=4096), 's', 4096, 1e4, 1e4, 7.24),
+    (MISTRAL | dict(sliding_window=None), 'f', 0, 1e4, None, 7.24),
+    (SMOLLM3, 'fffn', 0, 5e6, None, 3.08),
+    (OLMO2, 'f', 0, 5e5, None, 7.30),
+    (OLMO3, 'sssf', 4096, YARN, 5e5, 7.30),
+    (GEMMA2, 'sf', 4096, 1e4, 1e4, 2.61),
+    (GEMMA3_1B, 'sssssf', 512, 1e6, 1e4, 1.00),
+    (GEMMA3_4B, 'sssssf', 1024, LINEAR, 1e4, 3.88),
+  ],
+  ids=['mistral-0.1', 'mistral-0.3', 'smollm3', 'olmo2', 'olmo3', 'gemma2', 'gemma3-1b', '4b'],
+)
+def test_a_published_model_is_what_it_is_known_to_be(
+  tmp_path, values, layers, window, rope, local_rope, billions
+):
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+  assert (config.layers, config.window) == (layers, window)
+  assert config.rope == (rope if isinstance(rope, rotary.Config) else rotary.Config(theta=rope))
+  assert config.local_rope == (rotary.Config(theta=local_rope) if local_rope else rotary.Config())
+  assert flops.parameter_count(config) / 1e9 == pytest.approx(billions, abs=0.01)
+  said = json.loads(json.dumps(architecture.to_json(config, 4096)))
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
+  values = SMOLLM3 | dict(use_sliding_window=True, sliding_window=64, layer_types=None)
+  config = architecture.parse(values, 'config.json', 'float32')
+  assert (config.layers, config.window) == ('fffw', 64)
+  said = architecture.to_json(config, 4096)
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_yarns_attention_factor_follows_from_the_factor():
+  scaling = {**OLMO3['rope_scaling'], 'attention_factor': None}
+  config = architecture.parse(OLMO3 | dict(rope_scaling=scaling), 'config.json', 'float32')
+  assert config.rope.attention_factor == pytest.approx(YARN.attention_factor)
