@@ -240,6 +240,8 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     **_layers_to_json(config, family),
     **rope_parameters.to_json(config.rope, config.local_rope, family),
     'max_position_embeddings': max_positions,
+    # Otherwise transformers takes those of the family's published models, of other vocabularies.
+    **dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id')),
   }
 
 

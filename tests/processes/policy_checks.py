@@ -122,25 +122,45 @@ def parameters_and_hidden_states_are_those_of_one_device():
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
 
 
-def passes_on(meshes):
+def passes_on(meshes, config=ONE_LAYER):
   """The parameters, and what each pass of the model gives."""
   rng = np.random.default_rng(0)
-  tokens_BT = rng.integers(0, ONE_LAYER.vocab_size, (8, 6)).astype(np.int32)
-  params = model.init(ONE_LAYER, jax.random.key(0), meshes.training)
-  decode_params = model.decode_layout(ONE_LAYER, params, meshes)
+  tokens_BT = rng.integers(0, config.vocab_size, (8, 6)).astype(np.int32)
+  params = model.init(config, jax.random.key(0), meshes.training)
+  decode_params = model.decode_layout(config, params, meshes)
   forward = jax.jit(model.hidden_states, static_argnums=0)
   prefill = jax.jit(model.prefill, static_argnums=(0, 4))
   decode = jax.jit(model.decode, static_argnums=0)
   with jax.set_mesh(meshes.training):
-    scanned_BTD = forward(ONE_LAYER, params, tokens_BT)
+    scanned_BTD = forward(config, params, tokens_BT)
   with jax.set_mesh(meshes.decoding):
-    prefilled_BTD, cache = prefill(ONE_LAYER, decode_params, tokens_BT, np.full(8, 6), 8)
-    decoded_BD, cache = decode(ONE_LAYER, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
-    empty = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(ONE_LAYER, 8, 8)
+    prefilled_BTD, cache = prefill(config, decode_params, tokens_BT, np.full(8, 6), 8)
+    decoded_BD, cache = decode(config, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
+    empty = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
   assert shard_shape(empty[0].value_BGSH) == shard_shape(cache[0].value_BGSH), empty
   return dict(
     params=params, scanned=scanned_BTD, prefilled=prefilled_BTD, decoded=decoded_BD, cache=cache
   )
+
+
+@CHECKS.add
+def windows_norms_and_caps_are_those_of_one_device():
+  """Layers of several kinds, with everything that a family may have; and the gradient."""
+  config = test_model.VARIANTS['gemma']
+
+  def passes_and_gradient(meshes):
+    passes = passes_on(meshes, config)
+    tokens_BT = np.arange(48, dtype=np.int32).reshape(8, 6)
+
+    def total(params):
+      return (model.hidden_states(config, params, tokens_BT) ** 3).mean()
+
+    with jax.set_mesh(meshes.training):
+      return passes, jax.jit(jax.grad(total))(passes['params'])
+
+  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()))
+  sharded = passes_and_gradient(make_meshes((2, 2, 2), (4, 1, 2)))
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
 
 
 @CHECKS.add

@@ -47,7 +47,7 @@ def observation(episode, turn):
   return rng.integers(0, CONFIG.vocab_size, 70 if episode == turn else 1 + episode % 6, np.int32)
 
 
-def play(params, mesh, parked, delay=lambda _: 0):
+def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG):
   """The last response of each episode: its turns, with what was observed after each."""
   found, turns, waiting, syncs = {}, collections.Counter(), [], collections.Counter()
   episodes = list(range(EPISODES))  # of each request
@@ -73,13 +73,13 @@ def play(params, mesh, parked, delay=lambda _: 0):
     return Request(prompt(episode), episode, 0, 0, limit, begun, follows=follows)
 
   engine = SlotEngine(
-    CONFIG,
+    config,
     dataclasses.replace(SPEC, parked=parked),
     mesh,
     lambda _: jax.random.key(5),
     resumes=True,
   )
-  decoding = model.decode_layout(CONFIG, params, sharding.Meshes(mesh, mesh))
+  decoding = model.decode_layout(config, params, sharding.Meshes(mesh, mesh))
   engine.generate(decoding, [request(e, 0) for e in range(EPISODES)], on_finish, more)
   assert all(turns[episode] == TURNS for episode in range(EPISODES))
   return [found[episode] for episode in range(EPISODES)]
@@ -98,10 +98,12 @@ def resumed(monkeypatch):
   return counts
 
 
-def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, resumed):
-  again, computed = play(params, mesh, parked=0), sum(resumed)
+@pytest.mark.parametrize('layers', ['f', 'sf', 's'])  # windows shorter than a turn's observation
+def test_a_cache_that_was_kept_says_what_one_computed_again_says(params, mesh, resumed, layers):
+  config = dataclasses.replace(CONFIG, layers=layers, window=9 if 's' in layers else 0)
+  again, computed = play(params, mesh, parked=0, config=config), sum(resumed)
   resumed.clear()
-  kept = play(params, mesh, parked=30)
+  kept = play(params, mesh, parked=30, config=config)
   assert computed == EPISODES * (TURNS - 1)
   assert sum(resumed) == (EPISODES - 30) * (TURNS - 1)  # of those without room
   for one, other in zip(kept, again, strict=True):

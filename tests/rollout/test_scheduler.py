@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from exgrpo_jax.policy import kv_cache, model, sharding
+from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
@@ -379,10 +379,17 @@ def test_few_shapes_are_compiled(samples_of):
 # ---- Against the trainer ----
 
 
-@pytest.mark.parametrize(('dtype', 'limit'), [('float32', 1e-4), ('bfloat16', 0.2)])
-def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
+WINDOWED = dict(layers='s', window=20, logit_cap=2.0)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'limit'),
+  [(dict(dtype='float32'), 1e-4), (dict(dtype='bfloat16'), 0.2), (WINDOWED, 1e-4)],
+  ids=['float32', 'bfloat16', 'windows'],
+)
+def test_log_probabilities_are_the_trainers(params, mesh, changes, limit):
   """Over 1,000 tokens of mixed lengths, with refills and caches of several lengths."""
-  config = dataclasses.replace(CONFIG, dtype=dtype)
+  config = dataclasses.replace(CONFIG, **changes)
   rng = np.random.default_rng(0)
   prompts = [rng.integers(0, 40, rng.integers(1, 60)).astype(np.int32) for _ in range(24)]
   limits = rng.integers(1, 150, 24)
@@ -402,11 +409,12 @@ def test_log_probabilities_are_the_trainers(params, mesh, dtype, limit):
   for b, (prompt, response) in enumerate(zip(prompts, found)):
     tokens_BT[b, : len(prompt) + len(response.tokens)] = [*prompt, *response.tokens]
   hidden_BTD = jax.jit(model.hidden_states, static_argnums=0)(config, params, tokens_BT)
-  logp_BTV = jax.nn.log_softmax(np.float32(hidden_BTD @ model.unembedding(config, params)))
+  logits_BTV = np.float32(hidden_BTD @ model.unembedding(config, params))
+  logp_BTV = jax.nn.log_softmax(logprobs.capped(logits_BTV, config.logit_cap))
   off = []
   for b, (prompt, response) in enumerate(zip(prompts, found)):
     places = len(prompt) + np.arange(len(response.tokens))
     off.append(np.abs(np.asarray(logp_BTV)[b, places - 1, response.tokens] - response.logp))
   off = np.concatenate(off)
-  print(f'{dtype}: {len(off)} tokens, off by {off.mean():.1e}, at most {off.max():.1e}')
+  print(f'{changes}: {len(off)} tokens, off by {off.mean():.1e}, at most {off.max():.1e}')
   assert len(off) >= 1000 and off.max() < limit
