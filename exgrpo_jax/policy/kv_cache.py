@@ -108,7 +108,7 @@ def ring(layer: _Layer, window: int, length_B: Array) -> _Layer:
     )
     return jnp.take_along_axis(x, index, axis)
 
-  return resized(_by_name(select, layer), window)
+  return _by_name(select, layer)
 
 
 def constrained(cache: Cache) -> Cache:

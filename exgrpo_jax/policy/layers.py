@@ -135,10 +135,12 @@ class Attention(nnx.Module):
     def attend(window: int, *heads: jax.Array) -> jax.Array:
       return attention.causal(*heads, backend, *seen, window=window, cap=cap)
 
-    heads = query_BTNH, key_BTGH, value_BTGH
+    heads, window = (query_BTNH, key_BTGH, value_BTGH), self.config.window
+    if window >= query_BTNH.shape[1]:  # all of the row is within it
+      is_local = False
     if isinstance(is_local, bool):
-      return attend(self.config.window if is_local else 0, *heads)
-    within, whole = (functools.partial(attend, window) for window in (self.config.window, 0))
+      return attend(window if is_local else 0, *heads)
+    within, whole = (functools.partial(attend, size) for size in (window, 0))
     return jax.lax.cond(is_local, within, whole, *heads)
 
   def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

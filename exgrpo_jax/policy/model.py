@@ -169,15 +169,20 @@ def hidden_states(
     [B, T, D].
   """
   chex.assert_rank(tokens_BT, 2)
-  rotations = _rotations(config, segments.position_BT if segments else _positions(tokens_BT))
-  kinds = list(rotations)
+  of_kind = _rotations(config, segments.position_BT if segments else _positions(tokens_BT))
+  kinds, rotations = zip(*of_kind.items())
+  number_L, stacked = None, None
+  if len(kinds) > 1:  # one program for all layers, which select what is of their kind
+    number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
+    stacked = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
 
   def apply_layer(x_BTD: jax.Array, scanned: tuple[Params, Array | None]) -> tuple[jax.Array, None]:
-    layer, kind = scanned
-    rotation, is_local = rotations[kinds[0]], kinds[0].is_local
-    if kind is not None:
-      rotation = jax.tree.map(lambda *tables: jnp.stack(tables)[kind], *rotations.values())
-      is_local = jnp.array([kind.is_local for kind in kinds])[kind]
+    layer, number = scanned
+    rotation, is_local = rotations[0], kinds[0].is_local
+    if number is not None:
+      rotation = jax.tree.map(lambda table: table[number], stacked)
+      if len({kind.is_local for kind in kinds}) > 1:
+        is_local = jnp.array([kind.is_local for kind in kinds])[number]
     x_BTD, _ = _block(config, layer)(x_BTD, rotation, is_local, None, segments=segments)
     return x_BTD, None
 
@@ -188,10 +193,7 @@ def hidden_states(
   # takes one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
-  kind_L = None
-  if len(kinds) > 1:
-    kind_L = jnp.array([kinds.index(kind) for kind in config.kinds])
-  x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, (params['layers'], kind_L))
+  x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L))
   return _embedding_and_head(config, params).final_norm(x_BTD)
 
 
@@ -242,10 +244,9 @@ def prefill(
   )
   T, resized = tokens_BT.shape[1], []
   for layer, size, kind in zip(cache, config.layer_lengths(cache_length), config.kinds):
-    is_ring = kind.is_local and config.window < T
-    resized.append(
-      kv_cache.ring(layer, size, length_B) if is_ring else kv_cache.resized(layer, size)
-    )
+    if kind.is_local and config.window < T:
+      layer = kv_cache.ring(layer, size, length_B)
+    resized.append(kv_cache.resized(layer, size))
   return hidden_BTD, tuple(resized)
 
 
