@@ -57,7 +57,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not valid JSON ({error}); download the checkpoint again.') from error
   if not isinstance(values, dict):
     raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
-  name = families.WITH_IMAGES.get((values.get('architectures') or [None])[0])
+  name = families.WITH_IMAGES.get((values.get('architectures') or [''])[0])
   if name:
     values = {**values, **values.get('text_config', {}), 'architectures': [name]}
     for part in ('text_config', 'vision_config'):
@@ -94,7 +94,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   has_windows = 's' in layers or 'w' in layers
   return model.Config(
     **fields,
-    **families.PLAIN | family.fixed | _options(values, family, path),
+    **families.PLAIN | dict(family.fixed) | _options(values, family, path),
     num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
     head_size=head_size or fields['width'] // fields['num_heads'],
     layers=layers,

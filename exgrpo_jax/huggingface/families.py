@@ -149,7 +149,7 @@ FAMILIES = {
 # Models with images, whose text_config describes the text's part, which is all that is read.
 WITH_IMAGES = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
 # What a field is where a family neither fixes it nor has it as an option.
-PLAIN = dict(
+PLAIN: dict[str, Any] = dict(
   attention_bias=False,
   query_key_norm=False,
   norm_all_heads=False,

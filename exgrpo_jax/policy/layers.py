@@ -132,8 +132,8 @@ class Attention(nnx.Module):
     backend = attention.backend_for(sharding.platform(), dtype, H, cap)
     seen = (segments.segment_BT, segments.prefix_BT, segments.position_BT) if segments else ()
 
-    def attend(window: int, *heads: jax.Array) -> jax.Array:
-      return attention.causal(*heads, backend, *seen, window=window, cap=cap)
+    def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+      return attention.causal(query, key, value, backend, *seen, window=window, cap=cap)
 
     heads, window = (query_BTNH, key_BTGH, value_BTGH), self.config.window
     if window >= query_BTNH.shape[1]:  # all of the row is within it

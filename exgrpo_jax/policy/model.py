@@ -170,7 +170,7 @@ def hidden_states(
   """
   chex.assert_rank(tokens_BT, 2)
   of_kind = _rotations(config, segments.position_BT if segments else _positions(tokens_BT))
-  kinds, rotations = zip(*of_kind.items())
+  kinds, rotations = list(of_kind), list(of_kind.values())
   number_L, stacked = None, None
   if len(kinds) > 1:  # one program for all layers, which select what is of their kind
     number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
