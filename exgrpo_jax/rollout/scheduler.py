@@ -250,7 +250,8 @@ def _fit_cache(config: model.Config, spec: DecodeSpec, state: State, length: int
   if length <= present < 4 * length or present == model.UNLIMITED:
     return state
   lengths = cache_lengths(spec.longest_row, sharding.platform())
-  now, then = lengths.index(present), lengths.index(length)
+  # The longest may have been rounded up to whole blocks, which all others are.
+  now, then = lengths.index(min(present, lengths[-1])), lengths.index(length)
   step = 1 if then > now else -1
   for place in range(now + step, then + step, step):  # one by one: few pairs to compile
     state = decode_loop.resize_cache(config, state, lengths[place])

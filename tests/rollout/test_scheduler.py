@@ -11,7 +11,7 @@ from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
 from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
-from tests.helpers.decoding import generated
+from tests.helpers.decoding import decoding_by, generated
 from tests.helpers.meshes import initial_params
 
 CONFIG = model.Config(
@@ -323,6 +323,21 @@ def test_the_cache_follows_the_rows(generate, watched, limits, expected):
   generate(range(len(limits)), limits=limits, max_response=4096, eos_ids=(NEVER,), slots=2)
   _, caches = watched
   assert [length for length, last in zip(caches, [0, *caches]) if length != last] == expected
+
+
+def test_a_cache_in_whole_blocks_follows_the_rows_too(generate, monkeypatch):
+  """As on accelerators: the 500 positions of the longest row are 512, and are given up again."""
+  caches, decode = [], decode_loop.decode
+
+  def noted(*args):
+    caches.append(kv_cache.length(args[3].cache[0]))
+    return decode(*args)
+
+  monkeypatch.setattr(decode_loop, 'decode', noted)
+  with decoding_by('dense'):
+    generate(range(5), limits=[4, 4, 430, 430, 4], max_response=436, eos_ids=(NEVER,), slots=2)
+  lengths = [length for length, last in zip(caches, [0, *caches]) if length != last]
+  assert lengths == [128, 256, 512, 128]
 
 
 def test_the_cache_never_outgrows_the_limit(generate, watched):
