@@ -222,13 +222,14 @@ def interpret(monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-  ('T', 'N', 'G', 'H', 'tensor'),
+  ('T', 'N', 'G', 'H', 'tensor', 'window'),
   [
-    (9216, 28, 4, 128, 2),  # Qwen2.5-7B at ExGRPO's sequence length
-    (1000, 8, 4, 64, 8),  # two devices per key/value head, and T is not a multiple of the block
+    (9216, 28, 4, 128, 2, 0),  # Qwen2.5-7B at ExGRPO's sequence length
+    (1000, 8, 4, 64, 8, 0),  # two devices per key/value head, and T is not a multiple of the block
+    (4096, 8, 4, 256, 2, 1024),  # Gemma 3 4B
   ],
 )
-def test_splash_compiles_for_a_tpu(T, N, G, H, tensor):
+def test_splash_compiles_for_a_tpu(T, N, G, H, tensor, window):
   pytest.importorskip('libtpu')
   from exgrpo_jax.capacity import chips
 
@@ -249,7 +250,8 @@ def test_splash_compiles_for_a_tpu(T, N, G, H, tensor):
 
   @jax.jit
   def packed_gradients(segment_BT, *inputs):
-    return value_and_gradients(lambda *qkv: attention.causal(*qkv, 'splash', segment_BT), *inputs)
+    attend = functools.partial(attention.causal, window=window, cap=50.0 if window else 0.0)
+    return value_and_gradients(lambda *qkv: attend(*qkv, 'splash', segment_BT), *inputs)
 
   with jax.set_mesh(mesh):
     compiled = packed_gradients.lower(segment_BT, query, key, key, query).compile()
