@@ -25,7 +25,9 @@ class RMSNorm(nnx.Module):
 
   def __init__(self, config: Config, size: int, logical_axis: str | None) -> None:
     self.epsilon, self.offset = config.norm_epsilon, float(config.norm_offset)
-    self.scale = nnx.Param(jnp.full(size, 1 - self.offset), logical_axes=(logical_axis,))
+    self.scale = nnx.Param(
+      jnp.full(size, 1 - self.offset, jnp.float32), logical_axes=(logical_axis,)
+    )
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises the last axis, which has `size` entries."""

@@ -84,9 +84,8 @@ def fused_loss(
   """A token loss that, when differentiated, computes its gradient in the same pass over the logits.
 
   A chunk's logits give its log-probabilities and entropies, these the loss's gradient with respect
-  to both, and that in closed form the gradient with respect to the logits: three products with
-  the vocabulary, against four if the backward pass recomputes the logits, which here only scales
-  and casts. Liger Kernel (arXiv:2410.10989) does so for cross-entropy.
+  to both, and that in closed form that of the logits: three products with the vocabulary, not four.
+  The backward pass only scales and casts. Liger Kernel (arXiv:2410.10989) is so for cross-entropy.
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
