@@ -77,9 +77,10 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
     InputError: it describes a model that this decoder does not implement, or lacks a field.
   """
   family = _family(values, path)
-  values = {**family.defaults, **values}
+  defaults = families.DEFAULTS | dict(family.defaults)
+  values = {**defaults, **values}
   _check_supported(values, family, path)
-  fields = {field: values.get(name, family.default(name)) for field, name in NUMBERS.items()}
+  fields: dict[str, Any] = {field: values.get(name) for field, name in NUMBERS.items()}
   for field, hf_name in NUMBERS.items():
     if fields[field] is None:
       raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
@@ -88,7 +89,8 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
         f"{path}: {hf_name}={fields[field]!r} must be a number: it determines the model's shape; "
         'download the checkpoint again.'
       )
-  head_size = values.get('head_dim') or family.default('head_dim')
+  for name in ('head_dim', family.options['activation']):  # of these null is the default too
+    values[name] = values.get(name) or defaults.get(name)
   rope, local_rope = rope_parameters.parse(values, path, family)
   layers = _layers(values, family, fields['num_layers'], path)
   has_windows = 's' in layers or 'w' in layers
@@ -96,7 +98,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
     **fields,
     **families.PLAIN | dict(family.fixed) | _options(values, family, path),
     num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
-    head_size=head_size or fields['width'] // fields['num_heads'],
+    head_size=values['head_dim'] or fields['width'] // fields['num_heads'],
     layers=layers,
     window=values['sliding_window'] if has_windows else 0,
     rope=rope,
@@ -151,7 +153,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
   """What config.json decides; 0 where it says null."""
   options = {field: values.get(name) or 0.0 for field, name in family.options.items()}
   name = family.options['activation']
-  given = values.get(name) or family.default(name)
+  given = values[name]
   if given not in _ACTIVATIONS:
     raise InputError(
       f"{path}: {name}='{given}' is not supported: the MLP's gate uses one of "

@@ -1,7 +1,7 @@
 """The architectures of Hugging Face that this decoder computes, a description each.
 
 A family is what its models have in common, what their config.json may say, and what transformers
-takes where it says nothing. To add one: a row here, its weights' names in architecture.py if they
+takes where it says nothing. To add one: a row here, its weights' names in tensor_names.py if they
 are new, and a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
 """
 
@@ -25,13 +25,9 @@ class Family(NamedTuple):
   has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
   no_rope: bool = False  # whether config.json may name no_rope_layers
   local_theta: str = ''  # the name of the base of local_rope, where it is not that of rope
-  defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from _DEFAULTS
+  defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from DEFAULTS
   any_head_size: bool = True  # otherwise it must be width / num_heads
   has_gguf: bool = False  # whether its GGUF files are read
-
-  def default(self, name: str) -> Any:
-    """What transformers takes where config.json lacks a name; None where it must not."""
-    return self.defaults.get(name, _DEFAULTS.get(name))
 
 
 # Field of model.Config -> the name of its number in every family's config.json.
@@ -44,7 +40,8 @@ NUMBERS = {
   'norm_epsilon': 'rms_norm_eps',
   'tied_embeddings': 'tie_word_embeddings',
 }
-_DEFAULTS = {
+# What transformers takes where config.json lacks a name.
+DEFAULTS = {
   'rms_norm_eps': 1e-6,
   'tie_word_embeddings': False,
   'rope_theta': 1e4,
@@ -171,6 +168,7 @@ def has(family: Family, config: model.Config) -> bool:
   )
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
+  # Without types of layers, either all have a window or none.
   windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
   ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
   positions = family.no_rope or all(kind.has_positions for kind in kinds)

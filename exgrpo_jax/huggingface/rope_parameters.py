@@ -29,21 +29,19 @@ _NEEDED = {
 def parse(
   values: Mapping[str, Any], path: str, family: Family
 ) -> tuple[rotary.Config, rotary.Config]:
-  """(rope, local_rope) of a config.json, in either format; equal where it has one base.
+  """(rope, local_rope) of a config.json with defaults, in either format; equal with one base.
 
   Raises:
     InputError: at `path` there is a scaling that is not computed, or it lacks a field.
   """
   given = values.get('rope_parameters') or values.get('rope_scaling') or {}
-  theta = values.get('rope_theta', family.default('rope_theta'))
+  theta = values['rope_theta']
+  local_theta = values[family.local_theta] if family.local_theta else theta
   full, local = given, given
-  local_theta = theta
   if isinstance(given.get('full_attention', given.get('sliding_attention')), Mapping):
     full, local = (given.get(name) or {} for name in ('full_attention', 'sliding_attention'))
   elif family.local_theta:
     local = {}
-  if family.local_theta:
-    local_theta = values.get(family.local_theta, family.default(family.local_theta))
   partial = values.get('partial_rotary_factor', 1)
   return _parse_one(full, theta, partial, path), _parse_one(local, local_theta, partial, path)
 

@@ -143,10 +143,12 @@ def _splash(
     for x in (query_BTNH / math.sqrt(H), key_BTGH, value_BTGH)
   )
   length = query_BNTH.shape[2]
-  whole, size = splash_attention.CausalMask((length, length)), (length, length)
-  within = splash_attention.LocalMask(size, (window - 1, 0), offset=0) if window else whole
+  pairs = length, length
+  mask = splash_attention.CausalMask(pairs)
+  if window:
+    mask = splash_attention.LocalMask(pairs, (window - 1, 0), offset=0)
   attend = splash_attention.make_splash_mha_single_device(
-    splash_attention.MultiHeadMask([within] * N),
+    splash_attention.MultiHeadMask([mask] * N),
     block_sizes=_block_sizes(length),
     attn_logits_soft_cap=cap or None,
   )

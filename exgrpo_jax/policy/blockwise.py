@@ -67,11 +67,12 @@ def _attend_in_strips(
   cap: float,
 ) -> jax.Array:
   """For T of at most _LONGEST_WHOLE: all scores up to each strip's end exist at once."""
+  T = query_BGRTH.shape[3]
+  num_keys = _keys_of(_STRIP, T, seen, window)
 
   def attend_strip(start: int) -> jax.Array:
-    end = start + _STRIP
-    # A prefix may be anywhere before.
-    first = max(0, end - _keys_of(_STRIP, window)) if window and seen.prefix_BT is None else 0
+    end = min(T, start + _STRIP)
+    first = max(0, end - num_keys)
     return _attend(
       query_BGRTH[..., start:end, :],
       key_BGHT[..., first:end],
@@ -83,7 +84,6 @@ def _attend_in_strips(
       cap,
     )
 
-  T = query_BGRTH.shape[3]
   return jnp.concatenate([attend_strip(start) for start in range(0, T, _STRIP)], axis=3)
 
 
@@ -105,9 +105,7 @@ def _attend_in_blocks(
     lambda x_BT: pad_right(x_BT, _BLOCK, axis=1).reshape(B, num_blocks, _BLOCK).swapaxes(0, 1),
     seen,
   )
-  num_keys = T
-  if window and seen.prefix_BT is None:
-    num_keys = min(T, _keys_of(_BLOCK, window))
+  num_keys = _keys_of(_BLOCK, T, seen, window)
 
   # Without the checkpoint, the loop would store every block's weights for the backward pass.
   @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -167,9 +165,11 @@ def _attend(
   return mixed_BGMH.reshape(B, G, R, Q, H)
 
 
-def _keys_of(num_queries: int, window: int) -> int:
-  """How many keys so many consecutive queries see, in whole strips."""
-  return _STRIP * math.ceil((num_queries + window - 1) / _STRIP)
+def _keys_of(num_queries: int, T: int, seen: Seen, window: int) -> int:
+  """How many keys before their end so many consecutive queries may see, in whole strips."""
+  if not window or seen.prefix_BT is not None:  # a prefix may be anywhere before
+    return T
+  return min(T, _STRIP * math.ceil((num_queries + window - 1) / _STRIP))
 
 
 def in_segments(of_queries: Seen, of_keys: Seen, window: int) -> jax.Array:

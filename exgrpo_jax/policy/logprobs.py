@@ -85,15 +85,15 @@ def fused_loss(
 
   A chunk's logits give its log-probabilities and entropies, these the loss's gradient with respect
   to both, and that in closed form that of the logits: three products with the vocabulary, not four.
-  The backward pass only scales and casts. Liger Kernel (arXiv:2410.10989) is so for cross-entropy.
+  The backward pass only scales and casts, as Liger Kernel's (arXiv:2410.10989) of cross-entropy.
 
   Args:
     hidden_BWD: entry w predicts target w (see `predictor_states`); any float dtype.
     unembedding_DV: same dtype.
     target_BW: int32.
     operands: a pytree of [B, W] arrays, chunked like the targets. They get no gradient.
-    loss_of_tokens: a sum over positions, so that its gradient can be computed chunk by chunk. It
-      may close over arrays, except those being differentiated.
+    loss_of_tokens: see `TokenLoss`; a sum over positions, so that its gradient can be computed
+      chunk by chunk. It may close over arrays, except those being differentiated.
     temperature: of sampling; logits are divided by it.
     chunk: see `token_logprobs`.
     cap: see `capped`.
