@@ -13,9 +13,19 @@ def parameter_count(shape: model.Config) -> int:
 
 
 def layer_parameter_count(shape: model.Config) -> int:
-  """The entries of one layer's matrices."""
+  """The entries of one layer's matrices, of all its experts."""
+  return _layer_entries(shape, max(1, shape.num_experts))
+
+
+def hidden_units(shape: model.Config) -> int:
+  """Hidden units of a token in a layer, in all of its experts."""
+  return max(1, shape.experts_per_token) * shape.mlp_width
+
+
+def _layer_entries(shape: model.Config, num_mlps: int) -> int:
   D, H = shape.width, shape.head_size
-  return D * H * 2 * (shape.num_heads + shape.num_kv_heads) + 3 * D * shape.mlp_width
+  attend = D * H * 2 * (shape.num_heads + shape.num_kv_heads)
+  return attend + D * shape.num_experts + num_mlps * 3 * D * shape.mlp_width
 
 
 def forward_flops(shape: model.Config, num_tokens: int, length: int, num_logits: int) -> int:
@@ -46,7 +56,8 @@ def update_flops(
 def _weights_and_attention(
   shape: model.Config, num_tokens: int, length: int, num_logits: int
 ) -> tuple[int, int]:
-  layers = 2 * shape.num_layers * layer_parameter_count(shape) * num_tokens
+  entries = _layer_entries(shape, max(1, shape.experts_per_token))
+  layers = 2 * shape.num_layers * entries * num_tokens
   # A token attends to half of its row on average, or to the window but where the row begins.
   pairs = sum(2 * keys - keys**2 / max(1, length) for keys in shape.layer_lengths(length))
   attention = 2 * shape.num_heads * shape.head_size * num_tokens * pairs

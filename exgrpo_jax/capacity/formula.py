@@ -122,7 +122,7 @@ def _decode(
   logits = platform.logit_arrays * slots * shape.vocab_size * _FLOAT32
   scores = 2 * shape.num_heads * slots * rollout.longest_row * _FLOAT32
   head = _unembedding_copy(shape) if shape.tied_embeddings else 0
-  layer = slots * _activation(shape) * (3 * shape.mlp_width + 3 * shape.width)
+  layer = slots * _activation(shape) * (3 * flops.hidden_units(shape) + 3 * shape.width)
   written = 3 * decode_loop.TOKENS_PER_SYNC * slots * _FLOAT32
   return Need(
     arguments=bytes_per_chip(arrays.decode_params) + cache,
@@ -145,7 +145,7 @@ def _update(
   states = 3 * long.count * long.window * shape.width * c
   head = logits + states + _unembedding_copy(shape, arrays.uses_lora)
   backward = _backward(shape, long, platform)
-  products = c * long.num_tokens * (_projections(shape) + 2 * shape.mlp_width)
+  products = c * long.num_tokens * (_projections(shape) + 2 * flops.hidden_units(shape))
   kept = {  # of a layer, from the forward to the backward pass
     'all': 0,
     'all_but_products': products,
@@ -179,12 +179,12 @@ def _forward(shape: model.Config, count: int, length: int, platform: Platform) -
   """Bytes of a layer's forward pass: attention or the MLP, beside three arrays of width D."""
   c, tokens = _activation(shape), count * length
   attend = c * tokens * _projections(shape) + _pairs(shape, count, length, platform)
-  return 3 * c * tokens * shape.width + max(attend, 3 * c * tokens * shape.mlp_width)
+  return 3 * c * tokens * shape.width + max(attend, 3 * c * tokens * flops.hidden_units(shape))
 
 
 def _residuals(shape: model.Config, long: Shape, platform: Platform) -> int:
   """Bytes that a layer's backward pass keeps of the forward pass if it recomputes nothing."""
-  entries = 3 * shape.mlp_width + 4 * shape.width + 2 * _projections(shape)
+  entries = 3 * flops.hidden_units(shape) + 4 * shape.width + 2 * _projections(shape)
   return _activation(shape) * long.num_tokens * entries + _attention(shape, long, platform)
 
 
@@ -196,7 +196,7 @@ def _backward(shape: model.Config, long: Shape, platform: Platform) -> int:
   """
   c = _activation(shape)
   matrices = c * flops.layer_parameter_count(shape)
-  entries = 4 * shape.mlp_width + 6 * shape.width + 2 * _projections(shape)
+  entries = 4 * flops.hidden_units(shape) + 6 * shape.width + 2 * _projections(shape)
   return matrices + c * long.num_tokens * entries + _attention(shape, long, platform)
 
 

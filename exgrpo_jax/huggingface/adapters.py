@@ -8,7 +8,7 @@ import json
 from etils import epath
 
 from exgrpo_jax.huggingface import safetensors_files, tensor_names, weights
-from exgrpo_jax.huggingface.tensor_names import ParamPath, Tensor
+from exgrpo_jax.huggingface.tensor_names import Index, ParamPath, Tensor
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
 
@@ -31,8 +31,8 @@ def save(
   """
   folder = epath.Path(directory).expanduser()
   arrays = {
-    tensor.name: weights.gathered(adapters, path, layer, tensor, 'float32')
-    for (path, layer), tensor in tensors(config, shape).items()
+    tensor.name: weights.gathered(adapters, path, index, tensor, 'float32')
+    for (path, index), tensor in tensors(config, shape).items()
   }
   if not hosts.is_first():
     return
@@ -53,17 +53,17 @@ def save(
   (folder / 'adapter_config.json').write_text(json.dumps(values, indent=2))
 
 
-def tensors(config: lora.Config, shape: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
+def tensors(config: lora.Config, shape: model.Config) -> dict[tuple[ParamPath, Index], Tensor]:
   """A and B of each target, as `tensor_names.of`, with paths in the adapters' tree."""
   layout = {}
-  for (path, layer), kernel in tensor_names.of(shape).items():
+  for (path, index), kernel in tensor_names.of(shape).items():
     module = kernel.name.removesuffix('.weight')
     if module.split('.')[-1] in config.targets:
       prefix, (num_outputs, num_inputs) = f'base_model.model.{module}', kernel.shape
-      layout[(*path, 'a'), layer] = Tensor(
+      layout[(*path, 'a'), index] = Tensor(
         f'{prefix}.lora_A.weight', (config.rank, num_inputs), kernel.num_inputs
       )
-      layout[(*path, 'b'), layer] = Tensor(
+      layout[(*path, 'b'), index] = Tensor(
         f'{prefix}.lora_B.weight', (num_outputs, config.rank), num_inputs=1
       )
   return layout

@@ -14,7 +14,7 @@ from etils import epath
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import families, rope_parameters
-from exgrpo_jax.huggingface.families import FAMILIES, NUMBERS, Family
+from exgrpo_jax.huggingface.families import FAMILIES, Family
 from exgrpo_jax.policy import model, rotary
 
 # config.json's name of an activation -> ours.
@@ -79,9 +79,12 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   family = _family(values, path)
   defaults = families.DEFAULTS | dict(family.defaults)
   values = {**defaults, **values}
+  # Published checkpoints say num_experts, and those that transformers 5 saved say this.
+  values['num_experts'] = values.get('num_local_experts') or values.get('num_experts')
   _check_supported(values, family, path)
-  fields: dict[str, Any] = {field: values.get(name) for field, name in NUMBERS.items()}
-  for field, hf_name in NUMBERS.items():
+  numbers = families.numbers(family)
+  fields: dict[str, Any] = {field: values.get(name) for field, name in numbers.items()}
+  for field, hf_name in numbers.items():
     if fields[field] is None:
       raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
     if not isinstance(fields[field], (int, float)):
@@ -95,8 +98,7 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   layers = _layers(values, family, fields['num_layers'], path)
   has_windows = 's' in layers or 'w' in layers
   return model.Config(
-    **fields,
-    **families.PLAIN | dict(family.fixed) | _options(values, family, path),
+    **families.PLAIN | dict(family.fixed) | _options(values, family, path) | fields,
     num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
     head_size=values['head_dim'] or fields['width'] // fields['num_heads'],
     layers=layers,
@@ -143,6 +145,10 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
     refuse('layer_types', f'a layer must be {" or ".join(_LAYER_TYPES)}')
   if values.get('use_bidirectional_attention'):
     refuse('use_bidirectional_attention', 'a token must attend to earlier ones alone')
+  if values.get('mlp_only_layers'):
+    refuse('mlp_only_layers', 'all layers must have experts')
+  if 'num_experts' in family.numbers and values.get('decoder_sparse_step', 1) != 1:
+    refuse('decoder_sparse_step', 'all layers must have experts')
   if values.get('mlp_bias'):
     refuse('mlp_bias', 'the MLP has no biases')
   if values.get('attention_bias') and not family.fixed.get('attention_bias'):
@@ -193,7 +199,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
 
 def _default_layers(values: Mapping[str, Any], family: Family, num_layers: int) -> str:
   """The kinds of all layers where config.json does not name their types."""
-  if family.has_window_flag:
+  if family.has_window_flag and family.layers == 'f':
     first = min(values.get('max_window_layers', 28), num_layers)
     return 'f' * first + 's' * (num_layers - first)
   pattern = family.layers
@@ -232,7 +238,7 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     options[family.options['query_scale']] = config.query_scale or config.head_size
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
   return {
-    **{hf_name: getattr(config, field) for field, hf_name in NUMBERS.items()},
+    **{hf_name: getattr(config, field) for field, hf_name in families.numbers(family).items()},
     'architectures': [name],
     'model_type': family.model_type,
     'num_key_value_heads': config.num_kv_heads,

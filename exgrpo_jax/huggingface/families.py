@@ -20,6 +20,7 @@ class Family(NamedTuple):
   model_type: str
   fixed: Mapping[str, Any] = _NOTHING  # field -> its value in all models of the family
   options: Mapping[str, str] = _NOTHING  # field -> the name in config.json that decides it
+  numbers: Mapping[str, str] = _NOTHING  # like NUMBERS, beside or in place of these
   layers: str = 'f'  # kinds of layers where config.json names no layer_types
   has_layer_types: bool = False  # whether config.json may name layer_types
   has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
@@ -87,6 +88,26 @@ FAMILIES = {
     has_window_flag=True,
     defaults=dict(head_dim=128, sliding_window=4096),
     has_gguf=True,
+  ),
+  'Qwen3MoeForCausalLM': Family(
+    'qwen3_moe',
+    fixed=dict(query_key_norm=True),
+    options=_ACTIVATION,
+    numbers=dict(
+      mlp_width='moe_intermediate_size',
+      num_experts='num_experts',
+      experts_per_token='num_experts_per_tok',
+      normalised_experts='norm_topk_prob',
+    ),
+    layers='s',
+    has_window_flag=True,
+    defaults=dict(
+      sliding_window=4096,
+      moe_intermediate_size=768,
+      num_experts=128,
+      num_experts_per_tok=8,
+      norm_topk_prob=False,
+    ),
   ),
   'LlamaForCausalLM': Family('llama', options=_ACTIVATION, has_gguf=True),
   'MistralForCausalLM': Family(
@@ -157,22 +178,31 @@ PLAIN: dict[str, Any] = dict(
   query_scale=0.0,
   attention_cap=0.0,
   logit_cap=0.0,
+  num_experts=0,
+  experts_per_token=0,
+  normalised_experts=False,
 )
+
+
+def numbers(family: Family) -> dict[str, str]:
+  """Field of model.Config -> the name of its number in the family's config.json."""
+  return NUMBERS | dict(family.numbers)
 
 
 def has(family: Family, config: model.Config) -> bool:
   """Whether the family has models like this, but for sizes and the kind of rotary scaling."""
   fields = PLAIN | dict(family.fixed)
-  alike = (
-    field in family.options or getattr(config, field) == value for field, value in fields.items()
-  )
+  alike = all(
+    field in family.options or field in family.numbers or getattr(config, field) == value
+    for field, value in fields.items()
+  ) and bool(config.num_experts) == ('num_experts' in family.numbers)
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
   # Without types of layers, either all have a window or none.
   windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
   ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
   positions = family.no_rope or all(kind.has_positions for kind in kinds)
-  return all(alike) and windows and ropes and positions
+  return alike and windows and ropes and positions
 
 
 def described(config: model.Config) -> str:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from exgrpo_jax.policy import model
 
 ParamPath = tuple[str, ...]  # keys in the nested dict of parameters
+# Where in a parameter one tensor is: () is all of it, else a layer, or a layer and an expert.
+Index = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
@@ -31,23 +33,23 @@ _NORMS = {
 }
 
 
-def of(config: model.Config) -> dict[tuple[ParamPath, int | None], Tensor]:
+def of(config: model.Config) -> dict[tuple[ParamPath, Index], Tensor]:
   """All tensors of a checkpoint, in file order.
 
   Returns:
-    (path, layer) -> Tensor: the path of our parameter in the tree of `model.init`, and the
-    layer within it, or None if the parameter is not stacked over layers.
+    (path, index) -> Tensor: the path of our parameter in the tree of `model.init`, and the tensor's
+    place within it.
   """
   V, D = config.vocab_size, config.width
-  layout: dict[tuple[ParamPath, int | None], Tensor] = {
-    (('embedding_VD',), None): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
+  layout: dict[tuple[ParamPath, Index], Tensor] = {
+    (('embedding_VD',), ()): Tensor(name='model.embed_tokens.weight', shape=(V, D), num_inputs=0)
   }
   for layer in range(config.num_layers):
-    for path, tensor in _layer_tensors(config, f'model.layers.{layer}').items():
-      layout[('layers', *path), layer] = tensor
-  layout[('final_norm', 'scale'), None] = _vector('model.norm.weight', D)
+    for (path, index), tensor in _layer_tensors(config, f'model.layers.{layer}').items():
+      layout[('layers', *path), (layer, *index)] = tensor
+  layout[('final_norm', 'scale'), ()] = _vector('model.norm.weight', D)
   if not config.tied_embeddings:
-    layout[('unembedding_DV',), None] = _projection('lm_head.weight', D, V)
+    layout[('unembedding_DV',), ()] = _projection('lm_head.weight', D, V)
   return layout
 
 
@@ -61,18 +63,15 @@ def text_name(name: str) -> str | None:
   return name.removeprefix('language_model.').replace('model.language_model.', 'model.', 1)
 
 
-def _layer_tensors(config: model.Config, prefix: str) -> dict[ParamPath, Tensor]:
-  D, F, H = config.width, config.mlp_width, config.head_size
+def _layer_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
+  D, H = config.width, config.head_size
   query, kv = config.num_heads * H, config.num_kv_heads * H
-  attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
+  attention = f'{prefix}.self_attn'
   layout: dict[ParamPath, Tensor] = {
     ('attention', 'query_DNH'): _projection(f'{attention}.q_proj.weight', D, query),
     ('attention', 'key_DGH'): _projection(f'{attention}.k_proj.weight', D, kv),
     ('attention', 'value_DGH'): _projection(f'{attention}.v_proj.weight', D, kv),
     ('attention', 'out_NHD'): _projection(f'{attention}.o_proj.weight', query, D, num_inputs=2),
-    ('mlp', 'gate_DF'): _projection(f'{mlp}.gate_proj.weight', D, F),
-    ('mlp', 'up_DF'): _projection(f'{mlp}.up_proj.weight', D, F),
-    ('mlp', 'down_FD'): _projection(f'{mlp}.down_proj.weight', F, D),
   }
   for path, name in _NORMS[config.norms].items():
     layout[path, 'scale'] = _vector(f'{prefix}.{name}.weight', D)
@@ -86,6 +85,22 @@ def _layer_tensors(config: model.Config, prefix: str) -> dict[ParamPath, Tensor]
     sizes = (query, kv) if config.norm_all_heads else (H, H)
     for (name, own), size in zip([('q_norm', 'query_norm'), ('k_norm', 'key_norm')], sizes):
       layout['attention', own, 'scale'] = _vector(f'{attention}.{name}.weight', size)
+  whole: dict[tuple[ParamPath, Index], Tensor] = {
+    (path, ()): tensor for path, tensor in layout.items()
+  }
+  return whole | _mlp_tensors(config, f'{prefix}.mlp')
+
+
+def _mlp_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, Index], Tensor]:
+  D, F, E = config.width, config.mlp_width, config.num_experts
+  layout: dict[tuple[ParamPath, Index], Tensor] = {}
+  if E:
+    layout[('mlp', 'router_DE'), ()] = _projection(f'{prefix}.gate.weight', D, E)
+  letter = 'E' if E else ''
+  for index, module in [((e,), f'{prefix}.experts.{e}') for e in range(E)] or [((), prefix)]:
+    layout[('mlp', f'gate_{letter}DF'), index] = _projection(f'{module}.gate_proj.weight', D, F)
+    layout[('mlp', f'up_{letter}DF'), index] = _projection(f'{module}.up_proj.weight', D, F)
+    layout[('mlp', f'down_{letter}FD'), index] = _projection(f'{module}.down_proj.weight', F, D)
   return layout
 
 

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax.huggingface import gguf_file, safetensors_files, tensor_names
-from exgrpo_jax.huggingface.tensor_names import ParamPath, Tensor
+from exgrpo_jax.huggingface.tensor_names import Index, ParamPath, Tensor
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import hosts
 
@@ -54,16 +54,16 @@ def load(
   leaves: dict[ParamPath, jax.Array] = {}
   vectors = []
   for name, reader in _slices(folder, tensors, config.head_size):
-    tensor, (path, layer) = tensors[name], keys[name]
+    tensor, (path, index) = tensors[name], keys[name]
     if len(tensor.shape) == 1:
       vectors.append(reader[:].tobytes())
     like = _get(shapes, path)
-    if layer is None:
+    if not index:
       leaves[path] = _read(reader, tensor, like)
       continue
     if path not in leaves:
       leaves[path] = jnp.zeros(like.shape, like.dtype, device=like.sharding)
-    leaves[path] = _set_layer(leaves[path], _read(reader, tensor, _one_layer(like)), layer)
+    leaves[path] = _set(leaves[path], _read(reader, tensor, _one_of(like, index)), index)
   # No host reads the matrices in full, but different checkpoints differ in their vectors too.
   hosts.check_same(str(folder), 'the weights', lambda: b''.join(vectors))
   return _nest(leaves)
@@ -83,17 +83,18 @@ def _slices(
       yield from slices.items()
 
 
-def _one_layer(stack: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-  """Shape, dtype and sharding of one layer of a stack."""
+def _one_of(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
+  """Shape, dtype and sharding of what a stack has at an index."""
   sharding = stack.sharding
   assert isinstance(sharding, NamedSharding), sharding
-  layer_sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-  return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=layer_sharding)
+  of_one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(index) :]))
+  return jax.ShapeDtypeStruct(stack.shape[len(index) :], stack.dtype, sharding=of_one)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _set_layer(stack: jax.Array, value: jax.Array, layer: int) -> jax.Array:
-  return jax.lax.dynamic_update_index_in_dim(stack, value, layer, 0)
+def _set(stack: jax.Array, value: jax.Array, index: Index) -> jax.Array:
+  whole = (*index, *(0,) * value.ndim)
+  return jax.lax.dynamic_update_slice(stack, value[(None,) * len(index)], whole)
 
 
 def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -169,8 +170,8 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
   for file, shard in zip(names, shards):
     arrays = {
-      tensor.name: gathered(params, path, layer, tensor, dtype)
-      for (path, layer), tensor in shard.items()
+      tensor.name: gathered(params, path, index, tensor, dtype)
+      for (path, index), tensor in shard.items()
     }
     if hosts.is_first():
       safetensors_files.write(folder / file, arrays)
@@ -187,8 +188,8 @@ def save(
 
 
 def _split(
-  tensors: Mapping[tuple[ParamPath, int | None], Tensor], itemsize: int, limit: int
-) -> list[dict[tuple[ParamPath, int | None], Tensor]]:
+  tensors: Mapping[tuple[ParamPath, Index], Tensor], itemsize: int, limit: int
+) -> list[dict[tuple[ParamPath, Index], Tensor]]:
   """Distributes the tensors, in order, over files of at most `limit` bytes."""
   shards, size = [{}], 0
   for key, tensor in tensors.items():
@@ -201,11 +202,11 @@ def _split(
 
 
 def gathered(
-  params: model.Params, path: ParamPath, layer: int | None, tensor: Tensor, dtype: str
+  params: model.Params, path: ParamPath, index: Index, tensor: Tensor, dtype: str
 ) -> np.ndarray:
   """The whole tensor on this host, as its file has it; a collective operation."""
   weight = _get(params, path)
-  param = (weight if layer is None else _merged_layer(weight, layer)).astype(dtype)
+  param = (_merged(weight, index) if index else weight).astype(dtype)
   array = np.asarray(
     param if param.is_fully_addressable else multihost_utils.process_allgather(param, tiled=True)
   )
@@ -216,8 +217,8 @@ def gathered(
 
 
 @jax.jit
-def _merged_layer(stack: lora.Weight, layer: int) -> jax.Array:
-  return lora.merged(jax.tree.map(lambda leaf: leaf[layer], stack))
+def _merged(stack: lora.Weight, index: Index) -> jax.Array:
+  return lora.merged(jax.tree.map(lambda leaf: leaf[index], stack))
 
 
 # ---- Trees ----

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy import shards
 from exgrpo_jax.policy.bits import from_bits, to_bits
 
 MULTIPLE = 128  # of the positions of `Dense`: blocks of kernels divide them
@@ -65,7 +65,7 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
   A flat scatter, because XLA:TPU makes a vmapped dynamic_update_slice a loop over rows. Each
   device scatters into its own rows and heads: GSPMD cannot know where a flat index points.
   """
-  write = sharding.per_shard(
+  write = shards.per_shard(
     _write_rows, (_CACHE_AXES, ('batch', 'kv_heads', None), ('batch',)), _CACHE_AXES
   )
   position_B = jnp.asarray(position_B)

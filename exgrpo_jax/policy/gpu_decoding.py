@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy import shards
 from exgrpo_jax.policy.dense_cache import Dense
 
 _AXES = ('batch', 'kv_heads', None, None)
@@ -46,7 +46,7 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0
     return mixed_M1RH.reshape(query_BGRH.shape)
 
   # By key/value heads, so that where the mesh replicates these it replicates their queries.
-  per_shard = sharding.per_shard(attend_shard, (_AXES, _AXES, _AXES, ('batch',)), _AXES)
+  per_shard = shards.per_shard(attend_shard, (_AXES, _AXES, _AXES, ('batch',)), _AXES)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   mixed_BGRH = per_shard(query_BGRH, layer.key_BGSH, layer.value_BGSH, jnp.asarray(position_B))
   return mixed_BGRH.reshape(B, N, H)

@@ -1,7 +1,4 @@
-"""The decoder's Flax modules: names, shapes, logical axes and initial values of its parameters.
-
-Further shape letter: F hidden units of the MLP.
-"""
+"""The decoder's Flax modules: names, shapes, logical axes and initial values of its parameters."""
 
 import functools
 import math
@@ -14,8 +11,10 @@ from flax import nnx
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, kv_cache, sharding
+from exgrpo_jax.policy.initial_values import normal, residual_scale
 from exgrpo_jax.policy.kv_cache import LayerCache
 from exgrpo_jax.policy.lora import product
+from exgrpo_jax.policy.mlp import MLP, Experts, Routing
 from exgrpo_jax.policy.rotary import Rotation, rotate
 from exgrpo_jax.policy.shape import Config
 
@@ -38,36 +37,15 @@ class RMSNorm(nnx.Module):
     return (normed * (scale + self.offset if self.offset else scale)).astype(x.dtype)
 
 
-class MLP(nnx.Module):
-  """SwiGLU or GEGLU (arXiv:2002.05202)."""
-
-  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-    D, F = config.width, config.mlp_width
-    self.activation = config.activation
-    self.gate_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
-    self.up_DF = _normal(config, rngs, (D, F), ('embed', 'mlp'))
-    self.down_FD = _normal(config, rngs, (F, D), ('mlp', 'embed'), _residual_scale(config))
-
-  def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    """down(activation(gate(x)) * up(x)), in x's dtype."""
-    gate_DF, up_DF, down_FD = (
-      kernel.get_value() for kernel in (self.gate_DF, self.up_DF, self.down_FD)
-    )
-    gated_BTF = _gate(self.activation, product(x_BTD, gate_DF), product(x_BTD, up_DF))
-    return product(gated_BTF, down_FD)
-
-
 class Attention(nnx.Module):
   """Causal attention with rotary positions and grouped key/value heads."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     D, N, G, H = config.width, config.num_heads, config.num_kv_heads, config.head_size
-    self.query_DNH = _normal(config, rngs, (D, N, H), ('embed', 'heads', None))
-    self.key_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
-    self.value_DGH = _normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
-    self.out_NHD = _normal(
-      config, rngs, (N, H, D), ('heads', None, 'embed'), _residual_scale(config)
-    )
+    self.query_DNH = normal(config, rngs, (D, N, H), ('embed', 'heads', None))
+    self.key_DGH = normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.value_DGH = normal(config, rngs, (D, G, H), ('embed', 'kv_heads', None))
+    self.out_NHD = normal(config, rngs, (N, H, D), ('heads', None, 'embed'), residual_scale(config))
     if config.attention_bias:
       self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', 'head'))
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
@@ -171,7 +149,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-  """One layer: attention, then the MLP, each with its norms and a residual connection."""
+  """One layer: attention, then MLP or experts, each with its norms and a residual connection."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     def norm() -> RMSNorm:
@@ -183,7 +161,7 @@ class Block(nnx.Module):
     if self.after:
       self.attention_post_norm, self.mlp_post_norm = norm(), norm()
     self.attention = Attention(config, rngs)
-    self.mlp = MLP(config, rngs)
+    self.mlp = Experts(config, rngs) if config.num_experts else MLP(config, rngs)
 
   def __call__(
     self,
@@ -193,8 +171,12 @@ class Block(nnx.Module):
     cache: LayerCache | None,
     position_BT: Array | None = None,
     segments: Segments | None = None,
-  ) -> tuple[jax.Array, LayerCache]:
-    """The residual stream after the layer, and the layer's cache; see `Attention`."""
+    chosen_BTC: Array | None = None,
+  ) -> tuple[jax.Array, LayerCache, Routing | None]:
+    """The residual stream after the layer, its cache, and with experts its routing.
+
+    See `Attention` and `Experts`.
+    """
     mixed_BTD, cache = self.attention(
       self.attention_norm(x_BTD) if self.before else x_BTD,
       rotation,
@@ -204,9 +186,13 @@ class Block(nnx.Module):
       segments,
     )
     x_BTD += self.attention_post_norm(mixed_BTD) if self.after else mixed_BTD
-    mixed_BTD = self.mlp(self.mlp_norm(x_BTD) if self.before else x_BTD)
+    normed_BTD, routing = self.mlp_norm(x_BTD) if self.before else x_BTD, None
+    if isinstance(self.mlp, Experts):
+      mixed_BTD, routing = self.mlp(normed_BTD, chosen_BTC)
+    else:
+      mixed_BTD = self.mlp(normed_BTD)
     x_BTD += self.mlp_post_norm(mixed_BTD) if self.after else mixed_BTD
-    return sharding.constrain(x_BTD, ('batch', None, None)), cache
+    return sharding.constrain(x_BTD, ('batch', None, None)), cache, routing
 
 
 class EmbeddingAndHead(nnx.Module):
@@ -214,33 +200,7 @@ class EmbeddingAndHead(nnx.Module):
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     V, D = config.vocab_size, config.width
-    self.embedding_VD = _normal(config, rngs, (V, D), ('vocab', 'embed'))
+    self.embedding_VD = normal(config, rngs, (V, D), ('vocab', 'embed'))
     self.final_norm = RMSNorm(config, config.width, 'embed')
     if not config.tied_embeddings:
-      self.unembedding_DV = _normal(config, rngs, (D, V), ('embed', 'vocab'))
-
-
-# Hidden activations of the MLP are the widest of all: the backward pass keeps only these two.
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
-def _gate(activation: str, gate_BTF: jax.Array, up_BTF: jax.Array) -> jax.Array:
-  return _ACTIVATIONS[activation](gate_BTF) * up_BTF
-
-
-_ACTIVATIONS = {'silu': jax.nn.silu, 'gelu': functools.partial(jax.nn.gelu, approximate=True)}
-
-
-def _normal(
-  config: Config,
-  rngs: nnx.Rngs,
-  shape: tuple[int, ...],
-  logical_axes: tuple[str | None, ...],
-  scale: float = 1.0,
-) -> nnx.Param:
-  std = scale / math.sqrt(config.width)
-  value = std * jax.random.normal(rngs(), shape, jnp.float32)
-  return nnx.Param(value, logical_axes=logical_axes)
-
-
-def _residual_scale(config: Config) -> float:
-  # Two projections per layer add to the residual stream: its variance must not grow with depth.
-  return 1 / math.sqrt(2 * config.num_layers)
+      self.unembedding_DV = normal(config, rngs, (D, V), ('embed', 'vocab'))

@@ -106,6 +106,11 @@ def shapes(config: Config, params: Params) -> Params:
   layers: Params = {}
   for name in config.targets:
     target = TARGETS[name]
+    if target.name not in params['layers'][target.module]:
+      raise InputError(
+        f"config.lora.targets={config.targets} has '{name}', and experts get no adapters: leave it "
+        'out, as well as the other projections of the MLP.'
+      )
     a, b = _shapes(config, name, params['layers'][target.module][target.name])
     layers.setdefault(target.module, {})[target.name] = {'a': a, 'b': b}
   return {'layers': layers}

@@ -183,7 +183,7 @@ def hidden_states(
       rotation = jax.tree.map(lambda table: table[number], stacked)
       if len({kind.is_local for kind in kinds}) > 1:
         is_local = jnp.array([kind.is_local for kind in kinds])[number]
-    x_BTD, _ = _block(config, layer)(x_BTD, rotation, is_local, None, segments=segments)
+    x_BTD, _, _ = _block(config, layer)(x_BTD, rotation, is_local, None, segments=segments)
     return x_BTD, None
 
   if remat != 'none':
@@ -285,7 +285,7 @@ def _apply_layers(
   rotations = _rotations(config, position_BT)
   new_cache = []
   for layer, layer_cache, kind in zip(params['layers'], cache, config.kinds, strict=True):
-    x_BTD, new_layer_cache = _block(config, layer)(
+    x_BTD, new_layer_cache, _ = _block(config, layer)(
       x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT
     )
     new_cache.append(new_layer_cache)

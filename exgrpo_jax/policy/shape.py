@@ -42,7 +42,14 @@ class Config:
     2, '[1, inf)', 'key/value heads, each serving equally many query heads'
   )
   head_size: int = setting(128, '[2, inf)', 'size of one head, even')
-  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP')
+  mlp_width: int = setting(8960, '[1, inf)', 'hidden units of the MLP, or of each expert')
+  num_experts: int = setting(
+    0, '[0, inf)', 'MLPs that a router chooses from for each token, as in Qwen3 MoE; 0 is one MLP'
+  )
+  experts_per_token: int = setting(0, '[0, inf)', 'how many of them; 0 without experts')
+  normalised_experts: bool = setting(
+    False, None, "the weights of a token's experts are scaled to a sum of 1"
+  )
   activation: str = setting(
     'silu', ('silu', 'gelu'), "of the MLP's gate; gelu by its approximation with tanh, as in Gemma"
   )
@@ -103,6 +110,11 @@ class Config:
         f"config.model.layers='{self.layers}' must be letters of {', '.join(KINDS)}, one for each "
         'layer, repeated where there are fewer.'
       )
+    if not min(1, self.num_experts) <= self.experts_per_token <= self.num_experts:
+      raise InputError(
+        f'config.model.experts_per_token={self.experts_per_token} must be at least 1 and at most '
+        f'config.model.num_experts={self.num_experts}, or both 0.'
+      )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):
       raise InputError(
@@ -133,6 +145,7 @@ def _check_mesh(config: Config, mesh: Mesh, place: str) -> None:
     'heads': 'num_heads',
     'kv_heads': 'num_kv_heads',
     'mlp': 'mlp_width',
+    'experts': 'num_experts',
     'vocab': 'vocab_size',
   }.items():
     names, devices = sharding.split(mesh, axis)

@@ -6,15 +6,18 @@ across devices. Decoding reads all weights for every token, so it must not gathe
 replicated over the data axis and split by heads, hidden units and vocabulary over the tensor axis.
 Both meshes have the same axes, so one table of rules serves both.
 
-The only file that names mesh axes. All other code uses logical axes ('batch', 'embed',
-'heads', ...). A dimension that its mesh axes do not divide evenly is replicated: with two
-key/value heads on a tensor axis of four, each device of that axis holds both, which costs
-memory but is always correct.
+The only file that names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads',
+...). A dimension that its mesh axes do not divide evenly is replicated: with two
+key/value heads on a tensor axis of four, each device of that axis holds both, which costs memory
+but is always correct.
+
+Experts are split over an axis of their own, which splits rows too: a layer's experts see the rows
+of all devices along it (`over_experts`).
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,18 +27,19 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 
-_MESH_AXES = ('data', 'fsdp', 'tensor')
+_MESH_AXES = ('data', 'fsdp', 'expert', 'tensor')
 
-# Rows are split over both data axes. Parameters are split over fsdp by width and over tensor by
-# heads, hidden units and vocabulary, so no parameter uses a mesh axis twice.
+# Rows are split over all axes but tensor. Parameters are split over fsdp by width, over expert by
+# experts, and over tensor by heads, hidden units and vocabulary: none uses a mesh axis twice.
 _RULES: dict[str, tuple[str, ...]] = {
-  'batch': ('data', 'fsdp'),
-  'outer_batch': ('data',),  # rows of activations whose width is split over fsdp
+  'batch': ('data', 'fsdp', 'expert'),
+  'outer_batch': ('data', 'expert'),  # rows of activations whose width is split over fsdp
   'embed': ('fsdp',),
   'heads': ('tensor',),
   'kv_heads': ('tensor',),
   'head': ('fsdp',),  # entries of one head in biases and norm scales, which have no width
   'mlp': ('tensor',),
+  'experts': ('expert',),
   'vocab': ('tensor',),
 }
 
@@ -49,6 +53,9 @@ class TrainingConfig:
   )
   fsdp: int = setting(
     -1, '[-1, inf)', 'devices that split the rows and the parameters; -1 takes the rest'
+  )
+  expert: int = setting(
+    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
   )
   tensor: int = setting(
     1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
@@ -66,6 +73,9 @@ class DecodingConfig:
     -1,
     '[-1, inf)',
     'devices that split the responses and replicate the parameters; -1 takes the rest',
+  )
+  expert: int = setting(
+    1, '[-1, inf)', 'devices that split the rows and the experts; -1 takes the rest'
   )
   tensor: int = setting(
     1, '[-1, inf)', 'devices that split heads, hidden units and vocabulary; -1 takes the rest'
@@ -136,7 +146,7 @@ def spec(
     shape: the array's; a dimension that its mesh axes do not divide is replicated.
   """
   return PartitionSpec(
-    *(_mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
+    *(mesh_axes(axis_sizes, name, size) for name, size in zip(logical_axes, shape, strict=True))
   )
 
 
@@ -145,10 +155,15 @@ def named(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]) 
   return NamedSharding(mesh, spec(mesh.shape, logical_axes, shape))
 
 
+def axes(logical_axis: str) -> tuple[str, ...]:
+  """The mesh axes that split a logical axis."""
+  return _RULES[logical_axis]
+
+
 def split(mesh: Mesh, logical_axis: str) -> tuple[str, int]:
   """The mesh axes that split a logical axis, joined by '*', and into how many shards."""
-  axes = _RULES[logical_axis]
-  return '*'.join(axes), math.prod(mesh.shape[axis] for axis in axes)
+  names = axes(logical_axis)
+  return '*'.join(names), math.prod(mesh.shape[name] for name in names)
 
 
 def batch(mesh: Mesh, num_rows: int) -> NamedSharding:
@@ -200,7 +215,7 @@ def constrain(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
   Raises:
     RuntimeError: there is no mesh in context.
   """
-  mesh = _mesh_in_context('constrain')
+  mesh = mesh_in_context('sharding.constrain')
   return jax.lax.with_sharding_constraint(x, spec(mesh.shape, logical_axes, x.shape))
 
 
@@ -215,12 +230,20 @@ def gathered(x: jax.Array, logical_axes: Sequence[str | None], meshes: Meshes) -
   if training.shape['fsdp'] == training.size and any(
     wide and size % training.size == 0 for wide, size in zip(is_width, x.shape, strict=True)
   ):
-    # Each device has a part of the width. One all-to-all along the tensor axis, then one all-gather
-    # along the data axis: no device ever holds the whole.
-    steps = [
-      (decoding, [('data', 'tensor') if wide else None for wide in is_width]),
-      (decoding, [('data',) if wide else axes for wide, axes in zip(is_width, target)]),
-    ]
+    # Each device has a part of the width. An all-to-all along each axis that splits another
+    # dimension then, and an all-gather along the others: no device ever holds the whole.
+    steps, width, moved = [], ['data', 'expert', 'tensor'], [list[str]() for _ in target]
+    steps.append((decoding, [tuple(width) if wide else None for wide in is_width]))
+    for axis in ('tensor', 'expert'):
+      dims = [dim for dim, axes in enumerate(target) if axis in (axes or ())]
+      if axis == 'expert' and not dims:
+        continue
+      width.remove(axis)
+      for dim in dims:
+        moved[dim].append(axis)
+      steps.append(
+        (decoding, [tuple(width) if wide else (*to,) or None for wide, to in zip(is_width, moved)])
+      )
   else:
     layout = spec(training.shape, logical_axes, x.shape)
     steps = [(training, [None if wide else axes for wide, axes in zip(is_width, layout)])]
@@ -241,59 +264,24 @@ def num_shards(logical_axis: str, size: int) -> int:
   Raises:
     RuntimeError: there is no mesh in context.
   """
-  mesh = _mesh_in_context('num_shards')
-  axes = _mesh_axes(mesh.shape, logical_axis, size) or ()
+  mesh = mesh_in_context('sharding.num_shards')
+  axes = mesh_axes(mesh.shape, logical_axis, size) or ()
   return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def per_shard(
-  function: Callable[..., jax.Array],
-  in_axes: Sequence[Sequence[str | None]],
-  out_axes: Sequence[str | None],
-) -> Callable[..., jax.Array]:
-  """`function`, applied by each device to its own shards, on the mesh of `jax.set_mesh`.
-
-  For what GSPMD cannot partition, such as a Pallas kernel; `function` must not need data from
-  other shards. On a mesh of one device it is `function` itself.
-
-  Args:
-    function: from arrays to one array.
-    in_axes: the logical axes of each argument. An axis is split if the mesh divides it in
-      every argument that has it.
-    out_axes: the result's logical axes, each of which some argument has.
+def mesh_in_context(caller: str) -> AbstractMesh:
+  """The mesh of `jax.set_mesh`, which `caller` needs.
 
   Raises:
-    RuntimeError: there is no mesh in context.
+    RuntimeError: there is none.
   """
-  mesh = _mesh_in_context('per_shard')
-  if mesh.size == 1:
-    return function
-
-  def call(*args: jax.Array) -> jax.Array:
-    mesh_axes: dict[str | None, tuple[str, ...] | None] = {}
-    for x, axes in zip(args, in_axes, strict=True):
-      for name, size in zip(axes, x.shape, strict=True):
-        dividing = _mesh_axes(mesh.shape, name, size)
-        mesh_axes[name] = mesh_axes.get(name, dividing) and dividing
-    # check_vma is off: Pallas kernels do not declare over which axes their results vary.
-    return jax.shard_map(
-      function,
-      in_specs=tuple(PartitionSpec(*map(mesh_axes.get, axes)) for axes in in_axes),
-      out_specs=PartitionSpec(*map(mesh_axes.get, out_axes)),
-      check_vma=False,
-    )(*args)
-
-  return call
-
-
-def _mesh_in_context(caller: str) -> AbstractMesh:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
-    raise RuntimeError(f'sharding.{caller} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
+    raise RuntimeError(f'{caller} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
   return mesh
 
 
-def _mesh_axes(
+def mesh_axes(
   axis_sizes: Mapping[str, int], logical_axis: str | None, size: int
 ) -> tuple[str, ...] | None:
   """The mesh axes that split a dimension of `size`; None where it is replicated."""

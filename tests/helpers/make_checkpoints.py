@@ -58,6 +58,16 @@ CASES = {
     dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1),
   ),
   'qwen3_wide_heads': ('Qwen3', dict(head_dim=12)),
+  'qwen3_experts': (
+    'Qwen3Moe',
+    dict(
+      head_dim=12,
+      moe_intermediate_size=24,
+      num_experts=6,
+      num_experts_per_tok=3,
+      norm_topk_prob=True,
+    ),
+  ),
   'llama3_scaled_rope': ('Llama', dict(rope_parameters=LLAMA3)),
   'llama_shards': (
     'Llama',

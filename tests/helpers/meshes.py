@@ -13,12 +13,13 @@ def make_mesh(data, fsdp, tensor):
 
 
 def make_meshes(training, decoding):
-  """Meshes of all devices for training and decoding, of the sizes (data, fsdp, tensor)."""
-  assert decoding[1] == 1, decoding
+  """Meshes of all devices for training and decoding, of the sizes (data, fsdp, tensor, expert)."""
+  (data, fsdp, tensor, *expert), (of_rows, one, split, *of_experts) = training, decoding
+  assert one == 1, decoding
   return sharding.make_meshes(
     sharding.Config(
-      training=sharding.TrainingConfig(*training),
-      decoding=sharding.DecodingConfig(data=decoding[0], tensor=decoding[2]),
+      training=sharding.TrainingConfig(data, fsdp, *expert or [1], tensor),
+      decoding=sharding.DecodingConfig(of_rows, *of_experts or [1], split),
     )
   )
 

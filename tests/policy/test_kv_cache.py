@@ -49,7 +49,7 @@ def test_platform_and_shape_decide_the_backend(platform, dtype, G, H, backend):
   ],
 )
 def test_the_mesh_decides_what_the_kernel_can_read(G, tensor, backend):
-  mesh = jax.sharding.AbstractMesh((1, 1, tensor), ('data', 'fsdp', 'tensor'))
+  mesh = jax.sharding.AbstractMesh((1, 1, 1, tensor), ('data', 'fsdp', 'expert', 'tensor'))
   none = jax.sharding.AbstractMesh((), ())  # between meshes of different sizes
   with jax.sharding.use_abstract_mesh(none), jax.sharding.use_abstract_mesh(mesh):
     assert kv_cache.backend_for('tpu', G, 128, 'bfloat16') == backend

@@ -97,6 +97,9 @@ GEMMA_LIKE = dataclasses.replace(
 VARIANTS = {
   'llama': CONFIG,
   'gemma': GEMMA_LIKE,
+  'experts': dataclasses.replace(
+    CONFIG, num_experts=8, experts_per_token=3, normalised_experts=True, tied_embeddings=False
+  ),
   'olmo': dataclasses.replace(GEMMA_LIKE, layers='s', norms='after', norm_offset=False),
 }
 
@@ -175,6 +178,8 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
   [
     ({'num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide config.model.num_heads=4'),
     ({'head_size': 7}, 'config.model.head_size=7 must be even'),
+    ({'num_experts': 4}, 'config.model.experts_per_token=0 must be at least 1 and at most '),
+    ({'experts_per_token': 1}, 'must be at least 1 and at most config.model.num_experts=0, or'),
     ({'dtype': 'float16'}, "config.model.dtype='float16' must be one of float32, bfloat16"),
   ],
 )
@@ -184,22 +189,24 @@ def test_an_impossible_shape_is_refused(change, message):
 
 
 def test_a_mesh_that_cannot_split_the_model_evenly_is_refused():
-  config = dataclasses.replace(CONFIG, num_heads=12, num_kv_heads=4, vocab_size=96)
-  whole = (1, 1, 1)
+  changes = dict(num_heads=12, num_kv_heads=4, vocab_size=96, num_experts=6, experts_per_token=2)
+  config = dataclasses.replace(CONFIG, **changes)
+  whole = (1, 1, 1, 1)
   refused = {
-    ((1, 5, 1), whole): 'training.fsdp=5 must divide config.model.width=32: each device',
-    ((1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12: each device',
-    (whole, (1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12: each device',
-    (whole, (1, 1, 6)): 'decoding.tensor=6 must divide config.model.num_kv_heads=4, or be a',
+    ((1, 5, 1, 1), whole): 'training.fsdp=5 must divide config.model.width=32: each device',
+    ((1, 1, 1, 5), whole): 'training.tensor=5 must divide config.model.num_heads=12: each device',
+    (whole, (1, 1, 1, 5)): 'decoding.tensor=5 must divide config.model.num_heads=12: each device',
+    (whole, (1, 1, 1, 6)): 'decoding.tensor=6 must divide config.model.num_kv_heads=4, or be a',
+    (whole, (1, 1, 4, 1)): 'decoding.expert=4 must divide config.model.num_experts=6: each device',
   }
 
   def check(*sizes):
-    axes = 'data', 'fsdp', 'tensor'
+    axes = 'data', 'fsdp', 'expert', 'tensor'
     meshes = (jax.sharding.AbstractMesh(shape, axes) for shape in sizes)
     shape.check_meshes(config, sharding.Meshes(*meshes))
 
   for sizes, message in refused.items():
     with pytest.raises(InputError, match=re.escape(f'config.mesh.{message}')):
       check(*sizes)
-  for sizes in ((5, 1, 1), (1, 8, 4), (1, 1, 2), (1, 1, 12)):  # 12 is a multiple of 4
+  for sizes in ((5, 1, 1, 1), (1, 8, 3, 4), (1, 1, 1, 2), (1, 1, 1, 12)):  # 12 is a multiple of 4
     check(sizes, sizes)

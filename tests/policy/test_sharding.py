@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import sharding
+from exgrpo_jax.policy import sharding, shards
 
-SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
+SIZES = {'data': 2, 'fsdp': 2, 'expert': 2, 'tensor': 2}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,8 @@ SIZES = {'data': 2, 'fsdp': 2, 'tensor': 2}
     (('embed', 'mlp'), (4, 4), (('fsdp',), ('tensor',))),
     (('vocab', 'embed'), (4, 4), (('tensor',), ('fsdp',))),
     (('embed', 'heads', None), (4, 4, 3), (('fsdp',), ('tensor',), None)),
-    (('batch', None), (8, 3), (('data', 'fsdp'), None)),
+    (('batch', None), (8, 3), (('data', 'fsdp', 'expert'), None)),
+    (('experts', 'embed', 'mlp'), (4, 4, 4), (('expert',), ('fsdp',), ('tensor',))),
   ],
 )
 def test_logical_axes_map_to_mesh_axes(axes, shape, expected):
@@ -30,22 +31,26 @@ def test_logical_axes_map_to_mesh_axes(axes, shape, expected):
 
 def test_a_dimension_that_does_not_divide_is_replicated():
   assert sharding.spec(SIZES, ('embed', 'kv_heads'), (4, 3)) == PartitionSpec(('fsdp',), None)
-  assert sharding.spec(SIZES, ('batch',), (6,)) == PartitionSpec(None)  # 6 rows, 4 devices
+  assert sharding.spec(SIZES, ('batch',), (6,)) == PartitionSpec(None)  # 6 rows, 8 devices
 
 
 @pytest.mark.parametrize(
   ('training', 'decoding', 'message'),
   [
-    ((-1, -1, 1), (1, 1), 'training data=-1, fsdp=-1, tensor=1 must hold at most one -1'),
-    ((1, 1, 1), (-1, -1), 'decoding data=-1, tensor=-1 must hold at most one -1'),
+    (
+      (-1, -1, 1),
+      (1, 1),
+      'training data=-1, fsdp=-1, expert=1, tensor=1 must hold at most one -1',
+    ),
+    ((1, 1, 1), (-1, -1), 'decoding data=-1, expert=1, tensor=-1 must hold at most one -1'),
     ((1, 1, 0), (1, 1), 'training.tensor=0 must be at least 1'),
     ((1, 1, 1), (0, 1), 'decoding.data=0 must be at least 1'),
   ],
 )
 def test_impossible_sizes_are_refused(training, decoding, message):
   values = {
-    'training': dict(zip(('data', 'fsdp', 'tensor'), training)),
-    'decoding': dict(zip(('data', 'tensor'), decoding)),
+    'training': dict(zip(('data', 'fsdp', 'tensor'), training), expert=1),
+    'decoding': dict(zip(('data', 'tensor'), decoding), expert=1),
   }
   with pytest.raises(InputError, match=re.escape(f'config.mesh.{message}')):
     config_lib.build(sharding.Config, values, 'config.mesh')
@@ -61,18 +66,18 @@ def test_sizes_must_multiply_to_the_number_of_devices():
 
 def test_one_axis_takes_the_rest():
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
-  assert dict(mesh.shape) == {'data': 1, 'fsdp': jax.device_count(), 'tensor': 1}
+  assert dict(mesh.shape) == {'data': 1, 'fsdp': jax.device_count(), 'expert': 1, 'tensor': 1}
   assert mesh.are_all_axes_auto
 
 
 def test_without_a_mesh_in_context_the_error_says_what_is_missing():
   calls = {
-    'constrain': lambda: sharding.constrain(jnp.ones((2, 3)), ('batch', None)),
-    'num_shards': lambda: sharding.num_shards('batch', 2),
-    'per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
+    'sharding.constrain': lambda: sharding.constrain(jnp.ones((2, 3)), ('batch', None)),
+    'sharding.num_shards': lambda: sharding.num_shards('batch', 2),
+    'shards.per_shard': lambda: shards.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
   }
   for name, call in calls.items():
-    message = re.escape(f'sharding.{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
+    message = re.escape(f'{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
     with without_mesh(), pytest.raises(RuntimeError, match=message):
       call()
 
@@ -88,7 +93,7 @@ def without_mesh():
 
 def test_one_device_holds_everything():
   assert sharding.num_shards('batch', 2) == 1
-  assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
+  assert shards.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
   np.testing.assert_array_equal(sharding.constrain(x, ('batch', None)), x)
 

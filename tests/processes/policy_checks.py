@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from exgrpo_jax.algorithm import objective
-from exgrpo_jax.policy import attention, logprobs, model, sharding
+from exgrpo_jax.policy import attention, logprobs, model, sharding, shards
 from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
 from tests.helpers.meshes import initial_params, make_mesh, make_meshes, one_device, shard_shape
@@ -28,7 +28,7 @@ CHECKS = Checks()
 @CHECKS.add
 def arrays_and_activations_are_split_where_their_sizes_divide():
   mesh, rows, kernel = make_mesh(2, -1, 2), jnp.arange(24.0).reshape(8, 3), jnp.ones((4, 6))
-  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}, mesh
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'expert': 1, 'tensor': 2}, mesh
   for x, placement, expected in (
     (rows, sharding.batch(mesh, 8), (2, 3)),
     (rows[:6], sharding.batch(mesh, 6), (6, 3)),  # four shards do not divide six rows
@@ -46,8 +46,12 @@ def arrays_and_activations_are_split_where_their_sizes_divide():
 @CHECKS.add
 def training_and_decoding_have_the_same_devices_in_the_same_order():
   meshes = make_meshes((1, -1, 1), (-1, 1, 2))
-  assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1}, meshes.training
-  assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}, meshes.decoding
+  assert dict(meshes.training.shape) == {'data': 1, 'fsdp': 8, 'expert': 1, 'tensor': 1}, (
+    meshes.training
+  )
+  assert dict(meshes.decoding.shape) == {'data': 4, 'fsdp': 1, 'expert': 1, 'tensor': 2}, (
+    meshes.decoding
+  )
   assert list(meshes.training.devices.flat) == list(meshes.decoding.devices.flat)
 
 
@@ -62,7 +66,7 @@ def per_shard_applies_a_function_to_the_shards_of_each_device():
   def halve(num_columns):
     x = jnp.arange(8.0 * 4).reshape(8, 4)
     in_axes = [('batch', 'heads'), ('heads',), ('heads',)]
-    by_shard = sharding.per_shard(first_half, in_axes, ('batch', 'heads'))
+    by_shard = shards.per_shard(first_half, in_axes, ('batch', 'heads'))
     return by_shard(x, jnp.ones(num_columns), jnp.ones(2))
 
   with jax.set_mesh(make_mesh(2, 2, 2)):
@@ -147,20 +151,46 @@ def passes_on(meshes, config=ONE_LAYER):
 def windows_norms_and_caps_are_those_of_one_device():
   """Layers of several kinds, with everything that a family may have; and the gradient."""
   config = test_model.VARIANTS['gemma']
-
-  def passes_and_gradient(meshes):
-    passes = passes_on(meshes, config)
-    tokens_BT = np.arange(48, dtype=np.int32).reshape(8, 6)
-
-    def total(params):
-      return (model.hidden_states(config, params, tokens_BT) ** 3).mean()
-
-    with jax.set_mesh(meshes.training):
-      return passes, jax.jit(jax.grad(total))(passes['params'])
-
-  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()))
-  sharded = passes_and_gradient(make_meshes((2, 2, 2), (4, 1, 2)))
+  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()), config)
+  sharded = passes_and_gradient(make_meshes((2, 2, 2), (4, 1, 2)), config)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), sharded, expected)
+
+
+def passes_and_gradient(meshes, config):
+  """What `passes_on` gives, and a gradient with respect to the parameters."""
+  passes = passes_on(meshes, config)
+  tokens_BT = np.arange(48, dtype=np.int32).reshape(8, 6)
+
+  def total(params):
+    return (model.hidden_states(config, params, tokens_BT) ** 3).mean()
+
+  with jax.set_mesh(meshes.training):
+    return passes, jax.jit(jax.grad(total))(passes['params'])
+
+
+@CHECKS.add
+def experts_on_an_axis_of_their_own_are_those_of_one_device():
+  """Rows split over the axis too or not, and moved from a mesh that splits widths alone."""
+  config = dataclasses.replace(test_model.VARIANTS['experts'], num_layers=1)
+  expected = passes_and_gradient(sharding.Meshes(one_device(), one_device()), config)
+  for training, decoding in (
+    ((1, 2, 2, 2), (2, 1, 2, 2)),
+    ((2, 1, 1, 4), (1, 1, 1, 8)),
+    ((1, 8, 1, 1), (2, 1, 1, 4)),
+  ):
+    with case((training, decoding)):
+      passes, gradient = passes_and_gradient(make_meshes(training, decoding), config)
+      gate_EDF = passes['params']['layers']['mlp']['gate_EDF']
+      assert shard_shape(gate_EDF)[1] == 8 // training[3], gate_EDF.sharding
+      close = functools.partial(np.testing.assert_allclose, atol=2e-5)
+      jax.tree.map(close, (passes, gradient), expected)
+  mesh, rows_BTD = make_meshes((1, 2, 1, 4), (8, 1, 1)).training, jnp.ones((3, 2, 4))
+  with jax.set_mesh(mesh):  # three rows, which eight devices do not divide
+    kernels = (jnp.ones((8, 4, 2)), jnp.ones((8, 4, 2)), jnp.ones((8, 2, 4)))
+    total = shards.over_experts(
+      lambda rows, kernels, first: rows[0] * (len(kernels[0]) * (first + 1)), (rows_BTD,), kernels
+    )
+  np.testing.assert_array_equal(total, rows_BTD * 2 * (1 + 3 + 5 + 7))
 
 
 @CHECKS.add

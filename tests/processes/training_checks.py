@@ -164,9 +164,9 @@ def weights_are_the_same_in_every_layout_and_each_device_reads_only_its_slices()
         with stored_checkpoints.recorded_reads() as reads:
           params = weights.load(folder, config, make_mesh(*sizes))
         shard_sizes = {}
-        for (path, layer), tensor in tensor_names.of(config).items():
+        for (path, index), tensor in tensor_names.of(config).items():
           shard = weights._get(params, path).addressable_shards[0].data
-          shard_sizes[tensor] = shard.size if layer is None else shard[layer].size
+          shard_sizes[tensor] = shard[index].size
         assert len(reads) >= sum(len(tensor.shape) == 2 for tensor in shard_sizes)
         assert all(size == shard_sizes[tensor] for tensor, size in reads), reads
         first_params = first_params or params

@@ -1,0 +1,144 @@
+"""The MLP of a layer, or the experts that a router chooses from for each token.
+
+The routing is that of Qwen3 MoE, after arXiv:2101.03961: the router's softmax over all experts, and
+of these the most probable, each with its probability as weight. No token is dropped: the products
+are ragged, with as many rows for an expert as chose it. Further shape letters: F hidden units, E
+experts, C experts chosen for a token, M tokens, P pairs of a token and one of its experts.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.policy import shards
+from exgrpo_jax.policy.initial_values import normal, residual_scale
+from exgrpo_jax.policy.lora import product
+from exgrpo_jax.policy.matmul import project
+from exgrpo_jax.policy.shape import Config
+
+
+class MLP(nnx.Module):
+  """SwiGLU or GEGLU (arXiv:2002.05202)."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+    D, F = config.width, config.mlp_width
+    self.activation = config.activation
+    self.gate_DF = normal(config, rngs, (D, F), ('embed', 'mlp'))
+    self.up_DF = normal(config, rngs, (D, F), ('embed', 'mlp'))
+    self.down_FD = normal(config, rngs, (F, D), ('mlp', 'embed'), residual_scale(config))
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    """down(activation(gate(x)) * up(x)), in x's dtype."""
+    gate_DF, up_DF, down_FD = (
+      kernel.get_value() for kernel in (self.gate_DF, self.up_DF, self.down_FD)
+    )
+    gated_BTF = _gate(self.activation, product(x_BTD, gate_DF), product(x_BTD, up_DF))
+    return product(gated_BTF, down_FD)
+
+
+class Routing(NamedTuple):
+  """What a layer's router said of each token."""
+
+  chosen_BTC: jax.Array  # int32, experts, the most probable first unless they were given
+  probability_BTE: jax.Array  # float32
+
+
+class Experts(nnx.Module):
+  """MLPs of which each token has a few, weighted by a router."""
+
+  def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+    D, F, E = config.width, config.mlp_width, config.num_experts
+    self.router_DE = normal(config, rngs, (D, E), ('embed', None))
+    self.gate_EDF = normal(config, rngs, (E, D, F), ('experts', 'embed', 'mlp'))
+    self.up_EDF = normal(config, rngs, (E, D, F), ('experts', 'embed', 'mlp'))
+    down_axes, scale = ('experts', 'mlp', 'embed'), residual_scale(config)
+    self.down_EFD = normal(config, rngs, (E, F, D), down_axes, scale)
+    self.config = config
+
+  def __call__(
+    self, x_BTD: jax.Array, chosen_BTC: Array | None = None
+  ) -> tuple[jax.Array, Routing]:
+    """The weighted sum of what each token's experts give, in x's dtype, and the routing.
+
+    Args:
+      x_BTD: normalised activations.
+      chosen_BTC: int, experts of each token that are used whatever the router says now, for
+        instance those that the sampler chose (router replay, arXiv:2510.11370); the router weights
+        them. A token whose first is not below E has the router's choice, as all have by default.
+    """
+    config, dtype = self.config, x_BTD.dtype
+    logits_BTE = project(x_BTD, self.router_DE[...].astype(dtype))
+    probability_BTE = jax.nn.softmax(logits_BTE.astype(jnp.float32))
+    _, own_BTC = jax.lax.top_k(probability_BTE, config.experts_per_token)
+    if chosen_BTC is None:
+      chosen_BTC = own_BTC
+    else:
+      chosen_BTC = jnp.asarray(chosen_BTC).astype(jnp.int32)
+      chosen_BTC = jnp.where(chosen_BTC[..., :1] < config.num_experts, chosen_BTC, own_BTC)
+    weight_BTC = jnp.take_along_axis(probability_BTE, chosen_BTC, axis=-1)
+    if config.normalised_experts:
+      weight_BTC /= weight_BTC.sum(axis=-1, keepdims=True)
+    kernels = self.gate_EDF, self.up_EDF, self.down_EFD
+    mixed_BTD = shards.over_experts(
+      functools.partial(_mixed, config.activation, config.num_experts),
+      (x_BTD, chosen_BTC, weight_BTC.astype(dtype)),
+      tuple(kernel[...].astype(dtype) for kernel in kernels),
+    )
+    return mixed_BTD, Routing(chosen_BTC, probability_BTE)
+
+
+def _mixed(
+  activation: str,
+  num_experts: int,
+  rows: tuple[jax.Array, jax.Array, jax.Array],
+  kernels: tuple[jax.Array, jax.Array, jax.Array],
+  first: jax.Array | int,
+) -> jax.Array:
+  """What experts from number `first` on add to the sum of all; see `shards.over_experts`."""
+  x_BTD, chosen_BTC, weight_BTC = rows
+  gate_EDF, up_EDF, down_EFD = kernels
+  x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)
+  expert_P = chosen_BTC.reshape(-1) - first
+  # Pairs of other experts come last: no product computes them.
+  expert_P = jnp.where((expert_P >= 0) & (expert_P < E), expert_P, E)
+  order_P = jnp.argsort(expert_P, stable=True)
+  place_P = jnp.argsort(order_P)
+  size_E = jnp.bincount(expert_P, length=E + 1)[:E].astype(jnp.int32)
+
+  def only_own(x_PN: jax.Array) -> jax.Array:
+    """With zeros for pairs of other experts, whose products are undefined."""
+    if num_experts == E:
+      return x_PN
+    return jnp.where(jnp.arange(len(x_PN))[:, None] < size_E.sum(), x_PN, 0)
+
+  x_PD = only_own(_permuted(jnp.repeat(x_MD, C, axis=0), order_P, place_P))
+  gate_PF, up_PF = (jax.lax.ragged_dot(x_PD, kernel, size_E) for kernel in (gate_EDF, up_EDF))
+  hidden_PF = _gate(activation, gate_PF, up_PF)
+  out_PD = only_own(jax.lax.ragged_dot(hidden_PF, down_EFD, size_E))
+  out_MCD = _permuted(out_PD, place_P, order_P).reshape(-1, C, x_MD.shape[1])
+  return jnp.einsum('MCD,MC->MD', out_MCD, weight_BTC.reshape(-1, C)).reshape(x_BTD.shape)
+
+
+@jax.custom_vjp
+def _permuted(x_PD: jax.Array, order_P: jax.Array, _inverse_P: jax.Array) -> jax.Array:
+  """x[order]; its gradient is a gather too, by the inverse, where autodiff would scatter."""
+  return x_PD[order_P]
+
+
+_permuted.defvjp(
+  lambda x_PD, order_P, inverse_P: (x_PD[order_P], inverse_P),
+  lambda inverse_P, d_out_PD: (d_out_PD[inverse_P], None, None),
+)
+
+
+# Hidden activations are the widest of all: the backward pass keeps only these two.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+  return _ACTIVATIONS[activation](gate) * up
+
+
+_ACTIVATIONS = {'silu': jax.nn.silu, 'gelu': functools.partial(jax.nn.gelu, approximate=True)}
