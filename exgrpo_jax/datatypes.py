@@ -174,6 +174,7 @@ class Response(Written):
   spans: tuple[Span, ...] = ()  # which step wrote what; none where it is all of one step
   turns: tuple[Turn, ...] = ()  # of an episode, those that its environment has answered
   verdict: Verdict | None = None  # of the environment, on a complete episode
+  routes: np.ndarray | None = None  # [prompt's + T, L, C], see rollout/routes.py; None: not kept
 
   def first_step(self, step: int) -> int:
     """The step that wrote its first token; `step` where it has no spans."""
@@ -181,12 +182,16 @@ class Response(Written):
 
   def observing(self, tokens: np.ndarray) -> 'Response':
     """It and the tokens int32 [N] of what the environment said then."""
-    nothing = np.zeros(len(tokens), np.float32)
+    nothing, routes = np.zeros(len(tokens), np.float32), self.routes
+    if routes is not None:
+      unknown = np.full((len(tokens), *routes.shape[1:]), np.iinfo(routes.dtype).max, routes.dtype)
+      routes = np.concatenate([routes, unknown])
     return dataclasses.replace(
       self,
       tokens=np.concatenate([self.tokens, tokens]),
       logp=np.concatenate([self.logp, nothing]),
       entropy=np.concatenate([self.entropy, nothing]),
+      routes=routes,
     )
 
   def tokens_before(self, step: int) -> int:
@@ -205,6 +210,7 @@ class Trajectory(Written):
   times_replayed: int = 0  # up to now
   correct: bool = True  # `Verdict.correct`
   turns: tuple[Turn, ...] = ()  # as in Response
+  routes: np.ndarray | None = None  # as in Response
 
 
 def at_own(written: Written, x_N: np.ndarray) -> np.ndarray:
@@ -290,6 +296,8 @@ class Batch:
   # bool, where a token of a fresh row was written in an earlier step than this one; None where
   # responses never span steps.
   is_carried_BT: Array | None = None
+  # The experts of each token in each layer, where rows keep them (rollout/routes.py).
+  routes_BTLC: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

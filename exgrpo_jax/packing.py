@@ -78,9 +78,10 @@ class Layout(NamedTuple):
   segments: Segments  # NumPy
 
   def take(self, x_RT: np.ndarray) -> np.ndarray:
-    """What the rows hold at each token of the pass, 0 in the padding: [R, T'] -> [B, T]."""
-    is_token_BT = np.asarray(self.segments.segment_BT) > 0
-    return np.where(is_token_BT, x_RT[self.row_BT, self.segments.position_BT], x_RT.dtype.type(0))
+    """What the rows hold at each token of the pass, 0 in the padding: [R, T', …] -> [B, T, …]."""
+    taken_BT = x_RT[self.row_BT, self.segments.position_BT]
+    taken_BT[np.asarray(self.segments.segment_BT) == 0] = 0
+    return taken_BT
 
 
 def shapes(
@@ -160,14 +161,22 @@ def pack(
   return best or [Pass(short, [])]
 
 
-def shared_prompts(tokens_RT: np.ndarray, prompt_R: np.ndarray) -> Prefixes:
+def shared_prompts(
+  tokens_RT: np.ndarray, prompt_R: np.ndarray, routes_RTLC: Array | None = None
+) -> Prefixes:
   """The prefixes of rows whose prompts have these numbers of tokens.
 
-  A prompt's last token stays out of the prefix: it predicts a first token in each row.
+  A prompt's last token stays out of the prefix: it predicts a first token in each row. Rows whose
+  prompts went to different experts share none.
   """
   names: dict[bytes, int] = {}
   of_rows = (
-    tokens_T[:prompt].tobytes() for tokens_T, prompt in zip(tokens_RT, prompt_R, strict=True)
+    b''.join(
+      np.asarray(x_RT[row, :prompt]).tobytes()
+      for x_RT in (tokens_RT, routes_RTLC)
+      if x_RT is not None
+    )
+    for row, prompt in enumerate(prompt_R)
   )
   name_R = np.array([names.setdefault(of_row, len(names)) for of_row in of_rows], int)
   return Prefixes(name_R, np.maximum(prompt_R - 1, 0))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 # One program: a few dozen small ones would fill XLA:CPU's queue and block the host.
@@ -31,6 +32,8 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
   values['outside_clip_range'] = sums['outside'] / fresh
   if 'kl' in sums:
     values['kl'] = sums['kl'] / max(fresh - carried, 1)
+  if 'balance' in sums:
+    values['experts/balance'] = sums['balance'] / sums['updates']
   if replayed:
     values['replay/ratio_mean'] = sums['ratio'] / replayed
     values['replay/ratio_max'] = sums['ratio_max']
@@ -45,3 +48,16 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
     values['carry/ratio_max'] = sums['carried_ratio_max']
     values['carry/outside_clip_range'] = sums['carried_outside'] / carried
   return values
+
+
+def expert_metrics(choices_LE: np.ndarray) -> dict[str, float]:
+  """How even the load of the experts was, from how often a step's tokens chose each of them.
+
+  'experts/load_max' is the largest load of a layer's experts in even shares, the mean over layers;
+  'experts/unused' the share of experts, in all layers, that no token chose.
+  """
+  even_L1 = np.maximum(choices_LE.mean(axis=1, keepdims=True), 1e-9)
+  return {
+    'experts/load_max': float(np.mean(np.max(choices_LE / even_L1, axis=1))),
+    'experts/unused': float(np.mean(choices_LE == 0)),
+  }

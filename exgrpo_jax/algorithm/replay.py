@@ -312,6 +312,7 @@ def _with_new(
           step=written,
           correct=verdict.correct,
           turns=response.turns,
+          routes=response.routes,
         )
       )
   kept.sort(key=lambda trajectory: trajectory.step)

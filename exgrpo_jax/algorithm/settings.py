@@ -225,6 +225,12 @@ class ObjectiveConfig:
     'coefficient of the mean token entropy, in nats',
     f'{AUTHORS}, 1e-3 of a mean over each microbatch of 5 to 10 rows',
   )
+  balance_coefficient: float = setting(
+    0.0,
+    '[0, inf)',
+    'models with experts: weight of the load-balancing loss, the mean over tokens and layers of '
+    'that of their rows, which is 1 where the load is even (arXiv:2412.19437)',
+  )
   kl_coefficient: float = setting(
     0.0, '[0, inf)', 'coefficient of KL(policy, reference), k3 estimator', AUTHORS
   )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from exgrpo_jax import packing
 from exgrpo_jax.algorithm import objective
@@ -21,7 +21,7 @@ from exgrpo_jax.capacity.arrays import StepArrays
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, model, sharding
-from exgrpo_jax.rollout import decode_loop, prefilled, scoring, settings, token_sampling
+from exgrpo_jax.rollout import decode_loop, filling, prefilled, scoring, settings, token_sampling
 from exgrpo_jax.rollout.slots import insertion_of
 
 
@@ -68,7 +68,12 @@ def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Pa
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
   tokens_BT = _tokens(spec.mesh, long.count, long.length)
   segments = Segments(tokens_BT, tokens_BT)
+  routes_BTLC = None
+  if rollout.router_replay:
+    layout = sharding.batch(spec.mesh, long.count)
+    routes_BTLC = _routes(spec.model, layout, long.count, long.length)
   args = spec.model, policy, tokens_BT, segments, rollout.temperature, rollout.logit_chunk
+  args = *args, routes_BTLC
   return _measure(scoring.score_tokens.lower(*args), (long.count, long.length))
 
 
@@ -84,7 +89,7 @@ def prefill(
   with jax.set_mesh(mesh):
     _, prompts = _slots_and_prompts(_decode_spec(rollout), shape)
     args = shape, params, prompts, _tokens(mesh, num_prompts, length), number_P, number_P
-    return _measure(decode_loop.prefill.lower(*args), (num_prompts, length))
+    return _measure(filling.prefill.lower(*args), (num_prompts, length))
 
 
 def resume(
@@ -95,8 +100,11 @@ def resume(
   nothing = insertion_of([], rollout.slots, num_rows)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
-    args = shape, params, state, _tokens(mesh, num_rows, length), nothing
-    return _measure(decode_loop.resume.lower(*args), (num_rows, length))
+    known = None
+    if rollout.router_replay:
+      known = _routes(shape, sharding.batch(mesh, num_rows), num_rows, length)
+    args = shape, params, state, _tokens(mesh, num_rows, length), nothing, known
+    return _measure(filling.resume.lower(*args), (num_rows, length))
 
 
 def decode(
@@ -163,6 +171,9 @@ def update_stack(
       is_replay_BT=stack(jnp.bool_, shape.window),
       is_carried_BT=stack(jnp.bool_, shape.window) if rollout.carry else None,
     ),
+    routes_BTLC=_routes(spec.model, layout, num_microbatches, shape.count, shape.length)
+    if rollout.router_replay
+    else None,
   )
 
 
@@ -177,6 +188,11 @@ def _tokens(mesh: Mesh, rows: int, length: int) -> Any:  # a shape, in the place
   return jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding.batch(mesh, rows))
 
 
+def _routes(config: model.Config, layout: NamedSharding, *sizes: int) -> Any:
+  shape = *sizes, config.num_layers, config.experts_per_token
+  return jax.ShapeDtypeStruct(shape, jnp.dtype(config.route_dtype), sharding=layout)
+
+
 def _decode_spec(rollout: settings.Config) -> decode_loop.DecodeSpec:
   """How a run samples, with any token in place of the tokenizer's special ones."""
   return decode_loop.DecodeSpec(
@@ -187,6 +203,7 @@ def _decode_spec(rollout: settings.Config) -> decode_loop.DecodeSpec:
     max_response=rollout.max_response,
     eos_ids=(0,),
     pad_id=0,
+    keeps_routes=rollout.router_replay,
   )
 
 

@@ -6,6 +6,7 @@ exgrpo export --model=model.gguf --out=/tmp/model
 With LoRA, adapters are merged into the model's weights, or written alone for PEFT: --adapters.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Config, Experiment, open_experiment, state_shapes
 from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import hosts
 from exgrpo_jax.training.export import completed, write
 
@@ -52,7 +54,7 @@ def main(args: command_line.Args) -> None:
     return
   values: Any = policies.run_config(args.checkpoint)
   # This machine's devices, not the run's.
-  values.mesh = dict(training=dict(data=1, fsdp=-1, tensor=1), decoding=dict(data=-1, tensor=1))
+  values.mesh = dataclasses.asdict(sharding.Config())
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)

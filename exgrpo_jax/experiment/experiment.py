@@ -85,6 +85,7 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   meshes = sharding.make_meshes(parsed.mesh)
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
+  _check_experts(parsed, shape)
   lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
   return Experiment(
     config=parsed,
@@ -94,6 +95,19 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
     model=shape,
     model_name=name,
   )
+
+
+def _check_experts(config: Config, shape: model.Config) -> None:
+  """Raises InputError where a setting is for models with experts, and this one has none."""
+  settings = {
+    'objective.balance_coefficient': config.objective.balance_coefficient,
+    'rollout.router_replay': config.rollout.router_replay,
+  }
+  for name, value in settings.items():
+    if value and not shape.num_experts:
+      raise InputError(
+        f'config.{name}={value} needs a model with experts, and config.model.num_experts is 0.'
+      )
 
 
 def model_config(parsed: Config, platform: str = '') -> model.Config:

@@ -1,10 +1,10 @@
 """The replay buffer in a checkpoint: segments of trajectories, and an index to them.
 
-A segment holds trajectories one after the other: int32 tokens, then their float32
-log-probabilities. It is written once; later checkpoints hold it as a hard link while at least half
-of it is still in the buffer. So a save writes only what is new, and yet every checkpoint is whole:
-it may be copied, moved or deleted without regard to the others. Where a file system has no hard
-links, each checkpoint writes everything.
+A segment holds trajectories one after the other: int32 tokens, their float32 log-probabilities, and
+their routes where they have any. It is written once; later checkpoints hold it as a hard link while
+at least half of it is still in the buffer. So a save writes only what is new, and yet every
+checkpoint is whole: it may be copied, moved or deleted without regard to the others. Where a file
+system has no hard links, each checkpoint writes everything.
 
 The index holds what the buffer knows of each question, and where each trajectory lies, with a
 checksum.
@@ -24,7 +24,6 @@ from exgrpo_jax.datatypes import Trajectory, Turn
 
 MAX_SEGMENTS = 64  # of a checkpoint; beyond it, the smaller half is written into the new one
 _INDEX, _INDEX_SUM = 'index.npz', 'index.crc32'
-_TOKEN_BYTES = 8  # with its log-probability
 _NOWHERE = (-1, -1)
 
 Columns = Mapping[str, np.ndarray]  # of the index, by name
@@ -42,7 +41,8 @@ def write(folder: epath.Path, step: int, buffer: Buffer, previous: epath.Path | 
   places = _places(previous) if previous else {}
   found = [places.get(identity, _NOWHERE) for identity in _identities(columns)]
   segment, offset = np.array(found, np.int64).reshape(-1, 2).T
-  linked = _link_segments(previous, folder, segment, columns['length']) if previous else []
+  sizes = np.array([sum(values.nbytes for values in _content(one)) for one in stored], np.int64)
+  linked = _link_segments(previous, folder, segment, sizes) if previous else []
   is_new = ~np.isin(segment, linked)
   segment[is_new] = step
   offset[is_new] = _write_segment(
@@ -92,7 +92,7 @@ def read_some(
   chosen = [row for row, does in zip(known, fits) if does]
   inside = np.isin(columns['question'], chosen)
   of_trajectory = ('segment', 'offset', 'length', 'sum', 'reward', 'step')
-  optional = [name for name in ('times_replayed', 'correct', 'turns') if name in columns]
+  optional = [name for name in ('times_replayed', 'correct', 'turns', 'routes') if name in columns]
   own = {name: columns[name][inside] for name in (*of_trajectory, *optional)}
   found: dict[int, list[Trajectory]] = {row: [] for row in chosen}
   questions = columns['question'][inside].tolist()
@@ -122,6 +122,7 @@ def _describe(buffer: Buffer, rows: list[int], stored: list[Trajectory]) -> Colu
     'correct': np.array([trajectory.correct for trajectory in stored], bool),
     'length': np.array([len(trajectory.tokens) for trajectory in stored], np.int64),
     'turns': np.array([json.dumps(t.turns) if t.turns else '' for t in stored], np.str_),
+    'routes': np.array([_routes_description(trajectory) for trajectory in stored], np.str_),
     'sum': np.array([_sum(trajectory) for trajectory in stored], np.int64),
     'retired_row': np.array([row for row, _ in retired], np.int64),
     'retired_epoch': np.array([epoch for _, epoch in retired], np.int64),
@@ -160,7 +161,7 @@ def _name(segment: int) -> str:
 
 
 def _link_segments(
-  previous: epath.Path, folder: epath.Path, segment: np.ndarray, length: np.ndarray
+  previous: epath.Path, folder: epath.Path, segment: np.ndarray, size: np.ndarray
 ) -> list[int]:
   """Links the segments of `previous` that are worth keeping into `folder`; returns them.
 
@@ -168,11 +169,10 @@ def _link_segments(
     previous: the buffer's folder in the previous checkpoint.
     folder: the one that is being written.
     segment: the segment of `previous` in which each trajectory lies; negative for a new one.
-    length: tokens of each trajectory.
+    size: bytes of each trajectory.
   """
   used = {
-    int(number): int(length[segment == number].sum()) * _TOKEN_BYTES
-    for number in np.unique(segment[segment >= 0])
+    int(number): int(size[segment == number].sum()) for number in np.unique(segment[segment >= 0])
   }
   largest_first = sorted(used, key=lambda number: -used[number])
   if len(largest_first) > MAX_SEGMENTS:
@@ -213,16 +213,18 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   times_replayed = columns.get('times_replayed', np.zeros_like(columns['step'])).tolist()
   correct = columns.get('correct', np.ones(len(segment), bool)).tolist()
   turns = columns.get('turns', np.full(len(segment), '')).tolist()
+  routes = columns.get('routes', np.full(len(segment), '')).tolist()
   trajectories: list[Trajectory] = [None] * len(segment)  # pyright: ignore[reportAssignmentType]
   for number in sorted(set(segment)):
     inside = np.flatnonzero(columns['segment'] == number)
     with open(folder / _name(number), 'rb') as file:
       for index in inside[np.argsort(columns['offset'][inside])].tolist():
         tokens, logp = np.empty(length[index], np.int32), np.empty(length[index], np.float32)
+        dtype, *shape = json.loads(routes[index] or '["uint8", 0]')
+        own_routes = np.empty(shape, dtype)
         file.seek(offset[index])
-        is_whole = (
-          file.readinto(tokens.data) + file.readinto(logp.data) == tokens.nbytes + logp.nbytes
-        )
+        parts = tokens, logp, own_routes
+        is_whole = all(file.readinto(part.data) == part.nbytes for part in parts if part.size)
         trajectory = Trajectory(
           tokens=tokens,
           logp=logp,
@@ -231,6 +233,7 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
           times_replayed=times_replayed[index],
           correct=correct[index],
           turns=tuple(Turn(*turn) for turn in json.loads(turns[index] or '[]')),
+          routes=own_routes if routes[index] else None,
         )
         if not is_whole or _sum(trajectory) != sums[index]:
           raise ValueError(f'buffer/{_name(number)}: not the bits that were saved')
@@ -238,15 +241,25 @@ def _read_trajectories(folder: epath.Path, columns: Columns) -> list[Trajectory]
   return trajectories
 
 
-def _content(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def _content(trajectory: Trajectory) -> list[np.ndarray]:
   """The part of a trajectory that is in a segment."""
-  return (
+  routes = [] if trajectory.routes is None else [np.ascontiguousarray(trajectory.routes)]
+  return [
     np.ascontiguousarray(trajectory.tokens, np.int32),
     np.ascontiguousarray(trajectory.logp, np.float32),
-  )
+    *routes,
+  ]
+
+
+def _routes_description(trajectory: Trajectory) -> str:
+  """Dtype and shape of its routes; '' of none."""
+  routes = trajectory.routes
+  return '' if routes is None else json.dumps([str(routes.dtype), *routes.shape])
 
 
 def _sum(trajectory: Trajectory) -> int:
-  """A checksum of tokens and log-probabilities."""
-  tokens, logp = _content(trajectory)
-  return zlib.crc32(logp.data, zlib.crc32(tokens.data))
+  """A checksum of what is in a segment."""
+  total = 0
+  for values in _content(trajectory):
+    total = zlib.crc32(values.data, total)
+  return total

@@ -23,7 +23,7 @@ from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.policy import attention, logprobs, lora, model, sharding
+from exgrpo_jax.policy import attention, balance, logprobs, lora, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
@@ -74,6 +74,7 @@ class Microbatch(NamedTuple):
   predictor_BW: Array  # int32, positions before those of the targets
   target_BW: Array  # int32
   inputs: objective.LossInputs  # [B, W], aligned with the targets
+  routes_BTLC: Array | None = None  # `Batch.routes_BTLC`
 
 
 def trained_shapes(spec: UpdateSpec) -> model.Params:
@@ -120,7 +121,8 @@ def minibatch_gradient(
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
   """The gradient and sums of no microbatch: what `accumulate` starts from."""
-  sums = objective.zero_sums(spec.objective) | {'loss': jnp.float32(0)}
+  sums = objective.zero_sums(spec.objective) | balance.zero_sums(spec.model)
+  sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
 
 
@@ -147,8 +149,9 @@ def accumulate(
     inputs = _with_whole_row_inputs(spec, policy, packed, reference, is_first)
 
     def loss_of(params: model.Params) -> tuple[jax.Array, Sums]:
-      return logprobs.fused_loss(
-        *_predictor_states(spec, lora.joined(spec.lora, initial, params), packed),
+      states, load = _predictor_states(spec, lora.joined(spec.lora, initial, params), packed)
+      loss, sums = logprobs.fused_loss(
+        *states,
         packed.target_BW,
         inputs,
         functools.partial(
@@ -158,6 +161,10 @@ def accumulate(
         chunk=spec.logit_chunk,
         cap=spec.model.logit_cap,
       )
+      of_load = balance.sums(load)
+      if of_load:
+        loss += spec.objective.balance_coefficient * of_load['balance']
+      return loss, sums | of_load
 
     (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
     sums = sums | {'loss': loss}
@@ -200,7 +207,7 @@ def _with_whole_row_inputs(
   """The loss inputs, completed by forward passes over whole rows."""
 
   def logp_BW(params: model.Params) -> jax.Array:
-    states = _predictor_states(spec, params, packed)
+    states, _ = _predictor_states(spec, params, packed)
     target, cap = packed.target_BW, spec.model.logit_cap
     return logprobs.target_logprobs(*states, target, spec.temperature, spec.logit_chunk, cap)[0]
 
@@ -219,13 +226,16 @@ def _with_whole_row_inputs(
 
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
-) -> tuple[jax.Array, jax.Array]:
-  """(hidden_BWD, unembedding_DV), which predict the targets."""
-  hidden_BTD = model.hidden_states(
-    spec.model, params, packed.tokens_BT, packed.segments, spec.gradient.remat
-  )
+) -> tuple[tuple[jax.Array, jax.Array], balance.Balance | None]:
+  """(hidden_BWD, unembedding_DV), which predict the targets, and the balance of experts there."""
+  counted = None
+  if spec.model.num_experts:
+    weight_BW = packed.inputs.entropy_weight_BT
+    counted = balance.counted(packed.predictor_BW, weight_BW, packed.segments.segment_BT)
+  rows = packed.tokens_BT, packed.segments, spec.gradient.remat, packed.routes_BTLC
+  hidden_BTD, load = model.hidden_states_and_balance(spec.model, params, *rows, counted)
   hidden_BWD = logprobs.predictor_states(hidden_BTD, packed.predictor_BW)
-  return hidden_BWD, model.unembedding(spec.model, params)
+  return (hidden_BWD, model.unembedding(spec.model, params)), load
 
 
 def _lay_out(spec: UpdateSpec, gradient: model.Params) -> model.Params:
@@ -268,7 +278,8 @@ def microbatches(
   shapes = pass_shapes(spec, num_shards, len(length_B))
   shares = attention.has_prefixes(spec.mesh)
   prompt_B = np.where(used_B, np.argmax(mask_BT, axis=1), 0)
-  prefixes = packing.shared_prompts(np.asarray(batch.tokens_BT), prompt_B) if shares else None
+  given = np.asarray(batch.tokens_BT), prompt_B, batch.routes_BTLC
+  prefixes = packing.shared_prompts(*given) if shares else None
   return [
     _microbatch(batch, inputs, shape, packing.layout(shape, sequences, length_B, prefixes))
     for shape, sequences in packing.pack(length_B, mask_BT.sum(axis=1), *shapes, prefixes)
@@ -330,4 +341,5 @@ def _microbatch(
     predictor_BW=predictor_BW,
     target_BW=take_targets(tokens_RT),
     inputs=jax.tree.map(take_targets, inputs),
+    routes_BTLC=jax.tree.map(layout.take, batch.routes_BTLC),
   )

@@ -6,6 +6,7 @@ other; a checksum of both. The item of a checkpoint is called 'carried'.
 
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from etils import epath
 from exgrpo_jax.datatypes import PartialGroup, Response, Span, Turn, Verdict
 
 _INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
+_ROUTES = 'routes'  # as bytes: their dtype and shape are in the index
 _DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
 
 
@@ -23,7 +25,11 @@ def write(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
   """Writes the groups into an existing, empty folder."""
   responses = [response for group in groups for response in group.responses]
   values = io.BytesIO()
-  np.savez(values, **{name: _flat(name, responses) for name in _DTYPES})  # pyright: ignore[reportArgumentType]
+  columns = {name: _flat(name, responses) for name in _DTYPES}
+  columns[_ROUTES] = np.frombuffer(
+    b''.join(one.routes.tobytes() for one in responses if one.routes is not None), np.uint8
+  )
+  np.savez(values, **columns)  # pyright: ignore[reportArgumentType]
   index = json.dumps([_described(group) for group in groups]).encode()
   (folder / _INDEX).write_bytes(index)
   (folder / _VALUES).write_bytes(values.getvalue())
@@ -57,6 +63,9 @@ def _described(group: PartialGroup) -> Mapping[str, Any]:
       {
         'length': len(response.tokens),
         'weights': 0 if response.tis_weight is None else len(response.tis_weight),
+        _ROUTES: []
+        if response.routes is None
+        else [str(response.routes.dtype), *response.routes.shape],
         'truncated': response.truncated,
         'is_complete': response.is_complete,
         'spans': response.spans,
@@ -75,6 +84,10 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
     values, rest[name] = np.split(rest[name], [count])
     return values.copy()
 
+  def take_routes(dtype: str, *shape: int) -> np.ndarray:
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return take(_ROUTES, size).view(dtype).reshape(shape)
+
   def response(own: Mapping[str, Any]) -> Response:
     return Response(
       tokens=take('tokens', own['length']),
@@ -86,6 +99,7 @@ def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> Partial
       spans=tuple(Span(*span) for span in own['spans']),
       # Earlier versions had single turns alone.
       turns=tuple(Turn(*turn) for turn in own.get('turns', ())),
+      routes=take_routes(*described) if (described := own.get(_ROUTES)) else None,
       verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
     )
 

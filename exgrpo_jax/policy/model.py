@@ -22,11 +22,11 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import kv_cache, lora, rotary, sharding
+from exgrpo_jax.policy import balance, kv_cache, layer_rotations, lora, modules, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
-from exgrpo_jax.policy.shape import Config, Kind
+from exgrpo_jax.policy.shape import Config
 
 UNLIMITED = 2**30  # positions of a cache that is full of windows
 
@@ -72,9 +72,9 @@ def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
   Frozen parameters, which no update changes, have the dtypes of the decode layout, to which every
   forward pass would cast them.
   """
-  _, outer = _abstract(EmbeddingAndHead, config)
-  _, block = _abstract(Block, config)
-  shape = functools.partial(_shape, mesh, dtype=config.dtype if frozen else None)
+  _, outer = modules.abstract(EmbeddingAndHead, config)
+  _, block = modules.abstract(Block, config)
+  shape = functools.partial(modules.shape, mesh, dtype=config.dtype if frozen else None)
   stacked = functools.partial(shape, num_layers=config.num_layers)
   return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stacked)}
 
@@ -118,7 +118,7 @@ def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params]
     return convert_leaf
 
   of_outer, of_block = (
-    nnx.to_pure_dict(_abstract(module, config)[1], conversion)
+    nnx.to_pure_dict(modules.abstract(module, config)[1], conversion)
     for module in (EmbeddingAndHead, Block)
   )
 
@@ -140,9 +140,9 @@ def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params]
 
 def decode_shapes(config: Config, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
-  _, outer = _abstract(EmbeddingAndHead, config)
-  _, block = _abstract(Block, config)
-  shape = functools.partial(_shape, mesh, dtype=config.dtype)
+  _, outer = modules.abstract(EmbeddingAndHead, config)
+  _, block = modules.abstract(Block, config)
+  shape = functools.partial(modules.shape, mesh, dtype=config.dtype)
   return nnx.to_pure_dict(outer, shape) | {
     'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers
   }
@@ -154,8 +154,22 @@ def hidden_states(
   tokens_BT: Array,
   segments: Segments | None = None,
   remat: str = 'none',
+  routes_BTLC: Array | None = None,
 ) -> jax.Array:
-  """The hidden states after the final norm, in the compute dtype.
+  """The hidden states after the final norm; see `hidden_states_and_balance`."""
+  return hidden_states_and_balance(config, params, tokens_BT, segments, remat, routes_BTLC)[0]
+
+
+def hidden_states_and_balance(
+  config: Config,
+  params: Params,
+  tokens_BT: Array,
+  segments: Segments | None = None,
+  remat: str = 'none',
+  routes_BTLC: Array | None = None,
+  counted: balance.Counted | None = None,
+) -> tuple[jax.Array, balance.Balance | None]:
+  """The hidden states after the final norm, in the compute dtype; and how even experts' load is.
 
   Args:
     config: the decoder's shape.
@@ -164,27 +178,35 @@ def hidden_states(
     segments: keeps the rows of packed sequences apart; None is one row per sequence, at positions
       0 .. T-1.
     remat: what the backward pass recomputes, one of REMAT.
+    routes_BTLC: the experts of each token in each layer; see `mlp.Experts`.
+    counted: the tokens whose balance is wanted.
 
   Returns:
-    [B, T, D].
+    ([B, T, D], the balance stacked over layers, where it is wanted of a model with experts).
   """
   chex.assert_rank(tokens_BT, 2)
-  of_kind = _rotations(config, segments.position_BT if segments else _positions(tokens_BT))
+  of_kind = layer_rotations.of_kinds(
+    config, segments.position_BT if segments else layer_rotations.positions(tokens_BT)
+  )
   kinds, rotations = list(of_kind), list(of_kind.values())
   number_L, stacked = None, None
   if len(kinds) > 1:  # one program for all layers, which select what is of their kind
     number_L = jnp.array([kinds.index(kind) for kind in config.kinds])
     stacked = jax.tree.map(lambda *tables: jnp.stack(tables), *rotations)
 
-  def apply_layer(x_BTD: jax.Array, scanned: tuple[Params, Array | None]) -> tuple[jax.Array, None]:
-    layer, number = scanned
+  def apply_layer(
+    x_BTD: jax.Array, scanned: tuple[Params, Array | None, Array | None]
+  ) -> tuple[jax.Array, balance.Balance | None]:
+    layer, number, chosen_BTC = scanned
     rotation, is_local = rotations[0], kinds[0].is_local
     if number is not None:
       rotation = jax.tree.map(lambda table: table[number], stacked)
       if len({kind.is_local for kind in kinds}) > 1:
         is_local = jnp.array([kind.is_local for kind in kinds])[number]
-    x_BTD, _, _ = _block(config, layer)(x_BTD, rotation, is_local, None, segments=segments)
-    return x_BTD, None
+    x_BTD, _, routing = modules.block(config, layer)(
+      x_BTD, rotation, is_local, None, segments=segments, chosen_BTC=chosen_BTC
+    )
+    return x_BTD, balance.of_layer(config, routing, counted) if routing and counted else None
 
   if remat != 'none':
     # A scan's body needs no barrier against CSE: XLA does not merge it with the code around it.
@@ -193,8 +215,9 @@ def hidden_states(
   # takes one all-to-all along fsdp; otherwise XLA would gather all rows on every device.
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('outer_batch', None, 'embed'))
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
-  x_BTD, _ = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L))
-  return _embedding_and_head(config, params).final_norm(x_BTD)
+  routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
+  x_BTD, found = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L, routes_LBTC))
+  return modules.embedding_and_head(config, params).final_norm(x_BTD), found
 
 
 def copied(params: Params) -> Params:
@@ -224,9 +247,14 @@ def cache_length(config: Config, cache: Cache) -> int:
 
 
 def prefill(
-  config: Config, params: Params, tokens_BT: Array, length_B: Array, cache_length: int
-) -> tuple[jax.Array, Cache]:
-  """The hidden states of whole sequences, and a cache of their keys and values.
+  config: Config,
+  params: Params,
+  tokens_BT: Array,
+  length_B: Array,
+  cache_length: int,
+  routes_BTLC: Array | None = None,
+) -> tuple[jax.Array, Cache, jax.Array | None]:
+  """The hidden states of whole sequences, a cache of their keys and values, and their routes.
 
   Args:
     config: the decoder's shape.
@@ -234,25 +262,27 @@ def prefill(
     tokens_BT: int32.
     length_B: int32, tokens of each row, at least 1; the rest is padding.
     cache_length: positions of the cache, at least T; the first T are written.
+    routes_BTLC: as in `hidden_states_and_balance`.
 
   Returns:
-    ([B, T, D], cache).
+    ([B, T, D], cache, the experts of each token [B, T, L, C] or None).
   """
   chex.assert_rank(tokens_BT, 2)
-  hidden_BTD, cache = _apply_layers(
-    config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers
+  positions, nothing = layer_rotations.positions(tokens_BT), (None,) * config.num_layers
+  hidden_BTD, cache, routes_BTLC = _apply_layers(
+    config, params, tokens_BT, positions, nothing, routes_BTLC
   )
   T, resized = tokens_BT.shape[1], []
   for layer, size, kind in zip(cache, config.layer_lengths(cache_length), config.kinds):
     if kind.is_local and config.window < T:
       layer = kv_cache.ring(layer, size, length_B)
     resized.append(kv_cache.resized(layer, size))
-  return hidden_BTD, tuple(resized)
+  return hidden_BTD, tuple(resized), routes_BTLC
 
 
 def decode(
   config: Config, params: Params, tokens_B: Array, position_B: Array, cache: Cache
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, Cache, jax.Array | None]:
   """Decodes one token per row, each at its own position.
 
   Writes keys and values at position_B, which must be below the cache's length, and attends to
@@ -266,11 +296,13 @@ def decode(
     cache: of the tokens so far.
 
   Returns:
-    ([B, D], the updated cache).
+    ([B, D], the updated cache, the experts of the tokens [B, L, C] or None).
   """
   chex.assert_rank([tokens_B, position_B], 1)
-  hidden_BTD, cache = _apply_layers(config, params, tokens_B[:, None], position_B[:, None], cache)
-  return hidden_BTD[:, 0], cache
+  hidden_BTD, cache, routes_BTLC = _apply_layers(
+    config, params, tokens_B[:, None], position_B[:, None], cache
+  )
+  return hidden_BTD[:, 0], cache, None if routes_BTLC is None else routes_BTLC[:, 0]
 
 
 def _apply_layers(
@@ -279,17 +311,22 @@ def _apply_layers(
   tokens_BT: Array,
   position_BT: Array,
   cache: tuple[LayerCache | None, ...],
-) -> tuple[jax.Array, Cache]:
+  routes_BTLC: Array | None = None,
+) -> tuple[jax.Array, Cache, jax.Array | None]:
   """All layers, unrolled, in the decode layout."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
-  rotations = _rotations(config, position_BT)
-  new_cache = []
-  for layer, layer_cache, kind in zip(params['layers'], cache, config.kinds, strict=True):
-    x_BTD, new_layer_cache, _ = _block(config, layer)(
-      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT
+  rotations = layer_rotations.of_kinds(config, position_BT)
+  new_cache, chosen = [], []
+  layers = zip(params['layers'], cache, config.kinds, strict=True)
+  for number, (layer, layer_cache, kind) in enumerate(layers):
+    chosen_BTC = None if routes_BTLC is None else routes_BTLC[:, :, number]
+    x_BTD, new_layer_cache, routing = modules.block(config, layer)(
+      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, chosen_BTC=chosen_BTC
     )
     new_cache.append(new_layer_cache)
-  return _embedding_and_head(config, params).final_norm(x_BTD), tuple(new_cache)
+    chosen += [routing.chosen_BTC] if routing else []
+  hidden_BTD = modules.embedding_and_head(config, params).final_norm(x_BTD)
+  return hidden_BTD, tuple(new_cache), jnp.stack(chosen, axis=2) if chosen else None
 
 
 def _embed(config: Config, params: Params, tokens_BT: Array) -> jax.Array:
@@ -299,52 +336,3 @@ def _embed(config: Config, params: Params, tokens_BT: Array) -> jax.Array:
   else:
     x_BTD = embedding_VD[tokens_BT].astype(config.dtype)
   return x_BTD * jnp.sqrt(config.width).astype(config.dtype) if config.scaled_embeddings else x_BTD
-
-
-def _rotations(config: Config, position_BT: Array) -> dict[Kind, rotary.Rotation]:
-  """The rotation of each kind of layer that the model has."""
-  size, rotations = config.head_size, {}
-  for kind in sorted({*config.kinds}):
-    rope = config.local_rope if kind.is_local else config.rope
-    rotations[kind] = (
-      rotary.rotations(rope, size, position_BT)
-      if kind.has_positions
-      else rotary.unrotated(position_BT, size)
-    )
-  return rotations
-
-
-def _positions(tokens_BT: Array) -> jax.Array:
-  return jnp.arange(tokens_BT.shape[1])[None]  # [1, T], shared by all rows
-
-
-@functools.cache
-def _abstract(
-  module: Callable[[Config, nnx.Rngs], nnx.Module], config: Config
-) -> tuple[nnx.GraphDef, nnx.State]:
-  """The module's structure, and its variables with shapes in place of values."""
-  return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
-
-
-def _block(config: Config, params: Params) -> Block:
-  return nnx.merge(_abstract(Block, config)[0], params)
-
-
-def _embedding_and_head(config: Config, params: Params) -> EmbeddingAndHead:
-  outer = {name: value for name, value in params.items() if name != 'layers'}
-  return nnx.merge(_abstract(EmbeddingAndHead, config)[0], outer)
-
-
-def _shape(
-  mesh: Mesh,
-  variable: nnx.Variable,
-  num_layers: int | None = None,
-  dtype: str | None = None,
-) -> jax.ShapeDtypeStruct:
-  """Shape of one variable or of a stack; `dtype` overrides that of matrices, not of vectors."""
-  axes, shape = variable.get_metadata('logical_axes'), variable.shape
-  if not dtype or len(shape) == 1:
-    dtype = variable.dtype
-  if num_layers:
-    axes, shape = (None, *axes), (num_layers, *shape)
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.named(mesh, axes, shape))

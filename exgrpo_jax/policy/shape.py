@@ -128,6 +128,11 @@ class Config:
     times = -(-self.num_layers // len(self.layers))
     return tuple(KINDS[letter] for letter in (self.layers * times)[: self.num_layers])
 
+  @property
+  def route_dtype(self) -> str:
+    """Of the numbers of experts; its largest value is none of them."""
+    return 'uint8' if self.num_experts < 256 else 'uint16'
+
   def layer_lengths(self, length: int) -> list[int]:
     """Tokens that each layer attends to and caches, of a row of `length`: the window's at most."""
     return [min(length, self.window) if kind.is_local else length for kind in self.kinds]

@@ -28,7 +28,8 @@ def measure(
     rows: the step's records.
     sums: of the update, as the loop's `learn` returns them, on the host.
   """
-  totals = {name: float(np.asarray(value)) for name, value in sums.items()}
+  arrays = {name: np.asarray(value) for name, value in sums.items()}
+  totals = {name: float(array) for name, array in arrays.items() if not array.ndim}
   num_rollouts = len(experience.batch.advantage_B) // len(experience.plan.questions)
   return {
     **experience.sampling,
@@ -41,6 +42,7 @@ def measure(
     **record_metrics(rows, num_rollouts),
     **buffer_metrics(after, num_rollouts),
     **loss_sums.metrics(totals),
+    **(loss_sums.expert_metrics(arrays['choices_LE']) if 'choices_LE' in arrays else {}),
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
     'learning_rate': totals['learning_rate'] / totals['updates'],
@@ -151,11 +153,14 @@ def buffer_metrics(bucketed: replay.Bucketed, num_rollouts: int) -> dict[str, fl
   """Sizes of the replay buffer and of each of its K = `num_rollouts` buckets, in questions."""
   buffer = bucketed.buffer
   count_K = np.bincount(list(bucketed.bucket_of.values()), minlength=num_rollouts)
+  stored = (one for entry in buffer.entries.values() for one in entry.trajectories)
+  route_bytes = [one.routes.nbytes for one in stored if one.routes is not None]
   return {
     'buffer/questions': len(buffer.entries),
     'buffer/retired': len(buffer.retired_epoch),
     'buffer/trajectories': sum(len(entry.trajectories) for entry in buffer.entries.values()),
     'buffer/started': buffer.started,
+    **({'buffer/route_bytes': sum(route_bytes)} if route_bytes else {}),
     **{f'buffer/bucket_{k}': int(count) for k, count in enumerate(count_K)},
   }
 

@@ -7,6 +7,8 @@ import numpy as np
 from exgrpo_jax.algorithm import advantages, objective, replay, terms
 from exgrpo_jax.datatypes import Batch, Graded, ReplayScores, Response, Trajectory
 from exgrpo_jax.padding import right_padded
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import routes
 
 
 def batch(
@@ -19,12 +21,13 @@ def batch(
   longest_row: int,
   pad_id: int,
   spans_steps: bool,
+  keeps_routes: model.Config | None = None,
 ) -> Batch:
   """All rows of the step, group after group; the replayed row is the last of its group.
 
   Rows of questions outside `replay.difficulty` keep their place with an empty mask, so the
   normaliser stays the same. Rows have room for `longest_row` tokens; `spans_steps` says
-  whether responses may span steps.
+  whether responses may span steps, and `keeps_routes` is the model whose routes they have, if any.
   """
   step, rewards, rows, trains = trained.plan.step, [], [], []
   members: list[Response | Trajectory] = []
@@ -63,6 +66,9 @@ def batch(
     policy_step_B=np.array([_first_step(member, step) for member in members], np.int32),
     term_weight_BT=term_weight_BT,
     is_carried_BT=is_carried_BT if spans_steps else None,
+    routes_BTLC=routes.padded(keeps_routes, [one.routes for one in members], tokens_BT.shape[1])
+    if keeps_routes
+    else None,
   )
 
 

@@ -1,4 +1,4 @@
-"""What the slots of a rollout do on the device: prefill, insert, resume, decode.
+"""The slots of a rollout on the device, and decoding in them; filling.py fills them.
 
 Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
 together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
@@ -10,7 +10,6 @@ import functools
 import math
 from typing import NamedTuple, TypeVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -45,6 +44,7 @@ class DecodeSpec:
   max_response: int  # tokens, the end token included
   eos_ids: tuple[int, ...]  # any of these ends a response
   pad_id: int  # any valid token: padding is never seen
+  keeps_routes: bool = False  # whether responses come with their routes, see routes.py
   parked: int = 0  # episodes whose cache is kept while they have no slot
 
   @property
@@ -76,6 +76,7 @@ class State(NamedTuple):
   key_BX: jax.Array  # uint32, the data of `randomness.row_keys`
   limit_B: jax.Array  # int32, of the response
   cache: kv_cache.Cache
+  routes_BSLC: jax.Array | None  # of what the cache has; None where they are not kept
 
 
 class Prompts(NamedTuple):
@@ -83,22 +84,10 @@ class Prompts(NamedTuple):
 
   hidden_WD: jax.Array  # of each one's last token
   cache: kv_cache.Cache  # spec.max_prompt positions
+  routes_WSLC: jax.Array | None
 
 
 _Rows = TypeVar('_Rows', State, Prompts)
-
-
-class Insertion(NamedTuple):
-  """Which slots are filled, and with what."""
-
-  slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts; `resume` ignores it
-  position_R: Array  # int32, tokens of the prompt and of the response so far
-  length_R: Array  # int32, tokens of the response so far
-  step_key_RX: Array  # uint32, the data of the key of the step in which the response began
-  question_row_R: Array  # int32
-  sample_index_R: Array  # int32
-  limit_R: Array  # int32
 
 
 class Forced(NamedTuple):
@@ -131,6 +120,10 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
   def hidden(rows: int) -> jax.Array:
     return jnp.zeros((rows, config.width), config.dtype)
 
+  def routes(rows: int, length: int) -> jax.Array | None:
+    shape = rows, length, config.num_layers, config.experts_per_token
+    return jnp.zeros(shape, config.route_dtype) if spec.keeps_routes else None
+
   state = State(
     hidden_BD=hidden(B),
     position_B=zeros_B,
@@ -139,16 +132,18 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
     key_BX=jnp.zeros((B, randomness.key_size()), jnp.uint32),
     limit_B=zeros_B,
     cache=model.init_cache(config, B, length),
+    routes_BSLC=routes(B, spec.longest_row),
   )
   W, longest = spec.prompts, spec.max_prompt
-  return _laid_out(state), _laid_out(Prompts(hidden(W), model.init_cache(config, W, longest)))
+  prompts = Prompts(hidden(W), model.init_cache(config, W, longest), routes(W, longest))
+  return laid_out(state), laid_out(prompts)
 
 
 @jax.jit
 def select_slots(state: State, slot_R: Array) -> State:
   """The state of some of the slots."""
   rest = jax.tree.map(lambda x: x[slot_R], state._replace(cache=()))
-  return _laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
+  return laid_out(rest._replace(cache=kv_cache.select_rows(state.cache, slot_R)))
 
 
 def resize_cache(config: model.Config, state: State, length: int) -> State:
@@ -168,74 +163,11 @@ def resize_cache(config: model.Config, state: State, length: int) -> State:
 _resized = jax.jit(kv_cache.resized, static_argnums=1)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def prefill(
-  config: model.Config,
-  params: model.Params,
-  prompts: Prompts,
-  tokens_PT: Array,
-  lengths_P: Array,
-  place_P: Array,
-) -> Prompts:
-  """Prefills prompts together and puts them in their places; one past the last is nowhere."""
-  hidden_PTD, cache = model.prefill(config, params, tokens_PT, lengths_P, tokens_PT.shape[1])
-  last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
-  updated = Prompts(
-    hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
-    cache=kv_cache.replace_rows(prompts.cache, place_P, cache),
-  )
-  return _laid_out(updated)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
-  """Copies prefilled prompts into slots; other slots are unchanged."""
-  source_R = insertion.source_R
-  cache = kv_cache.select_rows(prompts.cache, source_R)
-  return filled(state, insertion, prompts.hidden_WD[source_R], cache)
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def resume(
-  config: model.Config, params: model.Params, state: State, tokens_PT: Array, insertion: Insertion
-) -> State:
-  """Prefills prompts with the responses so far, and puts them into slots.
-
-  The cache is computed again, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
-  padded at its end.
-  """
-  length_R = jnp.asarray(insertion.position_R)
-  hidden_PTD, cache = model.prefill(config, params, tokens_PT, length_R, tokens_PT.shape[1])
-  last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
-  return filled(state, insertion, last_PD, cache)
-
-
-def filled(
-  state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache
-) -> State:
-  """The state with `insertion.slot_R` filled; `cache` is that of R rows."""
-  slot_R = insertion.slot_R
-  chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
-  chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
-  key_R = randomness.row_keys(
-    jax.random.wrap_key_data(jnp.asarray(insertion.step_key_RX)),
-    jnp.asarray(insertion.question_row_R),
-    jnp.asarray(insertion.sample_index_R),
-  )
-
-  def put(values: jax.Array, new: Array | bool) -> jax.Array:
-    return values.at[slot_R].set(new, mode='drop')
-
-  updated = State(
-    hidden_BD=put(state.hidden_BD, hidden_RD),
-    position_B=put(state.position_B, insertion.position_R),
-    length_B=put(state.length_B, insertion.length_R),
-    live_B=put(state.live_B, True),
-    key_BX=put(state.key_BX, jax.random.key_data(key_R)),
-    limit_B=put(state.limit_B, insertion.limit_R),
-    cache=kv_cache.replace_rows(state.cache, slot_R, cache),
-  )
-  return _laid_out(updated)
+@jax.jit
+def routes_of(state: State, slot_R: Array) -> jax.Array:
+  """The routes of some slots, [R, S, L, C]."""
+  assert state.routes_BSLC is not None, 'they are kept'
+  return sharding.constrain(state.routes_BSLC[slot_R], (None,) * 4)  # for every host reads them
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -255,8 +187,7 @@ def decode(
   """
   S, N = model.cache_length(config, state.cache), TOKENS_PER_SYNC
   unembedding_DV = _padded_unembedding(config, params)
-  key_B = jax.random.wrap_key_data(state.key_BX)
-  live_before_B = state.live_B
+  key_B, live_before_B = jax.random.wrap_key_data(state.key_BX), state.live_B
 
   def goes_on(carry: _Carry) -> jax.Array:
     time, state, _ = carry
@@ -267,14 +198,14 @@ def decode(
     time, state, decoded = carry
     logits_BV = _logits(config, state.hidden_BD, unembedding_DV)
     uniform_B2 = randomness.uniforms(key_B, state.length_B)
-    token_B, logp_B, entropy_B = token_sampling.sample_token(
-      sampling.distribution, logits_BV / temperature, uniform_B2, config.vocab_size
-    )
+    drawn_from = logits_BV / temperature, uniform_B2, config.vocab_size
+    token_B, logp_B, entropy_B = token_sampling.sample_token(sampling.distribution, *drawn_from)
     token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
-    hidden_BD, cache = model.decode(config, params, token_B, state.position_B, state.cache)
+    before = state.position_B, state.cache
+    hidden_BD, cache, routes_BLC = model.decode(config, params, token_B, *before)
     decoded = Decoded(
       tokens_NB=decoded.tokens_NB.at[time].set(token_B),
       logp_NB=decoded.logp_NB.at[time].set(logp_B),
@@ -291,14 +222,25 @@ def decode(
       length_B=length_B,
       live_B=live_B,
       cache=cache,
+      routes_BSLC=_with_token(state, routes_BLC),
     )
     return time + 1, state, decoded
 
-  start = (jnp.int32(0), state, _nothing_decoded(state))
+  start = jnp.int32(0), state, _nothing_decoded(state)
   _, state, decoded = jax.lax.while_loop(goes_on, decode_token, start)
   # Replicated, for every host reads it.
   decoded = jax.tree.map(lambda x: sharding.constrain(x, (None,) * x.ndim), decoded)
-  return _laid_out(state), decoded
+  return laid_out(state), decoded
+
+
+def _with_token(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
+  """The routes kept of the slots, with those of the live rows' next token."""
+  kept_BSLC = state.routes_BSLC
+  if kept_BSLC is None or routes_BLC is None:
+    return kept_BSLC
+  place_B = jnp.where(state.live_B, state.position_B, kept_BSLC.shape[1])
+  routes_BLC = routes_BLC.astype(kept_BSLC.dtype)
+  return kept_BSLC.at[jnp.arange(len(place_B)), place_B].set(routes_BLC, mode='drop')
 
 
 def _read_or_written(
@@ -311,7 +253,7 @@ def _read_or_written(
   return jnp.where(is_forced_B, forced.tokens_NB[time], token_B), live_B & ~is_forced_B
 
 
-def _laid_out(rows: _Rows) -> _Rows:
+def laid_out(rows: _Rows) -> _Rows:
   """Slots or prompts, spread over the mesh.
 
   A program whose result had a layout of its own would have those that take it compiled anew.

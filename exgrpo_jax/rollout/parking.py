@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import kv_cache, model
-from exgrpo_jax.rollout import decode_loop
-from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
+from exgrpo_jax.rollout import filling
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
+from exgrpo_jax.rollout.filling import Insertion
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -30,4 +31,5 @@ def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
   R, D = len(insertion.source_R), state.hidden_BD.shape[1]
   cache = kv_cache.select_rows(parked, insertion.source_R)
   hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # nobody draws from it
-  return decode_loop.filled(state, insertion, hidden_RD, cache)
+  # Their routes are known since they were parked.
+  return filling.filled(state, insertion, hidden_RD, cache, None)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.padding import rows_within
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout import filling
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Prompts
 
 # In one prefill, on each part of the rows: enough to keep the chips' matrix units busy, and so few
@@ -59,9 +59,7 @@ class Prefilled:
       place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
       lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
       place_P[: len(origins)] = [new[origin] for origin in origins]
-      self.prompts = decode_loop.prefill(
-        config, params, self.prompts, tokens_PT, lengths_P, place_P
-      )
+      self.prompts = filling.prefill(config, params, self.prompts, tokens_PT, lengths_P, place_P)
 
 
 def batches(

@@ -34,8 +34,9 @@ from jax.sharding import Mesh
 from exgrpo_jax.datatypes import Response
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, parking
-from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
+from exgrpo_jax.rollout import decode_loop, filling, parking, routes
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
+from exgrpo_jax.rollout.filling import Insertion
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, resume_lengths
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
@@ -86,6 +87,7 @@ class SlotEngine:
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     state, prefilled, parked, is_enough = None, None, None, False
+    unfinished = dict[int, np.ndarray]()  # routes by slot
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
       while not is_enough:
@@ -117,12 +119,26 @@ class SlotEngine:
         syncs.append(sync_of(slots, decoded))
         self.on_sync(syncs[-1])
         complete = list[tuple[int, int]]()
-        for slot, row, response in harvest(slots, decoded):
+        ended = [s for s, row in enumerate(slots) if row and not decoded.live_B[s]]
+        for slot, row, response in harvest(slots, decoded, self._routes(state, ended)):
           is_enough |= bool(on_finish(row.index, response))
           complete.append((slot, row.place))
         if parked is not None:
           parked = self._parked(state, parked, complete)
-    return [row.complete or row.response() for row in rows], metrics(syncs)
+      if state is not None:
+        unfinished = self._routes(state, [s for s, row in enumerate(slots) if row])
+    found = {row.index: unfinished.get(slot) for slot, row in enumerate(slots) if row}
+    written = [row.complete or row.response(found.get(row.index)) for row in rows]
+    return written, metrics(syncs)
+
+  def _routes(self, state: State, slots: Sequence[int]) -> dict[int, np.ndarray]:
+    """The routes [S, L, C] of some slots, where they are kept."""
+    found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
+    for start in range(0, len(slots) if self.spec.keeps_routes else 0, count):
+      some = slots[start : start + count]
+      slot_R = np.array([*some, *[0] * (count - len(some))], np.int32)
+      found |= zip(some, jax.device_get(decode_loop.routes_of(state, slot_R)))
+    return found
 
   def _parked(
     self, state: State, parked: kv_cache.Cache, complete: Sequence[tuple[int, int]]
@@ -161,8 +177,8 @@ class SlotEngine:
     waiting: collections.deque[Row],
   ) -> State:
     """The state with the slots of new rows filled; prefills the prompts that `prefilled` lacks."""
-    for tokens_PT, insertion in self._resumptions(slots):
-      state = decode_loop.resume(self.model, params, state, tokens_PT, insertion)
+    for tokens_PT, insertion, routes_PTLC in self._resumptions(slots):
+      state = filling.resume(self.model, params, state, tokens_PT, insertion, routes_PTLC)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -177,13 +193,13 @@ class SlotEngine:
           (slot, prefilled.places[row.origin], row) for slot, row in ready[start : start + count]
         ]
         insertion = insertion_of(entries, self.spec.slots, count)
-        state = decode_loop.insert(state, prefilled.prompts, insertion)
+        state = filling.insert(state, prefilled.prompts, insertion)
       for _, row in ready:
         row.is_filled = True
     return state
 
-  def _resumptions(self, slots: Slots) -> Iterator[tuple[np.ndarray, Insertion]]:
-    """What `decode_loop.resume` takes to fill the slots of rows that have begun."""
+  def _resumptions(self, slots: Slots) -> Iterator[tuple[np.ndarray, Insertion, np.ndarray | None]]:
+    """What `filling.resume` takes to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }
@@ -194,7 +210,13 @@ class SlotEngine:
     spec, lengths = self.spec, resume_lengths(self.spec.longest_row)
     for tokens_PT, filled in batches(written, lengths, spec.slots, self.mesh, spec.pad_id):
       entries = [(slot, 0, begun[slot]) for slot in filled]
-      yield tokens_PT, insertion_of(entries, spec.slots, len(tokens_PT))
+      known = [begun[slot].request.begun.routes for slot in filled]
+      known += [None] * (len(tokens_PT) - len(filled))
+      yield (
+        tokens_PT,
+        insertion_of(entries, spec.slots, len(tokens_PT)),
+        routes.padded(self.model, known, tokens_PT.shape[1]) if spec.keeps_routes else None,
+      )
     for row in begun.values():
       row.is_filled = True
 

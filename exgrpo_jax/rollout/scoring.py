@@ -13,6 +13,7 @@ from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.rollout import routes
 
 # Rows on each part of the sequences for which a pass has room, about.
 _ROWS = 64
@@ -29,6 +30,7 @@ def score(
   pad_id: int,
   temperature: float,
   logit_chunk: int,
+  known: Sequence[np.ndarray | None] | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """(log-probabilities, entropies) of response tokens under `params`, each [T] float32, nats.
 
@@ -45,25 +47,29 @@ def score(
     pad_id: any valid token.
     temperature: that of sampling; logits are divided by it.
     logit_chunk: tokens whose logits exist at once, on each part of the rows.
+    known: the routes of each row, None for the router's choice; see routes.py.
   """
   if not rows:
     return [], []
   tokens_RT, mask_RT = right_padded(rows, limit, pad_id)
+  routes_RTLC = None if known is None else routes.padded(config, known, tokens_RT.shape[1])
   length_R = np.array([len(prompt) + len(response) for prompt, response in rows])
   logp_RT, entropy_RT = (np.zeros(mask_RT.shape, np.float32) for _ in range(2))
   # Every position is scored: no window bounds the response tokens of a sequence.
   prefixes = None
   if attention.has_prefixes(mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
-    prefixes = packing.shared_prompts(tokens_RT, prompt_R)
+    prefixes = packing.shared_prompts(tokens_RT, prompt_R, routes_RTLC)
   shapes = pass_shapes(mesh, limit, tokens_per_pass)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R, prefixes)
-    tokens_BT, segments = sharding.put(
-      (layout.take(tokens_RT), layout.segments), sharding.batch(mesh, shape.count)
+    routes_BTLC = None if routes_RTLC is None else layout.take(routes_RTLC)
+    tokens_BT, segments, routes_BTLC = sharding.put(
+      (layout.take(tokens_RT), layout.segments, routes_BTLC), sharding.batch(mesh, shape.count)
     )
-    scores = score_tokens(config, params, tokens_BT, segments, temperature, logit_chunk)
+    of_pass = tokens_BT, segments, temperature, logit_chunk, routes_BTLC
+    scores = score_tokens(config, params, *of_pass)
     is_token_BT = np.asarray(layout.segments.segment_BT) > 0
     place = layout.row_BT[is_token_BT], layout.segments.position_BT[is_token_BT]
     for x_RT, x_BT in zip((logp_RT, entropy_RT), jax.device_get(scores), strict=True):
@@ -91,14 +97,15 @@ def score_tokens(
   segments: Segments | None,
   temperature: float,
   logit_chunk: int,
+  routes_BTLC: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """(logp_BT, entropy_BT), float32, nats, of every token under `params`.
 
   Nothing predicts the first token of a row: its entries are meaningless, but at index 0, where they
-  are 0. `segments` as in `model.hidden_states`.
+  are 0. `segments` and routes as in `model.hidden_states_and_balance`.
   """
   chex.assert_rank(tokens_BT, 2)
-  hidden_BTD = model.hidden_states(config, params, tokens_BT, segments)
+  hidden_BTD = model.hidden_states(config, params, tokens_BT, segments, routes_BTLC=routes_BTLC)
   scores = logprobs.token_logprobs(
     hidden_BTD,
     model.unembedding(config, params),

@@ -51,6 +51,12 @@ class Config:
     'partial rollouts: largest staleness, in steps from the first token of a group to the step '
     'that trains it; a step waits for what would be older in the next',
   )
+  router_replay: bool = setting(
+    False,
+    None,
+    'models with experts: training uses the experts that the sampler chose for each token, in '
+    'replayed responses too (arXiv:2510.11370)',
+  )
   logit_chunk: int = setting(
     16384, '[1, inf)', 'tokens whose logits exist at once in training, on each part of the rows'
   )
@@ -95,4 +101,5 @@ class Config:
       max_response=self.max_response,
       eos_ids=tokenizer.eos_ids,
       pad_id=tokenizer.pad_id,
+      keeps_routes=self.router_replay,
     )

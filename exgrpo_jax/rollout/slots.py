@@ -6,15 +6,16 @@ Shape letters as in decode_loop.py.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
-from exgrpo_jax.rollout import decode_loop
-from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Insertion
+from exgrpo_jax.rollout import decode_loop, routes
+from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced
+from exgrpo_jax.rollout.filling import Insertion
 from exgrpo_jax.rollout.prefilled import Origin
 from exgrpo_jax.rollout.sampler import Request
 from exgrpo_jax.runtime import randomness
@@ -50,11 +51,22 @@ class Row:
     """Equal for rows that start from the same prefill."""
     return self.request.question, self.request.prompt.tobytes()
 
-  def response(self, is_complete: bool = False, truncated: bool = False) -> Response:
-    """What is written of it."""
+  def response(
+    self,
+    found_SLC: np.ndarray | None,
+    is_complete: bool = False,
+    truncated: bool = False,
+  ) -> Response:
+    """What is written of it, with the routes that were found of what its cache has."""
     tokens, logp, entropy = (np.concatenate(parts) for parts in zip(*self.pieces))
+    length = len(self.request.prompt) + len(tokens)
     return Response(
-      tokens=tokens, logp=logp, entropy=entropy, truncated=truncated, is_complete=is_complete
+      tokens=tokens,
+      logp=logp,
+      entropy=entropy,
+      truncated=truncated,
+      is_complete=is_complete,
+      routes=routes.completed(self.request.begun.routes, found_SLC, self.position, length),
     )
 
 
@@ -150,8 +162,13 @@ def forced_of(slots: Slots) -> Forced:
   return Forced(tokens_NB, count_B)
 
 
-def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Row, Response]]:
-  """Gives the rows their tokens, and frees the slots of the complete: (slot, row, response)."""
+def harvest(
+  slots: Slots, decoded: Decoded, routes_of: Mapping[int, np.ndarray]
+) -> Iterator[tuple[int, Row, Response]]:
+  """Gives the rows their tokens, and frees the slots of the complete: (slot, row, response).
+
+  `routes_of` are the routes [S, L, C] of these by slot, where they are kept.
+  """
   for slot, row in enumerate(slots):
     if row is None:
       continue
@@ -163,7 +180,8 @@ def harvest(slots: Slots, decoded: Decoded) -> Iterator[tuple[int, Row, Response
     row.length += count - read
     if not decoded.live_B[slot]:
       slots[slot] = None
-      row.complete = row.response(is_complete=True, truncated=not decoded.ended_B[slot])
+      truncated = not decoded.ended_B[slot]
+      row.complete = row.response(routes_of.get(slot), is_complete=True, truncated=truncated)
       yield slot, row, row.complete
 
 

@@ -160,7 +160,8 @@ class Rollout:
       pairs = pairs[: self.parity.rows]
     if not pairs:
       return responses, {}
-    logps, _ = self.score(params, [(prompt, response.tokens) for prompt, response in pairs])
+    rows = [(prompt, response.tokens) for prompt, response in pairs]
+    logps, _ = self.score(params, rows, [response.routes for _, response in pairs])
     measured = parity.differences(logps, [response for _, response in pairs], plan.step)
     if recomputes:
       return parity.recomputed(responses, logps, self.objective.tis_limit, plan.step), measured
@@ -226,12 +227,18 @@ class Rollout:
       longest_row=self.config.longest_row,
       pad_id=self.tokenizer.pad_id,
       spans_steps=self.config.carry,
+      keeps_routes=self.model if self.config.router_replay else None,
     )
 
   def score(
-    self, params: Params, rows: Sequence[tuple[np.ndarray, np.ndarray]]
+    self,
+    params: Params,
+    rows: Sequence[tuple[np.ndarray, np.ndarray]],
+    known: Sequence[np.ndarray | None] | None = None,
   ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(log-probabilities, entropies) of (prompt, response) rows; see `scoring.score`."""
+    if known is None and self.config.router_replay:  # the same program
+      known = [None] * len(rows)
     return scoring.score(
       self.model,
       params,
@@ -242,6 +249,7 @@ class Rollout:
       pad_id=self.tokenizer.pad_id,
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
+      known=known if self.config.router_replay else None,
     )
 
   def _request(self, plan: Plan, place: tuple[int, int], step: int) -> Request:
@@ -276,14 +284,12 @@ class Rollout:
   def _released_costs(self, params: Params, plan: Plan) -> list[float]:
     """`trajectory_rules.released_costs` of all candidates."""
     candidates = [
-      (prompt, stored.tokens)
-      for prompt, own in zip(plan.prompts, plan.candidates)
-      for stored in own
+      (prompt, stored) for prompt, own in zip(plan.prompts, plan.candidates) for stored in own
     ]
     # Everything but a prompt's first token, as if it were the response.
-    rows = [(prompt[:1], np.concatenate([prompt[1:], tokens])) for prompt, tokens in candidates]
-    _, entropies = self.score(params, rows)
-    lengths = [int(np.sum(tokens != self.tokenizer.pad_id)) for _, tokens in candidates]
+    rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
+    _, entropies = self.score(params, rows, [one.routes for _, one in candidates])
+    lengths = [int(np.sum(one.tokens != self.tokenizer.pad_id)) for _, one in candidates]
     return trajectory_rules.released_costs(entropies, lengths, self.config.max_response)
 
   def _score_replays(
@@ -291,9 +297,9 @@ class Rollout:
   ) -> list[ReplayScores]:
     """Scores of some trajectories."""
     rows = [(plan.prompts[group], trajectory.tokens) for group, trajectory in candidates]
-    own = [stored.own for _, stored in candidates]
+    own, known = [stored.own for _, stored in candidates], [one.routes for _, one in candidates]
     logps, entropies = (
-      [x_T[own_T] for x_T, own_T in zip(found, own)] for found in self.score(params, rows)
+      [x_T[own_T] for x_T, own_T in zip(found, own)] for found in self.score(params, rows, known)
     )
     past = [stored.logp[own_T] for (_, stored), own_T in zip(candidates, own)]
     corrected = past if self.objective.importance_correction else logps

@@ -63,6 +63,8 @@ _ADDED = {
   'model.num_experts': 0,
   'model.experts_per_token': 0,
   'model.normalised_experts': False,
+  'objective.balance_coefficient': 0.0,
+  'rollout.router_replay': False,
   'mesh.training.expert': 1,
   'mesh.decoding.expert': 1,
   'model.rope.beta_fast': 32.0,

@@ -18,7 +18,7 @@ from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
-from exgrpo_jax.rollout import decode_loop, parking, scheduler, selection, slots
+from exgrpo_jax.rollout import decode_loop, filling, parking, routes, scheduler, selection, slots
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
 from exgrpo_jax.rollout.slots import insertion_of
@@ -80,7 +80,7 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
         prompt = np.full(size, spec.pad_id, np.int32)
         prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
       nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
-      state = decode(decode_loop.insert(state, prefilled.prompts, nothing))
+      state = decode(filling.insert(state, prefilled.prompts, nothing))
       if (experiment.config.rollout.carry or has_turns) and not longer:
         state = _resume(shape, spec, params, mesh, state)
       if spec.parked:
@@ -106,7 +106,8 @@ def _resume(
   rows = {length: np.full(length, spec.pad_id, np.int32) for length in lengths}
   for tokens_PT, _ in batches(rows, lengths, spec.slots, mesh, spec.pad_id):
     nothing = insertion_of([], spec.slots, len(tokens_PT))
-    state = decode_loop.resume(shape, params, state, tokens_PT, nothing)
+    known = routes.unknown(shape, *tokens_PT.shape) if spec.keeps_routes else None
+    state = filling.resume(shape, params, state, tokens_PT, nothing, known)
   return state
 
 
@@ -154,6 +155,9 @@ def _batch(rollout: Rollout, row: tuple[np.ndarray, np.ndarray]) -> Batch:
     policy_step_B=np.zeros(num_rows, np.int32),
     term_weight_BT=np.ones_like(mask_BT),
     is_carried_BT=np.zeros(mask_BT.shape, bool) if rollout.config.carry else None,
+    routes_BTLC=routes.unknown(rollout.model, *mask_BT.shape)
+    if rollout.config.router_replay
+    else None,
   )
 
 

@@ -118,7 +118,7 @@ def largest_file(folder):
 
 
 def truncate_a_file(folder):
-  path = largest_file(folder / 'state')
+  path = largest_file(folder / 'state' / 'd')
   os.truncate(path, path.stat().st_size // 2)
 
 

@@ -113,20 +113,22 @@ def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(one_device, tok
   hidden_BTD = np.array(forward(config, params, tokens_BT))
   prompt_B = np.array([4, 1, 3])
   padded_BT = np.where(np.arange(4) < prompt_B[:, None], tokens_BT[:, :4], 96)
-  prefilled_BTD, cache = prefill(config, decode_params, padded_BT, prompt_B, 10)
+  prefilled_BTD, cache, _ = prefill(config, decode_params, padded_BT, prompt_B, 10)
   for row, length in enumerate(prompt_B):
     np.testing.assert_allclose(prefilled_BTD[row, :length], hidden_BTD[row, :length], atol=1e-5)
   for step in range(6):
     position_B = prompt_B + step
     token_B = np.array(tokens_BT)[np.arange(3), position_B]
-    decoded_BD, cache = decode(config, decode_params, token_B, position_B, cache)
+    decoded_BD, cache, _ = decode(config, decode_params, token_B, position_B, cache)
     np.testing.assert_allclose(decoded_BD, hidden_BTD[np.arange(3), position_B], atol=1e-5)
 
 
 def test_a_cache_may_start_empty(decode_params, tokens_BT, hidden_BTD):
   cache = model.init_cache(CONFIG, num_rows=3, length=10)
   for step in range(2):
-    decoded_BD, cache = decode(CONFIG, decode_params, tokens_BT[:, step], np.full(3, step), cache)
+    decoded_BD, cache, _ = decode(
+      CONFIG, decode_params, tokens_BT[:, step], np.full(3, step), cache
+    )
   np.testing.assert_allclose(decoded_BD, hidden_BTD[:, 1], atol=1e-5)
 
 
@@ -135,7 +137,7 @@ def test_bfloat16_computes_in_bfloat16_over_float32_parameters(
 ):
   config = dataclasses.replace(CONFIG, dtype='bfloat16')
   decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
-  bfloat16_BTD, cache = prefill(
+  bfloat16_BTD, cache, _ = prefill(
     config, decode_params, tokens_BT, np.full(3, tokens_BT.shape[1]), 10
   )
   assert bfloat16_BTD.dtype == jnp.bfloat16

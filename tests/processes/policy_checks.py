@@ -138,8 +138,8 @@ def passes_on(meshes, config=ONE_LAYER):
   with jax.set_mesh(meshes.training):
     scanned_BTD = forward(config, params, tokens_BT)
   with jax.set_mesh(meshes.decoding):
-    prefilled_BTD, cache = prefill(config, decode_params, tokens_BT, np.full(8, 6), 8)
-    decoded_BD, cache = decode(config, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
+    prefilled_BTD, cache, _ = prefill(config, decode_params, tokens_BT, np.full(8, 6), 8)
+    decoded_BD, cache, _ = decode(config, decode_params, tokens_BT[:, 0], jnp.full(8, 6), cache)
     empty = jax.jit(model.init_cache, static_argnums=(0, 1, 2))(config, 8, 8)
   assert shard_shape(empty[0].value_BGSH) == shard_shape(cache[0].value_BGSH), empty
   return dict(

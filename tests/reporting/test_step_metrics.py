@@ -31,6 +31,11 @@ def entry(correctness, *trajectories):
   return replay.Entry(correctness=correctness, prompt_length=3, trajectories=trajectories)
 
 
+def stored(routes=None):
+  nothing = np.zeros(0, np.float32)
+  return Trajectory(tokens=nothing, logp=nothing, reward=1.0, step=1, routes=routes)
+
+
 RIGHT, WRONG, NO_ANSWER, TIMED_OUT, CRASHED = (
   Verdict(reward=float(outcome == 'correct'), outcome=outcome, reason='')
   for outcome in step_metrics.OUTCOMES
@@ -118,7 +123,8 @@ def test_the_shares_of_the_grading_outcomes():
 
 
 def test_the_metrics_of_the_buffer():
-  of_questions = {1: entry(0.0, *'a'), 2: entry(2 / 3, *'bc'), 5: entry(2 / 3, *'d')}
+  one, other = stored(), stored(np.zeros((5, 2, 3), np.uint16))
+  of_questions = {1: entry(0.0, one), 2: entry(2 / 3, one, other), 5: entry(2 / 3, other)}
   buffer = replay.Buffer(entries=of_questions, retired_epoch={7: 0, 8: 1}, started=True)
   bucketed = replay.Bucketed(buffer, replay.buckets(CONFIG, buffer, K))
   assert step_metrics.buffer_metrics(bucketed, K) == {
@@ -126,6 +132,7 @@ def test_the_metrics_of_the_buffer():
     'buffer/retired': 2,
     'buffer/trajectories': 4,
     'buffer/started': True,
+    'buffer/route_bytes': 2 * 5 * 2 * 3 * 2,
     'buffer/bucket_0': 1,
     'buffer/bucket_1': 0,
     'buffer/bucket_2': 2,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import decode_loop, prefilled, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import decode_loop, filling, prefilled, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
 from tests.helpers.decoding import decoding_by, generated
@@ -220,13 +220,13 @@ def test_rows_that_finish_make_room_at_once(generate):
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
   monkeypatch.setattr(prefilled, '_SHORTEST', 8)
-  resumed, resume = [], decode_loop.resume
+  resumed, resume = [], filling.resume
 
-  def watched(config, params, state, tokens_PT, insertion):
+  def watched(config, params, state, tokens_PT, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
-    return resume(config, params, state, tokens_PT, insertion)
+    return resume(config, params, state, tokens_PT, insertion, routes_PTLC)
 
-  monkeypatch.setattr(decode_loop, 'resume', watched)
+  monkeypatch.setattr(filling, 'resume', watched)
   found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
@@ -257,7 +257,7 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
 def watched(monkeypatch):
   """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
   prefills, caches = [], []
-  prefill, decode = decode_loop.prefill, decode_loop.decode
+  prefill, decode = filling.prefill, decode_loop.decode
 
   def watched_prefill(config, params, prompts, tokens_PT, lengths_P, place_P):
     num_places = len(prompts.hidden_WD)
@@ -269,7 +269,7 @@ def watched(monkeypatch):
     caches.append(kv_cache.length(args[3].cache[0]))
     return decode(*args)
 
-  monkeypatch.setattr(decode_loop, 'prefill', watched_prefill)
+  monkeypatch.setattr(filling, 'prefill', watched_prefill)
   monkeypatch.setattr(decode_loop, 'decode', watched_decode)
   return prefills, caches
 

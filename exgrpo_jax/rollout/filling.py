@@ -1,0 +1,123 @@
+"""Filling slots: prompts are prefilled and inserted, begun responses resumed.
+
+Shape letters as in decode_loop.py.
+"""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.policy import kv_cache, model
+from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout.decode_loop import Prompts, State
+from exgrpo_jax.runtime import randomness
+
+
+class Insertion(NamedTuple):
+  """Which slots are filled, and with what."""
+
+  slot_R: Array  # int32; one past the last slot to fill none
+  source_R: Array  # int32, index among the prompts; `resume` ignores it
+  position_R: Array  # int32, tokens of the prompt and of the response so far
+  length_R: Array  # int32, tokens of the response so far
+  step_key_RX: Array  # uint32, the data of the key of the step in which the response began
+  question_row_R: Array  # int32
+  sample_index_R: Array  # int32
+  limit_R: Array  # int32
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def prefill(
+  config: model.Config,
+  params: model.Params,
+  prompts: Prompts,
+  tokens_PT: Array,
+  lengths_P: Array,
+  place_P: Array,
+) -> Prompts:
+  """Prefills prompts together and puts them in their places; one past the last is nowhere."""
+  T = tokens_PT.shape[1]
+  hidden_PTD, cache, routes_PTLC = model.prefill(config, params, tokens_PT, lengths_P, T)
+  last_PD = hidden_PTD[jnp.arange(len(lengths_P)), lengths_P - 1]
+  updated = Prompts(
+    hidden_WD=prompts.hidden_WD.at[place_P].set(last_PD, mode='drop'),
+    cache=kv_cache.replace_rows(prompts.cache, place_P, cache),
+    routes_WSLC=_with_routes(prompts.routes_WSLC, place_P, routes_PTLC),
+  )
+  return decode_loop.laid_out(updated)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
+  """Copies prefilled prompts into slots; other slots are unchanged."""
+  source_R = insertion.source_R
+  cache = kv_cache.select_rows(prompts.cache, source_R)
+  routes_RSLC = None if prompts.routes_WSLC is None else prompts.routes_WSLC[source_R]
+  return filled(state, insertion, prompts.hidden_WD[source_R], cache, routes_RSLC)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def resume(
+  config: model.Config,
+  params: model.Params,
+  state: State,
+  tokens_PT: Array,
+  insertion: Insertion,
+  routes_PTLC: Array | None = None,
+) -> State:
+  """Prefills prompts with the responses so far, and puts them into slots.
+
+  The cache is computed again, under `params`, with the experts that `routes_PTLC` knows. Row p of
+  `tokens_PT` is the p-th of the insertion, padded at its end.
+  """
+  length_R, T = jnp.asarray(insertion.position_R), tokens_PT.shape[1]
+  hidden_PTD, cache, routes = model.prefill(config, params, tokens_PT, length_R, T, routes_PTLC)
+  last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
+  return filled(state, insertion, last_PD, cache, routes)
+
+
+def filled(
+  state: State,
+  insertion: Insertion,
+  hidden_RD: jax.Array,
+  cache: kv_cache.Cache,
+  routes_RTLC: jax.Array | None,
+) -> State:
+  """The state with `insertion.slot_R` filled; `cache` and routes, if known, are those of R rows."""
+  slot_R = insertion.slot_R
+  chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
+  chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
+  key_R = randomness.row_keys(
+    jax.random.wrap_key_data(jnp.asarray(insertion.step_key_RX)),
+    jnp.asarray(insertion.question_row_R),
+    jnp.asarray(insertion.sample_index_R),
+  )
+
+  def put(values: jax.Array, new: Array | bool) -> jax.Array:
+    return values.at[slot_R].set(new, mode='drop')
+
+  updated = State(
+    hidden_BD=put(state.hidden_BD, hidden_RD),
+    position_B=put(state.position_B, insertion.position_R),
+    length_B=put(state.length_B, insertion.length_R),
+    live_B=put(state.live_B, True),
+    key_BX=put(state.key_BX, jax.random.key_data(key_R)),
+    limit_B=put(state.limit_B, insertion.limit_R),
+    cache=kv_cache.replace_rows(state.cache, slot_R, cache),
+    routes_BSLC=_with_routes(state.routes_BSLC, slot_R, routes_RTLC),
+  )
+  return decode_loop.laid_out(updated)
+
+
+def _with_routes(
+  kept_BSLC: jax.Array | None, row_R: Array, routes_RTLC: jax.Array | None
+) -> jax.Array | None:
+  """What is kept, with the first T tokens of some rows; one past the last row is nowhere."""
+  if kept_BSLC is None or routes_RTLC is None:
+    return kept_BSLC
+  routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
+  return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
