@@ -6,7 +6,7 @@ from exgrpo_jax.algorithm.replay import Buffer, Entry
 from exgrpo_jax.datatypes import Trajectory, Turn
 
 
-def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True, turns=()):
+def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True, turns=(), routes=None):
   return Trajectory(
     tokens=np.array(tokens, np.int32),
     logp=-np.arange(len(tokens), dtype=np.float32) / 3,
@@ -15,6 +15,7 @@ def trajectory(*tokens, step=0, reward=1.0, times_replayed=0, correct=True, turn
     times_replayed=times_replayed,
     correct=correct,
     turns=turns,
+    routes=routes,
   )
 
 
@@ -41,6 +42,7 @@ BUFFERS = {
             times_replayed=3 * n,
             correct=n % 3 > 0,
             turns=(Turn(1, n, 0.5),) * (n % 2),
+            routes=np.full((row, 2, 3), n, np.uint16) if n % 3 == 1 else None,
           )
           for n in range(row + 1)
         ),
@@ -68,6 +70,10 @@ def assert_same(buffer, expected, atol=0.0):
       assert (left.step, left.reward) == (right.step, right.reward)
       assert (left.times_replayed, left.correct) == (right.times_replayed, right.correct)
       assert left.turns == right.turns
+      assert (left.routes is None) == (right.routes is None)
+      if right.routes is not None:
+        assert left.routes.dtype == right.routes.dtype
+        np.testing.assert_array_equal(left.routes, right.routes)
       assert left.tokens.dtype == right.tokens.dtype and left.logp.dtype == right.logp.dtype
       np.testing.assert_array_equal(left.tokens, right.tokens)
       np.testing.assert_allclose(left.logp, right.logp, rtol=0, atol=atol)

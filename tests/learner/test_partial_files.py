@@ -19,6 +19,7 @@ def response(length, **values):
 
 
 WEIGHT = np.float32([0.5, 1.5])
+ROUTES = np.arange(48, dtype=np.uint16).reshape(6, 2, 4) * 300
 GROUPS = (
   PartialGroup(
     question_row=70_000,
@@ -26,7 +27,7 @@ GROUPS = (
     is_drawn=True,
     responses=(
       response(3, spans=(Span(3, 1), Span(5, 2))),
-      response(4, is_complete=False, spans=(Span(4, 4),)),
+      response(4, is_complete=False, spans=(Span(4, 4),), routes=ROUTES),
       UNBEGUN,
     ),
     verdicts=(Verdict(0.1, 'correct', answer='½', valid_steps=True, components={'match': 0.1}),),
@@ -35,7 +36,10 @@ GROUPS = (
     question_row=0,
     drawn=4,
     is_drawn=False,
-    responses=(response(2, tis_weight=WEIGHT, is_complete=False), response(1)),
+    responses=(
+      response(2, tis_weight=WEIGHT, is_complete=False, routes=ROUTES[:2].astype(np.uint8)),
+      response(1),
+    ),
     verdicts=(Verdict(0.0, 'timed out', reason='1 s'),),
   ),
 )
