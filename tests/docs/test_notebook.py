@@ -157,7 +157,8 @@ def executed(name, folder, monkeypatch):
     'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=8',
   }.items():
     monkeypatch.setenv(key, value)
-  return nbclient.NotebookClient(notebook, resources={'metadata': {'path': str(folder)}}).execute()
+  place = {'metadata': {'path': str(folder)}}
+  return nbclient.NotebookClient(notebook, timeout=300, resources=place).execute()
 
 
 def outputs(notebook):
