@@ -1,4 +1,4 @@
-"""A checkpoint on GSM8K or MATH on one GPU of 24, 40 or 80 GB, trained whole or with LoRA.
+"""A checkpoint on GSM8K or MATH on one GPU: a T4, or 24, 40 or 80 GB; trained whole or with LoRA.
 
 exgrpo train --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --workdir=/tmp/run
 What follows the colon is a model, a memory and a data set, in any order; by default qwen2_5_0_5b,
@@ -39,7 +39,7 @@ MODELS = {
     ),
   ),
 }
-MEMORIES = ('24gb', '40gb', '80gb')
+MEMORIES = ('t4', '24gb', '40gb', '80gb')  # a T4 has 16 GB and no bfloat16
 DATA = {
   'gsm8k': dict(train='openai/gsm8k:main:train', evaluation=('openai/gsm8k:main:test',)),
   'math': dict(
@@ -56,6 +56,8 @@ LORA = 'LoRA'
 # `capacity --device=… --fit` finds. The whole model is trained with AdamW's moments in float32, in
 # bfloat16 where float32 leaves no room, and with adapters where that does not help either.
 FITS = {
+  ('qwen2_5_0_5b', 't4', 'gsm8k'): (64, 12288, 'float32'),
+  ('qwen2_5_0_5b', 't4', 'math'): (32, 7168, 'float32'),
   ('qwen2_5_0_5b', '24gb', 'gsm8k'): (256, 24576, 'float32'),
   ('qwen2_5_0_5b', '24gb', 'math'): (256, 28672, 'float32'),
   ('qwen2_5_0_5b', '40gb', 'gsm8k'): (256, 24576, 'float32'),
@@ -90,6 +92,7 @@ def get_config(choice=''):
   config.model.repository = repository
   config.model.update(shape)
   config.model.rope.theta = 1e6
+  config.model.dtype = 'float32' if memory == 't4' else 'bfloat16'
   config.prompt.update(dict(template='chat', system=SYSTEM))
   config.data.update(DATA[data])
   config.data.update(dict(overlong='drop', default_kind='math'))

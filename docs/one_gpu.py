@@ -51,6 +51,7 @@ exgrpo capacity --config=one_gpu:qwen2_5_1_5b,40gb,gsm8k --device=a100-40
   moments in float32. Where that leaves no room, [LoRA](checkpoints.md#lora) of rank 32 does:
   four bytes a parameter, for the frozen model and the weights for sampling. A dash marks a
   model that is too large even so.
+- `t4` is a T4 or a V100 of 16 GB, which have no bfloat16: the model computes in float32.
 - For another memory, or other lengths, `--fit` finds slots and tokens a pass, the two settings
   that change nothing but memory and time.
 

@@ -44,7 +44,7 @@ def suggestion(device: Any) -> str:
   """The command of a run that fits the device."""
   config, workdir = 'chains', 'chains'
   if device.platform in ('gpu', 'cuda'):
-    config, workdir = _for_gpu((device.memory_stats() or {}).get('bytes_limit', 0)), 'run'
+    config, workdir = _for_gpu(device), 'run'
   elif device.platform == 'tpu':
     config, workdir = 'smoke', 'smoke'
   return f'exgrpo train --config={config} --workdir=/tmp/{workdir}'
@@ -118,14 +118,17 @@ def _optional() -> Iterator[Finding]:
   yield Finding('hub', 'has a token' if has_token else 'no token, for gated models; hf auth login')
 
 
-def _for_gpu(limit: float) -> str:
-  """The largest config that fits in `limit` bytes without LoRA, and overrides of it."""
+def _for_gpu(device: Any) -> str:
+  """The largest config that fits without LoRA in what JAX has of a GPU, and overrides of it."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
+  limit = (device.memory_stats() or {}).get('bytes_limit', 0)
+  has_bfloat16 = gpus.has_bfloat16(device.device_kind)
   for model in reversed(one_gpu.MODELS):
     memories = [
       memory
       for memory in one_gpu.MEMORIES
-      if one_gpu.FITS.get((model, memory, 'gsm8k'), (0, 0, one_gpu.LORA))[2] != one_gpu.LORA
+      if gpus.has_bfloat16(memory) == has_bfloat16
+      and one_gpu.FITS.get((model, memory, 'gsm8k'), (0, 0, one_gpu.LORA))[2] != one_gpu.LORA
     ]
     if not memories:
       continue

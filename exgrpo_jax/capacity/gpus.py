@@ -58,10 +58,17 @@ def usable_memory(device: str) -> float:
   return machine.SHARE * size
 
 
+def has_bfloat16(device: str) -> bool:
+  """Whether a GPU computes in bfloat16, as one does of which no more than the memory is known."""
+  try:
+    return _name_of(device) not in _WITHOUT_BFLOAT16
+  except InputError:
+    return True
+
+
 def check_dtype(device: str, dtype: str) -> None:
   """Raises InputError for bfloat16 on a GPU that does not have it."""
-  is_memory = _MEMORY.fullmatch(_lower(device))
-  if dtype == 'bfloat16' and not is_memory and _name_of(device) in _WITHOUT_BFLOAT16:
+  if dtype == 'bfloat16' and not has_bfloat16(device):
     raise InputError(
       f'--device={device} has no bfloat16, which config.model.dtype asks for: take a GPU from '
       'Ampere on (A100, A10G, RTX 3090), or set --config.model.dtype=float32, which doubles the '

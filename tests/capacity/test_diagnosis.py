@@ -17,10 +17,10 @@ def problems():
   return [finding.text for finding in diagnosis.findings() if finding.is_problem]
 
 
-def gpu(memory):
+def gpu(memory, kind='NVIDIA GeForce RTX 6090'):
   """As JAX describes one, of whose memory it took nine tenths."""
   stats = {'bytes_limit': int(0.9 * memory)}
-  return types.SimpleNamespace(platform='gpu', memory_stats=lambda: stats)
+  return types.SimpleNamespace(platform='gpu', device_kind=kind, memory_stats=lambda: stats)
 
 
 def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
@@ -72,3 +72,9 @@ def test_a_plugin_for_another_jaxlib_is_a_problem(monkeypatch):
 )
 def test_a_gpu_is_offered_the_largest_model_that_fits_in_full(memory, config):
   assert f'--config={config}' in diagnosis.suggestion(gpu(memory))
+
+
+@pytest.mark.parametrize('kind', ['Tesla T4', 'Tesla V100-SXM2-16GB'])
+def test_a_gpu_without_bfloat16_is_offered_a_run_in_float32(kind):
+  suggested = diagnosis.suggestion(gpu(16.1e9, kind))
+  assert suggested == 'exgrpo train --config=one_gpu:qwen2_5_0_5b,t4,gsm8k --workdir=/tmp/run'

@@ -5,6 +5,10 @@ import json
 import pytest
 
 from exgrpo_jax.capacity import flops
+from exgrpo_jax.config import overridden
+from exgrpo_jax.configs import gemma3_1b
+from exgrpo_jax.experiment import experiment
+from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.huggingface import architecture
 from exgrpo_jax.policy import rotary
 
@@ -145,6 +149,12 @@ def test_a_published_model_is_what_it_is_known_to_be(
   assert flops.parameter_count(config) / 1e9 == pytest.approx(billions, abs=0.01)
   said = json.loads(json.dumps(architecture.to_json(config, 4096)))
   assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps(GEMMA3_1B | {'max_position_embeddings': 32768}))
+  values = overridden(gemma3_1b.get_config(), {'model.path': str(tmp_path)})
+  assert experiment.model_config(parse_config(values)).window == 512  # no other shape is accepted
 
 
 def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
