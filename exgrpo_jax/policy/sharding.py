@@ -124,15 +124,18 @@ def make_mesh(
     devices: by default every device of every host; else e.g. those of a topology to compile for.
 
   Raises:
-    InputError: the sizes do not multiply to the number of devices.
+    InputError: the sizes do not multiply to the number of devices, or do not fit how these are
+      connected.
   """
   devices = jax.devices() if devices is None else devices
-  return jax.make_mesh(
-    _sizes(config, len(devices)),
-    _MESH_AXES,
-    axis_types=(AxisType.Auto,) * len(_MESH_AXES),
-    devices=devices,
-  )
+  sizes, auto = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
+  try:
+    return jax.make_mesh(sizes, _MESH_AXES, axis_types=auto, devices=devices)
+  except NotImplementedError as error:
+    raise InputError(
+      f'{_describe(config)} does not fit how the {len(devices)} devices are connected: each size '
+      'must be that of a side of the slice or a product of sides, such as 4 or 16 of 4x4x4.'
+    ) from error
 
 
 def spec(
