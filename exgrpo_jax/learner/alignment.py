@@ -118,7 +118,9 @@ def policy_gradient(
   alone = dataclasses.replace(
     spec,
     gradient=dataclasses.replace(spec.gradient, drop_zero_advantage=True),
-    objective=dataclasses.replace(spec.objective, entropy_bonus=0.0, kl_coefficient=0.0),
+    objective=dataclasses.replace(
+      spec.objective, entropy_bonus=0.0, kl_coefficient=0.0, balance_coefficient=0.0
+    ),
   )
   gradient, _ = gradients.minibatch_gradient(alone, params, batch, clip, True, initial)
   return gradient

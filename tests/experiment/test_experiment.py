@@ -88,3 +88,11 @@ def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, m
   monkeypatch.setattr(experiment.machine, 'has_bfloat16_units', lambda: has_units)
   config.model.dtype = 'auto'
   assert experiment.model_config(parse_config(config), platform).dtype == dtype
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'), [('objective.balance_coefficient', 0.1), ('rollout.router_replay', True)]
+)
+def test_settings_for_experts_need_a_model_that_has_some(name, value, config, tmp_path):
+  with pytest.raises(InputError, match=f'config.{name}={value} needs a model with experts'):
+    experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))

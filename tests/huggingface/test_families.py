@@ -7,6 +7,7 @@ import pytest
 from exgrpo_jax.capacity import flops
 from exgrpo_jax.config import overridden
 from exgrpo_jax.configs import gemma3_1b
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.huggingface import architecture
@@ -114,6 +115,29 @@ GEMMA3_4B = dict(
   ),
   vision_config=dict(hidden_size=1152, model_type='siglip_vision_model'),
 )
+QWEN3_30B_A3B = dict(
+  architectures=['Qwen3MoeForCausalLM'],
+  attention_bias=False,
+  decoder_sparse_step=1,
+  head_dim=128,
+  hidden_size=2048,
+  intermediate_size=6144,
+  max_window_layers=48,
+  mlp_only_layers=[],
+  moe_intermediate_size=768,
+  norm_topk_prob=True,
+  num_attention_heads=32,
+  num_experts=128,
+  num_experts_per_tok=8,
+  num_hidden_layers=48,
+  num_key_value_heads=4,
+  rms_norm_eps=1e-6,
+  rope_theta=1e6,
+  sliding_window=None,
+  tie_word_embeddings=False,
+  use_sliding_window=False,
+  vocab_size=151936,
+)
 YARN = rotary.Config(
   theta=5e5,
   scaling='yarn',
@@ -135,8 +159,19 @@ LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
     (GEMMA2, 'sf', 4096, 1e4, 1e4, 2.61),
     (GEMMA3_1B, 'sssssf', 512, 1e6, 1e4, 1.00),
     (GEMMA3_4B, 'sssssf', 1024, LINEAR, 1e4, 3.88),
+    (QWEN3_30B_A3B, 'f', 0, 1e6, None, 30.53),
   ],
-  ids=['mistral-0.1', 'mistral-0.3', 'smollm3', 'olmo2', 'olmo3', 'gemma2', 'gemma3-1b', '4b'],
+  ids=[
+    'mistral-0.1',
+    'mistral-0.3',
+    'smollm3',
+    'olmo2',
+    'olmo3',
+    'gemma2',
+    'gemma3-1b',
+    '4b',
+    '30b',
+  ],
 )
 def test_a_published_model_is_what_it_is_known_to_be(
   tmp_path, values, layers, window, rope, local_rope, billions
@@ -169,3 +204,18 @@ def test_yarns_attention_factor_follows_from_the_factor():
   scaling = {**OLMO3['rope_scaling'], 'attention_factor': None}
   config = architecture.parse(OLMO3 | dict(rope_scaling=scaling), 'config.json', 'float32')
   assert config.rope.attention_factor == pytest.approx(YARN.attention_factor)
+
+
+def test_experts_have_their_own_width_and_a_router_for_each_token():
+  config = architecture.parse(QWEN3_30B_A3B, 'config.json', 'float32')
+  experts = config.num_experts, config.experts_per_token, config.mlp_width
+  assert experts == (128, 8, 768) and config.normalised_experts
+  assert config.route_dtype == 'uint8'
+  # Of 30 billion parameters 3 are at work on a token.
+  assert flops.forward_flops(config, 1, 1, 1) / 2e9 == pytest.approx(3.04, abs=0.01)
+
+
+@pytest.mark.parametrize('changes', [dict(mlp_only_layers=[3]), dict(decoder_sparse_step=2)])
+def test_layers_without_experts_among_others_are_refused(changes):
+  with pytest.raises(InputError, match=f'{next(iter(changes))}=.* all layers must have experts'):
+    architecture.parse(QWEN3_30B_A3B | changes, 'config.json', 'float32')

@@ -12,7 +12,7 @@ from exgrpo_jax import config as config_lib
 from exgrpo_jax.configs import base
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import lora, model, sharding
-from tests.policy.test_model import CONFIG, randomise
+from tests.policy.test_model import CONFIG, VARIANTS, randomise
 
 LORA = config_lib.build(
   lora.Config, dict(base.get_config().lora) | {'rank': 3, 'alpha': 6.0}, 'lora'
@@ -191,3 +191,13 @@ def test_a_rank_above_that_of_a_matrix_is_refused(one_device):
     ),
   ):
     lora.shapes(dataclasses.replace(LORA, rank=narrow + 1), model.shapes(CONFIG, one_device))
+
+
+def test_experts_get_no_adapters(one_device):
+  shapes = model.shapes(VARIANTS['experts'], one_device)
+  with pytest.raises(
+    InputError, match="has 'gate_proj', and experts get no adapters: leave it out"
+  ):
+    lora.shapes(LORA, shapes)
+  attention = dataclasses.replace(LORA, targets=('q_proj', 'o_proj'))
+  assert {*lora.shapes(attention, shapes)['layers']} == {'attention'}
