@@ -67,8 +67,12 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
   forced = slots.forced_of([None] * spec.slots) if spec.parked else None
 
   def decode(state: State) -> State:
-    return decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0, forced)[0]
+    state, _ = decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0, forced)
+    if spec.keeps_routes:
+      decode_loop.routes_of(state, nothing.source_R)
+    return state
 
+  nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
   with jax.set_mesh(mesh):
     is_fixed = has_turns or kv_cache.is_ragged(sharding.platform())
     every = scheduler.cache_lengths(spec.longest_row, sharding.platform())
@@ -79,7 +83,6 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
       for number, size in enumerate(prefill_lengths(spec.max_prompt)):
         prompt = np.full(size, spec.pad_id, np.int32)
         prefilled.take_in(shape, spec, params, mesh, [((number, b''), prompt)])
-      nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
       state = decode(filling.insert(state, prefilled.prompts, nothing))
       if (experiment.config.rollout.carry or has_turns) and not longer:
         state = _resume(shape, spec, params, mesh, state)

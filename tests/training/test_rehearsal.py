@@ -18,9 +18,18 @@ EPISODES = {
   'warm_start.num_updates': 0,
 }
 
+EXPERTS = {
+  'model.num_experts': 4,
+  'model.experts_per_token': 2,
+  'objective.balance_coefficient': 0.01,
+  'rollout.router_replay': True,
+}
+
 
 @pytest.fixture(
-  scope='module', params=[{}, pytest.param(EPISODES, marks=pytest.mark.full)], ids=['turn', 'turns']
+  scope='module',
+  params=[{}, *(pytest.param(own, marks=pytest.mark.full) for own in (EPISODES, EXPERTS))],
+  ids=['turn', 'turns', 'experts'],
 )
 def said(request, data, tmp_path_factory):
   """What --compile_only prints, and then a run in another workdir that shares its cache."""
