@@ -239,15 +239,10 @@ def prefill(
     ([B, T, D], cache).
   """
   chex.assert_rank(tokens_BT, 2)
-  hidden_BTD, cache = _apply_layers(
+  hidden_BTD, cache = apply_layers(
     config, params, tokens_BT, _positions(tokens_BT), (None,) * config.num_layers
   )
-  T, resized = tokens_BT.shape[1], []
-  for layer, size, kind in zip(cache, config.layer_lengths(cache_length), config.kinds):
-    if kind.is_local and config.window < T:
-      layer = kv_cache.ring(layer, size, length_B)
-    resized.append(kv_cache.resized(layer, size))
-  return hidden_BTD, tuple(resized)
+  return hidden_BTD, kv_cache.fitted(cache, config.layer_lengths(cache_length), length_B)
 
 
 def decode(
@@ -269,16 +264,17 @@ def decode(
     ([B, D], the updated cache).
   """
   chex.assert_rank([tokens_B, position_B], 1)
-  hidden_BTD, cache = _apply_layers(config, params, tokens_B[:, None], position_B[:, None], cache)
+  hidden_BTD, cache = apply_layers(config, params, tokens_B[:, None], position_B[:, None], cache)
   return hidden_BTD[:, 0], cache
 
 
-def _apply_layers(
+def apply_layers(
   config: Config,
   params: Params,
   tokens_BT: Array,
   position_BT: Array,
   cache: tuple[LayerCache | None, ...],
+  segments: Segments | None = None,
 ) -> tuple[jax.Array, Cache]:
   """All layers, unrolled, in the decode layout."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
@@ -286,7 +282,7 @@ def _apply_layers(
   new_cache = []
   for layer, layer_cache, kind in zip(params['layers'], cache, config.kinds, strict=True):
     x_BTD, new_layer_cache = _block(config, layer)(
-      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT
+      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments
     )
     new_cache.append(new_layer_cache)
   return _embedding_and_head(config, params).final_norm(x_BTD), tuple(new_cache)

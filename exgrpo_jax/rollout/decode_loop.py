@@ -1,4 +1,4 @@
-"""What the slots of a rollout do on the device: prefill, insert, resume, decode.
+"""What the slots of a rollout do on the device: prefill, insert, decode.
 
 Shape letters here: B slots, S positions of the cache, W prompts kept prefilled, P rows prefilled
 together, R slots filled together, N tokens decoded between two syncs with the host, X numbers of a
@@ -92,7 +92,7 @@ class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts; `resume` ignores it
+  source_R: Array  # int32, among prompts or parked caches; see also resumption.py
   position_R: Array  # int32, tokens of the prompt and of the response so far
   length_R: Array  # int32, tokens of the response so far
   step_key_RX: Array  # uint32, the data of the key of the step in which the response began
@@ -195,25 +195,10 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
   return filled(state, insertion, prompts.hidden_WD[source_R], cache)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def resume(
-  config: model.Config, params: model.Params, state: State, tokens_PT: Array, insertion: Insertion
-) -> State:
-  """Prefills prompts with the responses so far, and puts them into slots.
-
-  The cache is computed again, under `params`. Row p of `tokens_PT` is the p-th of the insertion,
-  padded at its end.
-  """
-  length_R = jnp.asarray(insertion.position_R)
-  hidden_PTD, cache = model.prefill(config, params, tokens_PT, length_R, tokens_PT.shape[1])
-  last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
-  return filled(state, insertion, last_PD, cache)
-
-
 def filled(
-  state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache
+  state: State, insertion: Insertion, hidden_RD: jax.Array, cache: kv_cache.Cache | None = None
 ) -> State:
-  """The state with `insertion.slot_R` filled; `cache` is that of R rows."""
+  """The state with `insertion.slot_R` filled; `cache` is that of R rows, None if it is there."""
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
   chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
@@ -233,7 +218,7 @@ def filled(
     live_B=put(state.live_B, True),
     key_BX=put(state.key_BX, jax.random.key_data(key_R)),
     limit_B=put(state.limit_B, insertion.limit_R),
-    cache=kv_cache.replace_rows(state.cache, slot_R, cache),
+    cache=kv_cache.replace_rows(state.cache, slot_R, cache) if cache else state.cache,
   )
   return _laid_out(updated)
 

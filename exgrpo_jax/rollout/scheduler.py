@@ -32,11 +32,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Response
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, parking
+from exgrpo_jax.rollout import decode_loop, parking, resumption
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Insertion, State
-from exgrpo_jax.rollout.prefilled import Prefilled, batches, resume_lengths
+from exgrpo_jax.rollout.prefilled import Prefilled, packed, packed_rows
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
   Row,
@@ -161,8 +162,8 @@ class SlotEngine:
     waiting: collections.deque[Row],
   ) -> State:
     """The state with the slots of new rows filled; prefills the prompts that `prefilled` lacks."""
-    for tokens_PT, insertion in self._resumptions(slots):
-      state = decode_loop.resume(self.model, params, state, tokens_PT, insertion)
+    for begun in self._resumptions(slots):
+      state = resumption.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -182,8 +183,8 @@ class SlotEngine:
         row.is_filled = True
     return state
 
-  def _resumptions(self, slots: Slots) -> Iterator[tuple[np.ndarray, Insertion]]:
-    """What `decode_loop.resume` takes to fill the slots of rows that have begun."""
+  def _resumptions(self, slots: Slots) -> Iterator[tuple[np.ndarray, Segments, Insertion]]:
+    """What `resumption.resume` takes to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }
@@ -191,10 +192,11 @@ class SlotEngine:
       slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
       for slot, row in begun.items()
     }
-    spec, lengths = self.spec, resume_lengths(self.spec.longest_row)
-    for tokens_PT, filled in batches(written, lengths, spec.slots, self.mesh, spec.pad_id):
-      entries = [(slot, 0, begun[slot]) for slot in filled]
-      yield tokens_PT, insertion_of(entries, spec.slots, len(tokens_PT))
+    longest, most = self.spec.longest_row, self.spec.slots
+    for tokens_PT, segments, starts in packed(written, longest, most, self.mesh):
+      entries = [(slot, start, begun[slot]) for slot, start in starts]
+      count = packed_rows(len(tokens_PT), most)
+      yield tokens_PT, segments, insertion_of(entries, most, count)
     for row in begun.values():
       row.is_filled = True
 

@@ -1,0 +1,45 @@
+"""Responses that were begun before go on: their caches are computed again, right into slots.
+
+Shape letters as in decode_loop.py; T tokens of each of P packed sequences.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from exgrpo_jax.datatypes import Array
+from exgrpo_jax.packing import Segments
+from exgrpo_jax.policy import kv_cache, model
+from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout.decode_loop import Insertion, State
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def resume(
+  config: model.Config,
+  params: model.Params,
+  state: State,
+  tokens_PT: Array,
+  segments: Segments,
+  insertion: Insertion,
+) -> State:
+  """Prefills prompts with the responses so far, and puts them into slots.
+
+  Args:
+    config: the model's shape.
+    params: in the decode layout.
+    state: of the slots; donated.
+    tokens_PT: int32, rows that are packed.
+    segments: keep them apart.
+    insertion: of these rows, in any order; a row's source is its first token among the P * T.
+  """
+  slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
+  T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
+  hidden_PTD, packed = model.apply_layers(
+    config, params, tokens_PT, segments.position_BT, nothing, segments
+  )
+  last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
+  sizes = config.layer_lengths(T)
+  cache = kv_cache.unpack_rows(state.cache, packed, slot_R, start_R, length_R, sizes)
+  return decode_loop.filled(state._replace(cache=cache), insertion, last_RD)
