@@ -149,39 +149,28 @@ def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
 
 
 def unpack_rows(
-  cache: Cache,
-  packed: Cache,
-  row_R: Array,
-  start_R: Array,
-  length_R: Array,
-  sizes: Sequence[int],
-) -> Cache:
-  """The cache with rows `row_R` replaced by rows that `packed` has one after another.
+  layer: LayerCache, packed: LayerCache, row_R: Array, start_R: Array, length_R: Array, size: int
+) -> LayerCache:
+  """A layer's cache with rows `row_R` replaced by rows that `packed` has one after another.
 
   Args:
-    cache: what is written to; what a row has behind its length there is meaningless.
-    packed: of P sequences of T tokens.
+    layer: what is written to; what a row has behind its length there is meaningless.
+    packed: the layer's cache of P sequences of T tokens.
     row_R: int32, rows of the cache; beyond it nothing is written.
     start_R: int32, first token of each row among the P * T.
     length_R: int32, tokens of each row, at least 1.
-    sizes: tokens that each layer keeps of a row: T, or its window.
+    size: tokens that the layer keeps of a row: T, or its window.
   """
   chex.assert_rank([row_R, start_R, length_R], 1)
-  T = max(map(length, packed))
-  sequence_R, first_R = jnp.divmod(start_R, T)
-  written = []
-  for layer, source, size in zip(cache, packed, sizes, strict=True):
-    if size < T:
-      (rows,) = select_rows((source,), sequence_R)
-      (layer,) = replace_rows((layer,), row_R, (ring(rows, size, length_R, first_R),))
-    else:
-      copied = [
-        _copy_rows(x, new, _axes(name), row_R, sequence_R, first_R)
-        for name, x, new in zip(layer._fields, layer, source, strict=True)
-      ]
-      layer = type(layer)(*copied)
-    written.append(layer)
-  return tuple(written)
+  sequence_R, first_R = jnp.divmod(start_R, length(packed))
+  if size < length(packed):
+    (rows,) = select_rows((packed,), sequence_R)
+    return replace_rows((layer,), row_R, (ring(rows, size, length_R, first_R),))[0]
+  copied = [
+    _copy_rows(x, new, _axes(name), row_R, sequence_R, first_R)
+    for name, x, new in zip(layer._fields, layer, packed, strict=True)
+  ]
+  return type(layer)(*copied)
 
 
 def write_token(

@@ -275,8 +275,9 @@ def apply_layers(
   position_BT: Array,
   cache: tuple[LayerCache | None, ...],
   segments: Segments | None = None,
+  store: Callable[[int, jax.Array, LayerCache], tuple[jax.Array, LayerCache]] | None = None,
 ) -> tuple[jax.Array, Cache]:
-  """All layers, unrolled, in the decode layout."""
+  """All layers, unrolled, in the decode layout; `store` puts a layer's cache where it is kept."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = _rotations(config, position_BT)
   new_cache = []
@@ -284,6 +285,8 @@ def apply_layers(
     x_BTD, new_layer_cache = _block(config, layer)(
       x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments
     )
+    if store:
+      x_BTD, new_layer_cache = store(len(new_cache), x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
   return _embedding_and_head(config, params).final_norm(x_BTD), tuple(new_cache)
 

@@ -36,10 +36,18 @@ def resume(
   """
   slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
   T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
-  hidden_PTD, packed = model.apply_layers(
-    config, params, tokens_PT, segments.position_BT, nothing, segments
+  sizes = config.layer_lengths(T)
+
+  def store(
+    number: int, x_PTD: jax.Array, packed: kv_cache.LayerCache
+  ) -> tuple[jax.Array, kv_cache.LayerCache]:
+    layer = state.cache[number]
+    layer = kv_cache.unpack_rows(layer, packed, slot_R, start_R, length_R, sizes[number])
+    # Before the next layer, so that the packed caches of all layers never exist at once.
+    return jax.lax.optimization_barrier((x_PTD, layer))
+
+  hidden_PTD, cache = model.apply_layers(
+    config, params, tokens_PT, segments.position_BT, nothing, segments, store
   )
   last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
-  sizes = config.layer_lengths(T)
-  cache = kv_cache.unpack_rows(state.cache, packed, slot_R, start_R, length_R, sizes)
   return decode_loop.filled(state._replace(cache=cache), insertion, last_RD)
