@@ -2,8 +2,10 @@
 
 python docs/slices.py                    # all rows: an hour and a half on two cores
 python docs/slices.py v5e:8x8 v6e:4x8    # those of some slices; the others stay
+python docs/slices.py parts              # a step's parts, on three slices: a quarter of an hour
 
-Needs libtpu. Rows are kept in docs/slices.csv, each as soon as it is known.
+Needs libtpu. Rows are kept in docs/slices.csv and docs/slices_parts.csv, each as soon as it is
+known.
 """
 
 import concurrent.futures
@@ -23,6 +25,7 @@ from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 
 FILE = pathlib.Path(__file__).with_name('slices.csv')
+PARTS_FILE = FILE.with_name('slices_parts.csv')
 PAGE = FILE.with_suffix('.md')
 
 # Configs of one row have the same shape of model and the same meshes.
@@ -32,6 +35,8 @@ BACKBONES = {
   'llama3_1_8b': ('llama3_1_8b', 'llama3_1_8b_instruct'),
 }
 SLICES = ('v5e:4x4', 'v5e:8x8', 'v6e:4x8', 'v5p:4x4x4')
+# Where the parts of a step are shown, with partial rollouts; of the paper's main backbone.
+PARTED, PARTED_SLICES = 'qwen2_5_math_7b', ('v5e:8x8', 'v6e:8x8', 'v5p:4x4x4')
 # Where the config's own slots do not fit, or leave room for more.
 SLOTS = {
   ('qwen2_5_math_1_5b', 'v5e:8x8'): 1024,
@@ -65,6 +70,16 @@ _TAIL = """
 Slots are those of the config where these fit and no more would, else those that do
 (`--config.rollout.slots`). `python docs/slices.py` renews the table.
 """
+_PARTS_HEAD = """
+## Where a step's time goes
+
+One step of qwen2_5_math_7b with `rollout.carry`, 1,024 slots, everything else as above: seconds of
+each part, and in brackets its share of the peak that bounds it, FLOPs or the memory's bandwidth.
+`python docs/slices.py parts` renews the table.
+
+"""
+_PARTS_TAIL = """
+"""
 
 Row = dict[str, str]
 COLUMNS: tuple[str, ...] = (
@@ -78,6 +93,7 @@ COLUMNS: tuple[str, ...] = (
   'hours',
   'versions',
 )
+PART_COLUMNS = ('slice', 'part', 'seconds', 'share')
 
 
 def examined(name: str, topology: str) -> Row:
@@ -106,7 +122,43 @@ def examined(name: str, topology: str) -> Row:
   return row
 
 
-def page(rows: Sequence[Row]) -> str:
+def parted(topology: str) -> list[Row]:
+  """The parts of a step of `PARTED` with partial rollouts, and their sum; compiles its programs."""
+  config = parse_config(config_files.load_config(PARTED))
+  config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, carry=True))
+  speed = examination.examine(config, topology, '', examination.EVALUATED).speed
+  assert speed, topology
+  bounds = {'FLOPs': 'FLOPs', 'bandwidth': 'memory'}
+  rows = [
+    {
+      'slice': topology,
+      'part': part.name,
+      'seconds': f'{part.seconds:.2f}',
+      'share': f'{100 * part.share:.0f}% {bounds[part.bound]}' if part.bound else '',
+    }
+    for part in speed.parts
+  ]
+  return [*rows, {'slice': topology, 'part': 'sum', 'seconds': f'{speed.seconds:.1f}'}]
+
+
+def parts_section(rows: Sequence[Row]) -> str:
+  """A table of the parts of a step, a column for each slice; empty where none is known."""
+  known = {(row['slice'], row['part']): row for row in rows}
+  slices = [name for name in PARTED_SLICES if (name, 'sum') in known]
+  if not slices:
+    return ''
+
+  def cell(topology: str, part: str) -> str:
+    row = known[topology, part]
+    return f'{row["seconds"]} ({row["share"]})' if row.get('share') else row['seconds']
+
+  lines = [f'| part | {" | ".join(slices)} |', '| --- |' + ' --- |' * len(slices)]
+  for part in dict.fromkeys(row['part'] for row in rows):
+    lines.append(f'| {part} | {" | ".join(cell(topology, part) for topology in slices)} |')
+  return _PARTS_HEAD + '\n'.join(lines) + '\n' + _PARTS_TAIL
+
+
+def page(rows: Sequence[Row], parts: Sequence[Row] = ()) -> str:
   """The page of these rows, by slice and size of the model."""
   order = {name: index for index, name in enumerate((*SLICES, *BACKBONES))}
   versions = sorted({row['versions'] for row in rows})
@@ -124,35 +176,53 @@ def page(rows: Sequence[Row]) -> str:
   ]
   missing = textwrap.fill(f'Not yet compiled: {", ".join(absent)}.', 100) if absent else ''
   head = _HEAD.format(versions='; '.join(versions))
-  return head + '\n'.join(lines) + '\n' + (f'\n{missing}\n' if missing else '') + _TAIL
+  return (
+    head
+    + '\n'.join(lines)
+    + '\n'
+    + (f'\n{missing}\n' if missing else '')
+    + _TAIL
+    + parts_section(parts)
+  )
 
 
-def read() -> list[Row]:
-  """The rows that are kept."""
-  with FILE.open(encoding='utf-8', newline='') as file:
+def read(path: pathlib.Path | None = None) -> list[Row]:
+  """The rows that are kept, of FILE or of another file; none where there is no file."""
+  path = path or FILE
+  if not path.exists():
+    return []
+  with path.open(encoding='utf-8', newline='') as file:
     return list(csv.DictReader(file))
 
 
-def write(rows: Sequence[Row]) -> None:
+def write(rows: Sequence[Row], parts: Sequence[Row] = ()) -> None:
   """Keeps the rows, and writes the page."""
-  with FILE.open('w', encoding='utf-8', newline='') as file:
-    writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-  PAGE.write_text(page(rows), encoding='utf-8')
+  for path, columns, kept in ((FILE, COLUMNS, rows), (PARTS_FILE, PART_COLUMNS, parts)):
+    with path.open('w', encoding='utf-8', newline='') as file:
+      writer: csv.DictWriter[str] = csv.DictWriter(file, columns, lineterminator='\n')
+      writer.writeheader()
+      writer.writerows(kept)
+  PAGE.write_text(page(rows, parts), encoding='utf-8')
 
 
 def main(topologies: Sequence[str]) -> None:
-  """Renews the rows of some slices, or of all."""
-  rows = {(row['config'], row['slice']): row for row in (read() if FILE.exists() else [])}
+  """Renews the rows of some slices, or of all; or, for 'parts', a step's parts."""
+  rows = {(row['config'], row['slice']): row for row in read()}
+  parts = {(row['slice'], row['part']): row for row in read(PARTS_FILE)}
   # A process for each row: libtpu compiles for one generation in a process.
   with concurrent.futures.ProcessPoolExecutor(
     1, mp_context=multiprocessing.get_context('spawn'), max_tasks_per_child=1
   ) as pool:
+    if list(topologies) == ['parts']:
+      for topology in PARTED_SLICES:
+        found = pool.submit(parted, topology).result()
+        parts |= {(topology, row['part']): row for row in found}
+        write(list(rows.values()), list(parts.values()))
+      return
     for topology in topologies or SLICES:
       for name in BACKBONES:
         rows[name, topology] = pool.submit(examined, name, topology).result()
-        write(list(rows.values()))
+        write(list(rows.values()), list(parts.values()))
 
 
 if __name__ == '__main__':

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import setting
@@ -117,12 +118,12 @@ def make_mesh(
     InputError: the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
-  return jax.make_mesh(
-    _sizes(config, len(devices)),
-    _MESH_AXES,
-    axis_types=(AxisType.Auto,) * len(_MESH_AXES),
-    devices=devices,
-  )
+  sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
+  try:
+    return jax.make_mesh(sizes, _MESH_AXES, axis_types=types, devices=devices)
+  except NotImplementedError:  # an axis would be a part of a side of the slice: four of v6e's eight
+    split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(split, _MESH_AXES, axis_types=types)
 
 
 def spec(
