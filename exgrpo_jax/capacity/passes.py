@@ -45,10 +45,5 @@ def of_resuming(
     decoding: the mesh of sampling.
     resumed: int, by step the tokens of each row, prompt included.
   """
-  found, lengths = [], prefilled.resume_lengths(rollout.longest_row)
-  for rows in resumed:
-    tokens = {row: np.zeros(length, np.int32) for row, length in enumerate(rows)}
-    for tokens_PT, names in prefilled.batches(tokens, lengths, rollout.slots, decoding, pad_id=0):
-      shape = packing.Shape(*tokens_PT.shape, window=0)
-      found.append(Pass(shape, [[name] for name in names]))
-  return found
+  sizes = rollout.longest_row, rollout.slots, decoding
+  return [one for rows in resumed if len(rows) for one in prefilled.packed_passes(rows, *sizes)]

@@ -5,6 +5,7 @@ The memory is the compiler's own count for one chip. Call these functions inside
 """
 
 import functools
+import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +22,15 @@ from exgrpo_jax.capacity.arrays import StepArrays
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, prefilled, scoring, settings, token_sampling
+from exgrpo_jax.rollout import (
+  decode_loop,
+  filling,
+  prefilled,
+  resumption,
+  scoring,
+  settings,
+  token_sampling,
+)
 from exgrpo_jax.rollout.slots import insertion_of
 
 
@@ -96,15 +105,16 @@ def resume(
   rollout: settings.Config, shape: model.Config, mesh: Mesh, params: model.Params
 ) -> Program:
   """Prefilling as many tokens of begun responses as are prefilled together; args as `prefill`."""
-  num_rows, length = resume_shape(rollout, mesh)
-  nothing = insertion_of([], rollout.slots, num_rows)
+  num_sequences, length = resume_shape(rollout, mesh)
+  rows = prefilled.packed_rows(num_sequences, rollout.slots)
+  nothing = insertion_of([], rollout.slots, rows)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
-    known = None
+    tokens_PT, known = _tokens(mesh, num_sequences, length), None
     if rollout.router_replay:
-      known = _routes(shape, sharding.batch(mesh, num_rows), num_rows, length)
-    args = shape, params, state, _tokens(mesh, num_rows, length), nothing, known
-    return _measure(filling.resume.lower(*args), (num_rows, length))
+      known = _routes(shape, sharding.batch(mesh, num_sequences), num_sequences, length)
+    args = shape, params, state, tokens_PT, Segments(tokens_PT, tokens_PT), nothing, known
+    return _measure(resumption.resume.lower(*args), (num_sequences, length))
 
 
 def decode(
@@ -135,9 +145,9 @@ def prefill_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
 
 
 def resume_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
-  """(rows, tokens of each) of the largest prefill of begun responses."""
-  lengths = prefilled.resume_lengths(rollout.longest_row)
-  return _largest_prefill(lengths, rollout.slots, mesh)
+  """(sequences, tokens of each) of the largest prefill of begun responses."""
+  long, short = prefilled.packed_shapes(rollout.longest_row, rollout.slots, mesh)
+  return max((long.count, long.length), (short.count, short.length), key=math.prod)
 
 
 def update_stack(

@@ -1,6 +1,6 @@
 """What `capacity` prints: memory by array and program, time by part, assumptions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ from exgrpo_jax.capacity import arrays, program_time, step_time
 from exgrpo_jax.capacity.arrays import StepArrays, bytes_per_chip
 from exgrpo_jax.capacity.chips import GIB
 from exgrpo_jax.capacity.programs import Need
-from exgrpo_jax.capacity.step_time import Estimate, Estimator, Workload
+from exgrpo_jax.capacity.step_time import Estimate, Estimator, Part, Workload
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout import settings
 
@@ -24,6 +24,7 @@ class Speed(NamedTuple):
   seconds: float  # a step
   tokens_per_second: float  # of the step's responses, replayed ones included
   chip_hours: float  # 100 steps
+  parts: Sequence[Part]  # of the step
 
 
 # ---- Memory ----
@@ -155,7 +156,7 @@ def print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: in
     print(f'  {part.name:<12} {part.seconds:7.2f} s  {share:<22}  {part.detail}'.rstrip())
   seconds = estimate.seconds
   tokens = sum(work.fresh) + sum(work.replayed)
-  speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600)
+  speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600, estimate.parts)
   print(
     f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
     f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {num_steps * seconds / 3600:,.1f} hours '

@@ -20,7 +20,7 @@ from exgrpo_jax.capacity.schedule import Generation
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.padding import length_bucket
-from exgrpo_jax.policy import ragged_cache
+from exgrpo_jax.policy import ragged_cache, sharding
 from exgrpo_jax.rollout import settings
 
 # Assumed, for want of a measurement: what the device waits for the host.
@@ -157,8 +157,10 @@ class Estimator:
       return []
     name = 'resume' if 'resume' in self.programs else 'prefill'
     found = passes.of_resuming(self.rollout, self.decoding, resumed)
-    seconds = self._of_passes(name, found, self._seconds(name)) / len(generations)
     rows = np.concatenate(resumed)
+    _, shards = sharding.split(self.decoding, 'batch')
+    own = len(rows) / len(found) / shards  # that a device copies in a pass
+    seconds = self._of_passes(name, found, self._seconds(name, own)) / len(generations)
     count = sum(flops.forward_flops(self.spec.model, int(row), int(row), 1) for row in rows)
     detail = (
       f'{len(rows) / len(resumed):,.0f} begun responses of {rows.mean():,.0f} tokens, prompt '

@@ -8,11 +8,13 @@ Backends of decoding, each with the layout of the cache that it reads:
   ragged      Pallas' ragged paged attention for TPU, which reads no more of a row than it has
 
 A layer's arrays are named by their dimensions, and code common to all layouts goes by these names.
-Further shape letters: S positions of the cache, R rows selected from B.
+Further shape letters: S positions of the cache, R rows selected from B; P packed sequences of T
+tokens.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import chex
@@ -20,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import bits, dense_cache, gpu_decoding, ragged_cache, sharding
+from exgrpo_jax.policy import bits, dense_cache, gpu_decoding, ragged_cache, sharding, shards
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
@@ -92,14 +94,25 @@ def resized(layer: _Layer, size: int) -> _Layer:
   return _constrain(_by_name(resize, layer))
 
 
-def ring(layer: _Layer, window: int, length_B: Array) -> _Layer:
+def fitted(cache: Cache, sizes: Sequence[int], length_B: Array) -> Cache:
+  """A cache of T positions with `sizes` of each layer: fewer than T are the last, as a `ring`."""
+  return tuple(
+    resized(ring(layer, size, length_B) if size < length(layer) else layer, size)
+    for layer, size in zip(cache, sizes, strict=True)
+  )
+
+
+def ring(layer: _Layer, window: int, length_B: Array, start_B: Array | None = None) -> _Layer:
   """The last `window` positions of each row of a layer's cache, as `write_token` would have them.
 
-  Position p stands in place p % window; `length_B` are the rows' tokens, of at least 1.
+  Position p stands in place p % window; `length_B` are the rows' tokens, of at least 1. `start_B`
+  is where in the layer they begin, by default its first position.
   """
   place_W = jnp.arange(window)
   last_BW = length_B[:, None] - 1 - (length_B[:, None] - 1 - place_W) % window
   source_BW = jnp.maximum(last_BW, 0)  # below the window nobody reads
+  if start_B is not None:
+    source_BW += start_B[:, None]
 
   def select(x: jax.Array, axes: str) -> jax.Array:
     axis = axes.index('S')
@@ -133,6 +146,31 @@ def replace_rows(cache: Cache, row_R: Array, replacement: Cache) -> Cache:
     return x.at[row_R, *inner].set(new[:, *inner], mode='drop')
 
   return jax.tree.map(write, cache, replacement)
+
+
+def unpack_rows(
+  layer: LayerCache, packed: LayerCache, row_R: Array, start_R: Array, length_R: Array, size: int
+) -> LayerCache:
+  """A layer's cache with rows `row_R` replaced by rows that `packed` has one after another.
+
+  Args:
+    layer: what is written to; what a row has behind its length there is meaningless.
+    packed: the layer's cache of P sequences of T tokens.
+    row_R: int32, rows of the cache; beyond it nothing is written.
+    start_R: int32, first token of each row among the P * T.
+    length_R: int32, tokens of each row, at least 1.
+    size: tokens that the layer keeps of a row: T, or its window.
+  """
+  chex.assert_rank([row_R, start_R, length_R], 1)
+  sequence_R, first_R = jnp.divmod(start_R, length(packed))
+  if size < length(packed):
+    (rows,) = select_rows((packed,), sequence_R)
+    return replace_rows((layer,), row_R, (ring(rows, size, length_R, first_R),))[0]
+  copied = [
+    _copy_rows(x, new, _axes(name), row_R, sequence_R, first_R)
+    for name, x, new in zip(layer._fields, layer, packed, strict=True)
+  ]
+  return type(layer)(*copied)
 
 
 def write_token(
@@ -184,6 +222,44 @@ _ATTEND: dict[str, Callable[..., jax.Array]] = {
   'cudnn': gpu_decoding.attend,
   'ragged': ragged_cache.attend,
 }
+
+
+def _copy_rows(
+  x: jax.Array, packed: jax.Array, axes: str, row_R: Array, sequence_R: Array, first_R: Array
+) -> jax.Array:
+  """One array of `unpack_rows`. Each device copies to its own rows, one by one and in place."""
+  named = [_LOGICAL_AXES.get(axis) for axis in axes]
+  copy = shards.per_shard(
+    functools.partial(_copy_own_rows, axes.index('S')),
+    (named, [None, *named[1:]], ('batch',), (None,), (None,), (None,)),
+    named,
+  )
+  return copy(x, packed, jnp.arange(len(x)), row_R, sequence_R, first_R)
+
+
+def _copy_own_rows(
+  axis: int,
+  x: jax.Array,
+  packed: jax.Array,
+  number_B: jax.Array,
+  row_R: jax.Array,
+  sequence_R: jax.Array,
+  first_R: jax.Array,
+) -> jax.Array:
+  """`_copy_rows` on a device that holds rows `number_B`; positions are along `axis`."""
+  place_R = row_R - number_B[0]
+  is_own_R = (place_R >= 0) & (place_R < len(number_B))
+  own_first_R = jnp.argsort(~is_own_R)
+
+  def copy(index: jax.Array, x: jax.Array) -> jax.Array:
+    row = own_first_R[index]
+    sequence = jax.lax.dynamic_index_in_dim(packed, sequence_R[row])
+    # Sizes are static: T positions, whatever the row's length.
+    padded = jnp.concatenate([sequence, sequence], axis)
+    copied = jax.lax.dynamic_slice_in_dim(padded, first_R[row], packed.shape[axis], axis)
+    return jax.lax.dynamic_update_slice_in_dim(x, copied, place_R[row], 0)
+
+  return jax.lax.fori_loop(0, jnp.sum(is_own_R), copy, x)
 
 
 def _rounded(layout: type[LayerCache], S: int) -> int:

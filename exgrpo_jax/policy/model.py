@@ -269,15 +269,11 @@ def prefill(
   """
   chex.assert_rank(tokens_BT, 2)
   positions, nothing = layer_rotations.positions(tokens_BT), (None,) * config.num_layers
-  hidden_BTD, cache, routes_BTLC = _apply_layers(
-    config, params, tokens_BT, positions, nothing, routes_BTLC
+  hidden_BTD, cache, routes_BTLC = apply_layers(
+    config, params, tokens_BT, positions, nothing, routes_BTLC=routes_BTLC
   )
-  T, resized = tokens_BT.shape[1], []
-  for layer, size, kind in zip(cache, config.layer_lengths(cache_length), config.kinds):
-    if kind.is_local and config.window < T:
-      layer = kv_cache.ring(layer, size, length_B)
-    resized.append(kv_cache.resized(layer, size))
-  return hidden_BTD, tuple(resized), routes_BTLC
+  cache = kv_cache.fitted(cache, config.layer_lengths(cache_length), length_B)
+  return hidden_BTD, cache, routes_BTLC
 
 
 def decode(
@@ -299,21 +295,23 @@ def decode(
     ([B, D], the updated cache, the experts of the tokens [B, L, C] or None).
   """
   chex.assert_rank([tokens_B, position_B], 1)
-  hidden_BTD, cache, routes_BTLC = _apply_layers(
+  hidden_BTD, cache, routes_BTLC = apply_layers(
     config, params, tokens_B[:, None], position_B[:, None], cache
   )
   return hidden_BTD[:, 0], cache, None if routes_BTLC is None else routes_BTLC[:, 0]
 
 
-def _apply_layers(
+def apply_layers(
   config: Config,
   params: Params,
   tokens_BT: Array,
   position_BT: Array,
   cache: tuple[LayerCache | None, ...],
+  segments: Segments | None = None,
   routes_BTLC: Array | None = None,
+  store: Callable[[int, jax.Array, LayerCache], tuple[jax.Array, LayerCache]] | None = None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-  """All layers, unrolled, in the decode layout."""
+  """All layers, unrolled, in the decode layout; `store` puts a layer's cache where it is kept."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
   rotations = layer_rotations.of_kinds(config, position_BT)
   new_cache, chosen = [], []
@@ -321,8 +319,10 @@ def _apply_layers(
   for number, (layer, layer_cache, kind) in enumerate(layers):
     chosen_BTC = None if routes_BTLC is None else routes_BTLC[:, :, number]
     x_BTD, new_layer_cache, routing = modules.block(config, layer)(
-      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, chosen_BTC=chosen_BTC
+      x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, chosen_BTC
     )
+    if store:
+      x_BTD, new_layer_cache = store(number, x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
     chosen += [routing.chosen_BTC] if routing else []
   hidden_BTD = modules.embedding_and_head(config, params).final_norm(x_BTD)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import setting
@@ -124,18 +125,15 @@ def make_mesh(
     devices: by default every device of every host; else e.g. those of a topology to compile for.
 
   Raises:
-    InputError: the sizes do not multiply to the number of devices, or do not fit how these are
-      connected.
+    InputError: the sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else devices
-  sizes, auto = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
+  sizes, types = _sizes(config, len(devices)), (AxisType.Auto,) * len(_MESH_AXES)
   try:
-    return jax.make_mesh(sizes, _MESH_AXES, axis_types=auto, devices=devices)
-  except NotImplementedError as error:
-    raise InputError(
-      f'{_describe(config)} does not fit how the {len(devices)} devices are connected: each size '
-      'must be that of a side of the slice or a product of sides, such as 4 or 16 of 4x4x4.'
-    ) from error
+    return jax.make_mesh(sizes, _MESH_AXES, axis_types=types, devices=devices)
+  except NotImplementedError:  # an axis would be a part of a side of the slice: four of v6e's eight
+    split = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(split, _MESH_AXES, axis_types=types)
 
 
 def spec(

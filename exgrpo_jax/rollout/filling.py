@@ -1,4 +1,4 @@
-"""Filling slots: prompts are prefilled and inserted, begun responses resumed.
+"""Filling slots with prompts, which are prefilled and inserted; resumption.py fills them too.
 
 Shape letters as in decode_loop.py.
 """
@@ -21,7 +21,7 @@ class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, index among the prompts; `resume` ignores it
+  source_R: Array  # int32, among prompts or parked caches; see also resumption.py
   position_R: Array  # int32, tokens of the prompt and of the response so far
   length_R: Array  # int32, tokens of the response so far
   step_key_RX: Array  # uint32, the data of the key of the step in which the response began
@@ -60,34 +60,14 @@ def insert(state: State, prompts: Prompts, insertion: Insertion) -> State:
   return filled(state, insertion, prompts.hidden_WD[source_R], cache, routes_RSLC)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def resume(
-  config: model.Config,
-  params: model.Params,
-  state: State,
-  tokens_PT: Array,
-  insertion: Insertion,
-  routes_PTLC: Array | None = None,
-) -> State:
-  """Prefills prompts with the responses so far, and puts them into slots.
-
-  The cache is computed again, under `params`, with the experts that `routes_PTLC` knows. Row p of
-  `tokens_PT` is the p-th of the insertion, padded at its end.
-  """
-  length_R, T = jnp.asarray(insertion.position_R), tokens_PT.shape[1]
-  hidden_PTD, cache, routes = model.prefill(config, params, tokens_PT, length_R, T, routes_PTLC)
-  last_PD = hidden_PTD[jnp.arange(len(tokens_PT)), insertion.position_R - 1]
-  return filled(state, insertion, last_PD, cache, routes)
-
-
 def filled(
   state: State,
   insertion: Insertion,
   hidden_RD: jax.Array,
-  cache: kv_cache.Cache,
+  cache: kv_cache.Cache | None,
   routes_RTLC: jax.Array | None,
 ) -> State:
-  """The state with `insertion.slot_R` filled; `cache` and routes, if known, are those of R rows."""
+  """The state with `insertion.slot_R` filled, with cache and routes of R rows; None if there."""
   slot_R = insertion.slot_R
   chex.assert_equal_shape([slot_R, insertion.position_R, insertion.limit_R])
   chex.assert_rank([hidden_RD, insertion.step_key_RX], 2)
@@ -107,7 +87,7 @@ def filled(
     live_B=put(state.live_B, True),
     key_BX=put(state.key_BX, jax.random.key_data(key_R)),
     limit_B=put(state.limit_B, insertion.limit_R),
-    cache=kv_cache.replace_rows(state.cache, slot_R, cache),
+    cache=kv_cache.replace_rows(state.cache, slot_R, cache) if cache else state.cache,
     routes_BSLC=_with_routes(state.routes_BSLC, slot_R, routes_RTLC),
   )
   return decode_loop.laid_out(updated)

@@ -32,12 +32,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Response
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, filling, parking, routes
+from exgrpo_jax.rollout import decode_loop, filling, parking, resumption, routes
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.filling import Insertion
-from exgrpo_jax.rollout.prefilled import Prefilled, batches, resume_lengths
+from exgrpo_jax.rollout.prefilled import Prefilled, packed, packed_rows
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
   Row,
@@ -177,8 +178,8 @@ class SlotEngine:
     waiting: collections.deque[Row],
   ) -> State:
     """The state with the slots of new rows filled; prefills the prompts that `prefilled` lacks."""
-    for tokens_PT, insertion, routes_PTLC in self._resumptions(slots):
-      state = filling.resume(self.model, params, state, tokens_PT, insertion, routes_PTLC)
+    for begun in self._resumptions(slots):
+      state = resumption.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -198,8 +199,10 @@ class SlotEngine:
         row.is_filled = True
     return state
 
-  def _resumptions(self, slots: Slots) -> Iterator[tuple[np.ndarray, Insertion, np.ndarray | None]]:
-    """What `filling.resume` takes to fill the slots of rows that have begun."""
+  def _resumptions(
+    self, slots: Slots
+  ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
+    """What `resumption.resume` takes to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }
@@ -207,16 +210,14 @@ class SlotEngine:
       slot: np.concatenate([row.request.prompt, *(tokens for tokens, *_ in row.pieces)])
       for slot, row in begun.items()
     }
-    spec, lengths = self.spec, resume_lengths(self.spec.longest_row)
-    for tokens_PT, filled in batches(written, lengths, spec.slots, self.mesh, spec.pad_id):
-      entries = [(slot, 0, begun[slot]) for slot in filled]
-      known = [begun[slot].request.begun.routes for slot in filled]
-      known += [None] * (len(tokens_PT) - len(filled))
-      yield (
-        tokens_PT,
-        insertion_of(entries, spec.slots, len(tokens_PT)),
-        routes.padded(self.model, known, tokens_PT.shape[1]) if spec.keeps_routes else None,
-      )
+    longest, most = self.spec.longest_row, self.spec.slots
+    known = [row.request.begun.routes for row in begun.values()]
+    routes_RTLC = routes.padded(self.model, known, longest) if self.spec.keeps_routes else None
+    passes = packed(written, longest, most, self.mesh, routes_RTLC)
+    for tokens_PT, segments, starts, routes_PTLC in passes:
+      entries = [(slot, start, begun[slot]) for slot, start in starts]
+      insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))
+      yield tokens_PT, segments, insertion, routes_PTLC
     for row in begun.values():
       row.is_filled = True
 

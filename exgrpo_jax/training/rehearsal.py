@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from exgrpo_jax import packing
 from exgrpo_jax.algorithm import loss_sums
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import generation, warm_start
@@ -18,9 +19,18 @@ from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, parking, routes, scheduler, selection, slots
+from exgrpo_jax.rollout import (
+  decode_loop,
+  filling,
+  parking,
+  resumption,
+  routes,
+  scheduler,
+  selection,
+  slots,
+)
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
-from exgrpo_jax.rollout.prefilled import Prefilled, batches, prefill_lengths, resume_lengths
+from exgrpo_jax.rollout.prefilled import Prefilled, packed_rows, packed_shapes, prefill_lengths
 from exgrpo_jax.rollout.slots import insertion_of
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, randomness
@@ -104,13 +114,13 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
 def _resume(
   shape: model.Config, spec: DecodeSpec, params: model.Params, mesh: Mesh, state: State
 ) -> State:
-  """Resumes rows of every length, in no slot."""
-  lengths = resume_lengths(spec.longest_row)
-  rows = {length: np.full(length, spec.pad_id, np.int32) for length in lengths}
-  for tokens_PT, _ in batches(rows, lengths, spec.slots, mesh, spec.pad_id):
-    nothing = insertion_of([], spec.slots, len(tokens_PT))
+  """Resumes no row in sequences of every length."""
+  for passed in dict.fromkeys(packed_shapes(spec.longest_row, spec.slots, mesh)):
+    segments = packing.layout(passed, [], np.zeros(0, int)).segments
+    tokens_PT = np.full((passed.count, passed.length), spec.pad_id, np.int32)
     known = routes.unknown(shape, *tokens_PT.shape) if spec.keeps_routes else None
-    state = filling.resume(shape, params, state, tokens_PT, nothing, known)
+    nothing = insertion_of([], spec.slots, packed_rows(passed.count, spec.slots))
+    state = resumption.resume(shape, params, state, tokens_PT, segments, nothing, known)
   return state
 
 

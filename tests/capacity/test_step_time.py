@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from exgrpo_jax import packing
 from exgrpo_jax.capacity import arrays as held
 from exgrpo_jax.capacity import hlo, passes, programs, report, schedule, step_time
 from exgrpo_jax.capacity.chips import Chip
@@ -167,15 +168,22 @@ def test_a_carried_step_is_one_of_the_steady_state_on_average(carrying, monkeypa
   assert estimate.live > 4 / 3  # that of a step alone
 
 
-def test_begun_responses_are_prefilled_anew_in_whole_passes(carrying, mesh):
-  """Of 20 tokens, the longest row, a row for each shard; the prefill's program has 3 of 24."""
+def test_begun_responses_are_prefilled_anew_in_whole_passes(carrying, monkeypatch):
+  """Of two sequences of 20 tokens, the longest row; the prefill's program has 3 of 24.
+
+  A row has at least 11 tokens, its prompt's 10 included, so a sequence holds one.
+  """
   steps = schedule.steady(WORK.groups, carrying.rollout, 10, ragged_cache.BLOCK)
-  passes_made = [-(-len(step.generation.resumed) // min(2, 25 * mesh.size)) for step in steps]
-  tokens = 20 * 2 * np.mean(passes_made)
-  assert part(carrying, 'resume').seconds == pytest.approx(6 * tokens / 72)
-  own = {'resume': program((2, 20), once=30)}
+  resumed = [len(step.generation.resumed) for step in steps]
+  passes_made = np.mean([-(-rows // 2) for rows in resumed])
+  assert part(carrying, 'resume').seconds == pytest.approx(6 * 40 * passes_made / 72)
+  own = {'resume': program((2, 20), once=30, each=5)}  # 5 s for each row that a device copies
   compiled = dataclasses.replace(carrying, programs=carrying.programs | own)
-  assert part(compiled, 'resume').seconds == pytest.approx(30 * np.mean(passes_made))
+  copied = 5 * np.mean(resumed) / compiled.decoding.size
+  assert part(compiled, 'resume').seconds == pytest.approx(30 * passes_made + copied)
+  at_once = [packing.Pass(packing.Shape(2, 20, 8), [])]
+  monkeypatch.setattr(passes, 'of_resuming', lambda *_: at_once)
+  assert part(compiled, 'resume').seconds == pytest.approx(30 / len(steps) + copied)
   assert 'begun responses of' in part(carrying, 'resume').detail
 
 

@@ -23,7 +23,8 @@ def slices():
 
 
 def test_the_page_checked_in_is_the_one_that_is_made(slices):
-  assert slices.page(slices.read()) == slices.PAGE.read_text(encoding='utf-8'), (
+  made = slices.page(slices.read(), slices.read(slices.PARTS_FILE))
+  assert made == slices.PAGE.read_text(encoding='utf-8'), (
     'docs/slices.md is out of date; run: python docs/slices.py'
   )
 
@@ -37,8 +38,25 @@ def test_a_row_has_all_configs_of_its_shape_and_a_dash_where_nothing_is_known(sl
   assert 'qwen2_5_math_7b on v6e:4x8' in made and 'qwen2_5_math_7b on v5e:8x8' not in made
 
 
+def parts_of(topology, decode):
+  values = ('decode', decode, '77% memory'), ('host', '1.00', ''), ('sum', '9.0', '')
+  names = 'part', 'seconds', 'share'
+  return [{'slice': topology} | dict(zip(names, row, strict=True)) for row in values]
+
+
+def test_parts_of_a_step_have_a_column_for_each_slice_that_is_known(slices):
+  parts = parts_of('v5e:8x8', '12.39') + parts_of('v6e:8x8', '5.00')
+  lines = slices.page([ROW], parts).splitlines()
+  assert '| part | v5e:8x8 | v6e:8x8 |' in lines
+  assert '| decode | 12.39 (77% memory) | 5.00 (77% memory) |' in lines
+  assert '| host | 1.00 | 1.00 |' in lines and '| sum | 9.0 | 9.0 |' in lines
+  assert '| part |' not in slices.page([ROW])
+
+
 def test_rows_are_kept_as_they_are(slices, monkeypatch, tmp_path):
-  monkeypatch.setattr(slices, 'FILE', tmp_path / 'slices.csv')
-  monkeypatch.setattr(slices, 'PAGE', tmp_path / 'slices.md')
-  slices.write([ROW])
+  for name, suffix in (('FILE', '.csv'), ('PARTS_FILE', '_parts.csv'), ('PAGE', '.md')):
+    monkeypatch.setattr(slices, name, tmp_path / f'slices{suffix}')
+  assert slices.read() == []
+  slices.write([ROW], parts_of('v5e:8x8', '12.39'))
   assert slices.read() == [ROW]
+  assert slices.read(slices.PARTS_FILE) == parts_of('v5e:8x8', '12.39')

@@ -64,6 +64,18 @@ def test_sizes_must_multiply_to_the_number_of_devices():
     sharding.make_mesh(sharding.TrainingConfig(data=num_devices + 1, fsdp=-1, tensor=1))
 
 
+def test_an_axis_may_be_a_part_of_a_side_of_the_slice(monkeypatch):
+  """JAX makes such a mesh by default on v5e alone."""
+  config = sharding.TrainingConfig(data=1, fsdp=-1, tensor=1)
+  expected = sharding.make_mesh(config)
+
+  def refuse(*_, **__):
+    raise NotImplementedError
+
+  monkeypatch.setattr(jax, 'make_mesh', refuse)
+  assert sharding.make_mesh(config) == expected
+
+
 def test_one_axis_takes_the_rest():
   mesh = sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
   assert dict(mesh.shape) == {'data': 1, 'fsdp': jax.device_count(), 'expert': 1, 'tensor': 1}

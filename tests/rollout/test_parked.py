@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, token_sampling
+from exgrpo_jax.rollout import decode_loop, resumption, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers.decoding import decoding_by, plain_kernel
@@ -88,13 +88,13 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG):
 @pytest.fixture
 def resumed(monkeypatch):
   """How many rows each call of `resume` fills."""
-  counts, resume = [], filling.resume
+  counts, resume = [], resumption.resume
 
-  def watched(config, params, state, tokens_PT, insertion, routes_PTLC):
+  def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     counts.append(int((insertion.slot_R < SPEC.slots).sum()))
-    return resume(config, params, state, tokens_PT, insertion, routes_PTLC)
+    return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(filling, 'resume', watched)
+  monkeypatch.setattr(resumption, 'resume', watched)
   return counts
 
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import decode_loop, filling, prefilled, scheduler, slots, token_sampling
+from exgrpo_jax.rollout import (
+  decode_loop,
+  filling,
+  prefilled,
+  resumption,
+  scheduler,
+  slots,
+  token_sampling,
+)
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
 from tests.helpers.decoding import decoding_by, generated
@@ -220,13 +228,13 @@ def test_rows_that_finish_make_room_at_once(generate):
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
   monkeypatch.setattr(prefilled, '_SHORTEST', 8)
-  resumed, resume = [], filling.resume
+  resumed, resume = [], resumption.resume
 
-  def watched(config, params, state, tokens_PT, insertion, routes_PTLC):
+  def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
-    return resume(config, params, state, tokens_PT, insertion, routes_PTLC)
+    return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(filling, 'resume', watched)
+  monkeypatch.setattr(resumption, 'resume', watched)
   found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
