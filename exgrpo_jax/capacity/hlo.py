@@ -16,6 +16,7 @@ _ELEMENT = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f
 _ELEMENT['bf16'] = 2
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
+_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # of a computation; v6e has other threads
 _OPERATION = re.compile(
   r'(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[\w\-]+)\((?P<operands>.*?)\)'
 )
@@ -83,7 +84,7 @@ def parse(text: str) -> Module:
     if start:
       name, operations = start[2], {}
       entry = name if start[1] else entry
-    elif line == '}' and name:
+    elif name and _END.fullmatch(line):
       computations[name], name = Computation(operations, root), ''
     elif name and (found := _OPERATION.match(line)):
       operation = _operation(found, line)
@@ -137,7 +138,7 @@ def _joined_lines(text: str) -> Iterator[str]:
   """Lines without indentation; a Pallas kernel's metadata may hold line breaks."""
   line = ''
   for part in text.splitlines():
-    if part.startswith(('  ', '%', 'ENTRY ')) or part.rstrip() == '}':
+    if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
       yield line
       line = ''
     line += part.strip()

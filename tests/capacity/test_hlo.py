@@ -113,3 +113,17 @@ def test_a_program_compiled_here_is_read():
     operation for found in module.computations.values() for operation in found.operations.values()
   ]
   assert any(operation.kind == 'dot' for operation in operations)
+
+
+def test_computations_of_another_thread_end_too():
+  """Of the SparseCore, as on v6e; else what follows would be a part of them."""
+  text = (
+    '%gather (x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} parameter(0)\n'
+    '}, execution_thread="sparsecore"\n\n'
+    'ENTRY %main (y: f32[8]) -> f32[8] {\n  ROOT %y = f32[8]{0} parameter(0)\n}\n'
+  )
+  module = hlo.parse(text)
+  assert {name: [*found.operations] for name, found in module.computations.items()} == {
+    'gather': ['x'],
+    'main': ['y'],
+  }
