@@ -101,6 +101,7 @@ def packed(
   most: int,
   mesh: Mesh,
   routes_RTLC: np.ndarray | None = None,
+  alone: bool = False,
 ) -> Iterator[tuple[np.ndarray, Segments, list[tuple[_Name, int]], np.ndarray | None]]:
   """(tokens_PT int32, segments, (name, first of the P * T tokens) of their rows, routes_PTLC).
 
@@ -110,6 +111,7 @@ def packed(
     most: rows that there may be at once.
     mesh: of decoding.
     routes_RTLC: of the rows, at least as long (see routes.py); None where they are not kept.
+    alone: see `packed_passes`.
   """
   if not rows:
     return
@@ -117,7 +119,7 @@ def packed(
   tokens_RT = np.zeros((len(rows), length_R.max()), np.int32)
   for row_T, tokens in zip(tokens_RT, rows.values()):
     row_T[: len(tokens)] = tokens
-  for shape, sequences in packed_passes(length_R, longest_row, most, mesh):
+  for shape, sequences in packed_passes(length_R, longest_row, most, mesh, alone):
     laid_out = packing.layout(shape, sequences, length_R)
     starts = [
       (names[row], number * shape.length + int(start))
@@ -129,10 +131,25 @@ def packed(
 
 
 def packed_passes(
-  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh
+  length_R: np.ndarray, longest_row: int, most: int, mesh: Mesh, alone: bool = False
 ) -> list[packing.Pass]:
-  """The passes over rows of these lengths; arguments as in `packed`."""
-  return packing.pack(length_R, np.ones_like(length_R), *packed_shapes(longest_row, most, mesh))
+  """The passes over rows of these lengths; arguments as in `packed`.
+
+  With `alone` each row has a sequence of its own, whose length follows from the row's: where the
+  clock decides which rows are resumed together, rounding must not depend on that.
+  """
+  long, short = packed_shapes(longest_row, most, mesh)
+  if not alone:
+    return packing.pack(length_R, np.ones_like(length_R), long, short)
+  is_short_R = length_R <= short.length
+  return [
+    packing.Pass(shape, [[row] for row in rows[start : start + shape.count]])
+    for shape, rows in (
+      (short, np.flatnonzero(is_short_R).tolist()),
+      (long, np.flatnonzero(~is_short_R).tolist()),
+    )
+    for start in range(0, len(rows), shape.count)
+  ]
 
 
 def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape]:

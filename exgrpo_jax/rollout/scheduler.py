@@ -213,7 +213,9 @@ class SlotEngine:
     longest, most = self.spec.longest_row, self.spec.slots
     known = [row.request.begun.routes for row in begun.values()]
     routes_RTLC = routes.padded(self.model, known, longest) if self.spec.keeps_routes else None
-    passes = packed(written, longest, most, self.mesh, routes_RTLC)
+    # When an environment answers is up to the clock.
+    alone = any(row.request.asked is not None for row in begun.values())
+    passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)
     for tokens_PT, segments, starts, routes_PTLC in passes:
       entries = [(slot, start, begun[slot]) for slot, start in starts]
       insertion = insertion_of(entries, most, packed_rows(len(tokens_PT), most))

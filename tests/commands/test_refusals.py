@@ -135,9 +135,12 @@ SETTINGS = [
   ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
   (
     {'mesh.training.fsdp': 3},
-    r'config\.mesh\.training data=1, fsdp=3, tensor=1 does not fit 1',
+    r'config\.mesh\.training data=1, fsdp=3, expert=1, tensor=1 does not fit 1',
   ),
-  ({'mesh.decoding.tensor': 3}, r'config\.mesh\.decoding data=-1, tensor=3 does not fit 1 device'),
+  (
+    {'mesh.decoding.tensor': 3},
+    r'config\.mesh\.decoding data=-1, expert=1, tensor=3 does not fit 1 device',
+  ),
   ({'prompt.system': 'Be brief.'}, r"prompt\.system='Be brief\.' needs "),
   ({'prompt.template': 'chat'}, r"template='chat' needs a chat template"),
 ]

@@ -33,6 +33,18 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
   assert list(prefilled.packed({}, 256, 8, one_device)) == []
 
 
+def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
+  def places(lengths):
+    passes = prefilled.packed_passes(np.array(lengths), 256, 8, one_device, alone=True)
+    return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
+      len(one.sequences) for one in passes
+    )
+
+  everything, count = places([90, 256, 80, 1, 30, 64, 65, 2, 3, 4, 5, 6, 7])
+  assert count == 13 and everything == {n: 64 if n <= 64 else 256 for n in everything}
+  assert places([30]) == ({30: 64}, 1)
+
+
 def test_rows_that_span_steps_are_packed_with_little_padding():
   """A thousand of the paper's, on sixteen shards."""
   mesh = jax.sharding.AbstractMesh((16, 1, 1, 4), ('data', 'fsdp', 'expert', 'tensor'))
