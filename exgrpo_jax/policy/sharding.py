@@ -7,12 +7,12 @@ replicated over the data axis and split by heads, hidden units and vocabulary ov
 Both meshes have the same axes, so one table of rules serves both.
 
 The only file that names mesh axes. All other code uses logical axes ('batch', 'embed', 'heads',
-...). A dimension that its mesh axes do not divide evenly is replicated: with two
-key/value heads on a tensor axis of four, each device of that axis holds both, which costs memory
-but is always correct.
+...). A dimension that its mesh axes do not divide evenly is replicated: with two key/value heads on
+a tensor axis of four, each device of that axis holds both, which costs memory but is always
+correct.
 
 Experts are split over an axis of their own, which splits rows too: a layer's experts see the rows
-of all devices along it (`over_experts`).
+of all devices along it (`shards.over_experts`).
 """
 
 import dataclasses

@@ -77,7 +77,6 @@ def over_experts(
     for axes, kernel in zip((inputs, inputs, outputs), kernels, strict=True)
   )
   is_split = of_rows != PartitionSpec(None)
-
   experts, hidden_units = sharding.axes('experts'), sharding.axes('mlp')
 
   def call(rows: Any, kernels: Any) -> jax.Array:
