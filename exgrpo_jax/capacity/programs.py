@@ -77,10 +77,8 @@ def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Pa
   long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
   tokens_BT = _tokens(spec.mesh, long.count, long.length)
   segments = Segments(tokens_BT, tokens_BT)
-  routes_BTLC = None
-  if rollout.router_replay:
-    layout = sharding.batch(spec.mesh, long.count)
-    routes_BTLC = _routes(spec.model, layout, long.count, long.length)
+  layout = sharding.batch(spec.mesh, long.count)
+  routes_BTLC = _routes(rollout, spec.model, layout, long.count, long.length)
   args = spec.model, policy, tokens_BT, segments, rollout.temperature, rollout.logit_chunk
   args = *args, routes_BTLC
   return _measure(scoring.score_tokens.lower(*args), (long.count, long.length))
@@ -110,9 +108,8 @@ def resume(
   nothing = insertion_of([], rollout.slots, rows)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
-    tokens_PT, known = _tokens(mesh, num_sequences, length), None
-    if rollout.router_replay:
-      known = _routes(shape, sharding.batch(mesh, num_sequences), num_sequences, length)
+    tokens_PT, layout = _tokens(mesh, num_sequences, length), sharding.batch(mesh, num_sequences)
+    known = _routes(rollout, shape, layout, num_sequences, length)
     args = shape, params, state, tokens_PT, Segments(tokens_PT, tokens_PT), nothing, known
     return _measure(resumption.resume.lower(*args), (num_sequences, length))
 
@@ -181,9 +178,7 @@ def update_stack(
       is_replay_BT=stack(jnp.bool_, shape.window),
       is_carried_BT=stack(jnp.bool_, shape.window) if rollout.carry else None,
     ),
-    routes_BTLC=_routes(spec.model, layout, num_microbatches, shape.count, shape.length)
-    if rollout.router_replay
-    else None,
+    routes_BTLC=_routes(rollout, spec.model, layout, num_microbatches, shape.count, shape.length),
   )
 
 
@@ -198,9 +193,14 @@ def _tokens(mesh: Mesh, rows: int, length: int) -> Any:  # a shape, in the place
   return jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding.batch(mesh, rows))
 
 
-def _routes(config: model.Config, layout: NamedSharding, *sizes: int) -> Any:
-  shape = *sizes, config.num_layers, config.experts_per_token
-  return jax.ShapeDtypeStruct(shape, jnp.dtype(config.route_dtype), sharding=layout)
+def _routes(
+  rollout: settings.Config, config: model.Config, layout: NamedSharding, *sizes: int
+) -> Any:  # a shape, in the place of an array
+  """The routes of tokens; None where they are not kept."""
+  if not rollout.router_replay:
+    return None
+  shape, dtype = (*sizes, *config.route_shape), jnp.dtype(config.route_dtype)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
 
 
 def _decode_spec(rollout: settings.Config) -> decode_loop.DecodeSpec:

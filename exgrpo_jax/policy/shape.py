@@ -130,8 +130,13 @@ class Config:
 
   @property
   def route_dtype(self) -> str:
-    """Of the numbers of experts; its largest value is none of them."""
+    """The dtype in which experts are numbered; its largest value is none of them."""
     return 'uint8' if self.num_experts < 256 else 'uint16'
+
+  @property
+  def route_shape(self) -> tuple[int, int]:
+    """Layers, and experts of a token in each: what is kept of a token's routing."""
+    return self.num_layers, self.experts_per_token
 
   def layer_lengths(self, length: int) -> list[int]:
     """Tokens that each layer attends to and caches, of a row of `length`: the window's at most."""

@@ -121,7 +121,7 @@ def empty(config: model.Config, spec: DecodeSpec, length: int) -> tuple[State, P
     return jnp.zeros((rows, config.width), config.dtype)
 
   def routes(rows: int, length: int) -> jax.Array | None:
-    shape = rows, length, config.num_layers, config.experts_per_token
+    shape = rows, length, *config.route_shape
     return jnp.zeros(shape, config.route_dtype) if spec.keeps_routes else None
 
   state = State(
@@ -196,24 +196,20 @@ def decode(
 
   def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
-    logits_BV = _logits(config, state.hidden_BD, unembedding_DV)
+    logits_BV = _logits(config, state.hidden_BD, unembedding_DV) / temperature
     uniform_B2 = randomness.uniforms(key_B, state.length_B)
-    drawn_from = logits_BV / temperature, uniform_B2, config.vocab_size
-    token_B, logp_B, entropy_B = token_sampling.sample_token(sampling.distribution, *drawn_from)
+    token_B, logp_B, entropy_B = token_sampling.sample_token(
+      sampling.distribution, logits_BV, uniform_B2, config.vocab_size
+    )
     token_B, written_B = _read_or_written(forced, time, token_B, state.live_B)
     ends_B = written_B & jnp.isin(token_B, jnp.array(sampling.eos_ids))
     length_B = state.length_B + state.live_B
     live_B = state.live_B & ~ends_B & (length_B < state.limit_B)
-    before = state.position_B, state.cache
-    hidden_BD, cache, routes_BLC = model.decode(config, params, token_B, *before)
-    decoded = Decoded(
-      tokens_NB=decoded.tokens_NB.at[time].set(token_B),
-      logp_NB=decoded.logp_NB.at[time].set(logp_B),
-      entropy_NB=decoded.entropy_NB.at[time].set(entropy_B),
-      length_B=length_B,
-      live_B=live_B,
-      ended_B=decoded.ended_B | ends_B,
+    hidden_BD, cache, routes_BLC = model.decode(
+      config, params, token_B, state.position_B, state.cache
     )
+    decoded = _with_token(decoded, time, token_B, logp_B, entropy_B)
+    decoded = decoded._replace(length_B=length_B, live_B=live_B, ended_B=decoded.ended_B | ends_B)
     # Rows that ended go on writing where nobody reads: at the first position, or behind the last.
     rests_B = 0 if forced is None else jnp.minimum(state.position_B + state.live_B, S - 1)
     state = state._replace(
@@ -222,7 +218,7 @@ def decode(
       length_B=length_B,
       live_B=live_B,
       cache=cache,
-      routes_BSLC=_with_token(state, routes_BLC),
+      routes_BSLC=_with_routes(state, routes_BLC),
     )
     return time + 1, state, decoded
 
@@ -233,7 +229,18 @@ def decode(
   return laid_out(state), decoded
 
 
-def _with_token(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
+def _with_token(
+  decoded: Decoded, time: jax.Array, token_B: jax.Array, logp_B: jax.Array, entropy_B: jax.Array
+) -> Decoded:
+  """What the rows wrote up to now, with a token of each."""
+  return decoded._replace(
+    tokens_NB=decoded.tokens_NB.at[time].set(token_B),
+    logp_NB=decoded.logp_NB.at[time].set(logp_B),
+    entropy_NB=decoded.entropy_NB.at[time].set(entropy_B),
+  )
+
+
+def _with_routes(state: State, routes_BLC: jax.Array | None) -> jax.Array | None:
   """The routes kept of the slots, with those of the live rows' next token."""
   kept_BSLC = state.routes_BSLC
   if kept_BSLC is None or routes_BLC is None:

@@ -92,7 +92,8 @@ def batches(
 
 def prefill_lengths(max_prompt: int) -> list[int]:
   """What prompts are padded to: the longest, a half and a quarter of it; shortest first."""
-  return _parts(max_prompt, (4, 2))
+  parts = [-(-max_prompt // divisor) for divisor in (4, 2)]
+  return [*(length for length in parts if length >= _SHORTEST), max_prompt]
 
 
 def packed(
@@ -165,12 +166,6 @@ def packed_shapes(longest_row: int, most: int, mesh: Mesh) -> tuple[Shape, Shape
 def packed_rows(num_sequences: int, most: int) -> int:
   """How many rows so many sequences resume at most."""
   return min(most, num_sequences * _ROWS_OF_SEQUENCE)
-
-
-def _parts(longest: int, divisors: Sequence[int]) -> list[int]:
-  """Fractions of a length that are not too short, then all of it."""
-  parts = [-(-longest // divisor) for divisor in divisors]
-  return [*(length for length in parts if length >= _SHORTEST), longest]
 
 
 def prefilled_together(length: int, most: int, mesh: Mesh) -> int:

@@ -17,8 +17,7 @@ from exgrpo_jax.policy import model
 def unknown(config: model.Config, *sizes: int) -> np.ndarray:
   """Routes of tokens for which the router is to choose: [*sizes, L, C]."""
   dtype = np.dtype(config.route_dtype)
-  shape = *sizes, config.num_layers, config.experts_per_token
-  return np.full(shape, np.iinfo(dtype).max, dtype)
+  return np.full((*sizes, *config.route_shape), np.iinfo(dtype).max, dtype)
 
 
 def padded(config: model.Config, rows: Sequence[np.ndarray | None], length: int) -> np.ndarray:

@@ -88,7 +88,6 @@ class SlotEngine:
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
     sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
     state, prefilled, parked, is_enough = None, None, None, False
-    unfinished = dict[int, np.ndarray]()  # routes by slot
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
       while not is_enough:
@@ -126,16 +125,18 @@ class SlotEngine:
           complete.append((slot, row.place))
         if parked is not None:
           parked = self._parked(state, parked, complete)
-      if state is not None:
-        unfinished = self._routes(state, [s for s, row in enumerate(slots) if row])
-    found = {row.index: unfinished.get(slot) for slot, row in enumerate(slots) if row}
-    written = [row.complete or row.response(found.get(row.index)) for row in rows]
+      unfinished = {slot: row.index for slot, row in enumerate(slots) if row}
+      found = self._routes(state, [*unfinished])
+    routes_of = {unfinished[slot]: routes_SLC for slot, routes_SLC in found.items()}
+    written = [row.complete or row.response(routes_of.get(row.index)) for row in rows]
     return written, metrics(syncs)
 
-  def _routes(self, state: State, slots: Sequence[int]) -> dict[int, np.ndarray]:
+  def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """The routes [S, L, C] of some slots, where they are kept."""
     found, count = dict[int, np.ndarray](), rows_per_insert(self.spec.slots)
-    for start in range(0, len(slots) if self.spec.keeps_routes else 0, count):
+    if state is None or not self.spec.keeps_routes:
+      return found
+    for start in range(0, len(slots), count):
       some = slots[start : start + count]
       slot_R = np.array([*some, *[0] * (count - len(some))], np.int32)
       found |= zip(some, jax.device_get(decode_loop.routes_of(state, slot_R)))
@@ -211,8 +212,11 @@ class SlotEngine:
       for slot, row in begun.items()
     }
     longest, most = self.spec.longest_row, self.spec.slots
-    known = [row.request.begun.routes for row in begun.values()]
-    routes_RTLC = routes.padded(self.model, known, longest) if self.spec.keeps_routes else None
+    routes_RTLC = None
+    if self.spec.keeps_routes:
+      known = [row.request.begun.routes for row in begun.values()]
+      length = max(map(len, written.values()), default=0)
+      routes_RTLC = routes.padded(self.model, known, length)
     # When an environment answers is up to the clock.
     alone = any(row.request.asked is not None for row in begun.values())
     passes = packed(written, longest, most, self.mesh, routes_RTLC, alone)

@@ -237,8 +237,6 @@ class Rollout:
     known: Sequence[np.ndarray | None] | None = None,
   ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(log-probabilities, entropies) of (prompt, response) rows; see `scoring.score`."""
-    if known is None and self.config.router_replay:  # the same program
-      known = [None] * len(rows)
     return scoring.score(
       self.model,
       params,
@@ -249,7 +247,8 @@ class Rollout:
       pad_id=self.tokenizer.pad_id,
       temperature=self.config.temperature,
       logit_chunk=self.config.logit_chunk,
-      known=known if self.config.router_replay else None,
+      # One program, whether they are known or not.
+      known=(known or [None] * len(rows)) if self.config.router_replay else None,
     )
 
   def _request(self, plan: Plan, place: tuple[int, int], step: int) -> Request:

@@ -18,17 +18,12 @@ CONFIG = dataclasses.replace(
 NONE = 255
 
 
-@pytest.fixture(scope='module')
-def mesh():
-  return sharding.make_mesh(sharding.TrainingConfig(data=-1, fsdp=1, tensor=1))
+@pytest.fixture
+def params(one_device):
+  return test_scheduler.make_params(CONFIG, one_device)
 
 
-@pytest.fixture(scope='module')
-def params(mesh):
-  return test_scheduler.make_params(CONFIG, mesh)
-
-
-@pytest.fixture(scope='module')
+@pytest.fixture
 def others(params):
   """Another policy, whose router chooses other experts."""
   layers = params['layers']
@@ -47,19 +42,20 @@ def of_the_router(params, mesh, tokens_T):
 
 
 @pytest.mark.parametrize('parked', [0, 30])  # caches computed again after a turn, or mostly kept
-def test_every_token_of_a_row_has_the_routers_choice(monkeypatch, params, mesh, parked):
+def test_every_token_of_a_row_has_the_routers_choice(monkeypatch, params, one_device, parked):
   spec = dataclasses.replace(test_parked.SPEC, keeps_routes=True)
   monkeypatch.setattr(test_parked, 'SPEC', spec)
-  found = test_parked.play(params, mesh, parked, config=CONFIG)
+  found = test_parked.play(params, one_device, parked, config=CONFIG)
   for episode in (0, 1, 7, 35):
     response = found[episode]
     tokens_T = np.concatenate([test_parked.prompt(episode), response.tokens])
     assert response.routes.dtype == np.uint8
-    np.testing.assert_array_equal(response.routes, of_the_router(params, mesh, tokens_T))
+    np.testing.assert_array_equal(response.routes, of_the_router(params, one_device, tokens_T))
 
 
-def test_resumed_responses_keep_their_routes_and_scoring_follows_them(params, others, mesh):
+def test_resumed_responses_keep_their_routes_and_scoring_follows_them(params, others, one_device):
   """Tokens of an earlier policy stay with its experts, as the cache that later ones see."""
+  mesh = one_device
   spec = dataclasses.replace(test_scheduler.SPEC, keeps_routes=True, slots=2, eos_ids=(40,))
   prompts = test_scheduler.PROMPTS[:4]
 
