@@ -18,7 +18,14 @@ from exgrpo_jax.huggingface.families import FAMILIES, Family
 from exgrpo_jax.policy import model, rotary
 
 # config.json's name of an activation -> ours.
-_ACTIVATIONS = {'silu': 'silu', 'swish': 'silu', 'gelu_pytorch_tanh': 'gelu'}
+_ACTIVATIONS = {
+  'silu': 'silu',
+  'swish': 'silu',
+  'gelu_pytorch_tanh': 'gelu',
+  'gelu_new': 'gelu',
+  'gelu': 'exact_gelu',
+  'relu': 'relu',
+}
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
 _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
@@ -149,15 +156,16 @@ def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> No
     refuse('mlp_only_layers', 'all layers must have experts')
   if 'num_experts' in family.numbers and values.get('decoder_sparse_step', 1) != 1:
     refuse('decoder_sparse_step', 'all layers must have experts')
-  if values.get('mlp_bias'):
-    refuse('mlp_bias', 'the MLP has no biases')
-  if values.get('attention_bias') and not family.fixed.get('attention_bias'):
-    refuse('attention_bias', 'in this architecture it also adds a bias to the output projection')
+  for name in ('mlp_bias', 'attention_bias'):
+    if values.get(name) and name not in {*family.fixed, *family.options}:
+      refuse(name, 'this architecture has no such biases')
 
 
 def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, Any]:
-  """What config.json decides; 0 where it says null."""
-  options = {field: values.get(name) or 0.0 for field, name in family.options.items()}
+  """What config.json decides; as in the plainest family where it says null."""
+  options = {
+    field: values.get(name) or families.PLAIN[field] for field, name in family.options.items()
+  }
   name = family.options['activation']
   given = values[name]
   if given not in _ACTIVATIONS:
@@ -228,12 +236,20 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
   """
   name = _name_of(config)
   family = FAMILIES[name]
+  if family.heads_divide_width and config.width % config.num_heads:
+    raise InputError(
+      f'config.model.num_heads={config.num_heads} must divide width={config.width} for an export: '
+      f'transformers refuses a {name} otherwise.'
+    )
   if not family.any_head_size and config.head_size * config.num_heads != config.width:
     raise InputError(
       f'config.model.head_size={config.head_size} must be width / num_heads for an export: {name} '
       'supports no other.'
     )
-  options = {hf_name: getattr(config, field) or None for field, hf_name in family.options.items()}
+  options = {}
+  for field, hf_name in family.options.items():
+    value = getattr(config, field)
+    options[hf_name] = value if value or isinstance(value, bool) else None
   if 'query_scale' in family.options:
     options[family.options['query_scale']] = config.query_scale or config.head_size
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
@@ -258,9 +274,13 @@ def _layers_to_json(config: model.Config, family: Family) -> dict[str, Any]:
   has_windows = any(kind.is_local for kind in config.kinds)
   if family.has_window_flag:
     values['use_sliding_window'] = has_windows
+  # Where config.json has no types of layers, transformers takes those of the family.
+  has_types = family.has_layer_types and (has_windows or 's' in family.layers)
   if has_windows or 'sliding_window' in family.defaults:
-    values['sliding_window'] = config.window or None
-  if family.has_layer_types and has_windows:
+    # transformers makes Gemma's mask of windows also where no layer uses it.
+    unused = family.defaults.get('sliding_window') if has_types else None
+    values['sliding_window'] = config.window or unused
+  if has_types:
     types = {letter: name for name, letter in _LAYER_TYPES.items()}
     values['layer_types'] = [types['s' if kind.is_local else 'f'] for kind in config.kinds]
   if family.no_rope:

@@ -28,6 +28,7 @@ class Family(NamedTuple):
   local_theta: str = ''  # the name of the base of local_rope, where it is not that of rope
   defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from DEFAULTS
   any_head_size: bool = True  # otherwise it must be width / num_heads
+  heads_divide_width: bool = False  # whether num_heads must divide width whatever the head's size
   has_gguf: bool = False  # whether its GGUF files are read
 
 
@@ -49,10 +50,13 @@ DEFAULTS = {
   'hidden_act': 'silu',
 }
 _GEMMA = dict(norms='both', norm_offset=True, scaled_embeddings=True)
-_GEMMA_OPTIONS = dict(
+_ACTIVATION = dict(activation='hidden_act')
+# Biases of all four projections of attention, or of the MLP's three.
+_ATTENTION_BIAS = dict(attention_bias='attention_bias', output_bias='attention_bias')
+_MLP_BIAS = dict(mlp_bias='mlp_bias')
+_GEMMA_OPTIONS = _ATTENTION_BIAS | dict(
   activation='hidden_activation',
   query_scale='query_pre_attn_scalar',
-  attention_cap='attn_logit_softcapping',
   logit_cap='final_logit_softcapping',
 )
 _GEMMA_DEFAULTS = dict(
@@ -67,7 +71,6 @@ _GEMMA_DEFAULTS = dict(
   sliding_window=4096,
   tie_word_embeddings=True,
 )
-_ACTIVATION = dict(activation='hidden_act')
 
 FAMILIES = {
   'Qwen2ForCausalLM': Family(
@@ -83,7 +86,7 @@ FAMILIES = {
   'Qwen3ForCausalLM': Family(
     'qwen3',
     fixed=dict(query_key_norm=True),
-    options=_ACTIVATION,
+    options=_ACTIVATION | _ATTENTION_BIAS,
     has_layer_types=True,
     has_window_flag=True,
     defaults=dict(head_dim=128, sliding_window=4096),
@@ -92,7 +95,7 @@ FAMILIES = {
   'Qwen3MoeForCausalLM': Family(
     'qwen3_moe',
     fixed=dict(query_key_norm=True),
-    options=_ACTIVATION,
+    options=_ACTIVATION | _ATTENTION_BIAS,
     numbers=dict(
       mlp_width='moe_intermediate_size',
       num_experts='num_experts',
@@ -109,7 +112,12 @@ FAMILIES = {
       norm_topk_prob=False,
     ),
   ),
-  'LlamaForCausalLM': Family('llama', options=_ACTIVATION, has_gguf=True),
+  'LlamaForCausalLM': Family(
+    'llama',
+    options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
+    heads_divide_width=True,
+    has_gguf=True,
+  ),
   'MistralForCausalLM': Family(
     'mistral', options=_ACTIVATION, layers='s', defaults=dict(sliding_window=4096)
   ),
@@ -122,7 +130,7 @@ FAMILIES = {
   ),
   'SmolLM3ForCausalLM': Family(
     'smollm3',
-    options=_ACTIVATION,
+    options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
     has_layer_types=True,
     has_window_flag=True,
     no_rope=True,
@@ -131,14 +139,14 @@ FAMILIES = {
   'Olmo2ForCausalLM': Family(
     'olmo2',
     fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
-    options=_ACTIVATION,
+    options=_ACTIVATION | _ATTENTION_BIAS,
     any_head_size=False,
     defaults=dict(rms_norm_eps=1e-5),
   ),
   'Olmo3ForCausalLM': Family(
     'olmo3',
     fixed=dict(norms='after', query_key_norm=True, norm_all_heads=True),
-    options=_ACTIVATION,
+    options=_ACTIVATION | _ATTENTION_BIAS,
     layers='sssf',
     has_layer_types=True,
     local_theta='rope_theta',
@@ -148,18 +156,21 @@ FAMILIES = {
   'Gemma2ForCausalLM': Family(
     'gemma2',
     fixed=_GEMMA,
-    options=_GEMMA_OPTIONS,
+    options=_GEMMA_OPTIONS | dict(attention_cap='attn_logit_softcapping'),
     layers='sf',
     has_layer_types=True,
+    heads_divide_width=True,
     defaults=_GEMMA_DEFAULTS
     | dict(vocab_size=256000, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
   ),
   'Gemma3ForCausalLM': Family(
     'gemma3_text',
     fixed=_GEMMA | dict(query_key_norm=True),
+    # attn_logit_softcapping too may stand in its config.json, and transformers does not use it.
     options=_GEMMA_OPTIONS,
     layers='sssssf',
     has_layer_types=True,
+    heads_divide_width=True,
     local_theta='rope_local_base_freq',
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, rope_local_base_freq=1e4),
   ),
@@ -169,6 +180,8 @@ WITH_IMAGES = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
 # What a field is where a family neither fixes it nor has it as an option.
 PLAIN: dict[str, Any] = dict(
   attention_bias=False,
+  output_bias=False,
+  mlp_bias=False,
   query_key_norm=False,
   norm_all_heads=False,
   norms='before',
@@ -196,13 +209,16 @@ def has(family: Family, config: model.Config) -> bool:
     field in family.options or field in family.numbers or getattr(config, field) == value
     for field, value in fields.items()
   ) and bool(config.num_experts) == ('num_experts' in family.numbers)
+  # Fields that one name decides must agree.
+  decided = {(name, getattr(config, field)) for field, name in family.options.items()}
+  agree = len(decided) == len({*family.options.values()})
   kinds = {*config.kinds}
   is_local = {kind.is_local for kind in kinds}
   # Without types of layers, either all have a window or none.
   windows = family.has_layer_types or is_local in ({False}, {family.layers == 's'})
   ropes = bool(family.local_theta) or is_local == {False} or config.local_rope == config.rope
   positions = family.no_rope or all(kind.has_positions for kind in kinds)
-  return alike and windows and ropes and positions
+  return alike and agree and windows and ropes and positions
 
 
 def described(config: model.Config) -> str:

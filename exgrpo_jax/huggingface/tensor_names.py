@@ -81,6 +81,8 @@ def _layer_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, I
       ('attention', 'key_bias_GH'): _vector(f'{attention}.k_proj.bias', kv),
       ('attention', 'value_bias_GH'): _vector(f'{attention}.v_proj.bias', kv),
     }
+  if config.output_bias:
+    layout['attention', 'out_bias_D'] = _vector(f'{attention}.o_proj.bias', D)
   if config.query_key_norm:
     sizes = (query, kv) if config.norm_all_heads else (H, H)
     for (name, own), size in zip([('q_norm', 'query_norm'), ('k_norm', 'key_norm')], sizes):
@@ -101,6 +103,12 @@ def _mlp_tensors(config: model.Config, prefix: str) -> dict[tuple[ParamPath, Ind
     layout[('mlp', f'gate_{letter}DF'), index] = _projection(f'{module}.gate_proj.weight', D, F)
     layout[('mlp', f'up_{letter}DF'), index] = _projection(f'{module}.up_proj.weight', D, F)
     layout[('mlp', f'down_{letter}FD'), index] = _projection(f'{module}.down_proj.weight', F, D)
+  if config.mlp_bias:
+    layout |= {
+      (('mlp', 'gate_bias_F'), ()): _vector(f'{prefix}.gate_proj.bias', F),
+      (('mlp', 'up_bias_F'), ()): _vector(f'{prefix}.up_proj.bias', F),
+      (('mlp', 'down_bias_D'), ()): _vector(f'{prefix}.down_proj.bias', D),
+    }
   return layout
 
 

@@ -50,6 +50,8 @@ class Attention(nnx.Module):
       self.query_bias_NH = nnx.Param(jnp.zeros((N, H)), logical_axes=('heads', 'head'))
       self.key_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
       self.value_bias_GH = nnx.Param(jnp.zeros((G, H)), logical_axes=('kv_heads', 'head'))
+    if config.output_bias:
+      self.out_bias_D = nnx.Param(jnp.zeros(D), logical_axes=('embed',))
     if config.query_key_norm:
       # A norm over all heads is whole on every device, and its sums are over those of all.
       sizes = (N * H, G * H) if config.norm_all_heads else (H, H)
@@ -97,7 +99,10 @@ class Attention(nnx.Module):
       cap = config.attention_cap
       mixed_BTNH = kv_cache.attend(query_BTNH[:, 0], position_B, cache, cap)[:, None]
     mixed_BTM = mixed_BTNH.reshape(*x_BTD.shape[:2], -1)
-    return product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2), cache
+    out_BTD = product(mixed_BTM, self.out_NHD.get_value(), num_inputs=2)
+    if config.output_bias:
+      out_BTD += self.out_bias_D[...].astype(x_BTD.dtype)
+    return out_BTD, cache
 
   def _attend(
     self,

@@ -22,22 +22,29 @@ from exgrpo_jax.policy.shape import Config
 
 
 class MLP(nnx.Module):
-  """SwiGLU or GEGLU (arXiv:2002.05202)."""
+  """SwiGLU, GEGLU or ReGLU (arXiv:2002.05202)."""
 
   def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
     D, F = config.width, config.mlp_width
-    self.activation = config.activation
+    self.config = config
     self.gate_DF = normal(config, rngs, (D, F), ('embed', 'mlp'))
     self.up_DF = normal(config, rngs, (D, F), ('embed', 'mlp'))
     self.down_FD = normal(config, rngs, (F, D), ('mlp', 'embed'), residual_scale(config))
+    if config.mlp_bias:
+      self.gate_bias_F = nnx.Param(jnp.zeros(F), logical_axes=('mlp',))
+      self.up_bias_F = nnx.Param(jnp.zeros(F), logical_axes=('mlp',))
+      self.down_bias_D = nnx.Param(jnp.zeros(D), logical_axes=('embed',))
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     """down(activation(gate(x)) * up(x)), in x's dtype."""
-    gate_DF, up_DF, down_FD = (
-      kernel.get_value() for kernel in (self.gate_DF, self.up_DF, self.down_FD)
-    )
-    gated_BTF = _gate(self.activation, product(x_BTD, gate_DF), product(x_BTD, up_DF))
-    return product(gated_BTF, down_FD)
+    gate_BTF, up_BTF = (product(x_BTD, kernel.get_value()) for kernel in (self.gate_DF, self.up_DF))
+    if self.config.mlp_bias:
+      gate_BTF += self.gate_bias_F[...].astype(x_BTD.dtype)
+      up_BTF += self.up_bias_F[...].astype(x_BTD.dtype)
+    out_BTD = product(_gate(self.config.activation, gate_BTF, up_BTF), self.down_FD.get_value())
+    if self.config.mlp_bias:
+      out_BTD += self.down_bias_D[...].astype(x_BTD.dtype)
+    return out_BTD
 
 
 class Routing(NamedTuple):
@@ -141,4 +148,9 @@ def _gate(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
   return _ACTIVATIONS[activation](gate) * up
 
 
-_ACTIVATIONS = {'silu': jax.nn.silu, 'gelu': functools.partial(jax.nn.gelu, approximate=True)}
+_ACTIVATIONS = {
+  'silu': jax.nn.silu,
+  'gelu': functools.partial(jax.nn.gelu, approximate=True),
+  'exact_gelu': functools.partial(jax.nn.gelu, approximate=False),
+  'relu': jax.nn.relu,
+}

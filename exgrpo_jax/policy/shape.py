@@ -51,7 +51,9 @@ class Config:
     False, None, "the weights of a token's experts are scaled to a sum of 1"
   )
   activation: str = setting(
-    'silu', ('silu', 'gelu'), "of the MLP's gate; gelu by its approximation with tanh, as in Gemma"
+    'silu',
+    ('silu', 'gelu', 'exact_gelu', 'relu'),
+    "of the MLP's gate; gelu by its approximation with tanh, as in Gemma",
   )
   layers: str = setting(
     'f',
@@ -72,6 +74,8 @@ class Config:
   )
   norm_offset: bool = setting(False, None, 'norms scale by 1 + their parameter, as in Gemma')
   attention_bias: bool = setting(True, None, 'biases on queries, keys and values, as in Qwen2')
+  output_bias: bool = setting(False, None, "a bias on attention's output projection")
+  mlp_bias: bool = setting(False, None, "biases on the MLP's three projections")
   query_key_norm: bool = setting(False, None, 'queries and keys are normalised, as in Qwen3')
   norm_all_heads: bool = setting(
     False, None, 'with query_key_norm: over all heads together, as in OLMo 2, and not per head'
@@ -114,6 +118,11 @@ class Config:
       raise InputError(
         f'config.model.experts_per_token={self.experts_per_token} must be at least 1 and at most '
         f'config.model.num_experts={self.num_experts}, or both 0.'
+      )
+    if self.mlp_bias and self.num_experts:
+      raise InputError(
+        f'config.model.mlp_bias=True must be False with config.model.num_experts={self.num_experts}'
+        ': experts have no biases.'
       )
     has_local = any(kind.is_local for kind in self.kinds)
     if has_local != bool(self.window):

@@ -51,6 +51,8 @@ _ADDED = {
   'objective.second_moment': float('inf'),
   'environment.keep_caches': False,
   'model.activation': 'silu',
+  'model.output_bias': False,
+  'model.mlp_bias': False,
   'model.layers': 'f',
   'model.window': 0,
   'model.norms': 'before',

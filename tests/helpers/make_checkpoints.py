@@ -82,13 +82,16 @@ CASES = {
     'SmolLM3',
     dict(
       num_hidden_layers=4,
+      attention_bias=True,
+      mlp_bias=True,
+      hidden_act='relu',
       no_rope_layers=[1, 0, 1, 0],
       use_sliding_window=True,
       sliding_window=7,
       layer_types=[f'{kind}_attention' for kind in ('full', 'full', 'sliding', 'sliding')],
     ),
   ),
-  'olmo2': ('Olmo2', {}),
+  'olmo2': ('Olmo2', dict(attention_bias=True, hidden_act='gelu')),
   'olmo3_yarn': (
     'Olmo3',
     dict(num_hidden_layers=4, sliding_window=7, rope_parameters=dict(full_attention=YARN)),

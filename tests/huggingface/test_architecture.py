@@ -49,6 +49,7 @@ LLAMA = {
   'tie_word_embeddings': False,
   'vocab_size': 128256,
 }
+MISTRAL = {'architectures': ['MistralForCausalLM']}
 QWEN3 = QWEN | {'architectures': ['Qwen3ForCausalLM'], 'head_dim': 64}
 LLAMA_ROPE = dataclasses.replace(
   ROPE, theta=5e5, scaling='llama3', factor=8.0, original_positions=8192
@@ -154,11 +155,11 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
     ),
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
     ({'quantization_config': {'bits': 4}}, "quantization_config={'bits': 4} is not supported"),
-    ({'hidden_act': 'gelu'}, "hidden_act='gelu' is not supported"),
+    ({'hidden_act': 'mish'}, "hidden_act='mish' is not supported"),
     ({'hidden_size': None}, "no 'hidden_size', which determines"),
     ({'hidden_size': 'wide'}, "hidden_size='wide' must be a number"),
     ({'mlp_bias': True}, 'mlp_bias=True is not supported'),
-    (LLAMA | {'attention_bias': True}, 'attention_bias=True is not supported'),
+    (MISTRAL | {'attention_bias': True}, 'attention_bias=True is not supported'),
   ],
 )
 def test_unsupported_fields_are_refused_by_name(changes, message):
@@ -172,6 +173,14 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
     (
       {'query_key_norm': True},
       'attention_bias=True, query_key_norm=True, and none of .* has all of it',
+    ),
+    (
+      {'attention_bias': False, 'output_bias': True},
+      'output_bias=True, and none of .* has all of it',
+    ),
+    (
+      {'attention_bias': False, 'num_heads': 10},
+      r'config\.model\.num_heads=10 must divide width=1536 for an export: transformers refuses',
     ),
     ({'head_size': 64}, r'config\.model\.head_size=64 must be width / num_heads for an export'),
   ],

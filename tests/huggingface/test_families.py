@@ -192,6 +192,16 @@ def test_the_config_for_gemma_3_1b_has_its_shape(tmp_path):
   assert experiment.model_config(parse_config(values)).window == 512  # no other shape is accepted
 
 
+@pytest.mark.parametrize('values', [GEMMA2, GEMMA3_1B])
+def test_a_gemma_without_windows_says_so_of_each_layer(values):
+  values = values | dict(layer_types=['full_attention'] * 26)
+  config = architecture.parse(values, 'config.json', 'float32')
+  assert (config.layers, config.window) == ('f', 0)
+  said = architecture.to_json(config, 4096)
+  assert said['layer_types'] == values['layer_types'] and said['sliding_window']
+  assert architecture.parse(said, 'config.json', 'float32') == config
+
+
 def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
   values = SMOLLM3 | dict(use_sliding_window=True, sliding_window=64, layer_types=None)
   config = architecture.parse(values, 'config.json', 'float32')

@@ -54,7 +54,8 @@ def test_experts_are_a_weighted_sum_and_have_its_gradient(experts, normalised, g
 
   actual = gradients(lambda module, x: module(x, chosen_BTC if given else None)[0])
   wanted = gradients(lambda module, x: expected(module, x, chosen_BTC, normalised=normalised))
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), actual, wanted)
+  # Relative too: entries are up to 20, and CPUs round differently.
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, wanted)
   assert np.abs(actual[0][0]['router_DE'][...]).max() > 1e-3
 
 

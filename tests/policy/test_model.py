@@ -92,6 +92,8 @@ GEMMA_LIKE = dataclasses.replace(
   norm_all_heads=True,
   query_scale=5.0,
   attention_cap=2.0,
+  output_bias=True,
+  mlp_bias=True,
   scaled_embeddings=True,
 )
 VARIANTS = {
@@ -181,6 +183,10 @@ def test_qwen_1_5b_has_its_number_of_parameters(one_device):
     ({'num_kv_heads': 3}, 'config.model.num_kv_heads=3 must divide config.model.num_heads=4'),
     ({'head_size': 7}, 'config.model.head_size=7 must be even'),
     ({'num_experts': 4}, 'config.model.experts_per_token=0 must be at least 1 and at most '),
+    (
+      {'num_experts': 4, 'experts_per_token': 1, 'mlp_bias': True},
+      'config.model.mlp_bias=True must be False with config.model.num_experts=4: experts have',
+    ),
     ({'experts_per_token': 1}, 'must be at least 1 and at most config.model.num_experts=0, or'),
     ({'dtype': 'float16'}, "config.model.dtype='float16' must be one of float32, bfloat16"),
   ],
