@@ -64,9 +64,13 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not valid JSON ({error}); download the checkpoint again.') from error
   if not isinstance(values, dict):
     raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
-  name = families.WITH_IMAGES.get((values.get('architectures') or [''])[0])
-  if name:
-    values = {**values, **values.get('text_config', {}), 'architectures': [name]}
+  names = values.get('architectures') or ['']
+  if names[0] in families.WITH_IMAGES:
+    text = dict(values.get('text_config', {}))
+    own = [name for name, family in FAMILIES.items() if family.model_type == text.get('model_type')]
+    if 'tie_word_embeddings' in values:  # the unembedding is outside the text's model
+      text.pop('tie_word_embeddings', None)
+    values = {**values, **text, 'architectures': own or names}
     for part in ('text_config', 'vision_config'):
       values.pop(part, None)
   return values
@@ -89,6 +93,8 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
   # Published checkpoints say num_experts, and those that transformers 5 saved say this.
   values['num_experts'] = values.get('num_local_experts') or values.get('num_experts')
   _check_supported(values, family, path)
+  rope, local_rope = rope_parameters.parse(values, path, family)
+  values |= rope_parameters.of_queries(values, path, family)
   numbers = families.numbers(family)
   fields: dict[str, Any] = {field: values.get(name) for field, name in numbers.items()}
   for field, hf_name in numbers.items():
@@ -101,7 +107,6 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
       )
   for name in ('head_dim', family.options['activation']):  # of these null is the default too
     values[name] = values.get(name) or defaults.get(name)
-  rope, local_rope = rope_parameters.parse(values, path, family)
   layers = _layers(values, family, fields['num_layers'], path)
   has_windows = 's' in layers or 'w' in layers
   return model.Config(
@@ -248,6 +253,8 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     )
   options = {}
   for field, hf_name in family.options.items():
+    if field == 'query_beta':
+      continue  # it stands among the rotary parameters
     value = getattr(config, field)
     options[hf_name] = value if value or isinstance(value, bool) else None
   if 'query_scale' in family.options:
@@ -262,7 +269,7 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     **options,
     family.options['activation']: activation,
     **_layers_to_json(config, family),
-    **rope_parameters.to_json(config.rope, config.local_rope, family),
+    **rope_parameters.to_json(config, family),
     'max_position_embeddings': max_positions,
     # Otherwise transformers takes those of the family's published models, of other vocabularies.
     **dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id')),

@@ -128,6 +128,12 @@ FAMILIES = {
     has_layer_types=True,
     defaults=dict(sliding_window=4096),
   ),
+  'Ministral3ForCausalLM': Family(
+    'ministral3',
+    options=_ACTIVATION | dict(query_beta='llama_4_scaling_beta'),
+    layers='s',
+    defaults=dict(head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6),
+  ),
   'SmolLM3ForCausalLM': Family(
     'smollm3',
     options=_ACTIVATION | _ATTENTION_BIAS | _MLP_BIAS,
@@ -175,8 +181,9 @@ FAMILIES = {
     defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, rope_local_base_freq=1e4),
   ),
 }
-# Models with images, whose text_config describes the text's part, which is all that is read.
-WITH_IMAGES = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
+# Models with images, whose text_config describes the text's part, which is all that is read; its
+# model_type is that of a family.
+WITH_IMAGES = ('Gemma3ForConditionalGeneration', 'Mistral3ForConditionalGeneration')
 # What a field is where a family neither fixes it nor has it as an option.
 PLAIN: dict[str, Any] = dict(
   attention_bias=False,
@@ -189,6 +196,7 @@ PLAIN: dict[str, Any] = dict(
   scaled_embeddings=False,
   activation='silu',
   query_scale=0.0,
+  query_beta=0.0,
   attention_cap=0.0,
   logit_cap=0.0,
   num_experts=0,

@@ -1,7 +1,8 @@
 """Rotary positions in config.json: in transformers' old format, and in that of version 5.
 
 Old: rope_theta and rope_scaling, and a family's own name for the base of layers with a window. New:
-rope_parameters with all of it, in families with two bases by the type of layer.
+rope_parameters with all of it, in families with two bases by the type of layer. Ministral 3 has
+beside it by how much queries grow with their position.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Any
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface.families import Family
-from exgrpo_jax.policy import rotary
+from exgrpo_jax.policy import model, rotary
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
 # Field of rotary.Config -> its name in config.json, for the rope types that need it.
@@ -34,8 +35,7 @@ def parse(
   Raises:
     InputError: at `path` there is a scaling that is not computed, or it lacks a field.
   """
-  given = values.get('rope_parameters') or values.get('rope_scaling') or {}
-  theta = values['rope_theta']
+  given, theta = _given(values), values['rope_theta']
   local_theta = values[family.local_theta] if family.local_theta else theta
   full, local = given, given
   if isinstance(given.get('full_attention', given.get('sliding_attention')), Mapping):
@@ -43,10 +43,36 @@ def parse(
   elif family.local_theta:
     local = {}
   partial = values.get('partial_rotary_factor', 1)
-  return _parse_one(full, theta, partial, path), _parse_one(local, local_theta, partial, path)
+  always = _YARN if 'query_beta' in family.options else {}
+  return (
+    _parse_one(full, theta, partial, path, always),
+    _parse_one(local, local_theta, partial, path, always),
+  )
 
 
-def _parse_one(given: Mapping[str, Any], theta: float, partial: float, path: str) -> rotary.Config:
+def of_queries(values: Mapping[str, Any], path: str, family: Family) -> dict[str, float]:
+  """What stands among the rotary parameters and concerns queries alone, by its name there.
+
+  Raises:
+    InputError: the family needs it, and at `path` it is missing.
+  """
+  name = family.options.get('query_beta')
+  if not name:
+    return {}
+  given = _given(values).get(name)
+  if given is None:
+    raise InputError(f"{path}: no '{name}' in rope_parameters, by which queries grow.")
+  return {name: given}
+
+
+def _given(values: Mapping[str, Any]) -> Mapping[str, Any]:
+  return values.get('rope_parameters') or values.get('rope_scaling') or {}
+
+
+def _parse_one(
+  given: Mapping[str, Any], theta: float, partial: float, path: str, always: Mapping[str, str]
+) -> rotary.Config:
+  """One base and scaling; `always` is needed whatever the rope type."""
   kind = given.get('rope_type', given.get('type', 'default'))
   if kind not in _SCALINGS:
     raise InputError(
@@ -58,10 +84,11 @@ def _parse_one(given: Mapping[str, Any], theta: float, partial: float, path: str
       f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
       'all dimensions of a head.'
     )
-  for hf_name in _NEEDED[kind].values():
+  needed = _NEEDED[kind] | always
+  for hf_name in needed.values():
     if given.get(hf_name) is None:
       raise InputError(f"{path}: no '{hf_name}', which rope type '{kind}' needs.")
-  fields = {field: given[hf_name] for field, hf_name in _NEEDED[kind].items()}
+  fields = {field: given[hf_name] for field, hf_name in needed.items()}
   if kind == 'yarn':
     if not given.get('truncate', True):
       raise InputError(f'{path}: truncate=False is not supported: yarn interpolates whole pairs.')
@@ -85,16 +112,26 @@ def _attention_factor(given: Mapping[str, Any]) -> float:
   return of(1)
 
 
-def to_json(rope: rotary.Config, local_rope: rotary.Config, family: Family) -> dict[str, Any]:
-  """The fields of config.json; in the old format, which all versions read, if there is one base."""
+def to_json(config: model.Config, family: Family) -> dict[str, Any]:
+  """The fields of config.json; in the old format, which all versions read, where that has room."""
+  rope = config.rope
+  if 'query_beta' in family.options:
+    queries = {family.options['query_beta']: config.query_beta}
+    positions = {hf_name: getattr(rope, field) for field, hf_name in _YARN.items()}
+    return {'rope_parameters': _parameters(rope) | positions | queries}
   if not family.local_theta:
     return {'rope_theta': rope.theta, 'rope_scaling': _scaling(rope)}
   return {
     'rope_parameters': {
-      name: {'rope_theta': own.theta} | (_scaling(own) or {'rope_type': 'default'})
-      for name, own in (('full_attention', rope), ('sliding_attention', local_rope))
+      'full_attention': _parameters(rope),
+      'sliding_attention': _parameters(config.local_rope),
     }
   }
+
+
+def _parameters(rope: rotary.Config) -> dict[str, Any]:
+  """The new format."""
+  return {'rope_theta': rope.theta} | (_scaling(rope) or {'rope_type': 'default'})
 
 
 def _scaling(rope: rotary.Config) -> dict[str, Any] | None:

@@ -81,6 +81,8 @@ class Attention(nnx.Module):
     chex.assert_rank(x_BTD, 3)
     query_BTNH, key_BTGH, value_BTGH = self._project(x_BTD)
     query_BTNH, key_BTGH = rotate(query_BTNH, rotation), rotate(key_BTGH, rotation)
+    if rotation.query_scale_BT is not None:
+      query_BTNH *= rotation.query_scale_BT[:, :, None, None].astype(query_BTNH.dtype)
     config, H = self.config, self.config.head_size
     if config.query_scale not in (0, H):  # the backends divide by the root of H
       query_BTNH *= math.sqrt(H / config.query_scale)

@@ -41,7 +41,7 @@ class Config:
     'llama3: pairs with more turns than this are kept; those in between are interpolated',
   )
   original_positions: int = setting(
-    4096, '[1, inf)', 'llama3 and yarn: context length of pretraining, in tokens'
+    4096, '[1, inf)', 'llama3, yarn and query_beta: context length of pretraining, in tokens'
   )
   # yarn: as llama3, but interpolated by the pair's number instead of its turns.
   beta_fast: float = setting(
@@ -69,10 +69,11 @@ class Config:
 
 
 class Rotation(NamedTuple):
-  """Cosine and sine of the rotary angles at each position, computed once for all layers."""
+  """What positions do to queries and keys, computed once for all layers."""
 
-  cos_BTP: jax.Array  # float32; B is 1 where all rows share positions
+  cos_BTP: jax.Array  # float32, of the angles; B is 1 where all rows share positions
   sin_BTP: jax.Array
+  query_scale_BT: jax.Array | None = None  # float32, what queries are multiplied by; None is 1
 
 
 def frequencies(config: Config, head_size: int) -> np.ndarray:
@@ -118,7 +119,7 @@ def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:
   rotation = Rotation(cos_BTP=jnp.cos(angle_BTP), sin_BTP=jnp.sin(angle_BTP))
   if config.scaling != 'yarn':
     return rotation
-  return Rotation(*(config.attention_factor * table_BTP for table_BTP in rotation))
+  return jax.tree.map(lambda table_BTP: config.attention_factor * table_BTP, rotation)
 
 
 def unrotated(position_BT: Array, head_size: int) -> Rotation:
@@ -129,8 +130,8 @@ def unrotated(position_BT: Array, head_size: int) -> Rotation:
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
   """Rotates each head's pairs of entries, i with i + H/2 as Hugging Face does, in float32."""
-  chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
-  cos, sin = (table_BTP[:, :, None] for table_BTP in rotation)
+  chex.assert_rank([x_BTNH, rotation.cos_BTP, rotation.sin_BTP], [4, 3, 3])
+  cos, sin = rotation.cos_BTP[:, :, None], rotation.sin_BTP[:, :, None]
   first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
   rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
   return rotated.astype(x_BTNH.dtype)

@@ -83,6 +83,12 @@ class Config:
   query_scale: float = setting(
     0.0, '[0, inf)', 'scores are divided by the root of this; 0 is head_size'
   )
+  query_beta: float = setting(
+    0.0,
+    '[0, inf)',
+    'queries grow by 1 + query_beta * log(1 + floor(position / rope.original_positions)), as in '
+    'Ministral 3',
+  )
   attention_cap: float = setting(
     0.0, '[0, inf)', 'scores become cap * tanh(score / cap), as in Gemma 2; 0 leaves them'
   )

@@ -59,6 +59,7 @@ _ADDED = {
   'model.norm_offset': False,
   'model.norm_all_heads': False,
   'model.query_scale': 0.0,
+  'model.query_beta': 0.0,
   'model.attention_cap': 0.0,
   'model.logit_cap': 0.0,
   'model.scaled_embeddings': False,

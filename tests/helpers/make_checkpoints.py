@@ -78,6 +78,14 @@ CASES = {
     'Ministral',
     dict(sliding_window=7, head_dim=12, layer_types=['full_attention', 'sliding_attention']),
   ),
+  'ministral3_growing_queries': (
+    'Ministral3',
+    dict(
+      sliding_window=7,
+      head_dim=12,
+      rope_parameters=YARN | dict(original_max_position_embeddings=9, llama_4_scaling_beta=0.3),
+    ),
+  ),
   'smollm3_without_positions': (
     'SmolLM3',
     dict(

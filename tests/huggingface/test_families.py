@@ -25,6 +25,35 @@ MISTRAL = dict(
   vocab_size=32000,
   tie_word_embeddings=False,
 )
+# With images, and tensors in bfloat16.
+MINISTRAL3_8B = dict(
+  architectures=['Mistral3ForConditionalGeneration'],
+  model_type='mistral3',
+  text_config=dict(
+    model_type='ministral3',
+    head_dim=128,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_attention_heads=32,
+    num_hidden_layers=34,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_parameters=dict(
+      beta_fast=32.0,
+      beta_slow=1.0,
+      factor=16.0,
+      llama_4_scaling_beta=0.1,
+      mscale=1.0,
+      mscale_all_dim=1.0,
+      original_max_position_embeddings=16384,
+      rope_theta=1e6,
+      rope_type='yarn',
+    ),
+    sliding_window=None,
+    vocab_size=131072,
+  ),
+  vision_config=dict(hidden_size=1024, model_type='pixtral'),
+)
 SMOLLM3 = dict(
   architectures=['SmolLM3ForCausalLM'],
   hidden_size=2048,
@@ -138,6 +167,7 @@ QWEN3_30B_A3B = dict(
   use_sliding_window=False,
   vocab_size=151936,
 )
+MINISTRAL3_YARN = rotary.Config(theta=1e6, scaling='yarn', factor=16.0, original_positions=16384)
 YARN = rotary.Config(
   theta=5e5,
   scaling='yarn',
@@ -153,6 +183,7 @@ LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
   [
     (MISTRAL | dict(sliding_window=4096), 's', 4096, 1e4, 1e4, 7.24),
     (MISTRAL | dict(sliding_window=None), 'f', 0, 1e4, None, 7.24),
+    (MINISTRAL3_8B, 'f', 0, MINISTRAL3_YARN, None, 8.49),
     (SMOLLM3, 'fffn', 0, 5e6, None, 3.08),
     (OLMO2, 'f', 0, 5e5, None, 7.30),
     (OLMO3, 'sssf', 4096, YARN, 5e5, 7.30),
@@ -164,6 +195,7 @@ LINEAR = rotary.Config(theta=1e6, scaling='linear', factor=8.0)
   ids=[
     'mistral-0.1',
     'mistral-0.3',
+    'ministral3',
     'smollm3',
     'olmo2',
     'olmo3',
@@ -200,6 +232,32 @@ def test_a_gemma_without_windows_says_so_of_each_layer(values):
   said = architecture.to_json(config, 4096)
   assert said['layer_types'] == values['layer_types'] and said['sliding_window']
   assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_ministral_3_must_say_by_how_much_queries_grow():
+  text = MINISTRAL3_8B['text_config']
+  values = text | dict(architectures=['Ministral3ForCausalLM'])
+  assert architecture.parse(values, 'config.json', 'float32').query_beta == 0.1
+  yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
+  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta' in rope_param"):
+    architecture.parse(values | dict(rope_parameters=yarn), 'config.json', 'float32')
+
+
+@pytest.mark.parametrize('of_all', [True, False])
+def test_whether_the_unembedding_is_tied_is_said_of_the_whole_model(tmp_path, of_all):
+  values = json.loads(json.dumps(MINISTRAL3_8B)) | dict(tie_word_embeddings=of_all)
+  values['text_config']['tie_word_embeddings'] = not of_all
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  config = architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
+  assert config.tied_embeddings == of_all
+
+
+def test_a_model_with_images_of_an_unknown_text_is_refused(tmp_path):
+  (tmp_path / 'config.json').write_text(
+    json.dumps(MINISTRAL3_8B | dict(text_config=dict(model_type='other')))
+  )
+  with pytest.raises(InputError, match="'Mistral3ForConditionalGeneration' is not supported"):
+    architecture.parse(architecture.read_json(tmp_path), 'config.json', 'float32')
 
 
 def test_windows_and_positions_of_smollm3_are_decided_layer_by_layer():
