@@ -86,8 +86,8 @@ class Config:
   query_beta: float = setting(
     0.0,
     '[0, inf)',
-    'queries grow by 1 + query_beta * log(1 + floor(position / rope.original_positions)), as in '
-    'Ministral 3',
+    'queries are multiplied by 1 + query_beta * log(1 + floor(position / rope.original_positions)),'
+    ' as in Ministral 3',
   )
   attention_cap: float = setting(
     0.0, '[0, inf)', 'scores become cap * tanh(score / cap), as in Gemma 2; 0 leaves them'

@@ -49,7 +49,6 @@ LLAMA = {
   'tie_word_embeddings': False,
   'vocab_size': 128256,
 }
-MISTRAL = {'architectures': ['MistralForCausalLM']}
 QWEN3 = QWEN | {'architectures': ['Qwen3ForCausalLM'], 'head_dim': 64}
 LLAMA_ROPE = dataclasses.replace(
   ROPE, theta=5e5, scaling='llama3', factor=8.0, original_positions=8192
@@ -159,7 +158,10 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
     ({'hidden_size': None}, "no 'hidden_size', which determines"),
     ({'hidden_size': 'wide'}, "hidden_size='wide' must be a number"),
     ({'mlp_bias': True}, 'mlp_bias=True is not supported'),
-    (MISTRAL | {'attention_bias': True}, 'attention_bias=True is not supported'),
+    (
+      {'architectures': ['MistralForCausalLM'], 'attention_bias': True},
+      'attention_bias=True is not supported',
+    ),
   ],
 )
 def test_unsupported_fields_are_refused_by_name(changes, message):

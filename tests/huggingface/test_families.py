@@ -25,7 +25,7 @@ MISTRAL = dict(
   vocab_size=32000,
   tie_word_embeddings=False,
 )
-# With images, and tensors in bfloat16.
+# With images.
 MINISTRAL3_8B = dict(
   architectures=['Mistral3ForConditionalGeneration'],
   model_type='mistral3',
