@@ -7,6 +7,8 @@ lines of JSON over a socket, which is the worker's standard input:
                                         verifier or reward is imported or tried, then by
                                         {'asks': names of what the verifier and the rewards ask
                                         for besides `OWN`} or {'refused': what is wrong}
+  [kind]                                answered by {} once what judges answers of that kind has
+                                        been imported
   [response, answer, kind, facts]       answered by fields of a Verdict, and 'must_be_replaced'
                                         after an error that may have left things inconsistent
   [index of a reward, [facts, …]]       where the rewards take batches; answered by
@@ -79,7 +81,10 @@ def main() -> None:
   reply({'asks': sorted(asked.difference(() if setup.is_batched else OWN))})
   for line in requests:
     request = json.loads(line)
-    if chosen:
+    if request == [reasoning_gym.KIND]:
+      reasoning_gym.load()
+      reply({})
+    elif chosen:
       reply(_grade(*request, judged_by=chosen, rewards=loaded, setup=setup))
     else:
       reply(_score(*request, rewards=loaded, setup=setup))

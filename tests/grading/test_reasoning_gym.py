@@ -127,6 +127,24 @@ def test_the_limits_of_these_processes_hold():
   assert verdicts[1].outcome == 'correct'
 
 
+def test_the_time_of_importing_the_package_is_not_that_of_the_response(tmp_path, monkeypatch):
+  package = tmp_path / 'reasoning_gym'
+  package.mkdir()
+  (package / '__init__.py').write_text('import time\ntime.sleep(3)\n')
+  (package / 'factory.py').write_text(
+    'class Task:\n'
+    '  def __init__(self, settings): pass\n'
+    '  def score_answer(self, answer, entry): return float(answer == entry["answer"])\n'
+    'DATASETS = {"coin_flip": (Task, dict)}\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  config = dataclasses.replace(tiny.GRADING, workers=1, time_limit=2.5)
+  with pool.Grader(config, verifier.ANYTHING) as grader:
+    known = functools.partial(dict, entry=entry('coin_flip', '0.5'))
+    (verdict,) = grader.grade([r'\boxed{0.5}'], ['0.5'], [reasoning_gym.KIND], [known])
+  assert verdict.outcome == 'correct', verdict
+
+
 def test_a_worker_imports_the_package_only_when_it_is_asked():
   code = 'import exgrpo_jax.grading.worker, sys; print("reasoning_gym" in sys.modules)'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, check=True, text=True)
