@@ -158,6 +158,7 @@ def _start(request, folder):
     (place / name).touch()
   reader, writer = os.pipe()
   if not (pid := os.fork()):
+    signal.alarm(TIMEOUT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(os.open(place / 'out', os.O_WRONLY), 1)
     os.dup2(os.open(place / 'err', os.O_WRONLY), 2)
@@ -199,7 +200,6 @@ def _configure_jax(texts):
 
 def _become(command, writer):
   """Runs a command as `python -m` does, and ends this process."""
-  signal.alarm(TIMEOUT)
   name, *arguments = command
   module, words = (name, arguments) if '.' in name else ('exgrpo_jax', command)
   sys.argv = [f'{module.replace(".", "/")}.py', *words]
