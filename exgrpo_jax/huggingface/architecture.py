@@ -258,7 +258,13 @@ def to_json(config: model.Config, max_positions: int) -> dict[str, Any]:
     value = getattr(config, field)
     options[hf_name] = value if value or isinstance(value, bool) else None
   if 'query_scale' in family.options:
-    options[family.options['query_scale']] = config.query_scale or config.head_size
+    scale = config.query_scale or config.head_size
+    if scale != int(scale):
+      raise InputError(
+        f'config.model.query_scale={scale} must be a whole number for an export: transformers '
+        f'refuses a {name} otherwise.'
+      )
+    options[family.options['query_scale']] = int(scale)
   activation = next(name for name, own in _ACTIVATIONS.items() if own == config.activation)
   return {
     **{hf_name: getattr(config, field) for field, hf_name in families.numbers(family).items()},

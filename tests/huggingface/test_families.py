@@ -1,5 +1,6 @@
 """Published config.json of every family: what they become, and that an export says it back."""
 
+import dataclasses
 import json
 
 import pytest
@@ -232,6 +233,14 @@ def test_a_gemma_without_windows_says_so_of_each_layer(values):
   said = architecture.to_json(config, 4096)
   assert said['layer_types'] == values['layer_types'] and said['sliding_window']
   assert architecture.parse(said, 'config.json', 'float32') == config
+
+
+def test_the_scale_of_a_gemmas_queries_is_exported_as_the_whole_number_it_must_be():
+  config = architecture.parse(GEMMA3_1B, 'config.json', 'float32')
+  said = architecture.to_json(config, 4096)['query_pre_attn_scalar']
+  assert said == 256 and isinstance(said, int)
+  with pytest.raises(InputError, match=r'^config\.model\.query_scale=20\.5 must be a whole number'):
+    architecture.to_json(dataclasses.replace(config, query_scale=20.5), 4096)
 
 
 def test_ministral_3_must_say_by_how_much_queries_grow():
