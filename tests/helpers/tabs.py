@@ -14,7 +14,7 @@ def open_tab(chromium, width=1280, scheme='light'):
   opened.on('dialog', lambda dialog: complaints.append(f'dialog {dialog.message}'))
   yield opened
   context.close()
-  assert complaints == []
+  assert not complaints, complaints
 
 
 def go(tab, report, address):

@@ -262,6 +262,7 @@ def test_serve_shows_a_run_as_it_goes_on_and_writes_nothing(growing, tab, report
       connection.close()
     busy = report(growing.folder, '--serve', f'--port={url.split(":")[-1].strip("/")}')
     assert busy.status == 2 and 'cannot be bound on 127.0.0.1' in busy.err
+    tab.goto('about:blank')  # the page asks each second, and its console says when no one answers
     process.send_signal(signal.SIGTERM)
     assert process.wait().status == -signal.SIGTERM
   assert set(files_of(growing.folder)) == before
