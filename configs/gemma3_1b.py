@@ -3,7 +3,7 @@
 exgrpo train --config=gemma3_1b --workdir=/tmp/run
 The licence is accepted on the model's page, then 'hf auth login'. examples/tpu_v5e8.ipynb starts it
 in a notebook. By `exgrpo capacity --config=gemma3_1b --topology=v5e:2x4 --evaluated=1319` the
-fullest program, the update, needs 6.0 of a chip's 15.8 GiB, and a step takes 5.4 s, or 3.2 s with
+fullest program, the update, needs 6.0 of a chip's 15.8 GiB, and a step takes 5.4 s, or 3.1 s with
 --config.rollout.carry=True, by estimate; not yet run.
 """
 
