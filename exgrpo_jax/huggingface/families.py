@@ -236,4 +236,6 @@ def described(config: model.Config) -> str:
     for field, value in (PLAIN | dict(layers='f')).items()
     if getattr(config, field) != value
   ]
+  if any(kind.is_local for kind in config.kinds) and config.local_rope != config.rope:
+    differences.append('local_rope unlike rope')
   return ', '.join(differences)

@@ -7,6 +7,7 @@ import pytest
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import architecture
+from exgrpo_jax.policy import rotary
 from tests.helpers.tiny import ROPE
 
 # Of the published config.json of Qwen2.5-Math-1.5B and Llama-3.1-8B.
@@ -179,6 +180,10 @@ def test_unsupported_fields_are_refused_by_name(changes, message):
     (
       {'attention_bias': False, 'output_bias': True},
       'output_bias=True, and none of .* has all of it',
+    ),
+    (
+      {'layers': 'fs', 'window': 8, 'local_rope': rotary.Config(theta=1e3)},
+      "attention_bias=True, layers='fs', local_rope unlike rope, and none of .* has all of it",
     ),
     (
       {'attention_bias': False, 'num_heads': 10},
