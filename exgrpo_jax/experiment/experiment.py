@@ -86,8 +86,6 @@ def open_experiment(values: ConfigDict, workdir: str) -> Experiment:
   shape = dataclasses.replace(shape, vocab_size=vocab_size)
   check_meshes(shape, meshes)
   _check_experts(parsed, shape)
-  if (parsed.export.best or parsed.export.last) and not parsed.model.path:
-    architecture.to_json(shape, parsed.rollout.longest_row)  # refuses what no family has
   lora.shapes(parsed.lora, model.shapes(shape, meshes.training))  # refuses a rank that is too large
   return Experiment(
     config=parsed,

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -26,13 +27,7 @@ def write(
   original, or float32 for a model from scratch. config.json is written last: a folder that
   has it is complete.
   """
-  config, tokenizer = experiment.config, experiment.tokenizer
-  if config.model.path:
-    values = architecture.extended(
-      architecture.read_json(config.model.path), config.model.extension
-    )
-  else:
-    values = architecture.to_json(experiment.model, config.rollout.longest_row)
+  tokenizer, values = experiment.tokenizer, _config_json(experiment)
   if hosts.is_first():
     tokenizer.save(out)
     if 'generation_config.json' not in tokenizer.files:
@@ -41,6 +36,19 @@ def write(
       )
   original = values.get('dtype') or values.get('torch_dtype') or 'float32'
   weights.save(out, experiment.model, params, values, dtype or original)
+
+
+def check(experiment: Experiment) -> None:
+  """Raises InputError where training is to export its policy, and no family has such a model."""
+  if experiment.config.export.best or experiment.config.export.last:
+    _config_json(experiment)
+
+
+def _config_json(experiment: Experiment) -> dict[str, Any]:
+  config = experiment.config
+  if path := config.model.path:
+    return architecture.extended(architecture.read_json(path), config.model.extension)
+  return architecture.to_json(experiment.model, config.rollout.longest_row)
 
 
 def keep_best(experiment: Experiment, params: model.Params, step: int, score: float) -> None:

@@ -45,7 +45,7 @@ from exgrpo_jax.runtime import (
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.workdir import claim_workdir, owned
-from exgrpo_jax.training import held_out, prior_experience
+from exgrpo_jax.training import export, held_out, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
 from exgrpo_jax.training.run import Run, alarm_setup, begin, bucketed
@@ -119,6 +119,7 @@ def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[Q
   """The experiment, its stages on the training questions, and the questions of its evaluations."""
   with activity.doing('reading the data'):
     experiment = open_experiment(config, workdir)
+    export.check(experiment)
     rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)

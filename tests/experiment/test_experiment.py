@@ -96,11 +96,3 @@ def test_auto_is_bfloat16_where_it_is_fast(platform, has_units, dtype, config, m
 def test_settings_for_experts_need_a_model_that_has_some(name, value, config, tmp_path):
   with pytest.raises(InputError, match=f'config.{name}={value} needs a model with experts'):
     experiment.open_experiment(overridden(config, {name: value}), str(tmp_path))
-
-
-@pytest.mark.parametrize('which', ['best', 'last'])
-def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(which, config, tmp_path):
-  config.data.validation, config.data.evaluation = config.data.evaluation, ()
-  values = {f'export.{which}': True, 'model.norm_offset': True}
-  with pytest.raises(InputError, match='the model cannot be exported'):
-    experiment.open_experiment(overridden(config, values), str(tmp_path))

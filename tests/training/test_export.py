@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
 from exgrpo_jax.commands import export as command
+from exgrpo_jax.config import overridden
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import experiment
@@ -20,7 +21,7 @@ from exgrpo_jax.huggingface import weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime.workdir import read_config
-from exgrpo_jax.training import export
+from exgrpo_jax.training import export, session
 from tests.helpers import devices, forked, hub_server, tiny
 from tests.helpers.paths import CHECKPOINTS, TINY_CONFIG
 
@@ -314,3 +315,13 @@ def test_a_config_for_a_repository_starts_from_it_where_no_path_is_given(hub, tm
   opened = experiment.open_experiment(values, str(tmp_path))
   assert opened.config.model.path != str(STORED)
   assert (opened.model, opened.model_name) == (shape, 'tiny/other@main')
+
+
+@pytest.mark.parametrize('which', ['best', 'last'])
+def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(which, config, tmp_path):
+  config.data.validation, config.data.evaluation = config.data.evaluation, ()
+  values = overridden(config, {f'export.{which}': True, 'model.norm_offset': True})
+  with pytest.raises(InputError, match='the model cannot be exported'):
+    session.load(values, str(tmp_path))
+  # An earlier run may have such a config, and its policies can be evaluated.
+  experiment.open_experiment(values, str(tmp_path))
