@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import check_known, setting
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy.matmul import project
+from exgrpo_jax.policy.matmul import OutputMajor, output_major, project, project_output_major
 
 
 class Target(NamedTuple):
@@ -183,7 +183,7 @@ def joined(config: Config, base: Params | None, trained: Params) -> Params:
   return base | {'layers': layers}
 
 
-def product(x_BTI: jax.Array, weight: Weight, num_inputs: int = 1) -> jax.Array:
+def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1) -> jax.Array:
   """Activations times a weight whose first `num_inputs` dimensions are inputs: [B, T, O]."""
 
   # As one matrix: XLA:CPU transposes the weight on every call when two dimensions are contracted.
@@ -191,10 +191,22 @@ def product(x_BTI: jax.Array, weight: Weight, num_inputs: int = 1) -> jax.Array:
     sizes = math.prod(kernel.shape[:num_inputs]), math.prod(kernel.shape[num_inputs:])
     return project(x_BTI, kernel.astype(x_BTI.dtype).reshape(sizes))
 
+  if isinstance(weight, OutputMajor):
+    inputs = math.prod(weight.kernel_OI.shape[-num_inputs:])
+    return project_output_major(x_BTI, weight.kernel_OI.reshape(-1, inputs))
   if not isinstance(weight, Adapted):
     return times(x_BTI, weight, num_inputs)
   x_BTR = weight.scale * times(x_BTI, weight.a, num_inputs)
   return times(x_BTI, weight.kernel, num_inputs) + times(x_BTR, weight.b, 1)
+
+
+def output_majors(layer: Params) -> Params:
+  """Store the weights that `product` takes of a layer, or their shapes, by output."""
+  layer = dict(layer)
+  for module, name, num_inputs in TARGETS.values():
+    if name in layer[module]:  # experts have other matrices
+      layer[module] = layer[module] | {name: output_major(layer[module][name], num_inputs)}
+  return layer
 
 
 def merged(weight: Weight) -> jax.Array:

@@ -22,10 +22,11 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import balance, kv_cache, layer_rotations, lora, modules, sharding
+from exgrpo_jax.policy import balance, kv_cache, layer_rotations, lora, matmul, modules, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
+from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.policy.shape import Config
 
 UNLIMITED = 2**30  # positions of a cache that is full of windows
@@ -98,7 +99,8 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
   used in float32, stay float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
-  into their matrices, so decoding costs the same with them.
+  into their matrices, so decoding costs the same with them. On a CPU without matrix units matrices
+  are stored by output (`matmul.OutputMajor`).
   """
   return _decode_layout(config, meshes)(params)
 
@@ -130,9 +132,8 @@ def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params]
 
   def convert(params: Params) -> Params:
     outer = {name: value for name, value in params.items() if name != 'layers'}
-    return apply(of_outer, outer) | {
-      'layers': tuple(take_layer(params, layer) for layer in range(config.num_layers))
-    }
+    layers = (take_layer(params, layer) for layer in range(config.num_layers))
+    return _stored(config, meshes.decoding, apply(of_outer, outer) | {'layers': tuple(layers)})
 
   targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, meshes.decoding))
   return jax.jit(convert, out_shardings=targets)
@@ -143,9 +144,19 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
   _, outer = modules.abstract(EmbeddingAndHead, config)
   _, block = modules.abstract(Block, config)
   shape = functools.partial(modules.shape, mesh, dtype=config.dtype)
-  return nnx.to_pure_dict(outer, shape) | {
-    'layers': (nnx.to_pure_dict(block, shape),) * config.num_layers
-  }
+  layers = (nnx.to_pure_dict(block, shape),) * config.num_layers
+  return _stored(config, mesh, nnx.to_pure_dict(outer, shape) | {'layers': layers})
+
+
+def _stored(config: Config, mesh: Mesh, params: Params) -> Params:
+  """Decoding's parameters, or their shapes, with matrices as the mesh's platform wants them."""
+  if not matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
+    return params
+  params = params | {'layers': tuple(map(lora.output_majors, params['layers']))}
+  if not config.tied_embeddings:
+    params['unembedding_DV'] = matmul.output_major(params['unembedding_DV'], num_inputs=1)
+  return params
+
 
 
 def hidden_states(
@@ -225,8 +236,17 @@ def copied(params: Params) -> Params:
   return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), params)
 
 
+def decode_unembedding(config: Config, params: Params) -> jax.Array | OutputMajor:
+  """`unembedding` for `matmul.logits`, of parameters in the decode layout."""
+  if matmul.is_output_major(sharding.platform(), config.dtype):
+    return (
+      OutputMajor(params['embedding_VD']) if config.tied_embeddings else params['unembedding_DV']
+    )
+  return unembedding(config, params)
+
+
 def unembedding(config: Config, params: Params) -> jax.Array:
-  """[D, V] in the compute dtype: logits = hidden @ unembedding."""
+  """[D, V] in the compute dtype: logits = hidden @ unembedding. In the training layout."""
   kernel_DV = params['embedding_VD'].T if config.tied_embeddings else params['unembedding_DV']
   return kernel_DV.astype(config.dtype)
 

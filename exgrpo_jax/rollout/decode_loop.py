@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
+from exgrpo_jax.policy import kv_cache, logprobs, matmul, model, sharding
+from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
 
@@ -186,7 +187,7 @@ def decode(
   the temperature of `sampling` is multiplied by `temperature`: `DecodeSpec.at_any_temperature`.
   """
   S, N = model.cache_length(config, state.cache), TOKENS_PER_SYNC
-  unembedding_DV = _padded_unembedding(config, params)
+  unembedding = _padded_unembedding(config, params)
   key_B, live_before_B = jax.random.wrap_key_data(state.key_BX), state.live_B
 
   def goes_on(carry: _Carry) -> jax.Array:
@@ -196,7 +197,7 @@ def decode(
 
   def decode_token(carry: _Carry) -> _Carry:
     time, state, decoded = carry
-    logits_BV = _logits(config, state.hidden_BD, unembedding_DV) / temperature
+    logits_BV = _logits(config, state.hidden_BD, unembedding) / temperature
     uniform_B2 = randomness.uniforms(key_B, state.length_B)
     token_B, logp_B, entropy_B = token_sampling.sample_token(
       sampling.distribution, logits_BV, uniform_B2, config.vocab_size
@@ -271,18 +272,22 @@ def laid_out(rows: _Rows) -> _Rows:
   return rest._replace(cache=kv_cache.constrained(rows.cache))
 
 
-def _logits(config: model.Config, hidden_BD: jax.Array, unembedding_DV: jax.Array) -> jax.Array:
-  logits_BV = jnp.dot(hidden_BD, unembedding_DV, preferred_element_type=jnp.float32)
-  return logprobs.capped(logits_BV, config.logit_cap)
+def _logits(
+  config: model.Config, hidden_BD: jax.Array, unembedding: jax.Array | OutputMajor
+) -> jax.Array:
+  return logprobs.capped(matmul.logits(hidden_BD, unembedding), config.logit_cap)
 
 
-def _padded_unembedding(config: model.Config, params: model.Params) -> jax.Array:
-  """[D, V] with the columns that `token_sampling.padded_size` adds."""
-  unembedding_DV = model.unembedding(config, params)
+def _padded_unembedding(config: model.Config, params: model.Params) -> jax.Array | OutputMajor:
+  """The unembedding with entries for the tokens that `token_sampling.padded_size` adds."""
+  unembedding = model.decode_unembedding(config, params)
   more = token_sampling.padded_size(config.vocab_size) - config.vocab_size
   if not more:
-    return unembedding_DV
-  return sharding.constrain(jnp.pad(unembedding_DV, ((0, 0), (0, more))), (None, 'vocab'))
+    return unembedding
+  if isinstance(unembedding, OutputMajor):
+    padded_VD = jnp.pad(unembedding.kernel_OI, ((0, more), (0, 0)))
+    return OutputMajor(sharding.constrain(padded_VD, ('vocab', None)))
+  return sharding.constrain(jnp.pad(unembedding, ((0, 0), (0, more))), (None, 'vocab'))
 
 
 def _nothing_decoded(state: State) -> Decoded:
