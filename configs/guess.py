@@ -5,11 +5,11 @@ Plain GRPO in its place: --config.replay.ratio=0
 The warm start learns from a player who forgets what it was told in a quarter of its turns.
 """
 
-from exgrpo_jax.configs import chains
+from exgrpo_jax.configs import chains_from_scratch
 
 
 def get_config():
-  config = chains.get_config()
+  config = chains_from_scratch.get_config()
   config.num_steps = 40
   config.environment.update(dict(name='guess', max_turns=7, max_turn_tokens=4))
   config.rollout.update(dict(max_prompt=16, max_response=64))

@@ -23,7 +23,7 @@ from exgrpo_jax.studies.protocol import Study
 
 def get_study():
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={
       'exgrpo': {},
       'ratio_0': {'replay.ratio': 0.0},

@@ -27,7 +27,7 @@ from exgrpo_jax.studies.protocol import Study
 
 def get_study(learning_rate=8e-4):
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms=ARMS,
     settings={
       f'weak-{learning_rate:g}': {

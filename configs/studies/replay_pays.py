@@ -85,7 +85,7 @@ RATES = {
 
 def get_study():
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms=ARMS,
     settings={
       name: {**start, 'alignment.every': start['num_steps'] // 5} for name, start in STARTS.items()

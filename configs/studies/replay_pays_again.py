@@ -36,7 +36,7 @@ def get_study():
     for start in _STARTS
   }
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={**{arm: ARMS[arm] for arm in _AGAIN}, 'grpo_faster': ARMS['grpo']},
     settings={
       start: {**STARTS[start], 'alignment.every': STARTS[start]['num_steps'] // 5}

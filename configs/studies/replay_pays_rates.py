@@ -83,7 +83,7 @@ def measure_of(start):
 def get_study():
   settings = {f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms=ARMS,
     settings={
       name: {**STARTS[start], 'optimizer.learning_rate': float(name.partition('-')[2])}

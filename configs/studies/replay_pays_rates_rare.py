@@ -16,7 +16,7 @@ from exgrpo_jax.studies.protocol import Study
 
 def get_study():
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms=ARMS,
     settings={'rare-5e-05': {**STARTS['rare'], 'optimizer.learning_rate': 5e-5}},
     seeds=(100, 101),

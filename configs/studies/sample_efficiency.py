@@ -30,7 +30,7 @@ def get_study():
   exgrpo = {'num_steps': steps}
   grpo = {'num_steps': steps, 'replay.ratio': 0.0}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={
       'exgrpo': exgrpo,
       'grpo': grpo,

@@ -19,7 +19,7 @@ def get_study():
   rates = (1e-4, 2e-4, 4e-4)
   methods = {'exgrpo': {}, 'grpo': {'replay.ratio': 0.0}}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={
       f'{method}_{rate:g}': {**changed, 'optimizer.learning_rate': rate}
       for method, changed in methods.items()

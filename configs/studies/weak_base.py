@@ -27,7 +27,7 @@ def get_study():
   exgrpo = {'optimizer.learning_rate': 1e-4}
   grpo = {'optimizer.learning_rate': 1e-4, 'replay.ratio': 0.0}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={
       'exgrpo': {**exgrpo, 'objective.clip': 'always'},
       'exgrpo_unclipped': {**exgrpo, 'objective.clip': 'until_replay'},

@@ -24,7 +24,7 @@ from exgrpo_jax.studies.protocol import Study
 def get_study():
   exgrpo = {'optimizer.learning_rate': 2e-4}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={
       'exgrpo': {**exgrpo, 'objective.clip': 'always'},
       'exgrpo_unclipped': {**exgrpo, 'objective.clip': 'until_replay'},

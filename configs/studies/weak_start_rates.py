@@ -25,7 +25,7 @@ from exgrpo_jax.studies.protocol import Study
 
 def get_study():
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={'exgrpo': {}, 'grpo': {'replay.ratio': 0.0}},
     settings={
       f'rate={rate:g}': {

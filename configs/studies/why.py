@@ -44,7 +44,7 @@ def get_study():
   }
   fresh = {**grid[f'exgrpo_always_2_{RATES[0]:g}'], 'objective.baseline': 'fresh'}
   return Study(
-    config='chains',
+    config='chains_from_scratch',
     arms={**grid, 'fresh_baseline': fresh},
     settings={
       'every_difficulty': {

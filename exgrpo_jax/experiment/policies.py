@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
     A model named on the Hub has its commit, once that has been asked for.
     """
-    if '://' in self.path:
+    if '://' in self.path or hub_checkpoint.is_shipped(self.path):
       return {self.kind: self.path}
     repository = self.kind == 'model' and hub_checkpoint.named(self.path)
     return {self.kind: str(hub.as_known(repository)) if repository else os.path.abspath(self.path)}

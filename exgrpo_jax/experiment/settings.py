@@ -28,8 +28,8 @@ class ModelConfig(model.Config):
   path: str = setting(
     '',
     None,
-    "a Hugging Face checkpoint's folder, a GGUF file, or a name on the Hub (owner/name or "
-    'owner/name@revision), whose weights, shape and tokenizer are taken; '
+    "a Hugging Face checkpoint's folder, a GGUF file, a name on the Hub (owner/name or "
+    'owner/name@revision) or shipped:chains, whose weights, shape and tokenizer are taken; '
     "'' is `repository` or, without that, a model from scratch",
   )
   repository: str = setting(

@@ -1,6 +1,7 @@
-"""From the name of a model to the folder of its files: on the Hugging Face Hub, or in a GGUF."""
+"""From a model's name to the folder of its files: on the Hub, in a GGUF, or in this package."""
 
 import os
+import pathlib
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import gguf_description, gguf_file
@@ -20,6 +21,15 @@ _DESCRIPTION = (
   '*.model',
 )
 _WEIGHTS = ('model*.safetensors', 'model.safetensors.index.json')
+# Before the name of a model that ships with the package. It cannot be a folder's name by accident:
+# a run of config chains may well have a workdir called chains.
+_SHIPPED = 'shipped:'
+_SHIPPED_MODELS = pathlib.Path(__file__).parent / 'shipped'
+
+
+def is_shipped(path: str) -> bool:
+  """Return True if `path` names a model that ships with the package, such as 'shipped:chains'."""
+  return path.startswith(_SHIPPED)
 
 
 def named(path: str) -> hub.Repository | None:
@@ -31,7 +41,7 @@ def named(path: str) -> hub.Repository | None:
 
 
 def folder(path: str, key: str, weights: bool = False) -> str:
-  """The folder of a checkpoint's files: `path` itself, unless that is a GGUF or a name on the Hub.
+  """The folder of a checkpoint's files: `path` itself, unless that is a name or a GGUF.
 
   All hosts must call it, because they agree on the commit; the first one fetches first, so that
   hosts which share a cache fetch once.
@@ -43,8 +53,10 @@ def folder(path: str, key: str, weights: bool = False) -> str:
       they are the file itself, and only what describes it becomes a folder.
 
   Raises:
-    InputError: it cannot be fetched, or not read as a GGUF.
+    InputError: it cannot be fetched, not be read as a GGUF, or no such model ships.
   """
+  if is_shipped(path):
+    return _shipped_folder(path, key)
   if gguf_file.is_one(path := os.path.expanduser(path)):
     with hosts.first_host_first(key):
       return path if weights else gguf_description.folder(path)
@@ -57,3 +69,12 @@ def folder(path: str, key: str, weights: bool = False) -> str:
       return hub.fetch(repository, _DESCRIPTION + _WEIGHTS if weights else _DESCRIPTION)
   except InputError as error:
     raise InputError(f'{key}={path}: {error}') from error
+
+
+def _shipped_folder(path: str, key: str) -> str:
+  models = sorted(folder.name for folder in _SHIPPED_MODELS.iterdir() if folder.is_dir())
+  name = path.removeprefix(_SHIPPED)
+  if name not in models:
+    names = ', '.join(_SHIPPED + model for model in models)
+    raise InputError(f'{key}={path}: no model of that name ships with the package. Use {names}.')
+  return os.fspath(_SHIPPED_MODELS / name)

@@ -1,6 +1,8 @@
 """A checkpoint that is named on the Hub becomes a folder, for all commands alike."""
 
+import hashlib
 import os
+import pathlib
 import re
 
 import pytest
@@ -46,6 +48,20 @@ def test_a_folder_that_is_there_is_no_name(served, tmp_path, monkeypatch):
 def test_what_cannot_be_fetched_is_refused_by_its_setting():
   with pytest.raises(InputError, match=r'^config\.tokenizer\.path=tiny/none: there is no folder'):
     hub_checkpoint.folder('tiny/none', 'config.tokenizer.path')
+
+
+def test_the_shipped_model_is_the_one_that_its_card_describes(tmp_path, monkeypatch):
+  (tmp_path / 'chains').mkdir()  # the workdir of a run, which is no model
+  monkeypatch.chdir(tmp_path)
+  folder = pathlib.Path(hub_checkpoint.folder('shipped:chains', 'config.model.path', weights=True))
+  digest = hashlib.sha256((folder / 'model.safetensors').read_bytes()).hexdigest()
+  assert f'| {digest} |' in (folder / 'README.md').read_text()
+
+
+def test_a_model_that_does_not_ship_is_refused_with_those_that_do():
+  message = r'^--model=shipped:chain: no model of that name ships .* Use shipped:chains\.$'
+  with pytest.raises(InputError, match=message):
+    hub_checkpoint.folder('shipped:chain', '--model')
 
 
 @pytest.mark.full

@@ -11,7 +11,8 @@ import pytest
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import model, shape, sharding
+from exgrpo_jax.policy import matmul, model, shape, sharding
+from exgrpo_jax.runtime import machine
 from tests.helpers.tiny import ROPE
 
 CONFIG = model.Config(
@@ -106,6 +107,28 @@ VARIANTS = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=['without_matrix_units', 'with_matrix_units'])
+def has_units(request, monkeypatch):
+  """Either kind of CPU; they store the weights for decoding differently."""
+  monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: request.param)
+  model._decode_layout.cache_clear()
+  yield request.param
+  model._decode_layout.cache_clear()
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_decoding_has_the_logits_of_training(one_device, tied, has_units):
+  config = dataclasses.replace(CONFIG, tied_embeddings=tied)
+  params = randomise(model.init(config, jax.random.key(0), one_device))
+  hidden_BD = jax.random.normal(jax.random.key(1), (3, CONFIG.width))
+  decode_params = model.decode_layout(config, params, sharding.Meshes(one_device, one_device))
+  unembedding = model.decode_unembedding(config, decode_params)
+  assert isinstance(unembedding, matmul.OutputMajor) == (not has_units)
+  expected_BV = hidden_BD @ model.unembedding(config, params)
+  np.testing.assert_allclose(matmul.logits(hidden_BD, unembedding), expected_BV, atol=1e-5)
+
+
+@pytest.mark.usefixtures('has_units')
 @pytest.mark.parametrize('name', VARIANTS)
 def test_prefill_and_decode_equal_a_pass_over_the_whole_sequence(one_device, tokens_BT, name):
   """Prompts of 4, 1 and 3 tokens, padded to 4 with what must not be seen; the rest decoded."""
