@@ -91,6 +91,7 @@ def shapes(
   max_response: int,
   num_rows: int,
   has_prefixes: bool = False,
+  are_equal: bool = False,
 ) -> tuple[Shape, Shape]:
   """The (long, short) shapes of passes, whatever the rows' lengths.
 
@@ -102,6 +103,7 @@ def shapes(
     num_rows: packed at a time, about.
     has_prefixes: whether rows with the same prompt share it, so that a sequence has room for more
       responses.
+    are_equal: whether the short shape is the long one, so that one program is compiled.
   """
   rows_per_shard = -(-num_rows // num_shards)
   most, limit = (3, _GROUPED) if has_prefixes else (2, _PAIRED)
@@ -117,7 +119,7 @@ def shapes(
     window = -(-size * responses // length)
     return Shape(count, size, max(1, min(window, size - 1)))
 
-  return shape(length), shape(max(2, -(-length // _SHORT_PART)))
+  return shape(length), shape(length if are_equal else max(2, -(-length // _SHORT_PART)))
 
 
 def pack(

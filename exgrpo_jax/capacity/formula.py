@@ -84,7 +84,7 @@ def _score(
   rollout: settings.Config, spec: gradients.UpdateSpec, arrays: StepArrays, platform: Platform
 ) -> Need:
   shape, tokens_per_pass = spec.model, spec.gradient.tokens_per_microbatch
-  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, tokens_per_pass)
+  long, _ = scoring.pass_shapes(spec.model, spec.mesh, rollout.longest_row, tokens_per_pass)
   # The first position of a sequence is not scored.
   logits = _chunk_tokens(long._replace(window=long.length - 1), rollout.logit_chunk)
   head = (

@@ -31,7 +31,7 @@ def of_scoring(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -
   if not len(responses):
     return []
   budget = spec.gradient.tokens_per_microbatch
-  shapes = scoring.pass_shapes(spec.mesh, spec.longest_row, budget)
+  shapes = scoring.pass_shapes(spec.model, spec.mesh, spec.longest_row, budget)
   return packing.pack(responses + prompt, np.zeros_like(responses), *shapes)
 
 

@@ -74,7 +74,8 @@ def of_step(
 
 def score(rollout: settings.Config, spec: gradients.UpdateSpec, policy: model.Params) -> Program:
   """Scoring as many tokens of written responses as one forward pass takes."""
-  long, _ = scoring.pass_shapes(spec.mesh, rollout.longest_row, spec.gradient.tokens_per_microbatch)
+  budget = spec.gradient.tokens_per_microbatch
+  long, _ = scoring.pass_shapes(spec.model, spec.mesh, rollout.longest_row, budget)
   tokens_BT = _tokens(spec.mesh, long.count, long.length)
   segments = Segments(tokens_BT, tokens_BT)
   layout = sharding.batch(spec.mesh, long.count)

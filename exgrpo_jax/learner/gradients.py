@@ -295,6 +295,7 @@ def pass_shapes(spec: UpdateSpec, num_shards: int, num_rows: int) -> tuple[Shape
     spec.max_response,
     num_rows,
     attention.has_prefixes(spec.mesh),
+    model.is_tiny(spec.model, spec.mesh),
   )
 
 

@@ -60,7 +60,7 @@ def score(
   if attention.has_prefixes(mesh):
     prompt_R = np.array([len(prompt) for prompt, _ in rows])
     prefixes = packing.shared_prompts(tokens_RT, prompt_R, routes_RTLC)
-  shapes = pass_shapes(mesh, limit, tokens_per_pass)
+  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
   passes = packing.pack(length_R, np.zeros_like(length_R), *shapes, prefixes)
   for shape, sequences in passes:
     layout = packing.layout(shape, sequences, length_R, prefixes)
@@ -81,12 +81,14 @@ def score(
   return logps, entropies
 
 
-def pass_shapes(mesh: Mesh, limit: int, tokens_per_pass: int) -> tuple[Shape, Shape]:
+def pass_shapes(
+  config: model.Config, mesh: Mesh, limit: int, tokens_per_pass: int
+) -> tuple[Shape, Shape]:
   """The long and the short shape of a pass; arguments as in `score`."""
   _, num_shards = sharding.split(mesh, 'batch')
   num_rows = _ROWS * num_shards
-  has_prefixes = attention.has_prefixes(mesh)
-  return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, has_prefixes)
+  kind = attention.has_prefixes(mesh), model.is_tiny(config, mesh)
+  return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, *kind)
 
 
 @jit_for_training(static_argnums=(0, 4, 5))

@@ -5,6 +5,7 @@ Announcing costs nothing: the text is made only when `now` is called, by a threa
 
 import contextlib
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,6 +17,7 @@ class _Work(NamedTuple):
 
 
 _current: list[_Work] = []  # in the main thread, the outermost first
+_compiled: list[tuple[_Work, str]] = []  # the program that the main thread compiles, and in what
 
 
 @contextlib.contextmanager
@@ -31,6 +33,15 @@ def doing(what: str | Callable[[], str]) -> Iterator[None]:
     _current.pop()
 
 
+def compiling(program: str) -> None:
+  """Have `now` name a program until the next call, or the end of the innermost block.
+
+  A compilation that fails does not say so, but the block around it ends. Other threads say nothing.
+  """
+  if threading.current_thread() is threading.main_thread():
+    _compiled[:] = [(work, program) for work in _current[-1:] if program]
+
+
 def now() -> str:
   """E.g. 'step 3 of 200: generate, 12 of 256 responses, 9,216 tokens (0:00:24)'; '' when idle.
 
@@ -40,5 +51,6 @@ def now() -> str:
   said = [text for work in current if (text := work.say())]
   if not said:
     return ''
+  said += [f'compiling {program}' for work, program in tuple(_compiled) if work is current[-1]]
   elapsed = datetime.timedelta(seconds=round(time.monotonic() - current[-1].since))
   return ': '.join(filter(None, (said[0], ', '.join(said[1:])))) + f' ({elapsed})'

@@ -3,10 +3,13 @@
 import collections
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 
+from exgrpo_jax.runtime import activity
+
+_LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation comes next
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _READ = '/jax/compilation_cache/cache_hits'  # comes before the other event of the same program
 
@@ -24,7 +27,7 @@ class Counter:
   def hear(self, event: str, duration_secs: float, **details: str | int) -> None:
     """Notes one of JAX's events; for `jax.monitoring`."""
     if event == _COMPILED:
-      name = str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')
+      name = _program(details)
       self.count += 1
       self.seconds += duration_secs
       self.names[name] += 1
@@ -45,6 +48,27 @@ class Counter:
 
     anew = f'; not in the compilation cache: {listed(self.compiled_anew) or "none"}'
     return f'{self.count} programs in {self.seconds:.0f} s: {listed(self.names)}{anew}'
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+  """Has `activity.now` name the programs that JAX compiles in the block."""
+  jax.monitoring.register_event_duration_secs_listener(_show)
+  try:
+    yield
+  finally:
+    jax.monitoring.unregister_event_duration_listener(_show)
+
+
+def _show(event: str, duration_secs: float, **details: str | int) -> None:
+  del duration_secs
+  if event in (_LOWERED, _COMPILED):
+    activity.compiling(_program(details) if event == _LOWERED else '')
+
+
+def _program(details: Mapping[str, str | int]) -> str:
+  """Return the name of the function that an event of JAX is about."""
+  return str(details.get('fun_name', '?')).removeprefix('jit(').removesuffix(')')
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import rich.text
 from absl import logging
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime import activity, compilations, hosts
 
 SILENCE = 60.0  # seconds without output after which a status line is printed
 # Escape sequences, such as colours and movements of the cursor.
@@ -44,6 +44,7 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
   over = threading.Event()
   with (
     open(path or os.devnull, 'ab', buffering=0) as file,
+    compilations.shown(),
     _live_line() as is_live,
   ):
     log = _Log(file)

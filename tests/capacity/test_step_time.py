@@ -13,8 +13,15 @@ from exgrpo_jax.capacity.chips import Chip
 from exgrpo_jax.capacity.programs import Program
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.policy import ragged_cache
+from exgrpo_jax.policy import model, ragged_cache
 from tests.capacity.shapes import SMALL
+
+
+@pytest.fixture(autouse=True)
+def two_shapes(monkeypatch):
+  """Has tiny models packed as large ones are."""
+  monkeypatch.setattr(model, 'is_tiny', lambda *_: False)
+
 
 # A cycle is a second; memory gives a gigabyte a second, so that the small model's weights are
 # nothing; links are as slow.

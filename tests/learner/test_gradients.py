@@ -13,8 +13,15 @@ from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import attention, lora, model, sharding
 from tests.helpers import passes
-from tests.helpers.meshes import initial_params
+from tests.helpers.meshes import initial_params, one_device
 from tests.policy import test_model
+
+
+@pytest.fixture(autouse=True)
+def two_shapes(monkeypatch):
+  """Has tiny models packed as large ones are."""
+  monkeypatch.setattr(model, 'is_tiny', lambda *_: False)
+
 
 CONFIG = dataclasses.replace(
   test_model.CONFIG,
@@ -303,3 +310,13 @@ def make_adapters(mesh):
   return jax.tree.map(
     lambda like: jax.device_put(np.float32(rng.normal(size=like.shape) / 10), like.sharding), shapes
   )
+
+
+def test_a_tiny_model_on_one_cpu_has_one_shape(monkeypatch):
+  monkeypatch.undo()  # what `two_shapes` has set
+  spec = make_spec(one_device())
+  long, short = gradients.pass_shapes(spec, 1, 8)
+  assert long == short
+  large = dataclasses.replace(spec, model=dataclasses.replace(spec.model, vocab_size=10**6))
+  long, short = gradients.pass_shapes(large, 1, 8)
+  assert short.length == -(-long.length // 4)
