@@ -113,6 +113,9 @@ def _check_type(path: str, gguf: Any, stored: Any) -> None:
     ) from error
 
 
+_VALUES = 2**21  # that are dequantised together; 8 MiB
+
+
 @dataclasses.dataclass(frozen=True)
 class Slice:
   """A tensor, of which an index gives a part in float32."""
@@ -128,10 +131,21 @@ class Slice:
     values, size = self.gguf.GGML_QUANT_SIZES[self.stored.tensor_type]  # of a block: count, bytes
     first, last = start // values, -(-stop // values)
     blocks = np.asarray(self.stored.data).view(np.uint8)[(*rows, slice(first * size, last * size))]
-    part = self.gguf.dequantize(blocks, self.stored.tensor_type)
+    part = self._dequantized(blocks, (last - first) * values)
     part = part[..., start - first * values : stop - first * values]
     if not self.head_size:
       return part
     # llama.cpp rotates neighbours, Hugging Face i with i + H/2; conversion interleaved the halves.
     pairs = part.reshape(-1, self.head_size // 2, 2, part.shape[-1])
     return pairs.swapaxes(1, 2).reshape(part.shape)
+
+  def _dequantized(self, blocks: np.ndarray, columns: int) -> np.ndarray:
+    """All values of some blocks, float32."""
+    if blocks.ndim == 1:
+      return self.gguf.dequantize(blocks, self.stored.tensor_type)
+    # Some rows at a time: the package needs several times the memory of what it dequantises.
+    part, together = np.empty((len(blocks), columns), np.float32), max(1, _VALUES // columns)
+    for start in range(0, len(blocks), together):
+      some = slice(start, start + together)
+      part[some] = self.gguf.dequantize(blocks[some], self.stored.tensor_type)
+    return part
