@@ -52,7 +52,7 @@ def main(args: command_line.Args) -> None:
   values = policy_flags.with_sampling(args, policies.config_values(source, args.config))
   experiment = open_experiment(values, source.path)
   with console.opened(), machine.explained():
-    policy = policies.restore_to_sample(source, experiment)
+    policy = policies.restore(source, experiment)
     if args.prompt:
       prompt = render(policy, args.prompt)
       (responses,) = sample(policy, [args.prompt], args.samples, seed=args.seed)

@@ -31,7 +31,7 @@ def evaluate(
 
   Call it on the mesh of training. Records are written into `out`, unless that is ''.
   """
-  policy, evaluated = policies.restore_to_sample(source, experiment), []
+  policy, evaluated = policies.restore(source, experiment), []
   temperature = experiment.config.evaluation.temperature
   for part in parts:
     spec = part.data.spec

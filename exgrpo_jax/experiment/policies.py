@@ -166,19 +166,6 @@ def restore(source: Source, experiment: Experiment) -> Policy:
     return Policy(source, experiment, load_weights(experiment), 0)
 
 
-def restore_to_sample(source: Source, experiment: Experiment) -> Policy:
-  """Load a policy as `restore` does, its parameters in the decode layout alone.
-
-  It can be asked, and neither trained nor exported; the memory holds its parameters once.
-  """
-  policy = restore(source, experiment)
-  with jax.set_mesh(experiment.meshes.training):
-    params = model.decode_layout(
-      experiment.model, policy.params, experiment.meshes, release=True
-    )
-  return dataclasses.replace(policy, params=params)
-
-
 def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:
   """The policy of a checkpoint, by default the newest, and its step.
 

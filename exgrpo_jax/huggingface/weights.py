@@ -109,7 +109,7 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
       return reader[:].reshape(like.shape)[index].astype(like.dtype)
     file_slices, shape = _file_slices(tensor, like.shape, index)
     block = reader[file_slices].T if tensor.num_inputs else reader[file_slices]
-    return block.reshape(shape).astype(like.dtype, copy=False)
+    return block.reshape(shape).astype(like.dtype)
 
   assert like.sharding is not None
   return jax.make_array_from_callback(like.shape, like.sharding, read_shard)

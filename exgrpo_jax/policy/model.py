@@ -11,7 +11,6 @@ from the tokens, so no mask of lengths is needed: `hidden_states` is meaningless
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -105,35 +104,19 @@ def shardings(config: Config, mesh: Mesh) -> Params:
   return jax.tree.map(lambda shape: shape.sharding, shapes(config, mesh))
 
 
-def decode_layout(
-  config: Config, params: Params, meshes: sharding.Meshes, *, release: bool = False
-) -> Params:
-  """Convert parameters to the decode layout: cast, unstacked, and on the decoding mesh.
+def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
+  """Converts parameters to the decode layout: cast, unstacked, and on the decoding mesh.
 
   Casting to the compute dtype here saves casting in every decode step; norm scales, which are
   used in float32, stay float32. 'layers' becomes a tuple of L trees. LoRA's adapters are merged
   into their matrices, so decoding costs the same with them. On a CPU without matrix units matrices
-  are stored by output (`matmul.OutputMajor`). Parameters in the decode layout stay as they are.
-
-  With `release`, `params` are deleted, so that the memory holds them once afterwards.
+  are stored by output (`matmul.OutputMajor`).
   """
-  if isinstance(params['layers'], tuple):
-    return params
-  outer = {name: value for name, value in params.items() if name != 'layers'}
-  with warnings.catch_warnings():
-    # What is cast or moved cannot stay in its place.
-    warnings.filterwarnings('ignore', 'Some donated buffers were not usable')
-    converted = _decode_layout(config, meshes, release)(outer, params['layers'])
-  if release:
-    jax.block_until_ready(converted)
-    jax.tree.map(lambda x: x.delete(), params)
-  return converted
+  return _decode_layout(config, meshes)(params)
 
 
 @functools.cache
-def _decode_layout(
-  config: Config, meshes: sharding.Meshes, release: bool
-) -> Callable[[Params, Params], Params]:
+def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
 
   def conversion(variable: nnx.Variable) -> Callable[[lora.Weight], jax.Array]:
@@ -154,16 +137,16 @@ def _decode_layout(
   def apply(conversions: Params, params: Params) -> Params:
     return jax.tree.map(lambda convert, leaf: convert(leaf), conversions, params)
 
-  def take_layer(stacks: Params, layer: int) -> Params:
-    return apply(of_block, jax.tree.map(lambda stack: stack[layer], stacks))
+  def take_layer(params: Params, layer: int) -> Params:
+    return apply(of_block, jax.tree.map(lambda stack: stack[layer], params['layers']))
 
-  def convert(outer: Params, stacks: Params) -> Params:
-    layers = (take_layer(stacks, layer) for layer in range(config.num_layers))
+  def convert(params: Params) -> Params:
+    outer = {name: value for name, value in params.items() if name != 'layers'}
+    layers = (take_layer(params, layer) for layer in range(config.num_layers))
     return _stored(config, meshes.decoding, apply(of_outer, outer) | {'layers': tuple(layers)})
 
   targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, meshes.decoding))
-  # Of what is outside the layers some stays as it is, and so in its place if it may.
-  return jax.jit(convert, out_shardings=targets, donate_argnums=0 if release else ())
+  return jax.jit(convert, out_shardings=targets)
 
 
 def decode_shapes(config: Config, mesh: Mesh) -> Params:
