@@ -16,7 +16,13 @@ from etils import epath
 from exgrpo_jax.commands import command_line, policy_flags
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
-from exgrpo_jax.experiment.experiment import Config, Experiment, open_experiment, state_shapes
+from exgrpo_jax.experiment.experiment import (
+  Config,
+  Experiment,
+  load_weights,
+  open_experiment,
+  state_shapes,
+)
 from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import sharding
@@ -82,9 +88,8 @@ def new_folder(name: str | None) -> epath.Path:
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
   """Writes a model, of a folder, a GGUF file or a name on the Hub; returns the weights' dtype."""
   experiment = open_experiment(policies.suited_to(path), path)
-  policy = policies.restore(policies.Source('model', path), experiment)
   with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
-    write(experiment, policy.params, unfinished, dtype)
+    write(experiment, load_weights(experiment), unfinished, dtype)
   return architecture.read_json(out)['dtype']
 
 

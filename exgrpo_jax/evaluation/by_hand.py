@@ -37,7 +37,7 @@ def evaluate(
     spec = part.data.spec
     with activity.doing(f'evaluation on {spec}'):
       scores, records = score_policy(
-        with_samples(experiment, part.samples), policy.params, part.data, policy.step
+        with_samples(experiment, part.samples), policy.decode_params, part.data, policy.step
       )
     of_run = f' at step {policy.step}' if source.kind == 'run' else ''
     print(f'{spec}{of_run}, temperature {temperature}\n{table(scores)}', flush=True)

@@ -11,7 +11,6 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import load_questions
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
-from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -106,8 +105,7 @@ def _sampled(
   )
   requests = requests_for(prompts, rows, samples, 0, sized.max_response, asked)
   with jax.set_mesh(experiment.meshes.training):
-    decode_params = model.decode_layout(experiment.model, policy.params, experiment.meshes)
-    responses, _ = sampler.generate(decode_params, requests)
+    responses, _ = sampler.generate(policy.decode_params, requests)
   return [responses[start : start + samples] for start in range(0, len(responses), samples)]
 
 

@@ -47,7 +47,8 @@ def score(
   if samples is not None:
     experiment = with_samples(experiment, samples)
   with jax.set_mesh(experiment.meshes.training):
-    return score_policy(experiment, policy.params, load_questions(experiment, spec), policy.step)
+    data = load_questions(experiment, spec)
+    return score_policy(experiment, policy.decode_params, data, policy.step)
 
 
 def score_all(
@@ -59,6 +60,8 @@ def score_all(
   config.export.best_without, of the share of right responses: the best policy has the highest.
   """
   config, scores, validation = experiment.config, {}, []
+  if evaluations:
+    params = model.decode_layout(experiment.model, params, experiment.meshes)
   for data in evaluations:
     with activity.doing(spec_names.spec_name(data.spec)):
       of_data, records = score_policy(experiment, params, data, step)
@@ -78,9 +81,9 @@ def score_all(
 
 
 def score_policy(
-  experiment: Experiment, params: model.Params, data: QuestionSet, step: int
+  experiment: Experiment, decode_params: model.Params, data: QuestionSet, step: int
 ) -> tuple[dict[str, float], list[Record]]:
-  """The scores of `params` on some questions, and a record of each question.
+  """The scores of `decode_params` on some questions, and a record of each question.
 
   What a response must have is said by config.evaluation, not by config.verifier. Sampling depends
   on the seed, the step and the questions, so an evaluation by hand repeats the run's.
@@ -99,7 +102,7 @@ def score_policy(
   sampler = make_sampler(experiment, Purpose.EVALUATION, distribution=wanted.distribution)
   rows, limit = [question.row for question in questions], config.rollout.max_response
   responses, _ = sampler.generate(
-    model.decode_layout(experiment.model, params, experiment.meshes),
+    decode_params,
     requests_for(data.prompts, rows, samples, step, limit, questions),
   )
   texts = [tokenizer.decode(response.tokens) for response in responses]

@@ -61,7 +61,7 @@ class Policy:
 
   source: Source
   experiment: Experiment
-  params: model.Params
+  decode_params: model.Params  # for a Sampler; the training layout is not kept
   step: int  # of the run, after which it has them; 0 of a model
 
 
@@ -159,11 +159,14 @@ def open_policy(
 
 
 def restore(source: Source, experiment: Experiment) -> Policy:
-  """The policy of an experiment that was opened for `source`."""
+  """Loads the policy of an experiment that was opened for `source`, to sample from."""
   with jax.set_mesh(experiment.meshes.training):
     if source.kind == 'run':
-      return Policy(source, experiment, *of_run(experiment, source.path, source.step))
-    return Policy(source, experiment, load_weights(experiment), 0)
+      params, step = of_run(experiment, source.path, source.step)
+    else:
+      params, step = load_weights(experiment, frozen=True), 0
+    decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
+    return Policy(source, experiment, decode_params, step)
 
 
 def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[model.Params, int]:

@@ -6,6 +6,7 @@ pass through the machine's temporary folder, one at a time.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -112,7 +113,7 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
     tensors: the tensors that the file must hold, by name.
 
   Yields:
-    Of each expected tensor the slice, by name, whose index reads parts of it.
+    Of each expected tensor a `Slice`, by name.
 
   Raises:
     InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
@@ -121,7 +122,21 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
   with _local_copy(path) as local, _open(local, path) as reader:
     stored = {name: full for full in list(reader.keys()) if (name := text_name(full))}
     _check(reader, stored, path, tensors)
-    yield {name: reader.get_slice(stored[name]) for name in tensors}
+    yield {name: Slice(local, stored[name]) for name in tensors}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """A tensor of a file, of which an index reads a part."""
+
+  file: str
+  name: str
+
+  def __getitem__(self, index: Any) -> np.ndarray:
+    # Opened for each read: the pages that a mapping has read count as this process's memory until
+    # it is closed, a second copy of the weights.
+    with safe_open(self.file, 'np') as reader:
+      return reader.get_slice(self.name)[index]
 
 
 @contextlib.contextmanager

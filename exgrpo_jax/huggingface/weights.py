@@ -72,15 +72,24 @@ def load(
 def _slices(
   folder: epath.Path, tensors: Mapping[str, Tensor], head_size: int
 ) -> Iterator[tuple[str, Any]]:
-  """Each tensor's name, with what an index reads parts of it by; one file is open at a time."""
+  """Yields each tensor's name, with what an index reads parts of it by; one file at a time.
+
+  The largest come first, because reading one takes a few times its memory for a moment, and what
+  that frees then holds the others.
+  """
+
+  def size(item: tuple[str, Any]) -> int:
+    return math.prod(tensors[item[0]].shape)
+
   if gguf_file.is_one(folder):
-    yield from gguf_file.slices(os.fspath(folder), tensors, head_size).items()
+    slices = gguf_file.slices(os.fspath(folder), tensors, head_size)
+    yield from sorted(slices.items(), key=size, reverse=True)
     return
   files = safetensors_files.locate(folder, tensors)
   for file in sorted(set(files.values())):
     in_file = {name: tensor for name, tensor in tensors.items() if files[name] == file}
     with safetensors_files.open_checked(folder / file, in_file) as slices:
-      yield from slices.items()
+      yield from sorted(slices.items(), key=size, reverse=True)
 
 
 def _one_of(stack: jax.ShapeDtypeStruct, index: Index) -> jax.ShapeDtypeStruct:
@@ -109,7 +118,7 @@ def _read(reader: Any, tensor: Tensor, like: jax.ShapeDtypeStruct) -> jax.Array:
       return reader[:].reshape(like.shape)[index].astype(like.dtype)
     file_slices, shape = _file_slices(tensor, like.shape, index)
     block = reader[file_slices].T if tensor.num_inputs else reader[file_slices]
-    return block.reshape(shape).astype(like.dtype)
+    return block.reshape(shape).astype(like.dtype, copy=False)
 
   assert like.sharding is not None
   return jax.make_array_from_callback(like.shape, like.sharding, read_shard)

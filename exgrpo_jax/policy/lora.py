@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import check_known, setting
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy.matmul import OutputMajor, output_major, project, project_output_major
+from exgrpo_jax.policy.matmul import OutputMajor, project, project_output_major
 
 
 class Target(NamedTuple):
@@ -198,15 +198,6 @@ def product(x_BTI: jax.Array, weight: Weight | OutputMajor, num_inputs: int = 1)
     return times(x_BTI, weight, num_inputs)
   x_BTR = weight.scale * times(x_BTI, weight.a, num_inputs)
   return times(x_BTI, weight.kernel, num_inputs) + times(x_BTR, weight.b, 1)
-
-
-def output_majors(layer: Params) -> Params:
-  """Store the weights that `product` takes of a layer, or their shapes, by output."""
-  layer = dict(layer)
-  for module, name, num_inputs in TARGETS.values():
-    if name in layer[module]:  # experts have other matrices
-      layer[module] = layer[module] | {name: output_major(layer[module][name], num_inputs)}
-  return layer
 
 
 def merged(weight: Weight) -> jax.Array:

@@ -11,6 +11,7 @@ from the tokens, so no mask of lengths is needed: `hidden_states` is meaningless
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,9 @@ from exgrpo_jax.policy.shape import Config
 UNLIMITED = 2**30  # positions of a cache that is full of windows
 
 Params = dict[str, Any]  # nested; leaves are float32 arrays, with LoRA see lora.py
+
+# How many leading dimensions of a matrix are inputs; of those that `OutputMajor` may hold.
+_NUM_INPUTS = {name: count for _, name, count in lora.TARGETS.values()} | {'unembedding_DV': 1}
 
 # What of a layer's forward pass the backward pass recomputes.
 REMAT = {
@@ -118,35 +122,71 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
 @functools.cache
 def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
-
-  def conversion(variable: nnx.Variable) -> Callable[[lora.Weight], jax.Array]:
-    axes = variable.get_metadata('logical_axes')
-
-    def convert_leaf(weight: lora.Weight) -> jax.Array:
-      leaf = lora.merged(weight)
-      cast = leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
-      return sharding.gathered(cast, axes, meshes)
-
-    return convert_leaf
-
-  of_outer, of_block = (
-    nnx.to_pure_dict(modules.abstract(module, config)[1], conversion)
-    for module in (EmbeddingAndHead, Block)
-  )
-
-  def apply(conversions: Params, params: Params) -> Params:
-    return jax.tree.map(lambda convert, leaf: convert(leaf), conversions, params)
-
-  def take_layer(params: Params, layer: int) -> Params:
-    return apply(of_block, jax.tree.map(lambda stack: stack[layer], params['layers']))
+  conversions = _conversions(config, meshes)
 
   def convert(params: Params) -> Params:
-    outer = {name: value for name, value in params.items() if name != 'layers'}
-    layers = (take_layer(params, layer) for layer in range(config.num_layers))
-    return _stored(config, meshes.decoding, apply(of_outer, outer) | {'layers': tuple(layers)})
+    return _by_layer(config, jax.tree.map(lambda of, weight: of(weight), conversions, params))
 
-  targets = jax.tree.map(lambda shape: shape.sharding, decode_shapes(config, meshes.decoding))
+  targets = sharding.layout_of(decode_shapes(config, meshes.decoding))
   return jax.jit(convert, out_shardings=targets)
+
+
+def into_decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Params:
+  """Converts parameters that nothing else needs to the decode layout, and deletes them.
+
+  Gives what `decode_layout` gives, a parameter at a time: memory holds the model once and a copy of
+  its largest parameter. Using the given arrays afterwards raises JAX's error of a deleted array.
+  """
+
+  def convert(of: Callable[[lora.Weight], Any], weight: lora.Weight) -> Any:
+    converted = jax.block_until_ready(jax.jit(of)(weight))
+    jax.tree.map(lambda leaf: leaf.delete(), weight)
+    return converted
+
+  converted = jax.tree.map(convert, _conversions(config, meshes), params)
+  targets = sharding.layout_of(decode_shapes(config, meshes.decoding))
+  return sharding.restore_layout(_by_layer(config, converted), targets)
+
+
+def _conversions(config: Config, meshes: sharding.Meshes) -> Params:
+  """For each parameter, in the tree of `init`, what converts it; a stack becomes a tuple."""
+
+  def conversion(path: tuple[Any, ...], axes: tuple[str | None, ...]) -> Callable[..., Any]:
+    def convert(weight: lora.Weight) -> jax.Array | OutputMajor:
+      leaf = lora.merged(weight)
+      cast = leaf.astype(config.dtype) if leaf.ndim > 1 else leaf
+      return _stored(config, meshes.decoding, path, sharding.gathered(cast, axes, meshes))
+
+    def convert_stack(stack: lora.Weight) -> tuple[jax.Array | OutputMajor, ...]:
+      return tuple(
+        convert(jax.tree.map(operator.itemgetter(layer), stack))
+        for layer in range(config.num_layers)
+      )
+
+    return convert_stack if path[0].key == 'layers' else convert
+
+  outer, block = (
+    nnx.to_pure_dict(modules.abstract(module, config)[1], _logical_axes)
+    for module in (EmbeddingAndHead, Block)
+  )
+  return jax.tree_util.tree_map_with_path(conversion, outer | {'layers': block}, is_leaf=_is_tuple)
+
+
+def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
+  return tuple(variable.get_metadata('logical_axes'))
+
+
+def _by_layer(config: Config, converted: Params) -> Params:
+  """'layers' as a tuple of L trees, from a tree of tuples of L."""
+  layers = tuple(
+    jax.tree.map(operator.itemgetter(layer), converted['layers'], is_leaf=_is_tuple)
+    for layer in range(config.num_layers)
+  )
+  return converted | {'layers': layers}
+
+
+def _is_tuple(node: Any) -> bool:
+  return isinstance(node, tuple)
 
 
 def decode_shapes(config: Config, mesh: Mesh) -> Params:
@@ -155,18 +195,17 @@ def decode_shapes(config: Config, mesh: Mesh) -> Params:
   _, block = modules.abstract(Block, config)
   shape = functools.partial(modules.shape, mesh, dtype=config.dtype)
   layers = (nnx.to_pure_dict(block, shape),) * config.num_layers
-  return _stored(config, mesh, nnx.to_pure_dict(outer, shape) | {'layers': layers})
+  return jax.tree_util.tree_map_with_path(
+    functools.partial(_stored, config, mesh), nnx.to_pure_dict(outer, shape) | {'layers': layers}
+  )
 
 
-def _stored(config: Config, mesh: Mesh, params: Params) -> Params:
-  """Decoding's parameters, or their shapes, with matrices as the mesh's platform wants them."""
-  if not matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
-    return params
-  params = params | {'layers': tuple(map(lora.output_majors, params['layers']))}
-  if not config.tied_embeddings:
-    params['unembedding_DV'] = matmul.output_major(params['unembedding_DV'], num_inputs=1)
-  return params
-
+def _stored(config: Config, mesh: Mesh, path: tuple[Any, ...], kernel: Any) -> Any:
+  """A parameter for decoding, or its shape, as the mesh's platform wants it."""
+  num_inputs = _NUM_INPUTS.get(path[-1].key)
+  if num_inputs and matmul.is_output_major(mesh.devices.flat[0].platform, config.dtype):
+    return matmul.output_major(kernel, num_inputs)
+  return kernel
 
 
 def hidden_states(

@@ -97,10 +97,11 @@ def filter_questions(
   check_rewards(experiment.config, data)
   with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
     if source:
-      params = policies.restore(source, experiment).params
+      decode_params = policies.restore(source, experiment).decode_params
     else:
       params = warm_start.initial_params(experiment, data)
-    tried = tuple(_answered(experiment, data, params, samples))
+      decode_params = model.into_decode_layout(experiment.model, params, experiment.meshes)
+    tried = tuple(_answered(experiment, data, decode_params, samples))
   kept = [one for one in tried if above < one.pass_rate < below]
   solved = _spread(tried)
   if not kept:
@@ -114,13 +115,12 @@ def filter_questions(
 
 
 def _answered(
-  experiment: Experiment, data: QuestionSet, params: model.Params, samples: int
+  experiment: Experiment, data: QuestionSet, decode_params: model.Params, samples: int
 ) -> Iterator[Tried]:
   """All questions in their order; what is drawn depends on seed, question and sample alone."""
   config = experiment.config
   apart = dataclasses.replace(config.rollout, samples=samples, carry=False)
   rollout = stages_of(experiment, data, Purpose.PREFILTER, rollout=apart)
-  decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
   with pool.Grader(config.grading, config.verifier) as grader:
     for start in range(0, len(data.questions), _TOGETHER):
       rows = range(start, min(start + _TOGETHER, len(data.questions)))

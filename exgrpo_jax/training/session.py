@@ -75,11 +75,12 @@ class Session:
 
   @property
   def policy(self) -> Policy:
-    """Current policy; the next step takes its memory."""
+    """A copy of the current policy, which no later step changes."""
     experiment = self.run.experiment
     source = Source('run', experiment.workdir)
     params = self.run.policy(self.snapshot.state.params)
-    return Policy(source, experiment, params, self.snapshot.step)
+    decode_params = model.decode_layout(experiment.model, params, experiment.meshes)
+    return Policy(source, experiment, decode_params, self.snapshot.step)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from exgrpo_jax.evaluation import preview, responses, scores
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import load_questions, open_experiment
 from exgrpo_jax.grading.verifier import judge
-from exgrpo_jax.policy import model
 from exgrpo_jax.training import session
 from tests.helpers import decoding, tiny
 from tests.helpers.paths import CHECKPOINTS
@@ -33,11 +32,12 @@ def test_log_probabilities_are_those_of_the_newest_checkpoint(recorded, policy):
   """Against all logits at once; the run evaluates at temperature 1."""
   assert policy.step == tiny.NUM_STEPS
   groups = generate.sample(policy, ['3+0', '12+0'], samples=3)
+  params = recorded.last_snapshot(recorded.workdir).state.params
   assert [len(group) for group in groups] == [3, 3]
   for text, group in zip(('3+0', '12+0'), groups):
     prompt = np.array(policy.experiment.tokenizer.encode(f'{text}\n'), np.int32)
     for response in group:
-      logp, entropy = recorded.values_of(policy.params, prompt, response.tokens)
+      logp, entropy = recorded.values_of(params, prompt, response.tokens)
       np.testing.assert_allclose(response.logp, logp, atol=1e-4)
       np.testing.assert_allclose(response.entropy, entropy, atol=1e-4)
 
@@ -128,7 +128,6 @@ def test_training_evaluation_generation_and_preview_ask_the_same(
   experiment = open_experiment(values, str(tmp_path))
   data = load_questions(experiment, experiment.config.data.train)
   asked = [decoding.scripted(monkeypatch, module, lambda _: [1]) for module in (responses, scores)]
-  monkeypatch.setattr(model, 'decode_layout', lambda *_: None)
   monkeypatch.setattr(scores, '_grade', lambda *_: [Verdict(0.0, 'no answer')])
   policy = policies.Policy(policies.Source('model', ''), experiment, None, 0)
   generate.sample(policy, [text])

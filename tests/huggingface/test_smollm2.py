@@ -13,7 +13,7 @@ import pytest
 from exgrpo_jax.commands import export, prepare
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import config_files, policies
+from exgrpo_jax.experiment import config_files, experiment, policies
 from exgrpo_jax.huggingface import smollm2
 from exgrpo_jax.policy import model
 from exgrpo_jax.training import session
@@ -91,8 +91,9 @@ def log_probabilities(policy, text, answer):
   encode = policy.experiment.tokenizer.encode
   start, ids = len(encode(text)), np.array(encode(text + answer), np.int32)
   with jax.set_mesh(policy.experiment.meshes.training):
-    hidden_BTD = model.hidden_states(policy.experiment.model, policy.params, ids[None])
-    logits_TV = (hidden_BTD @ model.unembedding(policy.experiment.model, policy.params))[0]
+    params = experiment.load_weights(policy.experiment)
+    hidden_BTD = model.hidden_states(policy.experiment.model, params, ids[None])
+    logits_TV = (hidden_BTD @ model.unembedding(policy.experiment.model, params))[0]
   logp_TV = jax.nn.log_softmax(logits_TV.astype(jnp.float32))[start - 1 : -1]
   best_T = np.asarray(logp_TV.argmax(-1)) == ids[start:]
   return np.asarray(logp_TV[np.arange(len(ids) - start), ids[start:]]), best_T.all()

@@ -225,3 +225,20 @@ def test_a_remote_folder_is_read_and_written(bucket, mesh):
     weights.load(CHECKPOINTS / SHARDED, config, mesh),
   )
   assert tokenizer.load('gs://bucket/policy').encode('1+2')
+
+
+@pytest.mark.skipif(not pathlib.Path('/proc/self/maps').exists(), reason='Linux lists mappings')
+def test_no_tensor_is_read_while_others_stay_mapped(mesh, monkeypatch):
+  """Pages of a mapped file count as the process's memory, a second copy of the weights."""
+  folder = CHECKPOINTS / 'qwen2_tied'
+  config = read_config(folder)
+  mapped, place = [], jax.make_array_from_callback
+
+  def placed(*args):
+    array = jax.block_until_ready(place(*args))
+    mapped.append(pathlib.Path('/proc/self/maps').read_text().count(str(folder)))
+    return array
+
+  monkeypatch.setattr(jax, 'make_array_from_callback', placed)
+  weights.load(folder, config, mesh)
+  assert len(mapped) > 20 and max(mapped) == 0

@@ -118,6 +118,17 @@ def test_the_decode_layout_has_them_merged(frozen, adapters, one_device):
   )
 
 
+def test_the_decode_layout_made_in_place_is_the_same(frozen, adapters, one_device):
+  meshes = sharding.Meshes(one_device, one_device)
+  policy = lora.joined(LORA, frozen, adapters)
+  expected = model.decode_layout(CONFIG, policy, meshes)
+  given = model.copied(policy)
+  decoding = model.into_decode_layout(CONFIG, given, meshes)
+  assert jax.tree.structure(decoding) == jax.tree.structure(expected)
+  jax.tree.map(np.testing.assert_array_equal, decoding, expected)
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
 def test_only_targets_have_adapters(one_device, frozen, adapters):
   some = dataclasses.replace(LORA, targets=('v_proj', 'down_proj'))
   shapes = lora.shapes(some, model.shapes(CONFIG, one_device))

@@ -205,6 +205,9 @@ def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
     kernel = layer['attention']['query_DNH']
     assert shard_shape(kernel) == (32, 2, 8) and kernel.dtype == dtype, kernel.sharding
     assert layer['mlp_norm']['scale'].dtype == 'float32'
+    in_place = model.into_decode_layout(config, model.copied(params), meshes)
+    assert sharding.layout_of(in_place) == sharding.layout_of(decode_params)
+    jax.tree.map(np.testing.assert_array_equal, in_place, decode_params)
     stacked = dict(decode_params, layers=jax.tree.map(lambda x: x[None], layer))
     jax.tree.map(
       lambda cast, x: np.testing.assert_array_equal(cast, x.astype(cast.dtype)), stacked, params
