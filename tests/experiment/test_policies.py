@@ -58,3 +58,7 @@ def test_converting_holds_one_parameter_twice():
   assert len(held) == len(jax.tree.leaves(params)) and 0 < max(held) <= largest
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
   jax.tree.map(np.testing.assert_array_equal, decode_params, expected)
+
+
+def test_a_shipped_model_is_described_by_its_name():
+  assert policies.at('shipped:chains').describe() == {'model': 'shipped:chains'}
