@@ -9,7 +9,7 @@ M rows.
 
 import dataclasses
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ _Kernel = TypeVar('_Kernel', jax.Array, jax.ShapeDtypeStruct)
 class OutputMajor:
   """A weight for decoding on a CPU without matrix units, its output dimensions first."""
 
-  kernel_OI: jax.Array  # or its shape; outputs and inputs have one dimension each, or two
+  kernel_OI: Any  # an array or its shape; outputs and inputs have one dimension each, or two
 
 
 def is_output_major(platform: str, dtype: str) -> bool:
