@@ -119,9 +119,10 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
     InputError: the file is damaged, or a tensor is missing, unexpected, of another shape
       or not of a floating type.
   """
-  with _local_copy(path) as local, _open(local, path) as reader:
-    stored = {name: full for full in list(reader.keys()) if (name := text_name(full))}
-    _check(reader, stored, path, tensors)
+  with _local_copy(path) as local:
+    with _open(local, path) as reader:
+      stored = {name: full for full in list(reader.keys()) if (name := text_name(full))}
+      _check(reader, stored, path, tensors)
     yield {name: Slice(local, stored[name]) for name in tensors}
 
 
