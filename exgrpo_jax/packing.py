@@ -4,8 +4,9 @@ A row is a prompt and its response. Sequences hold whole rows, one after another
 the rows of a sequence apart by their segments, and each row's positions start at 0. Where attention
 can (`attention.has_prefixes`), rows with the same prompt share it in a sequence, as their prefix. A
 forward pass has a fixed number of sequences of one length, so only two shapes are compiled,
-whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`). Shape letters: R rows to pack, B sequences of a pass, T their length, W
-response tokens of a sequence, which alone get logits.
+whatever the rows' lengths, or one if the model is tiny (`model.is_tiny`). Shape letters: R rows to
+pack, B sequences of a pass, T their length, W response tokens of a sequence, which alone get
+logits.
 """
 
 from collections.abc import Iterator, Sequence
