@@ -7,7 +7,7 @@ from tests.helpers import rooms
 from tests.helpers.paths import REPOSITORY
 
 ARCHITECTURE = REPOSITORY / 'docs' / 'architecture.md'
-MAX_FILE, MAX_FUNCTION = 350, 60  # lines
+MAX_FILE, MAX_FUNCTION = 600, 60  # lines
 
 
 def room_table():
