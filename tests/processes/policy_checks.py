@@ -14,6 +14,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.policy import attention, logprobs, model, sharding, shards
+from exgrpo_jax.runtime import machine
 from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
 from tests.helpers.meshes import initial_params, make_mesh, make_meshes, one_device, shard_shape
@@ -195,7 +196,9 @@ def experts_on_an_axis_of_their_own_are_those_of_one_device():
 
 
 @CHECKS.add
+@mock.patch.object(machine, 'has_bfloat16_units', lambda: True)  # stored by output elsewhere
 def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
+  model._decode_layout.cache_clear()
   meshes = make_meshes((1, 8, 1), (4, 1, 2))
   params = initial_params(ONE_LAYER, meshes.training)
   for dtype in ('float32', 'bfloat16'):
@@ -205,13 +208,24 @@ def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
     kernel = layer['attention']['query_DNH']
     assert shard_shape(kernel) == (32, 2, 8) and kernel.dtype == dtype, kernel.sharding
     assert layer['mlp_norm']['scale'].dtype == 'float32'
-    in_place = model.into_decode_layout(config, model.copied(params), meshes)
-    assert sharding.layout_of(in_place) == sharding.layout_of(decode_params)
-    jax.tree.map(np.testing.assert_array_equal, in_place, decode_params)
     stacked = dict(decode_params, layers=jax.tree.map(lambda x: x[None], layer))
     jax.tree.map(
       lambda cast, x: np.testing.assert_array_equal(cast, x.astype(cast.dtype)), stacked, params
     )
+
+
+@CHECKS.add
+def weights_converted_in_place_are_those_of_the_decode_layout():
+  model._decode_layout.cache_clear()
+  for training, decoding in (((1, 8, 1), (4, 1, 2)), ((2, 2, 2), (2, 1, 4))):
+    meshes = make_meshes(training, decoding)
+    for dtype in ('float32', 'bfloat16'):
+      config = dataclasses.replace(ONE_LAYER, dtype=dtype)
+      params = initial_params(config, meshes.training)
+      expected = model.decode_layout(config, params, meshes)
+      found = model.into_decode_layout(config, params, meshes)
+      assert sharding.layout_of(found) == sharding.layout_of(expected)
+      jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @CHECKS.add
