@@ -19,7 +19,7 @@ def get_config():
   config.data.evaluation = ('chains:test', 'chains:ood[:500]')
   config.warm_start.update(
     # All of it, however often it is right: what it learns last is to use the terms in their order.
-    # Runs of all seeds begin with the policy that it makes, as those of a language model do.
+    # The seed is fixed, so that runs of all seeds start from the same policy.
     dict(num_updates=2000, data='chains:pretraining', learning_rate=5e-3, enough=1.0, seed=2)
   )
   config.model.update(

@@ -53,7 +53,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
       they are the file itself, and only what describes it becomes a folder.
 
   Raises:
-    InputError: it cannot be fetched, not be read as a GGUF, or no such model ships.
+    InputError: it cannot be fetched or read as a GGUF, or no such model ships.
   """
   if is_shipped(path):
     return _shipped_folder(path, key)

@@ -128,7 +128,7 @@ def open_checked(path: epath.Path, tensors: Mapping[str, Tensor]) -> Iterator[di
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """A tensor of a file, of which an index reads a part."""
+  """A tensor in a file; indexing it reads that part."""
 
   file: str
   name: str
