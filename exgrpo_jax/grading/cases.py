@@ -9,7 +9,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
-from exgrpo_jax.grading.answers.extraction import final_answer
+from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.user_code import load_verifier
 
 _MAX_QUOTED = 200  # characters
@@ -31,7 +31,8 @@ def explain(
   lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
   if chosen == 'built_in':
     lines += [] if given is None else [f'response   {_describe(given, kind)}']
-    lines.append(f'answer     {_describe(final_answer(answer), kind)}')
+    answers = accepted_answers(answer)
+    lines.append(f'answer     {", or ".join(_describe(one, kind) for one in answers)}')
   return '\n'.join([*lines, f'verdict    {outcome}'])
 
 

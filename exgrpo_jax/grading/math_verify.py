@@ -9,7 +9,7 @@ import logging
 import math_verify
 
 from exgrpo_jax.grading.answers.equality import strip_delimiters
-from exgrpo_jax.grading.answers.extraction import final_answer
+from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.verifier import BuiltIn, Judgement, Question
 
 logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns of limits that are off
@@ -25,9 +25,10 @@ class MathVerify:
     given = math_verify.parse(response, parsing_timeout=0)
     if not given:
       return Judgement('no answer', None)
-    truth = f'${strip_delimiters(final_answer(question.answer))}$'
-    is_right = math_verify.verify(
-      math_verify.parse(truth, parsing_timeout=0), given, timeout_seconds=0
+    truths = [f'${strip_delimiters(truth)}$' for truth in accepted_answers(question.answer)]
+    is_right = any(
+      math_verify.verify(math_verify.parse(truth, parsing_timeout=0), given, timeout_seconds=0)
+      for truth in truths
     )
     # Beside an expression of sympy, which may take long to write out, stands the text parsed.
     text = next((part for part in given if isinstance(part, str)), None)

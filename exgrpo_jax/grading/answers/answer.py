@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from exgrpo_jax.grading.answers import latex, matrix, quantity
+from exgrpo_jax.grading.answers.calculus import with_forms
 from exgrpo_jax.grading.answers.cursor import UnreadableError
 from exgrpo_jax.grading.answers.inequality import interpret_inequality
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
-from exgrpo_jax.grading.answers.tokens import tokenize
+from exgrpo_jax.grading.answers.tokens import FUNCTIONS, SYMBOLS, tokenize
 from exgrpo_jax.grading.answers.tree import (
   REALS,
   Reading,
@@ -16,6 +17,7 @@ from exgrpo_jax.grading.answers.tree import (
   is_label,
   is_name,
   make_labelled,
+  plain,
   symbols,
 )
 from exgrpo_jax.grading.answers.units import normalize_unit
@@ -29,19 +31,22 @@ _NUMERAL = re.compile(
   r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?([0-9]+|[a-z]+)'
   r'(?: ?\})?\)? ?\}?'
 )
+_TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
 # Words of up to three letters; others of that length are products of variables.
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
+_TWO_WORDS = re.compile(r'([A-Za-z]{2,}) ([A-Za-z]{2,})(?![A-Za-z(_^{])')
+_MATHEMATICAL = FUNCTIONS | SYMBOLS | {'and', 'or'}
 _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 
 def read(text: str) -> Reading:
   """The reading of an answer; ('text', …) where it is not understood."""
   is_money, text = r'\$' in text, normalize_spelling(text)
-  if numeral := _read_numeral(text):
-    return numeral
-  tokens = tokenize(text)
+  if reading := _read_numeral(text) or _read_time(text):
+    return reading
+  tokens = None if _is_prose(text) else tokenize(text)
   if not tokens:
     return 'text', normalize_text(text)
   try:
@@ -51,6 +56,12 @@ def read(text: str) -> Reading:
   if is_money and reading[0] == 'quantity' and not reading[2]:
     return 'quantity', reading[1], 'dollar'
   return reading
+
+
+def _is_prose(text: str) -> bool:
+  """Return True if a text begins with two words: it is no product of their letters."""
+  words = _TWO_WORDS.match(text)
+  return words is not None and not {words[1], words[2]} & _MATHEMATICAL
 
 
 def normalize_text(text: str) -> str:
@@ -83,9 +94,21 @@ def _read_numeral(text: str) -> Reading | None:
   return 'numeral', digits.lstrip('0') or '0', base
 
 
+def _read_time(text: str) -> Reading | None:
+  """A time of day with its half: '3 pm' and '3:00 pm'."""
+  match = _TIME.fullmatch(strip_wrappers(text))
+  if not match or not 1 <= int(match[1]) <= 12:
+    return None
+  return 'time', int(match[1]), int(match[2] or 0), match[3].lower()
+
+
 def interpret(tree: Tree) -> Reading:
   """The reading of a tree."""
   head = tree[0]
+  if head == 'letters':
+    return 'letters', tree[1], interpret(tree[2])
+  if head == 'dashed':
+    return 'dashed', tree[1], None if tree[2] is None else interpret(tree[2])
   if head == 'relation':
     return _interpret_relation(tree[1], tree[2])
   if head == 'list':
@@ -94,7 +117,12 @@ def interpret(tree: Tree) -> Reading:
     return _interpret_collection(head, tree[1])
   if head == 'group':
     return 'group', tree[1], tree[2], tuple(map(interpret, tree[3]))
-  if head == 'minus':
+  return _interpret_one(with_forms(plain(tree)))
+
+
+def _interpret_one(tree: Tree) -> Reading:
+  """The reading of what is neither a relation nor a collection."""
+  if tree[0] == 'minus':
     return 'minus', interpret(tree[1]), interpret(tree[2])
   if _is_difference_of_sets(tree):
     left, (_, right) = tree[1]
@@ -198,6 +226,15 @@ def _choose_sign(tree: Any, sign: int) -> Any:
 
 def _interpret_relation(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   """A relation; its first side is None where the text has none."""
+  written = sides[-1]
+  sides = tuple(None if side is None else with_forms(plain(side)) for side in sides)
+  reading = _interpret_sides(operators, sides)
+  if reading[0] == 'labelled' and written[0] == 'letters' and operators == ('=',):
+    return make_labelled(reading[1], interpret(written), reading[3], reading[4])
+  return reading
+
+
+def _interpret_sides(operators: Sequence[str], sides: Sequence[Any]) -> Reading:
   if 'in' in operators:
     if operators != ('in',) or sides[0] is None:
       return 'chain', operators, sides

@@ -9,8 +9,8 @@ The second is the list '3 or 4' where there is nothing but `or`, and otherwise e
 other words part two boxes, and so do a full stop, and words that correct or restate: of
 '\boxed{3}, corrected: \boxed{4}' and '\boxed{3}, or rather \boxed{4}' only the last counts.
 
-A box that is not closed is no answer, and neither is one that follows in the same line, and so is
-inside it: '\boxed{3 or \boxed{4}'.
+A box that is not closed, or does not open with a brace, is no answer. Neither is one that follows
+in the same line, and so is inside it: '\boxed{3 or \boxed{4}'.
 """
 
 import re
@@ -25,6 +25,7 @@ _MAX_BETWEEN = 100  # characters between two boxes that are joined
 _BOX = '\\boxed'
 _BRACE = re.compile(r'\\.|[{}]', re.DOTALL)  # an escaped brace does not group
 _OPENING = re.compile(r'\s*+\{')
+_BROKEN = re.compile(r'\s*+[}\])(\[]')  # where the brace should be
 # What LaTeX has between two boxes without saying anything.
 _LAYOUT = re.compile(
   r'\\(?:text|textbf|mathrm|mbox|quad|qquad)(?![A-Za-z])|\\[\s,;:!()\[\]\\]|[\s$*_{}&~,;/|()]'
@@ -104,6 +105,8 @@ def _last_box(text: str, before: int) -> _Box | None:
       break
     before = at
     opening = _OPENING.match(text, at + len(_BOX))
+    if _BROKEN.match(text, at + len(_BOX)):
+      return _Box(at, at, None)
     if not opening:
       continue  # it is only mentioned
     box = _Box(at, opening.end(), _closing_brace(text, opening.end()))

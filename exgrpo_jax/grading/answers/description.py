@@ -19,6 +19,8 @@ def describe(reading: Reading) -> str:
     return _describe_quantity(reading[1], reading[2])
   if head == 'text':
     return f'text: {reading[1]}'
+  if head in ('letters', 'dashed', 'time'):
+    return _describe_as_written(reading)
   if head == 'numeral':
     return f'numeral {reading[1]} in base {reading[2]}'
   if head == 'labelled':
@@ -32,6 +34,14 @@ def describe(reading: Reading) -> str:
   if head == 'matrix':
     return f'matrix of {len(reading[1])} by {len(reading[1][0])}'
   return _NAMES.get(head, head)
+
+
+def _describe_as_written(reading: Reading) -> str:
+  if reading[0] == 'letters':
+    return f'word {reading[1]}'
+  if reading[0] == 'time':
+    return f'time {reading[1]}:{reading[2]:02} {reading[3]}m'
+  return f'{"date" if reading[2] is None else "row"} {"-".join(map(str, reading[1]))}'
 
 
 def _describe_group(opening: str, closing: str, items: tuple[Reading, ...]) -> str:

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers import answer, matching, quantity
-from exgrpo_jax.grading.answers.extraction import final_answer
+from exgrpo_jax.grading.answers.extraction import accepted_answers
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
@@ -30,10 +30,15 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
   Args:
     given: the model's answer.
-    truth: the ground truth, or a worked solution that ends in it.
+    truth: the ground truth, a worked solution or a sentence with it, or a list of several such in
+      JSON, any of which counts.
     kind: 'math', 'choice' or 'text'.
   """
-  given, truth = strip_delimiters(given), strip_delimiters(final_answer(truth))
+  return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))
+
+
+def _equal(given: str, truth: str, kind: str) -> bool:
+  given, truth = strip_delimiters(given), strip_delimiters(truth)
   if not truth or not given:
     return False
   if max(len(given), len(truth)) > answer.MAX_LENGTH:
@@ -61,7 +66,7 @@ def strip_delimiters(text: str) -> str:
     text = text[len('\\boxed{') : -1].strip()
   if text.startswith('$') and text.endswith('$') and '$' not in text.strip('$'):
     text = text.strip('$').strip()
-  return text
+  return text[:-1].strip() if text.endswith('\\') and not text.endswith('\\\\') else text
 
 
 def _chosen_letter(given: str) -> str | None:

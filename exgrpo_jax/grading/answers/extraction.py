@@ -7,13 +7,16 @@ Every search is linear in the length of the response or bounded by a window, bec
 writes it is rewarded for whatever passes here.
 """
 
+import ast
 import collections
+import json
 import re
 from collections.abc import Callable
 
 from exgrpo_jax.grading.answers.boxes import read_boxes
 
 _WINDOW = 20_000  # characters: prose before them is not the end of the response
+_MAX_SENTENCE = 300  # characters of a ground truth
 _HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
@@ -23,7 +26,7 @@ _DECIMAL = (
 )
 _SIGNED = rf'[+-]?{_DECIMAL}'
 _NUMBER = re.compile(
-  rf'(?<![\w.])[+-]?(?:\\[dtc]?frac\{{{_SIGNED}\}}\{{{_SIGNED}\}}'
+  rf'(?<![^\W_])(?<!\.)(?<![\w}})]_)[+-]?(?:\\[dtc]?frac\{{{_SIGNED}\}}\{{{_SIGNED}\}}'
   rf'|{_DECIMAL}(?:e[+-]?[0-9]{{1,3}}(?![0-9]))?(?:/{_DECIMAL})?)',
   re.IGNORECASE,
 )
@@ -33,6 +36,20 @@ _PERCENT_AFTER = re.compile(
 _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
+_FENCE = re.compile(r'^[ \t]*```[^\n`]*$', re.MULTILINE)
+_LIST_ITEM = re.compile(r'[-+•][ \t]+')
+_REASON = re.compile(
+  r'[\s,;(–—-]+(?:because|since|due to|given that|which is|which equals|that is)\b.*|,\s*as\b.*',
+  re.IGNORECASE,
+)
+_REMARK = re.compile(rf'({_SIGNED}%?)\s+\([^()]*\)')  # '13 (5+8)'
+_QUOTES = (('`', '`'), ('**', '**'), ('__', '__'), ('_', '_'), ('*', '*'), ('"', '"'))
+_QUOTES += (("'", "'"), ('“', '”'), ('‘', '’'), ('«', '»'), ('„', '“'))
+# A ground truth in a sentence: it begins with a word and has a verb.
+_TRUE_SENTENCE = re.compile(
+  r'[A-Z][a-z]*(?: [^\s]+)* (?:is|are|was|were|has|have|had|equals?|costs?|takes?|needs?|gets?'
+  r'|makes?|earns?|will|can)(?: [^\s]+)+'
+)
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 # What stands before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
 _OR_BEFORE = re.compile(
@@ -97,9 +114,32 @@ def final_answer(truth: str) -> str:
   if marker and tail.strip():
     truth = tail.strip().partition('\n')[0]
   boxed = read_boxes(truth)
-  if boxed is None or '\\boxed' in truth[: boxed.start]:
-    return truth
-  return boxed.answer or truth
+  if boxed is None:
+    return truth if marker else _answer_in_sentence(truth.strip()) or truth
+  return truth if '\\boxed' in truth[: boxed.start] else boxed.answer or truth
+
+
+def accepted_answers(truth: str) -> tuple[str, ...]:
+  """The answers of a ground truth, any of which counts: several in '["4", "four"]', else one."""
+  text = truth.strip()
+  if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
+    for read in (json.loads, ast.literal_eval):
+      try:
+        answers = read(text)
+      except (ValueError, SyntaxError, RecursionError, MemoryError):
+        continue
+      if answers and all(isinstance(answer, str) for answer in answers):
+        return tuple(map(final_answer, answers))
+  return (final_answer(truth),)
+
+
+def _answer_in_sentence(truth: str) -> str | None:
+  """The answer of 'The answer is 56.' or 'She has 56 apples.'; None where there is none, or two."""
+  if _ANSWER_IS.search(truth):
+    return _stated_answer(truth)
+  if len(truth) > _MAX_SENTENCE or not _TRUE_SENTENCE.fullmatch(truth):
+    return None
+  return _last_number(truth) if len(_NUMBER.findall(truth)) == 1 else None
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
@@ -113,9 +153,10 @@ def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
 
 
 def _extract_from_prose(text: str, unmarked: Callable[[str], str | None]) -> str | None:
+  text = _FENCE.sub('', text)
   before, marker, tail = text.rpartition('####')
   if marker:
-    answer = tail.strip().partition('\n')[0]
+    answer = _bare(tail.strip().partition('\n')[0])
     return _with_hedge(before.rpartition('####')[2], answer) if '####' in before else answer
   return _stated_answer(text) or unmarked(text)
 
@@ -128,11 +169,27 @@ def _stated_answer(text: str) -> str | None:
   match = _SENTENCE.match(text, statement.end())
   assert match is not None  # every part of the pattern may be empty
   sentence = match[1].strip()
+  if '\n' in text[statement.end() : match.start(1)]:
+    sentence = _LIST_ITEM.sub('', sentence, count=1)
+  sentence = _bare(_REASON.sub('', sentence))
   has_colon = bool(statement[1])
   if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, whose last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   return _with_hedge(text[: statement.start()], counted[1] if counted else sentence)
+
+
+def _bare(answer: str) -> str:
+  """An answer without the quotes, emphasis and remark around it."""
+  answer = answer.strip()
+  if remark := _REMARK.fullmatch(answer.removesuffix('.')):
+    return remark[1]
+  quoted = answer.removesuffix('.')
+  for opening, closing in _QUOTES:
+    if quoted.startswith(opening) and quoted.endswith(closing):
+      content = quoted[len(opening) : -len(closing)]
+      return _bare(content) if content and opening not in content else answer
+  return answer
 
 
 def _last_number(text: str) -> str | None:

@@ -2,14 +2,22 @@
 
 import abc
 import re
+import string
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers.cursor import Cursor, UnreadableError
+from exgrpo_jax.grading.answers.operators import is_vector
 from exgrpo_jax.grading.answers.spelling import paired
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS
 from exgrpo_jax.grading.answers.tree import Tree, make_product, make_sum, symbols
-from exgrpo_jax.grading.answers.units import UNITS
+from exgrpo_jax.grading.answers.units import (
+  LETTERS,
+  MULTIPLIERS,
+  UNITS,
+  measure,
+  normalize_unit,
+)
 
 _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 
@@ -29,6 +37,33 @@ _OPERAND_COMMANDS = (
   | BIG_OPERATORS
   | {'frac', 'binom', 'begin', '{', 'lfloor', 'lceil', 'angle', 'triangle', 'overline'}
 )
+
+
+ITEM_ENDS = frozenset(',;)]}&\\') | {'end'}
+_SMALL_WORDS = frozenset(('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok'))
+_ROMAN = re.compile('M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})')
+
+
+def is_roman(text: str) -> bool:
+  """Return True for a Roman numeral in capitals."""
+  return bool(text and _ROMAN.fullmatch(text))
+
+
+def is_word(text: str) -> bool:
+  """Return True if letters in a row are a word, numeral or sequence, not a product of variables.
+
+  Capitals are, names such as Amy, and three small letters, unless they follow each other in the
+  alphabet (abc) or have no vowel (mgh). Two small letters are a product, but for a few words.
+  """
+  if text.isupper():
+    return True
+  if len(text) < 3:
+    return text in _SMALL_WORDS
+  if not text.islower():
+    return text[0].isupper()
+  vowels = 'aeiou' if set(text) & set('xz') else 'aeiouy'
+  is_run = ''.join(sorted(text)) in string.ascii_lowercase
+  return not is_run and (is_roman(text.upper()) or bool(set(text) & set(vowels)))
 
 
 class Grammar(Cursor, abc.ABC):
@@ -65,19 +100,66 @@ class Grammar(Cursor, abc.ABC):
     return items[0] if len(items) == 1 else ('list', items)
 
   def _relation(self) -> Tree:
-    sides = [None if self._next_relation() else self._ratio()]
+    sides = [None if self._next_relation() else self._dashed() or self._side()]
     operators = []
     while operator := self._next_relation():
       self._advance()
       if operator == '=' and self._next_is('<', '>'):  # '=<'
         operator = self._advance().text + '='
       operators.append(operator)
-      sides.append(self._ratio())
+      sides.append(self._side())
     if operators:
       return 'relation', tuple(operators), tuple(sides)
     (tree,) = sides
     assert tree is not None  # without a relation ahead, a side was parsed
     return tree
+
+  def _side(self) -> Tree:
+    """A ratio or sum; of nothing but letters, as 'XIV' is, with its letters in a row."""
+    start, end = self._at, self._end_of_item('word')
+    letters = [token.text for token in self._tokens[start:end]]
+    tree = self._ratio()
+    if self._at != end or len(letters) < 2 or any(len(letter) > 1 for letter in letters):
+      return tree
+    return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
+
+  def _dashed(self) -> Tree | None:
+    """Numbers or capitals with '-' between them, or '/' in a date; None at anything else."""
+    start, end = self._at, self._end_of_item('number', 'word', '-', '/')
+    texts = [token.text for token in self._tokens[start:end]]
+    items, marks = texts[::2], set(texts[1::2])
+    if len(texts) < 3 or len(texts) % 2 == 0 or marks not in ({'-'}, {'/'}):
+      return None
+    is_sequence = len(items) > 2 and all(len(item) == 1 and item.isupper() for item in items)
+    is_date = len(items) == 3 and sorted(map(len, items))[1:] in ([2, 4], [1, 4])
+    are_numbers = all(item[0].isdecimal() for item in items)
+    if marks == {'/'} and not (is_date and are_numbers):
+      return None
+    if are_numbers:
+      items = map(Fraction, items)
+    elif not is_sequence:
+      return None
+    if is_date and are_numbers:
+      self._at = end
+      return 'dashed', tuple(items), None
+    return 'dashed', tuple(items), self._ratio()
+
+  def _end_of_item(self, *kinds: str) -> int:
+    """Where tokens of these kinds or texts end, if an item ends there too; else this position."""
+    end = self._at
+    while end < len(self._tokens) and (
+      self._tokens[end].kind in kinds or self._tokens[end].text in kinds
+    ):
+      end += 1
+    return end if self._ends_item(end) else self._at
+
+  def _ends_item(self, at: int) -> bool:
+    if at >= len(self._tokens):
+      return True
+    token = self._tokens[at]
+    return token.kind in ('mark', 'command') and (
+      token.text in ITEM_ENDS or token.text in _RELATIONS
+    )
 
   def _next_relation(self) -> str | None:
     token = self.peek()
@@ -147,14 +229,12 @@ class Grammar(Cursor, abc.ABC):
     starts_with_integer = self._integer_is_next()
     factors = [self._power()]
     while True:
-      if self._accept('*'):
-        factors.append(self._signed(self._power))
-      elif self._accept('/'):
-        factors = [('divide', make_product(factors), self._signed(self._power))]
+      if operator := self._accept('*', 'times', 'compose', '/'):
+        factors = self._operated(operator, factors)
       elif starts_with_integer and (mixed := self._mixed_number(factors[0])):
         factors = [mixed]
-      elif self._unit_is_next(factors):
-        factors = [('unit', make_product(factors), self._unit())]
+      elif multiplied := self._measured(factors):
+        factors = multiplied
       elif self._starts_factor():
         if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
           raise UnreadableError('a number cannot follow another')
@@ -162,6 +242,25 @@ class Grammar(Cursor, abc.ABC):
       else:
         return make_product(factors)
       starts_with_integer = False  # nothing but the integer may precede the fraction
+
+  def _operated(self, operator: str, factors: Sequence[Tree]) -> list[Tree]:
+    """The factors with what follows an operator, which has been read."""
+    *others, last = factors
+    if operator == 'compose':
+      return [*others, ('compose', (last, self._power()))]
+    if operator == '/':
+      return [('divide', make_product(factors), self._differential() or self._signed(self._power))]
+    factor = self._signed(self._power)
+    if is_vector(last) and (is_vector(factor) or last == ('symbol', 'nabla')):
+      return [*others, ('dot' if operator == '*' else 'cross', last, factor)]
+    return [*factors, factor]
+
+  def _differential(self) -> Tree | None:
+    """Reads the 'dx' of 'dy/dx'; None at anything else."""
+    sign, *after = self._tokens[self._at : self._at + 2]
+    if sign.text not in ('d', 'partial') or not after or after[0].kind != 'word':
+      return None
+    return make_product([self._power(), self._power()])
 
   def _mixed_number(self, integer: Tree) -> Tree | None:
     r"""Reads the fraction of '1 1/2' or '1\frac{1}{2}' and adds it; None where there is none."""
@@ -193,11 +292,48 @@ class Grammar(Cursor, abc.ABC):
 
   # Units.
 
+  def _measured(self, factors: Sequence[Tree]) -> list[Tree] | None:
+    """The factors with a multiplier or unit that follows them; None where there is none."""
+    if self._multiplier_is_next(factors):
+      return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
+    if unit := self._letter_unit(factors):
+      return [('unit', factors[0], unit)]
+    if self._unit_is_next(factors):
+      return [('unit', make_product(factors), self._unit())]
+    return None
+
+  def _multiplier_is_next(self, factors: Sequence[Tree]) -> bool:
+    token = self.peek()
+    is_word = token.kind in ('text', 'word') and token.text.lower() in MULTIPLIERS
+    return is_word and factors[-1][0] != 'unit' and not symbols(tuple(factors))
+
+  def _letter_unit(self, factors: Sequence[Tree]) -> str | None:
+    """Reads a unit that begins with a letter, as in '5 m/s' and '20°C'; None at anything else."""
+    token, start = self.peek(), self._at
+    if len(factors) == 1 and factors[0][0] == 'number' and token.text == 'Omega' and token.spaced:
+      return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None
+    if len(factors) > 1 or token.kind not in ('word', 'text'):
+      return None
+    if factors[0][0] == 'degrees' and token.text in ('C', 'F') and self._ends_item(self._at + 1):
+      return f'degree {self._advance().text}'
+    if factors[0][0] != 'number' or not token.spaced or token.text not in LETTERS:
+      return None
+    try:
+      unit = self._unit()
+    except UnreadableError:
+      unit = ''
+    if measure(normalize_unit(unit)) and self._ends_item(self._at):
+      return unit
+    self._at = start
+    return None
+
   def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
     """Whether a unit follows these factors; letters among them are multiplied instead."""
     token = self.peek()
     if token.kind not in ('text', 'word') or factors[-1][0] == 'unit' or symbols(tuple(factors)):
       return False
+    if token.text == 'hr' and factors[-1] == ('symbol', 'pi'):
+      return False  # in the volume of a cylinder
     if token.kind == 'text':
       return bool(re.match(r'[A-Za-z]', token.text))
     return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())

@@ -44,6 +44,9 @@ def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Read
   """The unknown of 'low < high'."""
   if low is None or high is None:
     return make_interval(low or MINUS_INFINITY, operator, operator, high or INFINITY)
+  for inner, outer, is_inside in ((low, high, True), (high, low, False)):
+    if inner[:2] == ('function', 'abs') and not symbols(outer):
+      return _solve_absolute(inner[2][0], operator, outer, is_inside)
   if is_label(high) and not symbols(low):
     return make_labelled(high, make_interval(low, operator, operator, INFINITY))
   if is_label(low) and not symbols(high):
@@ -55,6 +58,19 @@ def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Read
   end: Tree = ('number', -intercept / slope)
   ends = (MINUS_INFINITY, end) if slope > 0 else (end, INFINITY)
   return make_labelled(unknown, make_interval(ends[0], operator, operator, ends[1]))
+
+
+def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) -> Reading | None:
+  """The unknown of '|inner| < bound', or of '|inner| > bound'."""
+  if is_inside:
+    return _solve_three_sided(operator, operator, ('negate', bound), inner, bound)
+  ends = (
+    _solve_two_sided(operator, bound, inner),
+    _solve_two_sided(operator, inner, ('negate', bound)),
+  )
+  if any(end is None or end[0] != 'labelled' for end in ends):
+    return None
+  return make_labelled(ends[0][1], ('union', tuple(end[2] for end in ends)))
 
 
 def _solve_three_sided(

@@ -75,7 +75,7 @@ class _Parser(Grammar):
       name = f'{name}_{self._subscript()}'
     elif len(name) == 1 and self._integer_is_next() and not self.peek().spaced:
       name = f'{name}_{self._advance().text}'  # 'x1'
-    return self._symbol_or_call(('symbol', name), name[0])
+    return self._symbol_or_call(('symbol', name), name.rpartition(' ')[2][0])
 
   def _subscript(self) -> str:
     """Reads a subscript, or another argument that is a name; its tokens run together."""
@@ -198,6 +198,8 @@ class _Parser(Grammar):
       return ('infinity',)
     if name == 'emptyset':
       return 'set', ()
+    if name == 'Delta' and (self.peek().kind == 'word' or self.peek().text in SYMBOLS):
+      return self._accented(name)  # a change in what follows
     if name in SYMBOLS:
       return self._name(name)
     raise UnreadableError(f'\\{name} is unknown')
@@ -238,7 +240,9 @@ class _Parser(Grammar):
         exponent = self._argument(split=False)
     has_brackets = any(self._next_is_mark(mark) for mark in '{([')
     argument = self._atom() if has_brackets else self._unbracketed_argument()
-    if name == 'log' and base is not None:
+    if name in ('gcd', 'lcm') and argument[0] == 'group':
+      tree = ('function', name, argument[3])
+    elif name == 'log' and base is not None:
       tree = ('function', 'log', (argument, base))
     else:
       tree = ('function', {'lg': 'log', 'ln': 'log'}.get(name, name), (argument,))

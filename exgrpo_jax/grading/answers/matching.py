@@ -7,17 +7,24 @@ has it; '1, 2' is '(1, 2)' in that order.
 """
 
 import itertools
+import re
+import string
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 from exgrpo_jax.grading.answers import latex, quantity
 from exgrpo_jax.grading.answers.cursor import UnreadableError
+from exgrpo_jax.grading.answers.grammar import is_roman
 from exgrpo_jax.grading.answers.sets import is_interval, same_set
 from exgrpo_jax.grading.answers.tokens import tokenize
-from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, subtract, symbols
+from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, nodes, subtract, symbols
+from exgrpo_jax.grading.answers.units import conversion
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
+_ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
+_LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items that are compared each with each, in any order
 
 
@@ -25,22 +32,66 @@ def same(given: Reading, truth: Reading) -> bool:
   """Whether two readings mean the same."""
   if given == truth:
     return given[0] != 'text' or bool(given[1])
+  if 'letters' in (given[0], truth[0]) or 'dashed' in (given[0], truth[0]):
+    return _same_as_written(given, truth)
   kinds = given[0], truth[0]
   if 'labelled' in kinds or 'assigned' in kinds or 'equation' in kinds:
     return _same_labelled(given, truth)
   if kinds == ('numeral', 'numeral') or 'text' in kinds:
     return False  # not the same text, as compared above
+  if 'time' in kinds:
+    return _same_time(given, truth)
+  if set(kinds) == {'ratio', 'quantity'}:
+    return _same_ratio(*((given, truth) if kinds[0] == 'ratio' else (truth, given)))
   if kinds[0] == kinds[1] and kinds[0] in _COMPARISONS:
     return _COMPARISONS[kinds[0]](given, truth)
   return _same_collection(given, truth)
+
+
+# Letters in a row, numbers with dashes, times.
+
+
+def _same_as_written(given: Reading, truth: Reading) -> bool:
+  """Whether two words or rows of numbers are the same; one of them alone is also what it gives."""
+  if given[0] == truth[0]:
+    return given[1] == truth[1]
+  if given[0] in ('labelled', 'assigned'):
+    return _same_labelled(given, truth)
+  if truth[0] in ('labelled', 'assigned'):
+    return _same_labelled(given, truth)
+  given, truth = (x[2] if x[0] in ('letters', 'dashed') else x for x in (given, truth))
+  return given is not None and truth is not None and same(given, truth)
+
+
+def _as_product(reading: Reading) -> Reading:
+  """The truth's 'P = IV' is a product, but its 'n = XIV' a numeral."""
+  if reading[0] != 'labelled' or reading[2][0] != 'letters':
+    return reading
+  _, text, product = reading[2]
+  return reading if len(text) > 2 and is_roman(text) else (*reading[:2], product, *reading[3:])
+
+
+def _same_time(given: Reading, truth: Reading) -> bool:
+  """'12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
+  time, other = (given, truth) if given[0] == 'time' else (truth, given)
+  if other[0] == 'ratio':
+    hour, *minutes = (quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity')
+    return len(other[1]) == 2 and minutes == [time[2]] and hour in _hours(time)
+  is_number = other[0] == 'quantity' and not other[2]
+  return is_number and time[2] == 0 and quantity.exact(other[1]) == time[1]
+
+
+def _hours(time: Reading) -> tuple[int, int]:
+  """The hour on a clock of twelve hours, and of twenty-four."""
+  return time[1], time[1] % 12 + 12 * (time[3] == 'p')
 
 
 # Quantities.
 
 
 def _same_quantity(given: Reading, truth: Reading) -> bool:
-  x_unit, y_unit = given[2], truth[2]
-  x, y = _read_coefficients(given[1], truth[1])
+  (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
+  x, y = _read_coefficients(x, y)
   has_percent = 'percent' in (x[0], y[0])
   if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
     return False
@@ -51,6 +102,53 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
     without_x, without_y = (tree[1] if tree[0] == 'percent' else tree for tree in (x, y))
     return _same_number(x, y) or _same_number(without_x, without_y)
   return _same_number(x, y)
+
+
+def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
+  """Both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
+
+  '6 m' is 6 times m if the other side has m as a letter. A number with pi is an angle in radians
+  where the other side has degrees.
+  """
+  (_, x, x_unit), (_, y, y_unit) = given, truth
+  if x_unit and not y_unit:
+    if product := _unit_as_letter(given, truth):
+      return product, truth
+    return (_radians(x), truth) if _is_angle(x_unit, y) else (given, truth)
+  if y_unit and not x_unit:
+    if product := _unit_as_letter(truth, given):
+      return given, product
+    return (given, _radians(y)) if _is_angle(y_unit, x) else (given, truth)
+  if {x_unit, y_unit} == {'degree', 'radian'}:
+    return tuple(_radians(r[1]) if r[2] == 'degree' else (*r[:2], '') for r in (given, truth))
+  if x_unit.startswith('degree ') and y_unit == 'degree':  # '20 °C' for '20°'
+    return given, (*truth[:2], x_unit)
+  if y_unit.startswith('degree ') and x_unit == 'degree':
+    return (*given[:2], y_unit), truth
+  if x_unit != y_unit and (factor := conversion(x_unit, y_unit)):
+    return ('quantity', ('multiply', (x, ('number', factor))), y_unit), truth
+  return given, truth
+
+
+def _unit_as_letter(reading: Reading, other: Reading) -> Reading | None:
+  match = _LETTER_UNIT.fullmatch(reading[2])
+  names = symbols(other[1])
+  letter = match and next((c for c in (match[1], match[1].upper()) if c in names), None)
+  if not match or not letter:
+    return None
+  factor: Tree = ('symbol', letter)
+  if match[2]:
+    factor = ('power', factor, ('number', Fraction(match[2])))
+  return 'quantity', ('multiply', (reading[1], factor)), ''
+
+
+def _is_angle(unit: str, other: Tree) -> bool:
+  return unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(other))
+
+
+def _radians(degrees: Tree) -> Reading:
+  half_turns = ('divide', degrees, ('number', Fraction(180)))
+  return 'quantity', ('multiply', (half_turns, ('symbol', 'pi'))), ''
 
 
 def _same_number(x: Tree, y: Tree) -> bool:
@@ -113,6 +211,7 @@ def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
 
 def _same_labelled(given: Reading, truth: Reading) -> bool:
   """Whether values under labels are the same; a label that only one side gives is dropped."""
+  truth = _as_product(truth)
   if given[0] == 'labelled' and truth[0] == 'labelled':
     if _same_label(given[1], truth[1]):
       return same(given[2], truth[2])
@@ -142,6 +241,10 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
+  """'y = 2, x = 1' is (1, 2): letters that follow each other name coordinates in their order."""
+  names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
+  if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
+    assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
   labels, values = zip(*assignments, strict=True)
   if unlabelled[0] in ('list', 'set') and _are_numbered(labels):
     return _same_in_any_order(unlabelled[1], values)
@@ -233,6 +336,16 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
     number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
     return len(items) == 1 and same(items[0], number)
   return False
+
+
+def _same_ratio(ratio: Reading, number: Reading) -> bool:
+  """3:4 is the fraction 3/4, written with these numbers or as a decimal."""
+  if len(ratio[1]) != 2 or any(item[0] != 'quantity' or item[2] for item in ratio[1]):
+    return False
+  (_, top, _), (_, bottom, _) = ratio[1]
+  value = quantity.exact(number[1])
+  is_fraction = number[1][0] == 'divide' or (value is not None and value.denominator > 1)
+  return is_fraction and not number[2] and quantity.same(('divide', top, bottom), number[1])
 
 
 def _same_brackets(x: Reading, y: Reading) -> bool:

@@ -21,6 +21,7 @@ Point = Mapping[str, Number]  # the value of each unknown
 _MAX_INTEGER_BITS = 33_300  # 10^4 digits
 _MAX_FRACTION_BITS = 8_000
 _MAX_FACTORIAL = 1000
+_DIVISORS = {'gcd': math.gcd, 'lcm': math.lcm}
 _OPERATIONS = frozenset({'negate', 'divide', 'power', 'factorial', 'percent', 'degrees'})
 _RECIPROCALS = {'sec': 'cos', 'csc': 'sin', 'cot': 'tan'}
 _MPMATH_NAMES = {'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan'}
@@ -199,6 +200,8 @@ def _evaluate_function(
     return _binomial(*values)
   if name in ('floor', 'ceil'):
     return _floor_or_ceil(name, values[0], context)
+  if name in _DIVISORS:
+    return Fraction(_DIVISORS[name](*map(_whole, values)))
   if name == 'abs':
     return abs(values[0])
   if name == 'log' and values[1:]:
@@ -234,6 +237,12 @@ def _count(value: Number) -> int:
   """The argument of a factorial or a binomial coefficient."""
   if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= _MAX_FACTORIAL:
     raise UndefinedError(f'a count must be an integer from 0 to {_MAX_FACTORIAL}')
+  return int(value)
+
+
+def _whole(value: Number) -> int:
+  if not isinstance(value, Fraction) or value.denominator != 1:
+    raise UndefinedError('only integers have divisors')
   return int(value)
 
 

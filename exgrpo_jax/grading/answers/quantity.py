@@ -7,7 +7,7 @@ at all the points by chance, algebra has the last word (identity.py).
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
@@ -22,13 +22,22 @@ from exgrpo_jax.grading.answers.number import (
   is_complex,
   to_float,
 )
-from exgrpo_jax.grading.answers.tree import Tree, heads, size, symbols
+from exgrpo_jax.grading.answers.operators import (
+  in_one_face,
+  ordered_letters,
+  proportional_in_order,
+  same_in_order,
+)
+from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
 _DIGITS = (100, 600)
 _MAX_NODES_TWICE = 80  # two trees that are larger together are evaluated to 100 digits only
 _NUM_POINTS = 6  # three positive, two of mixed sign, one negative
+_INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers where numbers are rounded
 _LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
-_COUNTING = frozenset({'floor', 'ceil', 'binom', 'factorial'})  # their unknowns may be integers
+_ROUNDING = frozenset({'floor', 'ceil'})
+_WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # of integers only
+_NUM_ROUNDED_POINTS = 16
 
 
 def exact(tree: Tree) -> Fraction | None:
@@ -58,14 +67,20 @@ def is_between(tree: Tree, low: Fraction, high: Fraction) -> bool:
 
 
 def same(x: Tree, y: Tree) -> bool:
-  """Whether two trees are the same quantity wherever both have a value."""
+  """Return True if two trees are the same quantity wherever both have a value.
+
+  `y` is the ground truth's: whether the order of factors matters is for it to say (operators.py).
+  """
   if x == y:
     return True
+  x, y = in_one_face(x, y)
+  if letters := ordered_letters(x, y):
+    return x == y or same_in_order(x, y, letters)
   unknowns = symbols(x) | symbols(y)
   verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
   if verdict is None:
     return same_expression(x, y) is True
-  if verdict and unknowns and (heads(x) | heads(y)) & _COUNTING:
+  if verdict and unknowns and (heads(x) | heads(y)) & (_ROUNDING | _WHOLE):
     return same_expression(x, y) is not False
   return verdict
 
@@ -78,6 +93,9 @@ def proportional(x: Tree, y: Tree, positive: bool) -> bool:
     y: another one; if their unknowns differ they are not proportional.
     positive: whether the constant must be positive.
   """
+  x, y = in_one_face(x, y)
+  if letters := ordered_letters(x, y):
+    return proportional_in_order(x, y, letters, positive)
   unknowns = symbols(x) | symbols(y)
   if not unknowns or symbols(x) != symbols(y):
     return False
@@ -104,20 +122,23 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
   """Whether two trees agree at every point where both have a value; None for too few points."""
-  counting_x, counting_y = heads(x) & _COUNTING, heads(y) & _COUNTING
-  if counting_x or counting_y:
+  x_heads, y_heads = heads(x), heads(y)
+  if (x_heads | y_heads) & (_ROUNDING | _WHOLE):
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
     verdict = _all_same((_same_at(x, y, point) for point in points), at_least=3)
-    if not verdict:
+    if not verdict or (x_heads | y_heads) & _WHOLE:
       return verdict
-    if (counting_x and counting_y) or (counting_x | counting_y) & {'binom', 'factorial'}:
-      return True
+    if not (x_heads & _ROUNDING and y_heads & _ROUNDING):
+      return _all_same(_verdicts_at_real_points(x, y, unknowns), at_least=2)
+    points = (_point_to_round(x, y, unknowns, index) for index in range(_NUM_ROUNDED_POINTS))
+    return _all_same((_same_at(x, y, point) for point in points), at_least=3)
+  return _all_same(_verdicts_at_real_points(x, y, unknowns), at_least=2)
+
+
+def _verdicts_at_real_points(x: Tree, y: Tree, unknowns: Iterable[str]) -> Iterator[bool | None]:
   # From index 3 on unknowns may be negative; complex values may differ by a branch only.
-  verdicts = (
-    _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
-    for index in range(_NUM_POINTS)
-  )
-  return _all_same(verdicts, at_least=2)
+  for index in range(_NUM_POINTS):
+    yield _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
 
 
 def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
@@ -148,6 +169,29 @@ def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
     is_negative = index == 5 or (index >= 3 and index % 2 == side)
     point[name] = -value if is_negative and '_' not in name else value
   return point
+
+
+def _point_to_round(x: Tree, y: Tree, unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
+  """A point at which letters that stand for real numbers lie between the integers.
+
+  n and k are integers, as in the ceiling of n/2, unless that would leave nothing to round.
+  """
+  point = _integer_point(unknowns, index)
+  real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
+  for node in (*nodes(x), *nodes(y)):
+    is_rounding = node[0] == 'function' and node[1] in _ROUNDING
+    if is_rounding and not symbols(node[2]) & real and _is_whole(node[2][0], unknowns):
+      real |= symbols(node[2])
+  for name in real:
+    value = Fraction(_checksum(name, index), 1201)  # from 0 to 8
+    point[name] = -value if _checksum(name, index + 99) % 3 == 0 else value
+  return point
+
+
+def _is_whole(tree: Tree, unknowns: Iterable[str]) -> bool:
+  """Return True if a tree is an integer wherever its letters are."""
+  values = [_value(tree, _integer_point(unknowns, index)) for index in range(_NUM_POINTS)]
+  return all(isinstance(value, Fraction) and value.denominator == 1 for value in values)
 
 
 def _checksum(name: str, index: int) -> int:

@@ -20,7 +20,7 @@ _SYMBOLS = paired(r"""
 ⁰ ^0 ¹ ^1 ² ^2 ³ ^3 ⁴ ^4 ⁵ ^5 ⁶ ^6 ⁷ ^7 ⁸ ^8 ⁹ ^9
 ½ \frac{1}{2} ¼ \frac{1}{4} ¾ \frac{3}{4} ⅓ \frac{1}{3} ⅔ \frac{2}{3}
 α \alpha β \beta γ \gamma θ \theta λ \lambda μ \mu ω \omega φ \phi σ \sigma τ \tau ρ \rho
-€ \text{euros} £ \text{pounds}""")
+Ω \Omega € \text{euros} £ \text{pounds}""")
 _SPACES = '\u00a0\u202f\u2009'
 _INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
@@ -40,6 +40,8 @@ _DOUBLED_BACKSLASH = (
   r'(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|leq?|geq?|neq?|cdot|times|infty|text'
   r'|cup|circ|begin|end|theta|in|pm|quad)(?![A-Za-z]))'
 )
+_TH = r'(?:st|nd|rd|th|\\(?:text|mathrm|textsuperscript) ?\{ ?(?:st|nd|rd|th) ?\})'
+_PAIR = r'(\w{1,9})(?: and|,) (\w{1,9})\b'
 _REPLACEMENTS = tuple(
   (re.compile(pattern), new)
   for pattern, new in (
@@ -67,7 +69,16 @@ _REPLACEMENTS = tuple(
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
     (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
+    (r'(?<=[A-Za-z)\]\'}])\s*\\circ\s*(?=[A-Za-z\\(\[])', r'\\compose '),
     (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
+    (r'\\text\{(euros|pounds)\} ?([0-9][0-9.,]*)', r'\2 \\text{\1}'),
+    (r'\\mathrm ?d(?=[A-Za-z\\ }])', 'd'),
+    (r'\\(?:boldsymbol|bm|pmb)(?![a-zA-Z])', r'\\mathbf'),
+    (r'(?<![A-Za-z\\])(?:LCM|lcm)(?![A-Za-z])', 'lcm'),
+    (r'(?<![A-Za-z\\])(?:GCD|GCF|HCF|hcf|gcf)(?![A-Za-z])', 'gcd'),
+    (rf'(?i)\b(?:the )?(?:least|lowest) common multiple of {_PAIR}', r'lcm(\1,\2)'),
+    (rf'(?i)\b(?:the )?(?:great|high)est common (?:divisor|factor) of {_PAIR}', r'gcd(\1,\2)'),
+    (rf'(?<![\w.])([0-9]+) ?(?:\^ ?\{{ ?{_TH} ?\}}|\^? ?{_TH})(?![A-Za-z])', r'\1'),
     (r'\^\s?\{?\s?\\circ\s?\}?', r'\\circ '),
     (r'\bnp\.|\bmath\.|\\underline(?![a-z])', ''),
     (r'(?:\\text\{)?\s+for (?:all|every|any|each)\b[^,;]*$', ''),

@@ -13,12 +13,13 @@ from exgrpo_jax.grading.answers.units import UNITS
 _MAX_TOKENS = 1200
 
 _FUNCTIONS = 'sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt abs'
+_FUNCTIONS += ' gcd lcm'
 _SYMBOLS = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho
 sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi
 Omega hbar ell odot infty emptyset mho nabla partial prime max min
 mathbb_R mathbb_Z mathbb_N mathbb_Q mathbb_C"""
-_ACCENTS = 'dot ddot hat bar vec tilde overline overrightarrow widehat widetilde'
+_ACCENTS = 'dot ddot hat bar vec tilde overline overrightarrow widehat widetilde mathbf'
 
 # Names of commands.
 FUNCTIONS, SYMBOLS, ACCENTS, BIG_OPERATORS = (
@@ -46,7 +47,7 @@ _TOKEN = re.compile(
 _UNIT_POWER = r'[A-Za-z]+(?:\^\{?-?[0-9]\}?)?'
 _UNIT = re.compile(rf'{_UNIT_POWER}(?:\s?[/.* ]\s?{_UNIT_POWER})*+')
 _COMMANDS = paired("""
-leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * times * ast * div /
+leq le leqslant le geq ge geqslant ge neq ne lt < gt > cdot * ast * div /
 lvert | rvert | vert | mid | colon : land , lor , langle ( rangle ) lbrace { rbrace }
 lbrack [ rbrack ] simeq approx sim approx backslash setminus smallsetminus setminus
 lg log varnothing emptyset""")
@@ -99,10 +100,10 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   content = ' '.join(inner.split())
   if content.strip(',. ').lower() in ('and', 'or', 'and/or'):
     return [Token('mark', ',', spaced)]
-  is_letter = content in ('e', 'i', 'd') or (
-    wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha()
-  )
-  if content in FUNCTIONS or content in _KEYWORDS or (is_letter and wrapper != 'text'):
+  if wrapper == 'mathbf' and len(content) == 1 and content.isascii() and content.isalpha():
+    return [Token('command', wrapper, spaced), Token('word', content, spaced=False)]
+  is_letter = content in ('e', 'i', 'd') and wrapper != 'text'
+  if content in FUNCTIONS or content in _KEYWORDS or is_letter:
     return _split_letters(content, spaced)
   if _UNIT.fullmatch(content):
     return [Token('text', content, spaced=True)]

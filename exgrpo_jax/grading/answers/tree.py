@@ -10,10 +10,13 @@ A tree is a tuple: its head, then its children. The heads that the parser makes:
   ('group', '(', ')', (x…))    ('set', (x…))             ('braces', (x…))
   ('list', (x…))               ('rows', ((x…)…))         ('relation', (operators…), (sides…))
   ('union', (x…))              ('intersection', (x…))    ('minus', x, y)
-  ('ratio', (x…))
+  ('ratio', (x…))              ('compose', (f, g))       ('dot' | 'cross', x, y)
+  ('letters', 'XIV', x)        ('dashed', (numbers…), x)
 
 'set' is \{1, 2\}, 'braces' {1, 2}, 'minus' a difference of sets, 'call' an unknown function. A
-side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'.
+side of a relation is None where the text has none ('< 5'), and so is x in '\pm y'. 'letters' in a
+row and numbers with a dash between them, as in '10-8', are also the product or the difference x,
+but a date, whose x is None, is nothing else.
 
 A reading says what an answer means: a tuple too, with some of these heads and some of its own:
 
@@ -22,6 +25,7 @@ A reading says what an answer means: a tuple too, with some of these heads and s
   ('assigned', ((label, reading)…))        'x = 5, y = 3'
   ('equation', lhs, rhs)   ('differs', reading)   ('chain', operators, sides)
   ('group', '[', ')', (readings…))   a tuple or an interval, which only context tells apart
+  ('letters', text, reading)   ('dashed', numbers, reading)   ('time', hour, minute, 'a' | 'p')
   ('numeral', digits, base)   ('list' | 'set' | 'braces' | 'ratio', (readings…))
   ('union' | 'intersection', (readings…))
   ('minus', reading, reading)   ('matrix', ((trees…)…))   ('text', text)
@@ -29,7 +33,7 @@ A reading says what an answer means: a tuple too, with some of these heads and s
 A label is a tree. lhs and rhs are the trees of an equation's sides, None where it was none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 Tree = tuple[Any, ...]
@@ -86,6 +90,24 @@ def heads(tree: Any) -> frozenset[str]:
   if tree[0] == 'function':
     names.add(tree[1])
   return frozenset(names).union(*(heads(child) for child in tree if isinstance(child, tuple)))
+
+
+def nodes(tree: Any) -> Iterator[Tree]:
+  """Yield a tree and all trees in it."""
+  if isinstance(tree, tuple) and tree:
+    if isinstance(tree[0], str):
+      yield tree
+    for child in tree:
+      yield from nodes(child)
+
+
+def plain(tree: Any) -> Any:
+  """Return a tree in which letters in a row are products, and dashes differences."""
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[0] in ('letters', 'dashed'):
+    return tree if tree[2] is None else tree[2]
+  return tuple(map(plain, tree))
 
 
 def size(tree: Tree) -> int:

@@ -1,54 +1,139 @@
-"""Names of units of measurement, and which of them mean the same unit."""
+r"""Names of units of measurement, which of them mean the same unit, and how they are converted.
 
-import re
-
-# One unit a line, the name it is compared by first.
-_SYNONYMS = """
-cm centimeter centimeters centimetre centimetres
-mm millimeter millimeters millimetre millimetres
-km kilometer kilometers kilometre kilometres
-m meter meters metre metres
-in inch inches
-ft foot feet
-yd yard yards
-mi mile miles
-kg kilogram kilograms
-g gram grams
-mg milligram milligrams
-lb lbs pound pounds
-oz ounce ounces
-s sec secs second seconds
-min mins minute minutes
-h hr hrs hour hours
-day days
-week weeks
-month months
-year years yr yrs
-degree degrees deg
-radian radians rad
-dollar dollars usd
-cent cents
-euro euros
-yuan
-l liter liters litre litres
-ml milliliter milliliters
-hz hertz
-mph
-kph
-unit units
+Two units measure the same if their dimensions are the same, as those of 'km/h' and 'm/s' are.
+Temperatures are not converted, because their scales begin at different points.
 """
-_CANONICAL = {
-  name: names.split()[0] for names in _SYNONYMS.strip().split('\n') for name in names.split()
-}
+
+import functools
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+# One unit a line: the name it is compared by, its size in units of its dimensions, these, and its
+# other names. Dimensions are in metres, grams, seconds, months, dollars and so on.
+_TABLE = """
+m 1 length meter meters metre metres
+mm 1/1000 length millimeter millimeters millimetre millimetres
+cm 1/100 length centimeter centimeters centimetre centimetres
+km 1000 length kilometer kilometers kilometre kilometres
+in 127/5000 length inch inches
+ft 381/1250 length foot feet
+yd 1143/1250 length yard yards
+mi 201168/125 length mile miles
+g 1 mass gram grams
+mg 1/1000 mass milligram milligrams
+kg 1000 mass kilogram kilograms
+tonne 1000000 mass tonnes
+lb 45359237/100000 mass lbs pound pounds
+oz 45359237/1600000 mass ounce ounces
+s 1 time sec secs second seconds
+min 60 time mins minute minutes
+h 3600 time hr hrs hour hours
+day 86400 time days
+week 604800 time weeks
+month 1 calendar months
+year 12 calendar years yr yrs
+degree 1 angle degrees deg
+radian 1 radian radians rad
+dollar 1 money dollars usd
+cent 1/100 money cents
+euro 1 euro euros
+yuan 1 yuan
+l 1/1000 length^3 liter liters litre litres
+ml 1/1000000 length^3 milliliter milliliters millilitre millilitres
+gallon 473176473/125000000000 length^3 gallons
+quart 473176473/500000000000 length^3 quarts
+pint 473176473/1000000000000 length^3 pints
+hz 1 time^-1 hertz
+n 1000 mass length time^-2 newton newtons
+j 1000 mass length^2 time^-2 joule joules
+w 1000 mass length^2 time^-3 watt watts
+v 1 voltage volt volts
+k 1 temperature kelvin kelvins
+a 1 current ampere amperes
+ohm 1 ohm ohms
+mph 1397/3125 length time^-1
+kph 5/18 length time^-1 kmh
+unit 1 unit units
+"""
+_DIMENSION = re.compile(
+  r'(length|mass|time|calendar|angle|radian|money|euro|yuan|voltage|temperature|current)'
+  r'(?:\^(-?[0-9]))?'
+)
+
+
+class Measure(NamedTuple):
+  """What a unit measures."""
+
+  size: Fraction  # in units of its dimensions
+  dimensions: tuple[tuple[str, int], ...]  # names and exponents, in order, without zeros
+
+
+class _Unit(NamedTuple):
+  name: str
+  size: Fraction
+  dimensions: Counter[str]
+
+
+def _read_table() -> dict[str, _Unit]:
+  units = {}
+  for line in _TABLE.strip().split('\n'):
+    name, size, *words = line.split()
+    dimensions = Counter[str]()
+    while words and (match := _DIMENSION.fullmatch(words[0])) and words[0] != name:
+      dimensions[match[1]] += int(match[2] or 1)
+      del words[0]
+    dimensions = dimensions or Counter({name: 1})
+    units |= dict.fromkeys((name, *words), _Unit(name, Fraction(size), dimensions))
+  return units
+
+
+_UNITS = _read_table()
 # Units recognised without \text{…}: one letter is a variable there, and 'in' a word.
-UNITS = frozenset(name for name in _CANONICAL if len(name) > 1 and name != 'in')
+UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in')
+# Units of one letter, which are recognised after a number and a space: '5 m', but not '5m'.
+LETTERS = frozenset('mgshlLNJWVKA')
+# Words that multiply the number before them.
+_SCALES = {'dozen': 12, 'hundred': 100, 'thousand': 10**3, 'million': 10**6}
+_SCALES |= {'billion': 10**9, 'trillion': 10**12, 'gross': 144, 'lakh': 10**5, 'crore': 10**7}
+MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() for end in ('', 's')}
+
 _POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
+_PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
   """One spelling of a unit: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
   name = name.lower().replace(' per ', '/').replace('{', '').replace('}', '')
   name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1] == "cubic" else 2}', name)
-  parts: list[str] = re.findall(r'[a-z]+|[^a-z\s.]+', name)
-  unit = ''.join(_CANONICAL.get(part, part.removesuffix('s')) for part in parts)
+  unit = ''
+  for part in re.findall(r'[a-z]+|[^a-z\s.]+', name):
+    word = _UNITS[part].name if part in _UNITS else part.removesuffix('s')
+    unit += ' ' * (part.isalpha() and unit[-1:].isalnum()) + word
   return '' if unit.startswith('unit') else unit
+
+
+@functools.lru_cache(maxsize=256)
+def measure(unit: str) -> Measure | None:
+  """What a unit in its normal spelling measures; None where a part of it is unknown."""
+  size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
+  while at < len(unit):
+    match = _PART.match(unit, at)
+    if not match or (match[1] and match[1] not in _UNITS):
+      return None
+    at = match.end()
+    if not match[1]:
+      sign = -1 if match[0] == '/' else 1
+      continue
+    part, exponent = _UNITS[match[1]], sign * int(match[2] or 1)
+    size *= part.size**exponent
+    for dimension, power in part.dimensions.items():
+      dimensions[dimension] += power * exponent
+  return Measure(size, tuple(sorted((name, n) for name, n in dimensions.items() if n)))
+
+
+def conversion(unit: str, other: str) -> Fraction | None:
+  """How many of `other` one `unit` is; None where they do not measure the same."""
+  x, y = measure(unit), measure(other)
+  return x.size / y.size if x and y and x.dimensions == y.dimensions else None

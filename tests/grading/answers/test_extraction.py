@@ -2,7 +2,7 @@
 
 import pytest
 
-from exgrpo_jax.grading.answers.extraction import extract, extract_text
+from exgrpo_jax.grading.answers.extraction import accepted_answers, extract, extract_text
 
 # Name: (response, answer).
 RESPONSES = {
@@ -33,6 +33,20 @@ RESPONSES = {
   'comma_before_cents': ('Soucis : 2,74 $ a..', '2,74'),
   'answer_in_a_sentence': ('Final Answer: The largest $n$ is 34.', '34'),
   'answer_after_a_colon': ('Answer: Evelyn.', 'Evelyn'),
+  'code_span': ('Answer: `13`', '13'),
+  'code_span_after_gsm8ks_mark': ('#### `13`', '13'),
+  'fenced': ('Answer:\n```\n13\n```', '13'),
+  'quoted': ('The answer is "13".', '13'),
+  'emphasised': ('The answer is __13__.', '13'),
+  'emphasised_last_number': ('So we get _13_ of them.', '13'),
+  'subscript_is_no_number': (r'We call it $x$, or 7, or a_13', 'or 7'),
+  'list_item': ('Answer:\n- 13', '13'),
+  'with_its_reason': ('The answer is 13, because 5+8=13', '13'),
+  'with_a_remark': ('The answer is 13 (5+8).', '13'),
+  'a_point_is_no_remark': ('The answer is (5, 8).', '(5, 8)'),
+  'braces_the_wrong_way_round': (r'\boxed}5{', None),
+  'bracket_in_place_of_a_brace': (r'\boxed(5)', None),
+  'box_that_is_only_mentioned': (r'I put it in a \boxed, and it is 5.', '5'),
   'nothing': ('I do not know.', None),
   'empty': ('', None),
 }
@@ -54,6 +68,24 @@ def test_for_an_answer_that_is_no_number_the_last_line_counts_where_nothing_mark
     ' ': None,
   }
   assert {response: extract_text(response) for response in expected} == expected
+
+
+def test_the_answers_of_a_ground_truth():
+  expected = {
+    'The answer is 56.': ('56',),
+    'She has 56 apples left.': ('56',),
+    'The 3 sides are 4 each.': ('The 3 sides are 4 each.',),  # two numbers
+    'Evelyn is the tallest.': ('Evelyn is the tallest.',),
+    'x + 3 = 5': ('x + 3 = 5',),
+    '5 + 8 = 13\n#### 13': ('13',),
+    '["4", "four"]': ('4', 'four'),
+    "['4', 'four']": ('4', 'four'),
+    '["The answer is 4.", "four"]': ('4', 'four'),
+    '[4, 5]': ('[4, 5]',),  # an interval
+    '["4", 4]': ('["4", 4]',),
+    '[]': ('[]',),
+  }
+  assert {truth: accepted_answers(truth) for truth in expected} == expected
 
 
 @pytest.mark.parametrize(

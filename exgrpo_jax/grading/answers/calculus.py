@@ -1,0 +1,102 @@
+r"""Derivatives, differentials and integrals, whose `d` and `\partial` are no factors.
+
+They become calls of unknown functions: `\frac{ds}{dt}` is the call 'd/dt' of s, and `dx` the call
+'d' of x. So they equal themselves, with any spelling of their operand, but no product of letters.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from exgrpo_jax.grading.answers.tree import Tree, make_product, symbols
+
+_SIGNS = ('d', 'partial', 'delta')
+# Letters that a differential without a fraction or an integral may have.
+_VARIABLES = frozenset('xyztrsuvwpqfVASEQ').union('theta phi rho tau omega lambda'.split())
+_COEFFICIENTS = {'b', 'c'}  # beside them d is the next letter
+
+
+def with_forms(tree: Tree) -> Tree:
+  """Replace derivatives, differentials and integrands of a tree by calls."""
+  is_letter = symbols(tree) >= _COEFFICIENTS or _count_lone_signs(tree) > 0
+  return _replace(tree, has_differentials=not is_letter)
+
+
+def _replace(tree: Any, has_differentials: bool) -> Any:
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[0] == 'divide' and (derivative := _derivative(tree, has_differentials)):
+    return derivative
+  if tree[0] == 'call' and tree[1].startswith('int_'):
+    return 'call', tree[1], tuple(_replace(argument, True) for argument in tree[2])
+  if tree[0] == 'multiply':
+    factors = [_replace(factor, has_differentials) for factor in tree[1]]
+    factors = _applied(factors)
+    return make_product(_differentials(factors) if has_differentials else factors)
+  return tuple(_replace(child, has_differentials) for child in tree)
+
+
+def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
+  r"""Return `\frac{d^2y}{dx^2}` as the call 'd^2/dxdx' of y; without operand as an 'operator'."""
+  variables = _variables(_factors(tree[2]))
+  sign, *operand = _factors(tree[1])
+  order = Fraction(1)
+  if sign[0] == 'power' and sign[2][0] == 'number':
+    sign, order = sign[1], sign[2][1]
+  if not variables or sign[0] != 'symbol' or sign[1] not in _SIGNS:
+    return None
+  name = f'{sign[1]}{f"^{order}" if order != 1 else ""}/{variables}'
+  if not operand:
+    return 'operator', name
+  return 'call', name, (_replace(make_product(operand), has_differentials),)
+
+
+def _factors(tree: Tree) -> Sequence[Tree]:
+  return tree[1] if tree[0] == 'multiply' else (tree,)
+
+
+def _variables(factors: Sequence[Tree]) -> str:
+  """What a derivative is taken by, as 'dxdx' for `dx^2`; '' where this is no such product."""
+  text = ''
+  for sign, variable in zip(factors[::2], factors[1::2], strict=len(factors) % 2 == 0):
+    times = 1
+    if variable[0] == 'power' and variable[2][0] == 'number' and 0 < variable[2][1] < 10:
+      times, variable = int(variable[2][1]), variable[1]
+    if sign[0] != 'symbol' or sign[1] not in _SIGNS or variable[0] != 'symbol':
+      return ''
+    text += f'{sign[1]}{variable[1]}' * times
+  return text if len(factors) % 2 == 0 else ''
+
+
+def _applied(factors: Sequence[Tree]) -> list[Tree]:
+  """Factors with each operator applied to the product of all that follow it."""
+  for index, factor in enumerate(factors):
+    if factor[0] == 'operator' and index + 1 < len(factors):
+      operand = make_product(_applied(factors[index + 1 :]))
+      return [*factors[:index], ('call', factor[1], (operand,))]
+  return list(factors)
+
+
+def _differentials(factors: Sequence[Tree]) -> list[Tree]:
+  """Factors with 'd' and the variable after it as one."""
+  found: list[Tree] = []
+  for factor in factors:
+    is_variable = factor[0] == 'symbol' and factor[1].partition('_')[0] in _VARIABLES
+    if found and found[-1] == ('symbol', 'd') and is_variable:
+      found[-1] = ('call', 'd', (factor,))
+    else:
+      found.append(factor)
+  return found
+
+
+def _count_lone_signs(tree: Any) -> int:
+  """How often a tree has a 'd' that no variable follows, outside of derivatives."""
+  if not isinstance(tree, tuple) or not tree:
+    return 0
+  if tree == ('symbol', 'd'):
+    return 1
+  if tree[0] == 'divide' and _derivative(tree, has_differentials=False):
+    return 0
+  if tree[0] == 'multiply':
+    return sum(map(_count_lone_signs, _differentials(tree[1])))
+  return sum(map(_count_lone_signs, tree))

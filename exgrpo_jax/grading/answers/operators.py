@@ -1,0 +1,316 @@
+r"""Products whose order can matter: of matrices, vectors, operators, functions and group elements.
+
+Letters commute unless something says that they may not: an inverse beside other letters
+(`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
+face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
+expressions are the same if they agree at several choices of them. Vectors become antisymmetric
+matrices, whose commutator is their cross product. Letter N: any number of matrices.
+"""
+
+import zlib
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from exgrpo_jax.grading.answers.number import ERRORS, Context, Point, context_of, evaluate, to_float
+from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, symbols
+
+Matrix = Any  # an mpmath matrix of 3 by 3
+
+_DIGITS = 50
+_NUM_CHOICES = 2
+_MAX_EXPONENT = 12
+_VECTORS = ('vec ', 'overrightarrow ', 'mathbf ')
+_DERIVATIVES = ('nabla', 'partial')
+_OPERATORS = ('hat ', 'widehat ', *_DERIVATIVES)
+_TRANSPOSES = (('symbol', 'T'), ('symbol', 'H'))
+_ORDERED = frozenset({'compose', 'dot', 'cross'})  # heads that no commuting product has
+_GREEK_CAPITALS = ('Gamma', 'Delta', 'Theta', 'Lambda', 'Sigma', 'Phi', 'Psi', 'Omega', 'Pi', 'Xi')
+
+
+def is_vector(tree: Tree) -> bool:
+  r"""Return True if a tree is marked as a vector or an operator, as `2\vec{u} + \hat{k}` is."""
+  head = tree[0]
+  if head == 'symbol':
+    return tree[1].startswith(_VECTORS + _OPERATORS)
+  if head in ('add', 'multiply'):
+    return any(map(is_vector, tree[1]))
+  return head == 'cross' or (head in ('negate', 'divide', 'power') and is_vector(tree[1]))
+
+
+def in_one_face(x: Tree, y: Tree) -> tuple[Tree, Tree]:
+  r"""Set a letter in bold on both sides if one side has nothing in bold: v is `\mathbf{v}`."""
+  x_bold, y_bold = (
+    {name for name in symbols(tree) if name.startswith('mathbf ')} for tree in (x, y)
+  )
+  if x_bold and not y_bold:
+    return x, _in_bold(y, x_bold)
+  if y_bold and not x_bold:
+    return _in_bold(x, y_bold), y
+  return x, y
+
+
+def _in_bold(tree: Any, names: set[str]) -> Any:
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[0] == 'symbol' and f'mathbf {tree[1]}' in names:
+    return 'symbol', f'mathbf {tree[1]}'
+  return tuple(_in_bold(child, names) for child in tree)
+
+
+# ---- Which letters do not commute ----
+
+
+def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
+  """Return the letters of two trees whose order in a product can matter; often none.
+
+  A truth that divides by a capital letter says that capitals are numbers, and a side that divides
+  by a small letter says so of small ones.
+  """
+  names = symbols(given) | symbols(truth)
+  marked = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
+  found: set[str] = set(marked)
+  divisors = _divisors(truth) | {name for name in _divisors(given) if not _is_capital(name)}
+  for tree in (given, truth):
+    for node in nodes(tree):
+      found |= _ordered_in(node, divisors)
+      repeated = _repeated_apart(node)
+      if tree is truth or all(map(_is_capital, repeated)):
+        found |= repeated
+  if any(map(_is_capital, found)):
+    found |= {name for name in names if _is_capital(name)}
+  if _has_transpose(given) or _has_transpose(truth):
+    found -= {'T', 'H'}
+  return frozenset(found)
+
+
+def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
+  """Letters that one node shows not to commute."""
+  head = node[0]
+  if head == 'compose':
+    return set(_letters(node))
+  if head in ('dot', 'cross'):
+    return set()  # their letters are marked
+  if head == 'multiply':
+    return _ordered_in_product(node[1], divisors)
+  if head == 'power':
+    base, exponent = node[1:]
+    is_transpose = exponent in _TRANSPOSES and bool(_letters(base))
+    if is_transpose and (exponent[1] == 'T' or all(map(_is_capital, _letters(base)))):
+      return set(_letters(base))
+    if _is_inverse(node) and _is_capital_letter(base) and base[1] not in divisors:
+      return {base[1]}
+  if head == 'add':
+    return _ordered_in_commutator(node[1])
+  return set()
+
+
+def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> set[str]:
+  """Letters of a product with an inverse: 'a^{-1}b', and in any case 'xyx^{-1}'."""
+  letters = {name for factor in factors for name in _letters(factor)}
+  if any(name.startswith(_DERIVATIVES) for name in letters):
+    return letters  # they act on what follows
+  inverses = [factor[1] for factor in factors if _is_inverse(factor)]
+  others = [factor for factor in factors if not _is_inverse(factor) and symbols(factor)]
+  if any(base in others for base in inverses):
+    return letters
+  are_elements = all(base[0] == 'symbol' and base[1] not in divisors for base in inverses)
+  if inverses and are_elements and len(inverses) + len(others) > 1:
+    return letters - set(divisors)
+  return set()
+
+
+def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
+  """Letters of 'AB + BA', or of 'xy - yx', where two terms are one product in two orders."""
+  products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
+  found: set[str] = set()
+  for index, (x, is_negative) in enumerate(products):
+    for y, other_is_negative in products[:index]:
+      if (
+        x[0] == y[0] == 'multiply' and x != y and sorted(map(repr, x[1])) == sorted(map(repr, y[1]))
+      ):
+        letters = {name for factor in x[1] for name in _letters(factor)}
+        if is_negative != other_is_negative or all(map(_is_capital, letters)):
+          found |= letters
+  return found
+
+
+def _repeated_apart(node: Tree) -> set[str]:
+  """Letters of a product such as 'ABA', in which one stands twice with others between."""
+  if node[0] != 'multiply' or any(factor[0] not in ('symbol', 'power') for factor in node[1]):
+    return set()
+  bases = [factor[1] if factor[0] == 'power' else factor for factor in node[1]]
+  if any(base[0] != 'symbol' for base in bases):
+    return set()
+  runs = [base[1] for base, before in zip(bases, [None, *bases]) if base != before]
+  return set(runs) if len(set(runs)) < len(runs) else set()
+
+
+def _is_inverse(tree: Tree) -> bool:
+  return tree[0] == 'power' and tree[2] == ('negate', ('number', Fraction(1)))
+
+
+def _is_capital_letter(tree: Tree) -> bool:
+  return tree[0] == 'symbol' and _is_capital(tree[1])
+
+
+def _is_capital(name: str) -> bool:
+  """Return True for A, A_1, Lambda; not for words and marked letters."""
+  stem = name.partition('_')[0]
+  return (len(stem) == 1 and stem.isupper()) or stem in _GREEK_CAPITALS
+
+
+def _letters(tree: Tree) -> frozenset[str]:
+  """Names of single letters in a tree, without calls such as 'f()' and words."""
+  return frozenset(name for name in symbols(tree) if not name.endswith('()'))
+
+
+def _divisors(tree: Tree) -> frozenset[str]:
+  return frozenset().union(*(_letters(node[2]) for node in nodes(tree) if node[0] == 'divide'))
+
+
+def _has_transpose(tree: Tree) -> bool:
+  return any(node[0] == 'power' and node[2] in _TRANSPOSES for node in nodes(tree))
+
+
+# ---- Comparison ----
+
+
+def same_in_order(x: Tree, y: Tree, letters: frozenset[str]) -> bool:
+  """Return True if two trees agree at every choice of matrices for `letters`."""
+  return all(_is_zero(values[0] - values[1], values) for values in _values(x, y, letters)) and bool(
+    _values(x, y, letters)
+  )
+
+
+def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: bool) -> bool:
+  """Return True if x is a number times y at every choice of matrices, and neither is zero."""
+  values = _values(x, y, letters)
+  if not values:
+    return False
+  ratios = []
+  for a, b in values:
+    row, column = max(((i, j) for i in range(3) for j in range(3)), key=lambda at: abs(b[at]))
+    if _norm(b) == 0 or _is_zero(a, (b,)):
+      return False
+    ratio = a[row, column] / b[row, column]
+    if not _is_zero(a - ratio * b, (a,)):
+      return False
+    ratios.append(ratio)
+  is_constant = all(abs(r - ratios[0]) <= abs(ratios[0]) * _tolerance() for r in ratios)
+  return is_constant and (not positive or ratios[0] > 0)
+
+
+def _values(x: Tree, y: Tree, letters: frozenset[str]) -> list[tuple[Matrix, Matrix]]:
+  """The values of both at each choice; none where one of them has no value."""
+  if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'}:
+    return []
+  values = []
+  for index in range(_NUM_CHOICES):
+    try:
+      algebra = _Algebra(letters, symbols(x) | symbols(y), index)
+      values.append((algebra.value(x), algebra.value(y)))
+    except (*ERRORS, ZeroDivisionError):
+      return []
+  return values
+
+
+def _is_zero(matrix: Matrix, others: Sequence[Matrix]) -> bool:
+  return _norm(matrix) <= _tolerance() * max(map(_norm, others))
+
+
+def _tolerance() -> Any:
+  return context_of(_DIGITS).mpf(10) ** (-_DIGITS // 2)
+
+
+def _norm(matrix: Matrix) -> Any:
+  return max(map(abs, matrix))
+
+
+class _Algebra:
+  """Values of trees as matrices; a number is that multiple of the identity."""
+
+  def __init__(self, letters: frozenset[str], names: frozenset[str], index: int) -> None:
+    self._context: Context = context_of(_DIGITS)
+    self._letters = letters
+    self._index = index
+    self._point: Point = {
+      name: Fraction(self._checksum(name) + 4000, 5003) for name in names - letters
+    }
+
+  def value(self, tree: Tree) -> Matrix:
+    """The matrix of a tree; raises one of ERRORS or ZeroDivisionError where it has none."""
+    head = tree[0]
+    if head == 'symbol' and tree[1] in self._letters:
+      return self._letter(tree[1])
+    if not symbols(tree) & self._letters and not heads(tree) & _ORDERED:
+      return self._number(to_float(evaluate(tree, self._point, self._context), self._context))
+    if head == 'negate':
+      return -self.value(tree[1])
+    if head == 'divide':
+      return self.value(tree[1]) * self.value(tree[2]) ** -1
+    if head == 'power':
+      return self._power(tree[1], tree[2])
+    if head in ('add', 'multiply', 'compose'):
+      total, *others = map(self.value, tree[1])
+      for other in others:
+        total = total + other if head == 'add' else total * other
+      return total
+    if head in ('dot', 'cross'):
+      return self._product_of_vectors(head, tree[1], tree[2])
+    return self._unknown(head, tree[1], tree[2]) if head in ('function', 'call') else self._fail()
+
+  def _fail(self) -> Matrix:
+    raise ArithmeticError('no matrix')
+
+  def _power(self, base: Tree, exponent: Tree) -> Matrix:
+    value = self.value(base)
+    if exponent in _TRANSPOSES:
+      return value.T
+    if symbols(exponent):
+      return self._unknown('power', repr(exponent), (base,))
+    number = evaluate(exponent, {}, self._context)
+    if not isinstance(number, Fraction) or number.denominator != 1 or abs(number) > _MAX_EXPONENT:
+      return self._unknown('power', repr(exponent), (base,))
+    return value ** int(number)
+
+  def _product_of_vectors(self, head: str, x: Tree, y: Tree) -> Matrix:
+    if any(name.startswith(_DERIVATIVES) for name in symbols(x) | symbols(y)):
+      return self._unknown(head, '', (x, y))  # an operator acts on what follows it
+    a, b = self.value(x), self.value(y)
+    return a * b - b * a if head == 'cross' else self._number(_dot(a, b))
+
+  def _unknown(self, head: str, name: str, arguments: Sequence[Tree]) -> Matrix:
+    """A pseudo-random matrix, by a function's name and its arguments' values."""
+    values = list(map(self.value, arguments))
+    if name == 'abs' and self._is_vector_value(values[0]):
+      return self._number(self._context.sqrt(_dot(values[0], values[0])))
+    texts = [self._context.nstr(cell, 20) for value in values for cell in value]
+    return self._random(' '.join((head, name, *texts)))
+
+  def _is_vector_value(self, value: Matrix) -> bool:
+    return _is_zero(value + value.T, (value,))
+
+  def _letter(self, name: str) -> Matrix:
+    value = self._random(name)
+    is_small_vector = name.startswith(_VECTORS) and not name.removeprefix('mathbf ')[:1].isupper()
+    return value - value.T if is_small_vector else value
+
+  def _random(self, name: str) -> Matrix:
+    cells = [
+      [self._context.mpf(self._checksum(f'{name} {i}{j}') + 1) / 4001 - 1 for j in range(3)]
+      for i in range(3)
+    ]
+    return self._context.matrix(cells)
+
+  def _number(self, value: Any) -> Matrix:
+    return self._context.eye(3) * value
+
+  def _checksum(self, name: str) -> int:
+    return zlib.crc32(f'{name} {self._index}'.encode()) % 10007
+
+
+def _dot(a: Matrix, b: Matrix) -> Any:
+  """The dot product of two antisymmetric matrices as vectors."""
+  product = a * b
+  return -sum(product[i, i] for i in range(3)) / 2
