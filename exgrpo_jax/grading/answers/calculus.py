@@ -12,7 +12,8 @@ from exgrpo_jax.grading.answers.tree import Tree, make_product, symbols
 
 _SIGNS = ('d', 'partial', 'delta')
 # Letters that a differential without a fraction or an integral may have.
-_VARIABLES = frozenset('xyztrsuvwpqfVASEQ').union('theta phi rho tau omega lambda'.split())
+_GREEK = ('theta', 'phi', 'rho', 'tau', 'omega', 'lambda')
+_VARIABLES = frozenset((*'xyztrsuvwpqfVASEQ', *_GREEK))
 _COEFFICIENTS = {'b', 'c'}  # beside them d is the next letter
 
 
