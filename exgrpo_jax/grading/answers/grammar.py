@@ -39,7 +39,7 @@ _OPERAND_COMMANDS = (
 )
 
 
-ITEM_ENDS = frozenset(',;)]}&\\') | {'end'}
+_ITEM_ENDS = frozenset(',;)]&\\') | {'end'}
 _SMALL_WORDS = frozenset(('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok'))
 _ROMAN = re.compile('M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})')
 
@@ -157,8 +157,10 @@ class Grammar(Cursor, abc.ABC):
     if at >= len(self._tokens):
       return True
     token = self._tokens[at]
+    if token.text == '}':
+      return token.kind == 'command'  # of a set, not of a group
     return token.kind in ('mark', 'command') and (
-      token.text in ITEM_ENDS or token.text in _RELATIONS
+      token.text in _ITEM_ENDS or token.text in _RELATIONS
     )
 
   def _next_relation(self) -> str | None:
@@ -322,7 +324,7 @@ class Grammar(Cursor, abc.ABC):
       unit = self._unit()
     except UnreadableError:
       unit = ''
-    if measure(normalize_unit(unit)) and self._ends_item(self._at):
+    if measure(normalize_unit(unit)) and (self.at_end() or self._next_is(',', ';')):
       return unit
     self._at = start
     return None
