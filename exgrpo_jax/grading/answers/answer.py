@@ -95,7 +95,7 @@ def _read_numeral(text: str) -> Reading | None:
 
 
 def _read_time(text: str) -> Reading | None:
-  """A time of day with its half: '3 pm' and '3:00 pm'."""
+  """Read a time of day with its half, '3 pm' or '3:00 pm'; None for anything else."""
   match = _TIME.fullmatch(strip_wrappers(text))
   if not match or not 1 <= int(match[1]) <= 12:
     return None

@@ -61,16 +61,14 @@ def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Read
 
 
 def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) -> Reading | None:
-  """The unknown of '|inner| < bound', or of '|inner| > bound'."""
+  """Solve '|inner| < bound', or '|inner| > bound', for its unknown."""
   if is_inside:
     return _solve_three_sided(operator, operator, ('negate', bound), inner, bound)
-  ends = (
-    _solve_two_sided(operator, bound, inner),
-    _solve_two_sided(operator, inner, ('negate', bound)),
-  )
-  if any(end is None or end[0] != 'labelled' for end in ends):
+  above = _solve_two_sided(operator, bound, inner)
+  below = _solve_two_sided(operator, inner, ('negate', bound))
+  if not above or not below or (above[0], below[0]) != ('labelled', 'labelled'):
     return None
-  return make_labelled(ends[0][1], ('union', tuple(end[2] for end in ends)))
+  return make_labelled(above[1], ('union', (below[2], above[2])))
 
 
 def _solve_three_sided(

@@ -52,7 +52,7 @@ def same(given: Reading, truth: Reading) -> bool:
 
 
 def _same_as_written(given: Reading, truth: Reading) -> bool:
-  """Whether two words or rows of numbers are the same; one of them alone is also what it gives."""
+  """Compare words or rows of numbers as written, and one of them with anything else by value."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
   if given[0] in ('labelled', 'assigned'):
@@ -64,7 +64,7 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
 
 
 def _as_product(reading: Reading) -> Reading:
-  """The truth's 'P = IV' is a product, but its 'n = XIV' a numeral."""
+  """Read the truth's 'P = IV' as a product, but its 'n = XIV' as a numeral."""
   if reading[0] != 'labelled' or reading[2][0] != 'letters':
     return reading
   _, text, product = reading[2]
@@ -72,17 +72,17 @@ def _as_product(reading: Reading) -> Reading:
 
 
 def _same_time(given: Reading, truth: Reading) -> bool:
-  """'12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
+  """Compare a time of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
   time, other = (given, truth) if given[0] == 'time' else (truth, given)
   if other[0] == 'ratio':
-    hour, *minutes = (quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity')
-    return len(other[1]) == 2 and minutes == [time[2]] and hour in _hours(time)
+    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
+    return any(parts == [hour, time[2]] for hour in _hours(time))
   is_number = other[0] == 'quantity' and not other[2]
   return is_number and time[2] == 0 and quantity.exact(other[1]) == time[1]
 
 
 def _hours(time: Reading) -> tuple[int, int]:
-  """The hour on a clock of twelve hours, and of twenty-four."""
+  """Return the hour on a clock of twelve hours, and of twenty-four."""
   return time[1], time[1] % 12 + 12 * (time[3] == 'p')
 
 
@@ -105,7 +105,7 @@ def _same_quantity(given: Reading, truth: Reading) -> bool:
 
 
 def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
-  """Both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
+  """Return both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
 
   '6 m' is 6 times m if the other side has m as a letter. A number with pi is an angle in radians
   where the other side has degrees.
@@ -119,8 +119,10 @@ def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
     if product := _unit_as_letter(truth, given):
       return given, product
     return (given, _radians(y)) if _is_angle(y_unit, x) else (given, truth)
-  if {x_unit, y_unit} == {'degree', 'radian'}:
-    return tuple(_radians(r[1]) if r[2] == 'degree' else (*r[:2], '') for r in (given, truth))
+  if (x_unit, y_unit) == ('degree', 'radian'):
+    return _radians(x), ('quantity', y, '')
+  if (x_unit, y_unit) == ('radian', 'degree'):
+    return ('quantity', x, ''), _radians(y)
   if x_unit.startswith('degree ') and y_unit == 'degree':  # '20 °C' for '20°'
     return given, (*truth[:2], x_unit)
   if y_unit.startswith('degree ') and x_unit == 'degree':
@@ -241,7 +243,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """'y = 2, x = 1' is (1, 2): letters that follow each other name coordinates in their order."""
+  """Compare values in the order of their labels if these are coordinates: 'y = 2, x = 1' is (1, 2)."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
@@ -339,7 +341,7 @@ def _same_collection(given: Reading, truth: Reading) -> bool:
 
 
 def _same_ratio(ratio: Reading, number: Reading) -> bool:
-  """3:4 is the fraction 3/4, written with these numbers or as a decimal."""
+  """Return True if a ratio is this fraction or decimal: 3:4 is 3/4 and 0.75, but 3:1 is not 3."""
   if len(ratio[1]) != 2 or any(item[0] != 'quantity' or item[2] for item in ratio[1]):
     return False
   (_, top, _), (_, bottom, _) = ratio[1]
