@@ -243,7 +243,7 @@ def _split_assignment(reading: Reading) -> Reading:
 
 
 def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
-  """Compare values in the order of their labels if these are coordinates: 'y = 2, x = 1' is (1, 2)."""
+  """Compare values in the order of their labels if these name coordinates: 'y = 2, x = 1'."""
   names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
   if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
     assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
