@@ -14,7 +14,7 @@ from exgrpo_jax.grading import rewards, user_code
 
 # What a parameter may be called, besides the columns of the question's row.
 PARAMETERS = (
-  'response',  # its text, without special tokens
+  'response',  # its text, without special tokens but with tags such as </think>
   'answer',  # the ground truth
   'outcome',  # the verifier's: one of verifier.OUTCOMES
   'question',  # the text of the last user message
