@@ -1,7 +1,7 @@
 """The rewards that come with the package, to be named in config.grading.rewards.
 
 A reward is a function that asks by the names of its parameters for what it needs (see
-reward_functions.PARAMETERS) and returns a finite number. These run in grading's worker processes
+reward_functions.PARAMETERS) and returns a number. These run in grading's worker processes
 under their limits, so this file must not import jax.
 """
 
