@@ -14,14 +14,14 @@ def group_advantages(
   replay_advantage: str = 'group',
   replay_slope: float = 1.0,
 ) -> Array:
-  """Reward minus a baseline of one question's K rollouts.
+  """Subtract a baseline from the rewards of each question's K rollouts.
 
   Dr. GRPO (arXiv:2503.20783): no division by the standard deviation unless asked for (GRPO,
   arXiv:2402.03300). 'population' divides by the standard deviation over K plus 1e-6, 'sample' over
   K - 1 as torch.std and the authors' code do. It is always that of all K.
 
   Args:
-    reward_QK: float32. Each group has a fresh row.
+    reward_QK: float32, from -1e15 to 1e15. Each group has a fresh row.
     normalize_std: `objective.normalize_std`.
     is_replay_QK: bool, which rows are replayed; None is none.
     baseline: 'group', the mean of all K, or 'fresh': a fresh row's is the mean of its group's
@@ -32,11 +32,14 @@ def group_advantages(
     replay_slope: `objective.replay_slope`, what a replayed token's gradient is of a fresh one's.
 
   Returns:
-    float32 [Q, K]; a group of equal rewards gives 0.
+    float32 [Q, K]; a group of equal rewards gives exactly 0, and with the baseline 'fresh' so do
+    equal rewards of fresh rows.
   """
   chex.assert_rank(reward_QK, 2)
   is_replay_QK = np.zeros(reward_QK.shape, bool) if is_replay_QK is None else is_replay_QK
   chex.assert_equal_shape([reward_QK, is_replay_QK])
+  # The mean of K equal numbers is often not that number in float32, but the mean of zeros is 0.
+  reward_QK = reward_QK - reward_QK.max(axis=1, keepdims=True, where=~is_replay_QK, initial=-np.inf)
   baseline_QK = reward_QK.mean(axis=1, keepdims=True)
   if replay_advantage == 'balanced':
     baseline_QK = _weighted_mean(reward_QK, ~is_replay_QK + np.float32(replay_slope) * is_replay_QK)
@@ -53,6 +56,6 @@ def group_advantages(
 
 
 def _weighted_mean(reward_QK: Array, weight_QK: Array) -> Array:
-  """The mean over each group: [Q, 1]."""
+  """Return the mean over each group: [Q, 1]."""
   total_Q1 = (reward_QK * weight_QK).sum(axis=1, keepdims=True)
   return total_Q1 / weight_QK.sum(axis=1, keepdims=True, dtype=reward_QK.dtype)

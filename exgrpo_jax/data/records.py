@@ -3,6 +3,7 @@ r"""From the rows of a file or data set to records: what a question is, whatever
 A record has the fields of store.SCHEMA. Rows whose answer cannot be checked make none.
 """
 
+import decimal
 import json
 import re
 import reprlib
@@ -78,12 +79,17 @@ def record(
   if messages[-1]['role'] == 'assistant':
     *messages, last = messages
     turn = last['content']
-    if not messages:
-      raise InputError(f"{place}: '{layout.question}' has nothing before the assistant's turn.")
+  if not any(message['role'] == 'user' for message in messages):
+    raise InputError(
+      f"{place}: '{layout.question}' has no message of the role 'user' that asks something. Give "
+      'it one.'
+    )
   solution = _optional(row.get(layout.solution), layout.solution, place) or turn
   if layout.answer:
-    given = _optional(_value(row, layout.answer, 'answer', place), layout.answer, place)
-    answer, worked = _split(given)
+    given = _value(row, layout.answer, 'answer', place)
+    answer, worked = answer_text(given, layout.answer, place), ''
+    if not _is_list(given):
+      answer, worked = _split(answer)
     solution = solution or worked
   elif layout.solution or turn:
     answer, solution = _conclusion(solution, layout.worked or bool(turn))
@@ -106,6 +112,23 @@ def record(
 
 
 # ---- Answers ----
+
+
+def answer_text(value: Any, name: str, place: str) -> str:
+  """Return an answer as text: '' if there is none, and a list of accepted ones as a JSON array.
+
+  Args:
+    value: text, a number, a list of these, or nothing.
+    name: the column's, for error messages.
+    place: the row's, for error messages.
+
+  Raises:
+    InputError: the value, or one in the list, is something else.
+  """
+  if not _is_list(value):
+    return _optional(value, name, place)
+  texts = [_text(one, f'{name}[{number}]', place) for number, one in enumerate(value)]
+  return json.dumps(texts, ensure_ascii=False) if texts else ''
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -206,7 +229,7 @@ def _value(row: Mapping[str, Any], name: str, key: str, place: str) -> Any:
 
 def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
   """The chat messages of a question; a text is what the user says."""
-  if not isinstance(value, (list, np.ndarray)):
+  if not _is_list(value):
     return [{'role': 'user', 'content': _text(value, name, place)}]
   turns = list(value)
   if not turns or not all(
@@ -230,7 +253,7 @@ def _optional(value: Any, name: str, place: str) -> str:
 
 
 def _text(value: Any, name: str, place: str) -> str:
-  """`value` as text; numbers are accepted and written as Python does."""
+  """Return `value` as text; numbers are written as Python does, decimals with all their digits."""
   if isinstance(value, bytes):
     try:
       value = value.decode()
@@ -242,6 +265,8 @@ def _text(value: Any, name: str, place: str) -> str:
   is_number = isinstance(value, (int, float, np.integer, np.floating))
   if is_number and not isinstance(value, bool) and not _is_nan(value):
     value = str(value)
+  if isinstance(value, decimal.Decimal):
+    value = f'{value:f}'
   if not isinstance(value, str) or not value.strip():
     shown = 'null' if value is None else reprlib.repr(value)
     raise InputError(f"{place}: field '{name}' is {shown}; it must be non-empty text or a number.")
@@ -252,6 +277,10 @@ def _text(value: Any, name: str, place: str) -> str:
       f"{place}: field '{name}' is not valid Unicode ({error}); it cannot be stored as UTF-8."
     ) from error
   return str(value)
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def _is_nan(value: Any) -> bool:
@@ -269,8 +298,10 @@ def _plain(value: Any) -> Any:
       return str(value)
   if isinstance(value, Mapping):
     return {str(name): _plain(inner) for name, inner in value.items()}
-  if isinstance(value, (list, tuple)):
+  if _is_list(value):
     return [_plain(inner) for inner in value]
+  if isinstance(value, np.floating):
+    return float(str(value))  # of float32's own precision
   if isinstance(value, (np.ndarray, np.generic)):
     return _plain(value.tolist())
   if isinstance(value, bytes):

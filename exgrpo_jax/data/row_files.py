@@ -8,6 +8,7 @@ second of two columns of one name, and does not say which line is wrong.
 import csv
 import io
 import json
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -43,7 +44,8 @@ def opened(path: str, keep_spelling: bool = True) -> RowFile:
 
   Args:
     path: of the file; for a task in Python with its split, as in 'squares.py:train'.
-    keep_spelling: whether numbers in JSON are Numerals.
+    keep_spelling: whether numbers in JSON are Numerals, and float16 and float32 of parquet the
+      float64 of the same shortest spelling: 0.1, not 0.10000000149011612.
 
   Raises:
     InputError: now or on reading: there is no such file, it is damaged or not of its format, a text
@@ -53,7 +55,7 @@ def opened(path: str, keep_spelling: bool = True) -> RowFile:
     return _task(path, existing(task[0]), task[1])
   file = existing(path)
   if file.suffix == '.parquet':
-    return _parquet(path, file)
+    return _parquet(path, file, keep_spelling)
   if file.suffix == '.csv':
     return _csv(path, file)
   if file.suffix == '.json':
@@ -165,6 +167,13 @@ def _csv(path: str, file: epath.Path) -> RowFile:
         )
       yield place, _others(dict(zip(names, row)), without)
 
+  with file.open('rb') as opened_file:
+    header = opened_file.readline().decode(errors='replace').strip()
+  if ',' not in header and any(separator in header for separator in ';\t|'):
+    raise InputError(
+      f'{path}:1: {reprlib.repr(header)} has no comma. Is the separator a comma? Write the file '
+      'again with commas between its values.'
+    )
   names = _next(values(), f'{path}:1', file) or []
   columns.check_distinct(names, f'{path}:1')
   return RowFile(lambda: names, rows)
@@ -187,14 +196,17 @@ def _next(found: Iterator[list[str]], place: str, file: epath.Path) -> list[str]
 # ---- Parquet ----
 
 
-def _parquet(path: str, file: epath.Path) -> RowFile:
+def _parquet(path: str, file: epath.Path, keep_spelling: bool) -> RowFile:
   def rows(without: Collection[str]) -> Rows:
     wanted, number = [name for name in names if name not in without], 0
     try:
       with file.open('rb') as content:
         for batch in pq.ParquetFile(content).iter_batches(_BATCH, columns=wanted):
+          short = filter(lambda field: _has_short_floats(field.type), batch.schema)
+          kinds = {field.name: field.type for field in short} if keep_spelling else {}
           for row in _values(batch, path, number):
-            yield f'{path}: row {number}', row
+            spelt = {name: _spelt(row[name], kind) for name, kind in kinds.items()}
+            yield f'{path}: row {number}', row | spelt
             number += 1
     except (pa.ArrowInvalid, OSError) as error:
       raise _damaged(path, error) from error
@@ -219,6 +231,25 @@ def _values(batch: pa.RecordBatch, path: str, number: int) -> list[Row]:
       except UnicodeDecodeError as error:
         raise _not_utf8(f'{path}: row {number + offset}', error) from error
     raise
+
+
+def _has_short_floats(kind: pa.DataType) -> bool:
+  return re.search(r'\b(half)?float\b', str(kind)) is not None
+
+
+def _spelt(value: Any, kind: pa.DataType) -> Any:
+  """Return a value with each float16 and float32 in it as the float64 of its shortest spelling."""
+  if value is None or not _has_short_floats(kind):
+    return value
+  if pa.types.is_floating(kind):
+    return float(str(kind.to_pandas_dtype()(value)))
+  if pa.types.is_struct(kind):
+    return {field.name: _spelt(value[field.name], field.type) for field in kind}
+  if pa.types.is_map(kind):
+    return [(key, _spelt(inner, kind.item_type)) for key, inner in value]
+  if pa.types.is_dictionary(kind):
+    return _spelt(value, kind.value_type)
+  return [_spelt(inner, kind.value_type) for inner in value]
 
 
 # ---- A task in Python ----

@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
     *((name, pa.string()) for name in ('answer', 'kind', 'solution', 'source', 'columns')),
   ]
 )
-_VERSION = '2'  # increase it when rows become other records
+_VERSION = '3'  # increase it when rows become other records
 _BATCH = 1000  # rows that are written together; a row's place in its batch follows from it
 _FACTS = 'facts.json'
 

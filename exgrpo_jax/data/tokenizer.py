@@ -27,6 +27,8 @@ _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in i
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
 # End-of-sequence tokens of common model families, for a tokenizer.json with nothing beside it.
 KNOWN_EOS = ('<|endoftext|>', '<|im_end|>', '</s>', '<|eot_id|>', '<|end_of_text|>')
+# Tags that say what part of a response is what; they are read as text, special tokens or not.
+_TAGS = frozenset(f'<{end}{tag}>' for end in ('', '/') for tag in ('think', 'tool_call', 'answer'))
 # The files beside tokenizer.json that are parsed; the others are only kept for exports.
 _SETTINGS = ('tokenizer_config.json', 'generation_config.json', 'special_tokens_map.json')
 # Files beside tokenizer.json: end and padding tokens, the chat template, what transformers needs to
@@ -78,11 +80,12 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
-    """The text of `ids`; end, padding and other special tokens are in it only with `special`.
+    """Return the text of `ids`, with end, padding and other special tokens only if `special`.
 
-    What is graded is the text without them, what people read the one with them. Ids outside the
-    vocabulary are skipped, because a model's embedding may be padded beyond it. Bytes that are not
-    UTF-8 become U+FFFD.
+    What is graded is the text without them, what people read the one with them. Tags such as
+    </think> are in both, even where the vocabulary calls them special. Ids outside the vocabulary
+    are skipped, because a model's embedding may be padded beyond it. Bytes that are not UTF-8
+    become U+FFFD.
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -152,12 +155,12 @@ class SentencePieceTokenizer(Tokenizer):
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
     known = [int(i) for i in ids if 0 <= i < self.vocab_size]
-    if special:  # SentencePiece itself decodes them to nothing
-      return ''.join(
-        ''.join(map(self._model.id_to_piece, run)) if is_special else self._model.decode(list(run))
-        for is_special, run in itertools.groupby(known, self._is_special)
-      )
-    return self._model.decode([i for i in known if not self._is_special(i)])
+    if not special:
+      known = [i for i in known if not self._is_special(i) or self._model.id_to_piece(i) in _TAGS]
+    return ''.join(  # SentencePiece itself decodes special pieces to nothing
+      ''.join(map(self._model.id_to_piece, run)) if is_special else self._model.decode(list(run))
+      for is_special, run in itertools.groupby(known, self._is_special)
+    )
 
   def _is_special(self, id_: int) -> bool:
     return self._model.is_control(id_) or self._model.is_unknown(id_)
@@ -195,6 +198,9 @@ class JsonTokenizer(Tokenizer):
     splits = settings.get('tokenizer_config.json', {}).get('split_special_tokens', False)
     self._model.encode_special_tokens = bool(splits)  # whether '</s>' in a text is text
     self.eos_ids = _eos_ids(settings, vocabulary, path)
+    added = self._model.get_added_tokens_decoder().items()
+    special = {id_ for id_, token in added if token.special and token.content not in _TAGS}
+    self._hidden = special.union(self.eos_ids)  # an end token need not be special in the file
     pad = _token_text(settings.get('tokenizer_config.json', {}).get('pad_token'))
     self.pad_id = self.eos_ids[0] if pad is None else vocabulary.get(pad, self.eos_ids[0])
     self.chat = self._read_chat(settings, path)
@@ -209,11 +215,9 @@ class JsonTokenizer(Tokenizer):
 
   def decode(self, ids: Sequence[int] | np.ndarray, special: bool = False) -> str:
     """See Tokenizer.decode."""
-    known = [int(i) for i in ids if 0 <= i < self.vocab_size]
-    if special:
-      return self._model.decode(known, skip_special_tokens=False)
-    # An end token need not be one that the file calls special.
-    return self._model.decode([i for i in known if i not in self.eos_ids], skip_special_tokens=True)
+    hidden = () if special else self._hidden
+    known = [int(i) for i in ids if 0 <= i < self.vocab_size and i not in hidden]
+    return self._model.decode(known, skip_special_tokens=False)
 
   def _read_chat(self, settings: Mapping[str, Mapping[str, Any]], path: str) -> prompt.Chat:
     config = settings.get('tokenizer_config.json', {})

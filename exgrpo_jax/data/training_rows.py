@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import conflicts, hub_split, progress, row_files, spec_names
+from exgrpo_jax.data import conflicts, hub_split, progress, records, row_files, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
 from exgrpo_jax.errors import InputError
 
@@ -187,12 +187,12 @@ def _rows(shard: Shard, keep_target: bool) -> Iterator[tuple[str, dict[str, Any]
 
 def _as_verl(record: Mapping[str, Any], place: str) -> dict[str, Any]:
   """A row of problem and answer."""
-  for name in ('problem', 'answer'):
-    if record.get(name) is not None and not isinstance(record[name], str):
-      raise InputError(f'{place}: {name} is {reprlib.repr(record[name])}; it must be text.')
+  problem = record.get('problem')
+  if not isinstance(problem, str | None):
+    raise InputError(f'{place}: problem is {reprlib.repr(problem)}; it must be text.')
   return {
-    'prompt': [{'role': 'user', 'content': record.get('problem')}],
-    'reward_model': {'ground_truth': record.get('answer')},
+    'prompt': [{'role': 'user', 'content': problem}],
+    'reward_model': {'ground_truth': records.answer_text(record.get('answer'), 'answer', place)},
   }
 
 
@@ -214,7 +214,7 @@ def _row(record: Mapping[str, Any], place: str) -> dict[str, Any] | str:
     turn['content'] for turn in messages
   ):
     return 'no prompt'
-  answer = _text(model.get('ground_truth'))
+  answer = records.answer_text(model.get('ground_truth'), 'reward_model.ground_truth', place)
   if not answer:
     return 'no ground truth'
   if answer.strip().lower() in NO_ANSWERS:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from exgrpo_jax.grading.reward_functions import LARGEST
+
 # {'role': 'user', 'content': 'higher'}, as chat templates take it; a text alone is the user's.
 Messages = str | Sequence[Mapping[str, str]]
 
@@ -71,8 +73,11 @@ def as_messages(messages: Messages) -> list[dict[str, str]]:
 
 
 def checked(observation: Observation) -> Observation:
-  """An observation whose fields are JSON values; ValueError where they cannot be."""
+  """Return an observation whose fields are JSON values; raises ValueError if they cannot be."""
   messages, reward, done, success, counts = observation
+  reward = float(reward)
+  if not abs(reward) <= LARGEST:  # nor NaN
+    raise ValueError(f'the reward is {reward!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   for name in counts:
     if name in TAKEN or not re.fullmatch('[a-z][a-z0-9_]*', name):
       raise ValueError(
@@ -80,4 +85,4 @@ def checked(observation: Observation) -> Observation:
         f'{", ".join(TAKEN)}'
       )
   numbers = {name: float(value) for name, value in counts.items()}
-  return Observation(as_messages(messages), float(reward), bool(done), bool(success), numbers)
+  return Observation(as_messages(messages), reward, bool(done), bool(success), numbers)

@@ -73,13 +73,18 @@ class Config:
 
 
 def check(config: Config) -> None:
-  """InputError where the name cannot be one."""
+  """Raise InputError if there is no environment of the name, or its tools do not go with it."""
   if config.name and ':' not in config.name:
     check_known(config.name, (*BUILT_IN, 'package.module:Class'), 'config.environment.name')
   if (config.name == 'tools') > bool(config.tools):
     raise InputError(
       "config.environment.name='tools' needs config.environment.tools: the functions that the "
       "model may call, such as ('exgrpo_jax.environments.expressions:calculate',)."
+    )
+  if config.tools and config.name != 'tools' and ':' not in config.name:
+    raise InputError(
+      f'config.environment.tools={config.tools}: config.environment.name={config.name!r} gives the '
+      "model no tools. Set config.environment.name='tools', or a class of yours that does."
     )
 
 

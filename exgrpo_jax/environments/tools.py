@@ -89,7 +89,9 @@ def methods(state: object) -> list[Callable[..., Any]]:
 
 def _answered(results: Sequence[str]) -> Observation:
   failed = sum(text.startswith(_ERROR) for text in results)
+  # JSON allows lone surrogates in what a call says, and no tokenizer reads them in an answer.
+  texts = [text.encode(errors='replace').decode() for text in results]
   return Observation(
-    [{'role': 'tool', 'content': text} for text in results],
+    [{'role': 'tool', 'content': text} for text in texts],
     counts={'tool_calls': len(results), 'failed_calls': failed},
   )

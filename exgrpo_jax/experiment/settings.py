@@ -8,6 +8,7 @@ from exgrpo_jax import config
 from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
+from exgrpo_jax.data.tasks import catalogue
 from exgrpo_jax.environments import settings as environment_settings
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import settings as grading_settings
@@ -219,7 +220,7 @@ def parse_config(values: ConfigDict) -> Config:
     )
   spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.gradient.drop_zero_advantage:
-    for name in ('entropy_bonus', 'kl_coefficient'):
+    for name in ('entropy_bonus', 'kl_coefficient', 'balance_coefficient'):
       value = getattr(parsed.objective, name)
       if value:
         raise InputError(
@@ -230,8 +231,16 @@ def parse_config(values: ConfigDict) -> Config:
 
 
 def _check_environment(parsed: Config) -> None:
-  """InputError where an environment is set that is none, or what does not go with one."""
-  environment = parsed.environment
+  """Raise InputError if the environment is none, or does not go with other settings."""
+  environment, data = parsed.environment, parsed.data
+  specs = {'train': (data.train,), 'validation': data.validation, 'evaluation': data.evaluation}
+  for key, spec in ((key, spec) for key, named in specs.items() for spec in named):
+    task = spec.partition(':')[0]
+    if task in catalogue.IN_TURNS and not environment.name:
+      raise InputError(
+        f'config.data.{key}={spec}: no single turn can answer its questions. Set '
+        f'config.environment.name={task!r}.'
+      )
   environment_settings.check(environment)
   environment_settings.check_rewards(environment, parsed.grading.rewards)
   wanted = f'config.environment.name={environment.name!r}'

@@ -1,11 +1,10 @@
-"""Reward functions: found by name, given what their parameters ask for, held to finite numbers.
+"""Reward functions: found by name, given what their parameters ask for, held to bounded numbers.
 
 No JAX here: the processes that call them must start in an instant.
 """
 
 import dataclasses
 import inspect
-import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from exgrpo_jax.grading import rewards, user_code
 
 # What a parameter may be called, besides the columns of the question's row.
 PARAMETERS = (
-  'response',  # its text, without special tokens
+  'response',  # its text, without special tokens but with tags such as </think>
   'answer',  # the ground truth
   'outcome',  # the verifier's: one of verifier.OUTCOMES
   'question',  # the text of the last user message
@@ -28,6 +27,8 @@ PARAMETERS = (
 
 OF_ROW = ('question', 'messages')  # of these, what comes from the row, as columns do
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
+# Size of a reward: float32 holds the squares of weighted sums, as deviations are made of them.
+LARGEST = 1e10
 # A right, a wrong and an empty response, on which rewards and verifiers are tried.
 TRIALS = (
   {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
@@ -94,11 +95,11 @@ def load(spec: str) -> RewardFunction:
 
 
 def _checked(value: Any) -> float:
-  """A reward as a Python float; raises ValueError if it is not a finite number."""
+  """Return a reward as a Python float; raises ValueError if it is no number, or too large."""
   # NumPy's bool is the one scalar that does not count as a real number.
   if not isinstance(value, numbers.Real) and type(value).__name__ != 'bool':
     raise ValueError(f'returned {value!r}, not a number')
   number = float(value)
-  if not math.isfinite(number):
-    raise ValueError(f'returned {value!r}, not a finite number')
+  if not abs(number) <= LARGEST:  # nor NaN
+    raise ValueError(f'returned {value!r}, not a number from -{LARGEST:g} to {LARGEST:g}')
   return number

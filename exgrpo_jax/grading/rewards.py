@@ -1,7 +1,7 @@
 """The rewards that come with the package, to be named in config.grading.rewards.
 
 A reward is a function that asks by the names of its parameters for what it needs (see
-reward_functions.PARAMETERS) and returns a finite number. These run in grading's worker processes
+reward_functions.PARAMETERS) and returns a number. These run in grading's worker processes
 under their limits, so this file must not import jax.
 """
 
@@ -34,14 +34,14 @@ def overlong(length: int, max_response: int, overlong_buffer: int) -> float:
 
 
 def think_format(response: str) -> float:
-  """1 for the format that the paper's template requests, else 0; the answer does not matter.
+  """Return 1 for the format that the paper's template requests, else 0, whatever the answer.
 
-  The prompt has already opened the think section (prompt.THINK), so the response must close it
-  once, open none, and have text both before and after.
+  The response closes one think section and has text both in it and after it. It may open the
+  section too, because not every prompt has done so (prompt.THINK); nothing may stand before that.
   """
-  thought, _, solution = response.partition('</think>')
+  thought, _, solution = response.strip().removeprefix('<think>').partition('</think>')
   is_whole = bool(thought.strip() and solution.strip())
-  return float(is_whole and '</think>' not in solution and '<think>' not in response)
+  return float(is_whole and '</think>' not in solution and '<think>' not in thought + solution)
 
 
 def boxed_format(response: str) -> float:

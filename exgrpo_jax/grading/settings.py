@@ -1,12 +1,12 @@
 """What a user sets of grading: the workers and their limits, the verifier and the rewards."""
 
 import dataclasses
-import math
 
 from exgrpo_jax.config import PAPER, check_known, setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reward_functions, rewards, user_code
 
+_LARGEST_WEIGHT = 1e5
 MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
 
 
@@ -118,5 +118,8 @@ def _check_weights(config: Config) -> None:
       f'config.grading.rewards={config.rewards} has {len(config.rewards)} functions; give one '
       'weight for each, or () for 1.'
     )
-  if not all(map(math.isfinite, config.weights)):
-    raise InputError(f'config.grading.weights={config.weights} must be finite numbers.')
+  if not all(abs(weight) <= _LARGEST_WEIGHT for weight in config.weights):  # nor NaN
+    raise InputError(
+      f'config.grading.weights={config.weights} must be numbers from -{_LARGEST_WEIGHT:g} to '
+      f'{_LARGEST_WEIGHT:g}: advantages are computed in float32.'
+    )

@@ -17,8 +17,8 @@ _MAX_REASON = 500  # characters of an error's text
 
 _NEEDED = {
   'grading.rewards': (
-    "'package.module:function', importable where the run is started, and return a finite number "
-    'for any response, such as exgrpo_jax.grading.rewards:think_format'
+    "'package.module:function', importable where the run is started, and return a number "
+    'from -1e10 to 1e10 for any response, such as exgrpo_jax.grading.rewards:think_format'
   ),
   'grading.verifier': (
     "'package.module:Class', importable where the run is started, and return a Judgement for any "

@@ -60,8 +60,8 @@ def rollout_metrics(
 
   'reward_std' is over all fresh responses; 'reward_std_within' is the mean over groups of the
   standard deviation within, the replayed reward included, which advantages are made of.
-  'zero_variance' is the share of groups with equal rewards, the replayed one included: their
-  advantages are 0, so they give no learning signal. 'rewards/…' are the means of the reward's
+  'zero_variance' is the share of groups with equal rewards in float32, the replayed one included:
+  their advantages are 0, so they give no learning signal. 'rewards/…' are the means of the reward's
   components before their weights, over the responses that have one. 'grading/…' are the shares of
   each outcome; the clock decides what timed out, so a run of the same seed may differ there.
   Lengths are in tokens, ages in steps.
@@ -83,7 +83,7 @@ def rollout_metrics(
     'pass_rate/all': _mean([verdict.correct for verdict in fresh]),
     'reward_std': float(np.std([verdict.reward for verdict in fresh])),
     'reward_std_within': _mean([float(np.std(group)) for group in rewards]),
-    'zero_variance': _mean([len(set(group)) == 1 for group in rewards]),
+    'zero_variance': _mean([len(set(map(np.float32, group))) == 1 for group in rewards]),
     'length/mean': _mean(lengths),
     'length/max': max(lengths),
     'length/total': sum(lengths),

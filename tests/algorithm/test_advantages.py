@@ -55,6 +55,28 @@ def test_advantages_are_the_hand_computed_ones(reward, expected, kind, of_replay
     np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize('kind', ['off', 'population', 'sample'])
+@pytest.mark.parametrize(
+  'of_replay', [('group',), ('fresh',), ('group', 'zero'), ('fresh', 'zero'), ('group', 'balanced')]
+)
+@pytest.mark.parametrize('reward', [0.3, 1.3, -2.3, 9.9, 10.1, 1e-30, 1e15])
+def test_equal_rewards_give_exactly_0(reward, of_replay, kind):
+  for num_rollouts in range(2, 25):
+    equal = np.full((2, num_rollouts), reward, np.float32)
+    is_replay = np.arange(num_rollouts) == np.array([[0], [-1]])  # the first of a group, or none
+    advantage = advantages.group_advantages(equal, kind, is_replay, *of_replay, replay_slope=0.0826)
+    assert not advantage.any()
+
+
+@pytest.mark.parametrize('replayed', [0, 5])
+@pytest.mark.parametrize('kind', ['off', 'sample'])
+def test_equal_fresh_rewards_give_0_with_the_fresh_baseline(kind, replayed):
+  is_replay = np.arange(6)[None] == replayed
+  reward = np.where(is_replay, 0.1, 0.3).astype(np.float32)
+  advantage = advantages.group_advantages(reward, kind, is_replay, 'fresh')
+  assert not advantage[~is_replay].any() and advantage[is_replay] < 0
+
+
 def test_beside_a_replayed_success_fresh_advantages_sum_to_less_than_0():
   """What the fresh baseline is for."""
   advantage = advantages.group_advantages(np.float32(MIXED))

@@ -134,6 +134,14 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
   assert read[0].messages == (Message('user', '0+1?'),)
 
 
+def test_a_list_of_accepted_answers_is_one_truth(run, tmp_path):
+  found = [verl_row(0, reward_model={'ground_truth': ['4', 'four']})]
+  write(tmp_path / 'problems.parquet', [problem_row(1, answer=['5']), problem_row(2, answer=[])])
+  rows, printed = run(write(tmp_path / 'verl.parquet', found), tmp_path / 'problems.parquet')
+  assert [row['reward_model']['ground_truth'] for row in rows] == ['["4", "four"]', '["5"]']
+  assert 'left out: 1 rows with no ground truth' in printed
+
+
 def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   truths = {0: '1', 1: '1/2', 2: float('nan'), 3: '7' * 5000}
   found = [verl_row(n, reward_model={'ground_truth': truth}) for n, truth in truths.items()]
@@ -143,7 +151,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   path.write_text('\n'.join(map(json.dumps, found)))
   rows, printed = run(path)
   assert [row['reward_model']['ground_truth'] for row in rows] == ['1/2', '7' * 5000, '0.5']
-  assert 'left out: 1 rows with nan in place of a ground truth' in printed
+  assert 'left out: 1 rows with no ground truth' in printed
   assert re.search(
     r'left out: 2 rows with another answer to the same question elsewhere, such as \S+x\.jsonl:1 '
     r"\('1'\) and \S+x\.jsonl:5 \('0'\)",
@@ -156,7 +164,13 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   [
     ('x.parquet', [{'question': '1'}], r"x\.parquet: neither verl's columns .* has question, so"),
     ('x.parquet', [verl_row(0, prompt='1+1')], r"row 0: prompt is '1\+1'; it must be a list of"),
-    ('x.parquet', [problem_row(0, answer=5)], r'row 0: answer is 5; it must be text'),
+    ('x.parquet', [problem_row(0, problem=5)], r'row 0: problem is 5; it must be text'),
+    ('x.parquet', [problem_row(0, answer=True)], r"row 0: field 'answer' is True; it must be"),
+    (
+      'x.jsonl',
+      '{"prompt": [{"role": "user", "content": "1"}], "reward_model": {"ground_truth": [null]}}',
+      r"jsonl:1: field 'reward_model\.ground_truth\[0\]' is null; it must be",
+    ),
     (
       'x.parquet',
       [verl_row(0, reward_model={'ground_truth': b'5'})],

@@ -1,14 +1,21 @@
 """Rows become questions, or are refused with the place and the field."""
 
+import csv
 import dataclasses
+import decimal
+import json
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_jax.data import questions
+from exgrpo_jax.data import columns, questions, records
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import verifier
 
+FIELDS = columns.Fields('', '', '', '')
 GOOD = {'question': 'q', 'answer': 'a'}
 VERL = {
   'data_source': 'math',
@@ -70,7 +77,26 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2"),
     ({'question': 'q', 'answer': ' NaN'}, r"the answer is 'nan': 1\), .*:2; give"),
     ('{"question": NaN, "answer": 1}', "train.jsonl:2: field 'question' is nan"),
-    ({'question': 'q', 'answer': ['a']}, r"field 'answer' is \['a'\]; it must"),
+    ({'question': 'q', 'answer': {'a': 1}}, r"field 'answer' is {'a': '1'}; it must"),
+    ({'question': 'q', 'answer': ['a', None]}, r"jsonl:2: field 'answer\[1\]' is null; it must"),
+    ({'question': 'q', 'answer': [['a']]}, r"jsonl:2: field 'answer\[0\]' is \['a'\]; it must"),
+    ('{"question": "q", "answer": [1, NaN]}', r"field 'answer\[1\]' is nan; it must"),
+    (
+      {'question': 'q', 'answer': []},
+      r"\('answer' has no answer: 1\), the first at train\.jsonl:2",
+    ),
+    (
+      {'question': [{'role': 'system', 'content': 'Be brief.'}], 'answer': 'a'},
+      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+    ),
+    (
+      {'question': [{'role': r, 'content': 'x'} for r in ('system', 'assistant')], 'answer': 'a'},
+      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+    ),
+    (
+      {'question': [{'role': 'assistant', 'content': 'It is 2.'}], 'answer': 'a'},
+      r"train\.jsonl:2: 'question' has no message of the role 'user'",
+    ),
     ({'question': 'q', 'answer': True}, "field 'answer' is True; it must"),
     ({'question': ' ', 'answer': 'a'}, "field 'question' is ' '; it must"),
     ({'question': 'q', 'answer': 'so\n#### \n'}, r"'answer' has no answer: 1\), .*train\.jsonl:2"),
@@ -80,6 +106,88 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
 def test_error_names_the_invalid_line(config, jsonl, line, message):
   with pytest.raises(InputError, match=message):
     questions.load(config, jsonl(GOOD, line))
+
+
+def rows_with(answer):
+  return [{'question': 'How many?', 'answer': answer}]
+
+
+@pytest.mark.parametrize(
+  ('answers', 'truth'),
+  [
+    (['4', 'four'], '["4", "four"]'),
+    (['a "quoted" é'], r'["a \"quoted\" é"]'),
+    ([1.5, 2.0], '["1.5", "2.0"]'),
+  ],
+)
+def test_a_list_of_accepted_answers_is_one_text_in_every_format(
+  config, jsonl, parquet, tmp_path, answers, truth
+):
+  (tmp_path / 'x.json').write_text(json.dumps(rows_with(answers)))
+  with (tmp_path / 'x.csv').open('w', newline='') as file:
+    csv.writer(file).writerows([['question', 'answer'], ['How many?', truth]])
+  (tmp_path / 'x.py').write_text(f'def get_task():\n  return {{"a": {rows_with(tuple(answers))}}}')
+  model = {'ground_truth': answers, 'style': 'rule'}
+  paths = [
+    jsonl(*rows_with(answers)),
+    parquet(*rows_with(answers)),
+    parquet({**VERL, 'reward_model': model}, name='verl.parquet'),
+    jsonl({**VERL, 'reward_model': model}, name='verl.jsonl'),
+    *(f'{tmp_path}/{name}' for name in ('x.json', 'x.csv', 'x.py:a')),
+  ]
+  for path in paths:
+    (question,) = questions.load(config, path)
+    assert (question.answer, question.solution) == (truth, ''), path
+
+
+def test_the_answers_of_a_list_keep_their_spelling(config, jsonl):
+  line = '{"question": "q", "answer": [0.50, 7, "so #### 7"]}'
+  (question,) = questions.load(config, jsonl(line))
+  assert question.answer == '["0.50", "7", "so #### 7"]'
+  assert question.columns['answer'] == [0.5, 7, 'so #### 7']
+
+
+NUMBERS = ('0.10', '2.50', '33.30')
+
+
+@pytest.mark.parametrize(
+  ('kind', 'answers'),
+  [
+    (pa.float16(), ['0.1', '2.5', '33.3']),
+    (pa.float32(), ['0.1', '2.5', '33.3']),
+    (pa.decimal128(9, 2), ['0.10', '2.50', '33.30']),
+    (pa.decimal256(60, 12), ['0.100000000000', '2.500000000000', '33.300000000000']),
+  ],
+  ids=str,
+)
+def test_numbers_of_parquet_are_answers_as_they_are_written(config, tmp_path, kind, answers):
+  is_decimal = pa.types.is_decimal(kind)
+  values = [decimal.Decimal(text) if is_decimal else np.float64(text) for text in NUMBERS]
+  column = pa.array(values, kind) if is_decimal else pa.array(values).cast(kind)
+  models = pa.StructArray.from_arrays([column], ['ground_truth'])
+  asked = ['one tenth?', 'five halves?', 'a hundredth of 3330?']
+  table = pa.table({'question': asked, 'answer': column, 'of': models})
+  pq.write_table(table, tmp_path / 'x.parquet')
+  for field in ('answer', 'of.ground_truth'):
+    loaded = questions.load(
+      dataclasses.replace(config, answer_field=field), f'{tmp_path}/x.parquet'
+    )
+    assert [question.answer for question in loaded] == answers
+  assert loaded[0].columns['answer'] == (answers[0] if is_decimal else 0.1)
+
+
+def test_a_tiny_decimal_is_written_without_an_exponent(config, tmp_path):
+  task = 'import decimal\ndef get_task():\n  return {"a": [{"question": "q", "answer": %s}]}'
+  (tmp_path / 'x.py').write_text(task % 'decimal.Decimal("1E-12")')
+  assert questions.load(config, f'{tmp_path}/x.py:a')[0].answer == '0.000000000001'
+
+
+def test_a_row_of_tfds_has_floats_at_their_own_precision():
+  layout = columns.recognize(['question', 'answer'], FIELDS, 'x')
+  values = {'question': 'q', 'answer': np.float32([0.1, 2.5])}
+  record = records.record(layout, FIELDS, values, 'x', 'x')
+  assert record['answer'] == '["0.1", "2.5"]'
+  assert json.loads(record['columns'])['answer'] == [0.1, 2.5]
 
 
 def test_error_names_a_solution_of_the_wrong_type(config, jsonl):

@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +68,12 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.csv', b'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
     ('x.csv', b'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' is there 2 times"),
     ('x.csv', b'question,answer\n1+1,2\nq,caf\xe9\n', r'x\.csv:3: a text is not UTF-8 \(.*0xe9'),
+    (
+      'x.csv',
+      b'question;answer\n1+1;2\n',
+      r"x\.csv:1: 'question;answer' .* Is the separator a comma",
+    ),
+    ('x.csv', b'"question"\t"answer"\n"1,5"\t"2"\n', r'x\.csv:1: .* Is the separator a comma'),
     ('x.parquet', b'PAR1', r'x\.parquet: not a complete parquet file'),
     ('x.py', b'def get_task():\n  return {"a": [1]}', r'x\.py:a: row 0: 1 is not an object'),
     ('x.py', b'def get_task():\n  return {"b": []}', r"x\.py: it has no split 'a' \(has: b\)"),
@@ -84,6 +91,26 @@ def test_a_damaged_file_is_refused_with_the_place(tmp_path, name, content, messa
 def test_a_file_that_is_not_there_is_refused(tmp_path, name):
   with pytest.raises(InputError, match=r'/x\.\w+: there is no such file'):
     rows(f'{tmp_path}/{name}')
+
+
+FLOATS = [0.1, 2.5, 33.3, None]
+
+
+@pytest.mark.parametrize('kind', [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_floats_of_parquet_are_spelt_at_their_own_precision(tmp_path, kind):
+  floats = pa.array([value and np.float64(value) for value in FLOATS]).cast(kind)
+  counts = pa.array([1, 2, 3, 4])
+  nested = pa.StructArray.from_arrays([floats, counts], ['x', 'n'])
+  lists = pa.ListArray.from_arrays([0, 2, 2, 3, 4], floats)
+  maps = pa.MapArray.from_arrays([0, 1, 2, 3, 4], ['a', 'b', 'c', 'd'], floats)
+  table = pa.table({'x': floats, 'of': nested, 'some': lists, 'by': maps})
+  pq.write_table(table, tmp_path / 'x.parquet')
+  assert [row for _, row in rows(tmp_path / 'x.parquet')] == [
+    {'x': 0.1, 'of': {'x': 0.1, 'n': 1}, 'some': [0.1, 2.5], 'by': [('a', 0.1)]},
+    {'x': 2.5, 'of': {'x': 2.5, 'n': 2}, 'some': [], 'by': [('b', 2.5)]},
+    {'x': 33.3, 'of': {'x': 33.3, 'n': 3}, 'some': [33.3], 'by': [('c', 33.3)]},
+    {'x': None, 'of': {'x': None, 'n': 4}, 'some': [None], 'by': [('d', None)]},
+  ]
 
 
 @pytest.mark.parametrize('kind', [pa.string(), pa.binary()], ids=str)

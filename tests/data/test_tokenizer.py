@@ -1,6 +1,7 @@
 """Tests of tokenizers: lossless round trips, deterministic training, end-of-sequence tokens."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -162,6 +163,40 @@ def test_special_and_out_of_range_ids_decode_to_nothing_with_tokenizer_json(chec
   assert loaded.decode([*ids, loaded.vocab_size, -1, 2**40]) == '12+7 '
   shown = loaded.decode([*ids, loaded.vocab_size], special=True)
   assert shown == '12+7 <|im_start|><|endoftext|>'
+
+
+TAGGED = '<think>12</think><tool_call>+</tool_call>\n<answer>7</answer>'
+
+
+@pytest.mark.parametrize('are_special', [False, True])
+def test_tags_stay_in_the_text_even_where_they_are_special_tokens(checkpoint, are_special):
+  tags = re.findall('<.*?>', TAGGED)
+  folder = checkpoint(['<|endoftext|>'])
+  model = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  (model.add_special_tokens if are_special else model.add_tokens)(tags)
+  model.save(str(folder / 'tokenizer.json'))
+  loaded = tokenizer.load(folder)
+  ids = loaded.encode(f'{TAGGED}<|endoftext|>')
+  assert {model.token_to_id(tag) for tag in tags} < set(ids)
+  assert loaded.decode(ids) == TAGGED
+
+
+def test_tags_that_are_control_pieces_stay_in_the_text(tmp_path):
+  prefix, tags = tmp_path / 'tags', re.findall('<.*?>', TAGGED)
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS),
+    model_prefix=str(prefix),
+    vocab_size=300,
+    model_type='bpe',
+    byte_fallback=True,
+    add_dummy_prefix=False,
+    control_symbols=['<other>', *tags],
+    minloglevel=2,
+  )
+  loaded = tokenizer.load(f'{prefix}.model')
+  model = sentencepiece.SentencePieceProcessor(model_file=f'{prefix}.model')
+  ids = [model.piece_to_id(piece) for piece in ('<other>', '<think>', '</think>', '</s>')]
+  assert loaded.decode([*loaded.encode('7+'), *ids, *loaded.encode('1')]) == '7+<think></think>1'
 
 
 def test_what_the_file_adds_pads_or_cuts_is_switched_off(checkpoint):

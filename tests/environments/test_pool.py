@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_jax.datatypes import Message, Question
 from exgrpo_jax.environments import pool, settings
-from exgrpo_jax.environments.environment import Observation
+from exgrpo_jax.environments.environment import Observation, checked
 from exgrpo_jax.environments.pool import Failure
 from exgrpo_jax.environments.questions import Begun
 from exgrpo_jax.errors import InputError
@@ -20,6 +20,14 @@ CONFIG = settings.Config(
 
 def question(row=0, **columns):
   return Question(row, (Message('user', 'begin'),), '', 'math', '', 'test', columns)
+
+
+@pytest.mark.parametrize('reward', [float('nan'), float('-inf'), 1e39, -2e10])
+def test_a_reward_that_float32_cannot_compute_with_is_refused(reward):
+  with pytest.raises(
+    ValueError, match=f'the reward is {re.escape(repr(reward))}, not a number from'
+  ):
+    checked(Observation(reward=reward))
 
 
 @pytest.fixture(scope='module')

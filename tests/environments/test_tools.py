@@ -122,6 +122,11 @@ QWEN = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     ('<|python_tag|>{"name": "f", "parameters": {}}', [Call('f', {})]),
     ('The answer is {1, 2}.', []),
     (r'\boxed{"name"}', []),
+    (f'<think>I could write {QWEN}, but I know it.</think>It is 7.', []),
+    (f'I could write {QWEN}.\n</think>\n{QWEN}', [Call('f', {'x': 1})]),
+    (f'<think>A call begins with <tool_call>.</think>{QWEN}', [Call('f', {'x': 1})]),
+    (f'<think>A call is {QWEN}', []),
+    ('<think>So f.</think>\n{"name": "f", "parameters": {}}', [Call('f', {})]),
     ('', []),
   ],
 )
@@ -139,6 +144,9 @@ def test_calls_are_read(text, calls):
     ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', '"arguments": {'),
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 'a call must be'),
     ('{"name": "f", "arguments": {}}', '"parameters": {'),
+    (f'<think>So {QWEN}.</think><tool_call>', 'must be closed'),
+    (f'<tool_call>{"[" * 99_999}</tool_call>', 'a call must be .*, which is no JSON here'),
+    (f'{{"name": {"[" * 99_999}}}', '"parameters": {.*, which is no JSON here'),
   ],
 )
 def test_a_call_that_cannot_be_read_is_told_why(text, message):
@@ -209,6 +217,11 @@ def test_what_goes_wrong_is_the_answer():
   assert unknown.startswith('error: TypeError')
   counted = environment.step(call('calculate', '{"expression": "1"}') + call('f', '{}')).counts
   assert counted == {'tool_calls': 2, 'failed_calls': 1}
+  (nested,) = said(environment, call('calculate', '[' * 99_999))
+  assert nested.startswith('error: a call must be ') and 'which is no JSON here' in nested
+  assert said(environment, call(r'\ud83d', '{}')) == [
+    'error: there is no tool ?, only calculate, weather'
+  ]
   (long,) = said(environment, call('weather', '{"city": "Berlin", "days": 999}'))
   assert len(long) < 4010 and ' … ' in long
 

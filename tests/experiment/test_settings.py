@@ -121,6 +121,30 @@ def test_a_backbone_at_ratio_0_is_the_authors_on_policy_baseline(name):
       {'gradient.drop_zero_advantage': True},
       r'drop_zero_advantage=True needs config\.objective\.entropy_bonus=0, not 0\.0001',
     ),
+    (
+      {
+        'gradient.drop_zero_advantage': True,
+        'objective.entropy_bonus': 0.0,
+        'objective.balance_coefficient': 0.01,
+      },
+      r'drop_zero_advantage=True needs config\.objective\.balance_coefficient=0, not 0\.01',
+    ),
+    (
+      {'data.train': 'guess:train[:640]'},
+      r"config\.data\.train=guess:train\[:640\]: .* Set config\.environment\.name='guess'",
+    ),
+    (
+      {'data.evaluation': ('arithmetic:test', 'lake:test_4')},
+      r"config\.data\.evaluation=lake:test_4: .* Set config\.environment\.name='lake'",
+    ),
+    (
+      {'environment.tools': ('a:f',)},
+      r"tools=\('a:f',\): config\.environment\.name='' gives .*no",
+    ),
+    (
+      {'environment.tools': ('a:f',), 'environment.name': 'attempts'},
+      r"config\.environment\.name='attempts' gives the model no tools\. Set .*='tools'",
+    ),
     ({'environment.name': 'gues'}, r"environment\.name has no 'gues'; did you mean 'guess'"),
     ({'environment.name': 'tools'}, r'needs config\.environment\.tools'),
     (

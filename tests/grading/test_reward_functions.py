@@ -42,7 +42,7 @@ def test_a_row_without_the_column_gives_none_in_one_and_in_a_batch():
 
 @pytest.mark.parametrize(
   'rewards',
-  [[0.0, value] for value in (float('nan'), None, '1', [1.0], np.float32('inf'))] + [[0.0]],
+  [[0.0, value] for value in (float('nan'), None, '1', [1.0], np.float32('inf'), -2e10)] + [[0.0]],
 )
 def test_a_batch_has_a_finite_number_for_each_response(rewards):
   with pytest.raises(ValueError, match='returned '):

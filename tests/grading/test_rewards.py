@@ -10,7 +10,12 @@ from exgrpo_jax.grading import rewards, verifier
   [
     ('So it is 2.\n</think>\nThe answer is 2.', 1.0),
     ('So it is 2.', 0.0),
-    ('<think>\nSo it is 2.\n</think>\nThe answer is 2.', 0.0),  # the prompt has opened it
+    ('<think>\nSo it is 2.\n</think>\nThe answer is 2.', 1.0),
+    (' \n<think>So it is 2.</think>The answer is 2.', 1.0),
+    ('<think><think>So it is 2.</think>The answer is 2.', 0.0),
+    ('Well: <think>So it is 2.</think>The answer is 2.', 0.0),
+    ('<think>\n</think>The answer is 2.', 0.0),
+    ('<think>So it is 2.', 0.0),
     ('a</think>b</think>c', 0.0),
     ('a</think>b<think>', 0.0),
     ('\n</think>The answer is 2.', 0.0),

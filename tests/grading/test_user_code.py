@@ -22,6 +22,7 @@ CODE = misbehaving.__name__
     ({'rewards': (f'{CODE}:of_position',)}, "ValueError: its parameter 'response' cannot be given"),
     ({'rewards': (f'{CODE}:time',)}, 'TypeError: '),
     ({'rewards': (f'{CODE}:as_list',)}, 'returned [19.0], not a number'),
+    ({'rewards': (f'{CODE}:beyond_float32',)}, 'returned 1e+39, not a number from -1e+10 to 1e+10'),
     ({'rewards': (f'{CODE}:leaves',)}, 'SystemExit: 3'),
     ({'rewards': (f'{CODE}:of_last_word',)}, "tried on ('', '1', 'no answer'): IndexError"),
     ({'rewards': (f'{CODE}:vanishes',)}, 'its process ended with exit status 3, while trying it'),

@@ -47,6 +47,11 @@ def as_list(response, answer, outcome):
   return [float(len(response))]
 
 
+def beyond_float32(outcome):
+  """Larger than what advantages can be computed of."""
+  return 1e39 if outcome == 'correct' else 0.0
+
+
 def leaves(response):
   """Ends its process as a program would."""
   del response

@@ -95,6 +95,14 @@ def test_the_replayed_reward_counts_in_the_variance_of_its_group():
   assert rollout_metrics(verdicts=failed)['zero_variance'] == pytest.approx(1 / 3)
 
 
+def test_rewards_that_differ_by_less_than_float32_shows_are_equal():
+  """Advantages are made of them in float32."""
+  third = [WRONG._replace(reward=0.3), WRONG._replace(reward=0.1 + 0.2), WRONG._replace(reward=0.3)]
+  assert third[0].reward != third[1].reward
+  metrics = rollout_metrics(verdicts=[VERDICTS[0], [RIGHT, WRONG], third])
+  assert metrics['zero_variance'] == pytest.approx(1 / 3)
+
+
 def test_without_replay_there_is_no_replay_pass_rate_and_no_age():
   first = dict(questions=PLAN.questions[:1], prompts=PLAN.prompts[:1], candidates=((),))
   plan = dataclasses.replace(PLAN, **first)

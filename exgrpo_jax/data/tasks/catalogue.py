@@ -18,6 +18,8 @@ TASKS: Mapping[str, Callable[[], Mapping[str, Sequence[Record]]]] = {
   'calculator': calculator.calculator_rows,
   'lake': lake.lake_rows,
 }
+# Tasks that only make sense in the environment of their name, or in one of the user's.
+IN_TURNS = ('guess', 'lake')
 # By a question's source: whether each step of a response to a question is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
   'arithmetic': arithmetic.valid_steps,
