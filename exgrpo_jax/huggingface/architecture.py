@@ -72,7 +72,7 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
   names = values.get('architectures') or ['']
   if names[0] in families.WITH_IMAGES:
-    text = dict(values.get('text_config', {}))
+    text = dict(values.get('text_config') or {})
     own = [name for name, family in FAMILIES.items() if family.model_type == text.get('model_type')]
     whole = {name: values[name] for name in _OF_THE_WHOLE if name in values}
     if 'tie_word_embeddings' in whole:  # the unembedding is outside the text's model
@@ -140,14 +140,17 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
 
 def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
-  if name not in FAMILIES:
+  if name not in [*FAMILIES]:
     raise InputError(
       f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
     )
   family = FAMILIES[name]
-  if values.get('model_type', family.model_type) != family.model_type:
+  kind = values.get('model_type', family.model_type)
+  if kind == family.model_type == 'mistral' and 'layer_types' in values:
+    return FAMILIES['MinistralForCausalLM']  # as transformers takes it
+  if kind != family.model_type:
     raise InputError(
-      f"{path}: model_type='{values['model_type']}' is not that of architecture '{name}', "
+      f"{path}: model_type='{kind}' is not that of architecture '{name}', "
       f"'{family.model_type}', and transformers goes by it. Correct one of the two."
     )
   return family
@@ -174,7 +177,7 @@ def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, 
   for field, name in family.options.items():
     given = values.get(name)
     if field == 'activation':
-      if given not in _ACTIVATIONS:
+      if given not in [*_ACTIVATIONS]:
         raise InputError(
           f'{path}: {name}={given!r} is not supported: the gate of the MLP uses one of '
           f'{", ".join(_ACTIVATIONS)}.'
@@ -201,7 +204,7 @@ def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: st
   if types and not family.has_layer_types and types != letters:
     raise InputError(
       f'{path}: layer_types={values["layer_types"]} is not supported: this architecture has no '
-      f'types of layers, and transformers uses them in its cache only. It must be null.'
+      'types of layers. It must be null.'
     )
   if 's' in letters or 'w' in letters:
     is_off = family.has_window_flag and not values['use_sliding_window']
@@ -228,7 +231,7 @@ def _of_each_layer(
         'for each layer.'
       )
   types = values.get('layer_types') or []
-  if any(kind not in _LAYER_TYPES for kind in types):
+  if any(kind not in [*_LAYER_TYPES] for kind in types):
     raise InputError(
       f'{path}: layer_types={types!r} is not supported: a layer must be '
       f'{" or ".join(_LAYER_TYPES)}.'

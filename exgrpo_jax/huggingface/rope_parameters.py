@@ -6,7 +6,7 @@ beside it by how much queries grow with their position.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from exgrpo_jax.errors import InputError
@@ -110,7 +110,7 @@ def _parse_one(
   Of `values` the context length of pretraining is preferred to that in `given`.
   """
   kind = given.get('rope_type', given.get('type', 'default'))
-  if kind not in _SCALINGS:
+  if kind not in [*_SCALINGS]:  # a list, because JSON's objects have no hash
     raise InputError(
       f"{path}: rope type '{kind}' is not supported; supported are {', '.join(_SCALINGS)}."
     )
@@ -147,7 +147,7 @@ def _parse_one(
     }
     is_given = given.get('attention_factor') is not None
     fields['attention_factor'] = float(
-      read('attention_factor') if is_given else _attention_factor(given)
+      read('attention_factor') if is_given else _attention_factor(given, read)
     )
   theta = float(read('rope_theta'))
   try:
@@ -159,14 +159,14 @@ def _parse_one(
 _YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
 
 
-def _attention_factor(given: Mapping[str, Any]) -> float:
+def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) -> float:
   """What yarn multiplies queries and keys by where config.json does not say it."""
 
   def of(scale: float) -> float:
     return 0.1 * scale * math.log(given['factor']) + 1
 
   if given.get('mscale') and given.get('mscale_all_dim'):
-    return of(given['mscale']) / of(given['mscale_all_dim'])
+    return of(read('mscale')) / of(read('mscale_all_dim'))
   return of(1)
 
 

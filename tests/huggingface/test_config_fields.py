@@ -39,8 +39,8 @@ GEMMA = dict(head_dim=12, sliding_window=7, query_pre_attn_scalar=20)
 OWN = {
   'Qwen3ForCausalLM': dict(head_dim=12),
   'Qwen3MoeForCausalLM': dict(moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3),
-  'MistralForCausalLM': dict(sliding_window=7),
-  'MinistralForCausalLM': dict(sliding_window=7),
+  'MistralForCausalLM': dict(sliding_window=7, head_dim=12),
+  'MinistralForCausalLM': dict(sliding_window=7, head_dim=12),
   'Ministral3ForCausalLM': dict(head_dim=12),
   'SmolLM3ForCausalLM': dict(sliding_window=7),
   'Olmo3ForCausalLM': dict(sliding_window=7),
@@ -182,6 +182,11 @@ CASES = {
     *(LLAMA, dict(rope_scaling=YARN | dict(attention_factor=0.0))),
     'attention_factor=0.0, .* must be a number above 0',
   ),
+  'mscale is text': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(mscale='1', mscale_all_dim=1.0))),
+    "mscale='1', .* must be a number above 0",
+  ),
+  'type is an object': (LLAMA, dict(rope_scaling=dict(rope_type={})), "rope type '{}' is not supp"),
   'mscale': (
     *(LLAMA, dict(rope_scaling=YARN | dict(mscale=2.0, mscale_all_dim=1.0))),
     dict(rope=dict(scaling='yarn')),
@@ -241,13 +246,12 @@ CASES = {
   'window 0': (MISTRAL, dict(sliding_window=0), 'sliding_window=0, .* a whole number above 0'),
   'flag is text': (QWEN2, dict(use_sliding_window='no'), "use_sliding_window='no', .* true or fal"),
   'types without effect': (
-    *(MISTRAL, dict(layer_types=TYPES)),
+    *(LLAMA, dict(layer_types=TYPES)),
     'layer_types=.* is not supported: this architecture has no types of layers',
   ),
-  'types as they are': (
-    *(MISTRAL, dict(layer_types=['sliding_attention'] * 4)),
-    dict(layers='s', window=7),
-  ),
+  'types as they are': (LLAMA, dict(layer_types=['full_attention'] * 4), dict(layers='f')),
+  'types of mistral': (MISTRAL, dict(layer_types=TYPES), dict(layers='sf', window=7)),
+  'types are objects': (GEMMA2, dict(layer_types=[{}] * 4), 'layer_types=.* a layer must be'),
   'too many types': (GEMMA2, dict(layer_types=TYPES * 2), 'layer_types=.* must be a list of num_h'),
   'no rope': (SMOLLM3, dict(no_rope_layers=[]), 'no_rope_layers=.* must be a list of num_hidden'),
   'pattern': (GEMMA3, dict(sliding_window_pattern=3), dict(layers='ssf')),
