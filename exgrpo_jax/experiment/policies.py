@@ -119,7 +119,7 @@ def suited_to(path: str) -> ConfigDict:
   values: Any = base_config()
   values.model.update(path=path, dtype='auto')
   folder = hub_checkpoint.folder(path, '--model')
-  limit = architecture.read_json(folder).get('max_position_embeddings', 2 * _LONGEST)
+  limit = architecture.read_json(folder).get('max_position_embeddings') or 2 * _LONGEST
   longest = min(_LONGEST, limit // 2)
   values.prompt.template = 'chat' if tokenizer.load(folder).chat.template else 'plain'
   values.rollout.update(dict(max_prompt=longest, max_response=longest))

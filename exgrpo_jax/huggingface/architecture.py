@@ -27,6 +27,12 @@ _ACTIVATIONS = {
   'relu': 'relu',
 }
 _LAYER_TYPES = {'full_attention': 'f', 'sliding_attention': 's'}
+_SHAPE = "which determines the model's shape"
+# Of a model with images, what is said of the whole model and holds for the text's part.
+_OF_THE_WHOLE = (
+  *('tie_word_embeddings', 'quantization_config', 'transformers_weights', 'dtype', 'torch_dtype'),
+  *('bos_token_id', 'eos_token_id', 'pad_token_id', 'transformers_version'),
+)
 _WITHOUT_POSITIONS = {'f': 'n', 's': 'w'}
 
 
@@ -66,13 +72,12 @@ def read_json(directory: epath.PathLike) -> dict[str, Any]:
     raise InputError(f'{path}: not a JSON object; download the checkpoint again.')
   names = values.get('architectures') or ['']
   if names[0] in families.WITH_IMAGES:
-    text = dict(values.get('text_config', {}))
+    text = dict(values.get('text_config') or {})
     own = [name for name, family in FAMILIES.items() if family.model_type == text.get('model_type')]
-    if 'tie_word_embeddings' in values:  # the unembedding is outside the text's model
+    whole = {name: values[name] for name in _OF_THE_WHOLE if name in values}
+    if 'tie_word_embeddings' in whole:  # the unembedding is outside the text's model
       text.pop('tie_word_embeddings', None)
-    values = {**values, **text, 'architectures': own or names}
-    for part in ('text_config', 'vision_config'):
-      values.pop(part, None)
+    values = {**whole, **text, 'architectures': own or names}
   return values
 
 
@@ -88,37 +93,39 @@ def parse(values: Mapping[str, Any], path: str, dtype: str) -> model.Config:
     InputError: it describes a model that this decoder does not implement, or lacks a field.
   """
   family = _family(values, path)
-  defaults = families.DEFAULTS | dict(family.defaults)
-  values = {**defaults, **values}
+  values = {**families.DEFAULTS, **family.defaults, **values}
   # Published checkpoints say num_experts, and those that transformers 5 saved say this.
-  values['num_experts'] = values.get('num_local_experts') or values.get('num_experts')
+  values['num_experts'] = values.get('num_local_experts', values.get('num_experts'))
   _check_supported(values, family, path)
   rope, local_rope = rope_parameters.parse(values, path, family)
-  values |= rope_parameters.of_queries(values, path, family)
-  numbers = families.numbers(family)
-  fields: dict[str, Any] = {field: values.get(name) for field, name in numbers.items()}
-  for field, hf_name in numbers.items():
-    if fields[field] is None:
-      raise InputError(f"{path}: no '{hf_name}', which determines the model's shape.")
-    if not isinstance(fields[field], (int, float)):
-      raise InputError(
-        f"{path}: {hf_name}={fields[field]!r} must be a number: it determines the model's shape; "
-        'download the checkpoint again.'
-      )
-  for name in ('head_dim', family.options['activation']):  # of these null is the default too
-    values[name] = values.get(name) or defaults.get(name)
+  fields: dict[str, Any] = {
+    field: families.read(values, name, path, type(getattr(model.Config, field)), _SHAPE)
+    for field, name in families.numbers(family).items()
+  }
+  # transformers takes no null where a family has its own size of heads.
+  sizes = {'num_key_value_heads': fields['num_heads']}
+  if 'head_dim' not in family.defaults:
+    sizes['head_dim'] = fields['width'] // fields['num_heads']
+  sizes |= {name: values[name] for name in (*sizes, 'head_dim') if values.get(name) is not None}
+  num_kv_heads, head_size = (
+    families.read(sizes, name, path, int, _SHAPE) for name in ('num_key_value_heads', 'head_dim')
+  )
   layers = _layers(values, family, fields['num_layers'], path)
   has_windows = 's' in layers or 'w' in layers
-  return model.Config(
-    **families.PLAIN | dict(family.fixed) | _options(values, family, path) | fields,
-    num_kv_heads=values.get('num_key_value_heads') or fields['num_heads'],
-    head_size=values['head_dim'] or fields['width'] // fields['num_heads'],
-    layers=layers,
-    window=values['sliding_window'] if has_windows else 0,
-    rope=rope,
-    local_rope=local_rope if has_windows else rotary.Config(),
-    dtype=dtype,
-  )
+  options = _options(values, family, path)
+  try:
+    return model.Config(
+      **families.PLAIN | dict(family.fixed) | options | fields,
+      num_kv_heads=num_kv_heads,
+      head_size=head_size,
+      layers=layers,
+      window=values['sliding_window'] if has_windows else 0,
+      rope=rope,
+      local_rope=local_rope if has_windows else rotary.Config(),
+      dtype=dtype,
+    )
+  except InputError as error:
+    raise InputError(f'{path}: {error}') from error
 
 
 def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
@@ -127,97 +134,137 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
   if extension.max_position_embeddings:
     changed['max_position_embeddings'] = extension.max_position_embeddings
   if extension.rope_theta:
-    given = values.get('rope_parameters')
-    if given and isinstance(given.get('full_attention'), dict):
-      full = given['full_attention'] | {'rope_theta': extension.rope_theta}
-      changed['rope_parameters'] = given | {'full_attention': full}
-    elif given:
-      changed['rope_parameters'] = given | {'rope_theta': extension.rope_theta}
-    else:
-      changed['rope_theta'] = extension.rope_theta
+    changed |= rope_parameters.extended(values, extension.rope_theta)
   return changed
 
 
 def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
-  if name not in FAMILIES:
+  if name not in [*FAMILIES]:
     raise InputError(
       f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
     )
-  return FAMILIES[name]
+  family = FAMILIES[name]
+  kind = values.get('model_type', family.model_type)
+  if kind == family.model_type == 'mistral' and 'layer_types' in values:
+    return FAMILIES['MinistralForCausalLM']  # as transformers takes it
+  if kind != family.model_type:
+    raise InputError(
+      f"{path}: model_type='{kind}' is not that of architecture '{name}', "
+      f"'{family.model_type}', and transformers goes by it. Correct one of the two."
+    )
+  return family
 
 
 def _check_supported(values: Mapping[str, Any], family: Family, path: str) -> None:
-  def refuse(field: str, reason: str) -> None:
-    raise InputError(f'{path}: {field}={values[field]!r} is not supported: {reason}.')
-
-  if values.get('quantization_config'):
-    refuse('quantization_config', 'weights must be float32, bfloat16 or float16')
-  if set(values.get('layer_types') or []) - {*_LAYER_TYPES}:
-    refuse('layer_types', f'a layer must be {" or ".join(_LAYER_TYPES)}')
-  if values.get('use_bidirectional_attention'):
-    refuse('use_bidirectional_attention', 'a token must attend to earlier ones alone')
-  if values.get('mlp_only_layers'):
-    refuse('mlp_only_layers', 'all layers must have experts')
-  if 'num_experts' in family.numbers and values.get('decoder_sparse_step', 1) != 1:
-    refuse('decoder_sparse_step', 'all layers must have experts')
-  for name in ('mlp_bias', 'attention_bias'):
-    if values.get(name) and name not in {*family.fixed, *family.options}:
-      refuse(name, 'this architecture has no such biases')
+  biases = {
+    name: ('this architecture has no such biases', (False, None))
+    for name in ('mlp_bias', 'attention_bias')
+    if name not in {*family.fixed, *family.options}
+  }
+  for field, (reason, allowed) in (families.REFUSED | biases).items():
+    if field in values and values[field] not in allowed:
+      raise InputError(
+        f'{path}: {field}={values[field]!r} is not supported: {reason}. It must be {allowed[0]!r}.'
+      )
+  if 'max_position_embeddings' in values:
+    families.read(values, 'max_position_embeddings', path, int, 'which is the longest context')
 
 
 def _options(values: Mapping[str, Any], family: Family, path: str) -> dict[str, Any]:
-  """What config.json decides; as in the plainest family where it says null."""
-  options = {
-    field: values.get(name) or families.PLAIN[field] for field, name in family.options.items()
-  }
-  name = family.options['activation']
-  given = values[name]
-  if given not in _ACTIVATIONS:
-    raise InputError(
-      f"{path}: {name}='{given}' is not supported: the MLP's gate uses one of "
-      f'{", ".join(_ACTIVATIONS)}.'
-    )
-  return options | {'activation': _ACTIVATIONS[given]}
+  """Return what config.json decides; a cap of null is none."""
+  options: dict[str, Any] = {}
+  for field, name in family.options.items():
+    given = values.get(name)
+    if field == 'activation':
+      if given not in [*_ACTIVATIONS]:
+        raise InputError(
+          f'{path}: {name}={given!r} is not supported: the gate of the MLP uses one of '
+          f'{", ".join(_ACTIVATIONS)}.'
+        )
+      options[field] = _ACTIVATIONS[given]
+    elif field == 'query_beta':
+      options[field] = rope_parameters.query_beta(values, path, family)
+    elif given is not None or field not in ('attention_cap', 'logit_cap'):
+      kind = type(families.PLAIN[field])
+      options[field] = families.read(values, name, path, kind, 'which changes all logits')
+  return options
 
 
 def _layers(values: Mapping[str, Any], family: Family, num_layers: int, path: str) -> str:
   """`model.Config.layers`, as short as it can be."""
-  types = values.get('layer_types') if family.has_layer_types else None
-  rotates = values.get('no_rope_layers') if family.no_rope else None
-  for name, given in {'layer_types': types, 'no_rope_layers': rotates}.items():
-    if given and len(given) < num_layers:
-      raise InputError(
-        f'{path}: {name} has {len(given)} layers, and must have the {num_layers} of '
-        'num_hidden_layers.'
-      )
-  if family.no_rope and not rotates:
-    every = values.get('no_rope_layer_interval', 4)
-    rotates = [(layer + 1) % every for layer in range(num_layers)]
-  is_allowed = values.get('use_sliding_window') or not family.has_window_flag
-  if not is_allowed or not values.get('sliding_window'):
-    letters = 'f' * num_layers
-  elif types:
-    letters = ''.join(_LAYER_TYPES[name] for name in types)
-  elif rotates:
-    letters = ''.join('f' if own else 's' for own in rotates)
-  else:
-    letters = _default_layers(values, family, num_layers)
+  types, rotates = _of_each_layer(values, family, num_layers, path)
+  letters = _default_layers(values, family, num_layers, rotates, path)
+  if family.has_layer_types and types:
+    letters = types
   if rotates:
     letters = ''.join(
       letter if own else _WITHOUT_POSITIONS[letter] for letter, own in zip(letters, rotates)
     )
-  return _shortest(letters[:num_layers])
+  if types and not family.has_layer_types and types != letters:
+    raise InputError(
+      f'{path}: layer_types={values["layer_types"]} is not supported: this architecture has no '
+      'types of layers. It must be null.'
+    )
+  if 's' in letters or 'w' in letters:
+    is_off = family.has_window_flag and not values['use_sliding_window']
+    if is_off or values.get('sliding_window') is None:
+      name = 'use_sliding_window' if is_off else 'sliding_window'
+      raise InputError(
+        f'{path}: {name}={values.get(name)} leaves layers of sliding_attention without a window. '
+        f'Set {name}, or layer_types to full_attention for each layer.'
+      )
+    families.read(values, 'sliding_window', path, int, 'to which layers attend')
+  return _shortest(letters)
 
 
-def _default_layers(values: Mapping[str, Any], family: Family, num_layers: int) -> str:
+def _of_each_layer(
+  values: Mapping[str, Any], family: Family, num_layers: int, path: str
+) -> tuple[str, list[Any]]:
+  """Return the letters of layer_types, and for each layer whether it rotates; empty if not said."""
+  names = ['layer_types', *(['no_rope_layers'] if family.no_rope else [])]
+  for name in names:
+    given = values.get(name)
+    if given is not None and (not isinstance(given, list) or len(given) != num_layers):
+      raise InputError(
+        f'{path}: {name}={given!r} must be a list of num_hidden_layers={num_layers} entries, one '
+        'for each layer.'
+      )
+  types = values.get('layer_types') or []
+  if any(kind not in [*_LAYER_TYPES] for kind in types):
+    raise InputError(
+      f'{path}: layer_types={types!r} is not supported: a layer must be '
+      f'{" or ".join(_LAYER_TYPES)}.'
+    )
+  rotates = values.get('no_rope_layers') if family.no_rope else []
+  if rotates is None:
+    every = families.read(values, 'no_rope_layer_interval', path, int, _SHAPE)
+    rotates = [(layer + 1) % every for layer in range(num_layers)]
+  return ''.join(_LAYER_TYPES[kind] for kind in types), rotates
+
+
+def _default_layers(
+  values: Mapping[str, Any], family: Family, num_layers: int, rotates: list[Any], path: str
+) -> str:
   """The kinds of all layers where config.json does not name their types."""
-  if family.has_window_flag and family.layers == 'f':
-    first = min(values.get('max_window_layers', 28), num_layers)
-    return 'f' * first + 's' * (num_layers - first)
+  if family.has_window_flag:
+    is_local = families.read(values, 'use_sliding_window', path, bool, 'which decides on windows')
+  else:
+    is_local = True
+  # A family with windows in some of its layers has them whatever sliding_window says.
+  if len(family.layers) == 1 and (not is_local or values.get('sliding_window') is None):
+    return 'f' * num_layers
+  if rotates:
+    return ''.join('f' if own else 's' for own in rotates)
+  if 'max_window_layers' in family.defaults:
+    first = values['max_window_layers']
+    if first:  # 0 is all layers
+      families.read(values, 'max_window_layers', path, int, 'which decides on windows')
+    return ('f' * first + 's' * num_layers)[:num_layers]
   pattern = family.layers
-  if 'sliding_window_pattern' in values and family.has_layer_types:
-    pattern = 's' * (values['sliding_window_pattern'] - 1) + 'f'
+  if family.pattern and not values.get('layer_types'):
+    every = families.read(values, family.pattern, path, int, 'which decides on windows')
+    pattern = 's' * (every - 1) + 'f'
   return (pattern * num_layers)[:num_layers]
 
 

@@ -5,10 +5,12 @@ takes where it says nothing. To add one: a row here, its weights' names in tenso
 are new, and a case of tests/helpers/make_checkpoints.py, which compares it with transformers.
 """
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.policy import model
 
 _NOTHING = MappingProxyType({})
@@ -25,7 +27,9 @@ class Family(NamedTuple):
   has_layer_types: bool = False  # whether config.json may name layer_types
   has_window_flag: bool = False  # whether use_sliding_window must say that there are windows
   no_rope: bool = False  # whether config.json may name no_rope_layers
-  local_theta: str = ''  # the name of the base of local_rope, where it is not that of rope
+  pattern: str = ''  # the name of how many layers, the last without a window, repeat
+  # Of local_rope's base, where it is not that of rope: name in config.json, if any, and default.
+  local_theta: tuple[str, float] | None = None
   defaults: Mapping[str, Any] = _NOTHING  # of config.json, where they differ from DEFAULTS
   any_head_size: bool = True  # otherwise it must be width / num_heads
   heads_divide_width: bool = False  # whether num_heads must divide width whatever the head's size
@@ -48,6 +52,25 @@ DEFAULTS = {
   'tie_word_embeddings': False,
   'rope_theta': 1e4,
   'hidden_act': 'silu',
+  'attention_bias': False,
+  'mlp_bias': False,
+  'use_sliding_window': False,
+}
+_CAUSAL = 'a token must attend to earlier ones only'
+_EXPERTS = 'all layers must have experts'
+# Fields of config.json that change what transformers computes, and that no family here honours ->
+# (why, the values that change nothing).
+REFUSED = {
+  'is_causal': (_CAUSAL, (True,)),  # null is not causal in all of transformers' attentions
+  'use_bidirectional_attention': (_CAUSAL, (False, None)),
+  'is_encoder_decoder': ('the model must be a decoder only', (False, None)),
+  'per_layer_config': ('all layers must have the same shape', ({}, None)),
+  'mlp_only_layers': (_EXPERTS, ([], None)),
+  'decoder_sparse_step': (_EXPERTS, (1, None)),
+  'partial_rotary_factor': ('rotary positions apply to all dimensions of a head', (1, None)),
+  'quantization_config': ('weights must be float32, bfloat16 or float16', ({}, None)),
+  'attention_chunk_size': ('attention must be full or in sliding windows', (None,)),
+  'transformers_weights': ('weights are read from model.safetensors or its index', (None,)),
 }
 _GEMMA = dict(norms='both', norm_offset=True, scaled_embeddings=True)
 _ACTIVATION = dict(activation='hidden_act')
@@ -71,6 +94,15 @@ _GEMMA_DEFAULTS = dict(
   sliding_window=4096,
   tie_word_embeddings=True,
 )
+_MINISTRAL3_ROPE = dict(
+  rope_type='yarn',
+  rope_theta=1e6,
+  factor=16.0,
+  original_max_position_embeddings=16384,
+  mscale=1.0,
+  mscale_all_dim=1.0,
+  llama_4_scaling_beta=0.1,
+)
 
 FAMILIES = {
   'Qwen2ForCausalLM': Family(
@@ -80,7 +112,7 @@ FAMILIES = {
     has_layer_types=True,
     has_window_flag=True,
     any_head_size=False,
-    defaults=dict(sliding_window=4096),
+    defaults=dict(num_key_value_heads=32, sliding_window=4096, max_window_layers=28),
     has_gguf=True,
   ),
   'Qwen3ForCausalLM': Family(
@@ -89,7 +121,7 @@ FAMILIES = {
     options=_ACTIVATION | _ATTENTION_BIAS,
     has_layer_types=True,
     has_window_flag=True,
-    defaults=dict(head_dim=128, sliding_window=4096),
+    defaults=dict(head_dim=128, num_key_value_heads=32, sliding_window=4096, max_window_layers=28),
     has_gguf=True,
   ),
   'Qwen3MoeForCausalLM': Family(
@@ -105,6 +137,7 @@ FAMILIES = {
     layers='s',
     has_window_flag=True,
     defaults=dict(
+      num_key_value_heads=4,
       sliding_window=4096,
       moe_intermediate_size=768,
       num_experts=128,
@@ -119,20 +152,25 @@ FAMILIES = {
     has_gguf=True,
   ),
   'MistralForCausalLM': Family(
-    'mistral', options=_ACTIVATION, layers='s', defaults=dict(sliding_window=4096)
+    'mistral',
+    options=_ACTIVATION,
+    layers='s',
+    defaults=dict(num_key_value_heads=8, sliding_window=4096),
   ),
   'MinistralForCausalLM': Family(
     'ministral',
     options=_ACTIVATION,
     layers='s',
     has_layer_types=True,
-    defaults=dict(sliding_window=4096),
+    defaults=dict(num_key_value_heads=8, sliding_window=4096),
   ),
   'Ministral3ForCausalLM': Family(
     'ministral3',
     options=_ACTIVATION | dict(query_beta='llama_4_scaling_beta'),
     layers='s',
-    defaults=dict(head_dim=128, rms_norm_eps=1e-5, rope_theta=1e6),
+    defaults=dict(
+      head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-5, rope_parameters=_MINISTRAL3_ROPE
+    ),
   ),
   'SmolLM3ForCausalLM': Family(
     'smollm3',
@@ -140,7 +178,9 @@ FAMILIES = {
     has_layer_types=True,
     has_window_flag=True,
     no_rope=True,
-    defaults=dict(rope_theta=2e6, tie_word_embeddings=True),
+    defaults=dict(
+      num_key_value_heads=4, rope_theta=2e6, tie_word_embeddings=True, no_rope_layer_interval=4
+    ),
   ),
   'Olmo2ForCausalLM': Family(
     'olmo2',
@@ -155,7 +195,7 @@ FAMILIES = {
     options=_ACTIVATION | _ATTENTION_BIAS,
     layers='sssf',
     has_layer_types=True,
-    local_theta='rope_theta',
+    local_theta=('', 5e5),
     any_head_size=False,
     defaults=dict(rms_norm_eps=1e-5, rope_theta=5e5, sliding_window=4096),
   ),
@@ -174,11 +214,12 @@ FAMILIES = {
     fixed=_GEMMA | dict(query_key_norm=True),
     # attn_logit_softcapping too may stand in its config.json, and transformers does not use it.
     options=_GEMMA_OPTIONS,
+    pattern='sliding_window_pattern',
     layers='sssssf',
     has_layer_types=True,
     heads_divide_width=True,
-    local_theta='rope_local_base_freq',
-    defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, rope_local_base_freq=1e4),
+    local_theta=('rope_local_base_freq', 1e4),
+    defaults=_GEMMA_DEFAULTS | dict(vocab_size=262208, rope_theta=1e6, sliding_window_pattern=6),
   ),
 }
 # Models with images, whose text_config describes the text's part, which is all that is read; its
@@ -208,6 +249,24 @@ PLAIN: dict[str, Any] = dict(
 def numbers(family: Family) -> dict[str, str]:
   """Field of model.Config -> the name of its number in the family's config.json."""
   return NUMBERS | dict(family.numbers)
+
+
+def read(values: Mapping[str, Any], name: str, path: str, kind: type, why: str) -> Any:
+  """Return a field of config.json: a bool, or an int or a float above 0.
+
+  Raises:
+    InputError: it is missing or something else; the message says `why` it is needed.
+  """
+  if name not in values:
+    raise InputError(f"{path}: no '{name}', {why}.")
+  value = values[name]
+  is_right = isinstance(value, bool) == (kind is bool) and isinstance(
+    value, (int, float) if kind is float else kind
+  )
+  if not is_right or (kind is not bool and not 0 < value < math.inf):
+    must = {bool: 'true or false', int: 'a whole number above 0', float: 'a number above 0'}[kind]
+    raise InputError(f'{path}: {name}={value!r}, {why}, must be {must}.')
+  return value
 
 
 def has(family: Family, config: model.Config) -> bool:

@@ -6,14 +6,16 @@ beside it by how much queries grow with their position.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import families
 from exgrpo_jax.huggingface.families import Family
 from exgrpo_jax.policy import model, rotary
 
 _SCALINGS = {'default': 'none', 'linear': 'linear', 'llama3': 'llama3', 'yarn': 'yarn'}
+_TYPES = ('full_attention', 'sliding_attention')
 # Field of rotary.Config -> its name in config.json, for the rope types that need it.
 _LINEAR = {'factor': 'factor'}
 _YARN = {'original_positions': 'original_max_position_embeddings'}
@@ -35,81 +37,150 @@ def parse(
   Raises:
     InputError: at `path` there is a scaling that is not computed, or it lacks a field.
   """
-  given, theta = _given(values), values['rope_theta']
-  local_theta = values[family.local_theta] if family.local_theta else theta
-  full, local = given, given
-  if isinstance(given.get('full_attention', given.get('sliding_attention')), Mapping):
-    full, local = (given.get(name) or {} for name in ('full_attention', 'sliding_attention'))
-  elif family.local_theta:
-    local = {}
-  partial = values.get('partial_rotary_factor', 1)
+  full, local = _by_type(values, path, family)
+  theta = values['rope_theta']
+  local_name, local_theta = family.local_theta or ('rope_theta', theta)
+  own = values if not family.local_theta else {}
   always = _YARN if 'query_beta' in family.options else {}
   return (
-    _parse_one(full, theta, partial, path, always),
-    _parse_one(local, local_theta, partial, path, always),
+    _parse_one({'rope_theta': theta} | full, own, path, always),
+    _parse_one({'rope_theta': values.get(local_name, local_theta)} | local, own, path, always),
   )
 
 
-def of_queries(values: Mapping[str, Any], path: str, family: Family) -> dict[str, float]:
-  """What stands among the rotary parameters and concerns queries alone, by its name there.
+def query_beta(values: Mapping[str, Any], path: str, family: Family) -> float:
+  """Return by how much queries grow with their position; it stands among the rotary parameters.
 
   Raises:
-    InputError: the family needs it, and at `path` it is missing.
+    InputError: at `path` it is missing or not a number from 0.
   """
-  name = family.options.get('query_beta')
-  if not name:
-    return {}
-  given = _given(values).get(name)
-  if given is None:
-    raise InputError(f"{path}: no '{name}' in rope_parameters, by which queries grow.")
-  return {name: given}
+  name, given = family.options['query_beta'], _by_type(values, path, family)[0]
+  if given.get(name) == 0:
+    return 0.0
+  return families.read(given, name, path, float, 'by which queries grow')
 
 
-def _given(values: Mapping[str, Any]) -> Mapping[str, Any]:
-  return values.get('rope_parameters') or values.get('rope_scaling') or {}
+def _by_type(
+  values: Mapping[str, Any], path: str, family: Family
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Return the parameters of layers without and with a window, merged as transformers does it."""
+  given = values.get('rope_parameters')
+  given = family.defaults.get('rope_parameters') if given is None else given
+  new = _mapping(given, 'rope_parameters', path)
+  old = _mapping(values.get('rope_scaling'), 'rope_scaling', path)
+  if family.local_theta:
+    full, local = (_mapping(new.get(kind), f'rope_parameters.{kind}', path) for kind in _TYPES)
+    if {*new} - {*_TYPES}:
+      raise InputError(
+        f'{path}: rope_parameters={new} must have no other fields than {" and ".join(_TYPES)}: '
+        'layers with and without a window have a base each, and others have no effect.'
+      )
+    if {*old} & {*_TYPES}:
+      raise InputError(
+        f'{path}: rope_scaling={old} must be of all layers without a window, and types of layers '
+        'have no effect in it. Write them into rope_parameters.'
+      )
+    return (full or {'rope_type': 'default'}) | old, local
+  given = old or new
+  if {*given} & {*_TYPES}:
+    raise InputError(
+      f'{path}: {"rope_scaling" if old else "rope_parameters"}={given} must not be by type of '
+      'layer: those of this architecture share one base. Write the fields of one type directly.'
+    )
+  lost, theta = new.get('rope_theta'), values['rope_theta']
+  if old and 'rope_theta' not in old and lost not in (None, theta):
+    raise InputError(
+      f'{path}: rope_scaling={old} takes the place of rope_parameters, with rope_theta={theta} '
+      f'instead of its {lost}. Write all of it into rope_parameters.'
+    )
+  return given, given
+
+
+def _mapping(given: Any, name: str, path: str) -> dict[str, Any]:
+  if not isinstance(given or {}, Mapping):
+    raise InputError(f'{path}: {name}={given!r} must be an object or null.')
+  return dict(given or {})
 
 
 def _parse_one(
-  given: Mapping[str, Any], theta: float, partial: float, path: str, always: Mapping[str, str]
+  given: dict[str, Any], values: Mapping[str, Any], path: str, always: Mapping[str, str]
 ) -> rotary.Config:
-  """One base and scaling; `always` is needed whatever the rope type."""
+  """One base and scaling; `always` is needed whatever the rope type.
+
+  Of `values` the context length of pretraining is preferred to that in `given`.
+  """
   kind = given.get('rope_type', given.get('type', 'default'))
-  if kind not in _SCALINGS:
+  if kind not in [*_SCALINGS]:  # a list, because JSON's objects have no hash
     raise InputError(
       f"{path}: rope type '{kind}' is not supported; supported are {', '.join(_SCALINGS)}."
     )
-  partial = given.get('partial_rotary_factor', partial)
+  if given.get('type', kind) != kind:
+    raise InputError(
+      f"{path}: type='{given['type']}' has no effect beside rope_type='{kind}'. Write rope_type "
+      'alone.'
+    )
+  partial = given.get('partial_rotary_factor', 1)
   if partial != 1:
     raise InputError(
       f'{path}: partial_rotary_factor={partial} is not supported: rotary positions apply to '
-      'all dimensions of a head.'
+      'all dimensions of a head. It must be 1.'
     )
-  needed = _NEEDED[kind] | always
-  for hf_name in needed.values():
-    if given.get(hf_name) is None:
-      raise InputError(f"{path}: no '{hf_name}', which rope type '{kind}' needs.")
-  fields = {field: given[hf_name] for field, hf_name in needed.items()}
+  whole = _YARN['original_positions']
+  if kind in ('llama3', 'yarn') and whole in values:
+    given = given | {whole: values[whole]}
+
+  def read(name: str) -> Any:
+    why = f"which rope type '{kind}' needs"
+    return families.read(given, name, path, int if name == whole else float, why)
+
+  fields = {field: read(name) for field, name in (_NEEDED[kind] | always).items()}
+  if fields.get('factor', 1) < 1:
+    raise InputError(f'{path}: factor={given["factor"]} must be at least 1: it stretches contexts.')
   if kind == 'yarn':
     if not given.get('truncate', True):
-      raise InputError(f'{path}: truncate=False is not supported: yarn interpolates whole pairs.')
-    fields |= {name: float(given.get(name) or size) for name, size in _YARN_TURNS.items()}
-    fields['attention_factor'] = float(given.get('attention_factor') or _attention_factor(given))
-  theta = given.get('rope_theta', theta)
-  return rotary.Config(theta=float(theta), scaling=_SCALINGS[kind], **fields)
+      raise InputError(
+        f'{path}: truncate={given["truncate"]} is not supported: yarn interpolates whole pairs. It '
+        'must be true.'
+      )
+    fields |= {
+      name: float(read(name) if given.get(name) else size) for name, size in _YARN_TURNS.items()
+    }
+    is_given = given.get('attention_factor') is not None
+    fields['attention_factor'] = float(
+      read('attention_factor') if is_given else _attention_factor(given, read)
+    )
+  theta = float(read('rope_theta'))
+  try:
+    return rotary.Config(theta=theta, scaling=_SCALINGS[kind], **fields)
+  except InputError as error:
+    raise InputError(f'{path}: {error}') from error
 
 
 _YARN_TURNS = {'beta_fast': 32.0, 'beta_slow': 1.0}
 
 
-def _attention_factor(given: Mapping[str, Any]) -> float:
+def _attention_factor(given: Mapping[str, Any], read: Callable[[str], float]) -> float:
   """What yarn multiplies queries and keys by where config.json does not say it."""
 
   def of(scale: float) -> float:
     return 0.1 * scale * math.log(given['factor']) + 1
 
   if given.get('mscale') and given.get('mscale_all_dim'):
-    return of(given['mscale']) / of(given['mscale_all_dim'])
+    return of(read('mscale')) / of(read('mscale_all_dim'))
   return of(1)
+
+
+def extended(values: Mapping[str, Any], base: float) -> dict[str, Any]:
+  """Return the fields that change for another base of layers without a window."""
+  theta = {'rope_theta': base}
+  new, old = (values.get(name) or {} for name in ('rope_parameters', 'rope_scaling'))
+  if 'rope_theta' in old:
+    return {'rope_scaling': old | theta}
+  if any(kind in new for kind in _TYPES):
+    full = (new.get('full_attention') or {}) | theta
+    return {'rope_parameters': new | {'full_attention': full}}
+  changed = {'rope_parameters': new | theta} if new else {}
+  return changed | (theta if old or not new else {})
 
 
 def to_json(config: model.Config, family: Family) -> dict[str, Any]:

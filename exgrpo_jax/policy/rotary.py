@@ -108,7 +108,7 @@ def _kept_by_pairs(config: Config, plain_P: np.ndarray) -> np.ndarray:
 
   first = max(np.floor(pair(config.beta_fast)), 0)
   last = min(np.ceil(pair(config.beta_slow)), 2 * P - 1)
-  return 1 - np.clip((np.arange(P) - first) / max(last - first, 1e-3), 0, 1)
+  return 1 - np.clip((np.arange(P) - first) / (last - first or 1e-3), 0, 1)
 
 
 def rotations(config: Config, head_size: int, position_BT: Array) -> Rotation:

@@ -144,8 +144,8 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
   [
     ({'architectures': ['PhiForCausalLM']}, "'PhiForCausalLM' is not .* LlamaForCausalLM"),
     ({'architectures': None}, "architecture 'None' is not supported"),
-    ({'layer_types': ['full_attention', 'chunked_attention']}, 'layer_types=.* is not supported'),
-    ({'layer_types': ['full_attention']}, 'layer_types has 1 layers, and must have the 28'),
+    ({'layer_types': ['chunked_attention'] * 28}, 'layer_types=.* is not supported: a layer must'),
+    ({'layer_types': ['full_attention']}, 'layer_types=.* must be a list of num_hidden_layers=28'),
     ({'rope_scaling': {'type': 'longrope', 'factor': 4.0}}, "rope type 'longrope' is not .* yarn"),
     ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "no 'original_max_position_embeddings'"),
     ({'use_bidirectional_attention': True}, 'use_bidirectional_attention=True is not supported'),
@@ -156,8 +156,8 @@ def test_extension_keeps_the_format_of_rope(rope_fields):
     ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor=0.5 is not supported'),
     ({'quantization_config': {'bits': 4}}, "quantization_config={'bits': 4} is not supported"),
     ({'hidden_act': 'mish'}, "hidden_act='mish' is not supported"),
-    ({'hidden_size': None}, "no 'hidden_size', which determines"),
-    ({'hidden_size': 'wide'}, "hidden_size='wide' must be a number"),
+    ({'hidden_size': None}, 'hidden_size=None, which determines .* must be a whole number above 0'),
+    ({'hidden_size': 'wide'}, "hidden_size='wide', which determines .* must be a whole"),
     ({'mlp_bias': True}, 'mlp_bias=True is not supported'),
     (
       {'architectures': ['MistralForCausalLM'], 'attention_bias': True},

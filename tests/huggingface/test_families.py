@@ -248,7 +248,7 @@ def test_ministral_3_must_say_by_how_much_queries_grow():
   values = text | dict(architectures=['Ministral3ForCausalLM'])
   assert architecture.parse(values, 'config.json', 'float32').query_beta == 0.1
   yarn = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=8192)
-  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta' in rope_param"):
+  with pytest.raises(InputError, match=r"^config.json: no 'llama_4_scaling_beta', by which"):
     architecture.parse(values | dict(rope_parameters=yarn), 'config.json', 'float32')
 
 

@@ -1,0 +1,479 @@
+"""Every field of config.json that transformers reads is read alike, refused, or without effect.
+
+With transformers installed, its configuration classes are walked, and logits compared.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.huggingface import architecture, weights
+from exgrpo_jax.huggingface.families import FAMILIES, REFUSED
+from exgrpo_jax.policy import logprobs, model
+
+BASE = dict(
+  vocab_size=96,
+  hidden_size=32,
+  num_hidden_layers=4,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  intermediate_size=48,
+  max_position_embeddings=128,
+  rms_norm_eps=1e-5,
+  initializer_range=0.2,
+  tie_word_embeddings=False,
+  bos_token_id=None,
+  eos_token_id=None,
+  pad_token_id=None,
+)
+GEMMA = dict(head_dim=12, sliding_window=7, query_pre_attn_scalar=20)
+OWN = {
+  'Qwen3ForCausalLM': dict(head_dim=12),
+  'Qwen3MoeForCausalLM': dict(moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3),
+  'MistralForCausalLM': dict(sliding_window=7, head_dim=12),
+  'MinistralForCausalLM': dict(sliding_window=7, head_dim=12),
+  'Ministral3ForCausalLM': dict(head_dim=12),
+  'SmolLM3ForCausalLM': dict(sliding_window=7),
+  'Olmo3ForCausalLM': dict(sliding_window=7),
+  'Gemma2ForCausalLM': GEMMA,
+  'Gemma3ForCausalLM': GEMMA | dict(sliding_window_pattern=2),
+}
+# Another value of each field that is honoured; of a layer, it leaves the default.
+ALTERED = dict(
+  vocab_size=80,
+  hidden_size=36,
+  num_hidden_layers=5,
+  num_attention_heads=6,
+  num_key_value_heads=3,
+  head_dim=10,
+  intermediate_size=40,
+  max_position_embeddings=64,
+  rms_norm_eps=1e-2,
+  tie_word_embeddings=True,
+  hidden_act='gelu',
+  hidden_activation='relu',
+  attention_bias=True,
+  mlp_bias=True,
+  moe_intermediate_size=20,
+  num_experts=5,
+  num_experts_per_tok=2,
+  norm_topk_prob=True,
+  query_pre_attn_scalar=9,
+  attn_logit_softcapping=3.0,
+  final_logit_softcapping=4.0,
+  use_sliding_window=True,
+  sliding_window=5,
+  max_window_layers=2,
+  no_rope_layer_interval=2,
+  no_rope_layers=[0, 1, 1, 0, 0],
+  layer_types=[f'{kind}_attention' for kind in ('full', 'sliding') * 2 + ('sliding',)],
+  rope_parameters=dict(rope_type='linear', rope_theta=3e4, factor=2.0),
+)
+NESTED = dict(
+  full_attention=dict(rope_type='linear', rope_theta=3e4, factor=2.0),
+  sliding_attention=dict(rope_type='default', rope_theta=2e3),
+)
+GROWING = dict(
+  rope_type='yarn',
+  rope_theta=3e4,
+  factor=4.0,
+  original_max_position_embeddings=9,
+  llama_4_scaling_beta=0.3,
+)
+# Fields beside those of a class, which `CASES` try.
+BESIDE = (
+  *('rope_scaling', 'rope_theta', 'rope_local_base_freq', 'original_max_position_embeddings'),
+  *('sliding_window_pattern', 'num_local_experts'),
+)
+# Fields of the classes without a part in what is computed here -> another value.
+WITHOUT_EFFECT = dict(
+  attention_dropout=0.5,  # of training
+  initializer_range=0.3,
+  output_router_logits=False,
+  router_aux_loss_coef=0.1,
+  pretraining_tp=2,
+  chunk_size_feed_forward=1,  # of what is returned, and how it is computed
+  output_hidden_states=True,
+  return_dict=True,
+  use_cache=False,
+  id2label={0: 'a', 1: 'b', 2: 'c'},  # of classifiers
+  label2id={'a': 0},
+  problem_type='regression',
+  bos_token_id=1,  # of the tokenizer and of generation
+  eos_token_id=2,
+  pad_token_id=3,
+  dtype='float32',  # config.model.dtype decides
+  transformers_version='4.0',
+  architectures=None,  # chooses the class
+)
+# Attributes that transformers' sources read and that are no fields of a model of text.
+NO_FIELDS = {
+  *('allow_is_causal_skip', 'default_theta', 'json', 'token_type_ids', 'image_token_id'),
+  *('mm_tokens_per_image', 'text_config', 'vision_config'),
+}
+LLAMA, QWEN2, QWEN3, MISTRAL, MINISTRAL3 = (
+  f'{name}ForCausalLM' for name in ('Llama', 'Qwen2', 'Qwen3', 'Mistral', 'Ministral3')
+)
+SMOLLM3, OLMO3, GEMMA2, GEMMA3 = (
+  f'{name}ForCausalLM' for name in ('SmolLM3', 'Olmo3', 'Gemma2', 'Gemma3')
+)
+TYPES = ['sliding_attention', 'full_attention'] * 2
+THETA = dict(rope_type='default', rope_theta=1e6)
+YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)
+LINEAR = dict(rope_type='linear', factor=8.0)
+OLD_LINEAR = dict(type='linear', factor=8.0)
+LLAMA3 = dict(rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+ORIGINAL = dict(original_max_position_embeddings=32)
+# (architecture, changes, what the refusal says, or values of the model.Config)
+CASES = {
+  'rope_scaling replaces': (
+    *(QWEN3, dict(rope_scaling=YARN | dict(rope_theta=5e5), rope_parameters=THETA)),
+    dict(rope=dict(scaling='yarn', theta=5e5)),
+  ),
+  'rope_scaling replaces, base above': (
+    *(QWEN3, dict(rope_scaling=YARN, rope_parameters=THETA, rope_theta=1e6)),
+    dict(rope=dict(scaling='yarn', theta=1e6)),
+  ),
+  'rope_scaling loses the base': (
+    *(QWEN3, dict(rope_scaling=YARN, rope_parameters=THETA)),
+    'rope_scaling=.* takes the place of rope_parameters, with rope_theta=10000.0 instead of',
+  ),
+  'rope_scaling joins': (
+    *(GEMMA3, dict(rope_scaling=LINEAR, rope_parameters=NESTED)),
+    dict(rope=dict(factor=8.0, theta=3e4), local_rope=dict(theta=2e3)),
+  ),
+  'rope_scaling by type': (GEMMA3, dict(rope_scaling=NESTED), 'rope_scaling=.* must be of all'),
+  'rope_scaling is text': (LLAMA, dict(rope_scaling='yarn'), "rope_scaling='yarn' must be an obj"),
+  'original above': (
+    *(LLAMA, dict(rope_parameters=THETA | YARN) | ORIGINAL),
+    dict(rope=dict(original_positions=32)),
+  ),
+  'original above only': (
+    *(LLAMA, dict(rope_scaling=LLAMA3) | ORIGINAL),
+    dict(rope=dict(original_positions=32, scaling='llama3')),
+  ),
+  'original above, queries': (
+    *(MINISTRAL3, dict(rope_parameters=GROWING) | ORIGINAL),
+    dict(rope=dict(original_positions=32)),
+  ),
+  'original above, without effect': (
+    *(OLMO3, dict(rope_scaling=YARN) | ORIGINAL),
+    dict(rope=dict(original_positions=16)),
+  ),
+  'original null': (
+    *(LLAMA, dict(rope_scaling=YARN, original_max_position_embeddings=None)),
+    'original_max_position_embeddings=None, which rope type .* must be a whole number above 0',
+  ),
+  'factor below 1': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(factor=0.5))),
+    'factor=0.5 must be at least 1',
+  ),
+  'factor is text': (LLAMA, dict(rope_scaling=YARN | dict(factor='4')), "factor='4', .* a number"),
+  'attention_factor 0': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(attention_factor=0.0))),
+    'attention_factor=0.0, .* must be a number above 0',
+  ),
+  'mscale is text': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(mscale='1', mscale_all_dim=1.0))),
+    "mscale='1', .* must be a number above 0",
+  ),
+  'type is an object': (LLAMA, dict(rope_scaling=dict(rope_type={})), "rope type '{}' is not supp"),
+  'mscale': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(mscale=2.0, mscale_all_dim=1.0))),
+    dict(rope=dict(scaling='yarn')),
+  ),
+  'few original positions': (
+    *(LLAMA, dict(rope_scaling=YARN | dict(original_max_position_embeddings=1), head_dim=32)),
+    dict(rope=dict(original_positions=1)),
+  ),
+  'theta null': (LLAMA, dict(rope_theta=None), 'rope_theta=None, .* must be a number above 0'),
+  'nested, no types': (LLAMA, dict(rope_parameters=NESTED), 'rope_parameters=.* by type of layer'),
+  'nested, one base': (QWEN2, dict(rope_parameters=NESTED), 'rope_parameters=.* by type of layer'),
+  'flat gemma': (GEMMA3, dict(rope_parameters=THETA), 'rope_parameters=.* no other fields than'),
+  'flat olmo': (OLMO3, dict(rope_parameters=THETA), 'rope_parameters=.* no other fields than'),
+  'half nested': (
+    *(OLMO3, dict(rope_parameters=NESTED | dict(full_attention=None))),
+    dict(rope=dict(theta=5e5), local_rope=dict(theta=2e3)),
+  ),
+  'one base of olmo': (
+    *(OLMO3, dict(rope_theta=3e4)),
+    dict(rope=dict(theta=3e4), local_rope=dict(theta=5e5)),
+  ),
+  'two bases of gemma': (
+    *(GEMMA3, dict(rope_theta=3e4, rope_local_base_freq=2e3)),
+    dict(rope=dict(theta=3e4), local_rope=dict(theta=2e3)),
+  ),
+  'type': (
+    *(QWEN3, dict(rope_parameters=OLD_LINEAR | dict(rope_theta=3e4))),
+    dict(rope=dict(scaling='linear', theta=3e4)),
+  ),
+  'type, nested': (
+    *(GEMMA3, dict(rope_parameters=dict(full_attention=OLD_LINEAR))),
+    dict(rope=dict(scaling='linear', theta=1e6)),
+  ),
+  'type without effect': (GEMMA3, dict(rope_scaling=OLD_LINEAR), "type='linear' has no effect bes"),
+  'two types': (
+    *(QWEN3, dict(rope_scaling=OLD_LINEAR | dict(rope_type='default'))),
+    "type='linear' has no effect beside rope_type='default'",
+  ),
+  'window off, typed': (
+    *(SMOLLM3, dict(use_sliding_window=False, layer_types=TYPES)),
+    'use_sliding_window=False leaves layers of sliding_attention without a window',
+  ),
+  'window off, typed qwen': (
+    *(QWEN2, dict(sliding_window=7, layer_types=TYPES)),
+    'use_sliding_window=False leaves layers of sliding_attention without a window',
+  ),
+  'window on, typed': (
+    *(SMOLLM3, dict(use_sliding_window=True, layer_types=TYPES)),
+    dict(layers='sfsn', window=7),
+  ),
+  'window null, typed': (
+    *(GEMMA2, dict(sliding_window=None, layer_types=TYPES)),
+    'sliding_window=None leaves layers of sliding_attention without a window',
+  ),
+  'window null, mixed': (OLMO3, dict(sliding_window=None), 'sliding_window=None leaves layers'),
+  'window null': (MISTRAL, dict(sliding_window=None), dict(layers='f', window=0)),
+  'window 0': (MISTRAL, dict(sliding_window=0), 'sliding_window=0, .* a whole number above 0'),
+  'flag is text': (QWEN2, dict(use_sliding_window='no'), "use_sliding_window='no', .* true or fal"),
+  'types without effect': (
+    *(LLAMA, dict(layer_types=TYPES)),
+    'layer_types=.* is not supported: this architecture has no types of layers',
+  ),
+  'types as they are': (LLAMA, dict(layer_types=['full_attention'] * 4), dict(layers='f')),
+  'types of mistral': (MISTRAL, dict(layer_types=TYPES), dict(layers='sf', window=7)),
+  'types are objects': (GEMMA2, dict(layer_types=[{}] * 4), 'layer_types=.* a layer must be'),
+  'too many types': (GEMMA2, dict(layer_types=TYPES * 2), 'layer_types=.* must be a list of num_h'),
+  'no rope': (SMOLLM3, dict(no_rope_layers=[]), 'no_rope_layers=.* must be a list of num_hidden'),
+  'pattern': (GEMMA3, dict(sliding_window_pattern=3), dict(layers='ssf')),
+  'pattern without effect': (GEMMA2, dict(sliding_window_pattern=3), dict(layers='sf')),
+  'pattern null, without effect': (OLMO3, dict(sliding_window_pattern=None), dict(layers='sssf')),
+  'pattern null': (
+    *(GEMMA3, dict(sliding_window_pattern=None)),
+    'sliding_window_pattern=None, .* must be a whole number above 0',
+  ),
+  'pattern null, typed': (
+    *(GEMMA3, dict(sliding_window_pattern=None, layer_types=TYPES)),
+    dict(layers='sf'),
+  ),
+  'attention cap 0': (
+    *(GEMMA2, dict(attn_logit_softcapping=0.0)),
+    'attn_logit_softcapping=0.0, .* must be a number above 0',
+  ),
+  'attention cap null': (GEMMA2, dict(attn_logit_softcapping=None), dict(attention_cap=0.0)),
+  'attention cap without effect': (
+    *(GEMMA3, dict(attn_logit_softcapping=2.0)),
+    dict(attention_cap=0.0),
+  ),
+  'logit cap 0': (GEMMA3, dict(final_logit_softcapping=0.0), 'final_logit_softcapping=0.0, .* abo'),
+  'scale null': (GEMMA2, dict(query_pre_attn_scalar=None), 'query_pre_attn_scalar=None, .* above'),
+  'beta 0': (
+    *(MINISTRAL3, dict(rope_parameters=GROWING | dict(llama_4_scaling_beta=0))),
+    dict(query_beta=0.0),
+  ),
+  'experts': ('Qwen3MoeForCausalLM', dict(num_local_experts=5), dict(num_experts=5)),
+  'bias is text': (LLAMA, dict(attention_bias='no'), "attention_bias='no', .* true or false"),
+  'heads 0': (LLAMA, dict(num_key_value_heads=0), 'num_key_value_heads=0, .* above 0'),
+  'heads null': (LLAMA, dict(num_key_value_heads=None), dict(num_kv_heads=4)),
+  'size null': (QWEN3, dict(head_dim=None), "no 'head_dim', which determines"),
+  'another type': (LLAMA, dict(model_type='qwen2'), "model_type='qwen2' is not that of archi"),
+  'positions null': (LLAMA, dict(max_position_embeddings=None), 'max_position_embeddings=None, '),
+}
+
+
+def tiny(name, **changes):
+  own = dict(architectures=[name], model_type=FAMILIES[name].model_type)
+  return json.loads(json.dumps(BASE | OWN.get(name, {}) | own | changes))
+
+
+def parse(values):
+  return architecture.parse(values, 'config.json', 'float32')
+
+
+@pytest.mark.parametrize(('name', 'changes', 'expected'), CASES.values(), ids=CASES)
+def test_a_field_is_read_as_transformers_reads_it_or_refused(name, changes, expected):
+  values = tiny(name, **changes)
+  if isinstance(expected, str):
+    with pytest.raises(InputError, match=f'^config.json: {expected}'):
+      parse(values)
+    return
+  config = parse(values)
+  for field, value in expected.items():
+    given = getattr(config, field)
+    read = {key: getattr(given, key) for key in value} if isinstance(value, dict) else given
+    assert read == value
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+@pytest.mark.parametrize('field', REFUSED)
+def test_a_field_that_no_family_honours_is_refused_unless_it_has_no_effect(name, field):
+  for value in REFUSED[field][1]:
+    assert parse(tiny(name, **{field: value})) == parse(tiny(name))
+  with pytest.raises(InputError, match=rf'^config\.json: {field}=7 is not supported: .* It must'):
+    parse(tiny(name, **{field: 7}))
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_fields_without_effect_are_ignored(name):
+  assert parse(tiny(name, **WITHOUT_EFFECT | dict(architectures=[name]))) == parse(tiny(name))
+
+
+def test_what_is_said_of_a_model_with_images_is_not_said_of_its_text(tmp_path):
+  text = tiny(GEMMA3)
+  values = dict(
+    architectures=['Gemma3ForConditionalGeneration'],
+    text_config=text,
+    rope_scaling=LINEAR,
+    is_causal=False,
+  )
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  assert parse(architecture.read_json(tmp_path)) == parse(text)
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes'),
+  [
+    (GEMMA3, dict(rope_scaling=LINEAR)),
+    (GEMMA3, dict(rope_scaling=LINEAR | dict(rope_theta=2e3), rope_parameters=NESTED)),
+    (OLMO3, dict(rope_parameters=dict(sliding_attention=THETA))),
+    (QWEN3, dict(rope_scaling=YARN, rope_parameters=THETA, rope_theta=1e6)),
+    (QWEN3, dict(rope_scaling=YARN | THETA, rope_parameters=THETA)),
+  ],
+)
+def test_an_extension_changes_the_base_wherever_it_is_read(name, changes):
+  values = tiny(name, **changes)
+  before, extension = parse(values), architecture.Extension(rope_theta=4e4)
+  after = parse(architecture.extended(values, extension))
+  longer = dataclasses.replace(before.rope, theta=4e4)
+  local = before.local_rope if FAMILIES[name].local_theta else after.local_rope
+  assert after == dataclasses.replace(before, rope=longer, local_rope=local)
+
+
+# ---- Compared with transformers ----
+
+
+def altered(name):
+  """A config.json of which each field that the class has differs from `tiny`."""
+  family = FAMILIES[name]
+  rope = NESTED if family.local_theta else ALTERED['rope_parameters']
+  rope = GROWING if 'query_beta' in family.options else rope
+  known = {field.name for field in dataclasses.fields(configuration(name))}
+  changes = {field: value for field, value in ALTERED.items() if field in known}
+  return tiny(name, **changes | dict(rope_parameters=rope))
+
+
+def configuration(name):
+  """Return the configuration class of transformers."""
+  transformers = pytest.importorskip('transformers')
+  return transformers.CONFIG_MAPPING[FAMILIES[name].model_type]
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_every_field_of_transformers_is_known(name):
+  own = configuration(name)
+  sources = [own.__module__, own.__module__.replace('configuration', 'modeling')]
+  sources += ['transformers.masking_utils', 'transformers.modeling_rope_utils']
+  pytest.importorskip('torch')
+  text = '\n'.join(inspect.getsource(importlib.import_module(source)) for source in sources)
+  read = {
+    *re.findall(r'\bconfig\.([a-z]\w+)\b(?!\()', text),
+    *re.findall(r'attr\((?:self\.)?(?:config|self), ["\']([a-z]\w+)["\']', text),
+    *re.findall(r'kwargs\.(?:get|pop)\(["\'](\w+)["\']', text),
+  }
+  fields = {field.name for field in dataclasses.fields(own)}
+  unknown = fields | read - NO_FIELDS
+  assert unknown - {*ALTERED, *BESIDE, *REFUSED, *WITHOUT_EFFECT} == set()
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_a_missing_field_is_transformers_default_or_refused(name):
+  for values in (tiny(name), altered(name)):
+    for field in dataclasses.fields(configuration(name)):
+      rest = {key: value for key, value in values.items() if key != field.name}
+      if field.name != 'architectures' and (without := outcome(rest)):
+        assert without == outcome(rest | {field.name: field.default}), field.name
+
+
+def outcome(values):
+  try:
+    return parse(values)
+  except InputError:
+    return None
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_every_altered_field_changes_what_is_computed(name):
+  values = altered(name)
+  without_effect = {'max_position_embeddings', 'no_rope_layer_interval', 'max_window_layers'}
+  if name == GEMMA3:
+    without_effect |= {'attn_logit_softcapping'}
+  if FAMILIES[name].numbers:
+    without_effect |= {'intermediate_size'}
+  for field in {*values} & {*ALTERED} - without_effect:
+    changed = values | {field: tiny(name).get(field)}
+    assert outcome(changed) != parse(values), field
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', FAMILIES)
+def test_logits_of_an_altered_model_equal_those_of_transformers(name, mesh, tmp_path):
+  values = altered(name)
+  assert_logits_agree(values, mesh, tmp_path)
+  assert_logits_agree(values | dict(layer_types=None, no_rope_layers=None), mesh, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('case', [case for case in CASES if not isinstance(CASES[case][2], str)])
+def test_logits_equal_those_of_transformers(case, mesh, tmp_path):
+  name, changes, _ = CASES[case]
+  assert_logits_agree(tiny(name, **changes), mesh, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', FAMILIES)
+def test_transformers_too_computes_the_same_with_fields_without_effect(name, tmp_path):
+  own = dict(architectures=[name], initializer_range=BASE['initializer_range'])
+  others = {f: v for f, v in WITHOUT_EFFECT.items() if f not in ('pad_token_id', 'return_dict')}
+  given, changed = tiny(name), tiny(name, **others | own)
+  np.testing.assert_array_equal(theirs(given, tmp_path), theirs(changed, tmp_path))
+
+
+def assert_logits_agree(values, mesh, folder):
+  expected = theirs(values, folder)
+  config = parse(architecture.read_json(folder))
+  with jax.set_mesh(mesh):
+    params = weights.load(folder, config, mesh)
+    hidden_TD = _forward(config, params, TOKENS_BT)[0]
+    logits_TV = (hidden_TD @ model.unembedding(config, params)).astype(jnp.float32)
+  ours = logprobs.capped(logits_TV, config.logit_cap)
+  np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+TOKENS_BT = np.random.default_rng(0).integers(0, 80, (1, 40), np.int32)
+_forward = functools.partial(jax.jit, static_argnums=0)(model.hidden_states)
+
+
+def theirs(values, folder):
+  """The logits of a new model of transformers, [T, V]; it is written to `folder`."""
+  torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
+  (folder / 'config.json').write_text(json.dumps(values))
+  torch.manual_seed(0)
+  config = transformers.AutoConfig.from_pretrained(folder)
+  policy = transformers.AutoModelForCausalLM.from_config(config).eval()
+  with torch.no_grad():
+    for name, parameter in policy.named_parameters():
+      if 'norm' in name or name.endswith('bias'):
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    logits_TV = policy(torch.tensor(TOKENS_BT)).logits[0].numpy()
+  policy.save_pretrained(folder)
+  (folder / 'config.json').write_text(json.dumps(values))
+  return logits_TV
