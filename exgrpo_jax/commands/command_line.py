@@ -53,6 +53,22 @@ class _Paths(flags.ListParser):
     return [_Path().parse(path) for path in super().parse(argument)]
 
 
+class _Specs(flags.ListParser):
+  """Data specs with commas between them; those in brackets are part of a spec."""
+
+  syntactic_help = 'data specs with commas between them'
+
+  def parse(self, argument: str | list[str]) -> list[str]:
+    specs, depth = [''], 0
+    for character in argument if isinstance(argument, str) else ','.join(argument):
+      depth += (character in '([{') - (character in ')]}')
+      if character == ',' and depth <= 0:
+        specs.append('')
+      else:
+        specs[-1] += character
+    return [spec.strip() for spec in specs if spec.strip()]
+
+
 def define_path(name: str, meaning: str) -> None:
   """A flag that names a file or folder, or in its place a model on the Hub."""
   flags.DEFINE(_Path(), name, None, meaning)
@@ -61,6 +77,11 @@ def define_path(name: str, meaning: str) -> None:
 def define_paths(name: str, meaning: str) -> None:
   """A flag that names several of them."""
   flags.DEFINE(_Paths(), name, None, meaning)
+
+
+def define_specs(name: str, meaning: str) -> None:
+  """A flag that names data."""
+  flags.DEFINE(_Specs(), name, None, meaning)
 
 
 def define_config() -> None:
