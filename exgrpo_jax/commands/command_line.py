@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import unicodedata
@@ -314,27 +313,3 @@ def _explanation(message: str) -> str:
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
   return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
-
-
-def program() -> list[str]:
-  """The words by which the user started it, to be shown before other commands."""
-  script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
-  if os.path.basename(script) != 'exgrpo':
-    return [sys.orig_argv[0], '-m', 'exgrpo_jax']
-  return ['exgrpo' if shutil.which('exgrpo') == os.path.abspath(script) else script]
-
-
-def config_arguments(argv: Sequence[str]) -> list[str]:
-  """The words of a command line that give its config, as they were typed."""
-  chosen, is_open = [], False  # a flag waits for its value
-  for word in argv:
-    flag = word.lstrip('-') if re.match('--?[a-z]', word) else ''
-    if flag.partition('=')[0] == 'config' or flag.startswith(('config.', 'noconfig.')):
-      chosen.append(word)
-      is_open = '=' not in word and not flag.startswith('no')  # --noconfig.x means False
-    elif is_open and not flag:
-      chosen.append(word)
-      is_open = False
-    else:
-      is_open = False
-  return chosen

@@ -20,7 +20,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.huggingface import smollm2
 
 
@@ -40,8 +40,9 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Write the file."""
-  if not args.data or not args.out:
-    raise InputError('--data and --out are both needed: what to read, and what to write.')
+  check_given(
+    {'--data': args.data, '--out': args.out}, '--data=owner/name:train --out=train.parquet'
+  )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
     raise InputError(f'--out={args.out} must end in .parquet: that is what is written.')

@@ -36,7 +36,7 @@ from exgrpo_jax.data.question_files import Preparation
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import hub
 
 _BATCH = 1000  # rows that are read together: one at a time takes several times as long
@@ -188,10 +188,11 @@ def _of_files(
   preparation = question_files.preparation(prepared)
   left_out = preparation.left_out
   if left_out and config.unverifiable == 'refuse':
+    total = sum(rows for rows, _ in left_out.values())
     counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in left_out.items())
     raise InputError(
-      f'{spec}: {sum(rows for rows, _ in left_out.values()):,} rows have no answer that can be '
-      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give them one, or '
+      f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
+      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give each one, or '
       "set config.data.unverifiable='drop' to leave them out."
     )
   return _of_store(spec, prepared, paths[0], question_files.SPLIT, preparation)
@@ -315,13 +316,13 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
   if over.size and overlong == 'refuse':
     raise InputError(
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
-      f'{len(lengths)} prompts exceed the limit of {limit}; raise the limit, or set '
+      f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
+      f'{limit}; raise the limit, or set '
       "config.data.overlong='drop' to leave them out."
     )
   if over.size == len(lengths):
     raise InputError(
-      f'{spec}: all of its {len(lengths)} prompts exceed the limit of {limit} tokens (the '
-      f"shortest has {lengths.min()}), so config.data.overlong='drop' would leave none; raise "
-      'the limit.'
+      f'{spec}: no prompt is within the limit of {counted(limit, "token")} (the shortest has '
+      f"{lengths.min()}), so config.data.overlong='drop' would leave none; raise the limit."
     )
   return np.flatnonzero(lengths <= limit)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 FILE_ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
 LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
@@ -93,10 +93,12 @@ def rows(spec: str, size: int) -> range:
   except ValueError as error:
     raise InputError(
       f'{spec}: the slice {slicing} must follow TFDS syntax, such as [:640], [100:200] or [:10%], '
-      f'and stay within the {size} rows of the split.'
+      f'and stay within the {counted(size, "row")} of the split.'
     ) from error
   if begin >= end:
-    raise InputError(f'{spec}: the slice {slicing} selects none of the {size} rows of the split.')
+    raise InputError(
+      f'{spec}: the slice {slicing} selects none of the {counted(size, "row")} of the split.'
+    )
   return range(begin, end)
 
 

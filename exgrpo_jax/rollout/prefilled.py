@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import packing
+from exgrpo_jax.errors import counted
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import rows_within
 from exgrpo_jax.policy import model, sharding
@@ -62,7 +63,7 @@ class Prefilled:
     self.places |= (new := dict(zip(absent, free)))
     lengths = prefill_lengths(spec.max_prompt)
     done = 0
-    with activity.doing(lambda: f'{done} of {len(absent)} prompts read'):
+    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} read'):
       for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
         lengths_P = np.ones(len(tokens_PT), np.int32)
         place_P = np.full(len(tokens_PT), spec.prompts, np.int32)

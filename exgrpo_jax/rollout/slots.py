@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
+from exgrpo_jax.errors import counted
 from exgrpo_jax.rollout import decode_loop, routes
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced
 from exgrpo_jax.rollout.filling import Insertion
@@ -197,7 +198,8 @@ def harvest(
 def progress(rows: Sequence[Row]) -> str:
   """Responses and tokens up to the last sync."""
   complete = sum(row.complete is not None for row in rows)
-  return f'{complete} of {len(rows)} responses, {sum(row.length for row in rows):,} tokens'
+  written = counted(sum(row.length for row in rows), 'token')
+  return f'{complete} of {counted(len(rows), "response")}, {written}'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:

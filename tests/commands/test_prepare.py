@@ -190,7 +190,7 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
 
 def test_the_command_line_is_refused_in_one_line(tmp_path):
   lines = {
-    r'--data and --out are both needed': [],
+    r'--data and --out are needed': [],
     r'--out=x\.jsonl must end in \.parquet: that is what is written\.': [
       '--data=a',
       '--out=x.jsonl',
