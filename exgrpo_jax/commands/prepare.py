@@ -20,7 +20,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
-from exgrpo_jax.errors import InputError, check_given
+from exgrpo_jax.errors import InputError, check_given, counted
 from exgrpo_jax.huggingface import smollm2
 
 
@@ -64,12 +64,12 @@ def main(args: command_line.Args) -> None:
   finally:
     unfinished.unlink(missing_ok=True)
   for why, count in written.left_out.items():
-    print(f'left out: {count:,} rows with {why}')
+    print(f'left out: {counted(count, "row")} with {why}')
   if not written.rows:
     raise InputError(
       f'--data={",".join(args.data)}: no row is left, so {args.out} was not written.'
     )
-  print(f'{args.out}: {written.rows:,} questions, {written.different:,} of them different')
+  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them different')
 
 
 def _define_smollm2() -> None:

@@ -110,7 +110,7 @@ def filter_questions(
       f'{data.spec}, whose pass rates are {solved}.'
     )
   write(out, tried, kept)
-  print(f'{data.spec}: {len(kept):,} of {len(tried):,} questions remain; solved {solved}')
+  print(f'{data.spec}: {len(kept):,} of {counted(len(tried), "question")} left; solved {solved}')
   print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
 
 

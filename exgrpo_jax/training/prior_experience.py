@@ -67,7 +67,7 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   print(
     f'experience: {counted(counts["traces"], "response")} in {path}'
     + (f', of which {", ".join(left_out)}' if left_out else '')
-    + f'; {len(right):,} successes of {len({c.row for c in right}):,} questions are kept',
+    + f'; kept: {len(right):,} right ones of {counted(len({c.row for c in right}), "question")}',
     flush=True,
   )
   return right

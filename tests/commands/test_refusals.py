@@ -135,7 +135,7 @@ SETTINGS = [
   ({'data.train': '{place}/good.jsonl[:100]'}, r'\[:100\] must .* stay within the 12 rows'),
   ({'data.train': 'nosuch:train'}, r"'nosuch' is neither an embedded task"),
   ({'data.evaluation': ('nowhere.jsonl',)}, r'nowhere\.jsonl: there is no such file'),
-  ({'experience.path': '{place}/wrong.jsonl'}, r'none of its 1 responses .* is right \(1 wrong\)'),
+  ({'experience.path': '{place}/wrong.jsonl'}, r': 1 response to .*, none is right \(1 wrong\)'),
   ({'rollout.max_prompt': 2}, r'the prompt of row 0 has \d tokens.*; raise the limit'),
   ({'rollout.max_response': 1}, r'the solution of row 0 has \d+ tokens, over'),
   ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
