@@ -147,10 +147,17 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
   if known is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` are of the file that was filtered
-  for key, named in (('question', fields.question), ('answer', fields.answer)):
+  # Rows may lack the solutions that the settings name, which are of all data.
+  named_fields = fields._asdict()
+  for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
+    named = named_fields[key]
     if named and not {named, named.partition('.')[0]} & set(columns):
+      if fields.of_spec:
+        raise InputError(
+          f"{place}: no field '{named}', which the data spec names. It has: {quote(columns)}."
+        )
       # The same settings are of benchmarks in verl's columns beside training data with its own.
-      if fields.of_spec or not (known and known.style):
+      if not (known and known.style):
         raise InputError(no_field(place, named, columns, key))
       fields = fields._replace(**{key: ''})
   layout = known or _by_common_names(columns, fields, place)
