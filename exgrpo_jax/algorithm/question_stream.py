@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from exgrpo_jax.datatypes import Cursor
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import randomness
 from exgrpo_jax.runtime.randomness import Purpose
 
@@ -62,8 +62,8 @@ def take(
   """
   if size < at_once:
     raise InputError(
-      f'the training data has {size} questions, and a step works on {at_once} different ones; give '
-      'more data, or take fewer questions per step.'
+      f'the training data has {counted(size, "question")}, and a step works on {at_once} '
+      'different ones; give more data, or take fewer questions per step.'
     )
   if count + len(taken) > at_once:
     raise ValueError(f'{count} fresh and {len(taken)} replayed questions are over {at_once}.')

@@ -14,6 +14,7 @@ import jax
 from huggingface_hub import constants
 
 from exgrpo_jax.capacity import examination, fitting, gpus
+from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.runtime import environment, machine
@@ -52,7 +53,7 @@ def suggestion(device: Any) -> str:
 
 def _host() -> Iterator[Finding]:
   memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  yield Finding('host', f'{os.cpu_count()} cores, {memory / _GB:.0f} GB of memory')
+  yield Finding('host', f'{counted(os.cpu_count() or 1, "core")}, {memory / _GB:.0f} GB of memory')
   defaults: Any = config_files.load_config('base')
   for name, folder in (
     ('programs', defaults.compilation_cache),

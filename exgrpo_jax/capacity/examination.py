@@ -21,6 +21,7 @@ from exgrpo_jax.capacity import (
 )
 from exgrpo_jax.capacity.report import Speed
 from exgrpo_jax.capacity.step_time import Estimator, Workload
+from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.experiment import model_config, update_spec
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients
@@ -56,7 +57,7 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
   work = _workload(config, lengths_spec, evaluated)  # before anything is compiled
   spec, decoding = step_spec(config, chips.slice_devices(topology))
   print(
-    f'{topology}: {spec.mesh.size} chips of {chip.memory / chips.GIB:.2f} GiB, '
+    f'{topology}: {counted(spec.mesh.size, "chip")} of {chip.memory / chips.GIB:.2f} GiB, '
     f'training on {dict(spec.mesh.shape)}, decoding on {dict(decoding.shape)}; '
     f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters',
     flush=True,

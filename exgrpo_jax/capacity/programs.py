@@ -122,7 +122,7 @@ def decode(
   spec = _decode_spec(rollout)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(spec, shape)
-    args = shape, spec.sampling, params, state, 1, rollout.temperature
+    args = shape, spec.sampling, params, state, 1, 1, rollout.temperature
     return _measure(decode_loop.decode.lower(*args), (rollout.slots, rollout.longest_row))
 
 

@@ -17,6 +17,7 @@ from exgrpo_jax.capacity.chips import GIB, Chip
 from exgrpo_jax.capacity.program_time import Seconds
 from exgrpo_jax.capacity.programs import Program
 from exgrpo_jax.capacity.schedule import Generation
+from exgrpo_jax.errors import counted
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.padding import length_bucket
@@ -205,7 +206,7 @@ class Estimator:
     tokens = int(work.candidates.sum()) + len(work.candidates) * work.prompt
     length = tokens / max(1, len(work.candidates))
     count = flops.forward_flops(self.spec.model, tokens, int(length), tokens)
-    detail = f'{len(work.candidates):,} stored responses{_padding(found, tokens)}'
+    detail = f'{counted(len(work.candidates), "stored response")}{_padding(found, tokens)}'
     return Part('score', seconds, self._share_of_flops(count, seconds), 'FLOPs', detail)
 
   def _update(self, responses: np.ndarray, prompt: int) -> Part:
@@ -228,14 +229,14 @@ class Estimator:
     seconds = runs * self._seconds('optimizer').total
     state, gradient = map(arrays.bytes_per_chip, (self._arrays.state, self._arrays.gradient))
     share = runs * (2 * state + gradient) / seconds / self.chip.bandwidth
-    return Part('optimizer', seconds, share, 'bandwidth', f'{runs} updates')
+    return Part('optimizer', seconds, share, 'bandwidth', counted(runs, 'update'))
 
   def _evaluation(self, work: Workload) -> Part:
     """A step's share of an evaluation."""
     generation = self._at_once(work, work.evaluated, len(work.evaluated))
     seconds = sum(part.seconds for part in self._generate([generation], work.prompt))
     every = work.evaluation_every
-    detail = f'{len(work.evaluated):,} responses in {seconds:.0f} s every {every} steps'
+    detail = f'{len(work.evaluated):,} responses in {seconds:.0f} s every {counted(every, "step")}'
     return Part('evaluation', seconds / every, detail=detail)
 
   def _of_passes(self, name: str, found: list[Pass], one: Seconds) -> float:

@@ -16,7 +16,7 @@ from absl import flags
 
 from exgrpo_jax.capacity import examination, gpus
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.experiment.experiment import with_folders
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -60,11 +60,10 @@ def main(args: command_line.Args) -> None:
       f'--topology={args.topology} and --device={args.device} are both given; name a slice or '
       'a GPU.'
     )
-  if not args.config or not (args.topology or args.device):
-    raise InputError(
-      '--config is needed, and --topology or --device, e.g. --config=qwen2_5_math_7b '
-      '--topology=v5e:8x8, or --config=one_gpu --device=l4.'
-    )
+  check_given(
+    {'--config': args.config, '--topology or --device': args.topology or args.device},
+    '--config=qwen2_5_math_7b --topology=v5e:8x8, or --config=one_gpu --device=l4',
+  )
   if args.fit and not args.device:
     raise InputError('--fit needs --device: for a slice every trial would be compiled.')
   config = parse_config(args.config)

@@ -12,7 +12,6 @@ import difflib
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import unicodedata
@@ -53,6 +52,22 @@ class _Paths(flags.ListParser):
     return [_Path().parse(path) for path in super().parse(argument)]
 
 
+class _Specs(flags.ListParser):
+  """Data specs with commas between them; those in brackets are part of a spec."""
+
+  syntactic_help = 'data specs with commas between them'
+
+  def parse(self, argument: str | list[str]) -> list[str]:
+    specs, depth = [''], 0
+    for character in argument if isinstance(argument, str) else ','.join(argument):
+      depth += (character in '([{') - (character in ')]}')
+      if character == ',' and depth <= 0:
+        specs.append('')
+      else:
+        specs[-1] += character
+    return [spec.strip() for spec in specs if spec.strip()]
+
+
 def define_path(name: str, meaning: str) -> None:
   """A flag that names a file or folder, or in its place a model on the Hub."""
   flags.DEFINE(_Path(), name, None, meaning)
@@ -61,6 +76,11 @@ def define_path(name: str, meaning: str) -> None:
 def define_paths(name: str, meaning: str) -> None:
   """A flag that names several of them."""
   flags.DEFINE(_Paths(), name, None, meaning)
+
+
+def define_specs(name: str, meaning: str) -> None:
+  """A flag that names data."""
+  flags.DEFINE(_Specs(), name, None, meaning)
 
 
 def define_config() -> None:
@@ -293,27 +313,3 @@ def _explanation(message: str) -> str:
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
   return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
-
-
-def program() -> list[str]:
-  """The words by which the user started it, to be shown before other commands."""
-  script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
-  if os.path.basename(script) != 'exgrpo':
-    return [sys.orig_argv[0], '-m', 'exgrpo_jax']
-  return ['exgrpo' if shutil.which('exgrpo') == os.path.abspath(script) else script]
-
-
-def config_arguments(argv: Sequence[str]) -> list[str]:
-  """The words of a command line that give its config, as they were typed."""
-  chosen, is_open = [], False  # a flag waits for its value
-  for word in argv:
-    flag = word.lstrip('-') if re.match('--?[a-z]', word) else ''
-    if flag.partition('=')[0] == 'config' or flag.startswith(('config.', 'noconfig.')):
-      chosen.append(word)
-      is_open = '=' not in word and not flag.startswith('no')  # --noconfig.x means False
-    elif is_open and not flag:
-      chosen.append(word)
-      is_open = False
-    else:
-      is_open = False
-  return chosen

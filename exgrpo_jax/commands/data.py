@@ -11,7 +11,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.evaluation import preview
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import model_name, parse_config, with_folders
@@ -54,10 +54,10 @@ def _define_prefilter() -> None:
 
 def _prefilter(args: command_line.Args) -> None:
   """Try all training questions, and write those that remain."""
-  if not args.out or not (args.config or args.checkpoint):
-    raise InputError(
-      '--out is needed, and --config or --checkpoint: the folder to write, and what is trained.'
-    )
+  check_given(
+    {'--out': args.out, '--config or --checkpoint': args.config or args.checkpoint},
+    '--config=one_gpu --out=filtered',
+  )
   source = Source('run', args.checkpoint, args.step) if args.checkpoint else None
   values = policies.config_values(source, args.config) if source else args.config
   prefilter.filter_questions(values, source, args.out, args.samples, args.above, args.below)

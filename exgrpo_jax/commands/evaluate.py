@@ -60,7 +60,9 @@ def define_flags() -> None:
     'the config, but for what the command line changes.',
   )
   flags.DEFINE_string('name', None, "The row's name; by default that of the run or model's folder.")
-  flags.DEFINE_list('data', None, 'Data specs; config.data.validation and .evaluation by default.')
+  command_line.define_specs(
+    'data', 'Data specs; config.data.validation and .evaluation by default.'
+  )
   flags.DEFINE_integer('samples', None, 'Responses to each question.', lower_bound=1)
   command_line.define_sampling()
 

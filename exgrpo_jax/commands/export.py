@@ -26,7 +26,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import activity, console, hosts
 from exgrpo_jax.training.export import completed, write
 
 
@@ -64,7 +64,12 @@ def main(args: command_line.Args) -> None:
   experiment = open_experiment(values, args.checkpoint)
   if args.adapters:
     _check_adapters(experiment.config, args.dtype)
-  with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
+  with (
+    jax.set_mesh(experiment.meshes.training),
+    console.opened(),
+    activity.doing(f'exporting {args.checkpoint}'),
+    completed(out) as unfinished,
+  ):
     if args.adapters:
       step = _write_adapters(experiment, unfinished, args.step)
     else:
@@ -88,7 +93,12 @@ def new_folder(name: str | None) -> epath.Path:
 def write_model(path: str, out: epath.Path, dtype: str | None = None) -> str:
   """Writes a model, of a folder, a GGUF file or a name on the Hub; returns the weights' dtype."""
   experiment = open_experiment(policies.suited_to(path), path)
-  with jax.set_mesh(experiment.meshes.training), completed(out) as unfinished:
+  with (
+    jax.set_mesh(experiment.meshes.training),
+    console.opened(),
+    activity.doing(f'exporting {path}'),
+    completed(out) as unfinished,
+  ):
     write(experiment, load_weights(experiment), unfinished, dtype)
   return architecture.read_json(out)['dtype']
 

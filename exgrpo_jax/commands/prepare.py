@@ -20,7 +20,7 @@ from absl import flags
 
 from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, check_given, counted
 from exgrpo_jax.huggingface import smollm2
 
 
@@ -40,8 +40,9 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Write the file."""
-  if not args.data or not args.out:
-    raise InputError('--data and --out are both needed: what to read, and what to write.')
+  check_given(
+    {'--data': args.data, '--out': args.out}, '--data=owner/name:train --out=train.parquet'
+  )
   out = pathlib.Path(args.out).expanduser()
   if out.suffix != '.parquet':
     raise InputError(f'--out={args.out} must end in .parquet: that is what is written.')
@@ -63,12 +64,12 @@ def main(args: command_line.Args) -> None:
   finally:
     unfinished.unlink(missing_ok=True)
   for why, count in written.left_out.items():
-    print(f'left out: {count:,} rows with {why}')
+    print(f'left out: {counted(count, "row")} with {why}')
   if not written.rows:
     raise InputError(
       f'--data={",".join(args.data)}: no row is left, so {args.out} was not written.'
     )
-  print(f'{args.out}: {written.rows:,} questions, {written.different:,} of them different')
+  print(f'{args.out}: {counted(written.rows, "question")}, {written.different:,} of them different')
 
 
 def _define_smollm2() -> None:

@@ -13,7 +13,7 @@ import sys
 from absl import flags
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.studies import protocol, study, sweep
 
@@ -35,10 +35,10 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Runs what is left of a study and reports it, or prints the commands for it."""
-  if not (args.workdir and args.study):
-    raise InputError(
-      '--study and --workdir are both needed, e.g. --study=smoke --workdir=/tmp/smoke_study.'
-    )
+  check_given(
+    {'--study': args.study, '--workdir': args.workdir},
+    '--study=smoke --workdir=/tmp/smoke_study',
+  )
   chosen = protocol.load(config_files.shipped_path(args.study, _STUDIES, 'study'))
   values, planned = study.plan(chosen, args.workdir)
   protocol.fix(chosen, values.to_dict(), args.workdir)

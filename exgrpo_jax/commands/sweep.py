@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from exgrpo_jax.commands import command_line
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.studies import sweep, trials
 
@@ -37,11 +37,10 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Runs what is left of a sweep, or prints the commands for it."""
-  if not (args.config and args.workdir and args.sweep):
-    raise InputError(
-      '--sweep, --config and --workdir are all needed, e.g. --sweep=ratio --config=arithmetic '
-      '--workdir=/tmp/ratio.'
-    )
+  check_given(
+    {'--sweep': args.sweep, '--config': args.config, '--workdir': args.workdir},
+    '--sweep=ratio --config=arithmetic --workdir=/tmp/ratio',
+  )
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
   planned = sweep.plan_trials(
     trials.load(path),

@@ -8,17 +8,17 @@ command resumes.
 """
 
 import os
-import sys
 
 import jax
 from absl import flags
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.experiment.experiment import Config
+from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts
 from exgrpo_jax.runtime.workdir import owned
-from exgrpo_jax.training import rehearsal, session
+from exgrpo_jax.training import export, rehearsal, session
 from exgrpo_jax.training.checks import check_start
 
 
@@ -57,8 +57,15 @@ def _train(args: command_line.Args, config: Config, done: int) -> None:
     session.train(*loaded, session.claim(args.config, experiment, rollout), compiled)
   if hosts.is_first():
     print(f'compiled {compiled}', flush=True)
-    records, arguments = metrics.read(workdir), command_line.config_arguments(sys.argv)
-    print(messages.farewell(records, workdir, command_line.program(), arguments), flush=True)
+    is_saved = bool(checkpoint.steps(workdir))  # not where config.num_steps is 0
+    text = messages.farewell(
+      metrics.read(workdir),
+      workdir,
+      console.program(),
+      can_evaluate=is_saved and bool(evaluations),
+      can_export=is_saved and export.is_possible(experiment),
+    )
+    print(text, flush=True)
 
 
 def run() -> None:

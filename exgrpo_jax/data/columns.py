@@ -26,6 +26,7 @@ class Fields(NamedTuple):
   answer: str
   solution: str
   default_kind: str  # how answers are compared where a row does not say it
+  of_spec: bool = False  # the data spec names them, so they are meant for this data alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +145,17 @@ def recognize(columns: Sequence[str], fields: Fields, place: str) -> Layout:
       or the answer.
   """
   known = next((known for known in KNOWN_SETS if set(known.known_by) <= set(columns)), None)
-  if known is PREFILTERED:
+  if known is PREFILTERED and not fields.of_spec:
     return PREFILTERED  # `fields` are of the file that was filtered
-  for key, named in (('question', fields.question), ('answer', fields.answer)):
+  # Rows may lack the solutions that the settings name, which are of all data.
+  named_fields = fields._asdict()
+  for key in ('question', 'answer', 'solution') if fields.of_spec else ('question', 'answer'):
+    named = named_fields[key]
     if named and not {named, named.partition('.')[0]} & set(columns):
+      if fields.of_spec:
+        raise InputError(
+          f"{place}: no field '{named}', which the data spec names. It has: {quote(columns)}."
+        )
       # The same settings are of benchmarks in verl's columns beside training data with its own.
       if not (known and known.style):
         raise InputError(no_field(place, named, columns, key))
@@ -189,7 +197,7 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
   if len(found) > 1:
     raise InputError(
       f'{place}: {quote(found)} could each be the {key} (has: {quote(columns)}); set '
-      f'config.data.{key}_field to one of them.'
+      f'config.data.{key}_field to one of them, or end the data spec in {{{key}=COLUMN}}.'
     )
   return found[0] if found else ''
 
@@ -197,8 +205,9 @@ def _only(names: Sequence[str], columns: Sequence[str], key: str, place: str) ->
 def _unknown(place: str, columns: Sequence[str], key: str, names: Sequence[str]) -> str:
   return (
     f'{place}: no column is known to be the {key} (has: {quote(columns)}); set '
-    f'config.data.{key}_field. Without it one of {quote(names)} is read, or the columns of a known '
-    f'set: {", ".join(known.name for known in KNOWN_SETS)}.'
+    f'config.data.{key}_field, or end the data spec in {{{key}=COLUMN}}. Without it one of '
+    f'{quote(names)} is read, or the columns of a known set: '
+    f'{", ".join(known.name for known in KNOWN_SETS)}.'
   )
 
 
@@ -214,7 +223,10 @@ def check_distinct(names: Sequence[str], place: str) -> None:
 
 def no_field(place: str, field: str, columns: Sequence[str], key: str) -> str:
   """The error message if `field`, which config.data.<key>_field may set, is not in `columns`."""
-  return f"{place}: no field '{field}' (has: {quote(columns)}); set config.data.{key}_field."
+  return (
+    f"{place}: no field '{field}' (has: {quote(columns)}); set config.data.{key}_field, or end the "
+    f'data spec in {{{key}=COLUMN}}.'
+  )
 
 
 def no_answer(place: str, columns: Sequence[str]) -> str:

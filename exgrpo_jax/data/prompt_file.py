@@ -21,6 +21,7 @@ import numpy as np
 from exgrpo_jax.data import progress, prompt
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
+from exgrpo_jax.errors import counted
 from exgrpo_jax.runtime import hosts
 
 _INT = np.dtype('<i4')
@@ -110,7 +111,7 @@ def _make(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytear
   """The content of the file of these prompts."""
   content, lengths, questions = bytearray(), [], hashlib.sha256()
   report = progress.reporter(
-    lambda done: f'{data.spec}: {done:,} of {len(data):,} prompts tokenised'
+    lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenised'
   )
   for start in range(0, len(data), _BATCH):
     batch = data[start : start + _BATCH]

@@ -12,7 +12,7 @@ from exgrpo_jax.data import conflicts, progress, records, row_files, spec_names,
 from exgrpo_jax.data.columns import Fields, Layout
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 SPLIT = 'rows'  # the only split of files
 
@@ -95,7 +95,7 @@ def _records(
   """The records of some files; at the end `facts` has the fields of their `Preparation`."""
   files = [(path, *records.of_file(fields, path, source)) for path in paths]
   named = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
-  report = progress.reporter(lambda done: f'{named}: {done:,} questions prepared')
+  report = progress.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
   answers, left_out = conflicts.Answers(), {}
   for place, record in _rows(files):
     if isinstance(record, records.Uncheckable):
@@ -130,7 +130,6 @@ def _rows(
 
 def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
   for reason, (rows, first) in left_out.items():
-    return (
-      f'{path}: no row has an answer that can be checked: {reason} ({rows} rows, as at {first}).'
-    )
+    where = f'{counted(rows, "row")}, as at {first}'
+    return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
   return f'{path}: the file holds no question; at least one is needed.'

@@ -8,7 +8,8 @@ A spec is one of
   reasoning_gym:chain_sum(max_terms=3):train   tasks of reasoning_gym, see reasoning_gym.py
   owner/name:config:split   a data set of the Hugging Face Hub, see hub_split.py
   tfds_name:split       a data set of TFDS, such as math_dataset:train
-and may end in a slice in TFDS syntax: [:640], [100:200], [:10%].
+and may end in columns of its own, {question=problem,answer=key}, and in a slice in TFDS syntax:
+[:640], [100:200], [:10%].
 Data is prepared once; after that, rows are read by index, when needed.
 """
 
@@ -35,7 +36,7 @@ from exgrpo_jax.data.question_files import Preparation
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.datatypes import Message, Question, Questions
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import hub
 
 _BATCH = 1000  # rows that are read together: one at a time takes several times as long
@@ -55,7 +56,8 @@ class Config:
   question_field: str = setting(
     '',
     None,
-    "the column that holds the question, as text or chat messages; '' finds it by its name",
+    "the column that holds the question, as text or chat messages; '' finds it by its name. A data "
+    'spec that names columns, such as x.jsonl{question=ask}, takes its own alone',
   )
   answer_field: str = setting(
     '',
@@ -137,13 +139,9 @@ def load(config: Config, spec: str) -> Dataset:
   Raises:
     InputError: there is no such data, or one of its rows cannot be used.
   """
-  base = spec_names.split(spec)[0]
-  fields = columns.Fields(
-    question=config.question_field,
-    answer=config.answer_field,
-    solution=config.solution_field,
-    default_kind=config.default_kind,
-  )
+  base, fields = spec_names.split(spec)[0], _fields(config, spec)
+  if fields.of_spec and base.startswith((reasoning_gym.PREFIX, *(f'{task}:' for task in TASKS))):
+    raise InputError(f'{spec}: a task has no columns to choose from. Leave the braces out.')
   if base.startswith(reasoning_gym.PREFIX):
     return _of_reasoning_gym(config, spec, base)
   if spec_names.task_file(base):
@@ -159,25 +157,42 @@ def load(config: Config, spec: str) -> Dataset:
       f'{", ".join(f"{task}:train" for task in TASKS)}), a file that ends in '
       f'{", ".join(spec_names.FILE_ENDINGS)}, a task in Python (mine.py:train) or of reasoning_gym '
       '(reasoning_gym:chain_sum:train), a split of the Hub (owner/name:config:split) or of TFDS '
-      '(name:split), optionally followed by a slice such as [:640]; nothing else can be read.'
+      '(name:split), optionally followed by columns such as {question=problem,answer=key} and a '
+      'slice such as [:640]; nothing else can be read.'
     )
   if name in TASKS:
     return _of_store(spec, question_files.of_task(config.cache_dir, name), name, split)
   return _of_tfds(config, spec, fields, name, split)
 
 
+def _fields(config: Config, spec: str) -> columns.Fields:
+  """The columns that the spec names, else those that the config names for all data."""
+  named = spec_names.named_columns(spec)
+  of_config = {key: getattr(config, f'{key}_field') for key in spec_names.COLUMNS}
+  of_spec = dict.fromkeys(spec_names.COLUMNS, '') | named
+  return columns.Fields(
+    **(of_spec if named else of_config), default_kind=config.default_kind, of_spec=bool(named)
+  )
+
+
 def _of_files(
   config: Config, spec: str, fields: columns.Fields, paths: Sequence[str], name: str
 ) -> Dataset:
   """The rows of some files; `name` is their source where no column says it."""
-  prepared = question_files.of_files(config.cache_dir, fields, paths, name)
+  try:
+    prepared = question_files.of_files(config.cache_dir, fields, paths, name)
+  except InputError as error:
+    if name or fields.of_spec:  # else the path is the spec's
+      raise InputError(f'{spec}: {error}') from error
+    raise
   preparation = question_files.preparation(prepared)
   left_out = preparation.left_out
   if left_out and config.unverifiable == 'refuse':
+    total = sum(rows for rows, _ in left_out.values())
     counts = ', '.join(f'{reason}: {rows:,}' for reason, (rows, _) in left_out.items())
     raise InputError(
-      f'{spec}: {sum(rows for rows, _ in left_out.values()):,} rows have no answer that can be '
-      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give them one, or '
+      f'{spec}: {counted(total, "row")} {"has" if total == 1 else "have"} no answer that can be '
+      f'checked ({counts}), the first at {next(iter(left_out.values())).first}; give each one, or '
       "set config.data.unverifiable='drop' to leave them out."
     )
   return _of_store(spec, prepared, paths[0], question_files.SPLIT, preparation)
@@ -301,13 +316,13 @@ def check_prompts(spec: str, lengths: np.ndarray, limit: int, overlong: str) -> 
   if over.size and overlong == 'refuse':
     raise InputError(
       f'{spec}: the prompt of row {over[0]} has {lengths[over[0]]} tokens, and {over.size} of '
-      f'{len(lengths)} prompts exceed the limit of {limit}; raise the limit, or set '
+      f'{counted(len(lengths), "prompt")} {"exceeds" if over.size == 1 else "exceed"} the limit of '
+      f'{limit}; raise the limit, or set '
       "config.data.overlong='drop' to leave them out."
     )
   if over.size == len(lengths):
     raise InputError(
-      f'{spec}: all of its {len(lengths)} prompts exceed the limit of {limit} tokens (the '
-      f"shortest has {lengths.min()}), so config.data.overlong='drop' would leave none; raise "
-      'the limit.'
+      f'{spec}: no prompt is within the limit of {counted(limit, "token")} (the shortest has '
+      f"{lengths.min()}), so config.data.overlong='drop' would leave none; raise the limit."
     )
   return np.flatnonzero(lengths <= limit)

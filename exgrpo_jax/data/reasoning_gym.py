@@ -42,7 +42,7 @@ import numpy as np
 from exgrpo_jax.config import check_known
 from exgrpo_jax.data import progress, store
 from exgrpo_jax.data.store import Record, Store
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym
 
 PREFIX = 'reasoning_gym:'
@@ -124,7 +124,9 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
   splits: dict[str, dict[str, Record]] = {split: {} for split in _SIXTHS}
   counts = []
   for task in tasks:
-    report = progress.reporter(lambda done, name=task.name: f'{name}: {done:,} questions made')
+    report = progress.reporter(
+      lambda done, name=task.name: f'{name}: {counted(done, "question")} made'
+    )
     random.seed(task.seed)
     np.random.seed(task.seed % 2**32)
     # Some print what they do.

@@ -20,7 +20,7 @@ from etils import epath
 
 from exgrpo_jax import definition_file
 from exgrpo_jax.data import columns, spec_names
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 Row = dict[str, Any]  # by column; a row of jsonl may lack some
 Rows = Iterator[tuple[str, Row]]  # where each row is, as 'path:line' or 'path: row n', and the row
@@ -162,8 +162,8 @@ def _csv(path: str, file: epath.Path) -> RowFile:
         return
       if len(row) != len(names):
         raise InputError(
-          f'{place}: it has {len(row)} values, and the first line names {len(names)}; a value with '
-          'a comma or a line break stands in quotes.'
+          f'{place}: it has {counted(len(row), "value")}, and the first line names {len(names)}; a '
+          'value with a comma or a line break stands in quotes.'
         )
       yield place, _others(dict(zip(names, row)), without)
 

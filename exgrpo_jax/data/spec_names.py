@@ -8,21 +8,44 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 FILE_ENDINGS = ('.jsonl', '.json', '.csv', '.parquet')
 LINES_OR_PARQUET = ('.jsonl', '.parquet')  # of files that hold more than questions
 
-_SPEC = re.compile(r'(?P<base>.+?)(?P<slicing>\[[^\[\]]*\])?')
+COLUMNS = ('question', 'answer', 'solution')  # that a spec may name itself
+
+_SPEC = re.compile(
+  r'(?P<base>.+?)(?P<columns>\{[^{}]*\})?(?P<slicing>\[[^\[\]]*\])?(?P<columns_last>\{[^{}]*\})?'
+)
 _TASK_FILE = re.compile(r'(?P<file>.+\.py):(?P<split>[\w.-]+)')
 _SLICE = re.compile(r'\[\s*(.*?)\s*:\s*(.*?)\s*\]')
 _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
 def split(spec: str) -> tuple[str, str]:
-  """A data spec without its slice, and the slice with its brackets; '' where there is none."""
+  """A data spec without its columns and its slice, and the slice with its brackets, or ''."""
   match = _SPEC.fullmatch(spec)
   return (match['base'], match['slicing'] or '') if match else ('', '')
+
+
+def named_columns(spec: str) -> dict[str, str]:
+  """The columns that a spec names itself, by what they hold; {} if it names none.
+
+  'x.jsonl{question=problem,answer=key}[:500]' is {'question': 'problem', 'answer': 'key'}. The
+  braces may follow the slice. Raises InputError if they hold anything else.
+  """
+  match = _SPEC.fullmatch(spec)
+  braces = [part for part in (match['columns'], match['columns_last']) if part] if match else []
+  pairs = [pair.partition('=') for text in braces for pair in text[1:-1].split(',')]
+  named = {key.strip(): column.strip() for key, _, column in pairs}
+  if len(named) < len(pairs) or not set(named) <= set(COLUMNS) or not all(named.values()):
+    raise InputError(
+      f'{spec}: {" and ".join(braces)} must name columns, as in {{question=problem,answer=key}}: '
+      f'{", ".join(COLUMNS)}, each once at most. A column whose name has a comma or a brace can '
+      'only be named in config.data.question_field and its like.'
+    )
+  return named
 
 
 def task_file(base: str) -> tuple[str, str] | None:
@@ -70,10 +93,12 @@ def rows(spec: str, size: int) -> range:
   except ValueError as error:
     raise InputError(
       f'{spec}: the slice {slicing} must follow TFDS syntax, such as [:640], [100:200] or [:10%], '
-      f'and stay within the {size} rows of the split.'
+      f'and stay within the {counted(size, "row")} of the split.'
     ) from error
   if begin >= end:
-    raise InputError(f'{spec}: the slice {slicing} selects none of the {size} rows of the split.')
+    raise InputError(
+      f'{spec}: the slice {slicing} selects none of the {counted(size, "row")} of the split.'
+    )
   return range(begin, end)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from exgrpo_jax.data import conflicts, hub_split, progress, records, row_files, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 _VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
 _TARGET = 'target'  # the column of worked solutions by another model
@@ -133,7 +133,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
 
   def kept() -> Iterator[dict[str, Any]]:
     count = itertools.count()
-    report = progress.reporter(lambda done: f'{done:,} rows read')
+    report = progress.reporter(lambda done: f'{counted(done, "row")} read')
     read = 0
     for shard in found:
       before = read
@@ -151,7 +151,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
             row['extra_info']['index'] = number
           yield row
       kind = "verl's columns" if shard.is_verl else 'problem and answer'
-      print(f'{shard.path}: {read - before:,} rows, {kind}', flush=True)
+      print(f'{shard.path}: {counted(read - before, "row")}, {kind}', flush=True)
 
   written, rows = 0, kept()
   with pq.ParquetWriter(path, schema) as writer:

@@ -19,7 +19,7 @@ from exgrpo_jax.environments import pool as environment_pool
 from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Config
 
 _SHOWN = 3  # questions
@@ -94,7 +94,7 @@ def _episode(environments: Pool, question: Question, config: Config) -> str:
 
 def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
   preparation = data.source.preparation
-  lines = [f'{data.spec}: {len(data):,} questions']
+  lines = [f'{data.spec}: {counted(len(data), "question")}']
   lines += [f'  read as    {layout}' for layout in preparation.layouts]
   if data[0].columns:
     lines.append(f'  columns    {", ".join(data[0].columns)}: what a reward can ask for')
@@ -117,7 +117,7 @@ def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
 def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
   """Rows that a run leaves out, or refuses unless it is told to; 'nothing' where there are none."""
   lines = [
-    f'{left_out.rows:,} rows of the file: {reason}, first at {left_out.first}'
+    f'{counted(left_out.rows, "row")} of the file: {reason}, first at {left_out.first}'
     + _refused(config.data.unverifiable, 'unverifiable')
     for reason, left_out in data.source.preparation.left_out.items()
   ]
@@ -126,7 +126,7 @@ def _left_out(data: Dataset, prompts: Prompts, config: Config) -> list[str]:
     lines.append('prompts over the limit are not known without a tokenizer: --model names one')
   elif over := int(np.sum(prompts.lengths > limit)):
     lines.append(
-      f'{over:,} questions: over config.rollout.max_prompt={limit} tokens'
+      f'{counted(over, "question")}: over config.rollout.max_prompt={limit} tokens'
       + _refused(config.data.overlong, 'overlong')
     )
   return lines or ['nothing']

@@ -15,6 +15,7 @@ from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
+from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.policies import Policy
@@ -151,7 +152,7 @@ def table(scores: Mapping[str, float]) -> str:
     if f'{name}_low' in scores:
       line += (
         f'  (95%: {scores[name + "_low"]:.4f} to {scores[name + "_high"]:.4f}, '
-        f'{scores[f"eval/{group}/questions"]:.0f} questions)'
+        f'{counted(round(scores[f"eval/{group}/questions"]), "question")})'
       )
     lines.append(line)
   return '\n'.join(lines)
@@ -175,8 +176,8 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> str:
     measure = 'pass@1' if samples == 1 else f'avg@{samples}'
     lines.append(
       f'  {source:<{width}} {measure:<12} {mean:+.4f}  (95%: {low:+.4f} to {high:+.4f}, paired; of '
-      f'{len(records)} questions {np.sum(difference_Q > 0)} better, {np.sum(difference_Q < 0)} '
-      'worse)'
+      f'{counted(len(records), "question")} {np.sum(difference_Q > 0)} better, '
+      f'{np.sum(difference_Q < 0)} worse)'
     )
   return '\n'.join(lines)
 

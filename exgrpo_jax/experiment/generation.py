@@ -7,7 +7,7 @@ from typing import Any
 from exgrpo_jax.data.tasks.catalogue import STEP_CHECKERS, step_checker
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.rollout import partial, stages
 from exgrpo_jax.rollout.decode_loop import DecodeSpec
@@ -24,14 +24,14 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
   parsed, size = experiment.config, len(data.questions)
   if size < parsed.rollout.questions:
     raise InputError(
-      f'config.rollout.questions={parsed.rollout.questions} must be at most the {size} questions '
-      f'of {data.spec}: no question comes twice in a step.'
+      f'config.rollout.questions={parsed.rollout.questions} must be at most the '
+      f'{counted(size, "question")} of {data.spec}: no question comes twice in a step.'
     )
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
-      f'config.rollout.carry=True has {in_flight} groups in flight, and {data.spec} has {size} '
-      'questions, of which none is in flight twice; set config.rollout.in_flight to at most as '
-      'many.'
+      f'config.rollout.carry=True has {counted(in_flight, "group")} in flight, and {data.spec} has '
+      f'{counted(size, "question")}, of which none is in flight twice; set '
+      'config.rollout.in_flight to at most as many.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)

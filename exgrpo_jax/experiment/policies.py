@@ -26,7 +26,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.huggingface import architecture, hub_checkpoint
 from exgrpo_jax.learner import checkpoint, checksums
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.runtime import hub
+from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
 
 # Of a model that is asked without a config: tokens of a prompt and of a response, and the bytes of
@@ -160,7 +160,7 @@ def open_policy(
 
 def restore(source: Source, experiment: Experiment) -> Policy:
   """Loads the policy of an experiment that was opened for `source`, to sample from."""
-  with jax.set_mesh(experiment.meshes.training):
+  with jax.set_mesh(experiment.meshes.training), activity.doing(f'loading {source.path}'):
     if source.kind == 'run':
       params, step = of_run(experiment, source.path, source.step)
     else:

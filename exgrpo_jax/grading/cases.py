@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
@@ -82,7 +82,7 @@ def score(path: str, config: verifier.Config, kind: str, chosen: str = 'built_in
       lines.append(f'{case.place}: {outcome}, expected {expected}: {compared}')
   totals = ', '.join(f'{count} {outcome}' for outcome, count in counts.items())
   as_expected = len(cases) - len(lines)
-  return '\n'.join([*lines, f'{len(cases)} cases: {totals}; {as_expected} as expected'])
+  return '\n'.join([*lines, f'{counted(len(cases), "case")}: {totals}; {as_expected} as expected'])
 
 
 def _read(path: str, kind: str) -> Iterator[_Case]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym, rewards, verifier, workers
 from exgrpo_jax.grading.batches import Batches, Judged, Scorer
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
@@ -237,7 +237,7 @@ def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:
   """
   if verdicts and all(verdict.outcome in FAILURES for verdict in verdicts):
     raise InputError(
-      f'{where}: grading failed for all {len(verdicts)} responses, so the run stops. The first '
-      f'reason: {verdicts[0].reason}. See config.grading (rewards, time_limit, memory_limit, '
-      'batch_timeout); the same command resumes from the newest checkpoint.'
+      f'{where}: grading failed for all of {counted(len(verdicts), "response")}, so the run stops. '
+      f'The first reason: {verdicts[0].reason}. See config.grading (rewards, time_limit, '
+      'memory_limit, batch_timeout); the same command resumes from the newest checkpoint.'
     )

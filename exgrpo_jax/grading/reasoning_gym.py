@@ -95,8 +95,8 @@ def dataset(name: str, config: Mapping[str, Any]) -> Any:
   # Nothing a model wrote is evaluated; a test looks for other ways than this one.
   if found := _EVALUATES.search(inspect.getsource(generator.score_answer)):
     raise InputError(
-      f"reasoning_gym's {name} is refused: its score_answer evaluates what a model wrote, by "
-      f'{found[0]}).'
+      f'this task is refused, because its score_answer evaluates what a model wrote, by '
+      f'{found[0]}). Choose another.'
     )
   return generator(settings(**{'seed': 0, **config}))
 

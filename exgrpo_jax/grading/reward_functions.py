@@ -9,6 +9,7 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from exgrpo_jax.errors import counted
 from exgrpo_jax.grading import rewards, user_code
 
 # What a parameter may be called, besides the columns of the question's row.
@@ -73,7 +74,9 @@ class RewardFunction:
     """The rewards of several, for a function that takes lists; raises as `of_one` does."""
     values = list(self.function(**self.arguments(rows)))
     if len(values) != len(rows):
-      raise ValueError(f'returned {len(values)} numbers for {len(rows)} responses')
+      raise ValueError(
+        f'returned {counted(len(values), "number")} for {counted(len(rows), "response")}'
+      )
     return [_checked(value) for value in values]
 
 

@@ -26,7 +26,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 
 _MESH_AXES = ('data', 'fsdp', 'expert', 'tensor')
 
@@ -300,7 +300,7 @@ def _sizes(config: TrainingConfig | DecodingConfig, num_devices: int) -> list[in
     sizes[sizes.index(-1)] = num_devices // math.prod(size for size in sizes if size != -1)
   if math.prod(sizes) != num_devices:
     raise InputError(
-      f'{_describe(config)} does not fit {num_devices} device{"s" * (num_devices > 1)}: the '
+      f'{_describe(config)} does not fit {counted(num_devices, "device")}: the '
       'product of the sizes must equal their number.'
     )
   return sizes

@@ -3,6 +3,8 @@
 import math
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.errors import counted
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import series
 from exgrpo_jax.reporting.metrics import Run
@@ -35,18 +38,21 @@ def banner(
   ratio = rollout.replay.ratio
   rows = [
     ('method', f'ExGRPO, replay.ratio={ratio:g}' if ratio else 'plain GRPO, replay.ratio=0'),
-    ('device', f'{_counted(mesh.size, kind)}, {_counted(jax.process_count(), "host")}'),
+    ('device', f'{counted(mesh.size, kind)}, {counted(jax.process_count(), "host")}'),
     ('mesh', f'{_axes(mesh)} in training'),
     ('', f'{_axes(rollout.meshes.decoding)} in decoding'),
     (
       'model',
-      f'{count:,} parameters, {shape.dtype}: {_counted(shape.num_layers, "layer")} of width '
-      f'{shape.width}, {shape.vocab_size:,} tokens',
+      f'{count:,} parameters, {shape.dtype}: {counted(shape.num_layers, "layer")} of width '
+      f'{shape.width}, {counted(shape.vocab_size, "token")}',
     ),
     ('training', _size(rollout.data)),
-    ('a step', f'{config.questions} questions, {config.samples} responses to each'),
+    (
+      'a step',
+      f'{counted(config.questions, "question")}, {counted(config.samples, "response")} to each',
+    ),
     *[('evaluation', _size(questions)) for questions in evaluations],
-    *[('', f'at the start, every {every} steps and at the end')] * bool(evaluations),
+    *[('', f'at the start, every {counted(every, "step")} and at the end')] * bool(evaluations),
     ('steps', f'{num_steps:,}' + (f', of which {done:,} are done' if done else '')),
     ('workdir', workdir),
   ]
@@ -82,29 +88,40 @@ def progress_line(
 def finished(workdir: str, done: int, num_steps: int) -> str:
   """Says that the run already has as many steps as it is asked for, or more."""
   return (
-    f'{workdir}: the run is finished, at step {done} of {num_steps}; nothing was changed. With a '
-    'larger --config.num_steps it goes on.'
+    f'{workdir}: the run is finished: it has taken {counted(done, "step")}, and '
+    f'config.num_steps={num_steps}; nothing was changed. With a larger --config.num_steps it goes '
+    'on.'
   )
 
 
 def ended_early(step: int, num_steps: int, patience: int) -> str:
   """Says that the run stopped early."""
   return (
-    f'ended after step {step} of {num_steps}: validation/score has not improved in {patience} '
-    'evaluations in a row (config.evaluation.patience); with a larger one, or 0, the run goes on'
+    f'ended after step {step} of {num_steps}: validation/score has not improved in '
+    f'{counted(patience, "evaluation")} in a row (config.evaluation.patience); with a larger '
+    'one, or 0, the run goes on'
   )
 
 
-def farewell(records: Run, workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
+def farewell(
+  records: Run,
+  workdir: str,
+  program: Sequence[str],
+  *,
+  can_evaluate: bool = True,
+  can_export: bool = True,
+) -> str:
   """What was learnt, where all of it is, and what can be done with it.
 
   Args:
     records: the run's metrics.
     workdir: of the run.
     program: the words that start a command, such as ['exgrpo'].
-    arguments: those that gave the config, such as --config=smoke and overrides.
+    can_evaluate: whether it has a checkpoint, and its config names data to evaluate on.
+    can_export: whether it has a checkpoint that can be exported.
   """
-  summary, next_ = summary_table(records), _next_commands(workdir, program, arguments)
+  summary = summary_table(records)
+  next_ = _next_commands(workdir, program, can_evaluate, can_export)
   return '\n'.join(filter(None, (summary, _learnt(records), _places(workdir), next_)))
 
 
@@ -172,15 +189,19 @@ def _places(workdir: str) -> str:
   return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
 
 
-def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
+def _next_commands(
+  workdir: str, program: Sequence[str], can_evaluate: bool, can_export: bool
+) -> str:
   """Commands to copy and paste."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
-  commands = [
-    ['tensorboard', f'--logdir={os.path.join(workdir, "tensorboard")}'],
-    [*program, 'evaluate', *arguments, checkpoint, '--samples=4'],
-  ]
-  if not os.path.exists(out):
+  # In an environment that is not activated no shell finds the script.
+  named = shutil.which('tensorboard')
+  viewer = ['tensorboard'] if named else [sys.executable, '-m', 'tensorboard.main']
+  commands = [[*viewer, f'--logdir={os.path.join(workdir, "tensorboard")}']]
+  if can_evaluate:
+    commands.append([*program, 'evaluate', checkpoint, '--samples=4'])
+  if can_export and not os.path.exists(out):
     commands.append([*program, 'export', checkpoint, f'--out={out}'])
   return '\n'.join(['next:', *(f'  {shlex.join(command)}' for command in commands)])
 
@@ -198,11 +219,7 @@ def _score(record: Mapping[str, float], name: str) -> str:
 
 
 def _size(data: QuestionSet) -> str:
-  return f'{len(data.questions):,} questions of {data.spec}'
-
-
-def _counted(count: int, what: str) -> str:
-  return f'{count} {what}{"s" * (count != 1)}'
+  return f'{counted(len(data.questions), "question")} of {data.spec}'
 
 
 def _columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -19,7 +19,7 @@ from exgrpo_jax.policy.matmul import OutputMajor
 from exgrpo_jax.rollout import token_sampling
 from exgrpo_jax.runtime import randomness
 
-# N. Each host sync idles the device, so decode many tokens between syncs.
+# N, at most. Each host sync idles the device, so decode many tokens between syncs.
 TOKENS_PER_SYNC = 64
 
 
@@ -178,15 +178,16 @@ def decode(
   params: model.Params,
   state: State,
   min_finished: int,
+  max_steps: int,
   temperature: float,
   forced: Forced | None = None,
 ) -> tuple[State, Decoded]:
-  """Up to N tokens of each live row; it reads those `forced` on it before it writes.
+  """Up to `max_steps` tokens of each live row, N at most; rows read `forced` before they write.
 
   Returns to the host earlier once `min_finished` rows have finished or the cache is full. Above 0
   the temperature of `sampling` is multiplied by `temperature`: `DecodeSpec.at_any_temperature`.
   """
-  S, N = model.cache_length(config, state.cache), TOKENS_PER_SYNC
+  S, N = model.cache_length(config, state.cache), jnp.minimum(max_steps, TOKENS_PER_SYNC)
   unembedding = _padded_unembedding(config, params)
   key_B, live_before_B = jax.random.wrap_key_data(state.key_BX), state.live_B
 

@@ -10,15 +10,18 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import packing
+from exgrpo_jax.errors import counted
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import rows_within
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import filling
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, Prompts
+from exgrpo_jax.runtime import activity
 
 # In one prefill, on each part of the rows: enough to keep the chips' matrix units busy, and so few
 # that a prefill which is not full wastes little.
@@ -59,12 +62,17 @@ class Prefilled:
     free = sorted({*range(spec.prompts)} - {*self.places.values()})
     self.places |= (new := dict(zip(absent, free)))
     lengths = prefill_lengths(spec.max_prompt)
-    for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
-      lengths_P = np.ones(len(tokens_PT), np.int32)
-      place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
-      lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
-      place_P[: len(origins)] = [new[origin] for origin in origins]
-      self.prompts = filling.prefill(config, params, self.prompts, tokens_PT, lengths_P, place_P)
+    done = 0
+    with activity.doing(lambda: f'{done} of {counted(len(absent), "prompt")} read'):
+      for tokens_PT, origins in batches(absent, lengths, spec.prompts, mesh, spec.pad_id):
+        lengths_P = np.ones(len(tokens_PT), np.int32)
+        place_P = np.full(len(tokens_PT), spec.prompts, np.int32)
+        lengths_P[: len(origins)] = [len(absent[origin]) for origin in origins]
+        place_P[: len(origins)] = [new[origin] for origin in origins]
+        self.prompts = filling.prefill(config, params, self.prompts, tokens_PT, lengths_P, place_P)
+        # So that the progress is true. What the device waits for the next prompts is little.
+        jax.block_until_ready(self.prompts.hidden_WD)
+        done += len(origins)
 
 
 def batches(

@@ -4,9 +4,10 @@ What a row samples depends on its request alone, not on the rows beside it. So s
 refills change nothing up to the rounding of the logits (a draw on a boundary may flip when they
 move by an ulp).
 
-The device runs `decode_loop.decode` until some rows have finished. The host then takes their
-responses, and inserts the next prompts, which were prefilled before, each once for all its samples
-(prefilled.py), into the free slots. It decides from small arrays that are the same on every host.
+The device runs `decode_loop.decode` until some rows have finished, in parts that take seconds
+(`_Pace`). The host then takes their responses, and inserts the next prompts, which were prefilled
+before, each once for all its samples (prefilled.py), into the free slots. It decides from small
+arrays that are the same on every host.
 
 Few programs are compiled. With ragged attention (`kv_cache.is_ragged`) the cache always has the
 length of the limit and all slots decode to the end, so there is one program of each kind. Else the
@@ -25,6 +26,7 @@ Shape letters as in decode_loop.py.
 import collections
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -44,20 +46,22 @@ from exgrpo_jax.rollout.slots import (
   Row,
   Slots,
   Sync,
+  finished,
   forced_of,
   harvest,
   insertion_of,
   metrics,
   progress,
   rows_of,
-  sync_of,
   take_slots,
+  write,
 )
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, hosts
 
 # Refill once one slot in this many has finished, and that many together: few host syncs, few idle
 # slots.
 _REFILL_SHARE = 16
+_PART = 10.0  # seconds of decoding after which the progress should move
 _SHORTEST_CACHE = 128  # positions; below it, compiling another shape costs more than the padding
 
 
@@ -86,8 +90,7 @@ class SlotEngine:
     """
     rows, syncs = rows_of(self.spec, requests, self.step_key), list[Sync]()
     waiting, slots = collections.deque(rows), list[Row | None]([None] * self.spec.slots)
-    sampling, temperature = self.spec.sampling, self.spec.distribution.temperature or 1.0
-    state, prefilled, parked, is_enough = None, None, None, False
+    state, prefilled, parked, is_enough, pace = None, None, None, False, _Pace()
     with jax.set_mesh(self.mesh), activity.doing(lambda: progress(rows)):
       is_fixed = self.resumes or kv_cache.is_ragged(sharding.platform())
       while not is_enough:
@@ -111,16 +114,11 @@ class SlotEngine:
         # Where none waits and nobody may stop it, the next sync is when all have finished.
         live = len(slots) - slots.count(None)
         at_once = rows_per_insert(self.spec.slots) if waiting or self.resumes else live
-        forced = None if parked is None else forced_of(slots)
-        state, decoded = decode_loop.decode(
-          self.model, sampling, params, state, min(live, at_once), temperature, forced
-        )
-        decoded = jax.device_get(decoded)
-        syncs.append(sync_of(slots, decoded))
-        self.on_sync(syncs[-1])
+        state, sync = self._decoded(params, state, slots, min(live, at_once), pace)
+        syncs.append(sync)
+        self.on_sync(sync)
         complete = list[tuple[int, int]]()
-        ended = [s for s, row in enumerate(slots) if row and not decoded.live_B[s]]
-        for slot, row, response in harvest(slots, decoded, self._routes(state, ended)):
+        for slot, row, response in harvest(slots, self._routes(state, finished(slots))):
           is_enough |= bool(on_finish(row.index, response))
           complete.append((slot, row.place))
         if parked is not None:
@@ -130,6 +128,30 @@ class SlotEngine:
     routes_of = {unfinished[slot]: routes_SLC for slot, routes_SLC in found.items()}
     written = [row.complete or row.response(routes_of.get(row.index)) for row in rows]
     return written, metrics(syncs)
+
+  def _decoded(
+    self, params: Params, state: State, slots: Slots, min_finished: int, pace: '_Pace'
+  ) -> tuple[State, Sync]:
+    """Decodes up to the next sync: N tokens, or until `min_finished` rows have finished.
+
+    How many parts it takes changes nothing but what `progress` says meanwhile.
+    """
+    temperature = self.spec.distribution.temperature or 1.0
+    steps, tokens, N = 0, 0, decode_loop.TOKENS_PER_SYNC
+    while steps < N and (missing := min_finished - len(finished(slots))) > 0:
+      # Several hosts must run the same program, and their clocks differ.
+      most = N - steps if hosts.are_several() else min(pace.steps, N - steps)
+      began = time.monotonic()
+      forced = forced_of(slots) if self.spec.parked else None
+      state, decoded = decode_loop.decode(
+        self.model, self.spec.sampling, params, state, missing, most, temperature, forced
+      )
+      part = write(slots, jax.device_get(decoded))
+      pace.measured(part.steps, time.monotonic() - began)
+      steps, tokens = steps + part.steps, tokens + part.tokens
+      if part.steps < most:  # enough have finished, or the cache is full
+        break
+    return state, Sync(len(slots), steps, tokens)
 
   def _routes(self, state: State | None, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """The routes [S, L, C] of some slots, where they are kept."""
@@ -226,6 +248,18 @@ class SlotEngine:
       yield tokens_PT, segments, insertion, routes_PTLC
     for row in begun.values():
       row.is_filled = True
+
+
+@dataclasses.dataclass
+class _Pace:
+  """How many tokens a row decodes in one part: as many as take about `_PART` seconds."""
+
+  steps: int = 1  # nothing is known of the speed
+
+  def measured(self, steps: int, seconds: float) -> None:
+    """Adapt to a part that took so long, what it waited for and compiled included."""
+    affordable = steps * _PART / max(seconds, 1e-9)
+    self.steps = round(min(max(affordable, 1), decode_loop.TOKENS_PER_SYNC))
 
 
 def rows_per_insert(slots: int) -> int:

@@ -17,7 +17,7 @@ from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.data.traces import Trace
 from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.rollout import facts
@@ -87,8 +87,8 @@ def candidates(
         kept[key] = Candidate(row, tokens, trace.logp, trace.correctness)
   if counts['ask no training question'] == counts['traces']:
     raise InputError(
-      f'{source}: none of its {counts["traces"]} traces asks a question of {data.spec}; questions '
-      'are found by the text of their last user message, which must be the same.'
+      f'{source}: {counted(counts["traces"], "trace")}, and none asks a question of {data.spec}; '
+      'questions are found by the text of their last user message, which must be the same.'
     )
   if not kept:
     raise InputError(
@@ -162,7 +162,7 @@ def successes(
   if not right:
     outcomes = collections.Counter(verdict.outcome for verdict in verdicts)
     raise InputError(
-      f'{source}: none of its {len(proposed)} responses to questions of {data.spec} is right ('
+      f'{source}: {counted(len(proposed), "response")} to questions of {data.spec}, none is right ('
       + ', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())
       + '), and only successes are replayed; config.verifier says what a response must have.'
     )

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax.datatypes import Array, Response
+from exgrpo_jax.errors import counted
 from exgrpo_jax.rollout import decode_loop, routes
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced
 from exgrpo_jax.rollout.filling import Insertion
@@ -31,7 +32,8 @@ class Row:
   pieces: list[tuple[Array, ...]]  # tokens, log-probabilities and entropies, as they were written
   length: int  # tokens in `pieces`
   is_filled: bool = False  # prompt and pieces, but for `forced`, are in the slot's cache
-  complete: Response | None = None  # once it is
+  truncated: bool | None = None  # once it has finished
+  complete: Response | None = None  # once it has left its slot
   place: int = 0  # of its cache, where there is room for that to be kept between turns
   # The last tokens of `pieces`, which its cache does not have yet.
   forced: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
@@ -74,7 +76,7 @@ Slots = list[Row | None]
 
 
 class Sync(NamedTuple):
-  """What was decoded between two syncs with the host."""
+  """What was decoded between two syncs."""
 
   slots: int  # that decoded together
   steps: int  # in each of which every slot computed a token
@@ -145,12 +147,6 @@ def insertion_of(entries: Sequence[tuple[int, int, Row]], num_slots: int, count:
   )
 
 
-def sync_of(slots: Slots, decoded: Decoded) -> Sync:
-  """What was decoded since the last sync; to be called before `harvest`."""
-  counts = [decoded.length_B[slot] - row.cached for slot, row in enumerate(slots) if row]
-  return Sync(slots=len(slots), steps=int(max(counts)), tokens=int(sum(counts)))
-
-
 def forced_of(slots: Slots) -> Forced:
   """What the rows have to read before they write, as much as `decode` takes at once."""
   N, B = decode_loop.TOKENS_PER_SYNC, len(slots)
@@ -162,15 +158,11 @@ def forced_of(slots: Slots) -> Forced:
   return Forced(tokens_NB, count_B)
 
 
-def harvest(
-  slots: Slots, decoded: Decoded, routes_of: Mapping[int, np.ndarray]
-) -> Iterator[tuple[int, Row, Response]]:
-  """Gives the rows their tokens, and frees the slots of the complete: (slot, row, response).
-
-  `routes_of` are the routes [S, L, C] of these by slot, where they are kept.
-  """
+def write(slots: Slots, decoded: Decoded) -> Sync:
+  """Give the rows the tokens that they wrote."""
+  counts = [0]
   for slot, row in enumerate(slots):
-    if row is None:
+    if row is None or row.truncated is not None:
       continue
     count = int(decoded.length_B[slot]) - row.cached
     read = min(count, len(row.forced))
@@ -179,16 +171,35 @@ def harvest(
     row.pieces.append(tuple(values_NB[read:count, slot] for values_NB in written))
     row.length += count - read
     if not decoded.live_B[slot]:
-      slots[slot] = None
-      truncated = not decoded.ended_B[slot]
-      row.complete = row.response(routes_of.get(slot), is_complete=True, truncated=truncated)
-      yield slot, row, row.complete
+      row.truncated = not decoded.ended_B[slot]
+    counts.append(count)
+  return Sync(slots=len(slots), steps=max(counts), tokens=sum(counts))
+
+
+def finished(slots: Slots) -> list[int]:
+  """Return the slots whose rows have finished."""
+  return [slot for slot, row in enumerate(slots) if row and row.truncated is not None]
+
+
+def harvest(
+  slots: Slots, routes_of: Mapping[int, np.ndarray]
+) -> Iterator[tuple[int, Row, Response]]:
+  """Frees the slots of the rows that have finished: (slot, row, response).
+
+  `routes_of` are the routes [S, L, C] of these by slot, where they are kept.
+  """
+  for slot in finished(slots):
+    row, slots[slot] = slots[slot], None
+    assert row and row.truncated is not None
+    row.complete = row.response(routes_of.get(slot), is_complete=True, truncated=row.truncated)
+    yield slot, row, row.complete
 
 
 def progress(rows: Sequence[Row]) -> str:
   """Responses and tokens up to the last sync."""
   complete = sum(row.complete is not None for row in rows)
-  return f'{complete} of {len(rows)} responses, {sum(row.length for row in rows):,} tokens'
+  written = counted(sum(row.length for row in rows), 'token')
+  return f'{complete} of {counted(len(rows), "response")}, {written}'
 
 
 def metrics(syncs: Sequence[Sync]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
+from exgrpo_jax import errors
 from exgrpo_jax.runtime import activity
 
 _LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation comes next
@@ -47,7 +48,9 @@ class Counter:
       return ', '.join(name if n == 1 else f'{name} {n}' for name, n in counts.items() if n)
 
     anew = f'; not in the compilation cache: {listed(self.compiled_anew) or "none"}'
-    return f'{self.count} programs in {self.seconds:.0f} s: {listed(self.names)}{anew}'
+    return (
+      f'{errors.counted(self.count, "program")} in {self.seconds:.0f} s: {listed(self.names)}{anew}'
+    )
 
 
 @contextlib.contextmanager

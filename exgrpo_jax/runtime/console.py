@@ -1,7 +1,7 @@
 """A long command's output: a status line, and a file that keeps what was printed.
 
 On a terminal the last line shows what is being done (activity.py), several times a second.
-Elsewhere a line is printed whenever nothing else was for a minute. A thread does both.
+Elsewhere a line is printed whenever nothing else was for ten seconds. A thread does both.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import datetime
 import os
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 import threading
@@ -25,7 +26,7 @@ from absl import logging
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, compilations, hosts
 
-SILENCE = 60.0  # seconds without output after which a status line is printed
+SILENCE = 10.0  # seconds without output after which a status line is printed
 # Escape sequences, such as colours and movements of the cursor.
 _CONTROL = re.compile(r'\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])')
 
@@ -70,6 +71,14 @@ def opened(path: str = '', silence: float = SILENCE) -> Iterator[None]:
     finally:
       over.set()
       thread.join()
+
+
+def program() -> list[str]:
+  """Return the words by which the user started it, to begin other commands with."""
+  script = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ''
+  if os.path.basename(script) != 'exgrpo':
+    return [sys.orig_argv[0], '-m', 'exgrpo_jax']
+  return ['exgrpo' if shutil.which('exgrpo') == os.path.abspath(script) else script]
 
 
 class _Log:

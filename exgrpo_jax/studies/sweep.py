@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import comparison, metrics, stopping
-from exgrpo_jax.runtime import folder_lock
+from exgrpo_jax.runtime import console, folder_lock
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable
 from exgrpo_jax.studies import launcher, trials
 
@@ -129,7 +129,7 @@ def run(
   left = _left(planned)
   with _claimed(workdir) as lock:
     if len(left) < len(planned):
-      print(f'{len(planned) - len(left)} of {len(planned)} trials are finished', flush=True)
+      print(f'{len(planned) - len(left)} of {counted(len(planned), "trial")} finished', flush=True)
     outcome = launcher.run(
       [
         launcher.Job(
@@ -153,14 +153,17 @@ def run(
     ended_early, 'it exited with status 0, but before its last step'
   )
   if failed:
-    print(f'{len(failed)} of {len(planned)} trials failed; the same command tries them again:')
+    print(
+      f'{len(failed)} of {counted(len(planned), "trial")} failed; the same command tries them '
+      'again:'
+    )
     for name, reason in failed.items():
       print(f'  {name}: {reason}', flush=True)
   if outcome.unfinished:
-    again = shlex.join(['exgrpo', command, *sys.argv[1:]])
+    again = shlex.join([*console.program(), command, *sys.argv[1:]])
     print(
-      f'interrupted before {len(outcome.unfinished)} of {len(planned)} trials had ended; the '
-      f'same command resumes them:\n{again}',
+      f'interrupted before {len(outcome.unfinished)} of {counted(len(planned), "trial")} had '
+      f'ended; the same command resumes them:\n{again}',
       flush=True,
     )
     return 130

@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment.experiment import (
   Config,
   parse_config,
@@ -19,10 +19,8 @@ from exgrpo_jax.training import prior_experience
 
 def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
   """The checked configuration of a run; InputError says what is wrong with it."""
-  if not values or not workdir:
-    raise InputError(
-      '--config and --workdir are both needed, e.g. --config=smoke --workdir=/tmp/smoke.'
-    )
+  check_given({'--config': values, '--workdir': workdir}, '--config=smoke --workdir=/tmp/smoke')
+  assert values and workdir
   config = parse_config(values)
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)

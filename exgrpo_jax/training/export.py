@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
@@ -42,6 +43,15 @@ def check(experiment: Experiment) -> None:
   """Raises InputError where training is to export its policy, and no family has such a model."""
   if experiment.config.export.best or experiment.config.export.last:
     _config_json(experiment)
+
+
+def is_possible(experiment: Experiment) -> bool:
+  """Return True if some family has such a model."""
+  try:
+    _config_json(experiment)
+  except InputError:
+    return False
+  return True
 
 
 def _config_json(experiment: Experiment) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.datatypes import Batch, Plan, QuestionSet
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.generation import stages_of
 from exgrpo_jax.learner import alignment
 from exgrpo_jax.policy import model
@@ -20,7 +20,8 @@ def check(config: alignment.Config, evaluations: Sequence[QuestionSet]) -> None:
   if config.every and len(evaluations[0].questions) < config.questions:
     raise InputError(
       f'config.alignment.questions={config.questions} must be at most the '
-      f'{len(evaluations[0].questions)} questions of {evaluations[0].spec}: none is drawn twice.'
+      f'{counted(len(evaluations[0].questions), "question")} of '
+      f'{evaluations[0].spec}: none is drawn twice.'
     )
 
 

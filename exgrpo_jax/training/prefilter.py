@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax.data import traces
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment import policies, warm_start
 from exgrpo_jax.experiment.experiment import (
   Experiment,
@@ -106,11 +106,11 @@ def filter_questions(
   solved = _spread(tried)
   if not kept:
     raise InputError(
-      f'--above={above} and --below={below} leave none of the {len(tried)} questions of '
+      f'--above={above} and --below={below} leave none of the {counted(len(tried), "question")} of '
       f'{data.spec}, whose pass rates are {solved}.'
     )
   write(out, tried, kept)
-  print(f'{data.spec}: {len(kept):,} of {len(tried):,} questions remain; solved {solved}')
+  print(f'{data.spec}: {len(kept):,} of {counted(len(tried), "question")} left; solved {solved}')
   print(f'in {out}: questions.jsonl, successes.parquet, pass_rates.jsonl')
 
 

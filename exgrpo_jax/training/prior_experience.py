@@ -12,7 +12,7 @@ from exgrpo_jax import config
 from exgrpo_jax.data import prompt, question_set, questions, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
-from exgrpo_jax.errors import InputError
+from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.grading import pool
 from exgrpo_jax.huggingface import hub_checkpoint
@@ -65,9 +65,9 @@ def load(experiment: Experiment, data: QuestionSet) -> list[seeding.Candidate]:
   counts['wrong'] = len(proposed) - len(right)
   left_out = [f'{count:,} {fate}' for fate, count in counts.items() if count and fate != 'traces']
   print(
-    f'experience: {counts["traces"]:,} responses in {path}'
+    f'experience: {counted(counts["traces"], "response")} in {path}'
     + (f', of which {", ".join(left_out)}' if left_out else '')
-    + f'; {len(right):,} successes of {len({c.row for c in right}):,} questions are kept',
+    + f'; kept: {len(right):,} right ones of {counted(len({c.row for c in right}), "question")}',
     flush=True,
   )
   return right

@@ -77,7 +77,7 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
   forced = slots.forced_of([None] * spec.slots) if spec.parked else None
 
   def decode(state: State) -> State:
-    state, _ = decode_loop.decode(shape, spec.sampling, params, state, 0, 1.0, forced)
+    state, _ = decode_loop.decode(shape, spec.sampling, params, state, 0, 0, 1.0, forced)
     if spec.keeps_routes:
       decode_loop.routes_of(state, nothing.source_R)
     return state

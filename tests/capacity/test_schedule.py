@@ -9,7 +9,7 @@ import pytest
 from benchmarks import frame, scripted
 from exgrpo_jax.capacity import schedule
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.rollout import scheduler
 
 PROMPT, BLOCK = 5, 16
 
@@ -42,19 +42,12 @@ def taken(groups, rollout):
 
 def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
   """With a real model whose responses end at their limits, since none of its tokens ends one."""
-  steps, decode = [], decode_loop.decode
-
-  def recorded(config, sampling, params, state, *rest):
-    before = np.asarray(state.length_B)
-    state, decoded = decode(config, sampling, params, state, *rest)
-    steps.append(int(np.max(decoded.length_B - before)))
-    return state, decoded
-
-  monkeypatch.setattr(decode_loop, 'decode', recorded)
+  syncs = []
+  monkeypatch.setattr(scheduler, 'metrics', lambda found: syncs.extend(found) or {})
   lengths = np.random.default_rng(0).integers(1, 192, 40)
   bench.generate(lengths.tolist(), samples=1)
   generation = schedule.generation(lengths, 40, PROMPT, bench.config.rollout.slots, 1)
-  assert [span.steps for span in generation.spans] == steps
+  assert [span.steps for span in generation.spans] == [sync.steps for sync in syncs]
 
 
 def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):

@@ -22,17 +22,16 @@ def assert_refused(outcome, message):
   assert message in line
 
 
-def test_the_words_that_gave_the_config_are_told_from_the_others():
-  config = ['-config=x.py', '--config.num_steps', '-3', '--noconfig.replay.count_replayed']
-  others = ['--workdir=/tmp/x', '--samples', '4', '--configuration=y']
-  assert (
-    command_line.config_arguments(['train', *others, *config[:3], *others, *config[3:]]) == config
-  )
-  assert command_line.config_arguments(['--config', 'smoke', 'other']) == ['--config', 'smoke']
-  assert command_line.config_arguments(['--noconfig.x', 'other', '--config.y=1']) == [
-    '--noconfig.x',
-    '--config.y=1',
-  ]
+@pytest.mark.parametrize(
+  ('given', 'specs'),
+  [
+    ('a.jsonl,b:test[:5]', ['a.jsonl', 'b:test[:5]']),
+    ('a.csv{question=x,answer=y}[:5],b.csv', ['a.csv{question=x,answer=y}[:5]', 'b.csv']),
+    ("reasoning_gym:a(x=[1,2],y=('+',))+b:test,", ["reasoning_gym:a(x=[1,2],y=('+',))+b:test"]),
+  ],
+)
+def test_commas_in_brackets_are_part_of_a_data_spec(given, specs):
+  assert command_line._Specs().parse(given) == specs
 
 
 @pytest.mark.parametrize(

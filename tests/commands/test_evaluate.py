@@ -324,4 +324,4 @@ def test_a_run_may_have_nothing_to_evaluate_on(recorded, config, tmp_path, monke
   assert [record['step'] for record in records] == [0, 1, 2]
   assert not any(name.startswith(('eval/', 'validation/')) for r in records for name in r)
   assert (tmp_path / 'report.html').exists() and 'step 2/2' in capsys.readouterr().out
-  assert 'evaluation,' not in messages.farewell(records, str(tmp_path), 'python', [])
+  assert 'evaluation,' not in messages.farewell(records, str(tmp_path), ['python'])

@@ -7,6 +7,7 @@ import pytest
 
 from exgrpo_jax.commands import export
 from exgrpo_jax.experiment import policies
+from exgrpo_jax.runtime import activity
 from tests.helpers.paths import CHECKPOINTS
 from tests.huggingface.stored_checkpoints import read_config, read_tensors
 
@@ -48,6 +49,20 @@ def test_a_folder_comes_back_bit_for_bit(run):
   assert printed == f'{out}: {STORED}, in float32\n'
   assert_same_weights(out)
   assert (out / 'tokenizer.json').read_bytes() == (STORED / 'tokenizer.json').read_bytes()
+
+
+def test_it_says_what_it_does_and_what_it_compiles(run, monkeypatch):
+  said, write = [], export.write
+
+  def watched(*args):
+    said.append(activity.now())
+    activity.compiling('cast')
+    said.append(activity.now())
+    write(*args)
+
+  monkeypatch.setattr(export, 'write', watched)
+  run(STORED)
+  assert said[0].startswith(f'exporting {STORED} (') and ': compiling cast (' in said[1]
 
 
 def test_a_gguf_becomes_a_folder_that_is_the_same_model(run, gguf):

@@ -95,7 +95,7 @@ def test_a_folder_of_shards_becomes_one_file_without_the_solutions(run, folder, 
     r'train-00000-of-00002\.parquet: 2 rows, verl.s columns$',
     r'train-00001-of-00002\.parquet: 4 rows, verl.s columns$',
     r'^left out: 2 rows with no ground truth$',
-    r'^left out: 1 rows with no prompt$',
+    r'^left out: 1 row with no prompt$',
     r'openr1\.parquet: 3 questions, 2 of them different$',
   ):
     assert re.search(line, printed, re.MULTILINE), (line, printed)
@@ -127,7 +127,7 @@ def test_problems_and_answers_become_prompts_without_a_system_message(ending, ru
     place.write_text('\n\n'.join(map(json.dumps, found)))
   rows, printed = run(place)
   assert [row['extra_info']['index'] for row in rows] == [0, 1]
-  assert 'left out: 1 rows with proof in place of a ground truth' in printed
+  assert 'left out: 1 row with proof in place of a ground truth' in printed
   assert 'columns left out: solution, source' in printed
   read = load(tmp_path / 'openr1.parquet')
   assert [question.answer for question in read] == ['1', '0.50']
@@ -151,7 +151,7 @@ def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):
   path.write_text('\n'.join(map(json.dumps, found)))
   rows, printed = run(path)
   assert [row['reward_model']['ground_truth'] for row in rows] == ['1/2', '7' * 5000, '0.5']
-  assert 'left out: 1 rows with no ground truth' in printed
+  assert 'left out: 1 row with no ground truth' in printed
   assert re.search(
     r'left out: 2 rows with another answer to the same question elsewhere, such as \S+x\.jsonl:1 '
     r"\('1'\) and \S+x\.jsonl:5 \('0'\)",
@@ -204,7 +204,7 @@ def test_nothing_is_overwritten(run, folder, tmp_path):
 
 def test_the_command_line_is_refused_in_one_line(tmp_path):
   lines = {
-    r'--data and --out are both needed': [],
+    r'--data and --out are needed': [],
     r'--out=x\.jsonl must end in \.parquet: that is what is written\.': [
       '--data=a',
       '--out=x.jsonl',

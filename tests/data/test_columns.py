@@ -180,6 +180,30 @@ def test_columns_named_for_other_data_leave_those_of_verl_as_they_are(config, pa
   assert (question.messages[0].content, question.answer) == ('What is 1+1?', '2')
 
 
+def test_columns_named_in_a_spec_are_of_this_data_alone(config, jsonl, parquet):
+  """They take the place of what the config names for all data, for whatever set."""
+  named = dataclasses.replace(config, question_field='asked', solution_field='work')
+  ours = jsonl({'ask': '2+2?', 'key': '4', 'work': 'none'})
+  (question,) = questions.load(named, f'{ours}{{question=ask,answer=key}}')
+  found = question.messages[0].content, question.answer, question.solution
+  assert found == ('2+2?', '4', '')
+  verl = parquet(PUBLISHED["verl's columns"] | {'key': '3'})
+  (question,) = questions.load(named, f'{verl}{{answer=key}}[:1]')
+  assert (question.messages[0].content, question.answer) == ('What is 1+1?', '3')
+  of_filtered = {'solution': '', 'columns': '{}', 'pass_rate': 0.5, 'key': '4'}
+  filtered = parquet(PUBLISHED["verl's columns"] | of_filtered)
+  assert questions.load(named, f'{filtered}{{answer=key}}')[0].answer == '4'
+  for held in ('question', 'answer', 'solution'):
+    message = (
+      rf"{{{held}=nil}}: .*: no field 'nil', which the data spec names\. It has: 'data_source'"
+    )
+    with pytest.raises(InputError, match=message):
+      questions.load(config, f'{verl}{{{held}=nil}}')
+  for task in ('arithmetic:train', 'reasoning_gym:gcd:train'):
+    with pytest.raises(InputError, match=f'^{task}{{answer=key}}: a task has no columns'):
+      questions.load(config, f'{task}{{answer=key}}')
+
+
 # ---- Rows without an answer ----
 
 UNVERIFIABLE = [

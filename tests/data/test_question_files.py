@@ -75,5 +75,6 @@ def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsy
   monkeypatch.setattr(progress, 'SECONDS', 0.0)
   path = jsonl(*LINES)
   questions.load(config, path)
-  expected = [f'{path}: {done} questions prepared' for done in range(5)]
+  counts = ['0 questions', '1 question', '2 questions', '3 questions', '4 questions']
+  expected = [f'{path}: {count} prepared' for count in counts]
   assert capsys.readouterr().out.splitlines() == expected

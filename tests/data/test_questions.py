@@ -123,7 +123,7 @@ def test_prompts_of_up_to_the_limit_are_kept(lengths, overlong, kept):
   ('overlong', 'lengths', 'message'),
   [
     ('refuse', [3, 6, 7], r'^x: the prompt of row 1 has 6 tokens, and 2 of 3 .* 5; .*overlong='),
-    ('drop', [6, 7], r'all of its 2 prompts exceed the limit of 5 .*shortest'),
+    ('drop', [6, 7], r'no prompt is within the limit of 5 tokens .*shortest'),
   ],
 )
 def test_prompts_over_the_limit_are_refused(overlong, lengths, message):

@@ -156,7 +156,7 @@ def test_a_level_of_the_curriculum_sets_what_is_not_given():
     ('chain_sum(', "'chain_sum(' is not like "),
     (
       'countdown',
-      'countdown is refused: its score_answer evaluates what a model wrote, by parse_e',
+      'countdown: this task is refused, because its score_answer evaluates what a model wrote',
     ),
   ],
 )

@@ -71,7 +71,7 @@ def test_gsm8k_answers(config, jsonl, answer, truth, solution):
     ({'text': 'q', 'answer': 'a'}, r"no field 'question' \(has: 'text', .*data\.question_field"),
     (
       {'question': 'q', 'answer': None},
-      r"1 rows have no answer .*\('answer' has no answer: 1\), the first at train\.jsonl:2; "
+      r"1 row has no answer .*\('answer' has no answer: 1\), the first at train\.jsonl:2; "
       r".* config\.data\.unverifiable='drop'",
     ),
     ('{"question": "q", "answer": NaN}', r"'answer' is NaN: 1\), .* at train\.jsonl:2"),

@@ -63,7 +63,7 @@ def test_the_task_in_python_of_the_documents_is_read_like_a_file(config, tmp_pat
     ('x.jsonl', GOOD + b'{"a": "3", "a": "2"}', r"x\.jsonl:2: 'a' is there 2 times"),
     ('x.json', b'{"question": "q"}', r'x\.json: it holds no array but .*\.jsonl'),
     ('x.json', b'["a"]', r"x\.json: row 0: 'a' is not an object"),
-    ('x.csv', b'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has 1 values, .* names 2'),
+    ('x.csv', b'question,answer\n1+1,2\n2+2\n', r'x\.csv: row 1: it has 1 value, .* names 2'),
     ('x.csv', b'question,answer\n1+1,2,3\n', r'x\.csv: row 0: it has 3 values, .* names 2'),
     ('x.csv', b'question,answer\n"1"+1,2\n', r'x\.csv: row 0: not valid CSV'),
     ('x.csv', b'question,answer,answer\n1+1,2,3\n', r"x\.csv:1: 'answer' is there 2 times"),

@@ -31,6 +31,35 @@ def test_arguments_are_told_apart_in_a_name_that_stays_short():
   assert all(re.fullmatch('reasoning_gym_a_[0-9a-f]{6}_c_test', name) for name in names)
 
 
+@pytest.mark.parametrize(
+  ('spec', 'parts', 'named'),
+  [
+    ('x.jsonl', ('x.jsonl', ''), {}),
+    ('x.jsonl[:5]', ('x.jsonl', '[:5]'), {}),
+    ('x.jsonl{answer=key}', ('x.jsonl', ''), {'answer': 'key'}),
+    (
+      'x.csv{ question = a b, answer=c.d }[:5]',
+      ('x.csv', '[:5]'),
+      {'question': 'a b', 'answer': 'c.d'},
+    ),
+    ('o/n:main:train[:5]{solution=s}', ('o/n:main:train', '[:5]'), {'solution': 's'}),
+  ],
+)
+def test_a_spec_may_name_its_columns(spec, parts, named):
+  assert spec_names.split(spec) == parts
+  assert spec_names.named_columns(spec) == named
+  assert '{' not in spec_names.spec_name(spec)
+
+
+@pytest.mark.parametrize(
+  'braces',
+  ['{}', '{key}', '{answer=}', '{=key}', '{prompt=a}', '{answer=a,answer=b}', '{answer=a,}'],
+)
+def test_braces_that_name_no_columns_are_refused(braces):
+  with pytest.raises(InputError, match=f'^x.jsonl{braces}: {braces} must name columns, as in'):
+    spec_names.named_columns(f'x.jsonl{braces}')
+
+
 def test_data_sets_that_would_overwrite_each_other_are_refused():
   with pytest.raises(InputError, match=r"'a/x.jsonl' and '/b/a/x.jsonl' would both .*'a_x'"):
     spec_names.check_distinct(['a/x.jsonl', 'a/y.jsonl', '/b/a/x.jsonl'], '--data')

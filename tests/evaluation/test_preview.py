@@ -50,15 +50,15 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
     "source 'source'",
     '  columns    problem_type, source, solution, problem, answer: what a reward can ask for',
     "  prompts    tokens in template 'plain': 5 (50%), 31 (90%), 31 (99%), 31 (longest)",
-    "  left out   1 rows of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
+    "  left out   1 row of the file: the answer is 'proof', first at train.jsonl:6; a run refuses "
     "them without config.data.unverifiable='drop'",
-    '  left out   1 questions: over config.rollout.max_prompt=5 tokens; a run refuses them '
+    '  left out   1 question: over config.rollout.max_prompt=5 tokens; a run refuses them '
     "without config.data.overlong='drop'",
     '  repeated   1 ask what an earlier one asks; they stay, for a question is a row',
   ):
     assert line in lines
   dropping = shown(opened, data__unverifiable='drop', data__overlong='drop')
-  assert 'left out   1 rows' in dropping and 'a run refuses' not in dropping
+  assert 'left out   1 row of' in dropping and 'a run refuses' not in dropping
 
 
 def test_it_shows_three_questions_as_the_model_sees_them(shown):
@@ -99,7 +99,7 @@ def test_the_command_takes_a_model_and_settings(jsonl, tmp_path):
     ]
   )
   assert outcome.status == 0 and not outcome.used_device, outcome.err
-  assert 'train.jsonl: 1 questions' in outcome.out and '<|im_start|>user' in outcome.out
+  assert 'train.jsonl: 1 question\n' in outcome.out and '<|im_start|>user' in outcome.out
 
 
 def test_with_an_environment_an_episode_is_shown(tmp_path):

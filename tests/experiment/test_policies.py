@@ -11,6 +11,7 @@ from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import load_weights, open_experiment
 from exgrpo_jax.policy import model
 from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.runtime import activity
 from tests.helpers.paths import CHECKPOINTS
 
 FOLDER = str(CHECKPOINTS / 'qwen2_tied')
@@ -19,6 +20,15 @@ FOLDER = str(CHECKPOINTS / 'qwen2_tied')
 def live_bytes():
   gc.collect()
   return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_loading_is_announced(monkeypatch):
+  said, arrange = [], model.into_decode_layout
+  monkeypatch.setattr(
+    model, 'into_decode_layout', lambda *args: said.append(activity.now()) or arrange(*args)
+  )
+  policies.open_policy(FOLDER)
+  assert said[0].startswith(f'loading {FOLDER} (')
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -80,7 +80,7 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
     f'{SERVICE}: OSError: the service is down'
   }
   (few,) = grade(['few'])
-  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 responses'
+  assert few.reason == f'{SERVICE}: ValueError: returned 0 numbers for 1 response'
 
 
 def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):

@@ -216,7 +216,7 @@ def compiled_for(topology, config, slots, length, data, tensor):
       layouts,
     )
     return decode_loop.decode.lower(
-      config, spec.sampling, model.decode_shapes(config, mesh), state, 1, 1.0
+      config, spec.sampling, model.decode_shapes(config, mesh), state, 1, 1, 1.0
     ).compile()
 
 

@@ -3,10 +3,11 @@
 import math
 import os
 import shlex
+import shutil
+import sys
 
 import jax
 
-from exgrpo_jax.commands import command_line
 from exgrpo_jax.reporting import messages, metrics
 from tests.helpers import tiny
 
@@ -67,19 +68,19 @@ def test_the_end_compares_the_first_evaluation_with_the_last():
     {'step': 1, 'reward': 0.5},
     evaluated(3, sums__pass_at_1=0.4, sums__avg_at_4=0.5, new__pass_at_1=0.8),
   ]
-  text = messages.farewell(records, '/tmp/run', ['exgrpo'], [])
+  text = messages.farewell(records, '/tmp/run', ['exgrpo'])
   start = text.index('evaluation, first and last, with 95% intervals:')
   first, second = (line.split('  ') for line in text[start:].splitlines()[1:3])
   ends = ['0.300 (0.200 to 0.400) after step 0', '->', '0.500 (0.400 to 0.600) after step 3']
   assert first == ['', 'avg@4 of sums', *ends]
   assert second == ['', 'pass@1 of new', '0.800 (0.700 to 0.900) after step 3']
-  without = messages.farewell(records[1:2], '/tmp/run', ['exgrpo'], [])
+  without = messages.farewell(records[1:2], '/tmp/run', ['exgrpo'])
   assert 'intervals' not in without
 
 
 def test_the_end_says_where_everything_is(recorded):
   workdir = str(recorded.workdir)
-  text = messages.farewell(metrics.read(workdir), workdir, ['exgrpo'], [])
+  text = messages.farewell(metrics.read(workdir), workdir, ['exgrpo'])
   named = {word for word in text.split() if word.startswith(workdir)}
   assert {os.path.basename(path) for path in named if os.path.exists(path)} == {
     'report.html',
@@ -89,21 +90,37 @@ def test_the_end_says_where_everything_is(recorded):
   }
 
 
-def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path):
-  typed = ['train', '--config', 'my config.py', '--workdir=x', "--config.data.evaluation=('a b',)"]
-  arguments = command_line.config_arguments(typed)
-  program = ['.venv/bin/python', '-m', 'exgrpo_jax']
-  text = messages.farewell([], str(tmp_path), program, arguments)
-  commands = [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
-  checkpoint = f'--checkpoint={tmp_path}'
-  out = tmp_path / 'export' / 'last'
-  assert commands == [
-    ['tensorboard', f'--logdir={tmp_path}/tensorboard'],
-    [*program, 'evaluate', '--config', 'my config.py', typed[-1], checkpoint, '--samples=4'],
+def test_the_next_commands_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
+  """They are short, as evaluate reads the run's config, and each of them works."""
+  program, workdir = ['.venv/bin/python', '-m', 'exgrpo_jax'], tmp_path / 'my run'
+  checkpoint, out = f'--checkpoint={workdir}', workdir / 'export' / 'last'
+
+  def commands(**known):
+    text = messages.farewell([], str(workdir), program, **known)
+    return [shlex.split(line) for line in text[text.index('next:') :].splitlines()[1:]]
+
+  monkeypatch.setattr(shutil, 'which', lambda name: f'/bin/{name}')
+  assert commands() == [
+    ['tensorboard', f'--logdir={workdir}/tensorboard'],
+    [*program, 'evaluate', checkpoint, '--samples=4'],
     [*program, 'export', checkpoint, f'--out={out}'],
   ]
+  monkeypatch.setattr(shutil, 'which', lambda _: None)
+  viewer = [sys.executable, '-m', 'tensorboard.main', f'--logdir={workdir}/tensorboard']
+  assert commands(can_evaluate=False, can_export=False) == [viewer]
   out.mkdir(parents=True)  # config.export.last has written it
-  assert 'export ' not in messages.farewell([], str(tmp_path), ['exgrpo'], arguments)
+  assert [words[3:4] for words in commands()] == [
+    ['--logdir=' + f'{workdir}/tensorboard'],
+    ['evaluate'],
+  ]
+
+
+def test_a_run_that_is_longer_than_what_is_asked_for_is_finished():
+  text = messages.finished('/tmp/run', 4, 2)
+  assert text.startswith(
+    '/tmp/run: the run is finished: it has taken 4 steps, and config.num_steps=2;'
+  )
+  assert 'taken 1 step, and' in messages.finished('/tmp/run', 1, 0)
 
 
 def test_the_summary_table():

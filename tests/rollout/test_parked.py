@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, resumption, token_sampling
+from exgrpo_jax.rollout import decode_loop, resumption, scheduler, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers.decoding import decoding_by, plain_kernel
@@ -116,6 +116,15 @@ def test_the_order_of_answers_changes_no_bit(params, mesh):
   at_once = play(params, mesh, parked=EPISODES)
   later = play(params, mesh, parked=EPISODES, delay=lambda episode: episode * 7 % 5)
   for one, other in zip(at_once, later, strict=True):
+    for name in ('tokens', 'logp', 'entropy'):
+      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_the_parts_in_which_turns_are_decoded_change_no_bit(params, mesh, monkeypatch):
+  """Observations are read in parts, too."""
+  expected = play(params, mesh, parked=EPISODES)
+  monkeypatch.setattr(scheduler, '_PART', 0)
+  for one, other in zip(play(params, mesh, parked=EPISODES), expected, strict=True):
     for name in ('tokens', 'logp', 'entropy'):
       np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 

@@ -1,6 +1,7 @@
 """What the slot engine draws, what is said of it, and that nobody's company matters."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -261,6 +262,57 @@ def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypa
   assert slots.metrics([]) == {}
 
 
+@pytest.mark.parametrize('resumes', [False, True])
+def test_the_parts_in_which_it_decodes_change_no_bit(generate, monkeypatch, resumes):
+  """Nor where one is left when enough have finished: here at four of seven."""
+
+  def outcome(seconds):
+    monkeypatch.setattr(scheduler, '_PART', seconds)
+    seen, syncs, parts, decode = [], [], [], decode_loop.decode
+    monkeypatch.setattr(decode_loop, 'decode', lambda *args: parts.append(0) or decode(*args))
+    engine = {'on_finish': lambda index, _: seen.append(index) or (resumes and len(seen) > 3)}
+    engine |= {'resumes': resumes, 'on_sync': syncs.append}
+    found = generate(engine=engine, slots=3, max_response=90, eos_ids=(NEVER, 5))
+    monkeypatch.setattr(decode_loop, 'decode', decode)
+    return found, seen, syncs, len(parts)
+
+  whole, *expected, _ = outcome(1e9)
+  single, *others, parts = outcome(0)
+  assert parts == sum(sync.steps for sync in others[1]) > len(others[1])
+  assert others == expected
+  for one, other in zip(single, whole, strict=True):
+    assert (one.is_complete, one.truncated) == (other.is_complete, other.truncated)
+    for name in ('tokens', 'logp', 'entropy'):
+      np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
+  """At two seconds a token, five at a time, once the first has been compiled in a minute."""
+  clock, said, decode = [60.0], [], decode_loop.decode
+
+  def slow(*args):
+    said.append((clock[0], int(re.search(r'(\d+) tokens', activity.now())[1])))
+    before = np.asarray(args[3].length_B).max()
+    state, decoded = decode(*args)
+    clock[0] += 2.0 * (np.asarray(decoded.length_B).max() - before) + 60 * (len(said) == 1)
+    return state, decoded
+
+  monkeypatch.setattr(decode_loop, 'decode', slow)
+  monkeypatch.setattr(scheduler.time, 'monotonic', lambda: clock[0])
+  generate([0], slots=1, max_response=40, eos_ids=(NEVER,))
+  assert [tokens for _, tokens in said] == [0, 1, 2, 7, 12, 17, 22, 27, 32, 37]
+  assert {later - earlier for (earlier, _), (later, _) in itertools.pairwise(said[2:])} == {10.0}
+
+
+def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
+  said, prefill = [], filling.prefill
+  monkeypatch.setattr(filling, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
+  monkeypatch.setattr(prefilled, 'PREFILL_TOKENS', 128)
+  generate([0, 1, 2, 4])
+  found = [re.search(r'(\d of \d prompts) read', text)[1] for text in said]
+  assert found == ['0 of 4 prompts', '2 of 4 prompts']
+
+
 @pytest.fixture
 def watched(monkeypatch):
   """Lengths of the prompts of each prefill, and of the cache of each stretch of decoding."""
@@ -369,7 +421,7 @@ def test_the_last_rows_close_up_unless_attention_is_ragged(generate, watched, mo
   changes = dict(slots=32, max_response=300, eos_ids=(NEVER,))
   found = generate(limits=[1, 1, 1, 250, 80, 1, 1], **changes)
   _, caches = watched
-  assert widths == [32, 8, 2, 2] and set(caches) == {128, 256}
+  assert list(dict.fromkeys(widths)) == [32, 8, 2] and set(caches) == {128, 256}
   assert_same_tokens(generate([4], limits=[80], **changes), [found[4]])
   widths.clear(), caches.clear()
   monkeypatch.setattr(kv_cache, 'is_ragged', bool)

@@ -89,7 +89,7 @@ def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(recorded, propos
 @pytest.mark.parametrize(
   ('found', 'message'),
   [
-    (trace('2 + 0', '2'), r'none of its 1 traces asks a question of \S+; quest'),
+    (trace('2 + 0', '2'), r'1 trace, and none asks a question of \S+; quest'),
     (trace('2+0', tokens=[1, 5000]), r'tokens has 1 to 5000, and the run.s .* ids 0 to'),
     (trace('2+0', tokens=[-1]), r'x\.jsonl:1: tokens has -1 to -1'),
     (trace('2+0', '2', logp=[-1.0] * 9), r'logp has 9 numbers, and the response has \d tokens'),
@@ -124,7 +124,9 @@ def test_the_newest_successes_of_a_question_and_the_last_correctness_are_kept(
   with pool.Grader(config.grading, config.verifier) as grader:
     kept = seeding.successes('x.jsonl', found, recorded.data, tokenizer, tiny.RESPONSE, grader)
     wrong = [trace('3+0', next(text for text in texts if text not in right))]
-    with pytest.raises(InputError, match=r'none of its 1 responses .* is right \(1 wrong\)'):
+    with pytest.raises(
+      InputError, match=r': 1 response to questions of .*, none is right \(1 wrong\)'
+    ):
       seeding.successes(
         'x.jsonl', propose(*wrong)[0], recorded.data, tokenizer, tiny.RESPONSE, grader
       )

@@ -112,7 +112,7 @@ def test_the_first_step_after_the_start_replays_the_traces_at_a_ratio_of_1(
   assert all(tuple(t.tokens.tolist()) in written for _, t in replayed[2])
   assert abs(ratio_mean(opened, 2) - 1) < 1e-5
   assert '12 responses in ' in (said := capsys.readouterr().out), said
-  assert '; 12 successes of 6 questions are kept' in said
+  assert '; kept: 12 right ones of 6 questions' in said
 
 
 @pytest.mark.parametrize('given', [False, True])

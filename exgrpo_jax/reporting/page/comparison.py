@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_jax.errors import counted
 from exgrpo_jax.reporting import bootstrap, intervals, runs, series
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.charts import Line, Panel
@@ -160,7 +161,7 @@ def _difference(
     if step is None:
       return _nothing_common(pair, [scores[seeds[0]] for scores in found])
     paired = np.array([found[1][seed][step] - found[0][seed][step] for seed in seeds])
-    estimate, over = bootstrap.estimate(paired, bootstrap.mean), f'{len(seeds)} seeds'
+    estimate, over = bootstrap.estimate(paired, bootstrap.mean), counted(len(seeds), 'seed')
   else:
     made = [_evaluations(benchmarks[_run_of(group, seeds)], source) for group in pair]
     step = last_common_step(made)
@@ -170,7 +171,7 @@ def _difference(
     if len(paired) < 2:
       return f'{pair[0].label} and {pair[1].label} have fewer than two questions in common.'
     groups_Q = np.arange(len(paired))
-    estimate, over = intervals.difference_95(paired, groups_Q), f'{len(paired)} questions'
+    estimate, over = intervals.difference_95(paired, groups_Q), counted(len(paired), 'question')
   return {'step': step, 'estimate': charts.numbers(estimate), 'paired': over}
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exgrpo_jax.errors import counted
 from exgrpo_jax.reporting import alarms, runs, series
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.page import charts, curves
@@ -112,12 +113,16 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   seconds = sum(record.get('time/step', 0.0) for record in records)
   tokens = sum(record.get('length/total', 0.0) for record in records)
   model = (config['model.path'] or config.get('model.repository', '')) or (
-    f'{config["model.num_layers"]} layers of width {config["model.width"]}, from scratch'
+    f'{counted(config["model.num_layers"], "layer")} of width {config["model.width"]}, from scratch'
   )
   facts = [
     ['method', f'ExGRPO, replay.ratio {ratio:g}' if ratio else 'GRPO (replay.ratio 0)'],
     ['steps', f'{records[-1]["step"]:.0f} of {config["num_steps"]}'],
-    ['a step', f'{config["rollout.questions"]} questions × {config["rollout.samples"]} responses'],
+    [
+      'a step',
+      f'{counted(config["rollout.questions"], "question")} × '
+      f'{counted(config["rollout.samples"], "response")}',
+    ],
     ['model', model],
     ['training data', str(config['data.train'])],
     ['time in steps', str(datetime.timedelta(seconds=round(seconds)))],
