@@ -104,8 +104,9 @@ def farewell(records: Run, workdir: str, program: Sequence[str], arguments: Sequ
     program: the words that start a command, such as ['exgrpo'].
     arguments: those that gave the config, such as --config=smoke and overrides.
   """
-  summary, next_ = summary_table(records), _next_commands(workdir, program, arguments)
-  return '\n'.join(filter(None, (summary, _learnt(records), _places(workdir), next_)))
+  commands = ['next:', *(f'  {line}' for line in next_commands(workdir, program, arguments))]
+  parts = (summary_table(records), _learnt(records), _places(workdir), *commands)
+  return '\n'.join(filter(None, parts))
 
 
 def summary_table(run: Run) -> str:
@@ -172,8 +173,8 @@ def _places(workdir: str) -> str:
   return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
 
 
-def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> str:
-  """Commands to copy and paste."""
+def next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str]) -> list[str]:
+  """Return commands to copy and paste once a run is finished; for the arguments see `farewell`."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
   commands = [
@@ -182,7 +183,7 @@ def _next_commands(workdir: str, program: Sequence[str], arguments: Sequence[str
   ]
   if not os.path.exists(out):
     commands.append([*program, 'export', checkpoint, f'--out={out}'])
-  return '\n'.join(['next:', *(f'  {shlex.join(command)}' for command in commands)])
+  return [shlex.join(command) for command in commands]
 
 
 def _is_score(name: str) -> bool:
