@@ -1,8 +1,8 @@
 """A data spec as a model sees it: `exgrpo data show`.
 
-How the columns are read, three questions as the model sees them, how long prompts are, and what is
-left out and why; with an environment, episodes that it plays by itself. Nothing is refused here
-that a run could be told to leave out.
+How the columns and the ground truths are read, three questions as the model sees them, how long
+prompts are, and what is left out and why; with an environment, episodes that it plays by itself.
+Nothing is refused here that a run could be told to leave out.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from exgrpo_jax.environments import questions as environment_questions
 from exgrpo_jax.environments.environment import as_messages
 from exgrpo_jax.environments.pool import Pool
 from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.evaluation import truths
 from exgrpo_jax.experiment.experiment import Config
 
 _SHOWN = 3  # questions
@@ -105,6 +106,9 @@ def _summary(data: Dataset, prompts: Prompts, config: Config) -> str:
   )
   lines.append(f'  prompts    {prompts.unit} in template {config.prompt.template!r}: {spread}')
   lines += [f'  left out   {line}' for line in _left_out(data, prompts, config)]
+  if not config.environment.name:
+    first, *others = truths.summary(data)
+    lines += [f'  truths     {first}', *(f'           {line}' for line in others)]
   texts = {question.messages for question in data}
   if len(texts) < len(data):
     lines.append(

@@ -121,7 +121,8 @@ def farewell(
     can_export: whether it has a checkpoint that can be exported.
   """
   summary = summary_table(records)
-  next_ = _next_commands(workdir, program, can_evaluate, can_export)
+  commands = next_commands(workdir, program, can_evaluate, can_export)
+  next_ = '\n'.join(['next:', *(f'  {command}' for command in commands)])
   return '\n'.join(filter(None, (summary, _learnt(records), _places(workdir), next_)))
 
 
@@ -189,10 +190,10 @@ def _places(workdir: str) -> str:
   return _columns([(name, os.path.join(workdir, file)) for name, file in zip(names, files)])
 
 
-def _next_commands(
-  workdir: str, program: Sequence[str], can_evaluate: bool, can_export: bool
-) -> str:
-  """Commands to copy and paste."""
+def next_commands(
+  workdir: str, program: Sequence[str], can_evaluate: bool = True, can_export: bool = True
+) -> list[str]:
+  """Return commands to copy and paste once a run is finished; for the arguments see `farewell`."""
   out = os.path.join(workdir, 'export', 'last')
   checkpoint = f'--checkpoint={workdir}'
   # In an environment that is not activated no shell finds the script.
@@ -203,7 +204,7 @@ def _next_commands(
     commands.append([*program, 'evaluate', checkpoint, '--samples=4'])
   if can_export and not os.path.exists(out):
     commands.append([*program, 'export', checkpoint, f'--out={out}'])
-  return '\n'.join(['next:', *(f'  {shlex.join(command)}' for command in commands)])
+  return [shlex.join(command) for command in commands]
 
 
 def _is_score(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import metrics, runs, step_records, stopping
+from exgrpo_jax.reporting import metrics, runs, step_records
 from exgrpo_jax.reporting.page import contents, document, evaluations
 from exgrpo_jax.reporting.page.server import Server, Source
 from exgrpo_jax.reporting.runs import Group, Recorded
@@ -83,12 +83,7 @@ def _runs(groups: Sequence[Group]) -> list[Recorded]:
 
 
 def _have_ended(groups: Sequence[Group]) -> bool:
-  return all(run.metrics[-1]['step'] >= _last_step(run) for run in _runs(groups))
-
-
-def _last_step(run: Recorded) -> int:
-  patience = run.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
-  return stopping.last_step(stopping.scores(run.metrics), run.config['num_steps'], patience)
+  return all(run.metrics[-1]['step'] >= run.last_step for run in _runs(groups))
 
 
 def print_written(out: pathlib.Path, groups: Sequence[Group]) -> None:

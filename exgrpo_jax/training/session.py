@@ -194,7 +194,6 @@ def opened(
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
     digest = '' if snapshot.step else checksums.digest(snapshot.state, base_sums)
-    record_start(workdir, first, digest)
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
@@ -202,6 +201,9 @@ def opened(
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       past = metrics.read(workdir)
+      scored = stopping.scores(past)
+      if first <= stopping.last_step(scored, config.num_steps, config.evaluation.patience):
+        record_start(workdir, first, digest)
       pace = Pace(compiled, past)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)
@@ -224,7 +226,7 @@ def opened(
           told_to_stop=told_to_stop,
           pace=pace,
           bucketed=bucketed(experiment, snapshot.buffer),
-          scores=stopping.scores(past),
+          scores=scored,
           history=alarms.history(alarm_setup(experiment, rollout), past),
         )
         session = Session(run, snapshot)

@@ -61,6 +61,16 @@ def test_it_says_how_columns_were_read_and_what_is_left_out(shown, opened):
   assert 'left out   1 row of' in dropping and 'a run refuses' not in dropping
 
 
+def test_a_wrong_column_of_answers_is_seen_by_its_truths(shown):
+  asked = [f'How many clips did she sell on day {n}?' for n in range(9)]
+  rows = [{'question': text, 'answer': str(n)} for n, text in enumerate(asked)]
+  lines = shown(rows=rows).splitlines()
+  assert '             integers      9 (100.0%), such as 0' in lines
+  lines = shown(rows=rows, data__answer_field='question').splitlines()
+  assert f'             sentences      9 (100.0%), such as {asked[0]}' in lines
+  assert f'             odd: row 0, a sentence: {asked[0]}' in lines
+
+
 def test_it_shows_three_questions_as_the_model_sees_them(shown):
   opened = tokenizer.load(CHECKPOINTS / 'qwen2_tied')
   text = shown(opened, prompt__template='chat', prompt__system='Be brief.')

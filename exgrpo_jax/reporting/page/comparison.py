@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from exgrpo_jax.errors import counted
-from exgrpo_jax.reporting import bootstrap, intervals, runs, series
-from exgrpo_jax.reporting.page import charts
+from exgrpo_jax.reporting import bootstrap, runs, series
+from exgrpo_jax.reporting.page import charts, evaluations
 from exgrpo_jax.reporting.page.charts import Line, Panel
+from exgrpo_jax.reporting.page.evaluations import Benchmark
 from exgrpo_jax.reporting.runs import Group
 from exgrpo_jax.reporting.series import last_common_step, over_seeds
 
-Benchmark = Mapping[str, Any]  # see evaluations.describe
 Benchmarks = Mapping[str, Sequence[Benchmark]]  # of each run, by its workdir
 
 _SHARE = {'share': True}
@@ -163,15 +163,14 @@ def _difference(
     paired = np.array([found[1][seed][step] - found[0][seed][step] for seed in seeds])
     estimate, over = bootstrap.estimate(paired, bootstrap.mean), counted(len(seeds), 'seed')
   else:
-    made = [_evaluations(benchmarks[_run_of(group, seeds)], source) for group in pair]
+    made = [evaluations.by_step(benchmarks[_run_of(group, seeds)], source) for group in pair]
     step = last_common_step(made)
     if step is None:
       return _nothing_common(pair, made)
-    paired = _by_question(*(_shares(*by_step[step]) for by_step in made))
-    if len(paired) < 2:
+    estimate, questions = evaluations.difference(*(by_step[step] for by_step in made))
+    if questions < 2:
       return f'{pair[0].label} and {pair[1].label} have fewer than two questions in common.'
-    groups_Q = np.arange(len(paired))
-    estimate, over = intervals.difference_95(paired, groups_Q), counted(len(paired), 'question')
+    over = counted(questions, 'question')
   return {'step': step, 'estimate': charts.numbers(estimate), 'paired': over}
 
 
@@ -201,38 +200,6 @@ def _by_seed(group: Group, name: str) -> dict[int, dict[int, float]]:
     for run in group.runs
   }
   return {seed: scores for seed, scores in found.items() if scores}
-
-
-_Shares = Mapping[tuple[int, str], float]  # (row, text) of a question -> share of right responses
-
-
-def _by_question(first: _Shares, second: _Shares) -> np.ndarray:
-  """For each common question the difference of the shares of right responses.
-
-  Rows of the same text (AIME lists each of its questions 32 times) count as one question.
-  """
-  by_text: dict[str, list[float]] = {}
-  for row, text in sorted(first.keys() & second.keys()):
-    by_text.setdefault(text, []).append(second[row, text] - first[row, text])
-  return np.array([np.mean(differences) for differences in by_text.values()])
-
-
-def _evaluations(
-  benchmarks: Sequence[Benchmark], source: str
-) -> dict[int, tuple[Benchmark, Mapping[str, Any]]]:
-  """Step -> benchmark and evaluation, without evaluations by hand."""
-  return {
-    evaluation['step']: (benchmark, evaluation)
-    for benchmark in benchmarks
-    if benchmark['name'] == source
-    for evaluation in benchmark['evaluations']
-    if not evaluation['made']
-  }
-
-
-def _shares(benchmark: Benchmark, evaluation: Mapping[str, Any]) -> _Shares:
-  keys = zip(benchmark['rows'], benchmark['texts'])
-  return {key: count / evaluation['samples'] for key, count in zip(keys, evaluation['correct'])}
 
 
 # ---- Names ----

@@ -51,7 +51,7 @@ def describe(groups: Sequence[Group], all_responses: bool = False) -> Parts:
         'name': called[index],
         'progress': f'step {run.metrics[-1]["step"]:.0f} of {run.config["num_steps"]}',
         'missing': _missing(run, own),
-        'overview': overview.describe(run),
+        'overview': overview.describe(run, own['evaluations'] or []),
         'buffer': buffer,
         'evaluation': {'panels': curves.evaluations(run.metrics)},
       }

@@ -2,7 +2,9 @@
 
 import datetime
 import importlib
+import itertools
 import json
+import math
 import pathlib
 import re
 import statistics
@@ -10,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import counted
-from exgrpo_jax.reporting import alarms, runs, series
+from exgrpo_jax.reporting import alarms, messages, runs, series
 from exgrpo_jax.reporting.metrics import Run
-from exgrpo_jax.reporting.page import charts, curves
+from exgrpo_jax.reporting.page import charts, curves, evaluations
+from exgrpo_jax.reporting.page.evaluations import Benchmark, Evaluated
 from exgrpo_jax.reporting.runs import Recorded
 from exgrpo_jax.runtime import environment
 
@@ -28,15 +31,21 @@ _NAMED = re.compile(r'step (\d+):')
 _PROGRESS = re.compile(r'step +(\d+)/\d+ \|')  # the line that follows a step's warnings
 
 
-def describe(run: Recorded) -> dict[str, Any]:
-  """Scores, learning signal, facts, curves, warnings and settings of a run, as far as recorded."""
-  starts = environment.read(run.workdir)
+def describe(run: Recorded, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
+  """Scores, learning signal, facts, curves, warnings and settings of a run, as far as recorded.
+
+  `benchmarks` are the run's, see `evaluations.describe`.
+  """
+  # Earlier versions also recorded a start where the run was finished and no step was left.
+  starts = [s for s in environment.read(run.workdir) if s['first_step'] <= run.last_step]
   replays = bool(run.config['replay.ratio'])
+  scores = _scores(run.metrics, benchmarks)
   return {
     'facts': _facts(run, starts),
     'settings': _settings(run),
     'starts': [_start(start) for start in starts],
-    'scores': _scores(run.metrics),
+    'scores': scores,
+    'next': _next(run, starts, scores),
     'signal': _signal(run),
     'panels': curves.overview(run.metrics, replays),
     'replays': replays,
@@ -110,7 +119,7 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
   """Pairs of what and how much, for a reader who has never seen the run."""
   config, records = run.config, run.metrics
   ratio = config['replay.ratio']
-  seconds = sum(record.get('time/step', 0.0) for record in records)
+  speeds = [r['speed/tokens_per_second'] for r in records if 'speed/tokens_per_second' in r]
   tokens = sum(record.get('length/total', 0.0) for record in records)
   model = (config['model.path'] or config.get('model.repository', '')) or (
     f'{counted(config["model.num_layers"], "layer")} of width {config["model.width"]}, from scratch'
@@ -123,10 +132,11 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
       f'{counted(config["rollout.questions"], "question")} × '
       f'{counted(config["rollout.samples"], "response")}',
     ],
+    ['took', _took(records, starts)],
+    ['tokens generated', f'{tokens:,.0f}'],
+    *[['tokens per second, median', f'{statistics.median(speeds):,.0f}'] for _ in speeds[:1]],
     ['model', model],
     ['training data', str(config['data.train'])],
-    ['time in steps', str(datetime.timedelta(seconds=round(seconds)))],
-    ['tokens generated', f'{tokens:,.0f}'],
     ['seed', str(config['seed'])],
   ]
   if starts:
@@ -135,6 +145,60 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
     facts.append(['devices', f'{device["count"]} × {device["kind"]}{hosts}'])
     facts.append(['started', starts[0]['time'].replace('T', ' ')])
   return facts
+
+
+def _took(records: Run, starts: Sequence[Mapping[str, Any]]) -> str:
+  """Return the time from each start to its last record, and how much of it was spent in steps.
+
+  What a start did after the checkpoint that the next one resumed is not in the records.
+  """
+
+  def shown(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+  in_steps = shown(sum(record.get('time/step', 0.0) for record in records))
+  begun = [datetime.datetime.fromisoformat(start['time']).timestamp() for start in starts]
+  written = [record['timestamp'] for record in records if 'timestamp' in record]
+  seconds = 0.0
+  for begin, end in itertools.pairwise([*begun, math.inf]):
+    seconds += max((time - begin for time in written if begin <= time < end), default=0.0)
+  return f'{shown(seconds)}, of it {in_steps} in steps' if seconds else f'{in_steps} in steps'
+
+
+def _next(
+  run: Recorded, starts: Sequence[Mapping[str, Any]], scores: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
+  """Return pairs of an advice and a command, which is '' where the advice needs none."""
+  command, left = starts[-1]['command'] if starts else '', run.last_step - run.metrics[-1]['step']
+  if left > 0:
+    return [[f'{left:.0f} steps are left. If the run has stopped, this resumes it:', command]]
+
+  def where(name: str, sign: int) -> str:
+    changes = [(score['evaluation'], score[name]) for score in scores]
+    return ' and '.join(source for source, change in changes if change and change['sign'] == sign)
+
+  advice = []
+  if names := where('change', -1):
+    advice.append([f'The score fell on {names}: docs/not_learning.md says what to look at.', ''])
+  if names := where('change', 0):
+    text = (
+      f'On {names} the change may be chance. More questions in config.data.evaluation, or a larger '
+      'config.evaluation.samples, narrow the interval.'
+    )
+    advice.append([text, ''])
+  if names := where('latest', 1):
+    text = f'Between the last two evaluations the score still rose on {names}. To go on:'
+    longer = command and f'{command} --config.num_steps={2 * run.last_step}'
+    advice.append([text, longer])
+  if names := where('latest', -1):
+    text = (
+      f'Between the last two evaluations the score fell on {names}. config.export.best=True keeps '
+      'the best policy.'
+    )
+    advice.append([text, ''])
+  commands = messages.next_commands(run.workdir, ['exgrpo'])
+  text = 'The run is finished. To see all of its metrics, to measure it more precisely, to use it:'
+  return [*advice, [text, '\n'.join(commands)]]
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,8 +216,11 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _scores(records: Run) -> list[dict[str, Any]]:
-  """First, last and best score of each evaluation, with their 95% intervals."""
+def _scores(records: Run, benchmarks: Sequence[Benchmark]) -> list[dict[str, Any]]:
+  """First, last and best score of each evaluation, with their 95% intervals.
+
+  'change' is the paired difference from the first to the last one, 'latest' between the last two.
+  """
   found = []
   for source, name in runs.score_names([records]).items():
     points = [record for record in records if name in record]
@@ -163,8 +230,27 @@ def _scores(records: Run) -> list[dict[str, Any]]:
     found.append(
       {'evaluation': source, 'measure': name.rpartition('/')[2]}
       | {end: _point(record, name) for end, record in ends.items()}
+      | _changes(evaluations.by_step(benchmarks, source))
     )
   return found
+
+
+def _changes(by_step: Mapping[int, Evaluated]) -> dict[str, dict[str, Any] | None]:
+  """The 'change' and 'latest' of `_scores`; None where there is nothing to compare."""
+  steps = sorted(by_step)
+
+  def between(first: int, last: int) -> dict[str, Any] | None:
+    estimate, questions = evaluations.difference(by_step[first], by_step[last])
+    if questions < 2:
+      return None
+    _, low, high = estimate
+    sign = (low > 0) - (high < 0)  # 0 if the 95% interval includes 0
+    shown = charts.numbers(estimate)
+    return {'from': first, 'estimate': shown, 'questions': questions, 'sign': sign}
+
+  if len(steps) < 2:
+    return {'change': None, 'latest': None}
+  return {'change': between(steps[0], steps[-1]), 'latest': between(*steps[-2:])}
 
 
 def _point(record: Mapping[str, float], name: str) -> dict[str, float | None]:

@@ -1,6 +1,7 @@
 """The page of a run in a browser: what it says is read off it and held to what was recorded."""
 
 import collections
+import datetime
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.report import write_report
 from tests.helpers import forked, tiny
 from tests.helpers.tabs import go, open_tab, rows_of, shown, values_of
 
@@ -108,6 +110,7 @@ def test_pages_are_reached_and_charts_read_by_keyboard(tab, report, run):
     tab.keyboard.press('ArrowRight')
   expected = [(r['step'], r['reward']) for r in run.metrics if 'reward' in r]
   steps = figure.locator('.plot').evaluate('area => area.plot.data[0]')
+  assert figure.locator('.readout').inner_text().strip() != 'step'
   step = steps[2]
   assert f'step {step}' in figure.locator('.readout').inner_text()
   assert shown(dict(expected)[step]) in figure.locator('.readout').inner_text()
@@ -118,7 +121,7 @@ def test_pages_are_reached_and_charts_read_by_keyboard(tab, report, run):
 
 def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, report, run):
   go(tab, report, 'page=overview')
-  assert tab.locator('h2').all_inner_texts()[:2] == ['Score', 'Learning signal']
+  assert tab.locator('h2').all_inner_texts()[:3] == ['Score', 'What next', 'Learning signal']
   evaluated = [r for r in run.metrics if 'eval/data_evaluation/pass@1' in r]
   first, last = (evaluated[place]['eval/data_evaluation/pass@1'] for place in (0, -1))
   ends = [evaluated[-1][f'eval/data_evaluation/pass@1_{end}'] for end in ('low', 'high')]
@@ -126,6 +129,10 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   assert tile.splitlines()[:2] == ['pass@1 of data_evaluation', shown(last)]
   assert f'after step {tiny.NUM_STEPS}, 95% interval {" to ".join(map(shown, ends))}' in tile
   assert f'first {shown(first)} at step 0' in tile
+  assert f'since step 0 {"+" if last > first else ""}{shown(last - first)}, 95% interval' in tile
+  assert (
+    f'exgrpo evaluate --checkpoint={run.folder} --samples=4' in tab.locator('pre').last.inner_text()
+  )
   signal = tab.locator('section', has=tab.locator('h2', has_text='Learning signal'))
   recent = [record for record in run.metrics if record['step'] > tiny.NUM_STEPS - 10]
   tiles = dict(tile.splitlines()[:2] for tile in signal.locator('.facts > div').all_inner_texts())
@@ -140,8 +147,16 @@ def test_overview_has_the_scores_the_signal_the_settings_and_the_warnings(tab, r
   settings = tab.locator('section', has=tab.locator('h2', has_text='Settings'))
   table = {name: (base, own) for name, base, own in rows_of(settings.locator('table'))}
   assert table['rollout.questions'] == ('128', str(tiny.QUESTIONS))
-  tokens = sum(r.get('length/total', 0) for r in run.metrics)
-  assert f'{tokens:,.0f}' in tab.locator('.facts').last.inner_text()
+  facts = dict(
+    tile.splitlines() for tile in tab.locator('.facts').last.locator('> div').all_inner_texts()
+  )
+  assert facts['tokens generated'] == f'{sum(r.get("length/total", 0) for r in run.metrics):,.0f}'
+  speeds = [r['speed/tokens_per_second'] for r in run.metrics if r['step']]
+  assert facts['tokens per second, median'] == f'{np.median(speeds):,.0f}'
+  seconds = round(sum(r.get('time/step', 0) for r in run.metrics))
+  assert re.fullmatch(
+    rf'0:\d\d:\d\d, of it {datetime.timedelta(seconds=seconds)} in steps', facts['took']
+  )
   assert WARNING in tab.locator('main').inner_text()
 
 
@@ -192,6 +207,75 @@ def test_a_question_tells_its_whole_story(tab, report, run):
       assert row[6] == str(replay['step'] - replay['policy_step'])
       assert row[7] == shown(round(replay['entropy'], 4)) and row[9] == shown(replay['ratio_mean'])
   assert tab.locator('.strip li').count() == len(visits)
+
+
+def test_first_and_latest_solution_are_of_those_that_have_a_text(tab, recorded, tmp_path):
+  """The first one is known from its replay, because its step is not recorded token by token."""
+  folder = tmp_path / 'run'
+  shutil.copytree(recorded.workdir, folder)
+  tables = {
+    path: step_records.read_file(path, 'tokens') for path in step_records.files(folder, 'tokens')
+  }
+  key = ('step', 'group', 'sample')
+  with_text = {
+    tuple(row[name] for name in key) for table in tables.values() for row in table.to_pylist()
+  }
+  solved = [
+    row
+    for row in step_records.read(folder).responses.to_pylist()
+    if row['outcome'] == 'correct' and tuple(row[name] for name in key) in with_text
+  ]
+  fresh, replayed = ([row for row in solved if row['is_replay'] == kind] for kind in (False, True))
+  question, first, latest = next(
+    (replay['question'], replay['policy_step'], last)
+    for replay in replayed
+    if (last := max((r['step'] for r in fresh if r['question'] == replay['question']), default=0))
+    > replay['policy_step']
+    == min(r['policy_step'] for r in replayed if r['question'] == replay['question'])
+  )
+  for path, table in tables.items():
+    kept = table.filter(pa.array(table['step'].to_numpy() > first))
+    step_records.write_file(path, kept)
+  write_report([str(folder)], tmp_path / 'page.html')
+  go(tab, tmp_path / 'page.html', f'page=question&question={question}')
+  title = tab.locator('h2', has_text='First and latest solution with text')
+  said = tab.locator('section', has=title).inner_text()
+  assert f'step {first}' in said and f'tep {latest}' in said
+
+
+# ---- Tables ----
+
+
+def test_numbers_are_set_right_also_with_a_sign_or_in_a_link(tab, report, run):
+  replay = next(r for r in run.responses if r['is_replay'])
+  for address, names in (
+    (f'page=question&question={replay["question"]}', ('step', 'pass rate', 'after')),
+    (f'page=responses&group={replay["step"]}/{replay["group"]}', ('advantage', 'reward')),
+  ):
+    go(tab, report, address)
+    table = tab.locator('main table').first
+    heads = table.locator('th').all_inner_texts()
+    for name in names:
+      cells = table.locator(f'tbody td:nth-child({heads.index(name) + 1})')
+      aligned = cells.evaluate_all('all => all.map((cell) => getComputedStyle(cell).textAlign)')
+      assert set(aligned) == {'right'}, name
+    for name in {'kind', 'outcome'} & set(heads):
+      assert not table.locator(f'td.number:nth-child({heads.index(name) + 1})').count()
+
+
+def test_a_table_says_where_it_goes_on_and_nothing_is_cut_off(chromium, report, run):
+  replays = collections.Counter(r['question'] for r in run.responses if r['is_replay'])
+  with open_tab(chromium, 400) as narrow:
+    go(narrow, report, f'page=question&question={replays.most_common(1)[0][0]}')
+    visits = narrow.locator('[aria-label="Visits of this question"]')
+    visits.locator('.hint', has_text='more columns →').wait_for()
+    right = narrow.locator('.strip li').evaluate_all(
+      'all => Math.max(...all.map((item) => item.getBoundingClientRect().right))'
+    )
+    assert right <= 400
+    go(narrow, report, 'page=overview')
+    narrow.locator('[aria-label="Settings"] .hint', has_text='more rows ↓').wait_for()
+    assert narrow.locator('[aria-label="Warnings"] .hint').inner_text() == ''
 
 
 # ---- Search, filters, groups ----

@@ -6,7 +6,6 @@ from exgrpo_jax.reporting import step_records
 from exgrpo_jax.reporting.page import comparison
 from exgrpo_jax.reporting.runs import Group, Recorded
 
-TEXTS = [f'question {row}' for row in range(4)]
 SCORE = 'eval/chains/pass@1'
 
 
@@ -23,12 +22,14 @@ def group(*runs):
 
 
 def benchmark(rights_by_step):
-  """What the page has of the evaluations of a run: which of four questions was right when."""
+  """What the page has of the evaluations of a run: which question was right when."""
   evaluations = [
     {'step': step, 'made': '', 'correct': list(rights), 'samples': 1, 'responses': {}}
     for step, rights in rights_by_step.items()
   ]
-  return [{'name': 'chains', 'rows': list(range(4)), 'texts': TEXTS, 'evaluations': evaluations}]
+  rows = list(range(len(next(iter(rights_by_step.values()), ()))))
+  texts = [f'question {row}' for row in rows]
+  return [{'name': 'chains', 'rows': rows, 'texts': texts, 'evaluations': evaluations}]
 
 
 def described(*runs, rights):

@@ -1,6 +1,79 @@
-"""The warnings of a run on the page, read from what it printed."""
+"""The overview of a run: its warnings, its starts, how long it took and what to do next."""
 
+import datetime
+import json
+
+import pytest
+
+from exgrpo_jax.configs import base
+from exgrpo_jax.reporting import runs, step_records
+from exgrpo_jax.reporting.page import overview
 from exgrpo_jax.reporting.page.overview import warnings_of
+from exgrpo_jax.reporting.runs import Recorded
+from tests.reporting.page.test_comparison import SCORE, benchmark
+
+BEGUN = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
+COMMAND = 'exgrpo train --config=chains --workdir=/tmp/chains'
+
+
+def start(first_step, minute=0):
+  time = (BEGUN + datetime.timedelta(minutes=minute)).isoformat()
+  names = dict(command=COMMAND, commit=None, packages={}, python='3', hosts=1)
+  machine = {'device': {'count': 1, 'kind': 'cpu'}, 'first_host': {'system': 'Linux'}}
+  return {'time': time, 'first_step': first_step, **names, **machine}
+
+
+def described(folder, records, starts=(), benchmarks=(), num_steps=60):
+  """The overview of a run with these metrics and starts."""
+  config = runs.flat(base.get_config().to_dict()) | {'num_steps': num_steps}
+  (folder / 'environment.json').write_text(json.dumps(list(starts)))
+  tables = [step_records.SCHEMAS[name].empty_table() for name in ('responses', 'questions')]
+  return overview.describe(Recorded(str(folder), config, records, *tables), benchmarks)
+
+
+def test_a_start_that_had_no_step_left_is_not_listed(tmp_path):
+  found = described(tmp_path, [{'step': 60}], [start(0), start(31, 5), start(61, 9)])
+  assert [shown['first_step'] for shown in found['starts']] == [0, 31]
+
+
+def test_the_time_is_that_from_each_start_to_its_last_record(tmp_path):
+  minutes = {0: 1, 30: 4, 31: 11, 60: 14}  # 4 from the first start, 4 from the second
+  records = [
+    {'step': step, 'timestamp': BEGUN.timestamp() + 60 * minute, 'time/step': 90.0}
+    for step, minute in minutes.items()
+  ]
+  found = dict(described(tmp_path, records, [start(0), start(31, 10)])['facts'])
+  assert found['took'] == '0:08:00, of it 0:06:00 in steps'
+  found = dict(described(tmp_path, records)['facts'])
+  assert found['took'] == '0:06:00 in steps'
+
+
+@pytest.mark.parametrize(
+  ('rights', 'sign', 'advice'),
+  [
+    pytest.param({0: 1, 20: 10, 60: 19}, 1, 'the score still rose on chains. To go on:', id='up'),
+    pytest.param({0: 19, 20: 1, 60: 1}, -1, 'The score fell on chains: docs/not', id='down'),
+    pytest.param({0: 9, 20: 9, 60: 10}, 0, 'On chains the change may be chance', id='noise'),
+  ],
+)
+def test_a_change_has_its_interval_and_leads_to_an_advice(tmp_path, rights, sign, advice):
+  by_step = {step: [1] * count + [0] * (20 - count) for step, count in rights.items()}
+  records = [{'step': step, SCORE: count / 20} for step, count in rights.items()]
+  found = described(tmp_path, records, [start(0)], benchmark(by_step))
+  (change,) = [score['change'] for score in found['scores']]
+  mean, low, high = change['estimate']
+  assert (change['from'], change['questions'], change['sign']) == (0, 20, sign)
+  assert mean == pytest.approx((rights[60] - rights[0]) / 20) and low < mean < high
+  assert (low <= 0 <= high) == (sign == 0)
+  texts = [text for text, _ in found['next']]
+  assert sum(advice in text for text in texts) == 1 and texts[-1].startswith('The run is finished')
+  longer = [command for text, command in found['next'] if 'To go on' in text]
+  assert longer == [f'{COMMAND} --config.num_steps=120'] * (sign == 1)
+
+
+def test_a_run_that_is_not_finished_is_told_how_it_goes_on(tmp_path):
+  found = described(tmp_path, [{'step': 0}, {'step': 12}], [start(0)])
+  assert found['next'] == [['48 steps are left. If the run has stopped, this resumes it:', COMMAND]]
 
 
 def test_warnings_have_the_step_that_they_name_or_that_was_going_on(tmp_path):

@@ -53,7 +53,7 @@ function chart(panel, marks, extent) {
 }
 
 function sizeOf(area) {
-  return { width: area.clientWidth, height: 210 };
+  return { width: area.clientWidth, height: area.clientHeight };
 }
 
 function draw(area, panel, made, marks, show, extent) {
@@ -71,7 +71,7 @@ function draw(area, panel, made, marks, show, extent) {
       },
       scales: { x: { time: false, min, max }, y: made.scale },
       axes: [
-        axis({ space: 50, incrs: WHOLE, grid: made.grid }),
+        axis({ space: 50, incrs: WHOLE, grid: made.grid, size: 34, ...labelled(panel.x) }),
         axis({ size: labelWidth, grid: made.grid, ...made.axis }),
       ],
       series: [{}, ...made.series],
@@ -102,6 +102,11 @@ function axis(more) {
     ...more,
     grid: more.grid || { stroke: () => color('grid'), width: 1 },
   };
+}
+
+// What the horizontal axis is, below its numbers.
+function labelled(label) {
+  return { label, labelSize: 18, labelGap: 0, labelFont: '12px system-ui, sans-serif' };
 }
 
 // Width of the vertical axis' labels: the same for all charts unless a label is longer.

@@ -29,12 +29,11 @@ async function comparePage() {
       'Scores',
       scores.length ? null : quiet('None of these runs was evaluated.'),
       table(
-        'benchmark|run|seeds|last common step|score there|own last|best',
+        'benchmark|run|seeds|last common step|score there|own last|at step|best',
         scores.map((score) => [
           ...[score.evaluation, score.group, score.seeds, score.step],
           score.common && withDeviation(score.common),
-          `${withDeviation(score.last)} at step ${score.last_steps.join(', ')}`,
-          withDeviation(score.best),
+          ...[withDeviation(score.last), score.last_steps.join(', '), withDeviation(score.best)],
         ]),
         'Scores: mean over seeds ± standard deviation',
       ),

@@ -48,24 +48,28 @@ function plural(count, what) {
   return `${number(count)} ${what}${count === 1 ? '' : 's'}`;
 }
 
-// A table. A cell is text, a number (set right), an element, or null where there is none. The head
-// may be one text with | between names. As 'cards' each row is a block of its own in a narrow
-// window, with the head's words in its cells.
+// What is set right: a number, also with a deviation, as an interval or within a link.
+const NUMERIC = /^[+-]?[\d.,]+(e[+-]?\d+)?%?(( ± | to )[+-]?[\d.,]+(e[+-]?\d+)?)?$/;
+
+// A table. A cell is text, a number, an element, or null where there is none; a column of numbers
+// alone is set right. The head may be one text with | between names. As 'cards' each row is a block
+// of its own in a narrow window, with the head's words in its cells.
 function table(names, rows, caption, shape = '') {
   const head = typeof names === 'string' ? names.split('|') : names;
-  const isNumber = (cell) => typeof cell === 'number';
-  const kinds = head.map((_, column) => rows.some((row) => isNumber(row[column])) && 'number');
+  const isNumber = (cell) => typeof cell === 'number' || NUMERIC.test(cell.textContent ?? cell);
+  const kinds = head.map((_, column) => {
+    const cells = rows.map((row) => row[column]).filter((cell) => (cell ?? MISSING) !== MISSING);
+    return cells.length > 0 && cells.every(isNumber) && 'number';
+  });
   const cell = (value, column) =>
     h(
       'td',
-      {
-        class: (isNumber(value) || value === null) && kinds[column],
-        'data-head': shape && head[column],
-      },
-      isNumber(value) ? number(value) : (value ?? MISSING),
+      { class: kinds[column], 'data-head': shape && head[column] },
+      typeof value === 'number' ? number(value) : (value ?? MISSING),
     );
   const titles = head.map((name, column) => h('th', { scope: 'col', class: kinds[column] }, name));
-  return h(
+  const hint = h('b.hint');
+  const scroller = h(
     'div',
     {
       class: `scroll ${shape}`,
@@ -75,7 +79,7 @@ function table(names, rows, caption, shape = '') {
     },
     h(
       'table',
-      caption ? h('caption', caption) : null,
+      h('caption', hint, caption ?? ''),
       h('thead', h('tr', titles)),
       h(
         'tbody',
@@ -83,6 +87,15 @@ function table(names, rows, caption, shape = '') {
       ),
     ),
   );
+  new ResizeObserver(() => {
+    const { scrollWidth, clientWidth, scrollHeight, clientHeight } = scroller;
+    const hidden = [
+      scrollWidth > clientWidth + 1 && 'more columns →',
+      scrollHeight > clientHeight + 1 && 'more rows ↓',
+    ];
+    hint.textContent = hidden.filter(Boolean).join(' ');
+  }).observe(scroller);
+  return scroller;
 }
 
 // A menu of [value, text] pairs with its label.

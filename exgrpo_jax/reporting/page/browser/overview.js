@@ -13,6 +13,7 @@ async function overviewPage(run) {
     );
   return [
     section('Score', scoreTiles(overview), charts('score')),
+    section('What next', overview.next.map(advice)),
     section(
       'Learning signal',
       signal && signal.note ? h('p.notes', { id: 'silent' }, signal.note) : null,
@@ -93,15 +94,33 @@ function scoreTiles({ scores, signal }) {
   }
   return h(
     'dl.facts.scores',
-    scores.map(({ evaluation, measure, first, last, best }) =>
+    scores.map(({ evaluation, measure, first, last, best, change }) =>
       tile(`${measure} of ${evaluation}`, number(last.value), [
         last.step ? `after step ${last.step}` : 'before the first step',
         last.low === null ? '' : `, 95% interval ${interval(last.low, last.high)}`,
         h('br'),
         last.step === first.step ? 'the only one so far' : `first ${at(first)}, best ${at(best)}`,
+        change && [h('br'), changeOf(change)],
       ]),
     ),
   );
+}
+
+// Whether the score has changed since the first evaluation, as far as its questions can tell.
+function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
+  const verdict = { 1: 'a rise beyond chance', 0: 'may be chance', '-1': 'a fall beyond chance' }[sign];
+  return h(
+    'span.change',
+    `since step ${from} `,
+    h('b', signed(mean)),
+    `, 95% interval ${signed(low)} to ${signed(high)} over ${plural(questions, 'question')}: `,
+    h('b', verdict),
+  );
+}
+
+// A sentence, and the commands that it leads to.
+function advice([words, commands]) {
+  return h('div.advice', h('p', words), commands ? h('pre', h('code', commands)) : null);
 }
 
 // Means of the last steps, and what became of the updates.

@@ -67,9 +67,9 @@ function linesChart(panel) {
   };
 }
 
-// The step under the pointer; without one what the axis is.
+// The step under the pointer; nothing without one.
 function whereAt(panel, step) {
-  return h('span.at', step === undefined ? panel.x : `${panel.x} ${number(step)}`);
+  return step === undefined ? '' : h('span.at', `${panel.x} ${number(step)}`);
 }
 
 // A line or an area in the legend, with its value where there is a pointer.

@@ -140,14 +140,13 @@ function groupAddress(rows, visit) {
 
 function visitsTable(rows, visits) {
   const { step, correctness, replayed, bucket_before, bucket_after } = rows.visits;
-  const bucket = (value) => (value === null ? 'none' : String(value));
   return table(
     'step|kind|pass rate|bucket before|after|replayed one written in|age|' +
       "its entropy|others' entropies|mean ratio|largest|mean weight",
     visits.map((visit) => {
       const replay = replayOfVisit(rows, visit);
       const link = h('a', { href: groupAddress(rows, visit) }, String(step[visit]));
-      const buckets = [bucket_before, bucket_after].map((of) => bucket(of[visit]));
+      const buckets = [bucket_before, bucket_after].map((of) => of[visit]);
       const shared = [link, kindOfVisit(rows, visit), correctness[visit], ...buckets];
       if (!replay) return [...shared, ...Array(7).fill(null)];
       const { written, age, entropy, others, ratio_mean, ratio_max, shaped_mean } = replay;

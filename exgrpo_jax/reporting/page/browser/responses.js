@@ -231,7 +231,7 @@ function groupTable(rows, members) {
       bar.style.width = `${Math.round((40 * Math.abs(responses.advantage[i])) / most)}px`;
       return [
         ...[sample, kindOf(rows, i), outcomeOf(rows, i), answerOf(rows, i), responses.reward[i]],
-        h('span.with-bar', signed(responses.advantage[i]), bar),
+        h('span.with-bar', bar, signed(responses.advantage[i])),
         responses.length[i],
         responses.entropy[i],
         ...(replay ? [replay.written, replay.ratio_mean, replay.ratio_max] : [null, null, null]),

@@ -17,24 +17,31 @@ async function solutions(run, rows, row, visits, recordings, replays) {
       stored.length < 3,
     );
   });
-  const solved = recordedSuccesses(rows, visits, recordings);
-  const [first, last] = [solved[0], solved.at(-1)];
+  const solved = [
+    ...stored.map((solution) => withTexts(solution, all.pieces)),
+    ...replays.map((replay) => ({ ...replay, step: replay.written })),
+    ...recordedSuccesses(rows, visits, recordings),
+  ].sort((a, b) => a.step - b.step);
   return [
     section('Stored successes', items.length ? items : quiet(whyNone(rows, visits, all))),
-    section(
-      'First and latest solution',
-      first && first !== last
-        ? isSame(first, last)
-          ? quiet(`In step ${last.step} it is word for word that of step ${first.step}.`)
-          : [
-              quiet(
-                ...[`From step ${first.step} to step ${last.step}: `, h('del', 'taken away')],
-                ...[' ', h('ins', 'added')],
-              ),
-              difference(first.texts.join(''), last.texts.join('')),
-            ]
-        : quiet('There are no two recorded solutions to compare.'),
+    section('First and latest solution with text', firstAndLatest(solved)),
+  ];
+}
+
+// How the latest of these differs from the first; they are in the order of steps.
+function firstAndLatest(solved) {
+  const [first, last] = [solved[0], solved.at(-1)];
+  if (!solved.length) return quiet('No solution has its text in this file.');
+  if (first.step === last.step)
+    return quiet(`All solutions with their text in this file are of step ${first.step}.`);
+  if (isSame(first, last))
+    return quiet(`In step ${last.step} it is word for word that of step ${first.step}.`);
+  return [
+    quiet(
+      ...[`From step ${first.step} to step ${last.step}: `, h('del', 'taken away')],
+      ...[' ', h('ins', 'added')],
     ),
+    difference(first.texts.join(''), last.texts.join('')),
   ];
 }
 

@@ -1,0 +1,119 @@
+"""How the verifier reads the ground truths of a data set, and which of them are odd."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from exgrpo_jax.data.questions import Dataset
+from exgrpo_jax.datatypes import Question
+from exgrpo_jax.grading.answers.answer import MAX_LENGTH, read
+from exgrpo_jax.grading.answers.description import describe
+from exgrpo_jax.grading.answers.extraction import final_answer
+
+_READ = 2000  # rows, evenly spaced, about a second
+_ODD = 5  # truths that are listed
+_LONG = 200  # characters
+_SENTENCE = 5  # words of two letters or more
+_RARE, _COMMON = 0.01, 0.9  # a kind below the one share is odd beside one above the other
+_QUOTED = 60  # characters
+_COMMAND = re.compile(r'\\[A-Za-z]+')
+_WORD = re.compile(r'[^\W\d_]{2,}')
+_LETTERS = re.compile(r"[^\W\d_][^\W\d_ ,.'()-]*(?:[ ,.'-]+[^\W\d_]+)*[.]?")
+_QUANTITIES = {  # how a description begins -> the kind
+  'integer': 'integers',
+  'fraction': 'fractions',
+  'expression': 'expressions',
+}
+_KINDS = {  # head of a reading -> the kind; other heads stand for themselves
+  'text': 'not understood, compared as text',
+  'letters': 'words or letters',
+  'list': 'lists',
+  'group': 'tuples and intervals',
+  'matrix': 'matrices',
+  'ratio': 'ratios',
+  'numeral': 'numerals of a base',
+  'labelled': 'equations and inequalities',
+  'assigned': 'equations and inequalities',
+  'equation': 'equations and inequalities',
+  'chain': 'equations and inequalities',
+  'set': 'sets',
+  'braces': 'sets',
+  'union': 'sets',
+  'intersection': 'sets',
+  'dashed': 'dates and scores',
+  'time': 'times',
+}
+
+
+def summary(data: Dataset) -> list[str]:
+  """Return lines: a table of the kinds with counts and an example, then up to five odd truths."""
+  rows = np.unique(np.linspace(0, len(data) - 1, min(_READ, len(data))).round().astype(int))
+  asked = data.read(rows.tolist())
+  return [f'{len(asked):,} of {len(data):,} read', *_table(asked)]
+
+
+def kind_of(truth: str, compared: str = 'math') -> str:
+  """Return what a ground truth is read as, in the plural.
+
+  Args:
+    truth: as a data set has it.
+    compared: the row's kind, which decides how answers are compared.
+  """
+  text = final_answer(truth).strip()
+  if not text:
+    return 'empty'
+  if compared == 'choice':
+    return 'letters' if re.fullmatch(r'\W*[A-Za-z]\W*', text) else 'other than a letter'
+  if compared != 'math':
+    return compared
+  words = _COMMAND.sub(' ', text)
+  if len(_WORD.findall(words)) >= _SENTENCE:
+    return 'sentences'
+  if len(text) > MAX_LENGTH:
+    return 'compared as text, because they are too long'
+  reading = read(text)
+  head = str(reading[0])
+  if head in ('quantity', 'list', 'text') and _LETTERS.fullmatch(words.strip(' {}()$')):
+    return 'words or letters'
+  if head == 'quantity':
+    described = describe(reading)
+    if described.endswith(' percent'):
+      return 'percentages'
+    return _QUANTITIES.get(described.split()[0], 'other numbers')
+  return _KINDS.get(head, head)
+
+
+def _table(asked: Sequence[Question]) -> list[str]:
+  kinds = [kind_of(question.answer, question.kind) for question in asked]
+  counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+  width = max(map(len, counts))
+  lines = [
+    f'  {kind:<{width}}  {count:>5,} ({count / len(kinds):.1%}), such as '
+    f'{_quoted(asked[kinds.index(kind)].answer)}'
+    for kind, count in sorted(counts.items(), key=lambda item: -item[1])
+  ]
+  is_common = max(counts.values()) >= _COMMON * len(kinds)
+  rare = {kind for kind in counts if is_common and counts[kind] < _RARE * len(kinds)}
+  odd = [
+    (question, why)
+    for question, kind in zip(asked, kinds)
+    if (why := _oddness(question, kind, kind in rare))
+  ]
+  lines += [f'  odd: row {q.row}, {why}: {_quoted(q.answer)}' for q, why in odd[:_ODD]]
+  return lines + [f'  and {len(odd) - _ODD:,} more odd ones'] * (len(odd) > _ODD)
+
+
+def _oddness(question: Question, kind: str, is_rare: bool) -> str:
+  """Return why a truth is odd; '' if it is not."""
+  size = len(final_answer(question.answer))
+  if size > _LONG:
+    return f'{size:,} characters'
+  if kind in ('empty', 'sentences', 'other than a letter'):
+    return {'sentences': 'a sentence'}.get(kind, kind)
+  return f'one of few {kind}' if is_rare else ''
+
+
+def _quoted(truth: str) -> str:
+  text = ' '.join(final_answer(truth).split())
+  return text if len(text) <= _QUOTED else f'{text[:_QUOTED]}…'
