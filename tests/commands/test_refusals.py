@@ -29,6 +29,10 @@ COMMAND_LINES = [
   ('train --config=smoke', r'--config and --workdir are both needed, e\.g\. --config=smo'),
   ('train --config=smoke --workdir', r'Missing value for flag --workdir'),
   ('train --config=smoke --wokdir=w', r'--wokdir is no flag of .*; did you mean --workdir\?'),
+  (
+    'train --config=smoke --beta=0.04',
+    r'--beta is no flag .* is config\.objective\.kl_coefficient',
+  ),
   ('train --config=smoke --process_id=1', r'--coordinator_address, .* belong together: give'),
   ('train --config=smoke --workdir=gs://bucket/run', r'gs://bucket/run must be a local folder'),
   ('train --config=smoke --workdir=~nobody_here/run', r'~nobody_here/run must be a path'),
@@ -77,6 +81,7 @@ COMMAND_LINES = [
     for override, line in [
       ('export.last --noconfig.export.last', r'--config\.export\.last is given twice'),
       ('replay.ratoi=0.25', r"config\.replay has no 'ratoi'; did you mean 'ratio'\?"),
+      ('rollout.num_generations=8', r'of TRL is config\.rollout\.samples here\.'),
       ('noreplay.foo', r"config has no 'noreplay'"),
       ('seed.x=1', r"config\.seed is one value and has no 'x'\."),
       ('replay=0.5', r'config\.replay is a section; an override sets one value'),
