@@ -1,8 +1,8 @@
-"""GRPO as TRL 1.16 runs it with the defaults of GRPOConfig, on a model that ships with the package.
+r"""GRPO as TRL 1.16 runs it with the defaults of GRPOConfig, on a model that ships with the package.
 
 exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
-With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
-  --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \\
+With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+  --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
   --config.data.train=my.parquet --config.num_steps=…
 TRL's learning rate of 1e-6 moves the small model next to nowhere: for a curve to look at, add
 --config.optimizer.learning_rate=2e-4.

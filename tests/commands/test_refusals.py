@@ -31,7 +31,7 @@ COMMAND_LINES = [
   ('train --config=smoke --wokdir=w', r'--wokdir is no flag of .*; did you mean --workdir\?'),
   (
     'train --config=smoke --beta=0.04',
-    r'--beta is no flag .* is config\.objective\.kl_coefficient',
+    r'--beta is no flag .* is config\.objective\.kl_co',
   ),
   ('train --config=smoke --process_id=1', r'--coordinator_address, .* belong together: give'),
   ('train --config=smoke --workdir=gs://bucket/run', r'gs://bucket/run must be a local folder'),
