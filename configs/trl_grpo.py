@@ -1,4 +1,4 @@
-r"""GRPO as TRL 1.16 runs it with the defaults of GRPOConfig, on a model that ships with the package.
+r"""GRPO with the defaults of GRPOConfig in TRL 1.16, on a model that ships with the package.
 
 exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
 With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
