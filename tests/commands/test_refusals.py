@@ -135,6 +135,10 @@ SETTINGS = [
   ({'experience.path': '{place}/wrong.jsonl'}, r'none of its 1 responses .* is right \(1 wrong\)'),
   ({'rollout.max_prompt': 2}, r'the prompt of row 0 has \d tokens.*; raise the limit'),
   ({'rollout.max_response': 1}, r'the solution of row 0 has \d+ tokens, over'),
+  (
+    {'rollout.max_response': 10**9},
+    r'max_response=1000000000: .* take at least \S+ [GT]B, and this machine has',
+  ),
   ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
   ({'alignment.every': 1}, r'alignment\.questions=32 must be at most the 12 questions'),
   ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
