@@ -105,6 +105,18 @@ COMMAND_LINES = [
     r'must be a tokenizer',
   ),
   (
+    'check --config=smoke --workdir=w --config.data.train=no.jsonl',
+    r'no\.jsonl: there is no such f',
+  ),
+  (
+    'check --config=smoke --workdir=w --config.data.train=no.py:a',
+    r'no\.py: there is no such file',
+  ),
+  (
+    'check --config=smoke --workdir=w \'--config.data.evaluation=("no.csv",)\'',
+    r'no\.csv: there is no such file',
+  ),
+  (
     'check --config=base --workdir=w --config.model.path={model} --config.rollout.max_prompt=999',
     r' tokens exceed max_position_embeddings=128 of ',
   ),
