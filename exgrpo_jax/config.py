@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from ml_collections import ConfigDict
 
+from exgrpo_jax import counterparts
 from exgrpo_jax.errors import InputError
 
 T = TypeVar('T')
@@ -84,11 +85,17 @@ def check_names(names: Collection[str], known: Collection[str], path: str) -> No
       raise InputError(f"{path} lacks '{name}'; start from configs/base.py, which sets it.")
 
 
-def check_known(name: str, known: Collection[str], path: str) -> None:
-  """Refuses a name that is not `known`, with the nearest one that is."""
+def check_known(name: str, known: Collection[str], path: str, key: str = '') -> None:
+  """Refuse a name that is not `known`, with what it is called here or the nearest that is known.
+
+  `key` is the whole dotted key if `name` is part of one.
+  """
   if name not in known:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+    is_section = key.split('.')[-1] not in ('', name)
+    if counterpart := '' if near and is_section else counterparts.hint(key or name):
+      hint = counterpart
     raise InputError(f"{path} has no '{name}'; {hint}")
 
 
@@ -102,11 +109,11 @@ def overridden(values: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     *sections, last = key.split('.')
     place, path = cast(Any, changed), 'config'
     for section in sections:
-      check_known(section, list(place), path)
+      check_known(section, list(place), path, key)
       place, path = place[section], f'{path}.{section}'
       if not isinstance(place, ConfigDict):
         raise InputError(f"{path} is one value and has no '{last}'.")
-    check_known(last, list(place), path)
+    check_known(last, list(place), path, key)
     present: Any = place[last]
     if isinstance(present, ConfigDict):
       raise InputError(

@@ -3,10 +3,13 @@
 exgrpo check --config=arithmetic --workdir=/tmp/arithmetic
 
 Takes the flags of train, and checks what train checks first: flags, config and reward functions,
-the model's shape and the tokenizer. Of a model on the Hub or in a GGUF it keeps what describes it
-in the cache, no weights; else it writes nothing. What lies in a bucket is not read.
+wandb, the model's shape and the tokenizer, and that local data and weights are there. Of a model on
+the Hub or in a GGUF it keeps what describes it in the cache, no weights; else it writes nothing.
+What lies in a bucket is not read.
 Exit status: 0, or 2 for what cannot be run.
 """
+
+from etils import epath
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import tokenizer
@@ -16,6 +19,7 @@ from exgrpo_jax.experiment.experiment import (
   model_name,
   with_folders,
 )
+from exgrpo_jax.huggingface import safetensors_files
 from exgrpo_jax.runtime import hub
 from exgrpo_jax.training.checks import check_command
 
@@ -31,8 +35,11 @@ def main(args: command_line.Args) -> None:
   """Checks a command line of train."""
   config = check_command(args.config, args.workdir)
   hub.recall(args.workdir)
+  local = epath.Path(config.model.path).expanduser()
+  if config.model.path and '://' not in config.model.path and local.is_dir():
+    safetensors_files.list_tensors(local)
   remote = _check_model(with_folders(config, model_name(config)))
-  untried = ', '.join(['data', 'weights', *remote])
+  untried = ', '.join(['rows of the data', 'values of the weights', *remote])
   print(f'nothing is wrong with the flags and the config; {untried} and devices were not tried')
 
 

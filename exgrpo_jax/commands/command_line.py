@@ -21,6 +21,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from exgrpo_jax import counterparts
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.runtime import hosts
@@ -298,6 +299,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
     near = difflib.get_close_matches(error.flagname, names, n=1)
     listed = f'there are: --{", --".join(sorted(names))}.' if names else 'it has none.'
     hint = f'did you mean --{near[0]}?' if near else listed
+    hint = counterparts.hint(error.flagname) or hint
     raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
   except (flags.Error, ValueError) as error:
     raise InputError(_explanation(str(error))) from error

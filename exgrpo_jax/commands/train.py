@@ -13,10 +13,11 @@ import jax
 from absl import flags
 
 from exgrpo_jax.commands import command_line
+from exgrpo_jax.experiment import memory
 from exgrpo_jax.experiment.experiment import Config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
-from exgrpo_jax.runtime import compilations, console, hosts
+from exgrpo_jax.runtime import compilations, console, hosts, machine
 from exgrpo_jax.runtime.workdir import owned
 from exgrpo_jax.training import export, rehearsal, session
 from exgrpo_jax.training.checks import check_start
@@ -47,7 +48,8 @@ def _train(args: command_line.Args, config: Config, done: int) -> None:
   """Takes the steps that are left, or compiles their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
-  with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
+  full = machine.explained(memory.largest(experiment))
+  with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
     every, num_steps = config.evaluation.every, config.num_steps
     print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
     if args.compile_only:

@@ -10,13 +10,14 @@ import importlib.util
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import config, definition_file
+from exgrpo_jax import config, counterparts, definition_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -106,6 +107,8 @@ def resolved(argv: Sequence[str]) -> list[str]:
     values = load(path)
     for key, words in _overrides(changed).items():
       _check_override(path, values, key, words)
+      if key == 'objective.beta':  # it is accepted, so nothing else tells
+        print(f'warning: {" ".join(words)}: {counterparts.hint("beta")}', file=sys.stderr)
   return changed
 
 

@@ -11,6 +11,8 @@ import functools
 import json
 import math
 import os
+import pathlib
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -104,6 +106,9 @@ def run(
       return _kept(directory, wanted, params)
     assert data is not None
     rows = solutions.load(experiment) if rows is None else rows
+    if hosts.is_first():  # see `_is_left_over`
+      pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
+      shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
     params = _train(experiment, params, data, rows, directory)
     checkpoint.save_params(os.path.join(directory, 'params'), params)
     hosts.barrier('warm start')
@@ -147,7 +152,16 @@ def _directory(experiment: Experiment) -> str:
 def _is_kept(experiment: Experiment) -> bool:
   """Whether the first host finds a warm start where this one's is to be kept."""
   path = os.path.join(_directory(experiment), _ORIGIN)
-  return hosts.broadcast_from_first(os.path.exists(path))
+  return hosts.broadcast_from_first(os.path.exists(path) and not _is_left_over(experiment, path))
+
+
+def _is_left_over(experiment: Experiment, path: str) -> bool:
+  """Return True if the workdir's own warm start is that of another config that never began."""
+  config, claim = experiment.config, os.path.join(experiment.workdir, 'config.json')
+  if config.warm_start.path or os.path.exists(claim):
+    return False
+  with open(path) as file:
+    return json.load(file) != origin(config, experiment.model)
 
 
 def origin(config: Config, shape: model.Config) -> dict[str, Any]:

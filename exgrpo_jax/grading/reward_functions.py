@@ -30,6 +30,8 @@ OF_ROW = ('question', 'messages')  # of these, what comes from the row, as colum
 _WRITTEN = {'tokens': [0, 1, 2], 'length': 3, 'truncated': False, 'max_response': 1024}
 # Size of a reward: float32 holds the squares of weighted sums, as deviations are made of them.
 LARGEST = 1e10
+# Parameters of rewards for TRL and verl, which are called otherwise.
+_FOREIGN = {'completions': 'TRL', 'completion_ids': 'TRL', 'solution_str': 'verl'}
 # A right, a wrong and an empty response, on which rewards and verifiers are tried.
 TRIALS = (
   {'response': r'So it is \boxed{1}.', 'answer': '1', 'outcome': 'correct', **_WRITTEN},
@@ -94,6 +96,14 @@ def load(spec: str) -> RewardFunction:
       raise ValueError(f'its parameter {name!r} cannot be given by name')
     if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
       (required if parameter.default is parameter.empty else optional).append(name)
+  for name in required:
+    if name in _FOREIGN:
+      raise ValueError(
+        f'its parameter {name!r} is that of a reward for {_FOREIGN[name]}; here it is called once '
+        'for each response, asks for what it needs by the names of its parameters ('
+        f'{", ".join(PARAMETERS)}, or a column of the data) and returns one number, as in '
+        '`def reward(response, answer): return float(answer in response)`'
+      )
   return RewardFunction(spec, function, tuple(required), tuple(optional))
 
 

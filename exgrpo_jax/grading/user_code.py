@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,12 @@ from exgrpo_jax.grading import verifier
 VERIFIERS = ('built_in', 'math_verify')
 ERRORS = (Exception, SystemExit)  # a user's code may raise anything, and call sys.exit
 _MAX_REASON = 500  # characters of an error's text
+
+# Folders of code that is not the user's: this package, what is installed, and Python's own.
+_LIBRARIES = (
+  os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+  *(sysconfig.get_path(name) + os.sep for name in ('purelib', 'platlib', 'stdlib')),
+)
 
 _NEEDED = {
   'grading.rewards': (
@@ -77,6 +85,14 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """An error on one short line; it may quote the response."""
+  """An error on one short line, with file and line of the user's code; may quote the response."""
   text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
-  return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
+  line = ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
+  return f'{line} ({place})' if (place := _place(error)) else line
+
+
+def _place(error: BaseException) -> str:
+  """Return file:line of the innermost frame that is neither ours nor a library's, or ''."""
+  frames = traceback.extract_tb(error.__traceback__)
+  own = [f for f in frames if not f.filename.startswith(('<', *_LIBRARIES))]
+  return f'{own[-1].filename}:{own[-1].lineno}' if own else ''

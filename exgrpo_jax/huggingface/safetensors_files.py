@@ -42,7 +42,7 @@ def locate(folder: epath.Path, tensors: Mapping[str, Tensor]) -> dict[str, str]:
   Raises:
     InputError: the files or tensors are incomplete, or a tensor is unexpected.
   """
-  path, listed = _list_tensors(folder)
+  path, listed = list_tensors(folder)
   files = {name: file for full, file in listed.items() if (name := text_name(full))}
   check_names(path, files, tensors, 'config.json')
   return files
@@ -67,8 +67,11 @@ def check_names(
     )
 
 
-def _list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
-  """The file that lists a checkpoint's tensors, and the name of the file that holds each."""
+def list_tensors(folder: epath.Path) -> tuple[epath.Path, dict[str, str]]:
+  """Return the file that lists a checkpoint's tensors, and the name of the file that holds each.
+
+  Raises InputError if one of these is not there.
+  """
   index = folder / _INDEX
   if index.is_file():
     files = _read_index(index)

@@ -27,6 +27,7 @@ _DEVICE_FILES = {  # by JAX's names of platforms
   'tpu': ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*'),
   'rocm': ('/dev/kfd',),
 }
+_CGROUP_LIMIT = pathlib.Path('/sys/fs/cgroup/memory.max')
 _NVIDIA = pathlib.Path('/proc/driver/nvidia/version')
 
 # Parameters of glibc's mallopt(3).
@@ -54,6 +55,15 @@ def count_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def host_memory() -> int:
+  """Return the bytes of memory that this process may use, swap aside; 0 if that is not known."""
+  if 'SC_PHYS_PAGES' not in os.sysconf_names:
+    return 0
+  physical = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else ''
+  return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def nvidia_driver() -> str:
@@ -86,8 +96,11 @@ def take_share() -> None:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-  """Turns running out of memory in the block into an InputError."""
+def explained(largest: str = '') -> Iterator[None]:
+  """Turn running out of memory in the block into an InputError.
+
+  `largest` is a sentence about what asks for most.
+  """
   try:
     yield
   except (RuntimeError, MemoryError) as error:  # XLA's is a RuntimeError; on a CPU either may come
@@ -95,8 +108,9 @@ def explained() -> Iterator[None]:
       raise
     first_line = str(error).strip().partition('\n')[0][:300] or 'MemoryError'
     raise InputError(
-      f'the memory is full ({first_line}): lower config.rollout.slots, the responses that decode '
-      'at once, or config.gradient.tokens_per_microbatch, those of a forward and backward pass. '
-      'They change nothing but memory and time, and a run resumes with other values. For a GPU, '
+      f'the memory is full ({first_line}). {largest}{" " * bool(largest)}'
+      'Lower config.rollout.slots, the responses that decode at once, or '
+      'config.gradient.tokens_per_microbatch, those of a forward and backward pass: these change '
+      'nothing but memory and time, and a run resumes with other values. For a GPU, '
       '`exgrpo capacity --config=… --device=… --fit` computes how large they may be.'
     ) from error

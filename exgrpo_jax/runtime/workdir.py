@@ -4,6 +4,9 @@ import contextlib
 import functools
 import json
 import os
+import pathlib
+import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -37,6 +40,8 @@ FREE = (
   'gradient.tokens_per_microbatch',
   'gradient.remat',
 )
+
+_STEP_0 = re.compile(r'"step": 0\b')
 
 # Settings in the config.json of earlier versions that are gone, each with the one value it allowed.
 _RETIRED = {'rollout.top_k': 0, 'rollout.top_p': 1.0, 'rollout.min_p': 0.0}
@@ -100,8 +105,9 @@ _LOCAL_ROPE = {
 
 
 def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = ()) -> None:
-  """Refuses a workdir that belongs to another config; compares only `sections` where given.
+  """Refuse a workdir that belongs to another config; compares only `sections` where given.
 
+  A start that never finished a step does not own it: see `has_begun` and `release_workdir`.
   What `FREE` names may change, and num_steps unless the learning rate's schedule depends on it;
   such changes are printed.
   """
@@ -110,14 +116,8 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       f'--workdir={workdir} must be a local folder: metrics, samples and plots '
       'are written through the file system.'
     )
-  if os.path.exists(os.path.join(workdir, 'config.json')):
-    saved, given = read_config(workdir), _as_json(values)
-    free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
-    allowed, refused = [], []
-    for name, old, new in differences(saved, given):
-      if not sections or name.split('.')[0] in sections:
-        changed = allowed if name.startswith(free) else refused
-        changed.append(f'config.{name} was {old}, is {new}')
+  if has_begun(workdir):
+    allowed, refused = _changes(values, workdir, sections)
     if refused:
       raise InputError(
         f'{workdir} belongs to another config: {"; ".join(refused)}. '
@@ -125,6 +125,53 @@ def check_workdir(values: ConfigDict, workdir: str, sections: Collection[str] = 
       )
     if allowed:
       print(f'{workdir} resumes with another config: {"; ".join(allowed)}', flush=True)
+
+
+def _changes(
+  values: ConfigDict, workdir: str, sections: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+  """Return what differs from the workdir's config.json: what may, and what may not."""
+  given = _as_json(values)
+  free = FREE + ('num_steps',) * (given['optimizer']['schedule'] == 'constant')
+  allowed, refused = [], []
+  for name, old, new in differences(read_config(workdir), given):
+    if not sections or name.split('.')[0] in sections:
+      changed = allowed if name.startswith(free) else refused
+      changed.append(f'config.{name} was {old}, is {new}')
+  return allowed, refused
+
+
+def has_begun(workdir: str) -> bool:
+  """Return True if a run has finished a step there, or exported a policy."""
+  folder = pathlib.Path(workdir)
+  if not (folder / 'config.json').exists():
+    return False
+  checkpoints = folder / 'checkpoints'
+  if (folder / 'export').exists() or (
+    checkpoints.exists() and any(path.name.isdigit() for path in checkpoints.iterdir())
+  ):
+    return True
+  metrics = folder / 'metrics.jsonl'
+  # The evaluation before the first step has step 0. A damaged file is no reason to replace it.
+  return metrics.exists() and any(
+    line.strip() and not _STEP_0.search(line) for line in metrics.read_text().splitlines()
+  )
+
+
+def release_workdir(values: ConfigDict, workdir: str) -> None:
+  """Remove what a start with another config left that never finished a step.
+
+  The caller holds the workdir, see `owned`. A warm start is kept for whoever begins with the same.
+  """
+  config = os.path.join(workdir, 'config.json')
+  is_left = hosts.is_first() and os.path.exists(config) and not has_begun(workdir)
+  if is_left and _changes(values, workdir)[1]:
+    print(f'{workdir}: an earlier start finished no step; this one replaces it', flush=True)
+    shutil.rmtree(os.path.join(workdir, 'tokenizer'), ignore_errors=True)
+    for name in ('environment.json', 'hub.json', 'metrics.jsonl'):
+      pathlib.Path(workdir, name).unlink(missing_ok=True)
+    os.remove(config)  # last: what is left of the others is renewed where it is missing
+  hosts.barrier('release_workdir')
 
 
 def check_writable(workdir: str) -> None:

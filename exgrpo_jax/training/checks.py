@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from exgrpo_jax.data import row_files, spec_names
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.environments import pool as environments
 from exgrpo_jax.errors import check_given
@@ -24,16 +25,29 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
   config = parse_config(values)
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)
+  _check_files(config)
+  weights_and_biases.check(config.metrics.wandb_project)
   pool.check(config.grading, config.verifier)
   if config.environment.name:
     environments.of(config.environment).tools()
   return config
 
 
+def _check_files(config: Config) -> None:
+  """Raise InputError where a file of the data is not there; reads none of them."""
+  learnt = (config.warm_start.data,) * bool(config.warm_start.num_updates)
+  for spec in (config.data.train, *config.data.evaluated, *learnt):
+    base = spec_names.split(spec)[0]
+    if task := spec_names.task_file(base):
+      row_files.existing(task[0])
+    elif base.endswith(spec_names.FILE_ENDINGS) and '://' not in base:
+      for path in spec_names.files(base)[0]:
+        row_files.existing(path)
+
+
 def check_start(values: ConfigDict, workdir: str) -> Config:
   """`check_command`, and what this machine and the other hosts have; makes missing folders."""
   config = check_command(values, workdir)
-  weights_and_biases.check(config.metrics.wandb_project)
   check_writable(workdir)
   make_folder('config.warm_start.path', config.warm_start.path)
   make_folder('config.data.cache_dir', config.data.cache_dir)

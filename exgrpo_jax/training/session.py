@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.evaluation import scores
-from exgrpo_jax.experiment import warm_start
+from exgrpo_jax.experiment import memory, warm_start
 from exgrpo_jax.experiment.experiment import (
   Experiment,
   load_evaluations,
@@ -44,7 +44,7 @@ from exgrpo_jax.runtime import (
 )
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
-from exgrpo_jax.runtime.workdir import claim_workdir, owned
+from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
 from exgrpo_jax.training import export, held_out, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
@@ -101,7 +101,8 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   with owned(workdir), explained(workdir):
     loaded = load(config, workdir)
     experiment, *_ = loaded
-    with jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
+    full = machine.explained(memory.largest(experiment))
+    with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, *loaded[:2])
       # A person may think between two steps, and stop them as any other code.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
@@ -117,9 +118,14 @@ def explained(workdir: str) -> Iterator[None]:
 
 
 def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[QuestionSet, ...]]:
-  """The experiment, its stages on the training questions, and the questions of its evaluations."""
+  """The experiment, its stages on the training questions, and the questions of its evaluations.
+
+  The caller holds the workdir; what another config left there before its first step is removed.
+  """
+  release_workdir(config, workdir)
   with activity.doing('reading the data'):
     experiment = open_experiment(config, workdir)
+    memory.check(experiment)
     export.check(experiment)
     rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
     check_rewards(experiment.config, rollout.data)

@@ -37,6 +37,10 @@ COMMAND_LINES = [
   ),
   ('train --config=smoke --workdir', r'Missing value for flag --workdir'),
   ('train --config=smoke --wokdir=w', r'--wokdir is no flag of .*; did you mean --workdir\?'),
+  (
+    'train --config=smoke --beta=0.04',
+    r'--beta is no flag .* is config\.objective\.kl_co',
+  ),
   ('train --config=smoke --process_id=1', r'--coordinator_address, .* belong together: give'),
   ('train --config=smoke --workdir=gs://bucket/run', r'gs://bucket/run must be a local folder'),
   ('train --config=smoke --workdir=~nobody_here/run', r'~nobody_here/run must be a path'),
@@ -85,6 +89,7 @@ COMMAND_LINES = [
     for override, line in [
       ('export.last --noconfig.export.last', r'--config\.export\.last is given twice'),
       ('replay.ratoi=0.25', r"config\.replay has no 'ratoi'; did you mean 'ratio'\?"),
+      ('rollout.num_generations=8', r'of TRL is config\.rollout\.samples here\.'),
       ('noreplay.foo', r"config has no 'noreplay'"),
       ('seed.x=1', r"config\.seed is one value and has no 'x'\."),
       ('replay=0.5', r'config\.replay is a section; an override sets one value'),
@@ -106,6 +111,18 @@ COMMAND_LINES = [
   (
     'check --config=smoke --workdir=w --config.tokenizer.path=nowhere',
     r'must be a tokenizer',
+  ),
+  (
+    'check --config=smoke --workdir=w --config.data.train=no.jsonl',
+    r'no\.jsonl: there is no such f',
+  ),
+  (
+    'check --config=smoke --workdir=w --config.data.train=no.py:a',
+    r'no\.py: there is no such file',
+  ),
+  (
+    'check --config=smoke --workdir=w \'--config.data.evaluation=("no.csv",)\'',
+    r'no\.csv: there is no such file',
   ),
   (
     'check --config=base --workdir=w --config.model.path={model} --config.rollout.max_prompt=999',
@@ -138,6 +155,10 @@ SETTINGS = [
   ({'experience.path': '{place}/wrong.jsonl'}, r': 1 response to .*, none is right \(1 wrong\)'),
   ({'rollout.max_prompt': 2}, r'the prompt of row 0 has \d tokens.*; raise the limit'),
   ({'rollout.max_response': 1}, r'the solution of row 0 has \d+ tokens, over'),
+  (
+    {'rollout.max_response': 10**9},
+    r'max_response=1000000000: .* take at least \S+ [GT]B, and this machine has',
+  ),
   ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
   ({'alignment.every': 1}, r'alignment\.questions=32 must be at most the 12 questions'),
   ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),

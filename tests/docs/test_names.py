@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from exgrpo_jax import counterparts
 from exgrpo_jax.runtime import workdir
 from tests.docs import documents
 from tests.docs.documents import PACKAGE, names
@@ -133,3 +134,15 @@ config.replay.ratoi replay.ratoi=0 mseh.* replay/ratio_maen metrcis.jsonl token_
 def test_only_what_does_not_exist_is_reported(keys):
   assert [text for text in EXISTING.split() if is_missing(text, keys)] == []
   assert [text for text in MISSPELT.split() if not is_missing(text, keys)] == []
+
+
+def test_the_page_on_trl_and_verl_has_the_counterparts_that_hints_have(keys):
+  table = [
+    [set(re.findall(r'`([\w.]+)', cell)) for cell in line.strip('|').split(' | ')]
+    for line in (documents.DOCS / 'coming_from.md').read_text().split('## ')[1].splitlines()
+    if line.startswith('| ')
+  ]
+  rows = [[set(names.split()) for names in row[:3]] for row in counterparts.ROWS]
+  assert [row[:2] for row in table[2:-1]] == [row[:2] for row in rows]
+  assert all(row[2] >= ours for row, (_, _, ours) in zip(table[2:-1], rows, strict=True))
+  assert set().union(*(ours for _, _, ours in rows)) <= set(keys)

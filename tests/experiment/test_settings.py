@@ -1,5 +1,6 @@
 """All settings: shipped configs are valid, and what does not fit together is refused."""
 
+import dataclasses
 import importlib
 import pathlib
 import shutil
@@ -44,6 +45,52 @@ def test_the_base_config_has_the_papers_values():
   assert (config.rollout.questions, config.rollout.samples, config.num_steps) == (128, 8, 700)
   assert (config.replay.ratio, config.replay.start_pass_rate) == (0.5, 0.35)
   assert (config.objective.beta, config.optimizer.minibatches) == (0.1, 2)
+
+
+def test_trl_grpo_has_the_defaults_of_trl():
+  trl = pytest.importorskip('trl', '1.16')
+  theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
+  config = parse_config(module_of('trl_grpo').get_config())
+  loss, update, rollout = config.objective, config.optimizer, config.rollout
+  same = {
+    'seed': config.seed,
+    'num_generations': rollout.samples,
+    'per_device_train_batch_size': rollout.questions * rollout.samples,
+    'gradient_accumulation_steps': update.minibatches,
+    'max_completion_length': rollout.max_response,
+    'temperature': rollout.temperature,
+    'learning_rate': update.learning_rate,
+    'lr_scheduler_type': update.schedule,
+    'warmup_steps': update.warmup_updates,
+    'adam_beta1': update.b1,
+    'adam_beta2': update.b2,
+    'adam_epsilon': update.epsilon,
+    'weight_decay': update.weight_decay,
+    'max_grad_norm': update.clip_norm,
+    'epsilon': loss.clip_epsilon,
+    'beta': loss.kl_coefficient,
+    'entropy_coef': loss.entropy_bonus,
+    'importance_sampling_level': loss.ratio,
+    'use_vllm': loss.tis_limit > 0,  # its correction needs use_vllm
+    'save_steps': config.checkpoint.every,
+  }
+  assert same == {name: theirs[name] for name in same}
+  # What is off or has another name there, with the value here that it stands for.
+  named = {
+    'loss_type': 'dapo',
+    'scale_rewards': 'group',
+    'num_iterations': 1,
+    'steps_per_generation': None,
+    'epsilon_high': None,
+    'delta': None,
+    'eval_strategy': 'no',
+  }
+  assert {name: theirs[name] for name in named} == named
+  assert (loss.aggregation, loss.normalize_std, loss.clip) == ('token_mean', 'sample', 'always')
+  assert (loss.clip_epsilon_high, loss.dual_clip) == (loss.clip_epsilon, float('inf'))
+  assert (config.replay.ratio, update.skip_norm) == (0, float('inf'))
+  assert config.data.evaluated == ()
+  assert config.num_steps == theirs['num_train_epochs'] * 200 and '[:200]' in config.data.train
 
 
 @pytest.mark.parametrize('name', BACKBONES)

@@ -21,6 +21,12 @@ CODE = misbehaving.__name__
     ({'rewards': (f'{CODE}:nothing',)}, 'AttributeError: '),
     ({'rewards': (f'{CODE}:of_position',)}, "ValueError: its parameter 'response' cannot be given"),
     ({'rewards': (f'{CODE}:time',)}, 'TypeError: '),
+    (
+      {'rewards': (f'{CODE}:of_trl',)},
+      "'completions' is that of a reward for TRL; here it is called",
+    ),
+    ({'rewards': (f'{CODE}:of_verl',)}, 'as in `def reward(response, answer): return float('),
+    ({'rewards': (f'{CODE}:broken',)}, f"KeyError: 'score' ({misbehaving.__file__}:"),
     ({'rewards': (f'{CODE}:as_list',)}, 'returned [19.0], not a number'),
     ({'rewards': (f'{CODE}:beyond_float32',)}, 'returned 1e+39, not a number from -1e+10 to 1e+10'),
     ({'rewards': (f'{CODE}:leaves',)}, 'SystemExit: 3'),

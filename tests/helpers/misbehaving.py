@@ -105,6 +105,23 @@ def _sleep_unless_exists(path, content):
     time.sleep(600)
 
 
+def of_trl(completions, **kwargs):
+  """A reward for TRL."""
+  del kwargs
+  return [0.0 for _ in completions]
+
+
+def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+  """A reward for verl."""
+  del data_source, solution_str, ground_truth, extra_info
+  return 0.0
+
+
+def broken(response):
+  """Raises within a function that it calls."""
+  return {response: 1.0}['score']
+
+
 def of_position(response, /):
   """No reward: arguments are given by name."""
   del response

@@ -11,7 +11,16 @@ from tests.helpers.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / 'exgrpo_jax'
 # Files at the bottom.
-FOUNDATION = ('config', 'datatypes', 'definition_file', 'errors', 'packing', 'padding', '__init__')
+FOUNDATION = (
+  'config',
+  'counterparts',
+  'datatypes',
+  'definition_file',
+  'errors',
+  'packing',
+  'padding',
+  '__init__',
+)
 _ROW = re.compile(r'\| \[`(\w+)/?`\]\([^)]*\) \| (.+?) \|')
 
 

@@ -53,9 +53,15 @@ def test_the_environment_goes_before_the_share(name, monkeypatch):
   ],
 )
 def test_where_memory_is_full_the_settings_that_take_it_are_named(error, is_full):
-  with pytest.raises(InputError if is_full else type(error)) as raised, machine.explained():
+  explained = machine.explained('Most is asked for by x=1.')
+  with pytest.raises(InputError if is_full else type(error)) as raised, explained:
     raise error
-  named = ('config.rollout.slots', 'config.gradient.tokens_per_microbatch', ' --fit`')
+  named = (
+    'Most is asked for by x=1. Lower ',
+    'config.rollout.slots',
+    'config.gradient.tokens_per_microbatch',
+    ' --fit`',
+  )
   assert all(name in str(raised.value) for name in named) == is_full
 
 

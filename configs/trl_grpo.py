@@ -1,0 +1,65 @@
+r"""GRPO with the defaults of GRPOConfig in TRL 1.16, on a model that ships with the package.
+
+exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
+With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+  --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
+  --config.data.train=my.parquet --config.num_steps=…
+TRL's learning rate of 1e-6 moves the small model next to nowhere: for a curve to look at, add
+--config.optimizer.learning_rate=2e-4.
+
+What differs from TRL in substance:
+- num_train_epochs=3: `num_steps` is 3 times the questions of data.train, one question a step.
+- generation_batch_size: TRL takes 8 responses on each device; here a step has one question and its
+  8 responses on all devices together. `rollout.questions` is the number of devices to copy.
+- Advantages are divided by the standard deviation plus 1e-6, not plus 1e-4.
+- The importance ratio is exactly 1, because each response is used for one update: as in TRL without
+  vLLM. With use_vllm TRL masks sequences whose sampler and trainer differ by more than 3; here
+  objective.tis_limit=3 with objective.old_logprobs=recompute bounds each token's weight instead.
+- reward_funcs has no default in TRL; here the verifier's 1 or 0 is the reward.
+- Prompts over 512 tokens are refused; TRL takes any.
+- Activations are bfloat16 on accelerators and float32 on CPUs without bfloat16; parameters float32.
+- The newest 2 checkpoints are kept; TRL keeps all. Seeds give other numbers than in torch.
+"""
+
+from exgrpo_jax.configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.seed = 42
+  config.num_steps = 600  # 3 epochs
+  config.model.update(dict(path='shipped:chains', dtype='auto'))
+  config.model.extension.max_position_embeddings = 1024  # the model was trained on 88
+  config.data.update(dict(train='chains:train[:200]', evaluation=()))
+  config.rollout.update(
+    dict(questions=1, samples=8, temperature=1.0, max_prompt=512, max_response=512, slots=8)
+  )
+  config.replay.ratio = 0.0
+  config.objective.update(
+    dict(
+      clip='always',
+      clip_epsilon=0.2,
+      clip_epsilon_high=0.2,
+      aggregation='token_mean',  # loss_type=dapo
+      normalize_std='sample',  # scale_rewards=group
+      entropy_bonus=0.0,
+      kl_coefficient=0.0,
+    )
+  )
+  config.optimizer.update(
+    dict(
+      minibatches=1,
+      learning_rate=1e-6,
+      schedule='linear',
+      warmup_updates=0,
+      b1=0.9,
+      b2=0.999,
+      epsilon=1e-8,
+      weight_decay=0.0,
+      # The loss is a mean over tokens, as TRL's, so its gradients have the same units.
+      clip_norm=1.0,
+      skip_norm=float('inf'),
+    )
+  )
+  config.checkpoint.every = 500
+  return config

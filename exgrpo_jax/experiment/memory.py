@@ -1,0 +1,109 @@
+"""What the settings of a run ask of memory: refused if it cannot fit, named if it runs out."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from rich.filesize import decimal
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment.experiment import Config, Experiment
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import settings
+from exgrpo_jax.runtime import machine
+
+# Tokens, mask, log-probabilities and weights of a step's rows: 4 bytes each.
+_BATCH_BYTES = 16
+# Parameter, gradient and AdamW's moments in float32; beneath adapters the parameter in bfloat16.
+_TRAINED_BYTES, _FROZEN_BYTES = 16, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+  """An array that a run allocates, and the setting that makes it so large."""
+
+  setting: str  # config.rollout.max_response=8192
+  what: str
+  size: int  # bytes, on all devices together or on the host
+  is_on_host: bool = False
+  is_certain: bool = True  # of a run that reaches its limits; others depend on the responses
+
+
+def needs(experiment: Experiment) -> list[Need]:
+  """Return the large arrays of a run, lower bounds by formula."""
+  config, shape = experiment.config, experiment.model
+  rollout = config.rollout
+  num_rows, longest = rollout.questions * rollout.samples, rollout.longest_row
+  row = _row_cache(shape, longest)
+  sizes = 'max_prompt', 'max_response'
+  in_cache = min(rollout.slots, num_rows)
+  count = sum(
+    math.prod(x.shape) for x in jax.tree.leaves(model.shapes(shape, experiment.meshes.training))
+  )
+  of_model = f'config.model.path={config.model.path}' if config.model.path else 'config.model'
+  logits = min(rollout.logit_chunk, num_rows * longest) * shape.vocab_size * 4
+  return [
+    Need(
+      _largest(config, 'questions', 'samples', *sizes),
+      f"a step's {num_rows:,} rows of {longest:,} tokens",
+      num_rows * longest * _BATCH_BYTES,
+      is_on_host=True,
+    ),
+    Need(_largest(config, *sizes), f'the keys and values of one row of {longest:,} tokens', row),
+    Need(
+      of_model,
+      f"the training state of the model's {count:,} parameters",
+      count * (_FROZEN_BYTES if config.lora.rank else _TRAINED_BYTES),
+    ),
+    Need(
+      _largest(config, 'slots', *sizes),
+      f'the keys and values of {in_cache:,} rows of {longest:,} tokens',
+      row * in_cache,
+      is_certain=False,
+    ),
+    Need(
+      _largest(config, 'logit_chunk'),
+      f'logits over {shape.vocab_size:,} tokens',
+      logits,
+      is_certain=False,
+    ),
+  ]
+
+
+def check(experiment: Experiment) -> None:
+  """Raise InputError if an array that every run of the config has is larger than the memory."""
+  for need in needs(experiment):
+    has = machine.host_memory() if need.is_on_host else _device_memory()
+    if need.is_certain and has and need.size > has:
+      raise InputError(
+        f'{need.setting}: {need.what} take at least {decimal(need.size)}, and this machine has '
+        f'{decimal(has)} of memory for them. Lower it, or use a larger machine.'
+      )
+
+
+def largest(experiment: Experiment) -> str:
+  """Return a sentence that names the setting that asks for most memory."""
+  need = max(needs(experiment), key=lambda need: need.size)
+  return f'Most is asked for by {need.setting}: {need.what} take {decimal(need.size)}.'
+
+
+def _row_cache(shape: model.Config, length: int) -> int:
+  """Bytes of the keys and values of a row in all layers."""
+  positions = sum(shape.layer_lengths(length))
+  return 2 * positions * shape.num_kv_heads * shape.head_size * np.dtype(shape.dtype).itemsize
+
+
+def _largest(config: Config, *names: str) -> str:
+  """Return the setting of the rollout that is furthest above its default."""
+  defaults = {field.name: field.default for field in dataclasses.fields(settings.Config)}
+  name = max(names, key=lambda name: getattr(config.rollout, name) / defaults[name])
+  return f'config.rollout.{name}={getattr(config.rollout, name)}'
+
+
+def _device_memory() -> int:
+  """Return the bytes of all devices together; the host's on a CPU, 0 if they are not known."""
+  if jax.default_backend() == 'cpu':
+    return machine.host_memory()
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return stats.get('bytes_limit', 0) * jax.device_count()
