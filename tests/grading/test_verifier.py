@@ -43,6 +43,30 @@ def test_a_verifier_sees_what_follows_the_thought_if_it_has_what_is_required():
   assert verifier.judge_with(Echo(), '8', verifier.Truth('9'), BOX) == ('no answer', None)
 
 
+# Ground truth and what is said of it in prose.
+RIGHT_IN_PROSE = (
+  ('5000000', 'The answer is 5 million.'),
+  ('60', 'The answer is 5 dozen eggs.'),
+  ('13', 'The answer is 13 since 5+8=13.'),
+  ('18', 'The answer is 18 dollars per day.'),
+  ('7 apples', 'The answer is 7 apples.'),
+)
+WRONG_IN_PROSE = (
+  ('5', 'The answer is 5 (or 6).'),
+  ('5', 'The answer is 5 (mod 7).'),
+  ('1', 'The answer is 1, as well as 2.'),
+  ('3', 'The answer is 3 since x>0, else 4.'),
+  ('5', 'The answer is 5 million.'),
+  ('5', 'The answer is 5 factorial.'),
+)
+
+
+def test_what_prose_says_beside_a_number_counts():
+  refused = [pair for pair in RIGHT_IN_PROSE if not verifier.is_correct(pair[1], pair[0])]
+  accepted = [pair for pair in WRONG_IN_PROSE if verifier.is_correct(pair[1], pair[0])]
+  assert (refused, accepted) == ([], [])
+
+
 # Hostile responses.
 
 TRUTHS = (

@@ -13,7 +13,7 @@ from exgrpo_jax.grading.answers.tree import Tree, make_product, symbols
 _SIGNS = ('d', 'partial', 'delta')
 # Letters that a differential without a fraction or an integral may have.
 _GREEK = ('theta', 'phi', 'rho', 'tau', 'omega', 'lambda')
-_VARIABLES = frozenset((*'xyztrsuvwpqfVASEQ', *_GREEK))
+_VARIABLES = frozenset((*'xyztrsuvwpqfVASEQTPNIUHLRWM', *_GREEK))
 _COEFFICIENTS = {'b', 'c'}  # beside them d is the next letter
 
 
@@ -40,16 +40,29 @@ def _replace(tree: Any, has_differentials: bool) -> Any:
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
   r"""Return `\frac{d^2y}{dx^2}` as the call 'd^2/dxdx' of y; without operand as an 'operator'."""
   variables = _variables(_factors(tree[2]))
-  sign, *operand = _factors(tree[1])
+  if tree[1][0] == 'negate':
+    positive = _derivative(('divide', *tree[1][1:], tree[2]), has_differentials)
+    return positive and ('negate', positive)
+  factors = _factors(tree[1])
+  start = next((i for i, factor in enumerate(factors) if _is_sign(factor)), None)
+  if start is None:
+    return None
+  sign, *operand = factors[start:]
   order = Fraction(1)
   if sign[0] == 'power' and sign[2][0] == 'number':
     sign, order = sign[1], sign[2][1]
-  if not variables or sign[0] != 'symbol' or sign[1] not in _SIGNS:
+  if not variables:
     return None
   name = f'{sign[1]}{f"^{order}" if order != 1 else ""}/{variables}'
   if not operand:
-    return 'operator', name
-  return 'call', name, (_replace(make_product(operand), has_differentials),)
+    return make_product([*factors[:start], ('operator', name)])
+  call = 'call', name, (_replace(make_product(operand), has_differentials),)
+  return make_product([*factors[:start], call])
+
+
+def _is_sign(tree: Tree) -> bool:
+  sign = tree[1] if tree[0] == 'power' else tree
+  return sign[0] == 'symbol' and sign[1] in _SIGNS
 
 
 def _factors(tree: Tree) -> Sequence[Tree]:

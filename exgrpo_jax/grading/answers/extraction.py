@@ -9,11 +9,13 @@ writes it is rewarded for whatever passes here.
 
 import ast
 import collections
+import itertools
 import json
 import re
 from collections.abc import Callable
 
 from exgrpo_jax.grading.answers.boxes import read_boxes
+from exgrpo_jax.grading.answers.units import MULTIPLIERS, measure, normalize_unit
 
 _WINDOW = 20_000  # characters: prose before them is not the end of the response
 _MAX_SENTENCE = 300  # characters of a ground truth
@@ -33,23 +35,33 @@ _NUMBER = re.compile(
 _PERCENT_AFTER = re.compile(
   r'(?:\\[\])]|\$\$?+)?+[\s$]{0,3}(?:\\?%|percent(?:age)?\b|pct\b)', re.IGNORECASE
 )
-_NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+[A-Za-z]{{2,}}[A-Za-z ]*')
+_NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+([A-Za-z]{{2,}}[A-Za-z ]*)')
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
 _FENCE = re.compile(r'^[ \t]*```[^\n`]*$', re.MULTILINE)
 _LIST_ITEM = re.compile(r'[-+•][ \t]+')
+# Possessive and not after its own characters, so that matching stays linear.
 _REASON = re.compile(
-  r'[\s,;(–—-]+(?:because|since|due to|given that|which is|which equals|that is)\b.*|,\s*as\b.*',
+  r'(?<![\s,;(–—-])(?:[\s,;(–—-]++(?:because|since|due to|given that|which is|which equals)\b'
+  r'|,\s*+as (?!well|is)).*',
   re.IGNORECASE,
 )
-_REMARK = re.compile(rf'({_SIGNED}%?)\s+\([^()]*\)')  # '13 (5+8)'
+_ALTERNATIVE = re.compile(r'\b(?:or|else|otherwise|not)\b', re.IGNORECASE)
+_REMARK = re.compile(rf'({_SIGNED}%?)\s++\([0-9\s+*/=×÷−.,^$-]+\)')  # '13 (5+8)'
 _QUOTES = (('`', '`'), ('**', '**'), ('__', '__'), ('_', '_'), ('*', '*'), ('"', '"'))
 _QUOTES += (("'", "'"), ('“', '”'), ('‘', '’'), ('«', '»'), ('„', '“'))
-# A ground truth in a sentence: it begins with a word and has a verb.
+# A ground truth in a sentence: words and a verb, then a number or formula, then words.
+_VERB = 'is|are|was|were|has|have|had|equals?|costs?|takes?|needs?|gets?|makes?|earns?|will be'
+_PLAIN = r"(?: [A-Za-z'’-]+)*?"
 _TRUE_SENTENCE = re.compile(
-  r'[A-Z][a-z]*(?: [^\s]+)* (?:is|are|was|were|has|have|had|equals?|costs?|takes?|needs?|gets?'
-  r'|makes?|earns?|will|can)(?: [^\s]+)+'
+  rf'[A-Z][a-z]*{_PLAIN} (?:{_VERB}){_PLAIN} '
+  rf'(?:(\\?\$?{_SIGNED}%?)((?: [A-Za-z/]+)*)|\$([^$]+)\$)\.?'
 )
+_CHANGING_WORDS = """not no never least most less more than except half twice thrice when if for and
+or to of in by negative minus plus times below above under over divisible fewer greater without
+squared cubed factorial halves thirds fourths quarters fifths sixths sevenths eighths ninths tenths
+hundredths thousandths one two three four five six seven eight nine ten twenty thirty mod base"""
+_CHANGING = frozenset(_CHANGING_WORDS.split())  # beside a number they make it another answer
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 # What stands before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
 _OR_BEFORE = re.compile(
@@ -123,23 +135,43 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
   """The answers of a ground truth, any of which counts: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
+    escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' is no form feed
     for read in (json.loads, ast.literal_eval):
       try:
-        answers = read(text)
+        answers = read(escaped)
       except (ValueError, SyntaxError, RecursionError, MemoryError):
         continue
-      if answers and all(isinstance(answer, str) for answer in answers):
-        return tuple(map(final_answer, answers))
+      if answers and all(isinstance(answer, (str, int, float)) for answer in answers):
+        return tuple(dict.fromkeys(final_answer(str(answer)) for answer in answers))
   return (final_answer(truth),)
 
 
 def _answer_in_sentence(truth: str) -> str | None:
-  """The answer of 'The answer is 56.' or 'She has 56 apples.'; None where there is none, or two."""
+  """The answer of 'The answer is 56.' or 'She has 56 apples left.'; None where in doubt."""
   if _ANSWER_IS.search(truth):
     return _stated_answer(truth)
-  if len(truth) > _MAX_SENTENCE or not _TRUE_SENTENCE.fullmatch(truth):
+  match = _TRUE_SENTENCE.fullmatch(truth) if len(truth) <= _MAX_SENTENCE else None
+  if not match:
     return None
-  return _last_number(truth) if len(_NUMBER.findall(truth)) == 1 else None
+  if match[3]:
+    return match[3]
+  words = truth[: match.start(1)].lower().split()[2:]  # 'in' and the like may begin a sentence
+  return None if _CHANGING & set(words) else _number_of_things(match[1], match[2])
+
+
+def _number_of_things(number: str, words: str) -> str | None:
+  """The number with its multiplier or unit, without what is counted: '5 dozen' of '5 dozen eggs'.
+
+  None where the words make it another answer, as 'squared' does.
+  """
+  others = words.split()
+  if _CHANGING & set(map(str.lower, others)) - {'in', 'of', 'for', 'by'}:
+    return None
+  kept = list(itertools.takewhile(lambda word: word.lower() in MULTIPLIERS, others))
+  unit = ' '.join(others[len(kept) :])
+  if unit and ' per ' not in unit and measure(normalize_unit(unit)):
+    kept.append(unit)
+  return ' '.join((number, *kept))
 
 
 def _answer(text: str, unmarked: Callable[[str], str | None]) -> str | None:
@@ -171,12 +203,16 @@ def _stated_answer(text: str) -> str | None:
   sentence = match[1].strip()
   if '\n' in text[statement.end() : match.start(1)]:
     sentence = _LIST_ITEM.sub('', sentence, count=1)
-  sentence = _bare(_REASON.sub('', sentence))
+  reason = _REASON.search(sentence)
+  if reason and not _ALTERNATIVE.search(reason[0]):
+    sentence = sentence[: reason.start()]
+  sentence = _bare(sentence)
   has_colon = bool(statement[1])
   if has_colon and _PROSE.search(sentence) and _NUMBER.search(sentence):
     return None  # 'Answer: the largest n is 34' is prose, whose last number counts
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
-  return _with_hedge(text[: statement.start()], counted[1] if counted else sentence)
+  answer = _number_of_things(counted[1], counted[2]) if counted else None
+  return _with_hedge(text[: statement.start()], answer or sentence)
 
 
 def _bare(answer: str) -> str:

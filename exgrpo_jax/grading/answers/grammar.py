@@ -27,7 +27,9 @@ _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', '
 
 # Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
 _NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about mod only
-plus minus times unless except"""
+plus minus times unless except squared cubed factorial halves thirds fourths quarters fifths
+sixths sevenths eighths ninths tenths hundredths thousandths less more below above or to of parts
+score"""
 _NON_UNITS = frozenset(_NON_UNIT_WORDS.split())
 
 _OPERAND_COMMANDS = (
@@ -39,8 +41,11 @@ _OPERAND_COMMANDS = (
 )
 
 
-_ITEM_ENDS = frozenset(',;)]&\\') | {'end'}
+_ITEM_ENDS = frozenset(',;)]}&\\') | {'end'}
 _SMALL_WORDS = frozenset(('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok'))
+_WORDS_WITH_X = frozenset(
+  ('axe', 'box', 'fix', 'fox', 'max', 'mix', 'six', 'tax', 'wax', 'zip', 'zoo')
+)
 _ROMAN = re.compile('M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})')
 
 
@@ -53,17 +58,20 @@ def is_word(text: str) -> bool:
   """Return True if letters in a row are a word, numeral or sequence, not a product of variables.
 
   Capitals are, names such as Amy, and three small letters, unless they follow each other in the
-  alphabet (abc) or have no vowel (mgh). Two small letters are a product, but for a few words.
+  alphabet (abc), have no vowel (mgh), or an x or z (abx). So is aba, in which the order shows. Two
+  small letters are a product, except for a few words.
   """
   if text.isupper():
     return True
   if len(text) < 3:
     return text in _SMALL_WORDS
+  has_vowel = not set('aeiouy').isdisjoint(text.lower())
   if not text.islower():
-    return text[0].isupper()
-  vowels = 'aeiou' if set(text) & set('xz') else 'aeiouy'
+    return text[0].isupper() and (has_vowel or not text[1:].islower())
+  if text[0] == text[2] != text[1] or is_roman(text.upper()):
+    return True
   is_run = ''.join(sorted(text)) in string.ascii_lowercase
-  return not is_run and (is_roman(text.upper()) or bool(set(text) & set(vowels)))
+  return has_vowel and not is_run and (set('xz').isdisjoint(text) or text in _WORDS_WITH_X)
 
 
 class Grammar(Cursor, abc.ABC):
@@ -121,6 +129,8 @@ class Grammar(Cursor, abc.ABC):
     tree = self._ratio()
     if self._at != end or len(letters) < 2 or any(len(letter) > 1 for letter in letters):
       return tree
+    if ''.join(letters).islower() and any(token.spaced for token in self._tokens[start + 1 : end]):
+      return tree
     return ('letters', ''.join(letters), tree) if is_word(''.join(letters)) else tree
 
   def _dashed(self) -> Tree | None:
@@ -139,7 +149,9 @@ class Grammar(Cursor, abc.ABC):
       items = map(Fraction, items)
     elif not is_sequence:
       return None
-    if is_date and are_numbers:
+    has_year = len(texts[0]) == 4 and '.' not in texts[0]
+    is_padded = any(text[0] == '0' and text.isdecimal() and len(text) > 1 for text in texts)
+    if are_numbers and (is_date or has_year or is_padded):
       self._at = end
       return 'dashed', tuple(items), None
     return 'dashed', tuple(items), self._ratio()
@@ -157,8 +169,6 @@ class Grammar(Cursor, abc.ABC):
     if at >= len(self._tokens):
       return True
     token = self._tokens[at]
-    if token.text == '}':
-      return token.kind == 'command'  # of a set, not of a group
     return token.kind in ('mark', 'command') and (
       token.text in _ITEM_ENDS or token.text in _RELATIONS
     )
@@ -299,7 +309,7 @@ class Grammar(Cursor, abc.ABC):
     if self._multiplier_is_next(factors):
       return [*factors, ('number', MULTIPLIERS[self._advance().text.lower()])]
     if unit := self._letter_unit(factors):
-      return [('unit', factors[0], unit)]
+      return [('unit', make_product(factors), unit)]
     if self._unit_is_next(factors):
       return [('unit', make_product(factors), self._unit())]
     return None
@@ -314,17 +324,26 @@ class Grammar(Cursor, abc.ABC):
     token, start = self.peek(), self._at
     if len(factors) == 1 and factors[0][0] == 'number' and token.text == 'Omega' and token.spaced:
       return 'ohm' if self._ends_item(self._at + 1) and self._advance() else None
-    if len(factors) > 1 or token.kind not in ('word', 'text'):
+    if token.kind not in ('word', 'text'):
       return None
-    if factors[0][0] == 'degrees' and token.text in ('C', 'F') and self._ends_item(self._at + 1):
+    if (
+      len(factors) == 1
+      and factors[0][0] == 'degrees'
+      and token.text in ('C', 'F')
+      and self._ends_item(self._at + 1)
+    ):
       return f'degree {self._advance().text}'
-    if factors[0][0] != 'number' or not token.spaced or token.text not in LETTERS:
+    are_numbers = all((f[1] if f[0] == 'power' else f)[0] == 'number' for f in factors)
+    if not are_numbers or not token.spaced or token.text not in LETTERS:
       return None
     try:
       unit = self._unit()
     except UnreadableError:
       unit = ''
-    if measure(normalize_unit(unit)) and (self.at_end() or self._next_is(',', ';')):
+    # '2 m g h' and '3 m / k' are products.
+    if any(token.spaced for token in self._tokens[start + 1 : self._at]):
+      unit = ''
+    if unit and measure(normalize_unit(unit)) and (self.at_end() or self._next_is(',', ';')):
       return unit
     self._at = start
     return None

@@ -59,8 +59,14 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
     return _same_labelled(given, truth)
   if truth[0] in ('labelled', 'assigned'):
     return _same_labelled(given, truth)
-  given, truth = (x[2] if x[0] in ('letters', 'dashed') else x for x in (given, truth))
-  return given is not None and truth is not None and same(given, truth)
+  written, other = (given, truth) if given[0] in ('letters', 'dashed') else (truth, given)
+  if written[2] is None or other[0] in ('letters', 'dashed'):
+    return False
+  if written[0] == 'letters' and len(set(written[1])) < len(written[1]):
+    return False  # 'ABA' is no square of A
+  if written[0] == 'dashed' and (quantity.exact(written[2][1]) or 0) < 0:
+    return False  # '10-20' is a range
+  return same(written[2], truth) if written is given else same(given, written[2])
 
 
 def _as_product(reading: Reading) -> Reading:
@@ -346,6 +352,8 @@ def _same_ratio(ratio: Reading, number: Reading) -> bool:
     return False
   (_, top, _), (_, bottom, _) = ratio[1]
   value = quantity.exact(number[1])
+  if (quantity.exact(bottom) or 0) >= 10:  # it may be a time of day
+    return number[1] == ('divide', top, bottom)
   is_fraction = number[1][0] == 'divide' or (value is not None and value.denominator > 1)
   return is_fraction and not number[2] and quantity.same(('divide', top, bottom), number[1])
 

@@ -13,13 +13,16 @@ from fractions import Fraction
 from typing import Any
 
 from exgrpo_jax.grading.answers.number import ERRORS, Context, Point, context_of, evaluate, to_float
-from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, symbols
+from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
 Matrix = Any  # an mpmath matrix of 3 by 3
 
 _DIGITS = 50
 _NUM_CHOICES = 2
 _MAX_EXPONENT = 12
+_MAX_NODES = 400  # of two trees; larger ones differ
+_MAX_TERMS = 24  # of a sum in which commutators are looked for
+_QUANTITIES = frozenset('mnrtvpqlde')  # small letters that name numbers, not elements of a group
 _VECTORS = ('vec ', 'overrightarrow ', 'mathbf ')
 _DERIVATIVES = ('nabla', 'partial')
 _OPERATORS = ('hat ', 'widehat ', *_DERIVATIVES)
@@ -74,9 +77,6 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
   for tree in (given, truth):
     for node in nodes(tree):
       found |= _ordered_in(node, divisors)
-      repeated = _repeated_apart(node)
-      if tree is truth or all(map(_is_capital, repeated)):
-        found |= repeated
   if any(map(_is_capital, found)):
     found |= {name for name in names if _is_capital(name)}
   if _has_transpose(given) or _has_transpose(truth):
@@ -115,13 +115,16 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
   if any(base in others for base in inverses):
     return letters
   are_elements = all(base[0] == 'symbol' and base[1] not in divisors for base in inverses)
-  if inverses and are_elements and len(inverses) + len(others) > 1:
+  are_bare = all(factor[0] == 'symbol' for factor in factors if not _is_inverse(factor))
+  if inverses and are_elements and are_bare and len(factors) > 1 and not letters & _QUANTITIES:
     return letters - set(divisors)
   return set()
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
   """Letters of 'AB + BA', or of 'xy - yx', where two terms are one product in two orders."""
+  if len(terms) > _MAX_TERMS:  # in doubt they do not commute
+    return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
   found: set[str] = set()
   for index, (x, is_negative) in enumerate(products):
@@ -133,17 +136,6 @@ def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
         if is_negative != other_is_negative or all(map(_is_capital, letters)):
           found |= letters
   return found
-
-
-def _repeated_apart(node: Tree) -> set[str]:
-  """Letters of a product such as 'ABA', in which one stands twice with others between."""
-  if node[0] != 'multiply' or any(factor[0] not in ('symbol', 'power') for factor in node[1]):
-    return set()
-  bases = [factor[1] if factor[0] == 'power' else factor for factor in node[1]]
-  if any(base[0] != 'symbol' for base in bases):
-    return set()
-  runs = [base[1] for base, before in zip(bases, [None, *bases]) if base != before]
-  return set(runs) if len(set(runs)) < len(runs) else set()
 
 
 def _is_inverse(tree: Tree) -> bool:
@@ -178,9 +170,8 @@ def _has_transpose(tree: Tree) -> bool:
 
 def same_in_order(x: Tree, y: Tree, letters: frozenset[str]) -> bool:
   """Return True if two trees agree at every choice of matrices for `letters`."""
-  return all(_is_zero(values[0] - values[1], values) for values in _values(x, y, letters)) and bool(
-    _values(x, y, letters)
-  )
+  values = _values(x, y, letters)
+  return bool(values) and all(_is_zero(a - b, (a, b)) for a, b in values)
 
 
 def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: bool) -> bool:
@@ -203,12 +194,13 @@ def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: b
 
 def _values(x: Tree, y: Tree, letters: frozenset[str]) -> list[tuple[Matrix, Matrix]]:
   """The values of both at each choice; none where one of them has no value."""
-  if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'}:
+  if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'} or size(x) + size(y) > _MAX_NODES:
     return []
   values = []
   for index in range(_NUM_CHOICES):
     try:
       algebra = _Algebra(letters, symbols(x) | symbols(y), index)
+      algebra.has_transposes = _has_transpose(x) or _has_transpose(y)
       values.append((algebra.value(x), algebra.value(y)))
     except (*ERRORS, ZeroDivisionError):
       return []
@@ -233,6 +225,7 @@ class _Algebra:
   def __init__(self, letters: frozenset[str], names: frozenset[str], index: int) -> None:
     self._context: Context = context_of(_DIGITS)
     self._letters = letters
+    self.has_transposes = False  # of vectors, which are no antisymmetric matrices then
     self._index = index
     self._point: Point = {
       name: Fraction(self._checksum(name) + 4000, 5003) for name in names - letters
@@ -272,6 +265,8 @@ class _Algebra:
     number = evaluate(exponent, {}, self._context)
     if not isinstance(number, Fraction) or number.denominator != 1 or abs(number) > _MAX_EXPONENT:
       return self._unknown('power', repr(exponent), (base,))
+    if number < 0 and base[0] in ('add', 'multiply') and _has_transpose(base):
+      return self._unknown('power', repr(exponent), (base,))  # of a matrix that may not be square
     return value ** int(number)
 
   def _product_of_vectors(self, head: str, x: Tree, y: Tree) -> Matrix:
@@ -294,7 +289,7 @@ class _Algebra:
   def _letter(self, name: str) -> Matrix:
     value = self._random(name)
     is_small_vector = name.startswith(_VECTORS) and not name.removeprefix('mathbf ')[:1].isupper()
-    return value - value.T if is_small_vector else value
+    return value - value.T if is_small_vector and not self.has_transposes else value
 
   def _random(self, name: str) -> Matrix:
     cells = [

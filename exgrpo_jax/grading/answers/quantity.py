@@ -37,7 +37,7 @@ _INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers where nu
 _LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
 _ROUNDING = frozenset({'floor', 'ceil'})
 _WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # of integers only
-_NUM_ROUNDED_POINTS = 16
+_NUM_ROUNDED_POINTS = 24
 
 
 def exact(tree: Tree) -> Fraction | None:
@@ -177,6 +177,8 @@ def _point_to_round(x: Tree, y: Tree, unknowns: Iterable[str], index: int) -> di
   n and k are integers, as in the ceiling of n/2, unless that would leave nothing to round.
   """
   point = _integer_point(unknowns, index)
+  if index % 8 == 7:
+    point = {name: value * 101 for name, value in point.items()}
   real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
     is_rounding = node[0] == 'function' and node[1] in _ROUNDING
@@ -184,6 +186,10 @@ def _point_to_round(x: Tree, y: Tree, unknowns: Iterable[str], index: int) -> di
       real |= symbols(node[2])
   for name in real:
     value = Fraction(_checksum(name, index), 1201)  # from 0 to 8
+    if index % 4 < 2:  # next to an integer, on either side
+      value = round(value) + Fraction(1 - index % 4 * 2, 10**6)
+    elif index % 8 == 3:
+      value *= 997
     point[name] = -value if _checksum(name, index + 99) % 3 == 0 else value
   return point
 

@@ -20,7 +20,8 @@ _SYMBOLS = paired(r"""
 ⁰ ^0 ¹ ^1 ² ^2 ³ ^3 ⁴ ^4 ⁵ ^5 ⁶ ^6 ⁷ ^7 ⁸ ^8 ⁹ ^9
 ½ \frac{1}{2} ¼ \frac{1}{4} ¾ \frac{3}{4} ⅓ \frac{1}{3} ⅔ \frac{2}{3}
 α \alpha β \beta γ \gamma θ \theta λ \lambda μ \mu ω \omega φ \phi σ \sigma τ \tau ρ \rho
-Ω \Omega € \text{euros} £ \text{pounds}""")
+Ω \Omega ∘ \circ ∂ \partial ∇ \nabla Δ \Delta δ \delta ⌊ \lfloor ⌋ \rfloor ⌈ \lceil ⌉ \rceil
+‑ - ℃ ^\circ\text{C} € \text{euros} £ \text{pounds}""")
 _SPACES = '\u00a0\u202f\u2009'
 _INVISIBLE = '\u200b\u200c\u200d\ufeff\u2061\u2062'
 _UNICODE = str.maketrans(
@@ -69,7 +70,7 @@ _REPLACEMENTS = tuple(
     (r'\\mathbb\s?\{?([RZNQC])\}?', r'\\mathbb_\1 '),
     (r'(?i)\\text\s?\{\s?(?:\\?%|percent|pct)\s?\}|\\?%|\bper\s?cent(?:age)?\b|\bpct\b', ' % '),
     (r'(?<=[0-9]) ?x ?(?=10 ?\^)', r'\\times '),
-    (r'(?<=[A-Za-z)\]\'}])\s*\\circ\s*(?=[A-Za-z\\(\[])', r'\\compose '),
+    (r'(?:(?<=[A-Za-z)\]\'}])|(?<=_[0-9]))\s*\\circ\s*(?=[A-Za-z\\(\[])', r'\\compose '),
     (r'\\(?:degree|circ)(?![a-zA-Z])', r'\\circ '),
     (r'\\text\{(euros|pounds)\} ?([0-9][0-9.,]*)', r'\2 \\text{\1}'),
     (r'\\mathrm ?d(?=[A-Za-z\\ }])', 'd'),

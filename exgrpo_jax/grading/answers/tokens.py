@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from exgrpo_jax.grading.answers.spelling import paired
 from exgrpo_jax.grading.answers.tree import Tree
-from exgrpo_jax.grading.answers.units import UNITS
+from exgrpo_jax.grading.answers.units import MULTIPLIERS, UNITS
 
 _MAX_TOKENS = 1200
 
@@ -105,6 +105,9 @@ def _unwrap(wrapper: str, inner: str, spaced: bool) -> list[Token]:
   is_letter = content in ('e', 'i', 'd') and wrapper != 'text'
   if content in FUNCTIONS or content in _KEYWORDS or is_letter:
     return _split_letters(content, spaced)
+  first, _, rest = content.partition(' ')
+  if first.lower() in MULTIPLIERS and rest:  # 'million dollars'
+    return [Token('text', first, spaced=True), *_unwrap(wrapper, rest, spaced=True)]
   if _UNIT.fullmatch(content):
     return [Token('text', content, spaced=True)]
   if not any(c.isalpha() for c in content) or re.search('[0-9()]', content):

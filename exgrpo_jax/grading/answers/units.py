@@ -96,7 +96,14 @@ UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in')
 LETTERS = frozenset('mgshlLNJWVKA')
 # Words that multiply the number before them.
 _SCALES = {'dozen': 12, 'hundred': 100, 'thousand': 10**3, 'million': 10**6}
-_SCALES |= {'billion': 10**9, 'trillion': 10**12, 'gross': 144, 'lakh': 10**5, 'crore': 10**7}
+_SCALES |= {
+  'billion': 10**9,
+  'trillion': 10**12,
+  'gross': 144,
+  'lakh': 10**5,
+  'crore': 10**7,
+  'quadrillion': 10**15,
+}
 MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() for end in ('', 's')}
 
 _POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)')

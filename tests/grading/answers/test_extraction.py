@@ -82,7 +82,7 @@ def test_the_answers_of_a_ground_truth():
     "['4', 'four']": ('4', 'four'),
     '["The answer is 4.", "four"]': ('4', 'four'),
     '[4, 5]': ('[4, 5]',),  # an interval
-    '["4", 4]': ('["4", 4]',),
+    '["4", 4, 0.5]': ('4', '0.5'),
     '[]': ('[]',),
   }
   assert {truth: accepted_answers(truth) for truth in expected} == expected
