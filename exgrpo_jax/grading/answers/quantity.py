@@ -73,10 +73,12 @@ def same(x: Tree, y: Tree) -> bool:
   """
   if x == y:
     return True
-  x, y = in_one_face(x, y)
-  if letters := ordered_letters(x, y):
-    return x == y or same_in_order(x, y, letters)
   unknowns = symbols(x) | symbols(y)
+  if unknowns:
+    x, y = in_one_face(x, y)
+    unknowns = symbols(x) | symbols(y)
+    if letters := ordered_letters(x, y):
+      return x == y or same_in_order(x, y, letters)
   verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
   if verdict is None:
     return same_expression(x, y) is True

@@ -4,6 +4,7 @@ r"""One spelling for what LaTeX, Unicode and plain text spell in several ways.
 Nothing is evaluated.
 """
 
+import functools
 import re
 
 
@@ -94,6 +95,7 @@ _THOUSANDS = re.compile(
 _SPACED_THOUSANDS = re.compile(r'(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})++(?![0-9]| [0-9]| ?/)')
 
 
+@functools.lru_cache(maxsize=16)  # an answer is asked for several times in one comparison
 def normalize_spelling(text: str) -> str:
   """The text in its normal spelling, on one line."""
   text = ' '.join(text.translate(_UNICODE).split())
