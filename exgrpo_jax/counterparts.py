@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     'it counts questions, all devices together; TRL counts responses',
   ),
   ('num_generations', 'actor_rollout_ref.rollout.n', 'rollout.samples', ''),
-  ('max_prompt_length', 'data.max_prompt_length', 'rollout.max_prompt', ''),
+  ('', 'data.max_prompt_length', 'rollout.max_prompt', ''),
   ('max_completion_length', 'data.max_response_length', 'rollout.max_response', ''),
   ('temperature', 'actor_rollout_ref.rollout.temperature', 'rollout.temperature', ''),
   ('learning_rate', 'actor.optim.lr', 'optimizer.learning_rate', ''),
