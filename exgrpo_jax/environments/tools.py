@@ -17,7 +17,7 @@ from typing import Any
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.environments.tool_calls import Call, calls_of
 from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.user_code import ERRORS, summarize
+from exgrpo_jax.grading.user_code import ERRORS, on_a_line
 
 _ERROR = 'error: '  # what the answer to a call that failed begins with
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
@@ -71,7 +71,7 @@ class Tools:
     except MemoryError:
       raise
     except ERRORS as error:
-      return f'{_ERROR}{summarize(error)}'
+      return f'{_ERROR}{on_a_line(error)}'  # the model has no use for the place in a file
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f'{text[:half]} … {text[-half:]}'
 

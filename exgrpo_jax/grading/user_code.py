@@ -85,10 +85,15 @@ def refusing(key: str, spec: str) -> Iterator[None]:
 
 
 def summarize(error: BaseException) -> str:
-  """An error on one short line, with file and line of the user's code; may quote the response."""
-  text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
-  line = ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
+  """Return an error on a line, with file and line of the user's code; it may quote the response."""
+  line = on_a_line(error)
   return f'{line} ({place})' if (place := _place(error)) else line
+
+
+def on_a_line(error: BaseException) -> str:
+  """Return an error's type and text on one short line."""
+  text = f'{type(error).__name__}: {error}'[:_MAX_REASON]
+  return ''.join(c if c.isprintable() else ' ' for c in text).strip(': ')
 
 
 def _place(error: BaseException) -> str:

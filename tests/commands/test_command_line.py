@@ -46,6 +46,7 @@ def test_commas_in_brackets_are_part_of_a_data_spec(given, specs):
 def test_a_tilde_is_the_home_folder_in_every_path_flag(tmp_path, command):
   (tmp_path / 'damaged').mkdir()
   (tmp_path / 'damaged' / 'config.json').write_text('{')
+  (tmp_path / 'damaged' / 'metrics.jsonl').write_text('{"step": 1}\n')  # it is a run
   (tmp_path / 'smoke.py').write_text('from exgrpo_jax.configs.smoke import get_config')
   outcome = forked.run_one(command, HOME=str(tmp_path))
   assert_refused(outcome, f'{tmp_path}/damaged/config.json cannot be read as the config of a run')

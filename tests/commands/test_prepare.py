@@ -139,7 +139,7 @@ def test_a_list_of_accepted_answers_is_one_truth(run, tmp_path):
   write(tmp_path / 'problems.parquet', [problem_row(1, answer=['5']), problem_row(2, answer=[])])
   rows, printed = run(write(tmp_path / 'verl.parquet', found), tmp_path / 'problems.parquet')
   assert [row['reward_model']['ground_truth'] for row in rows] == ['["4", "four"]', '["5"]']
-  assert 'left out: 1 rows with no ground truth' in printed
+  assert 'left out: 1 row with no ground truth' in printed
 
 
 def test_truths_that_cannot_be_checked_are_left_out_and_counted(run, tmp_path):

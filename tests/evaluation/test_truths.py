@@ -68,7 +68,7 @@ def test_kinds_that_are_rare_beside_a_common_one_are_odd():
 
 def test_five_odd_truths_are_listed_and_long_ones_are_cut():
   found = summary(
-    '1', 'the answer is not known yet', '1+' * 150 + '1', *['this is no answer at all'] * 4
+    '1', 'nobody at all knows it yet', '1+' * 150 + '1', *['this is no answer at all'] * 4
   )
   assert [line.split(':')[1] for line in found if 'odd:' in line] == [
     ' row 1, a sentence',
