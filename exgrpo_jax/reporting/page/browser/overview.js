@@ -108,13 +108,13 @@ function scoreTiles({ scores, signal }) {
 
 // Whether the score has changed since the first evaluation, as far as its questions can tell.
 function changeOf({ from, estimate: [mean, low, high], questions, sign }) {
-  const verdict = { 1: 'a rise beyond chance', 0: 'may be chance', '-1': 'a fall beyond chance' }[sign];
+  const words = { 1: 'a rise beyond chance', 0: 'may be chance', '-1': 'a fall beyond chance' };
   return h(
     'span.change',
     `since step ${from} `,
     h('b', signed(mean)),
     `, 95% interval ${signed(low)} to ${signed(high)} over ${plural(questions, 'question')}: `,
-    h('b', verdict),
+    h('b', words[sign]),
   );
 }
 
