@@ -34,7 +34,7 @@ _NUMERAL = re.compile(
 _TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
-# Words of up to three letters; others of that length are products of variables.
+# Words of up to three letters in which case does not count.
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'one', 'two', 'six', 'ten', 'sun', 'mon'))
 _TWO_WORDS = re.compile(r'([A-Za-z]{2,}) ([A-Za-z]{2,})(?![A-Za-z(_^{])')
 _MATHEMATICAL = FUNCTIONS | SYMBOLS | {'and', 'or'}

@@ -39,20 +39,17 @@ def _replace(tree: Any, has_differentials: bool) -> Any:
 
 def _derivative(tree: Tree, has_differentials: bool) -> Tree | None:
   r"""Return `\frac{d^2y}{dx^2}` as the call 'd^2/dxdx' of y; without operand as an 'operator'."""
-  variables = _variables(_factors(tree[2]))
   if tree[1][0] == 'negate':
-    positive = _derivative(('divide', *tree[1][1:], tree[2]), has_differentials)
+    positive = _derivative(('divide', tree[1][1], tree[2]), has_differentials)
     return positive and ('negate', positive)
-  factors = _factors(tree[1])
+  factors, variables = _factors(tree[1]), _variables(_factors(tree[2]))
   start = next((i for i, factor in enumerate(factors) if _is_sign(factor)), None)
-  if start is None:
+  if start is None or not variables:
     return None
   sign, *operand = factors[start:]
   order = Fraction(1)
   if sign[0] == 'power' and sign[2][0] == 'number':
     sign, order = sign[1], sign[2][1]
-  if not variables:
-    return None
   name = f'{sign[1]}{f"^{order}" if order != 1 else ""}/{variables}'
   if not operand:
     return make_product([*factors[:start], ('operator', name)])
@@ -70,7 +67,7 @@ def _factors(tree: Tree) -> Sequence[Tree]:
 
 
 def _variables(factors: Sequence[Tree]) -> str:
-  """What a derivative is taken by, as 'dxdx' for `dx^2`; '' where this is no such product."""
+  """Return what a derivative is taken by, such as 'dxdx' for `dx^2`; '' for another product."""
   text = ''
   for sign, variable in zip(factors[::2], factors[1::2], strict=len(factors) % 2 == 0):
     times = 1
@@ -83,7 +80,7 @@ def _variables(factors: Sequence[Tree]) -> str:
 
 
 def _applied(factors: Sequence[Tree]) -> list[Tree]:
-  """Factors with each operator applied to the product of all that follow it."""
+  """Return the factors with each operator applied to the product of all that follow it."""
   for index, factor in enumerate(factors):
     if factor[0] == 'operator' and index + 1 < len(factors):
       operand = make_product(_applied(factors[index + 1 :]))
@@ -92,7 +89,7 @@ def _applied(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _differentials(factors: Sequence[Tree]) -> list[Tree]:
-  """Factors with 'd' and the variable after it as one."""
+  """Return the factors with 'd' and the variable after it as one call."""
   found: list[Tree] = []
   for factor in factors:
     is_variable = factor[0] == 'symbol' and factor[1].partition('_')[0] in _VARIABLES
@@ -104,7 +101,7 @@ def _differentials(factors: Sequence[Tree]) -> list[Tree]:
 
 
 def _count_lone_signs(tree: Any) -> int:
-  """How often a tree has a 'd' that no variable follows, outside of derivatives."""
+  """Count the times that 'd' stands without a variable after it, outside of derivatives."""
   if not isinstance(tree, tuple) or not tree:
     return 0
   if tree == ('symbol', 'd'):

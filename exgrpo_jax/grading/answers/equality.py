@@ -30,8 +30,8 @@ def equal(given: str, truth: str, kind: str) -> bool:
 
   Args:
     given: the model's answer.
-    truth: the ground truth, a worked solution or a sentence with it, or a list of several such in
-      JSON, any of which counts.
+    truth: the ground truth, a worked solution or sentence that has it, or a JSON list of accepted
+      answers.
     kind: 'math', 'choice' or 'text'.
   """
   return any(_equal(given, accepted, kind) for accepted in accepted_answers(truth))

@@ -15,7 +15,12 @@ import re
 from collections.abc import Callable
 
 from exgrpo_jax.grading.answers.boxes import read_boxes
-from exgrpo_jax.grading.answers.units import MULTIPLIERS, measure, normalize_unit
+from exgrpo_jax.grading.answers.units import (
+  MULTIPLIERS,
+  OPERATION_WORDS,
+  measure,
+  normalize_unit,
+)
 
 _WINDOW = 20_000  # characters: prose before them is not the end of the response
 _MAX_SENTENCE = 300  # characters of a ground truth
@@ -57,11 +62,11 @@ _TRUE_SENTENCE = re.compile(
   rf'[A-Z][a-z]*{_PLAIN} (?:{_VERB}){_PLAIN} '
   rf'(?:(\\?\$?{_SIGNED}%?)((?: [A-Za-z/]+)*)|\$([^$]+)\$)\.?'
 )
-_CHANGING_WORDS = """not no never least most less more than except half twice thrice when if for and
-or to of in by negative minus plus times below above under over divisible fewer greater without
-squared cubed factorial halves thirds fourths quarters fifths sixths sevenths eighths ninths tenths
-hundredths thousandths one two three four five six seven eight nine ten twenty thirty mod base"""
-_CHANGING = frozenset(_CHANGING_WORDS.split())  # beside a number they make it another answer
+# Words beside a number that make it another answer.
+_CHANGING_WORDS = """not no never least most than half twice thrice when if for and in by negative
+under over divisible fewer greater without one two three four five six seven eight nine ten twenty
+thirty base"""
+_CHANGING = OPERATION_WORDS.union(_CHANGING_WORDS.split())
 _DOLLARS = re.compile(r'(?<!\\)\$\$?')
 # What stands before the second of two answers, as in '3 or $4$' and 'or the answer is 4'.
 _OR_BEFORE = re.compile(
@@ -132,7 +137,7 @@ def final_answer(truth: str) -> str:
 
 
 def accepted_answers(truth: str) -> tuple[str, ...]:
-  """The answers of a ground truth, any of which counts: several in '["4", "four"]', else one."""
+  """Return the accepted answers of a ground truth: several in '["4", "four"]', else one."""
   text = truth.strip()
   if text.startswith('[') and text.endswith(']') and ('"' in text or "'" in text):
     escaped = re.sub(r'(?<!\\)\\(?=[A-Za-z]{2})', r'\\\\', text)  # '\frac' is no form feed
@@ -147,7 +152,7 @@ def accepted_answers(truth: str) -> tuple[str, ...]:
 
 
 def _answer_in_sentence(truth: str) -> str | None:
-  """The answer of 'The answer is 56.' or 'She has 56 apples left.'; None where in doubt."""
+  """Return the answer of 'The answer is 56.' or 'She has 56 apples left.'; None in doubt."""
   if _ANSWER_IS.search(truth):
     return _stated_answer(truth)
   match = _TRUE_SENTENCE.fullmatch(truth) if len(truth) <= _MAX_SENTENCE else None
@@ -160,9 +165,9 @@ def _answer_in_sentence(truth: str) -> str | None:
 
 
 def _number_of_things(number: str, words: str) -> str | None:
-  """The number with its multiplier or unit, without what is counted: '5 dozen' of '5 dozen eggs'.
+  """Return a number with its multiplier or unit, without what is counted: '5 dozen' of eggs.
 
-  None where the words make it another answer, as 'squared' does.
+  None if the words make it another answer, as 'squared' does.
   """
   others = words.split()
   if _CHANGING & set(map(str.lower, others)) - {'in', 'of', 'for', 'by'}:
@@ -216,7 +221,7 @@ def _stated_answer(text: str) -> str | None:
 
 
 def _bare(answer: str) -> str:
-  """An answer without the quotes, emphasis and remark around it."""
+  """Return an answer without the quotes, emphasis and remark around it."""
   answer = answer.strip()
   if remark := _REMARK.fullmatch(answer.removesuffix('.')):
     return remark[1]

@@ -14,6 +14,7 @@ from exgrpo_jax.grading.answers.tree import Tree, make_product, make_sum, symbol
 from exgrpo_jax.grading.answers.units import (
   LETTERS,
   MULTIPLIERS,
+  OPERATION_WORDS,
   UNITS,
   measure,
   normalize_unit,
@@ -26,11 +27,9 @@ _RELATIONS = paired('= = < < > > le <= ge >= ne != approx ~ in in equiv =')
 _FRACTION_PARTS = {'n/n': 'n/n', 'frac{n}{n}': 'f{n}{n}', 'fracn{n}': 'fn{n}', 'frac{n}n': 'f{n}n'}
 
 # Words that cannot start a unit: '5 where n = 2' is not 5 of some unit.
-_NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about mod only
-plus minus times unless except squared cubed factorial halves thirds fourths quarters fifths
-sixths sevenths eighths ninths tenths hundredths thousandths less more below above or to of parts
-score"""
-_NON_UNITS = frozenset(_NON_UNIT_WORDS.split())
+_NON_UNIT_WORDS = """where when if for with not maybe is but then perhaps either than about only
+unless parts score"""
+_NON_UNITS = OPERATION_WORDS.union(_NON_UNIT_WORDS.split())
 
 _OPERAND_COMMANDS = (
   FUNCTIONS
@@ -140,21 +139,19 @@ class Grammar(Cursor, abc.ABC):
     items, marks = texts[::2], set(texts[1::2])
     if len(texts) < 3 or len(texts) % 2 == 0 or marks not in ({'-'}, {'/'}):
       return None
-    is_sequence = len(items) > 2 and all(len(item) == 1 and item.isupper() for item in items)
+    if not all(item[0].isdecimal() for item in items):
+      is_sequence = len(items) > 2 and all(len(item) == 1 and item.isupper() for item in items)
+      return ('dashed', tuple(items), self._ratio()) if is_sequence and marks == {'-'} else None
     is_date = len(items) == 3 and sorted(map(len, items))[1:] in ([2, 4], [1, 4])
-    are_numbers = all(item[0].isdecimal() for item in items)
-    if marks == {'/'} and not (is_date and are_numbers):
+    if marks == {'/'} and not is_date:
       return None
-    if are_numbers:
-      items = map(Fraction, items)
-    elif not is_sequence:
-      return None
-    has_year = len(texts[0]) == 4 and '.' not in texts[0]
-    is_padded = any(text[0] == '0' and text.isdecimal() and len(text) > 1 for text in texts)
-    if are_numbers and (is_date or has_year or is_padded):
+    has_year = len(items[0]) == 4 and '.' not in items[0]
+    is_padded = any(item[0] == '0' and item.isdecimal() and len(item) > 1 for item in items)
+    numbers = tuple(map(Fraction, items))
+    if is_date or has_year or is_padded:  # no difference
       self._at = end
-      return 'dashed', tuple(items), None
-    return 'dashed', tuple(items), self._ratio()
+      return 'dashed', numbers, None
+    return 'dashed', numbers, self._ratio()
 
   def _end_of_item(self, *kinds: str) -> int:
     """Where tokens of these kinds or texts end, if an item ends there too; else this position."""

@@ -23,6 +23,7 @@ from exgrpo_jax.grading.answers.units import conversion
 
 _SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
 _CHOOSE = 'C'
+# In which coordinates follow each other.
 _ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
 _LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
 _MAX_PAIRWISE = 24  # items that are compared each with each, in any order
@@ -55,9 +56,7 @@ def _same_as_written(given: Reading, truth: Reading) -> bool:
   """Compare words or rows of numbers as written, and one of them with anything else by value."""
   if given[0] == truth[0]:
     return given[1] == truth[1]
-  if given[0] in ('labelled', 'assigned'):
-    return _same_labelled(given, truth)
-  if truth[0] in ('labelled', 'assigned'):
+  if {given[0], truth[0]} & {'labelled', 'assigned'}:
     return _same_labelled(given, truth)
   written, other = (given, truth) if given[0] in ('letters', 'dashed') else (truth, given)
   if written[2] is None or other[0] in ('letters', 'dashed'):

@@ -4,7 +4,7 @@ Letters commute unless something says that they may not: an inverse beside other
 (`P^{-1}AP`), a transpose (`A^T`), a commutator (`AB - BA`), `\circ`, a vector's arrow or bold
 face, a hat, `\nabla` or `\partial`. Then such letters become matrices of three rows, and two
 expressions are the same if they agree at several choices of them. Vectors become antisymmetric
-matrices, whose commutator is their cross product. Letter N: any number of matrices.
+matrices, whose commutator is their cross product.
 """
 
 import zlib
@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from exgrpo_jax.grading.answers.number import ERRORS, Context, Point, context_of, evaluate, to_float
+from exgrpo_jax.grading.answers.number import (
+  ERRORS,
+  Context,
+  Point,
+  UndefinedError,
+  context_of,
+  evaluate,
+  to_float,
+)
 from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 
 Matrix = Any  # an mpmath matrix of 3 by 3
@@ -71,8 +79,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
   by a small letter says so of small ones.
   """
   names = symbols(given) | symbols(truth)
-  marked = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
-  found: set[str] = set(marked)
+  found = {name for name in names if name.startswith(_VECTORS + _OPERATORS)}
   divisors = _divisors(truth) | {name for name in _divisors(given) if not _is_capital(name)}
   for tree in (given, truth):
     for node in nodes(tree):
@@ -85,12 +92,10 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Letters that one node shows not to commute."""
+  """Return the letters that one node shows not to commute; those of vectors are marked."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
-  if head in ('dot', 'cross'):
-    return set()  # their letters are marked
   if head == 'multiply':
     return _ordered_in_product(node[1], divisors)
   if head == 'power':
@@ -98,7 +103,8 @@ def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
     is_transpose = exponent in _TRANSPOSES and bool(_letters(base))
     if is_transpose and (exponent[1] == 'T' or all(map(_is_capital, _letters(base)))):
       return set(_letters(base))
-    if _is_inverse(node) and _is_capital_letter(base) and base[1] not in divisors:
+    is_capital = base[0] == 'symbol' and _is_capital(base[1])
+    if _is_inverse(node) and is_capital and base[1] not in divisors:
       return {base[1]}
   if head == 'add':
     return _ordered_in_commutator(node[1])
@@ -106,7 +112,7 @@ def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
 
 
 def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> set[str]:
-  """Letters of a product with an inverse: 'a^{-1}b', and in any case 'xyx^{-1}'."""
+  """Return the letters of a product with an inverse: 'a^{-1}b', and in any case 'xyx^{-1}'."""
   letters = {name for factor in factors for name in _letters(factor)}
   if any(name.startswith(_DERIVATIVES) for name in letters):
     return letters  # they act on what follows
@@ -122,7 +128,7 @@ def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> se
 
 
 def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
-  """Letters of 'AB + BA', or of 'xy - yx', where two terms are one product in two orders."""
+  """Return the letters of 'AB + BA' or 'xy - yx': two terms are one product in two orders."""
   if len(terms) > _MAX_TERMS:  # in doubt they do not commute
     return {name for term in terms for name in _letters(term) if _is_capital(name)}
   products = [(term[1] if term[0] == 'negate' else term, term[0] == 'negate') for term in terms]
@@ -142,10 +148,6 @@ def _is_inverse(tree: Tree) -> bool:
   return tree[0] == 'power' and tree[2] == ('negate', ('number', Fraction(1)))
 
 
-def _is_capital_letter(tree: Tree) -> bool:
-  return tree[0] == 'symbol' and _is_capital(tree[1])
-
-
 def _is_capital(name: str) -> bool:
   """Return True for A, A_1, Lambda; not for words and marked letters."""
   stem = name.partition('_')[0]
@@ -153,7 +155,7 @@ def _is_capital(name: str) -> bool:
 
 
 def _letters(tree: Tree) -> frozenset[str]:
-  """Names of single letters in a tree, without calls such as 'f()' and words."""
+  """Return the names in a tree, without those of calls such as 'f()'."""
   return frozenset(name for name in symbols(tree) if not name.endswith('()'))
 
 
@@ -193,18 +195,15 @@ def proportional_in_order(x: Tree, y: Tree, letters: frozenset[str], positive: b
 
 
 def _values(x: Tree, y: Tree, letters: frozenset[str]) -> list[tuple[Matrix, Matrix]]:
-  """The values of both at each choice; none where one of them has no value."""
+  """Return the values of both at each choice of matrices; none if one has no value."""
   if (heads(x) | heads(y)) & {'plusminus', 'percent', 'unit'} or size(x) + size(y) > _MAX_NODES:
     return []
-  values = []
-  for index in range(_NUM_CHOICES):
-    try:
-      algebra = _Algebra(letters, symbols(x) | symbols(y), index)
-      algebra.has_transposes = _has_transpose(x) or _has_transpose(y)
-      values.append((algebra.value(x), algebra.value(y)))
-    except (*ERRORS, ZeroDivisionError):
-      return []
-  return values
+  names, are_transposed = symbols(x) | symbols(y), _has_transpose(x) or _has_transpose(y)
+  algebras = [_Algebra(letters, names, are_transposed, index) for index in range(_NUM_CHOICES)]
+  try:
+    return [(algebra.value(x), algebra.value(y)) for algebra in algebras]
+  except ERRORS:
+    return []
 
 
 def _is_zero(matrix: Matrix, others: Sequence[Matrix]) -> bool:
@@ -222,17 +221,19 @@ def _norm(matrix: Matrix) -> Any:
 class _Algebra:
   """Values of trees as matrices; a number is that multiple of the identity."""
 
-  def __init__(self, letters: frozenset[str], names: frozenset[str], index: int) -> None:
+  def __init__(
+    self, letters: frozenset[str], names: frozenset[str], are_transposed: bool, index: int
+  ) -> None:
     self._context: Context = context_of(_DIGITS)
     self._letters = letters
-    self.has_transposes = False  # of vectors, which are no antisymmetric matrices then
+    self._are_transposed = are_transposed  # then vectors cannot be antisymmetric matrices
     self._index = index
     self._point: Point = {
       name: Fraction(self._checksum(name) + 4000, 5003) for name in names - letters
     }
 
   def value(self, tree: Tree) -> Matrix:
-    """The matrix of a tree; raises one of ERRORS or ZeroDivisionError where it has none."""
+    """Return the matrix of a tree; raises one of ERRORS if it has none."""
     head = tree[0]
     if head == 'symbol' and tree[1] in self._letters:
       return self._letter(tree[1])
@@ -251,10 +252,9 @@ class _Algebra:
       return total
     if head in ('dot', 'cross'):
       return self._product_of_vectors(head, tree[1], tree[2])
-    return self._unknown(head, tree[1], tree[2]) if head in ('function', 'call') else self._fail()
-
-  def _fail(self) -> Matrix:
-    raise ArithmeticError('no matrix')
+    if head in ('function', 'call'):
+      return self._unknown(head, tree[1], tree[2])
+    raise UndefinedError(f'{head!r} is no matrix')
 
   def _power(self, base: Tree, exponent: Tree) -> Matrix:
     value = self.value(base)
@@ -276,7 +276,7 @@ class _Algebra:
     return a * b - b * a if head == 'cross' else self._number(_dot(a, b))
 
   def _unknown(self, head: str, name: str, arguments: Sequence[Tree]) -> Matrix:
-    """A pseudo-random matrix, by a function's name and its arguments' values."""
+    """Return a pseudo-random matrix, by a function's name and its arguments' values."""
     values = list(map(self.value, arguments))
     if name == 'abs' and self._is_vector_value(values[0]):
       return self._number(self._context.sqrt(_dot(values[0], values[0])))
@@ -289,7 +289,7 @@ class _Algebra:
   def _letter(self, name: str) -> Matrix:
     value = self._random(name)
     is_small_vector = name.startswith(_VECTORS) and not name.removeprefix('mathbf ')[:1].isupper()
-    return value - value.T if is_small_vector and not self.has_transposes else value
+    return value - value.T if is_small_vector and not self._are_transposed else value
 
   def _random(self, name: str) -> Matrix:
     cells = [

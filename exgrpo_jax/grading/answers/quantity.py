@@ -7,7 +7,7 @@ at all the points by chance, algebra has the last word (identity.py).
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
@@ -37,6 +37,7 @@ _INTEGERS = frozenset('ijklmnNMKpq')  # letters that stand for integers where nu
 _LARGEST_COUNTS = (14, 14, 14, 60, 14, 900)
 _ROUNDING = frozenset({'floor', 'ceil'})
 _WHOLE = frozenset({'binom', 'factorial', 'gcd', 'lcm'})  # of integers only
+_COUNTING = _ROUNDING | _WHOLE
 _NUM_ROUNDED_POINTS = 24
 
 
@@ -82,7 +83,7 @@ def same(x: Tree, y: Tree) -> bool:
   verdict = _same_at_all_points(x, y, unknowns) if unknowns else _same_at(x, y, {})
   if verdict is None:
     return same_expression(x, y) is True
-  if verdict and unknowns and (heads(x) | heads(y)) & (_ROUNDING | _WHOLE):
+  if verdict and unknowns and (heads(x) | heads(y)) & _COUNTING:
     return same_expression(x, y) is not False
   return verdict
 
@@ -125,22 +126,21 @@ def linear(tree: Tree, unknown: str) -> tuple[Fraction, Fraction] | None:
 def _same_at_all_points(x: Tree, y: Tree, unknowns: frozenset[str]) -> bool | None:
   """Whether two trees agree at every point where both have a value; None for too few points."""
   x_heads, y_heads = heads(x), heads(y)
-  if (x_heads | y_heads) & (_ROUNDING | _WHOLE):
+  if (x_heads | y_heads) & _COUNTING:
     points = (_integer_point(unknowns, index) for index in range(3 * _NUM_POINTS))
     verdict = _all_same((_same_at(x, y, point) for point in points), at_least=3)
     if not verdict or (x_heads | y_heads) & _WHOLE:
       return verdict
-    if not (x_heads & _ROUNDING and y_heads & _ROUNDING):
-      return _all_same(_verdicts_at_real_points(x, y, unknowns), at_least=2)
-    points = (_point_to_round(x, y, unknowns, index) for index in range(_NUM_ROUNDED_POINTS))
-    return _all_same((_same_at(x, y, point) for point in points), at_least=3)
-  return _all_same(_verdicts_at_real_points(x, y, unknowns), at_least=2)
-
-
-def _verdicts_at_real_points(x: Tree, y: Tree, unknowns: Iterable[str]) -> Iterator[bool | None]:
+    if x_heads & _ROUNDING and y_heads & _ROUNDING:
+      real = _letters_between_integers(x, y, unknowns)
+      points = (_point_to_round(unknowns, real, index) for index in range(_NUM_ROUNDED_POINTS))
+      return _all_same((_same_at(x, y, point) for point in points), at_least=3)
   # From index 3 on unknowns may be negative; complex values may differ by a branch only.
-  for index in range(_NUM_POINTS):
-    yield _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
+  verdicts = (
+    _same_at(x, y, _real_point(unknowns, index), must_be_real=index >= 3)
+    for index in range(_NUM_POINTS)
+  )
+  return _all_same(verdicts, at_least=2)
 
 
 def _all_same(verdicts: Iterable[bool | None], at_least: int) -> bool | None:
@@ -173,19 +173,26 @@ def _real_point(unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
   return point
 
 
-def _point_to_round(x: Tree, y: Tree, unknowns: Iterable[str], index: int) -> dict[str, Fraction]:
-  """A point at which letters that stand for real numbers lie between the integers.
+def _letters_between_integers(x: Tree, y: Tree, unknowns: Iterable[str]) -> set[str]:
+  """Return the letters that stand for real numbers where numbers are rounded.
 
   n and k are integers, as in the ceiling of n/2, unless that would leave nothing to round.
   """
-  point = _integer_point(unknowns, index)
-  if index % 8 == 7:
-    point = {name: value * 101 for name, value in point.items()}
   real = {name for name in unknowns if name.partition('_')[0] not in _INTEGERS}
   for node in (*nodes(x), *nodes(y)):
     is_rounding = node[0] == 'function' and node[1] in _ROUNDING
     if is_rounding and not symbols(node[2]) & real and _is_whole(node[2][0], unknowns):
       real |= symbols(node[2])
+  return real
+
+
+def _point_to_round(
+  unknowns: Iterable[str], real: Iterable[str], index: int
+) -> dict[str, Fraction]:
+  """Return a point at which the letters of `real` lie between integers, or next to one."""
+  point = _integer_point(unknowns, index)
+  if index % 8 == 7:
+    point = {name: value * 101 for name, value in point.items()}
   for name in real:
     value = Fraction(_checksum(name, index), 1201)  # from 0 to 8
     if index % 4 < 2:  # next to an integer, on either side

@@ -76,7 +76,7 @@ _REPLACEMENTS = tuple(
     (r'\\text\{(euros|pounds)\} ?([0-9][0-9.,]*)', r'\2 \\text{\1}'),
     (r'\\mathrm ?d(?=[A-Za-z\\ }])', 'd'),
     (r'\\(?:boldsymbol|bm|pmb)(?![a-zA-Z])', r'\\mathbf'),
-    (r'(?<![A-Za-z\\])(?:LCM|lcm)(?![A-Za-z])', 'lcm'),
+    (r'(?<![A-Za-z\\])LCM(?![A-Za-z])', 'lcm'),
     (r'(?<![A-Za-z\\])(?:GCD|GCF|HCF|hcf|gcf)(?![A-Za-z])', 'gcd'),
     (rf'(?i)\b(?:the )?(?:least|lowest) common multiple of {_PAIR}', r'lcm(\1,\2)'),
     (rf'(?i)\b(?:the )?(?:great|high)est common (?:divisor|factor) of {_PAIR}', r'gcd(\1,\2)'),

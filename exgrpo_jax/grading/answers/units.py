@@ -1,4 +1,4 @@
-r"""Names of units of measurement, which of them mean the same unit, and how they are converted.
+"""Names of units of measurement, which of them mean the same unit, and how they are converted.
 
 Two units measure the same if their dimensions are the same, as those of 'km/h' and 'm/s' are.
 Temperatures are not converted, because their scales begin at different points.
@@ -10,8 +10,8 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-# One unit a line: the name it is compared by, its size in units of its dimensions, these, and its
-# other names. Dimensions are in metres, grams, seconds, months, dollars and so on.
+# One unit a line: the name it is compared by, its size, its dimensions and its other names. Sizes
+# are in metres, grams, seconds, months, dollars and so on.
 _TABLE = """
 m 1 length meter meters metre metres
 mm 1/1000 length millimeter millimeters millimetre millimetres
@@ -106,6 +106,11 @@ _SCALES |= {
 }
 MULTIPLIERS = {name + end: Fraction(scale) for name, scale in _SCALES.items() for end in ('', 's')}
 
+# Words after a number that make it another number: '5 squared' is not 5 of some unit.
+_OPERATIONS = """squared cubed factorial halves thirds fourths quarters fifths sixths sevenths
+eighths ninths tenths hundredths thousandths less more above below times plus minus mod except or
+to of"""
+OPERATION_WORDS = frozenset(_OPERATIONS.split())
 _POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
 _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
@@ -123,7 +128,7 @@ def normalize_unit(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def measure(unit: str) -> Measure | None:
-  """What a unit in its normal spelling measures; None where a part of it is unknown."""
+  """Return what a unit in its normal spelling measures; None if a part of it is unknown."""
   size, dimensions, sign, at = Fraction(1), Counter[str](), 1, 0
   while at < len(unit):
     match = _PART.match(unit, at)
@@ -141,6 +146,6 @@ def measure(unit: str) -> Measure | None:
 
 
 def conversion(unit: str, other: str) -> Fraction | None:
-  """How many of `other` one `unit` is; None where they do not measure the same."""
+  """Return how many of `other` one `unit` is; None if they do not measure the same."""
   x, y = measure(unit), measure(other)
   return x.size / y.size if x and y and x.dimensions == y.dimensions else None
