@@ -52,7 +52,7 @@ def suggestion(device: Any) -> str:
 
 
 def _host() -> Iterator[Finding]:
-  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  memory = machine.physical_memory()
   yield Finding('host', f'{counted(os.cpu_count() or 1, "core")}, {memory / _GB:.0f} GB of memory')
   defaults: Any = config_files.load_config('base')
   for name, folder in (

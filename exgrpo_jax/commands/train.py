@@ -48,7 +48,7 @@ def _train(args: command_line.Args, config: Config, done: int) -> None:
   """Takes the steps that are left, or compiles their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
-  full = machine.explained(memory.largest(experiment))
+  full = machine.explained(lambda: memory.largest(experiment))
   with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
     every, num_steps = config.evaluation.every, config.num_steps
     print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)

@@ -140,7 +140,7 @@ def extended(values: Mapping[str, Any], extension: Extension) -> dict[str, Any]:
 
 def _family(values: Mapping[str, Any], path: str) -> Family:
   name = (values.get('architectures') or [None])[0]
-  if name not in [*FAMILIES]:
+  if name not in [*FAMILIES]:  # a list, because JSON's objects have no hash
     raise InputError(
       f"{path}: architecture '{name}' is not supported; supported are {', '.join(FAMILIES)}."
     )

@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from exgrpo_jax.errors import InputError
 
@@ -57,11 +57,16 @@ def count_cores() -> int:
   return os.cpu_count() or 1
 
 
-def host_memory() -> int:
-  """Return the bytes of memory that this process may use, swap aside; 0 if that is not known."""
+def physical_memory() -> int:
+  """Return the bytes of the machine's memory; 0 if that is not known."""
   if 'SC_PHYS_PAGES' not in os.sysconf_names:
     return 0
-  physical = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+
+
+def host_memory() -> int:
+  """Return the bytes of memory that this process may use, without swap; 0 if not known."""
+  physical = physical_memory()
   limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else ''
   return min(physical, int(limit)) if limit.isdigit() else physical
 
@@ -96,10 +101,10 @@ def take_share() -> None:
 
 
 @contextlib.contextmanager
-def explained(largest: str = '') -> Iterator[None]:
+def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
   """Turn running out of memory in the block into an InputError.
 
-  `largest` is a sentence about what asks for most.
+  `largest` gives a sentence about what asks for most. It is called only if memory runs out.
   """
   try:
     yield
@@ -108,7 +113,7 @@ def explained(largest: str = '') -> Iterator[None]:
       raise
     first_line = str(error).strip().partition('\n')[0][:300] or 'MemoryError'
     raise InputError(
-      f'the memory is full ({first_line}). {largest}{" " * bool(largest)}'
+      f'the memory is full ({first_line}). {largest() + " " if largest else ""}'
       'Lower config.rollout.slots, the responses that decode at once, or '
       'config.gradient.tokens_per_microbatch, those of a forward and backward pass: these change '
       'nothing but memory and time, and a run resumes with other values. For a GPU, '

@@ -101,7 +101,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   with owned(workdir), explained(workdir):
     loaded = load(config, workdir)
     experiment, *_ = loaded
-    full = machine.explained(memory.largest(experiment))
+    full = machine.explained(lambda: memory.largest(experiment))
     with full, jax.set_mesh(experiment.meshes.training), compilations.counted() as compiled:
       start = claim(config, *loaded[:2])
       # A person may think between two steps, and stop them as any other code.

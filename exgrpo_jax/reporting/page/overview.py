@@ -134,7 +134,10 @@ def _facts(run: Recorded, starts: Sequence[Mapping[str, Any]]) -> list[list[str]
     ],
     ['took', _took(records, starts)],
     ['tokens generated', f'{tokens:,.0f}'],
-    *[['tokens per second, median', f'{statistics.median(speeds):,.0f}'] for _ in speeds[:1]],
+  ]
+  if speeds:
+    facts.append(['tokens per second, median', f'{statistics.median(speeds):,.0f}'])
+  facts += [
     ['model', model],
     ['training data', str(config['data.train'])],
     ['seed', str(config['seed'])],
