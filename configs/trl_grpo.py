@@ -4,7 +4,7 @@ exgrpo train --config=trl_grpo --workdir=/tmp/trl_grpo
 With a model and data of your own: --config.model.path=Qwen/Qwen2.5-0.5B-Instruct \
   --config.model.extension.max_position_embeddings=0 --config.prompt.template=chat \
   --config.data.train=my.parquet --config.num_steps=…
-TRL's learning rate of 1e-6 moves the small model next to nowhere: for a curve to look at, add
+TRL's learning rate of 1e-6 barely changes the small model. To see a curve, add
 --config.optimizer.learning_rate=2e-4.
 
 What differs from TRL in substance:

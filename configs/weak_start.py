@@ -2,8 +2,8 @@
 
 exgrpo train --config=weak_start --workdir=/tmp/weak_start
 GRPO in its place: --config.replay.ratio=0 --config.optimizer.learning_rate=2e-4
-Chains of nine terms, of which the base policy solves one in twenty. Arm `normalised`
-of the study replay_pays_again at start `weak`: pass@1 over the first 220 thousand generated tokens
+Chains of nine terms. The base policy solves one in twenty of them. Arm `normalised` of the
+study replay_pays_again at start `weak`: pass@1 over the first 220 thousand generated tokens
 .486 where GRPO has .413, sixteen seeds; after 40 steps .72 with either (docs/results.md).
 """
 

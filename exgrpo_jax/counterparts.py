@@ -1,4 +1,4 @@
-"""What options of TRL 1.16 and verl 0.9.1 are called here.
+"""The settings here that correspond to options of TRL 1.16 and verl 0.9.1.
 
 The hint for an unknown key reads this table; a test holds docs/coming_from.md to it.
 """

@@ -1,4 +1,4 @@
-"""The one exception that a user can mend, and how messages are worded."""
+"""InputError, the exception that users can fix, and wording that messages share."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How the verifier reads the ground truths of a data set, and which of them are odd."""
+"""Summary of how the verifier reads the ground truths of a data set, with the odd ones."""
 
 import re
 from collections.abc import Sequence

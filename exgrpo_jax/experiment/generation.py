@@ -30,8 +30,8 @@ def make_rollout(experiment: Experiment, data: QuestionSet) -> stages.Rollout:
   if size < (in_flight := parsed.rollout.groups_in_flight):
     raise InputError(
       f'config.rollout.carry=True has {counted(in_flight, "group")} in flight, and {data.spec} has '
-      f'{counted(size, "question")}, of which none is in flight twice; set '
-      'config.rollout.in_flight to at most as many.'
+      f'only {counted(size, "question")}. No question is in flight twice, so set '
+      'config.rollout.in_flight to at most that number.'
     )
   if parsed.replay.trajectory_selection == 'valid_steps' and not any(
     step_checker(data.questions.read([row])[0]) for row in range(size)
