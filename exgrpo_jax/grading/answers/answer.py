@@ -7,6 +7,7 @@ from typing import Any
 from exgrpo_jax.grading.answers import latex, matrix, quantity
 from exgrpo_jax.grading.answers.calculus import with_forms
 from exgrpo_jax.grading.answers.cursor import UnreadableError
+from exgrpo_jax.grading.answers.grammar import joined_units
 from exgrpo_jax.grading.answers.inequality import interpret_inequality
 from exgrpo_jax.grading.answers.spelling import normalize_spelling
 from exgrpo_jax.grading.answers.tokens import FUNCTIONS, SYMBOLS, tokenize
@@ -31,6 +32,8 @@ _NUMERAL = re.compile(
   r'\(?([0-9][0-9A-Fa-f]*)\)? ?_ ?\{? ?\(?(?:\\text ?\{ ?)?([0-9]+|[a-z]+)'
   r'(?: ?\})?\)? ?\}?'
 )
+_CYCLES = re.compile(r'(?:\((?:[0-9]\s*){2,9}\)\s*){2,9}')
+_QUOTES = (('"', '"'), ("'", "'"), ('``', "''"), ('`', '`'), ('“', '”'))
 _TIME = re.compile(r'([0-9]{1,2})(?: ?: ?([0-5][0-9]))? ?([ap])\.? ?m\.?', re.IGNORECASE)
 _WRAPPER = re.compile(r'\\(?:text|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}')
 _ARTICLE = re.compile(r'(?i)(?:an?|the)\s+(?=[a-z]{3})')
@@ -43,7 +46,7 @@ _WORDS = re.compile(r"(?i)[a-z][a-z ,.'\-]{2,}")
 
 def read(text: str) -> Reading:
   """The reading of an answer; ('text', …) where it is not understood."""
-  is_money, text = r'\$' in text, normalize_spelling(text)
+  is_money, text = r'\$' in text, normalize_spelling(_unquoted(text.strip()))
   if reading := _read_numeral(text) or _read_time(text):
     return reading
   tokens = None if _is_prose(text) else tokenize(text)
@@ -55,7 +58,31 @@ def read(text: str) -> Reading:
     return 'text', normalize_text(text)
   if is_money and reading[0] == 'quantity' and not reading[2]:
     return 'quantity', reading[1], 'dollar'
+  if reading[0] == 'quantity' and (cycles := _read_cycles(text)):
+    return 'dashed', cycles, reading  # as written, or else as a product
   return reading
+
+
+def _unquoted(text: str) -> str:
+  for opening, closing in _QUOTES:
+    if text.startswith(opening) and text.endswith(closing):
+      content = text[len(opening) : -len(closing)]
+      return content if content and opening[0] not in content else text
+  return text
+
+
+def _read_cycles(text: str) -> tuple[int, ...] | None:
+  """Read '(12)(13)' as a permutation, the images of the digits from 0 to 9; None if it is none."""
+  if not _CYCLES.fullmatch(text):
+    return None
+  images = list(range(10))
+  for cycle in re.findall(r'\(([^()]+)\)', text):
+    digits = [int(digit) for digit in cycle if digit.isdecimal()]
+    if len(set(digits)) < len(digits):
+      return None
+    step = dict(zip(digits, [*digits[1:], digits[0]], strict=True))
+    images = [step.get(image, image) for image in images]
+  return tuple(images)
 
 
 def _is_prose(text: str) -> bool:
@@ -112,6 +139,8 @@ def interpret(tree: Tree) -> Reading:
   if head == 'relation':
     return _interpret_relation(tree[1], tree[2])
   if head == 'list':
+    if total := joined_units(tree[1], is_list=True):
+      return interpret(total)  # '1 hour and 30 minutes'
     return _share_labels([interpret(item) for item in tree[1]])
   if head in ('set', 'braces', 'union', 'intersection', 'ratio'):
     return _interpret_collection(head, tree[1])

@@ -23,6 +23,15 @@ def with_forms(tree: Tree) -> Tree:
   return _replace(tree, has_differentials=not is_letter)
 
 
+def without_differentials(tree: Any) -> Any:
+  """Return a tree with 'dv' as a product, as it is where the ground truth has a distance d."""
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[:2] == ('call', 'd'):
+    return 'multiply', (('symbol', 'd'), *tree[2])
+  return tuple(map(without_differentials, tree))
+
+
 def _replace(tree: Any, has_differentials: bool) -> Any:
   if not isinstance(tree, tuple) or not tree:
     return tree

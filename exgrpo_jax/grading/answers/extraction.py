@@ -24,6 +24,7 @@ from exgrpo_jax.grading.answers.units import (
 
 _WINDOW = 20_000  # characters: prose before them is not the end of the response
 _MAX_SENTENCE = 300  # characters of a ground truth
+_MAX_ITEMS = 50
 _HEDGE_WINDOW = 80  # characters before an answer in which an 'or' makes it a hedge
 
 # Possessive quantifiers (++) forbid backtracking, which keeps matching linear.
@@ -44,7 +45,7 @@ _NUMBER_OF_THINGS = re.compile(rf'(-?\\?\$?{_DECIMAL})\s+([A-Za-z]{{2,}}[A-Za-z 
 _ANSWER_IS = re.compile(r'answer\s{0,9}(?:is\b|(:))', re.IGNORECASE)
 _SENTENCE = re.compile(r'[:\s*]*+([^\n]*?)\**(?:\.(?:\s|$)|\n|$)')
 _FENCE = re.compile(r'^[ \t]*```[^\n`]*$', re.MULTILINE)
-_LIST_ITEM = re.compile(r'[-+•][ \t]+')
+_LIST_ITEM = re.compile(r'(?:[-+•]|[0-9]{1,2}[.)])[ \t]+(.*)')
 # Possessive and not after its own characters, so that matching stays linear.
 _REASON = re.compile(
   r'(?<![\s,;(–—-])(?:[\s,;(–—-]++(?:because|since|due to|given that|which is|which equals)\b'
@@ -207,7 +208,7 @@ def _stated_answer(text: str) -> str | None:
   assert match is not None  # every part of the pattern may be empty
   sentence = match[1].strip()
   if '\n' in text[statement.end() : match.start(1)]:
-    sentence = _LIST_ITEM.sub('', sentence, count=1)
+    sentence = _listed(text[match.start(1) :]) or sentence
   reason = _REASON.search(sentence)
   if reason and not _ALTERNATIVE.search(reason[0]):
     sentence = sentence[: reason.start()]
@@ -218,6 +219,19 @@ def _stated_answer(text: str) -> str | None:
   counted = _NUMBER_OF_THINGS.fullmatch(sentence)  # '18 dollars per day'
   answer = _number_of_things(counted[1], counted[2]) if counted else None
   return _with_hedge(text[: statement.start()], answer or sentence)
+
+
+def _listed(text: str) -> str:
+  """Return the items of the list that a text begins with: '- 3' and '- 4' are '3, 4'."""
+  items: list[str] = []
+  for line in filter(str.strip, text.splitlines()):
+    item = _LIST_ITEM.fullmatch(line.strip())
+    if not item or len(items) == _MAX_ITEMS:
+      break
+    sentence = _SENTENCE.match(item[1])
+    assert sentence is not None  # every part of the pattern may be empty
+    items.append(sentence[1])
+  return ', '.join(items)
 
 
 def _bare(answer: str) -> str:

@@ -10,12 +10,13 @@ from exgrpo_jax.grading.answers.cursor import Cursor, UnreadableError
 from exgrpo_jax.grading.answers.operators import is_vector
 from exgrpo_jax.grading.answers.spelling import paired
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS
-from exgrpo_jax.grading.answers.tree import Tree, make_product, make_sum, symbols
+from exgrpo_jax.grading.answers.tree import MINUS_ONE, Tree, make_product, make_sum, symbols
 from exgrpo_jax.grading.answers.units import (
   LETTERS,
   MULTIPLIERS,
   OPERATION_WORDS,
   UNITS,
+  joined,
   measure,
   normalize_unit,
 )
@@ -40,6 +41,7 @@ _OPERAND_COMMANDS = (
 )
 
 
+FUNCTION_LETTERS = frozenset('fgh')
 _ITEM_ENDS = frozenset(',;)]}&\\') | {'end'}
 _SMALL_WORDS = frozenset(('ii', 'iv', 'vi', 'ix', 'xi', 'no', 'on', 'up', 'go', 'so', 'do', 'ok'))
 _WORDS_WITH_X = frozenset(
@@ -71,6 +73,25 @@ def is_word(text: str) -> bool:
     return True
   is_run = ''.join(sorted(text)) in string.ascii_lowercase
   return has_vowel and not is_run and (set('xz').isdisjoint(text) or text in _WORDS_WITH_X)
+
+
+def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
+  """Return the sum of quantities such as 1 hour and 30 minutes; None if it is not one quantity.
+
+  Args:
+    trees: the quantities in order.
+    is_list: whether a comma or 'and' stands between them.
+  """
+  if any(tree[0] != 'unit' for tree in trees):
+    return None
+  _, total, unit = trees[0]
+  before = unit
+  for _, value, smaller in trees[1:]:
+    if not joined(before, smaller, is_list):
+      return None
+    total = ('add', (total, ('multiply', (value, ('number', joined(unit, smaller, is_list))))))
+    before = smaller
+  return 'unit', total, unit
 
 
 class Grammar(Cursor, abc.ABC):
@@ -143,7 +164,7 @@ class Grammar(Cursor, abc.ABC):
       is_sequence = len(items) > 2 and all(len(item) == 1 and item.isupper() for item in items)
       return ('dashed', tuple(items), self._ratio()) if is_sequence and marks == {'-'} else None
     is_date = len(items) == 3 and sorted(map(len, items))[1:] in ([2, 4], [1, 4])
-    if marks == {'/'} and not is_date:
+    if marks == {'/'} and len(items) != 3:
       return None
     has_year = len(items[0]) == 4 and '.' not in items[0]
     is_padded = any(item[0] == '0' and item.isdecimal() and len(item) > 1 for item in items)
@@ -246,8 +267,9 @@ class Grammar(Cursor, abc.ABC):
         factors = multiplied
       elif self._starts_factor():
         if self.peek().kind == 'number' and factors[-1][0] in ('number', 'unit'):
-          raise UnreadableError('a number cannot follow another')
-        factors.append(self._power())
+          factors = [self._with_smaller_unit(factors)]
+        else:
+          factors.append(self._power())
       else:
         return make_product(factors)
       starts_with_integer = False  # nothing but the integer may precede the fraction
@@ -311,6 +333,16 @@ class Grammar(Cursor, abc.ABC):
       return [('unit', make_product(factors), self._unit())]
     return None
 
+  def _with_smaller_unit(self, factors: Sequence[Tree]) -> Tree:
+    """Reads the '30 minutes' of '1 hour 30 minutes' and adds them."""
+    smaller = [self._power()]
+    while smaller[0][0] != 'unit' and (measured := self._measured(smaller)):
+      smaller = measured
+    total = joined_units((*factors, *smaller), is_list=False)
+    if total is None:
+      raise UnreadableError('a number cannot follow another')
+    return total
+
   def _multiplier_is_next(self, factors: Sequence[Tree]) -> bool:
     token = self.peek()
     is_word = token.kind in ('text', 'word') and token.text.lower() in MULTIPLIERS
@@ -331,19 +363,29 @@ class Grammar(Cursor, abc.ABC):
     ):
       return f'degree {self._advance().text}'
     are_numbers = all((f[1] if f[0] == 'power' else f)[0] == 'number' for f in factors)
-    if not are_numbers or not token.spaced or token.text not in LETTERS:
+    if not are_numbers or not token.spaced or self._letters_in_row() not in LETTERS:
       return None
     try:
       unit = self._unit()
     except UnreadableError:
       unit = ''
     # '2 m g h' and '3 m / k' are products.
-    if any(token.spaced for token in self._tokens[start + 1 : self._at]):
+    if '^-' not in unit and any(token.spaced for token in self._tokens[start + 1 : self._at]):
       unit = ''
-    if unit and measure(normalize_unit(unit)) and (self.at_end() or self._next_is(',', ';')):
+    ends = self.at_end() or self._next_is(',', ';') or self.peek().kind == 'number'
+    if unit and measure(normalize_unit(unit)) and ends:
       return unit
     self._at = start
     return None
+
+  def _letters_in_row(self) -> str:
+    """The letters ahead with no space between them: 'kPa'."""
+    end = self._at + 1
+    while end < len(self._tokens) and self._tokens[end].kind == 'word':
+      if self._tokens[end].spaced:
+        break
+      end += 1
+    return ''.join(token.text for token in self._tokens[self._at : end])
 
   def _unit_is_next(self, factors: Sequence[Tree]) -> bool:
     """Whether a unit follows these factors; letters among them are multiplied instead."""
@@ -357,13 +399,14 @@ class Grammar(Cursor, abc.ABC):
     return len(token.text) > 1 and (token.text.lower() in UNITS or token.text.islower())
 
   def _unit(self) -> str:
-    parts = [self._advance().text]
-    if parts[0].lower() in _NON_UNITS:
-      raise UnreadableError(f'{parts[0]!r} is no unit')
+    unit = self._advance().text
+    if unit.lower() in _NON_UNITS:
+      raise UnreadableError(f'{unit!r} is no unit')
     while self.peek().kind in ('text', 'word') or self._next_is('/', '^'):
       token = self._advance()
-      parts.append('^' + self._unit_exponent() if token.text == '^' else token.text)
-    return ' '.join(parts)
+      part = '^' + self._unit_exponent() if token.text == '^' else token.text
+      unit += ' ' * token.spaced + part
+    return unit
 
   def _unit_exponent(self) -> str:
     has_braces = self._next_is_mark('{')
@@ -389,6 +432,9 @@ class Grammar(Cursor, abc.ABC):
     self._depth -= 1
     if exponent == ('symbol', 'prime'):
       return self._primed(tree)
+    if exponent == MINUS_ONE and tree[0] == 'symbol' and tree[1] in FUNCTION_LETTERS:
+      inverse = self._symbol_or_call(('symbol', f'{tree[1]}^-1'), tree[1])
+      return inverse if inverse[0] == 'call' else ('power', tree, exponent)
     return self._postfixed(('power', tree, exponent))
 
   def _primed(self, tree: Tree) -> Tree:
@@ -406,6 +452,7 @@ class Grammar(Cursor, abc.ABC):
         tree = ('degrees', tree)
       elif self._accept("'"):
         tree = self._primed(tree)
+        tree = tree if self._next_is("'") else self._symbol_or_call(tree, tree[1][0])
       else:
         return tree
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from exgrpo_jax.grading.answers.cursor import UnreadableError
-from exgrpo_jax.grading.answers.grammar import Grammar
+from exgrpo_jax.grading.answers.grammar import FUNCTION_LETTERS, Grammar
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
 from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS
 
-_FUNCTION_LETTERS = frozenset('fgh')
 _CLOSING = {'(': ')', '[': ']'}
 _MATRICES = ('pmatrix', 'bmatrix', 'matrix', 'array', 'Bmatrix', 'smallmatrix')
 
@@ -107,7 +106,8 @@ class _Parser(Grammar):
       for argument in arguments
     )
     is_half_open = inner[0] == 'group' and inner[2] != ')'
-    is_function = letter in _FUNCTION_LETTERS or "'" in symbol[1] or are_plain
+    is_primed = "'" in symbol[1] and letter.islower()  # A'(B + C) is a product
+    is_function = letter in FUNCTION_LETTERS or is_primed or are_plain
     if is_function and not is_half_open:
       return 'call', symbol[1], arguments
     self._put_back(start, inner)

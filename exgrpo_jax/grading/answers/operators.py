@@ -21,7 +21,7 @@ from exgrpo_jax.grading.answers.number import (
   evaluate,
   to_float,
 )
-from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
+from exgrpo_jax.grading.answers.tree import MINUS_ONE, Tree, heads, nodes, size, symbols
 
 Matrix = Any  # an mpmath matrix of 3 by 3
 
@@ -112,10 +112,12 @@ def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
 
 
 def _ordered_in_product(factors: Sequence[Tree], divisors: frozenset[str]) -> set[str]:
-  """Return the letters of a product with an inverse: 'a^{-1}b', and in any case 'xyx^{-1}'."""
+  """Return the letters of a product with an inverse, 'a^{-1}b', 'xyx^{-1}', or transpose, X'y."""
   letters = {name for factor in factors for name in _letters(factor)}
   if any(name.startswith(_DERIVATIVES) for name in letters):
     return letters  # they act on what follows
+  if any(name.endswith("'") and name[0].isupper() for name in letters):
+    return letters  # X' may be the transpose of X
   inverses = [factor[1] for factor in factors if _is_inverse(factor)]
   others = [factor for factor in factors if not _is_inverse(factor) and symbols(factor)]
   if any(base in others for base in inverses):
@@ -145,7 +147,7 @@ def _ordered_in_commutator(terms: Sequence[Tree]) -> set[str]:
 
 
 def _is_inverse(tree: Tree) -> bool:
-  return tree[0] == 'power' and tree[2] == ('negate', ('number', Fraction(1)))
+  return tree[0] == 'power' and tree[2] == MINUS_ONE
 
 
 def _is_capital(name: str) -> bool:
@@ -248,13 +250,23 @@ class _Algebra:
     if head in ('add', 'multiply', 'compose'):
       total, *others = map(self.value, tree[1])
       for other in others:
-        total = total + other if head == 'add' else total * other
+        total = total + other if head == 'add' else total * self._between(head) * other
       return total
     if head in ('dot', 'cross'):
       return self._product_of_vectors(head, tree[1], tree[2])
     if head in ('function', 'call'):
       return self._unknown(head, tree[1], tree[2])
     raise UndefinedError(f'{head!r} is no matrix')
+
+  def _between(self, head: str) -> Matrix:
+    """Return what stands between two factors: in a composition, which is no product, a matrix.
+
+    It is its own inverse, so that the inverse of a composition is that of the inverses.
+    """
+    if head == 'multiply':
+      return self._number(1)
+    base = self._random('compose')
+    return base * self._context.diag([1, 1, -1]) * base**-1
 
   def _power(self, base: Tree, exponent: Tree) -> Matrix:
     value = self.value(base)

@@ -34,12 +34,14 @@ A label is a tree. lhs and rhs are the trees of an equation's sides, None where 
 """
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 Tree = tuple[Any, ...]
 Reading = tuple[Any, ...]
 
 INFINITY: Tree = ('infinity',)
+MINUS_ONE: Tree = ('negate', ('number', Fraction(1)))
 MINUS_INFINITY: Tree = ('negate', INFINITY)
 REALS: Reading = ('group', '(', ')', (('quantity', MINUS_INFINITY, ''), ('quantity', INFINITY, '')))
 
@@ -124,6 +126,8 @@ def is_label(tree: Tree) -> bool:
     return True
   if head == 'function':
     return tree[1] == 'abs' and is_name(tree[2][0])  # a segment's length
+  if head == 'multiply' and tree[1][0][0] == 'compose':
+    return True  # '(f \\circ g)(x)'
   if head == 'divide':
     return all(map(is_name, tree[1:])) or all(map(_is_differential, tree[1:]))
   if head == 'ratio':

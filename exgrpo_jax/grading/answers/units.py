@@ -1,7 +1,8 @@
 """Names of units of measurement, which of them mean the same unit, and how they are converted.
 
 Two units measure the same if their dimensions are the same, as those of 'km/h' and 'm/s' are.
-Temperatures are not converted, because their scales begin at different points.
+Temperatures are not converted, because their scales begin at different points. Case counts in a
+prefix only: 5 Mm is not 5 mm.
 """
 
 import functools
@@ -14,16 +15,11 @@ from typing import NamedTuple
 # are in metres, grams, seconds, months, dollars and so on.
 _TABLE = """
 m 1 length meter meters metre metres
-mm 1/1000 length millimeter millimeters millimetre millimetres
-cm 1/100 length centimeter centimeters centimetre centimetres
-km 1000 length kilometer kilometers kilometre kilometres
 in 127/5000 length inch inches
 ft 381/1250 length foot feet
 yd 1143/1250 length yard yards
 mi 201168/125 length mile miles
 g 1 mass gram grams
-mg 1/1000 mass milligram milligrams
-kg 1000 mass kilogram kilograms
 tonne 1000000 mass tonnes
 lb 45359237/100000 mass lbs pound pounds
 oz 45359237/1600000 mass ounce ounces
@@ -41,14 +37,23 @@ cent 1/100 money cents
 euro 1 euro euros
 yuan 1 yuan
 l 1/1000 length^3 liter liters litre litres
-ml 1/1000000 length^3 milliliter milliliters millilitre millilitres
 gallon 473176473/125000000000 length^3 gallons
 quart 473176473/500000000000 length^3 quarts
 pint 473176473/1000000000000 length^3 pints
+acre 316160658/78125 length^2 acres
 hz 1 time^-1 hertz
 n 1000 mass length time^-2 newton newtons
 j 1000 mass length^2 time^-2 joule joules
+cal 4184 mass length^2 time^-2 calorie calories
+wh 3600000 mass length^2 time^-2
+ev 801088317/5000000000000000000000000 mass length^2 time^-2
 w 1000 mass length^2 time^-3 watt watts
+pa 1000 mass length^-1 time^-2 pascal pascals
+atm 101325000 mass length^-1 time^-2 atmosphere atmospheres
+psi 6894757 mass length^-1 time^-2
+mol 1 amount mole moles
+bit 1 information bits
+byte 8 information bytes
 v 1 voltage volt volts
 k 1 temperature kelvin kelvins
 a 1 current ampere amperes
@@ -58,9 +63,23 @@ kph 5/18 length time^-1 kmh
 unit 1 unit units
 """
 _DIMENSION = re.compile(
-  r'(length|mass|time|calendar|angle|radian|money|euro|yuan|voltage|temperature|current)'
+  r'(length|mass|time|calendar|angle|money|voltage|temperature|current|amount|information)'
   r'(?:\^(-?[0-9]))?'
 )
+
+
+# Symbols that may have a prefix; the prefixes, their names and their powers of ten.
+_PREFIXED = 'm g s l L N J W V A Pa Hz mol eV cal Wh B'
+_PREFIXES = {
+  'n': ('nano', -9),
+  'u': ('micro', -6),
+  'm': ('milli', -3),
+  'c': ('centi', -2),
+  'k': ('kilo', 3),
+  'M': ('mega', 6),
+  'G': ('giga', 9),
+  'T': ('tera', 12),
+}
 
 
 class Measure(NamedTuple):
@@ -89,11 +108,29 @@ def _read_table() -> dict[str, _Unit]:
   return units
 
 
+def _add_prefixes(units: dict[str, _Unit]) -> dict[str, _Unit]:
+  """Return the symbols with a prefix, such as 'kPa'; adds their long names to `units`."""
+  symbols = {}
+  for symbol in _PREFIXED.split():
+    base = units['byte' if symbol == 'B' else symbol.lower()]
+    words = [name for name, unit in units.items() if unit is base and len(name) > 3]
+    for prefix, (word, power) in _PREFIXES.items():
+      name = (prefix if prefix.islower() else word) + base.name
+      unit = _Unit(name, base.size * Fraction(10) ** power, base.dimensions)
+      symbols[prefix + symbol] = unit
+      units |= dict.fromkeys((name, *(word + long for long in words)), unit)
+  return symbols
+
+
 _UNITS = _read_table()
 # Units recognised without \text{…}: one letter is a variable there, and 'in' a word.
-UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in')
-# Units of one letter, which are recognised after a number and a space: '5 m', but not '5m'.
-LETTERS = frozenset('mgshlLNJWVKA')
+_COMMON = ('mm', 'cm', 'km', 'mg', 'kg', 'ml', 'sq')
+UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').union(_COMMON)
+_WITH_PREFIX = _add_prefixes(_UNITS)
+# Units that look like variables, which are recognised after a number and a space: '5 m', not '5m'.
+LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
+# Units of which a quantity may have several, the largest first: '1 hour 30 minutes'.
+_SYSTEMS = ('week day h min s', 'year month', 'mi yd ft in', 'lb oz', 'km m cm mm', 'kg g mg')
 # Words that multiply the number before them.
 _SCALES = {'dozen': 12, 'hundred': 100, 'thousand': 10**3, 'million': 10**6}
 _SCALES |= {
@@ -111,17 +148,19 @@ _OPERATIONS = """squared cubed factorial halves thirds fourths quarters fifths s
 eighths ninths tenths hundredths thousandths less more above below times plus minus mod except or
 to of"""
 OPERATION_WORDS = frozenset(_OPERATIONS.split())
-_POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)')
+_PER = re.compile(' per ', re.IGNORECASE)
+_POWER_WORD = re.compile(r'\b(square|sq|cubic)\.? (\w+)', re.IGNORECASE)
 _PART = re.compile(r'([a-z]+)(?:\^(-?[0-9]))?|[ /*]')
 
 
 def normalize_unit(name: str) -> str:
   """One spelling of a unit: 'square centimeters' and 'cm^2' give 'cm^2', 'units' gives ''."""
-  name = name.lower().replace(' per ', '/').replace('{', '').replace('}', '')
-  name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1] == "cubic" else 2}', name)
+  name = _PER.sub('/', name).replace('{', '').replace('}', '')
+  name = _POWER_WORD.sub(lambda m: f'{m[2]}^{3 if m[1].lower() == "cubic" else 2}', name)
   unit = ''
-  for part in re.findall(r'[a-z]+|[^a-z\s.]+', name):
-    word = _UNITS[part].name if part in _UNITS else part.removesuffix('s')
+  for part in re.findall(r'[A-Za-z]+|[^A-Za-z\s.]+', name):
+    known = _WITH_PREFIX.get(part) or _UNITS.get(part.lower())
+    word = known.name if known else part.lower().removesuffix('s')
     unit += ' ' * (part.isalpha() and unit[-1:].isalnum()) + word
   return '' if unit.startswith('unit') else unit
 
@@ -149,3 +188,19 @@ def conversion(unit: str, other: str) -> Fraction | None:
   """Return how many of `other` one `unit` is; None if they do not measure the same."""
   x, y = measure(unit), measure(other)
   return x.size / y.size if x and y and x.dimensions == y.dimensions else None
+
+
+def joined(larger: str, smaller: str, is_list: bool) -> Fraction | None:
+  """Return how many of the first unit one of the second is, if a quantity may have both.
+
+  Args:
+    larger: the unit that comes first, such as 'hour'.
+    smaller: the next one, such as 'minutes'.
+    is_list: whether a comma or 'and' stands between them, which makes '5 m, 3 cm' two answers.
+  """
+  units = normalize_unit(larger), normalize_unit(smaller)
+  for system in _SYSTEMS[:4] if is_list else _SYSTEMS:
+    names = system.split()
+    if set(units) <= set(names) and names.index(units[0]) < names.index(units[1]):
+      return conversion(units[1], units[0])
+  return None

@@ -41,6 +41,8 @@ RESPONSES = {
   'emphasised_last_number': ('So we get _13_ of them.', '13'),
   'subscript_is_no_number': (r'We call it $x$, or 7, or a_13', 'or 7'),
   'list_item': ('Answer:\n- 13', '13'),
+  'numbered_item': ('The answer is:\n\n1. 13', '13'),
+  'two_items': ('The answer is:\n- 13.\n- 14\nDone', '13, 14'),
   'with_its_reason': ('The answer is 13, because 5+8=13', '13'),
   'with_a_remark': ('The answer is 13 (5+8).', '13'),
   'a_point_is_no_remark': ('The answer is (5, 8).', '(5, 8)'),
