@@ -130,7 +130,14 @@ _WITH_PREFIX = _add_prefixes(_UNITS)
 # Units that look like variables, which are recognised after a number and a space: '5 m', not '5m'.
 LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
 # Units of which a quantity may have several, the largest first: '1 hour 30 minutes'.
-_SYSTEMS = ('week day h min s', 'year month', 'mi yd ft in', 'lb oz', 'km m cm mm', 'kg g mg')
+_SYSTEMS: tuple[str, ...] = (
+  'week day h min s',
+  'year month',
+  'mi yd ft in',
+  'lb oz',
+  'km m cm mm',
+  'kg g mg',
+)
 # Words that multiply the number before them.
 _SCALES = {'dozen': 12, 'hundred': 100, 'thousand': 10**3, 'million': 10**6}
 _SCALES |= {
