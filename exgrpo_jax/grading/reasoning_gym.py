@@ -22,7 +22,7 @@ from typing import Any
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading.answers import equality, extraction
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
+from exgrpo_jax.grading.answers.tokens import normalize_spelling
 
 KIND = 'reasoning_gym'  # of questions; one of verifier.KINDS
 # The column of a question that has its entry: question, answer and metadata as generated, and the

@@ -1,24 +1,28 @@
 """An answer's text to its reading."""
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
-from exgrpo_jax.grading.answers import latex, matrix, quantity
-from exgrpo_jax.grading.answers.calculus import with_forms
-from exgrpo_jax.grading.answers.cursor import UnreadableError
-from exgrpo_jax.grading.answers.grammar import joined_units
-from exgrpo_jax.grading.answers.inequality import interpret_inequality
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
-from exgrpo_jax.grading.answers.tokens import FUNCTIONS, SYMBOLS, tokenize
+from exgrpo_jax.grading.answers import latex, quantity
+from exgrpo_jax.grading.answers.grammar import UnreadableError, joined_units
+from exgrpo_jax.grading.answers.operators import with_forms
+from exgrpo_jax.grading.answers.tokens import FUNCTIONS, SYMBOLS, normalize_spelling, tokenize
 from exgrpo_jax.grading.answers.tree import (
+  INFINITY,
+  MINUS_INFINITY,
   REALS,
   Reading,
   Tree,
   is_label,
   is_name,
+  make_interval,
   make_labelled,
   plain,
+  size,
+  subtract,
   symbols,
 )
 from exgrpo_jax.grading.answers.units import normalize_unit
@@ -168,9 +172,9 @@ def _interpret_one(tree: Tree) -> Reading:
 
 def _interpret_matrix(tree: Tree) -> Reading | None:
   """A matrix, or a vector, which as '(1, 2)^T' is no interval; None for anything else."""
-  if rows := matrix.rows_of(tree):
+  if rows := rows_of(tree):
     return 'matrix', rows
-  if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == matrix.TRANSPOSED:
+  if tree[0] == 'power' and tree[1][0] == 'group' and tree[2] == TRANSPOSED:
     return 'group', '(', ')', tuple(map(interpret, tree[1][3]))
   return None
 
@@ -300,3 +304,216 @@ def _interpret_equation(operators: Sequence[str], sides: Sequence[Any]) -> Readi
   if last[0] == 'symbol' and not symbols(first):
     return make_labelled(last, interpret(first), lhs=last, rhs=first)
   return 'equation', first, last
+
+
+# ---- Inequalities ----
+
+
+_REVERSED = {'>': '<', '>=': '<='}
+
+
+def interpret_inequality(operators: Sequence[str], sides: Sequence[Tree | None]) -> Reading:
+  """The interval in which an inequality's unknown lies, or a 'chain' where it is not solved.
+
+  Args:
+    operators: of any relations but membership.
+    sides: one more than operators; None where the text has none, as in '< 5'.
+  """
+  directions = {operator[0] for operator in operators}
+  if directions not in ({'<'}, {'>'}):
+    return 'chain', operators, sides
+  if operators[0] in _REVERSED:
+    operators = tuple(_REVERSED[operator] for operator in reversed(operators))
+    sides = sides[::-1]
+  reading = None
+  if len(sides) == 2:
+    reading = _solve_two_sided(operators[0], *sides)
+  elif len(sides) == 3:
+    reading = _solve_three_sided(operators[0], operators[1], *sides)
+  return reading or ('chain', operators, sides)
+
+
+def _solve_two_sided(operator: str, low: Tree | None, high: Tree | None) -> Reading | None:
+  """The unknown of 'low < high'."""
+  if low is None or high is None:
+    return make_interval(low or MINUS_INFINITY, operator, operator, high or INFINITY)
+  for inner, outer, is_inside in ((low, high, True), (high, low, False)):
+    if inner[:2] == ('function', 'abs') and not symbols(outer):
+      return _solve_absolute(inner[2][0], operator, outer, is_inside)
+  if is_label(high) and not symbols(low):
+    return make_labelled(high, make_interval(low, operator, operator, INFINITY))
+  if is_label(low) and not symbols(high):
+    return make_labelled(low, make_interval(MINUS_INFINITY, operator, operator, high))
+  line = _linear(subtract(low, high))
+  if not line:
+    return None
+  unknown, slope, intercept = line
+  end: Tree = ('number', -intercept / slope)
+  ends = (MINUS_INFINITY, end) if slope > 0 else (end, INFINITY)
+  return make_labelled(unknown, make_interval(ends[0], operator, operator, ends[1]))
+
+
+def _solve_absolute(inner: Tree, operator: str, bound: Tree, is_inside: bool) -> Reading | None:
+  """Solve '|inner| < bound', or '|inner| > bound', for its unknown."""
+  if is_inside:
+    return _solve_three_sided(operator, operator, ('negate', bound), inner, bound)
+  above = _solve_two_sided(operator, bound, inner)
+  below = _solve_two_sided(operator, inner, ('negate', bound))
+  if not above or not below or (above[0], below[0]) != ('labelled', 'labelled'):
+    return None
+  return make_labelled(above[1], ('union', (below[2], above[2])))
+
+
+def _solve_three_sided(
+  low_operator: str, high_operator: str, low: Tree | None, middle: Tree | None, high: Tree | None
+) -> Reading | None:
+  """The unknown of 'low < middle < high' between two numbers."""
+  if low is None or middle is None or high is None or symbols(low) or symbols(high):
+    return None
+  if middle[:2] == ('function', 'abs') and middle[2][0][0] == 'symbol':
+    intervals = (
+      make_interval(('negate', high), high_operator, low_operator, ('negate', low)),
+      make_interval(low, low_operator, high_operator, high),
+    )
+    return make_labelled(middle[2][0], ('union', intervals))
+  if is_label(middle):
+    return make_labelled(middle, make_interval(low, low_operator, high_operator, high))
+  line = _linear(middle)
+  if not line:
+    return None
+  unknown, slope, intercept = line
+  low, high = (
+    ('divide', subtract(end, ('number', intercept)), ('number', slope)) for end in (low, high)
+  )
+  if slope < 0:
+    low, high, low_operator, high_operator = high, low, high_operator, low_operator
+  return make_labelled(unknown, make_interval(low, low_operator, high_operator, high))
+
+
+def _linear(tree: Tree) -> tuple[Tree, Fraction, Fraction] | None:
+  """Unknown, slope and intercept where the tree is linear in its only unknown."""
+  unknowns = symbols(tree)
+  if len(unknowns) != 1:
+    return None
+  (unknown,) = unknowns
+  line = quantity.linear(tree, unknown)
+  if not line or not line[0]:
+    return None
+  return ('symbol', unknown), *line
+
+
+# ---- Matrices ----
+
+# sympy computes powers and inverses, once for each size and exponent: of a matrix of unknowns, for
+# which the cells stand in afterwards.
+
+
+Rows = tuple[tuple[Tree, ...], ...]
+
+_MAX_FACTORS = 3  # a product's cells grow by a factor with each matrix
+_MAX_CELLS = 64
+_MAX_ORDER = 4  # rows of a matrix of which a power is computed
+_MAX_EXPONENT = 8
+_MAX_INVERSE = 8  # order to the power of the exponent: 4 by 4 once, 2 by 2 three times
+_MAX_PATHS = 64  # products that are added in a cell of a power
+_MAX_NODES = 2000  # of a power's cells
+TRANSPOSED: Tree = ('symbol', 'T')  # an exponent
+
+
+def rows_of(tree: Tree) -> Rows | None:
+  """The rows of a matrix, or of a sum, product, power or multiple of such; else None."""
+  head = tree[0]
+  if head == 'rows':
+    return tree[1]
+  if head == 'power' and (rows := rows_of(tree[1])):
+    return tuple(zip(*rows, strict=True)) if tree[2] == TRANSPOSED else _power(rows, tree[2])
+  if head == 'negate' and (rows := rows_of(tree[1])):
+    return tuple(tuple(('negate', cell) for cell in row) for row in rows)
+  if head == 'divide' and (rows := rows_of(tree[1])):
+    return tuple(tuple(('divide', cell, tree[2]) for cell in row) for row in rows)
+  if head not in ('add', 'multiply'):
+    return None
+  operands = [rows_of(operand) for operand in tree[1]]
+  matrices = [rows for rows in operands if rows]
+  if not 1 <= len(matrices) <= _MAX_FACTORS:
+    return None
+  if sum(len(rows) * len(rows[0]) for rows in matrices) > _MAX_CELLS:
+    return None
+  if head == 'add':
+    return _add(matrices) if len(matrices) == len(operands) else None
+  scalars = [operand for operand, rows in zip(tree[1], operands, strict=True) if not rows]
+  return _multiply(scalars, matrices)
+
+
+def _add(matrices: Sequence[Rows]) -> Rows | None:
+  total, *others = matrices
+  for rows in others:
+    if (len(rows), len(rows[0])) != (len(total), len(total[0])):
+      return None
+    total = tuple(
+      tuple(('add', cells) for cells in zip(*pair, strict=True))
+      for pair in zip(total, rows, strict=True)
+    )
+  return total
+
+
+def _multiply(scalars: Sequence[Tree], matrices: Sequence[Rows]) -> Rows | None:
+  product, *others = matrices
+  for rows in others:
+    if len(product[0]) != len(rows):
+      return None
+    product = _dot(product, rows)
+  if not scalars:
+    return product
+  return tuple(tuple(('multiply', (*scalars, cell)) for cell in row) for row in product)
+
+
+def _dot(left: Rows, right: Rows) -> Rows:
+  return tuple(
+    tuple(
+      ('add', tuple(('multiply', (row[k], right[k][j])) for k in range(len(right))))
+      for j in range(len(right[0]))
+    )
+    for row in left
+  )
+
+
+def _power(rows: Rows, exponent: Tree) -> Rows | None:
+  negative = exponent[0] == 'negate'
+  number = exponent[1] if negative else exponent
+  order = len(rows)
+  if number[0] != 'number' or order != len(rows[0]) or order > _MAX_ORDER:
+    return None
+  count = number[1]
+  if count.denominator != 1 or not 1 <= count <= _MAX_EXPONENT:
+    return None
+  if order ** (count - 1) > _MAX_PATHS or (negative and order**count > _MAX_INVERSE):
+    return None
+  unknowns = {f'c{i}{j}': rows[i][j] for i in range(order) for j in range(order)}
+  if max(map(size, unknowns.values())) * order**count > _MAX_NODES:
+    return None
+  power = _generic_power(order, -int(count) if negative else int(count))
+  return tuple(tuple(_substitute(cell, unknowns) for cell in row) for row in power)
+
+
+@functools.cache
+def _generic_power(order: int, exponent: int) -> tuple[tuple[Any, ...], ...]:
+  """The cells, in sympy, of a power of the matrix of unknowns c00, c01 and so on."""
+  import sympy
+
+  matrix: Any = sympy.Matrix(order, order, lambda i, j: sympy.Symbol(f'c{i}{j}'))
+  count = abs(exponent)
+  power = matrix.adjugate() ** count / matrix.det() ** count if exponent < 0 else matrix**count
+  return tuple(tuple(power[i, j] for j in range(order)) for i in range(order))
+
+
+def _substitute(expression: Any, unknowns: Mapping[str, Tree]) -> Tree:
+  """A polynomial quotient of sympy as a tree."""
+  if expression.is_Symbol:
+    return unknowns[expression.name]
+  if expression.is_Rational:
+    return 'number', Fraction(int(expression.p), int(expression.q))
+  parts = tuple(_substitute(part, unknowns) for part in expression.args)
+  if expression.is_Pow:
+    return 'power', *parts
+  return 'add' if expression.is_Add else 'multiply', parts

@@ -3,15 +3,23 @@
 The truth decides how they are compared: a capital letter is a choice, a word is text.
 In doubt they differ, because a model is rewarded for what passes here. A rounded decimal is
 neither the fraction nor the irrational number, except that a truth of twelve digits or more
-equals the irrational number that it rounds. How what they mean is compared: matching.py.
+equals the irrational number that it rounds. `same` compares what they mean.
 """
 
+import itertools
 import re
+import string
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
-from exgrpo_jax.grading.answers import answer, matching, quantity
+from exgrpo_jax.grading.answers import answer, latex, quantity
 from exgrpo_jax.grading.answers.extraction import accepted_answers
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
+from exgrpo_jax.grading.answers.grammar import UnreadableError, is_roman
+from exgrpo_jax.grading.answers.sets import is_interval, same_set
+from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
+from exgrpo_jax.grading.answers.tree import Reading, Tree, heads, nodes, subtract, symbols
+from exgrpo_jax.grading.answers.units import conversion
 
 _CHOICE = re.compile(r'\(?([A-Ja-j])(?:\)|\.|:)*')
 _CHOSEN = re.compile(
@@ -54,7 +62,7 @@ def _equal(given: str, truth: str, kind: str) -> bool:
     return given_text.lower() == true_text.lower()
   if given_text == true_text:
     return True
-  return _same_decimal(given, truth) or matching.same(answer.read(given), answer.read(truth))
+  return _same_decimal(given, truth) or same(answer.read(given), answer.read(truth))
 
 
 def strip_delimiters(text: str) -> str:
@@ -97,3 +105,397 @@ def _same_decimal(given: str, truth: str) -> bool:
     return False
   half = Fraction(1, 2 * 10 ** len(truth.partition('.')[2]))
   return quantity.is_between(reading[1], Fraction(truth) - half, Fraction(truth) + half)
+
+
+# ---- Whether two readings mean the same ----
+
+# A numeral is its digits and its base: 204_5 is neither 204 nor 54.
+# Labels and units count where both sides give one; 20% is 0.2 and 20.
+# Lists and sets have no order, tuples have; (0, 1) is a pair or an interval as the other side
+# has it; '1, 2' is '(1, 2)' in that order.
+
+
+_SET_OPERATIONS = frozenset({'union', 'intersection', 'minus', 'differs'})
+_CHOOSE = 'C'
+# In which coordinates follow each other.
+_ALPHABET = string.ascii_lowercase + ' ' + string.ascii_uppercase + ' xz'
+_LETTER_UNIT = re.compile(r'([a-z])(?:\^(-?[0-9]))?')
+_MAX_PAIRWISE = 24  # items that are compared each with each, in any order
+
+
+def same(given: Reading, truth: Reading) -> bool:
+  """Whether two readings mean the same."""
+  if given == truth:
+    return given[0] != 'text' or bool(given[1])
+  if 'letters' in (given[0], truth[0]) or 'dashed' in (given[0], truth[0]):
+    return _same_as_written(given, truth)
+  kinds = given[0], truth[0]
+  if 'labelled' in kinds or 'assigned' in kinds or 'equation' in kinds:
+    return _same_labelled(given, truth)
+  if kinds == ('numeral', 'numeral') or 'text' in kinds:
+    return False  # not the same text, as compared above
+  if 'time' in kinds:
+    return _same_time(given, truth)
+  if set(kinds) == {'ratio', 'quantity'}:
+    return _same_ratio(*((given, truth) if kinds[0] == 'ratio' else (truth, given)))
+  if kinds[0] == kinds[1] and kinds[0] in _COMPARISONS:
+    return _COMPARISONS[kinds[0]](given, truth)
+  return _same_collection(given, truth)
+
+
+# Letters in a row, numbers with dashes, times.
+
+
+def _same_as_written(given: Reading, truth: Reading) -> bool:
+  """Compare words or rows of numbers as written, and one of them with anything else by value."""
+  if given[0] == truth[0]:
+    return given[1] == truth[1]
+  if {given[0], truth[0]} & {'labelled', 'assigned'}:
+    return _same_labelled(given, truth)
+  written, other = (given, truth) if given[0] in ('letters', 'dashed') else (truth, given)
+  if written[2] is None or other[0] in ('letters', 'dashed'):
+    return False
+  if written[0] == 'letters' and len(set(written[1])) < len(written[1]):
+    return False  # 'ABA' is no square of A
+  if written[0] == 'dashed' and (quantity.exact(written[2][1]) or 0) < 0:
+    return False  # '10-20' is a range
+  return same(written[2], truth) if written is given else same(given, written[2])
+
+
+def _as_product(reading: Reading) -> Reading:
+  """Read the truth's 'P = IV' as a product, but its 'n = XIV' as a numeral."""
+  if reading[0] != 'labelled' or reading[2][0] != 'letters':
+    return reading
+  _, text, product = reading[2]
+  return reading if len(text) > 2 and is_roman(text) else (*reading[:2], product, *reading[3:])
+
+
+def _same_time(given: Reading, truth: Reading) -> bool:
+  """Compare a time of day: '12:15 pm' is '12:15', and '3 pm' is 3, but 'am' is not 'pm'."""
+  time, other = (given, truth) if given[0] == 'time' else (truth, given)
+  if other[0] == 'ratio':
+    parts = [quantity.exact(item[1]) for item in other[1] if item[0] == 'quantity']
+    return any(parts == [hour, time[2]] for hour in _hours(time))
+  is_number = other[0] == 'quantity' and not other[2]
+  return is_number and time[2] == 0 and quantity.exact(other[1]) == time[1]
+
+
+def _hours(time: Reading) -> tuple[int, int]:
+  """Return the hour on a clock of twelve hours, and of twenty-four."""
+  return time[1], time[1] % 12 + 12 * (time[3] == 'p')
+
+
+# Quantities.
+
+
+def _same_quantity(given: Reading, truth: Reading) -> bool:
+  (_, x, x_unit), (_, y, y_unit) = _in_one_unit(given, truth)
+  x, y = _read_coefficients(x, y)
+  has_percent = 'percent' in (x[0], y[0])
+  if (x_unit and y_unit and x_unit != y_unit) or (has_percent and (x_unit or y_unit)):
+    return False
+  # 20% is 0.2, and also 20, as questions ask 'what percentage'.
+  if x[0] == 'percent' and y[0] == 'percent':
+    return _same_number(x[1], y[1])
+  if has_percent:
+    without_x, without_y = (tree[1] if tree[0] == 'percent' else tree for tree in (x, y))
+    return _same_number(x, y) or _same_number(without_x, without_y)
+  return _same_number(x, y)
+
+
+def _in_one_unit(given: Reading, truth: Reading) -> tuple[Reading, Reading]:
+  """Return both quantities, one converted to the other's unit if it can be: 500 cm to 5 m.
+
+  '6 m' is 6 times m if the other side has m as a letter. A number with pi is an angle in radians
+  where the other side has degrees.
+  """
+  (_, x, x_unit), (_, y, y_unit) = given, truth
+  if x_unit and not y_unit:
+    if product := _unit_as_letter(given, truth):
+      return product, truth
+    return (_radians(x), truth) if _is_angle(x_unit, y) else (given, truth)
+  if y_unit and not x_unit:
+    if product := _unit_as_letter(truth, given):
+      return given, product
+    return (given, _radians(y)) if _is_angle(y_unit, x) else (given, truth)
+  if (x_unit, y_unit) == ('degree', 'radian'):
+    return _radians(x), ('quantity', y, '')
+  if (x_unit, y_unit) == ('radian', 'degree'):
+    return ('quantity', x, ''), _radians(y)
+  if x_unit.startswith('degree ') and y_unit == 'degree':  # '20 °C' for '20°'
+    return given, (*truth[:2], x_unit)
+  if y_unit.startswith('degree ') and x_unit == 'degree':
+    return (*given[:2], y_unit), truth
+  if x_unit != y_unit and (factor := conversion(x_unit, y_unit)):
+    return ('quantity', ('multiply', (x, ('number', factor))), y_unit), truth
+  return given, truth
+
+
+def _unit_as_letter(reading: Reading, other: Reading) -> Reading | None:
+  match = _LETTER_UNIT.fullmatch(reading[2])
+  names = symbols(other[1])
+  letter = match and next((c for c in (match[1], match[1].upper()) if c in names), None)
+  if not match or not letter:
+    return None
+  factor: Tree = ('symbol', letter)
+  if match[2]:
+    factor = ('power', factor, ('number', Fraction(match[2])))
+  return 'quantity', ('multiply', (reading[1], factor)), ''
+
+
+def _is_angle(unit: str, other: Tree) -> bool:
+  return unit == 'degree' and any(node == ('symbol', 'pi') for node in nodes(other))
+
+
+def _radians(degrees: Tree) -> Reading:
+  half_turns = ('divide', degrees, ('number', Fraction(180)))
+  return 'quantity', ('multiply', (half_turns, ('symbol', 'pi'))), ''
+
+
+def _same_number(x: Tree, y: Tree) -> bool:
+  if _infinity_sign(x) or _infinity_sign(y):
+    return _infinity_sign(x) == _infinity_sign(y)
+  return quantity.same(x, y)
+
+
+def _infinity_sign(tree: Tree) -> int:
+  """1 or -1 for an infinity, 0 for anything else."""
+  if tree[0] == 'negate':
+    return -_infinity_sign(tree[1])
+  return int(tree[0] == 'infinity')
+
+
+# Binomial coefficients that are written as C(n, k) or C_n^k.
+
+
+def _read_coefficients(given: Tree, truth: Tree) -> tuple[Tree, Tree]:
+  """Both trees, one with its C(n, k) as binomial coefficients where it can mean nothing else.
+
+  C may also name a point or a constant. So a response's is a coefficient only if the truth has no C
+  of its own, and a truth's only if the response has a coefficient or a factorial instead.
+  """
+  if _choose_names(given) and not _choose_names(truth):
+    return _with_coefficients(given), truth
+  if _choose_names(truth) and not _choose_names(given) and heads(given) & {'binom', 'factorial'}:
+    return given, _with_coefficients(truth)
+  return given, truth
+
+
+def _choose_names(tree: Tree) -> list[str]:
+  """Names of C, C_n or C()."""
+  return [name for name in symbols(tree) if name.removesuffix('()').partition('_')[0] == _CHOOSE]
+
+
+def _with_coefficients(tree: Any) -> Any:
+  if not isinstance(tree, tuple) or not tree:
+    return tree
+  if tree[:2] == ('call', _CHOOSE) and len(tree[2]) == 2:
+    return _coefficient(tree, *tree[2])
+  if tree[0] == 'power' and tree[1][0] == 'symbol' and tree[1][1].startswith(f'{_CHOOSE}_'):
+    try:
+      total = latex.parse(tokenize(tree[1][1].removeprefix(f'{_CHOOSE}_')) or ())
+    except (UnreadableError, RecursionError):
+      return tree
+    return _coefficient(tree, total, tree[2])
+  return tuple(map(_with_coefficients, tree))
+
+
+def _coefficient(tree: Tree, total: Tree, count: Tree) -> Tree:
+  """The coefficient, unless more are to be chosen than there are: C(2, 3) is a point."""
+  if total[0] == count[0] == 'number' and not 0 <= count[1] <= total[1]:
+    return tree
+  return 'function', 'binom', (total, count)
+
+
+# Labels, equations and chains.
+
+
+def _same_labelled(given: Reading, truth: Reading) -> bool:
+  """Whether values under labels are the same; a label that only one side gives is dropped."""
+  truth = _as_product(truth)
+  if given[0] == 'labelled' and truth[0] == 'labelled':
+    if _same_label(given[1], truth[1]):
+      return same(given[2], truth[2])
+    return _same_equation(given, truth)
+  if 'equation' in (given[0], truth[0]):
+    return _same_equation(given, truth)
+  given, truth = _split_assignment(given), _split_assignment(truth)
+  if given[0] == truth[0] == 'assigned':
+    return len(given[1]) == len(truth[1]) and _pair_up(
+      given[1], truth[1], lambda a, b: _same_label(a[0], b[0]) and same(a[1], b[1])
+    )
+  if given[0] == 'assigned':
+    return _same_without_labels(truth, given[1])
+  if truth[0] == 'assigned':
+    return _same_without_labels(given, truth[1])
+  given, truth = (x[2] if x[0] == 'labelled' else x for x in (given, truth))
+  return same(given, truth)
+
+
+def _split_assignment(reading: Reading) -> Reading:
+  """'(p, q) = (3, 2)' as 'p = 3, q = 2'."""
+  if reading[0] == 'labelled' and reading[1][0] == 'group' and reading[2][0] == 'group':
+    labels, values = reading[1][3], reading[2][3]
+    if len(labels) == len(values):
+      return 'assigned', tuple(zip(labels, values, strict=True))
+  return reading
+
+
+def _same_without_labels(unlabelled: Reading, assignments: Sequence[tuple[Tree, Reading]]) -> bool:
+  """Compare values in the order of their labels if these name coordinates: 'y = 2, x = 1'."""
+  names = sorted(label[1] for label, _ in assignments if label[0] == 'symbol')
+  if len(names) == len(assignments) and ''.join(names) in _ALPHABET:
+    assignments = sorted(assignments, key=lambda assignment: assignment[0][1])
+  labels, values = zip(*assignments, strict=True)
+  if unlabelled[0] in ('list', 'set') and _are_numbered(labels):
+    return _same_in_any_order(unlabelled[1], values)
+  return unlabelled[0] in ('list', 'braces', 'group') and _same_in_order(unlabelled[-1], values)
+
+
+def _are_numbered(labels: Sequence[Tree]) -> bool:
+  """Whether labels number the solutions for one unknown: 'x_1 = 5, x_2 = 3'."""
+  letter = labels[0][1][0]
+  return all(label == ('symbol', f'{letter}_{n}') for n, label in enumerate(labels, 1))
+
+
+def _same_label(x: Tree, y: Tree) -> bool:
+  return x == y or (
+    x[0] == y[0] == 'call'
+    and x[1] == y[1]
+    and len(x[2]) == len(y[2])
+    and all(map(quantity.same, x[2], y[2]))
+  )
+
+
+def _same_equation(given: Reading, truth: Reading) -> bool:
+  """Whether two equations have the same solutions, as one is the other times a constant."""
+  x, y = _zero_form(given), _zero_form(truth)
+  return x is not None and y is not None and quantity.proportional(x, y, positive=False)
+
+
+def _zero_form(reading: Reading) -> Tree | None:
+  """An equation as the tree that it sets to zero; None where the reading is no equation."""
+  sides = {'equation': reading[1:3], 'labelled': reading[3:5]}.get(reading[0], (None, None))
+  return None if None in sides else subtract(*sides)
+
+
+def _same_chain(given: Reading, truth: Reading) -> bool:
+  (_, x_operators, x_sides), (_, y_operators, y_sides) = _ascending(given), _ascending(truth)
+  if x_operators != y_operators or None in x_sides or None in y_sides:
+    return False
+  if all(map(quantity.same, x_sides, y_sides)):
+    return True
+  if len(x_sides) != 2 or x_operators[0] not in ('<', '<='):
+    return False
+  return quantity.proportional(subtract(*x_sides), subtract(*y_sides), positive=True)
+
+
+def _ascending(chain: Reading) -> Reading:
+  """A chain with '>' reversed, so that it has '<'."""
+  _, operators, sides = chain
+  if not any(operator.startswith('>') for operator in operators):
+    return chain
+  reversed_operators = {'>': '<', '>=': '<=', '<': '>', '<=': '>='}
+  return 'chain', tuple(reversed_operators.get(o, o) for o in reversed(operators)), sides[::-1]
+
+
+# Collections.
+
+
+def _same_matrix(given: Reading, truth: Reading) -> bool:
+  x, y = given[1], truth[1]
+  return (
+    len(x) == len(y)
+    and len(x[0]) == len(y[0])
+    and all(map(quantity.same, itertools.chain(*x), itertools.chain(*y)))
+  )
+
+
+def _same_collection(given: Reading, truth: Reading) -> bool:
+  kinds = {given[0], truth[0]}
+  if kinds == {'group'}:
+    return _same_brackets(given, truth) and _same_in_order(given[3], truth[3])
+  if kinds == {'group', 'matrix'}:
+    group, matrix = (given, truth) if given[0] == 'group' else (truth, given)
+    if group[1:3] != ('(', ')') or len(matrix[1][0]) > 1:
+      return False
+    return _same_in_order(group[3], [('quantity', row[0], '') for row in matrix[1]])
+  if 'group' in kinds and kinds & {'braces', 'list'}:  # '6, 31, -1' for '(6, 31, -1)'
+    group = given if given[0] == 'group' else truth
+    # Two in square brackets are an interval.
+    is_tuple = group[1:3] == ('(', ')') or len(group[3]) > 2
+    return is_tuple and _same_in_order(given[-1], truth[-1])
+  if kinds == {'union', 'list'}:
+    items = (given if given[0] == 'list' else truth)[1]
+    if any(map(is_interval, items)) and _same_in_any_order(given[1], truth[1]):
+      return True
+  if kinds & _SET_OPERATIONS:
+    return same_set(given, truth)
+  if kinds <= {'list', 'set', 'braces'}:
+    return _same_in_any_order(given[1], truth[1])
+  if kinds & {'list', 'set', 'braces'} and 'quantity' in kinds:
+    number, items = (given, truth[1]) if given[0] == 'quantity' else (truth, given[1])
+    return len(items) == 1 and same(items[0], number)
+  return False
+
+
+def _same_ratio(ratio: Reading, number: Reading) -> bool:
+  """Return True if a ratio is this fraction or decimal: 3:4 is 3/4 and 0.75, but 3:1 is not 3."""
+  if len(ratio[1]) != 2 or any(item[0] != 'quantity' or item[2] for item in ratio[1]):
+    return False
+  (_, top, _), (_, bottom, _) = ratio[1]
+  value = quantity.exact(number[1])
+  if (quantity.exact(bottom) or 0) >= 10:  # it may be a time of day
+    return number[1] == ('divide', top, bottom)
+  is_fraction = number[1][0] == 'divide' or (value is not None and value.denominator > 1)
+  return is_fraction and not number[2] and quantity.same(('divide', top, bottom), number[1])
+
+
+def _same_brackets(x: Reading, y: Reading) -> bool:
+  """(0, 1) may be an interval or a pair and [0, 1] an interval; longer ones are vectors."""
+  return x[1:3] == y[1:3] or (len(x[3]) > 2 and x[1] + x[2] in '()[]' and y[1] + y[2] in '()[]')
+
+
+def _same_union(given: Reading, truth: Reading) -> bool:
+  return _same_in_any_order(given[1], truth[1]) or same_set(given, truth)
+
+
+def _same_in_order(x: Sequence[Reading], y: Sequence[Reading]) -> bool:
+  return len(x) == len(y) and all(map(same, x, y))
+
+
+def _same_in_any_order(given: Sequence[Reading], truth: Sequence[Reading]) -> bool:
+  if len(given) > len(truth):  # a solution that is named twice is one
+    given = tuple(dict.fromkeys(given))
+  return len(given) == len(truth) and _pair_up(given, truth, same)
+
+
+def _pair_up(x: Sequence[Any], y: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
+  """Whether each item of x can be matched with its own item of y, of which there are as many."""
+  unmatched_y, unmatched_x = list(y), []
+  for item in x:  # identical ones first, which is fast
+    if item in unmatched_y:
+      unmatched_y.remove(item)
+    else:
+      unmatched_x.append(item)
+  if len(unmatched_x) > _MAX_PAIRWISE:
+    return all(map(are_same, x, y))
+  for item in unmatched_x:
+    at = next((i for i, candidate in enumerate(unmatched_y) if are_same(item, candidate)), None)
+    if at is None:
+      return False
+    del unmatched_y[at]
+  return True
+
+
+# How two readings of the same head are compared.
+_COMPARISONS: dict[str, Callable[[Reading, Reading], bool]] = {
+  'quantity': _same_quantity,
+  'matrix': _same_matrix,
+  'chain': _same_chain,
+  'differs': lambda given, truth: same(given[1], truth[1]),
+  'ratio': lambda given, truth: _same_in_order(given[1], truth[1]),
+  'minus': lambda given, truth: _same_in_order(given[1:], truth[1:]) or same_set(given, truth),
+  'union': _same_union,
+  'intersection': _same_union,
+}

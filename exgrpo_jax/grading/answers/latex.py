@@ -7,8 +7,7 @@ multiplied, except that f(x), x(t) and I(0) are calls.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from exgrpo_jax.grading.answers.cursor import UnreadableError
-from exgrpo_jax.grading.answers.grammar import FUNCTION_LETTERS, Grammar
+from exgrpo_jax.grading.answers.grammar import FUNCTION_LETTERS, Grammar, UnreadableError
 from exgrpo_jax.grading.answers.tokens import ACCENTS, BIG_OPERATORS, FUNCTIONS, SYMBOLS, Token
 from exgrpo_jax.grading.answers.tree import Tree, is_too_deep, make_product
 from exgrpo_jax.grading.answers.units import UNITS

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterable
 from fractions import Fraction
 
-from exgrpo_jax.grading.answers.calculus import without_differentials
 from exgrpo_jax.grading.answers.identity import proportional_expressions, same_expression
 from exgrpo_jax.grading.answers.number import (
   ERRORS,
@@ -28,6 +27,7 @@ from exgrpo_jax.grading.answers.operators import (
   ordered_letters,
   proportional_in_order,
   same_in_order,
+  without_differentials,
 )
 from exgrpo_jax.grading.answers.tree import Tree, heads, nodes, size, symbols
 

@@ -3,8 +3,7 @@ import random
 import pytest
 
 from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.answers.boxes import read_boxes
-from exgrpo_jax.grading.answers.extraction import final_answer
+from exgrpo_jax.grading.answers.extraction import final_answer, read_boxes
 
 # What stands between \boxed{3} and \boxed{4}: the answer.
 BETWEEN = {

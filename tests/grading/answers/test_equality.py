@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exgrpo_jax.grading.answers import answer, equality
 from exgrpo_jax.grading.answers.extraction import final_answer
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
+from exgrpo_jax.grading.answers.tokens import normalize_spelling
 from tests.grading import cases
 from tests.helpers import spellings
 from tests.helpers.paths import REAL_DATA

@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 
 from exgrpo_jax.grading.answers import identity, latex, number
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
-from exgrpo_jax.grading.answers.tokens import tokenize
+from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
 
 
 def tree(text):

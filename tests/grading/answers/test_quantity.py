@@ -3,9 +3,8 @@ from fractions import Fraction
 import pytest
 
 from exgrpo_jax.grading.answers import latex, quantity
-from exgrpo_jax.grading.answers.cursor import UnreadableError
-from exgrpo_jax.grading.answers.spelling import normalize_spelling
-from exgrpo_jax.grading.answers.tokens import tokenize
+from exgrpo_jax.grading.answers.grammar import UnreadableError
+from exgrpo_jax.grading.answers.tokens import normalize_spelling, tokenize
 
 
 def tree(text):
