@@ -9,7 +9,7 @@ from exgrpo_jax import packing
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Pass
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.rollout import prefilled, scoring, settings
+from exgrpo_jax.rollout import scoring, settings, slots
 
 
 def of_update(spec: gradients.UpdateSpec, responses: np.ndarray, prompt: int) -> list[list[Pass]]:
@@ -46,4 +46,4 @@ def of_resuming(
     resumed: int, by step the tokens of each row, prompt included.
   """
   sizes = rollout.longest_row, rollout.slots, decoding
-  return [one for rows in resumed if len(rows) for one in prefilled.packed_passes(rows, *sizes)]
+  return [one for rows in resumed if len(rows) for one in slots.packed_passes(rows, *sizes)]

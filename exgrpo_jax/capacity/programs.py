@@ -22,15 +22,7 @@ from exgrpo_jax.capacity.arrays import StepArrays
 from exgrpo_jax.learner import gradients
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, model, sharding
-from exgrpo_jax.rollout import (
-  decode_loop,
-  filling,
-  prefilled,
-  resumption,
-  scoring,
-  settings,
-  token_sampling,
-)
+from exgrpo_jax.rollout import decode_loop, filling, scoring, settings, slots, token_sampling
 from exgrpo_jax.rollout.slots import insertion_of
 
 
@@ -105,14 +97,14 @@ def resume(
 ) -> Program:
   """Prefilling as many tokens of begun responses as are prefilled together; args as `prefill`."""
   num_sequences, length = resume_shape(rollout, mesh)
-  rows = prefilled.packed_rows(num_sequences, rollout.slots)
+  rows = slots.packed_rows(num_sequences, rollout.slots)
   nothing = insertion_of([], rollout.slots, rows)
   with jax.set_mesh(mesh):
     state, _ = _slots_and_prompts(_decode_spec(rollout), shape)
     tokens_PT, layout = _tokens(mesh, num_sequences, length), sharding.batch(mesh, num_sequences)
     known = _routes(rollout, shape, layout, num_sequences, length)
     args = shape, params, state, tokens_PT, Segments(tokens_PT, tokens_PT), nothing, known
-    return _measure(resumption.resume.lower(*args), (num_sequences, length))
+    return _measure(filling.resume.lower(*args), (num_sequences, length))
 
 
 def decode(
@@ -138,13 +130,13 @@ def accumulate(rollout: settings.Config, spec: gradients.UpdateSpec, arrays: Ste
 
 def prefill_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
   """(prompts, tokens of each) of the largest prefill."""
-  lengths = prefilled.prefill_lengths(rollout.max_prompt)
+  lengths = slots.prefill_lengths(rollout.max_prompt)
   return _largest_prefill(lengths, rollout.prompts, mesh)
 
 
 def resume_shape(rollout: settings.Config, mesh: Mesh) -> tuple[int, int]:
   """(sequences, tokens of each) of the largest prefill of begun responses."""
-  long, short = prefilled.packed_shapes(rollout.longest_row, rollout.slots, mesh)
+  long, short = slots.packed_shapes(rollout.longest_row, rollout.slots, mesh)
   return max((long.count, long.length), (short.count, short.length), key=math.prod)
 
 
@@ -185,7 +177,7 @@ def update_stack(
 
 def _largest_prefill(lengths: Sequence[int], most: int, mesh: Mesh) -> tuple[int, int]:
   return max(
-    ((prefilled.prefilled_together(length, most, mesh), length) for length in lengths),
+    ((slots.prefilled_together(length, most, mesh), length) for length in lengths),
     key=lambda shape: (shape[0] * shape[1], shape[1]),
   )
 

@@ -23,7 +23,7 @@ from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, intervals, metrics
-from exgrpo_jax.rollout import facts
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.runtime import activity, hosts
 from exgrpo_jax.runtime.randomness import Purpose
@@ -204,7 +204,7 @@ def _grade(
       texts,
       [question.answer for question in asked],
       [question.kind for question in asked],
-      [functools.partial(facts.of_question, question) for question in asked],
+      [functools.partial(stages.question_facts, question) for question in asked],
     )
 
 

@@ -32,9 +32,9 @@ from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import length_bucket
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.rollout import facts
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
@@ -278,7 +278,7 @@ def _pass_rate(
         [tokenizer.decode(response.tokens) for response in responses],
         [question.answer for question in asked],
         [question.kind for question in asked],
-        [functools.partial(facts.of_question, question) for question in asked],
+        [functools.partial(stages.question_facts, question) for question in asked],
       )
   return float(np.mean([verdict.correct for verdict in verdicts]))
 

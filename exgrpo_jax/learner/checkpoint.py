@@ -7,22 +7,166 @@ flipped bit of an array: checksums do.
 
 import contextlib
 import dataclasses
+import io
+import json
+import math
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint import future
 
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
-from exgrpo_jax.datatypes import Cursor, PartialGroup
+from exgrpo_jax.datatypes import Cursor, PartialGroup, Response, Span, Turn, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checksums, folder_item, partial_files, storage
+from exgrpo_jax.learner import buffer_files, checksums, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
+
+# ---- What partial rollouts left ----
+
+# An index in JSON; the tokens of all responses with the sampler's values, one response after the
+# other; a checksum of both. The item of a checkpoint is called 'carried'.
+
+
+_INDEX, _VALUES, _SUM = 'index.json', 'values.npz', 'crc32'
+_ROUTES = 'routes'  # as bytes: their dtype and shape are in the index
+_DTYPES = {'tokens': np.int32, 'logp': np.float32, 'entropy': np.float32, 'tis_weight': np.float32}
+
+
+def write_partial(folder: epath.Path, groups: Sequence[PartialGroup]) -> None:
+  """Writes the groups into an existing, empty folder."""
+  responses = [response for group in groups for response in group.responses]
+  values = io.BytesIO()
+  columns = {name: _flat(name, responses) for name in _DTYPES}
+  columns[_ROUTES] = np.frombuffer(
+    b''.join(one.routes.tobytes() for one in responses if one.routes is not None), np.uint8
+  )
+  np.savez(values, **columns)  # pyright: ignore[reportArgumentType]
+  index = json.dumps([_described(group) for group in groups]).encode()
+  (folder / _INDEX).write_bytes(index)
+  (folder / _VALUES).write_bytes(values.getvalue())
+  (folder / _SUM).write_text(str(zlib.crc32(values.getvalue(), zlib.crc32(index))))
+
+
+def read_partial(folder: epath.Path) -> tuple[PartialGroup, ...]:
+  """Read what `write_partial` wrote. Raises OSError, and ValueError where bits have changed."""
+  index, values = (folder / _INDEX).read_bytes(), (folder / _VALUES).read_bytes()
+  if str(zlib.crc32(values, zlib.crc32(index))) != (folder / _SUM).read_text():
+    raise ValueError('carried: not the bits that were saved')
+  with np.load(io.BytesIO(values)) as columns:
+    rest = dict(columns)
+  return tuple(_group(described, rest) for described in json.loads(index))
+
+
+def _flat(name: str, responses: Iterable[Response]) -> np.ndarray:
+  """A field of all responses, concatenated; responses without it add nothing."""
+  values = (getattr(response, name) for response in responses)
+  return np.concatenate([np.zeros(0, _DTYPES[name]), *(v for v in values if v is not None)])
+
+
+def _described(group: PartialGroup) -> Mapping[str, Any]:
+  """A group as JSON values, without the arrays in `_DTYPES`."""
+  return {
+    'question_row': group.question_row,
+    'drawn': group.drawn,
+    'is_replay': group.is_drawn,  # the key of earlier versions
+    'verdicts': [verdict._asdict() for verdict in group.verdicts],
+    'responses': [
+      {
+        'length': len(response.tokens),
+        'weights': 0 if response.tis_weight is None else len(response.tis_weight),
+        _ROUTES: []
+        if response.routes is None
+        else [str(response.routes.dtype), *response.routes.shape],
+        'truncated': response.truncated,
+        'is_complete': response.is_complete,
+        'spans': response.spans,
+        'turns': response.turns,
+        'verdict': response.verdict and response.verdict._asdict(),
+      }
+      for response in group.responses
+    ],
+  }
+
+
+def _group(described: Mapping[str, Any], rest: dict[str, np.ndarray]) -> PartialGroup:
+  """A group again; takes its values from the front of `rest`."""
+
+  def take(name: str, count: int) -> np.ndarray:
+    values, rest[name] = np.split(rest[name], [count])
+    return values.copy()
+
+  def take_routes(dtype: str, *shape: int) -> np.ndarray:
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return take(_ROUTES, size).view(dtype).reshape(shape)
+
+  def response(own: Mapping[str, Any]) -> Response:
+    return Response(
+      tokens=take('tokens', own['length']),
+      logp=take('logp', own['length']),
+      entropy=take('entropy', own['length']),
+      truncated=own['truncated'],
+      tis_weight=take('tis_weight', own['weights']) if own['weights'] else None,
+      is_complete=own['is_complete'],
+      spans=tuple(Span(*span) for span in own['spans']),
+      # Earlier versions had single turns alone.
+      turns=tuple(Turn(*turn) for turn in own.get('turns', ())),
+      routes=take_routes(*described) if (described := own.get(_ROUTES)) else None,
+      verdict=Verdict(**verdict) if (verdict := own.get('verdict')) else None,
+    )
+
+  return PartialGroup(
+    question_row=described['question_row'],
+    drawn=described['drawn'],
+    is_drawn=described['is_replay'],
+    responses=tuple(map(response, described['responses'])),
+    verdicts=tuple(Verdict(**verdict) for verdict in described['verdicts']),
+  )
+
+
+class FolderHandler(ocp.AsyncCheckpointHandler):
+  """Calls the functions of `SaveFolder` and `RestoreFolder`."""
+
+  async def async_save(self, directory: epath.Path, args: 'SaveFolder') -> list[future.Future]:
+    """Starts writing."""
+    return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args))]
+
+  async def _write(self, directory: epath.Path, args: 'SaveFolder') -> None:
+    self.save(directory, args)
+
+  def save(self, directory: epath.Path, args: 'SaveFolder') -> None:
+    """Writes at once."""
+    if hosts.is_first():
+      args.write(directory)
+
+  def restore(self, directory: epath.Path, args: 'RestoreFolder') -> Any:
+    """What `args.read` returns."""
+    return args.read(directory)
+
+
+@ocp.args.register_with_handler(FolderHandler, for_save=True)
+@dataclasses.dataclass
+class SaveFolder(ocp.args.CheckpointArgs):
+  """Writes into an existing, empty folder, values that do not change meanwhile."""
+
+  write: Callable[[epath.Path], None]
+
+
+@ocp.args.register_with_handler(FolderHandler, for_restore=True)
+@dataclasses.dataclass
+class RestoreFolder(ocp.args.CheckpointArgs):
+  """Reads the folder that `SaveFolder` wrote."""
+
+  read: Callable[[epath.Path], Any]
+
 
 # Of a checkpoint. 1 had no such number, and the buffer as a few arrays; 2 had no `carried`.
 FORMAT = 3
@@ -107,11 +251,9 @@ def save(
     step,
     args=ocp.args.Composite(
       state=ocp.args.StandardSave(snapshot.state),
-      buffer=folder_item.Save(
-        lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)
-      ),
+      buffer=SaveFolder(lambda folder: buffer_files.write(folder, step, snapshot.buffer, previous)),
       cursor=ocp.args.JsonSave(cursor),
-      carried=folder_item.Save(lambda folder: partial_files.write(folder, snapshot.left)),
+      carried=SaveFolder(lambda folder: write_partial(folder, snapshot.left)),
       sums=ocp.args.JsonSave(
         {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
       ),
@@ -138,9 +280,9 @@ def restore(
     restored = _read(
       path,
       state=ocp.args.StandardRestore(like),
-      buffer=folder_item.Restore(buffer_files.read),
+      buffer=RestoreFolder(buffer_files.read),
       cursor=ocp.args.JsonRestore(),
-      carried=folder_item.Restore(partial_files.read),
+      carried=RestoreFolder(read_partial),
     )
   except (InputError, DamagedError) as caught:
     error = caught
@@ -282,9 +424,7 @@ def restore_buffer(workdir: str) -> tuple[Buffer, int]:
     raise InputError(f'{workdir}/checkpoints holds no complete checkpoint.')
   path = _folder(workdir) / str(step)
   try:
-    restored = _read(
-      path, sums=ocp.args.JsonRestore(), buffer=folder_item.Restore(buffer_files.read)
-    )
+    restored = _read(path, sums=ocp.args.JsonRestore(), buffer=RestoreFolder(buffer_files.read))
   except DamagedError as error:
     raise InputError(f'{path} is damaged ({error}); bring a copy back.') from error
   _check_format(path, restored['sums'])

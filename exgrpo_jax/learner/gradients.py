@@ -23,8 +23,8 @@ from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.policy import attention, balance, logprobs, lora, model, sharding
-from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.policy import attention, logprobs, lora, mlp, model, sharding
+from exgrpo_jax.policy.sharding import jit_for_training
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
 Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
@@ -121,7 +121,7 @@ def minibatch_gradient(
 @functools.partial(jax.jit, static_argnums=0)
 def zero_accumulator(spec: UpdateSpec, params: model.Params) -> Accumulator:
   """The gradient and sums of no microbatch: what `accumulate` starts from."""
-  sums = objective.zero_sums(spec.objective) | balance.zero_sums(spec.model)
+  sums = objective.zero_sums(spec.objective) | mlp.zero_balance_sums(spec.model)
   sums['loss'] = jnp.float32(0)
   return _lay_out(spec, jax.tree.map(jnp.zeros_like, params)), sums
 
@@ -161,7 +161,7 @@ def accumulate(
         chunk=spec.logit_chunk,
         cap=spec.model.logit_cap,
       )
-      of_load = balance.sums(load)
+      of_load = mlp.balance_sums(load)
       if of_load:
         loss += spec.objective.balance_coefficient * of_load['balance']
       return loss, sums | of_load
@@ -226,12 +226,12 @@ def _with_whole_row_inputs(
 
 def _predictor_states(
   spec: UpdateSpec, params: model.Params, packed: Microbatch
-) -> tuple[tuple[jax.Array, jax.Array], balance.Balance | None]:
+) -> tuple[tuple[jax.Array, jax.Array], mlp.Balance | None]:
   """(hidden_BWD, unembedding_DV), which predict the targets, and the balance of experts there."""
   counted = None
   if spec.model.num_experts:
     weight_BW = packed.inputs.entropy_weight_BT
-    counted = balance.counted(packed.predictor_BW, weight_BW, packed.segments.segment_BT)
+    counted = mlp.counted_balance(packed.predictor_BW, weight_BW, packed.segments.segment_BT)
   rows = packed.tokens_BT, packed.segments, spec.gradient.remat, packed.routes_BTLC
   hidden_BTD, load = model.hidden_states_and_balance(spec.model, params, *rows, counted)
   hidden_BWD = logprobs.predictor_states(hidden_BTD, packed.predictor_BW)

@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import blockwise, sharding, shards
+from exgrpo_jax.policy import blockwise, sharding
 from exgrpo_jax.policy.blockwise import Seen, in_segments, pad_right
 
 BACKENDS = ('blockwise', 'cudnn', 'splash')
@@ -100,7 +100,7 @@ def causal(
     key_BTGH, value_BTGH = (jnp.repeat(x, repeats, axis=2) for x in (key_BTGH, value_BTGH))
   axes = ('batch', None, 'heads', None)
   in_axes = (axes, axes, axes, *(('batch', None) for _ in arrays))
-  return shards.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *arrays)
+  return sharding.per_shard(attend, in_axes, axes)(query_BTNH, key_BTGH, value_BTGH, *arrays)
 
 
 def _cudnn(

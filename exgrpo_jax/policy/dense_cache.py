@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import shards
+from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 
 MULTIPLE = 128  # of the positions of `Dense`: blocks of kernels divide them
@@ -65,7 +65,7 @@ def write_dense(layer: Dense, key_BGH: jax.Array, value_BGH: jax.Array, position
   A flat scatter, because XLA:TPU makes a vmapped dynamic_update_slice a loop over rows. Each
   device scatters into its own rows and heads: GSPMD cannot know where a flat index points.
   """
-  write = shards.per_shard(
+  write = sharding.per_shard(
     _write_rows, (_CACHE_AXES, ('batch', 'kv_heads', None), ('batch',)), _CACHE_AXES
   )
   position_B = jnp.asarray(position_B)
@@ -153,4 +153,54 @@ def _attend(
   # Normalised last, where there are fewest entries to divide.
   mixed_BGRH /= jnp.sum(weight_BGRS, axis=-1, keepdims=True)
   mixed_BGRH = mixed_BGRH.astype(query_BNH.dtype)
+  return mixed_BGRH.reshape(B, N, H)
+
+
+# ---- Decoding on NVIDIA GPUs ----
+
+# To the kernel a row and a key/value head are one sequence with R = N/G queries and a single key
+# head. So the cache is read as it lies; [B, S, G, H], as documented, would take a transposed copy.
+# Tests run the same call by XLA on a CPU; the kernel itself has not run on a GPU yet.
+#
+# Shape letters as in kv_cache.py; M = B * G sequences.
+
+
+_GPU_AXES = ('batch', 'kv_heads', None, None)
+
+
+def takes_on_gpu(H: int, dtype: str) -> bool:
+  """Whether the kernel takes heads of size H in this dtype, on every generation of GPUs."""
+  return dtype == 'bfloat16' and H % 8 == 0 and H <= 128
+
+
+def attend_on_gpu(
+  query_BNH: jax.Array, position_B: Array, layer: Dense, cap: float = 0.0
+) -> jax.Array:
+  """Attention of each row's query to positions 0 .. position_B; the kernel has no cap."""
+  assert not cap, cap
+  chex.assert_rank([query_BNH, position_B], [3, 1])
+  B, N, H = query_BNH.shape
+  G = layer.key_BGSH.shape[1]
+
+  def attend_shard(
+    query_BGRH: jax.Array, key_BGSH: jax.Array, value_BGSH: jax.Array, position_B: jax.Array
+  ) -> jax.Array:
+    query_MRH, key_MSH, value_MSH = (
+      x.reshape(-1, *x.shape[2:]) for x in (query_BGRH, key_BGSH, value_BGSH)
+    )
+    mixed_M1RH: jax.Array = jax.nn.dot_product_attention(
+      query_MRH[:, None],
+      key_MSH[:, :, None],
+      value_MSH[:, :, None],
+      implementation='cudnn',
+      key_value_seq_lengths=jnp.repeat(position_B + 1, key_BGSH.shape[1]),
+    )
+    return mixed_M1RH.reshape(query_BGRH.shape)
+
+  # By key/value heads, so that where the mesh replicates these it replicates their queries.
+  per_shard = sharding.per_shard(
+    attend_shard, (_GPU_AXES, _GPU_AXES, _GPU_AXES, ('batch',)), _GPU_AXES
+  )
+  query_BGRH = query_BNH.reshape(B, G, N // G, H)
+  mixed_BGRH = per_shard(query_BGRH, layer.key_BGSH, layer.value_BGSH, jnp.asarray(position_B))
   return mixed_BGRH.reshape(B, N, H)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import bits, dense_cache, gpu_decoding, ragged_cache, sharding, shards
+from exgrpo_jax.policy import bits, dense_cache, ragged_cache, sharding
 from exgrpo_jax.policy.dense_cache import Dense, Transposed
 from exgrpo_jax.policy.ragged_cache import Ragged
 
@@ -45,7 +45,7 @@ def backend_for(platform: str, G: int, H: int, dtype: str, cap: float = 0.0) -> 
     return 'transposed'
   if platform == 'tpu':
     return 'ragged' if ragged_cache.takes(G, H, dtype) else 'dense'
-  return 'cudnn' if gpu_decoding.takes(H, dtype) and not cap else 'dense'
+  return 'cudnn' if dense_cache.takes_on_gpu(H, dtype) and not cap else 'dense'
 
 
 def is_ragged(platform: str) -> bool:
@@ -219,7 +219,7 @@ _WRITE: dict[type[LayerCache], Callable[..., LayerCache]] = {
 _ATTEND: dict[str, Callable[..., jax.Array]] = {
   'transposed': dense_cache.attend_transposed,
   'dense': dense_cache.attend_dense,
-  'cudnn': gpu_decoding.attend,
+  'cudnn': dense_cache.attend_on_gpu,
   'ragged': ragged_cache.attend,
 }
 
@@ -229,7 +229,7 @@ def _copy_rows(
 ) -> jax.Array:
   """One array of `unpack_rows`. Each device copies to its own rows, one by one and in place."""
   named = [_LOGICAL_AXES.get(axis) for axis in axes]
-  copy = shards.per_shard(
+  copy = sharding.per_shard(
     functools.partial(_copy_own_rows, axes.index('S')),
     (named, [None, *named[1:]], ('batch',), (None,), (None,), (None,)),
     named,

@@ -23,12 +23,71 @@ from jax.sharding import Mesh
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments
-from exgrpo_jax.policy import balance, kv_cache, layer_rotations, lora, matmul, modules, sharding
+from exgrpo_jax.policy import kv_cache, lora, matmul, mlp, rotary, sharding
 from exgrpo_jax.policy.bits import from_bits, to_bits
 from exgrpo_jax.policy.kv_cache import Cache, LayerCache
 from exgrpo_jax.policy.layers import Block, EmbeddingAndHead
 from exgrpo_jax.policy.matmul import OutputMajor
-from exgrpo_jax.policy.shape import Config
+from exgrpo_jax.policy.shape import Config, Kind
+
+# ---- Modules without their parameters ----
+
+
+@functools.cache
+def abstract_module(
+  module: Callable[[Config, nnx.Rngs], nnx.Module], config: Config
+) -> tuple[nnx.GraphDef, nnx.State]:
+  """A module's structure, and its variables with shapes in place of values."""
+  return nnx.split(nnx.eval_shape(lambda: module(config, nnx.Rngs(0))))
+
+
+def block_module(config: Config, params: Any) -> Block:
+  """One layer with these parameters."""
+  return nnx.merge(abstract_module(Block, config)[0], params)
+
+
+def outer_module(config: Config, params: Any) -> EmbeddingAndHead:
+  """What is outside the layers, with its part of these parameters."""
+  outer = {name: value for name, value in params.items() if name != 'layers'}
+  return nnx.merge(abstract_module(EmbeddingAndHead, config)[0], outer)
+
+
+def parameter_shape(
+  mesh: Mesh,
+  variable: nnx.Variable,
+  num_layers: int | None = None,
+  dtype: str | None = None,
+) -> jax.ShapeDtypeStruct:
+  """Shape of one variable or of a stack; `dtype` overrides that of matrices, not of vectors."""
+  axes, sizes = variable.get_metadata('logical_axes'), variable.shape
+  if not dtype or len(sizes) == 1:
+    dtype = variable.dtype
+  if num_layers:
+    axes, sizes = (None, *axes), (num_layers, *sizes)
+  return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding.named(mesh, axes, sizes))
+
+
+def rotations_of_kinds(config: Config, position_BT: Array) -> dict[Kind, rotary.Rotation]:
+  """The rotation of each kind of layer at these positions."""
+  size, rotations, scale_BT = config.head_size, {}, None
+  if config.query_beta:  # as in Llama 4 and Ministral 3
+    periods_BT = jnp.floor(jnp.asarray(position_BT) / config.rope.original_positions)
+    scale_BT = 1 + config.query_beta * jnp.log1p(periods_BT)
+  for kind in sorted({*config.kinds}):
+    rope = config.local_rope if kind.is_local else config.rope
+    rotation = (
+      rotary.rotations(rope, size, position_BT)
+      if kind.has_positions
+      else rotary.unrotated(position_BT, size)
+    )
+    rotations[kind] = rotation._replace(query_scale_BT=scale_BT)
+  return rotations
+
+
+def default_positions(tokens_BT: Array) -> jax.Array:
+  """Positions of rows that start at 0: [1, T], shared by all."""
+  return jnp.arange(tokens_BT.shape[1])[None]
+
 
 UNLIMITED = 2**30  # positions of a cache that is full of windows
 
@@ -77,9 +136,9 @@ def shapes(config: Config, mesh: Mesh, *, frozen: bool = False) -> Params:
   Frozen parameters, which no update changes, have the dtypes of the decode layout, to which every
   forward pass would cast them.
   """
-  _, outer = modules.abstract(EmbeddingAndHead, config)
-  _, block = modules.abstract(Block, config)
-  shape = functools.partial(modules.shape, mesh, dtype=config.dtype if frozen else None)
+  _, outer = abstract_module(EmbeddingAndHead, config)
+  _, block = abstract_module(Block, config)
+  shape = functools.partial(parameter_shape, mesh, dtype=config.dtype if frozen else None)
   stacked = functools.partial(shape, num_layers=config.num_layers)
   return nnx.to_pure_dict(outer, shape) | {'layers': nnx.to_pure_dict(block, stacked)}
 
@@ -166,7 +225,7 @@ def _conversions(config: Config, meshes: sharding.Meshes) -> Params:
     return convert_stack if path[0].key == 'layers' else convert
 
   outer, block = (
-    nnx.to_pure_dict(modules.abstract(module, config)[1], _logical_axes)
+    nnx.to_pure_dict(abstract_module(module, config)[1], _logical_axes)
     for module in (EmbeddingAndHead, Block)
   )
   return jax.tree_util.tree_map_with_path(conversion, outer | {'layers': block}, is_leaf=_is_tuple)
@@ -191,9 +250,9 @@ def _is_tuple(node: Any) -> bool:
 
 def decode_shapes(config: Config, mesh: Mesh) -> Params:
   """Shape, dtype and sharding of each parameter in the decode layout; allocates nothing."""
-  _, outer = modules.abstract(EmbeddingAndHead, config)
-  _, block = modules.abstract(Block, config)
-  shape = functools.partial(modules.shape, mesh, dtype=config.dtype)
+  _, outer = abstract_module(EmbeddingAndHead, config)
+  _, block = abstract_module(Block, config)
+  shape = functools.partial(parameter_shape, mesh, dtype=config.dtype)
   layers = (nnx.to_pure_dict(block, shape),) * config.num_layers
   return jax.tree_util.tree_map_with_path(
     functools.partial(_stored, config, mesh), nnx.to_pure_dict(outer, shape) | {'layers': layers}
@@ -227,8 +286,8 @@ def hidden_states_and_balance(
   segments: Segments | None = None,
   remat: str = 'none',
   routes_BTLC: Array | None = None,
-  counted: balance.Counted | None = None,
-) -> tuple[jax.Array, balance.Balance | None]:
+  counted: mlp.Counted | None = None,
+) -> tuple[jax.Array, mlp.Balance | None]:
   """The hidden states after the final norm, in the compute dtype; and how even experts' load is.
 
   Args:
@@ -245,8 +304,8 @@ def hidden_states_and_balance(
     ([B, T, D], the balance stacked over layers, where it is wanted of a model with experts).
   """
   chex.assert_rank(tokens_BT, 2)
-  of_kind = layer_rotations.of_kinds(
-    config, segments.position_BT if segments else layer_rotations.positions(tokens_BT)
+  of_kind = rotations_of_kinds(
+    config, segments.position_BT if segments else default_positions(tokens_BT)
   )
   kinds, rotations = list(of_kind), list(of_kind.values())
   number_L, stacked = None, None
@@ -256,17 +315,17 @@ def hidden_states_and_balance(
 
   def apply_layer(
     x_BTD: jax.Array, scanned: tuple[Params, Array | None, Array | None]
-  ) -> tuple[jax.Array, balance.Balance | None]:
+  ) -> tuple[jax.Array, mlp.Balance | None]:
     layer, number, chosen_BTC = scanned
     rotation, is_local = rotations[0], kinds[0].is_local
     if number is not None:
       rotation = jax.tree.map(lambda table: table[number], stacked)
       if len({kind.is_local for kind in kinds}) > 1:
         is_local = jnp.array([kind.is_local for kind in kinds])[number]
-    x_BTD, _, routing = modules.block(config, layer)(
+    x_BTD, _, routing = block_module(config, layer)(
       x_BTD, rotation, is_local, None, segments=segments, chosen_BTC=chosen_BTC
     )
-    return x_BTD, balance.of_layer(config, routing, counted) if routing and counted else None
+    return x_BTD, mlp.balance_of_layer(config, routing, counted) if routing and counted else None
 
   if remat != 'none':
     # A scan's body needs no barrier against CSE: XLA does not merge it with the code around it.
@@ -277,7 +336,7 @@ def hidden_states_and_balance(
   x_BTD = sharding.constrain(x_BTD, ('batch', None, None))
   routes_LBTC = None if routes_BTLC is None else jnp.moveaxis(routes_BTLC, 2, 0)
   x_BTD, found = jax.lax.scan(apply_layer, x_BTD, (params['layers'], number_L, routes_LBTC))
-  return modules.embedding_and_head(config, params).final_norm(x_BTD), found
+  return outer_module(config, params).final_norm(x_BTD), found
 
 
 def copied(params: Params) -> Params:
@@ -337,7 +396,7 @@ def prefill(
     ([B, T, D], cache, the experts of each token [B, T, L, C] or None).
   """
   chex.assert_rank(tokens_BT, 2)
-  positions, nothing = layer_rotations.positions(tokens_BT), (None,) * config.num_layers
+  positions, nothing = default_positions(tokens_BT), (None,) * config.num_layers
   hidden_BTD, cache, routes_BTLC = apply_layers(
     config, params, tokens_BT, positions, nothing, routes_BTLC=routes_BTLC
   )
@@ -382,19 +441,19 @@ def apply_layers(
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
   """All layers, unrolled, in the decode layout; `store` puts a layer's cache where it is kept."""
   x_BTD = sharding.constrain(_embed(config, params, tokens_BT), ('batch', None, None))
-  rotations = layer_rotations.of_kinds(config, position_BT)
+  rotations = rotations_of_kinds(config, position_BT)
   new_cache, chosen = [], []
   layers = zip(params['layers'], cache, config.kinds, strict=True)
   for number, (layer, layer_cache, kind) in enumerate(layers):
     chosen_BTC = None if routes_BTLC is None else routes_BTLC[:, :, number]
-    x_BTD, new_layer_cache, routing = modules.block(config, layer)(
+    x_BTD, new_layer_cache, routing = block_module(config, layer)(
       x_BTD, rotations[kind], kind.is_local, layer_cache, position_BT, segments, chosen_BTC
     )
     if store:
       x_BTD, new_layer_cache = store(number, x_BTD, new_layer_cache)
     new_cache.append(new_layer_cache)
     chosen += [routing.chosen_BTC] if routing else []
-  hidden_BTD = modules.embedding_and_head(config, params).final_norm(x_BTD)
+  hidden_BTD = outer_module(config, params).final_norm(x_BTD)
   return hidden_BTD, tuple(new_cache), jnp.stack(chosen, axis=2) if chosen else None
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention
 
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.policy import sharding, shards
+from exgrpo_jax.policy import sharding
 from exgrpo_jax.policy.dense_cache import scattered
 
 PAGE = 256  # positions
@@ -59,7 +59,9 @@ def write(layer: Ragged, key_BGH: jax.Array, value_BGH: jax.Array, position_B: A
   """The layer with each row's key and value written at its position, which must be below S."""
   B, G, H = key_BGH.shape
   pair_BCH = jnp.stack([key_BGH, value_BGH], axis=2).reshape(B, 2 * G, H)
-  write_rows = shards.per_shard(scattered, (_AXES, ('batch', 'kv_heads', None), ('batch',)), _AXES)
+  write_rows = sharding.per_shard(
+    scattered, (_AXES, ('batch', 'kv_heads', None), ('batch',)), _AXES
+  )
   return Ragged(write_rows(layer.pair_BSCH, pair_BCH, jnp.asarray(position_B)))
 
 
@@ -72,7 +74,7 @@ def attend(query_BNH: jax.Array, position_B: Array, layer: Ragged, cap: float = 
   G = layer.pair_BSCH.shape[2] // 2
   # By key/value heads, so that where the mesh replicates these it replicates their queries.
   axes = ('batch', 'kv_heads', None, None)
-  attend_rows = shards.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
+  attend_rows = sharding.per_shard(functools.partial(_attend, cap), (axes, ('batch',), _AXES), axes)
   query_BGRH = query_BNH.reshape(B, G, N // G, H)
   return attend_rows(query_BGRH, jnp.asarray(position_B), layer.pair_BSCH).reshape(B, N, H)
 

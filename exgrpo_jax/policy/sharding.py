@@ -16,9 +16,10 @@ of all devices along it (`shards.over_experts`).
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -328,3 +329,129 @@ def _place(config: TrainingConfig | DecodingConfig) -> str:
 def _describe(config: TrainingConfig | DecodingConfig) -> str:
   sizes = ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(config).items())
   return f'{_place(config)} {sizes}'
+
+
+# ---- Programs on the training mesh ----
+
+
+_OPTIONS: dict[str, dict[str, str]] = {  # by platform: compilers refuse options of another
+  # Otherwise a product with weights that are split over all chips becomes a loop over their shards,
+  # each too thin for the matrix units. In MiB; no product is as large.
+  'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
+}
+
+_Arguments = ParamSpec('_Arguments')
+_Result = TypeVar('_Result')
+
+
+class TrainingJit(Generic[_Arguments, _Result]):
+  """A jitted function whose platform is that of the mesh of `jax.set_mesh` when it is called."""
+
+  def __init__(self, function: Callable[_Arguments, _Result], **options: Any) -> None:
+    functools.update_wrapper(self, function)
+    self._on = functools.cache(
+      lambda platform: jax.jit(function, compiler_options=_OPTIONS.get(platform), **options)
+    )
+
+  def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    """The function's result."""
+    return self._on(platform())(*args, **kwargs)
+
+  def lower(self, *args: Any) -> jax.stages.Lowered:
+    """Lowers the function for arguments of these shapes; see `jax.stages.Wrapped.lower`."""
+    return self._on(platform()).lower(*args)
+
+
+def jit_for_training(
+  *, static_argnums: int | tuple[int, ...], donate_argnums: tuple[int, ...] = ()
+) -> Callable[[Callable[_Arguments, _Result]], TrainingJit[_Arguments, _Result]]:
+  """A decorator that takes arguments of `jax.jit`."""
+  return lambda function: TrainingJit(
+    function, static_argnums=static_argnums, donate_argnums=donate_argnums
+  )
+
+
+# ---- Functions on each shard ----
+
+
+def per_shard(
+  function: Callable[..., jax.Array],
+  in_axes: Sequence[Sequence[str | None]],
+  out_axes: Sequence[str | None],
+) -> Callable[..., jax.Array]:
+  """`function`, applied by each device to its own shards, on the mesh of `jax.set_mesh`.
+
+  For what GSPMD cannot partition, such as a Pallas kernel; `function` must not need data from
+  other shards. On a mesh of one device it is `function` itself.
+
+  Args:
+    function: from arrays to one array.
+    in_axes: the logical axes of each argument. An axis is split if the mesh divides it in
+      every argument that has it.
+    out_axes: the result's logical axes, each of which some argument has.
+
+  Raises:
+    RuntimeError: there is no mesh in context.
+  """
+  mesh = mesh_in_context('shards.per_shard')
+  if mesh.size == 1:
+    return function
+
+  def call(*args: jax.Array) -> jax.Array:
+    mesh_axes: dict[str | None, tuple[str, ...] | None] = {}
+    for x, axes in zip(args, in_axes, strict=True):
+      for name, size in zip(axes, x.shape, strict=True):
+        dividing = mesh_axes(mesh.shape, name, size)
+        mesh_axes[name] = mesh_axes.get(name, dividing) and dividing
+    # check_vma is off: Pallas kernels do not declare over which axes their results vary.
+    return jax.shard_map(
+      function,
+      in_specs=tuple(PartitionSpec(*map(mesh_axes.get, axes)) for axes in in_axes),
+      out_specs=PartitionSpec(*map(mesh_axes.get, out_axes)),
+      check_vma=False,
+    )(*args)
+
+  return call
+
+
+def over_experts(
+  function: Callable[[Any, Any, jax.Array | int], jax.Array], rows: Any, kernels: Any
+) -> jax.Array:
+  """The sum over devices of `function(rows, kernels, first)`, on the mesh of `jax.set_mesh`.
+
+  Each device has the shards of the kernels of its experts, of which the first is number `first`
+  among all, and the rows of all devices along the experts' axis. `function` gives its experts' and
+  its hidden units' part of a sum, of the shape and dtype of the first of `rows`.
+
+  Args:
+    function: what a device computes; on a mesh of one device it is the whole.
+    rows: arrays [B, ...].
+    kernels: (gate, up, down) with the axes of mlp.Experts.
+
+  Raises:
+    RuntimeError: there is no mesh in context.
+  """
+  mesh = mesh_in_context('shards.over_experts')
+  if mesh.size == 1:
+    return function(rows, kernels, 0)
+  of_rows = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))
+  # Whole in their width: what is split over it is gathered for the layer, as other kernels are.
+  inputs, outputs = ('experts', None, 'mlp'), ('experts', 'mlp', None)
+  of_kernels = tuple(
+    spec(mesh.shape, axes, kernel.shape)
+    for axes, kernel in zip((inputs, inputs, outputs), kernels, strict=True)
+  )
+  is_split = of_rows != PartitionSpec(None)
+  experts, hidden_units = axes('experts'), axes('mlp')
+
+  def call(rows: Any, kernels: Any) -> jax.Array:
+    if is_split:
+      rows = jax.tree.map(lambda x: jax.lax.all_gather(x, experts, tiled=True), rows)
+    part = function(rows, kernels, jax.lax.axis_index(experts) * len(kernels[0]))
+    if is_split:
+      return jax.lax.psum(jax.lax.psum_scatter(part, experts, tiled=True), hidden_units)
+    return jax.lax.psum(part, (*experts, *hidden_units))
+
+  return jax.shard_map(call, in_specs=(of_rows, of_kernels), out_specs=of_rows, check_vma=False)(
+    rows, kernels
+  )

@@ -1,4 +1,4 @@
-"""Filling slots with prompts, which are prefilled and inserted; resumption.py fills them too.
+"""Filling slots with prompts, which are prefilled and inserted, and with begun responses.
 
 Shape letters as in decode_loop.py.
 """
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from exgrpo_jax.datatypes import Array
+from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model
 from exgrpo_jax.rollout import decode_loop
-from exgrpo_jax.rollout.decode_loop import Prompts, State
+from exgrpo_jax.rollout.decode_loop import DecodeSpec, Prompts, State
 from exgrpo_jax.runtime import randomness
 
 
@@ -21,7 +22,7 @@ class Insertion(NamedTuple):
   """Which slots are filled, and with what."""
 
   slot_R: Array  # int32; one past the last slot to fill none
-  source_R: Array  # int32, among prompts or parked caches; see also resumption.py
+  source_R: Array  # int32, among prompts or parked caches; see also `resume`
   position_R: Array  # int32, tokens of the prompt and of the response so far
   length_R: Array  # int32, tokens of the response so far
   step_key_RX: Array  # uint32, the data of the key of the step in which the response began
@@ -101,3 +102,79 @@ def _with_routes(
     return kept_BSLC
   routes_RTLC = routes_RTLC.astype(kept_BSLC.dtype)
   return kept_BSLC.at[row_R, : routes_RTLC.shape[1]].set(routes_RTLC, mode='drop')
+
+
+# ---- Parking: slots set aside and taken back ----
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def empty_parking(config: model.Config, spec: DecodeSpec) -> kv_cache.Cache:
+  """Room for the caches of `spec.parked` rows, as long as the slots'."""
+  return kv_cache.constrained(model.init_cache(config, spec.parked, spec.longest_row))
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def park(state: State, parked: kv_cache.Cache, slot_R: Array, place_R: Array) -> kv_cache.Cache:
+  """Copies the caches of slots to their places; one past the last place is nowhere."""
+  rows = kv_cache.select_rows(state.cache, slot_R)
+  return kv_cache.constrained(kv_cache.replace_rows(parked, place_R, rows))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def unpark(state: State, parked: kv_cache.Cache, insertion: Insertion) -> State:
+  """Copies parked caches into slots, whose rows have to read a forced token next."""
+  R, D = len(insertion.source_R), state.hidden_BD.shape[1]
+  cache = kv_cache.select_rows(parked, insertion.source_R)
+  hidden_RD = jnp.zeros((R, D), state.hidden_BD.dtype)  # nobody draws from it
+  # Their routes are known since they were parked.
+  return filled(state, insertion, hidden_RD, cache, None)
+
+
+# ---- Resuming responses of an earlier step ----
+
+# Shape letters as in decode_loop.py; T tokens of each of P packed sequences.
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def resume(
+  config: model.Config,
+  params: model.Params,
+  state: State,
+  tokens_PT: Array,
+  segments: Segments,
+  insertion: Insertion,
+  routes_PTLC: Array | None = None,
+) -> State:
+  """Prefills prompts with the responses so far, and puts them into slots.
+
+  Args:
+    config: the model's shape.
+    params: in the decode layout.
+    state: of the slots; donated.
+    tokens_PT: int32, rows that are packed.
+    segments: keep them apart.
+    insertion: of these rows, in any order; a row's source is its first token among the P * T.
+    routes_PTLC: the experts of their tokens, as far as they are known; see routes.py.
+  """
+  slot_R, start_R, length_R, *_ = map(jnp.asarray, insertion)
+  T, nothing = tokens_PT.shape[1], (None,) * config.num_layers
+  sizes = config.layer_lengths(T)
+
+  def store(
+    number: int, x_PTD: jax.Array, packed: kv_cache.LayerCache
+  ) -> tuple[jax.Array, kv_cache.LayerCache]:
+    layer = state.cache[number]
+    layer = kv_cache.unpack_rows(layer, packed, slot_R, start_R, length_R, sizes[number])
+    # Before the next layer, so that the packed caches of all layers never exist at once.
+    return jax.lax.optimization_barrier((x_PTD, layer))
+
+  hidden_PTD, cache, routes_PTLC = model.apply_layers(
+    config, params, tokens_PT, segments.position_BT, nothing, segments, routes_PTLC, store
+  )
+  last_RD = hidden_PTD[jnp.divmod(start_R + length_R - 1, T)]
+  routes_RTLC = None
+  if routes_PTLC is not None and state.routes_BSLC is not None:
+    # What follows a row's tokens there is meaningless.
+    place_RT = jnp.minimum(start_R[:, None] + jnp.arange(T), tokens_PT.size - 1)
+    routes_RTLC = routes_PTLC.reshape(-1, *routes_PTLC.shape[2:])[place_RT]
+  return filled(state._replace(cache=cache), insertion, last_RD, None, routes_RTLC)

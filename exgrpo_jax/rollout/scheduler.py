@@ -6,7 +6,7 @@ move by an ulp).
 
 The device runs `decode_loop.decode` until some rows have finished, in parts that take seconds
 (`_Pace`). The host then takes their responses, and inserts the next prompts, which were prefilled
-before, each once for all its samples (prefilled.py), into the free slots. It decides from small
+before, once for all its samples (`slots.Prefilled`), into the free slots. It decides from small
 arrays that are the same on every host.
 
 Few programs are compiled. With ragged attention (`kv_cache.is_ragged`) the cache always has the
@@ -37,12 +37,12 @@ from exgrpo_jax.datatypes import Response
 from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import kv_cache, model, sharding
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import decode_loop, filling, parking, resumption, routes
+from exgrpo_jax.rollout import decode_loop, filling, routes
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
 from exgrpo_jax.rollout.filling import Insertion
-from exgrpo_jax.rollout.prefilled import Prefilled, packed, packed_rows
 from exgrpo_jax.rollout.sampler import More, OnFinish, Request, ignore, nothing_more
 from exgrpo_jax.rollout.slots import (
+  Prefilled,
   Row,
   Slots,
   Sync,
@@ -51,6 +51,8 @@ from exgrpo_jax.rollout.slots import (
   harvest,
   insertion_of,
   metrics,
+  packed,
+  packed_rows,
   progress,
   rows_of,
   take_slots,
@@ -106,7 +108,7 @@ class SlotEngine:
         if state is None or prefilled is None:
           state, places = decode_loop.empty(self.model, self.spec.at_any_temperature, length)
           prefilled = Prefilled(places)
-          parked = parking.empty(self.model, self.spec) if self.spec.parked else None
+          parked = filling.empty_parking(self.model, self.spec) if self.spec.parked else None
         state = _fit_cache(self.model, self.spec, state, length)
         if parked is not None:
           state = self._unparked(state, parked, slots)
@@ -174,7 +176,7 @@ class SlotEngine:
       some = kept[start : start + count]
       nowhere = [(0, self.spec.parked)] * (count - len(some))
       slot_R, place_R = np.array([*some, *nowhere], np.int32).T
-      parked = parking.park(state, parked, slot_R, place_R)
+      parked = filling.park(state, parked, slot_R, place_R)
     return parked
 
   def _unparked(self, state: State, parked: kv_cache.Cache, slots: Slots) -> State:
@@ -187,7 +189,7 @@ class SlotEngine:
     count = rows_per_insert(self.spec.slots)
     for start in range(0, len(new), count):
       insertion = insertion_of(new[start : start + count], self.spec.slots, count)
-      state = parking.unpark(state, parked, insertion)
+      state = filling.unpark(state, parked, insertion)
     for _, _, row in new:
       row.is_filled = True
     return state
@@ -202,7 +204,7 @@ class SlotEngine:
   ) -> State:
     """The state with the slots of new rows filled; prefills the prompts that `prefilled` lacks."""
     for begun in self._resumptions(slots):
-      state = resumption.resume(self.model, params, state, *begun)
+      state = filling.resume(self.model, params, state, *begun)
     new = [(slot, row) for slot, row in enumerate(slots) if row is not None and not row.is_filled]
     while new:
       if any(row.origin not in prefilled.places for _, row in new):
@@ -225,7 +227,7 @@ class SlotEngine:
   def _resumptions(
     self, slots: Slots
   ) -> Iterator[tuple[np.ndarray, Segments, Insertion, np.ndarray | None]]:
-    """What `resumption.resume` takes to fill the slots of rows that have begun."""
+    """What `filling.resume` takes to fill the slots of rows that have begun."""
     begun = {
       slot: row for slot, row in enumerate(slots) if row and row.length and not row.is_filled
     }

@@ -12,7 +12,7 @@ from exgrpo_jax.datatypes import Array
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
-from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.rollout import routes
 
 # Rows on each part of the sequences for which a pass has room, about.

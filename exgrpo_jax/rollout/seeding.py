@@ -20,7 +20,7 @@ from exgrpo_jax.datatypes import QuestionSet, Trajectory, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import pool
 from exgrpo_jax.policy.model import Params
-from exgrpo_jax.rollout import facts
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import hosts
 
@@ -144,7 +144,7 @@ def successes(
     [question.kind for question in questions],
     [
       functools.partial(
-        facts.of_response,
+        stages.response_facts,
         question,
         candidate.tokens,
         int(candidate.tokens[-1]) not in tokenizer.eos_ids,

@@ -12,7 +12,7 @@ from exgrpo_jax.experiment.experiment import (
 )
 from exgrpo_jax.grading import pool
 from exgrpo_jax.reporting import weights_and_biases
-from exgrpo_jax.rollout import facts
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
 from exgrpo_jax.training import prior_experience
@@ -61,4 +61,4 @@ def check_rewards(config: Config, data: QuestionSet) -> None:
   """InputError where a reward that reads a question's row cannot use that of the first one."""
   # Of ours score_answer alone reads one.
   if any(':' in spec or spec == 'score_answer' for spec in config.grading.rewards):
-    pool.check(config.grading, config.verifier, facts.of_question(data.questions[0]))
+    pool.check(config.grading, config.verifier, stages.question_facts(data.questions[0]))

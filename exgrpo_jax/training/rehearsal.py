@@ -19,19 +19,15 @@ from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.padding import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
-from exgrpo_jax.rollout import (
-  decode_loop,
-  filling,
-  parking,
-  resumption,
-  routes,
-  scheduler,
-  selection,
-  slots,
-)
+from exgrpo_jax.rollout import decode_loop, filling, routes, scheduler, selection, slots
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
-from exgrpo_jax.rollout.prefilled import Prefilled, packed_rows, packed_shapes, prefill_lengths
-from exgrpo_jax.rollout.slots import insertion_of
+from exgrpo_jax.rollout.slots import (
+  Prefilled,
+  insertion_of,
+  packed_rows,
+  packed_shapes,
+  prefill_lengths,
+)
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -97,9 +93,9 @@ def _decode(experiment: Experiment, params: model.Params, spec: DecodeSpec) -> N
       if (experiment.config.rollout.carry or has_turns) and not longer:
         state = _resume(shape, spec, params, mesh, state)
       if spec.parked:
-        parked = parking.empty(shape, spec)
-        parked = parking.park(state, parked, nothing.source_R, nothing.source_R)
-        state = parking.unpark(state, parked, nothing)
+        parked = filling.empty_parking(shape, spec)
+        parked = filling.park(state, parked, nothing.source_R, nothing.source_R)
+        state = filling.unpark(state, parked, nothing)
       while True:
         if longer:
           state = decode_loop.resize_cache(shape, state, longer)
@@ -120,7 +116,7 @@ def _resume(
     tokens_PT = np.full((passed.count, passed.length), spec.pad_id, np.int32)
     known = routes.unknown(shape, *tokens_PT.shape) if spec.keeps_routes else None
     nothing = insertion_of([], spec.slots, packed_rows(passed.count, spec.slots))
-    state = resumption.resume(shape, params, state, tokens_PT, segments, nothing, known)
+    state = filling.resume(shape, params, state, tokens_PT, segments, nothing, known)
   return state
 
 

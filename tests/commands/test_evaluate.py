@@ -15,7 +15,7 @@ from exgrpo_jax.evaluation import scores
 from exgrpo_jax.experiment import experiment, policies
 from exgrpo_jax.grading import workers
 from exgrpo_jax.reporting import messages, metrics
-from exgrpo_jax.rollout import facts
+from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers import decoding, recording, tiny
 from tests.helpers.paths import CHECKPOINTS
@@ -221,7 +221,7 @@ def test_the_verifier_may_ask_for_what_the_question_has(recorded, by_hand, capsy
 
   monkeypatch.setattr(scores.Grader, 'grade', noted)
   by_hand(tiny.NUM_STEPS, capsys, samples=2)
-  asked = [facts.of_question(question) for question in recorded.evaluations[0].questions]
+  asked = [stages.question_facts(question) for question in recorded.evaluations[0].questions]
   assert known == [one for one in asked for _ in range(2)]
   assert known[0]['answer']  # a column
 

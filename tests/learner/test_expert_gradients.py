@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_jax.algorithm import objective
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.policy import balance, model
+from exgrpo_jax.policy import mlp, model
 from tests.helpers.meshes import initial_params
 from tests.learner import test_gradients
 from tests.learner.test_gradients import BATCH, LENGTH, RESPONSE, ROWS
@@ -42,7 +42,7 @@ def alone(spec, params, batch):
   def loss_of_row(params, row):
     tokens_BT, inputs, routes_BTLC = jax.tree.map(lambda x: x[None], tree.unflatten(row))
     weight_BT = jnp.pad(inputs.entropy_weight_BT[:, 1:], ((0, 0), (0, 1)))  # the token before
-    counted = balance.Counted(weight_BT, np.ones((1, LENGTH), int))
+    counted = mlp.Counted(weight_BT, np.ones((1, LENGTH), int))
     hidden_BTD, load = model.hidden_states_and_balance(
       CONFIG, params, tokens_BT, routes_BTLC=routes_BTLC, counted=counted
     )

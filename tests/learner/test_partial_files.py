@@ -5,7 +5,7 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.datatypes import PartialGroup, Response, Span, Verdict
-from exgrpo_jax.learner import partial_files
+from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from tests.helpers import buffers
 
@@ -47,8 +47,8 @@ GROUPS = (
 
 @pytest.mark.parametrize('groups', [GROUPS, ()], ids=['some', 'none'])
 def test_groups_are_read_as_they_were_written(groups, tmp_path):
-  partial_files.write(epath.Path(tmp_path), groups)
-  found = partial_files.read(epath.Path(tmp_path))
+  checkpoint.write_partial(epath.Path(tmp_path), groups)
+  found = checkpoint.read_partial(epath.Path(tmp_path))
   assert isinstance(found, tuple) and buffers.described(found) == buffers.described(groups)
   for group in found:
     for one in group.responses:
@@ -58,9 +58,9 @@ def test_groups_are_read_as_they_were_written(groups, tmp_path):
 
 @pytest.mark.parametrize('name', ['index.json', 'values.npz'])
 def test_one_flipped_bit_is_noticed(name, tmp_path):
-  partial_files.write(epath.Path(tmp_path), GROUPS)
+  checkpoint.write_partial(epath.Path(tmp_path), GROUPS)
   content = bytearray((tmp_path / name).read_bytes())
   content[len(content) // 2] ^= 1
   (tmp_path / name).write_bytes(content)
   with pytest.raises(ValueError, match='carried: not the bits that were saved'):
-    partial_files.read(epath.Path(tmp_path))
+    checkpoint.read_partial(epath.Path(tmp_path))

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from exgrpo_jax.policy import balance
+from exgrpo_jax.policy import mlp
 from exgrpo_jax.policy.mlp import Routing
 from tests.policy import test_model
 
@@ -21,7 +21,7 @@ CHOSEN_BTC = np.argsort(-LOGITS_BTE, axis=-1)[..., :C]
 
 def of_layer(logits_BTE, weight_BT=WEIGHT_BT, row_BT=ROW_BT, chosen_BTC=CHOSEN_BTC):
   routing = Routing(chosen_BTC, jax.nn.softmax(logits_BTE))
-  return balance.of_layer(CONFIG, routing, balance.Counted(weight_BT, row_BT))
+  return mlp.balance_of_layer(CONFIG, routing, mlp.Counted(weight_BT, row_BT))
 
 
 def test_the_balance_is_that_of_loops_over_rows():
@@ -50,6 +50,6 @@ def test_even_routing_has_one_and_a_step_down_is_more_even():
 
 def test_weights_are_put_at_their_positions():
   position_BW, weight_BW = np.array([[0, 3], [2, 4]]), np.float32([[1, 2], [0, 3]])
-  weight_BT, row_BT = balance.counted(position_BW, weight_BW, ROW_BT)
+  weight_BT, row_BT = mlp.counted_balance(position_BW, weight_BW, ROW_BT)
   assert weight_BT.tolist() == [[1, 0, 0, 2, *[0] * 4], [0, 0, 0, 0, 3, *[0] * 3]]
   assert row_BT is ROW_BT

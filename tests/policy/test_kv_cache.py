@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-from exgrpo_jax.policy import dense_cache, gpu_decoding, kv_cache, model, ragged_cache, sharding
+from exgrpo_jax.policy import dense_cache, kv_cache, model, ragged_cache, sharding
 from exgrpo_jax.rollout import decode_loop
 from tests.helpers.decoding import decoding_by, generated
 from tests.rollout import test_scheduler
@@ -111,7 +111,7 @@ def test_attention_for_gpu_equals_plain_attention(monkeypatch):
   sizes = (B, N, H), (B, S, G, H), (B, S, G, H)
   query_BNH, *sequence = (np.float32(rng.normal(size=size)) for size in sizes)
   layer = dense_cache.dense_from_sequence(*sequence)
-  found = jax.jit(gpu_decoding.attend)(query_BNH, position_B, layer)
+  found = jax.jit(dense_cache.attend_on_gpu)(query_BNH, position_B, layer)
   expected = jax.jit(dense_cache.attend_dense)(query_BNH, position_B, layer)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   assert asked == ['cudnn']

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from exgrpo_jax import config as config_lib
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.policy import sharding, shards
+from exgrpo_jax.policy import sharding
 
 SIZES = {'data': 2, 'fsdp': 2, 'expert': 2, 'tensor': 2}
 
@@ -86,7 +86,7 @@ def test_without_a_mesh_in_context_the_error_says_what_is_missing():
   calls = {
     'sharding.constrain': lambda: sharding.constrain(jnp.ones((2, 3)), ('batch', None)),
     'sharding.num_shards': lambda: sharding.num_shards('batch', 2),
-    'shards.per_shard': lambda: shards.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
+    'shards.per_shard': lambda: sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)),
   }
   for name, call in calls.items():
     message = re.escape(f'{name} needs a mesh: call inside `with jax.set_mesh(mesh)`.')
@@ -105,7 +105,7 @@ def without_mesh():
 
 def test_one_device_holds_everything():
   assert sharding.num_shards('batch', 2) == 1
-  assert shards.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
+  assert sharding.per_shard(jnp.sin, [('batch', None)], ('batch', None)) is jnp.sin
   x = jnp.ones((2, 3))
   np.testing.assert_array_equal(sharding.constrain(x, ('batch', None)), x)
 

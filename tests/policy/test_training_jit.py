@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.training_jit import jit_for_training
+from exgrpo_jax.policy.sharding import jit_for_training
 
 
 def multiply(x_BTD, weight_DF):

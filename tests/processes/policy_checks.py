@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from exgrpo_jax.algorithm import objective
-from exgrpo_jax.policy import attention, logprobs, model, sharding, shards
+from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.runtime import machine
 from tests.helpers.checks import Checks, case
 from tests.helpers.losses import fused_example
@@ -68,7 +68,7 @@ def per_shard_applies_a_function_to_the_shards_of_each_device():
   def halve(num_columns):
     x = jnp.arange(8.0 * 4).reshape(8, 4)
     in_axes = [('batch', 'heads'), ('heads',), ('heads',)]
-    by_shard = shards.per_shard(first_half, in_axes, ('batch', 'heads'))
+    by_shard = sharding.per_shard(first_half, in_axes, ('batch', 'heads'))
     return by_shard(x, jnp.ones(num_columns), jnp.ones(2))
 
   with jax.set_mesh(make_mesh(2, 2, 2)):
@@ -189,7 +189,7 @@ def experts_on_an_axis_of_their_own_are_those_of_one_device():
   mesh, rows_BTD = make_meshes((1, 2, 1, 4), (8, 1, 1)).training, jnp.ones((3, 2, 4))
   with jax.set_mesh(mesh):  # three rows, which eight devices do not divide
     kernels = (jnp.ones((8, 4, 2)), jnp.ones((8, 4, 2)), jnp.ones((8, 2, 4)))
-    total = shards.over_experts(
+    total = sharding.over_experts(
       lambda rows, kernels, first: rows[0] * (len(kernels[0]) * (first + 1)), (rows_BTD,), kernels
     )
   np.testing.assert_array_equal(total, rows_BTD * 2 * (1 + 3 + 5 + 7))

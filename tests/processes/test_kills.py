@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from exgrpo_jax.learner import buffer_files, checkpoint, folder_item, partial_files
+from exgrpo_jax.learner import buffer_files, checkpoint
 from exgrpo_jax.reporting import step_records
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import CARRY, Pod
@@ -52,9 +52,9 @@ def results(workdir):
       STEPS,
       args=ocp.args.Composite(
         state=ocp.args.StandardRestore(),
-        buffer=folder_item.Restore(buffer_files.read),
+        buffer=checkpoint.RestoreFolder(buffer_files.read),
         cursor=ocp.args.JsonRestore(),
-        carried=folder_item.Restore(partial_files.read),
+        carried=checkpoint.RestoreFolder(checkpoint.read_partial),
       ),
     )
   texts = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import model, sharding
-from exgrpo_jax.rollout import decode_loop, resumption, scheduler, token_sampling
+from exgrpo_jax.rollout import decode_loop, filling, scheduler, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN, Request
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from tests.helpers.decoding import decoding_by, plain_kernel
@@ -88,13 +88,13 @@ def play(params, mesh, parked, delay=lambda _: 0, config=CONFIG):
 @pytest.fixture
 def resumed(monkeypatch):
   """How many rows each call of `resume` fills."""
-  counts, resume = [], resumption.resume
+  counts, resume = [], filling.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     counts.append(int((insertion.slot_R < SPEC.slots).sum()))
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(resumption, 'resume', watched)
+  monkeypatch.setattr(filling, 'resume', watched)
   return counts
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
-from exgrpo_jax.rollout import decode_loop, prefilled, resumption
+from exgrpo_jax.rollout import decode_loop, filling, slots
 from exgrpo_jax.rollout.slots import insertion_of
 from tests.helpers.decoding import decoding_by
 from tests.policy.test_kv_cache import SEVEN_B
@@ -21,7 +21,7 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
   """Four of at most a quarter of the longest, and one that is longer."""
   rows = {name: np.full(length, name, np.int32) for name, length in enumerate((90, 256, 80, 1, 30))}
   found = {}
-  for tokens_PT, segments, starts, _ in prefilled.packed(rows, 256, 8, one_device):
+  for tokens_PT, segments, starts, _ in slots.packed(rows, 256, 8, one_device):
     assert tokens_PT.shape in ((2, 256), (8, 64))
     for name, start in starts:
       last = start + len(rows[name]) - 1
@@ -30,12 +30,12 @@ def test_every_row_is_in_a_pass_once_and_whole(one_device):
       assert segments.position_BT.flat[last] == len(rows[name]) - 1
   for name, tokens in rows.items():
     np.testing.assert_array_equal(found[name], tokens)
-  assert list(prefilled.packed({}, 256, 8, one_device)) == []
+  assert list(slots.packed({}, 256, 8, one_device)) == []
 
 
 def test_rows_alone_are_laid_out_by_their_own_length_whatever_is_beside_them(one_device):
   def places(lengths):
-    passes = prefilled.packed_passes(np.array(lengths), 256, 8, one_device, alone=True)
+    passes = slots.packed_passes(np.array(lengths), 256, 8, one_device, alone=True)
     return {lengths[row]: one.shape.length for one in passes for (row,) in one.sequences}, sum(
       len(one.sequences) for one in passes
     )
@@ -50,10 +50,10 @@ def test_rows_that_span_steps_are_packed_with_little_padding():
   mesh = jax.sharding.AbstractMesh((16, 1, 1, 4), ('data', 'fsdp', 'expert', 'tensor'))
   drawn = np.random.default_rng(0).lognormal(np.log(1024), np.log(8) / 2.33, 1000)
   length_R = 150 + drawn.astype(int).clip(1, 8192)
-  passes = prefilled.packed_passes(length_R, 9216, 1024, mesh)
+  passes = slots.packed_passes(length_R, 9216, 1024, mesh)
   assert {one.shape[:2] for one in passes} == {(16, 9216), (16, 2304)}
   for one in passes:
-    most = prefilled.packed_rows(one.shape.count, 1024)
+    most = slots.packed_rows(one.shape.count, 1024)
     assert sum(map(len, one.sequences)) <= most == 16 * 8
   assert sum(one.shape.num_tokens for one in passes) < 1.05 * length_R.sum()
 
@@ -112,10 +112,10 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
     sharding.DecodingConfig(data=16, tensor=4), chips.slice_devices('v5e:8x8')
   )
   spec = dataclasses.replace(SPEC, slots=256, max_prompt=1024, max_response=1024)
-  shape, _ = prefilled.packed_shapes(spec.longest_row, spec.slots, mesh)
+  shape, _ = slots.packed_shapes(spec.longest_row, spec.slots, mesh)
   layout = sharding.batch(mesh, shape.count)
   tokens_PT = jax.ShapeDtypeStruct((shape.count, shape.length), 'int32', sharding=layout)
-  nothing = insertion_of([], spec.slots, prefilled.packed_rows(shape.count, spec.slots))
+  nothing = insertion_of([], spec.slots, slots.packed_rows(shape.count, spec.slots))
   with jax.set_mesh(mesh):
     empty = functools.partial(decode_loop.empty, config, spec, spec.longest_row)
     layouts, _ = jax.jit(empty).lower().compile().output_shardings
@@ -124,7 +124,7 @@ def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
       jax.eval_shape(empty)[0],
       layouts,
     )
-    program = resumption.resume.lower(
+    program = filling.resume.lower(
       config,
       model.decode_shapes(config, mesh),
       state,

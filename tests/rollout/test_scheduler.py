@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.policy import kv_cache, logprobs, model, sharding
-from exgrpo_jax.rollout import (
-  decode_loop,
-  filling,
-  prefilled,
-  resumption,
-  scheduler,
-  slots,
-  token_sampling,
-)
+from exgrpo_jax.rollout import decode_loop, filling, scheduler, slots, token_sampling
 from exgrpo_jax.rollout.sampler import UNBEGUN
 from exgrpo_jax.runtime import activity, compilations
 from tests.helpers.decoding import decoding_by, generated
@@ -228,14 +220,14 @@ def test_rows_that_finish_make_room_at_once(generate):
 
 def test_responses_go_on_from_where_they_were_left(generate, responses, monkeypatch):
   """Stopped whenever another is complete: in other slots, prefilled in rows of several lengths."""
-  monkeypatch.setattr(prefilled, '_SHORTEST', 8)
-  resumed, resume = [], resumption.resume
+  monkeypatch.setattr(slots, '_SHORTEST', 8)
+  resumed, resume = [], filling.resume
 
   def watched(config, params, state, tokens_PT, segments, insertion, routes_PTLC):
     resumed.append(tokens_PT.shape[1])
     return resume(config, params, state, tokens_PT, segments, insertion, routes_PTLC)
 
-  monkeypatch.setattr(resumption, 'resume', watched)
+  monkeypatch.setattr(filling, 'resume', watched)
   found, complete, syncs, calls = [UNBEGUN] * 7, [], [], 0
   engine = dict(
     resumes=True, on_finish=lambda index, _: complete.append(index) or True, on_sync=syncs.append
@@ -307,7 +299,7 @@ def test_the_progress_moves_every_ten_seconds(generate, monkeypatch):
 def test_it_says_how_many_prompts_it_has_read(generate, monkeypatch):
   said, prefill = [], filling.prefill
   monkeypatch.setattr(filling, 'prefill', lambda *a: said.append(activity.now()) or prefill(*a))
-  monkeypatch.setattr(prefilled, 'PREFILL_TOKENS', 128)
+  monkeypatch.setattr(slots, 'PREFILL_TOKENS', 128)
   generate([0, 1, 2, 4])
   found = [re.search(r'(\d of \d prompts) read', text)[1] for text in said]
   assert found == ['0 of 4 prompts', '2 of 4 prompts']
@@ -346,8 +338,8 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples(samples_of, watched):
 
 def test_prompts_are_prefilled_in_fixed_shapes_up_front(samples_of, watched, monkeypatch):
   """Seven prompts, four of which are kept at once, in rows of 16 tokens, 32 and 64."""
-  monkeypatch.setattr(prefilled, 'PREFILL_TOKENS', 64)
-  monkeypatch.setattr(prefilled, '_SHORTEST', 16)
+  monkeypatch.setattr(slots, 'PREFILL_TOKENS', 64)
+  monkeypatch.setattr(slots, '_SHORTEST', 16)
   prompts = [np.resize(prompt, size) for prompt, size in zip(PROMPTS, (1, 16, 17, 3, 33, 4, 64))]
   found = samples_of((1,) * 7, prompts, slots=8)
   prefills, _ = watched

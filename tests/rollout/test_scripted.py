@@ -6,8 +6,7 @@ import numpy as np
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor
-from exgrpo_jax.rollout.sampler import UNBEGUN, requests_for
-from exgrpo_jax.rollout.scripted import ScriptedSampler
+from exgrpo_jax.rollout.sampler import UNBEGUN, ScriptedSampler, requests_for
 
 REQUESTS = requests_for([np.int32([9]), np.int32([8])], [5, 6], samples=2, step=1, limit=3)
 
