@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exgrpo_jax.padding import length_bucket, right_padded, rows_within
+from exgrpo_jax.packing import length_bucket, right_padded, rows_within
 
 
 def test_lengths_are_rounded_up_to_powers_of_two_and_their_middles():

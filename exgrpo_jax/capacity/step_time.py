@@ -19,8 +19,7 @@ from exgrpo_jax.capacity.programs import Program
 from exgrpo_jax.capacity.schedule import Generation
 from exgrpo_jax.errors import counted
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.packing import Pass
-from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.packing import Pass, length_bucket
 from exgrpo_jax.policy import ragged_cache, sharding
 from exgrpo_jax.rollout import settings
 

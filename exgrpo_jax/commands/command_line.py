@@ -8,6 +8,7 @@ says why). `train` and `sweep` add some of their own.
 """
 
 import contextlib
+import copy
 import difflib
 import os
 import re
@@ -16,14 +17,15 @@ import signal
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import counterparts
+from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
+from exgrpo_jax.experiment.policies import Source
 from exgrpo_jax.runtime import hosts
 
 Args = flags.FlagValues  # a command's flags by name, e.g. args.workdir
@@ -299,7 +301,7 @@ def _absl_flags(argv: list[str]) -> list[str]:
     near = difflib.get_close_matches(error.flagname, names, n=1)
     listed = f'there are: --{", --".join(sorted(names))}.' if names else 'it has none.'
     hint = f'did you mean --{near[0]}?' if near else listed
-    hint = counterparts.hint(error.flagname) or hint
+    hint = config.counterpart_hint(error.flagname) or hint
     raise InputError(f'--{error.flagname} is no flag of this command; {hint}') from error
   except (flags.Error, ValueError) as error:
     raise InputError(_explanation(str(error))) from error
@@ -315,3 +317,45 @@ def _explanation(message: str) -> str:
   kind = f'one of {", ".join(choices)}' if choices else flag.parser.syntactic_help
   meaning = flag.help.removeprefix(f'<{"|".join(choices)}>: ')  # absl puts them in front
   return f'--{match[1]}={match[2]} must be {kind}: {meaning}'
+
+
+# ---- Flags that choose a policy ----
+
+
+def chosen_policy(args: Args) -> Source:
+  """What --checkpoint and --step, or --model, name; InputError where they name none or two."""
+  if args.checkpoint and args.model:
+    raise InputError(
+      f'--checkpoint={args.checkpoint} and --model={args.model} both name a policy; leave one of '
+      'them out.'
+    )
+  if not args.checkpoint and not args.model:
+    raise InputError(
+      "one of --checkpoint and --model is needed: a run's workdir, or a model, by its folder, its "
+      'GGUF file or its name.'
+    )
+  if args.checkpoint:
+    return Source('run', args.checkpoint, args.step)
+  if args.step is not None:
+    raise InputError(f'--step={args.step} is of a run, and --model={args.model} has no steps.')
+  if 'model.path' in given_overrides(args):
+    raise InputError(
+      f'--config.model.path and --model={args.model} both name a model; leave one of them out.'
+    )
+  return Source('model', args.model)
+
+
+def with_sampling(args: Args, values: ConfigDict) -> ConfigDict:
+  """A copy of the config, sampled from as --temperature and --max_response say."""
+  changed: Any = copy.deepcopy(values)
+  with changed.unlocked():
+    if args.temperature is not None:
+      changed.evaluation.temperature = args.temperature
+    changed.rollout.max_response = args.max_response or changed.rollout.max_response
+  return changed
+
+
+def given_overrides(args: Args) -> dict[str, Any]:
+  """Dotted key -> value of what the command line changes in --config."""
+  is_given = getattr(args, 'config', None)  # a command may have no such flag
+  return config_flags.get_override_values(args['config']) if is_given else {}

@@ -21,7 +21,7 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from exgrpo_jax.commands import command_line, policy_flags
+from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.suite import Part
 from exgrpo_jax.errors import InputError
@@ -72,7 +72,7 @@ def main(args: command_line.Args) -> None:
   if args.compare:
     _compare_two(args)
     return
-  source = policy_flags.chosen(args)
+  source = command_line.chosen_policy(args)
   wanted = _open_table(args, source)
   given: Any = args.config
   if wanted and source.kind == 'model' and not given:
@@ -80,7 +80,7 @@ def main(args: command_line.Args) -> None:
     given.prompt.template = 'paper'
   values = policies.config_values(source, given)
   if wanted:
-    values = suites.with_settings(wanted.suite, values, policy_flags.given_overrides(args))
+    values = suites.with_settings(wanted.suite, values, command_line.given_overrides(args))
   values = _as_asked(args, values)
   specs = args.data or (wanted.suite.data if wanted else parse_config(values).data.evaluated)
   _check_specs(specs)
@@ -113,7 +113,7 @@ def _open_table(args: command_line.Args, source: Source) -> suites.Table | None:
 
 def _as_asked(args: command_line.Args, values: ConfigDict) -> ConfigDict:
   """The config with what the command line says about sampling."""
-  changed: Any = policy_flags.with_sampling(args, values)
+  changed: Any = command_line.with_sampling(args, values)
   with changed.unlocked():
     changed.evaluation.samples = args.samples or changed.evaluation.samples
   return changed

@@ -13,7 +13,7 @@ import jax
 from absl import flags
 from etils import epath
 
-from exgrpo_jax.commands import command_line, policy_flags
+from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import (
@@ -23,7 +23,7 @@ from exgrpo_jax.experiment.experiment import (
   open_experiment,
   state_shapes,
 )
-from exgrpo_jax.huggingface import adapters, architecture, hub_checkpoint
+from exgrpo_jax.huggingface import architecture, hub_checkpoint, weights
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.policy import sharding
 from exgrpo_jax.runtime import activity, console, hosts
@@ -51,7 +51,7 @@ def define_flags() -> None:
 
 def main(args: command_line.Args) -> None:
   """Exports a checkpoint of a run, or a model."""
-  source = policy_flags.chosen(args)
+  source = command_line.chosen_policy(args)
   out = new_folder(args.out)
   if source.kind == 'model':
     if args.adapters:
@@ -126,7 +126,7 @@ def _write_adapters(experiment: Experiment, out: epath.PathLike, step: int | Non
     experiment.tokenizer.save(out)
   named = hub_checkpoint.named(experiment.model_name)
   base = named.name if named else experiment.model_name
-  adapters.save(out, config.lora, experiment.model, trained, base)
+  weights.save_adapters(out, config.lora, experiment.model, trained, base)
   return step
 
 

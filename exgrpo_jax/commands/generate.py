@@ -7,7 +7,7 @@ exgrpo generate --checkpoint=/tmp/guess --row=3
 
 from absl import flags
 
-from exgrpo_jax.commands import command_line, policy_flags
+from exgrpo_jax.commands import command_line
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Response, turn_places
 from exgrpo_jax.errors import InputError
@@ -48,8 +48,8 @@ def main(args: command_line.Args) -> None:
       "--prompt is needed, what to ask, such as --prompt='What is 12 * 13?'; or --row, for an "
       'episode in an environment.'
     )
-  source = policy_flags.chosen(args)
-  values = policy_flags.with_sampling(args, policies.config_values(source, args.config))
+  source = command_line.chosen_policy(args)
+  values = command_line.with_sampling(args, policies.config_values(source, args.config))
   experiment = open_experiment(values, source.path)
   with console.opened(), machine.explained():
     policy = policies.restore(source, experiment)

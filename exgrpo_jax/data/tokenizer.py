@@ -9,7 +9,7 @@ import dataclasses
 import io
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import tokenizers
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import conversion, pieces, prompt
+from exgrpo_jax.data import conversion, prompt
 from exgrpo_jax.data.conversion import SPACE
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
@@ -89,9 +89,9 @@ class Tokenizer(abc.ABC):
     """
 
   def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each of `ids`; joined, what `decode` gives with `special`: see pieces.py."""
+    """The text of each of `ids`; joined, what `decode` gives with `special`: see `token_texts`."""
     places = [place for place, id_ in enumerate(ids) if 0 <= id_ < self.vocab_size]
-    found = pieces.of([int(ids[place]) for place in places], lambda some: self.decode(some, True))
+    found = token_texts([int(ids[place]) for place in places], lambda some: self.decode(some, True))
     texts = dict(zip(places, found))
     return [texts.get(place, '') for place in range(len(ids))]
 
@@ -351,3 +351,43 @@ def _parse_json(content: bytes, location: str) -> dict[str, Any]:
     return json.loads(content)
   except ValueError as error:
     raise InputError(f'{location}: not valid JSON ({error}); fix or remove the file.') from error
+
+
+# ---- The text of each token ----
+
+# Decoded alone, a token is not what it is in its place: a character may be spread over several of
+# them, and decoders drop a space at the start. So each is decoded after a token before it, and the
+# text of a character goes to the token that completes it.
+
+
+_UNFINISHED = '\ufffd'  # what decoders write for bytes that are no character, or not yet one
+_LONGEST = 4  # bytes of a character, so tokens as well
+
+
+def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
+  """The text of each token, in time linear in the tokens; joined they are the decoded whole.
+
+  Tokens before the last one of a character have ''. Where bytes are not UTF-8, U+FFFD may be
+  more or fewer than in the whole, or be with the next character.
+  """
+  texts = [''] * len(ids)
+  context: list[int] = []
+  group: list[int] = []  # the tokens of a character that may still be completed
+  for place, id_ in enumerate(ids):
+    group.append(id_)
+    while group:
+      before, text = decode(context), decode(context + group)
+      # It does not start so where bytes are no UTF-8, which may change how those before are read.
+      own = text.removeprefix(before) if text.startswith(before) else decode(group)
+      if not own.endswith(_UNFINISHED):
+        texts[place] = own
+        # After white space alone some decoders would take what follows for the start of the text.
+        if own.replace(_UNFINISHED, '').strip() or not context:
+          context = group
+        group = []
+      elif len(group) < _LONGEST and place + 1 < len(ids):
+        break
+      else:  # the first one is part of no character
+        texts[place + 1 - len(group)] = decode(group[:1])
+        group = group[1:]
+  return texts

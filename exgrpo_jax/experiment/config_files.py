@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import config, counterparts, definition_file
+from exgrpo_jax import config, definition_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -108,7 +108,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
     for key, words in _overrides(changed).items():
       _check_override(path, values, key, words)
       if key == 'objective.beta':  # it is accepted, so nothing else tells
-        print(f'warning: {" ".join(words)}: {counterparts.hint("beta")}', file=sys.stderr)
+        print(f'warning: {" ".join(words)}: {config.counterpart_hint("beta")}', file=sys.stderr)
   return changed
 
 

@@ -13,24 +13,25 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.datatypes import QuestionSet
+from exgrpo_jax.data import prompt
+from exgrpo_jax.datatypes import Question, QuestionSet, Turn, own_tokens
+from exgrpo_jax.environments import pool
+from exgrpo_jax.environments.environment import Observation, as_messages
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import solutions
-from exgrpo_jax.experiment.experiment import Experiment, load_weights, state_shapes
+from exgrpo_jax.experiment.experiment import Experiment, load_questions, load_weights, state_shapes
 from exgrpo_jax.experiment.generation import make_sampler
 from exgrpo_jax.experiment.settings import Config, WarmStartConfig
-from exgrpo_jax.experiment.solutions import Solution
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.learner import checkpoint, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.padding import length_bucket
+from exgrpo_jax.packing import length_bucket, right_padded
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.reporting import metrics
@@ -40,6 +41,107 @@ from exgrpo_jax.rollout.scoring import score_tokens
 from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import differences, write_json
+
+# ---- Solutions to imitate ----
+
+
+TOGETHER = 1000  # solutions that are made at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+  """A row to learn."""
+
+  prompt: np.ndarray  # [T] int32
+  tokens: np.ndarray  # [T] int32, what follows it
+  turns: tuple[Turn, ...] = ()  # of an episode; its policy's tokens alone are learnt
+
+  def __len__(self) -> int:
+    return len(self.prompt) + len(self.tokens)
+
+
+def load_solutions(experiment: Experiment) -> list[Solution]:
+  """The rows to learn; InputError where a question has none, or one that is too long."""
+  config = experiment.config
+  spec, limit = config.warm_start.data, config.rollout.max_response
+  data = load_questions(experiment, spec)
+  of_questions = _episodes if config.environment.name else _written
+  rows = []
+  for start in range(0, len(data.questions), TOGETHER):
+    part = slice(start, start + TOGETHER)
+    asked = data.questions[part]
+    made = of_questions(experiment, asked)
+    for question, prompt_T, (tokens, turns) in zip(asked, data.prompts[part], made):
+      if len(tokens) <= limit:
+        rows.append(Solution(prompt_T, tokens, turns))
+      elif config.data.overlong == 'refuse':
+        raise InputError(
+          f'{spec}: the solution of row {question.row} has {len(tokens)} tokens, '
+          f'over config.rollout.max_response={limit}; raise it, or set '
+          "config.data.overlong='drop'."
+        )
+  if not rows:
+    raise InputError(f'{spec}: no solution fits config.rollout.max_response={limit}; raise it.')
+  return rows
+
+
+def padded(rows: Sequence[Solution], longest: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+  """`right_padded` rows, whose mask is 1 where a token is learnt."""
+  tokens_BT, mask_BT = right_padded([(row.prompt, row.tokens) for row in rows], longest, pad_id)
+  own = [own_tokens(row.turns, len(row.tokens)) for row in rows]
+  mask_BT[mask_BT > 0] = np.concatenate(own)
+  return tokens_BT, mask_BT
+
+
+_Made = Iterator[tuple[np.ndarray, tuple[Turn, ...]]]  # tokens, and turns
+
+
+def _written(experiment: Experiment, asked: Sequence[Question]) -> _Made:
+  """The worked solutions of the data, each with its end token."""
+  spec, tokenizer = experiment.config.warm_start.data, experiment.tokenizer
+  solutions = tokenizer.encode_all([question.solution for question in asked])
+  for question, ids in zip(asked, solutions):
+    if not question.solution:
+      raise InputError(
+        f'{spec}: row {question.row} has no worked solution to learn from; '
+        'set config.data.solution_field, or config.warm_start.num_updates=0.'
+      )
+    yield np.array([*ids, tokenizer.eos_ids[0]], np.int32), ()
+
+
+def _episodes(experiment: Experiment, asked: Sequence[Question]) -> _Made:
+  """Episodes as the environment plays them, written as a rollout would have them."""
+  config = experiment.config
+  environments = pool.of(config.environment)
+  seeds = [
+    int(randomness.generator(config.warm_start_seed, Purpose.DEMONSTRATION, q.row).integers(2**63))
+    for q in asked
+  ]
+  try:
+    episodes = environments.demonstrations(asked, seeds, config.environment.max_turns)
+  except InputError as error:
+    raise InputError(
+      f'{error}. A warm start learns from episodes that the class plays by its method '
+      'demonstrate(rng); config.warm_start.num_updates=0 goes without.'
+    ) from error
+  for episode in episodes:
+    yield _tokens(experiment, episode)
+
+
+def _tokens(
+  experiment: Experiment, episode: Sequence[tuple[str, Observation]]
+) -> tuple[np.ndarray, tuple[Turn, ...]]:
+  tokenizer, pieces, turns = experiment.tokenizer, list[np.ndarray](), list[Turn]()
+  for number, (text, answer) in enumerate(episode, 1):
+    turn = np.array([*tokenizer.encode(text), tokenizer.eos_ids[0]], np.int32)
+    observed = turn[:0]
+    if number < len(episode):
+      prompts, messages = experiment.config.prompt, as_messages(answer.messages)
+      observed = prompt.observed(tokenizer, prompts, turn, messages)
+    pieces += [turn, observed]
+    turns.append(Turn(len(turn), len(observed), answer.reward))
+  return np.concatenate(pieces), tuple(turns)
+
 
 WARMUP_SHARE = 0.05  # of the updates; the rate falls to 0 over the rest
 REPORTS = 10  # progress lines of a warm start
@@ -67,7 +169,7 @@ def initial_params(experiment: Experiment, data: QuestionSet | None = None) -> m
         f'{_directory(experiment)} no longer holds the warm start that the run began with, and its '
         'adapters mean nothing without it; bring it back.'
       )
-    rows = solutions.load(experiment)  # refused, if they are to be, before anything is computed
+    rows = load_solutions(experiment)  # refused, if they are to be, before anything is computed
   if name:
     params = load_weights(experiment, frozen=is_frozen and not is_warm)
     count = sum(x.size for x in jax.tree.leaves(params))
@@ -105,7 +207,7 @@ def run(
     if _is_kept(experiment):  # by the run that this one waited for
       return _kept(directory, wanted, params)
     assert data is not None
-    rows = solutions.load(experiment) if rows is None else rows
+    rows = load_solutions(experiment) if rows is None else rows
     if hosts.is_first():  # see `_is_left_over`
       pathlib.Path(directory, _ORIGIN).unlink(missing_ok=True)
       shutil.rmtree(os.path.join(directory, 'params'), ignore_errors=True)
@@ -201,7 +303,7 @@ def _train(
   ):
     for update in range(config.num_updates):
       chosen = _choose(len(rows), config.batch_size, experiment.config.warm_start_seed, update)
-      arrays = solutions.padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
+      arrays = padded([rows[i] for i in chosen], longest, experiment.tokenizer.pad_id)
       state, loss = _update_on(experiment, optimizer_config, state, arrays)
       if (update + 1) % interval == 0 or update + 1 == config.num_updates:
         if not math.isfinite(loss):
@@ -231,7 +333,7 @@ def rehearse(experiment: Experiment) -> None:
   params = model.init(experiment.model, key, experiment.meshes.training)
   optimizer_config = _optimizer(experiment.config.optimizer, config)
   state = optimizer.init(optimizer_config, config.num_updates, params)
-  lengths = list(map(len, solutions.load(experiment)))
+  lengths = list(map(len, load_solutions(experiment)))
   for length in sorted({length_bucket(length, max(lengths)) for length in lengths}):
     zeros_BT = np.zeros((config.batch_size, length))
     arrays = zeros_BT.astype(np.int32), zeros_BT.astype(np.float32)

@@ -9,8 +9,7 @@ from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array
-from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.padding import right_padded
+from exgrpo_jax.packing import Segments, Shape, right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.rollout import routes

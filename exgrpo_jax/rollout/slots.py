@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from exgrpo_jax import packing
 from exgrpo_jax.datatypes import Array, Response
 from exgrpo_jax.errors import counted
-from exgrpo_jax.packing import Segments, Shape
-from exgrpo_jax.padding import rows_within
+from exgrpo_jax.packing import Segments, Shape, rows_within
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import decode_loop, filling, routes
 from exgrpo_jax.rollout.decode_loop import Decoded, DecodeSpec, Forced, Prompts

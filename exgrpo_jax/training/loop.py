@@ -15,7 +15,7 @@ from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import messages, metrics, step_metrics, step_rows, stopping
+from exgrpo_jax.reporting import messages, metrics, step_rows, stopping
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
@@ -167,7 +167,7 @@ def report(
     run.bucketed = after
   with clock('await_update'):
     clock.await_device()
-  measured = step_metrics.measure(experience, after, rows, jax.device_get(sums))
+  measured = step_rows.measure_step(experience, after, rows, jax.device_get(sums))
   check_step(run, experience, measured)
   warn(run, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):

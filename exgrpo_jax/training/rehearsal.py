@@ -17,7 +17,7 @@ from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
 from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
-from exgrpo_jax.padding import right_padded
+from exgrpo_jax.packing import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
 from exgrpo_jax.rollout import decode_loop, filling, routes, scheduler, selection, slots
 from exgrpo_jax.rollout.decode_loop import DecodeSpec, State

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exgrpo_jax.data import conversation, prompt, tokenizer
+from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message
 from tests.helpers.paths import CHECKPOINTS
 
@@ -18,7 +18,7 @@ def test_an_observation_is_appended_as_tokens(template, is_cut):
   (end,) = loaded.encode('<|im_end|>')
   assert end == loaded.eos_ids[0]
   turn = np.array(loaded.encode(SAID) + [end] * (not is_cut), np.int32)
-  text = loaded.decode(conversation.observed(loaded, config, turn, [MORE._asdict()]), special=True)
+  text = loaded.decode(prompt.observed(loaded, config, turn, [MORE._asdict()]), special=True)
   after = {
     'plain': f'{MORE.content}\n',
     'chat': f'\n<|im_start|>user\n{MORE.content}<|im_end|>\n<|im_start|>assistant\n',

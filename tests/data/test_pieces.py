@@ -9,7 +9,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from exgrpo_jax.data import pieces, tokenizer
+from exgrpo_jax.data import tokenizer
 
 TEXTS = [
   '12+7+31\n',
@@ -191,5 +191,5 @@ def test_the_time_is_linear_whatever_the_tokens(text):
     decoded.append(len(ids))
     return text * len(ids)
 
-  assert len(pieces.of([1] * 1000, decode)) == 1000
+  assert len(tokenizer.token_texts([1] * 1000, decode)) == 1000
   assert sum(decoded) < 20_000

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from exgrpo_jax import counterparts
+from exgrpo_jax import config
 from exgrpo_jax.runtime import workdir
 from tests.docs import documents
 from tests.docs.documents import PACKAGE, names
@@ -142,7 +142,7 @@ def test_the_page_on_trl_and_verl_has_the_counterparts_that_hints_have(keys):
     for line in (documents.DOCS / 'coming_from.md').read_text().split('## ')[1].splitlines()
     if line.startswith('| ')
   ]
-  rows = [[set(names.split()) for names in row[:3]] for row in counterparts.ROWS]
+  rows = [[set(names.split()) for names in row[:3]] for row in config.ROWS]
   assert [row[:2] for row in table[2:-1]] == [row[:2] for row in rows]
   assert all(row[2] >= ours for row, (_, _, ours) in zip(table[2:-1], rows, strict=True))
   assert set().union(*(ours for _, _, ours in rows)) <= set(keys)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.configs import lake as lake_config
-from exgrpo_jax.data.tasks import calculator, guess, lake, lake_map
+from exgrpo_jax.data.tasks import calculator, guess, lake
 from exgrpo_jax.environments.calculator import Calculator
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.guess import Guess
@@ -72,7 +72,7 @@ def test_a_hole_ends_the_episode():
 
 
 def test_the_way_to_the_goal_goes_around_holes():
-  assert lake_map.distances(['@o.', '...', 'oG.']) == {
+  assert lake.distances(['@o.', '...', 'oG.']) == {
     (2, 1): 0,
     (1, 1): 1,
     (2, 2): 1,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_jax.commands import evaluate, policy_flags
+from exgrpo_jax.commands import command_line, evaluate
 from exgrpo_jax.config import overridden
 from exgrpo_jax.configs import (
   base,
@@ -117,7 +117,7 @@ def add_row(tmp_path, data, recorded, monkeypatch, capsys):
       max_response=None,
     )
     monkeypatch.setattr(
-      policy_flags, 'given_overrides', lambda args: settings if args.config else {}
+      command_line, 'given_overrides', lambda args: settings if args.config else {}
     )
     if write:
       decoding.scripted(monkeypatch, scores, write())

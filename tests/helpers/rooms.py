@@ -13,12 +13,10 @@ PACKAGE = REPOSITORY / 'exgrpo_jax'
 # Files at the bottom.
 FOUNDATION = (
   'config',
-  'counterparts',
   'datatypes',
   'definition_file',
   'errors',
   'packing',
-  'padding',
   '__init__',
 )
 _ROW = re.compile(r'\| \[`(\w+)/?`\]\([^)]*\) \| (.+?) \|')

@@ -7,7 +7,7 @@ import pytest
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Cursor, Plan, Question, Response, Trajectory, Verdict
-from exgrpo_jax.reporting import step_metrics
+from exgrpo_jax.reporting import step_rows
 
 K = 3
 CONFIG = replay.Config()
@@ -38,7 +38,7 @@ def stored(routes=None):
 
 RIGHT, WRONG, NO_ANSWER, TIMED_OUT, CRASHED = (
   Verdict(reward=float(outcome == 'correct'), outcome=outcome, reason='')
-  for outcome in step_metrics.OUTCOMES
+  for outcome in step_rows.OUTCOMES
 )
 # Step 10 has three groups: one with one success in three, one that replays a trajectory of step 4
 # and solves the rest, and one that solves nothing.
@@ -61,7 +61,7 @@ VERDICTS = [[RIGHT, WRONG, WRONG], [RIGHT, RIGHT], [WRONG] * 3]
 
 
 def rollout_metrics(plan=PLAN, responses=RESPONSES, replays=REPLAYS, verdicts=VERDICTS):
-  return step_metrics.rollout_metrics(plan, responses, replays, verdicts)
+  return step_rows.rollout_metrics(plan, responses, replays, verdicts)
 
 
 def test_the_metrics_of_a_step():
@@ -135,7 +135,7 @@ def test_the_metrics_of_the_buffer():
   of_questions = {1: entry(0.0, one), 2: entry(2 / 3, one, other), 5: entry(2 / 3, other)}
   buffer = replay.Buffer(entries=of_questions, retired_epoch={7: 0, 8: 1}, started=True)
   bucketed = replay.Bucketed(buffer, replay.buckets(CONFIG, buffer, K))
-  assert step_metrics.buffer_metrics(bucketed, K) == {
+  assert step_rows.buffer_metrics(bucketed, K) == {
     'buffer/questions': 3,
     'buffer/retired': 2,
     'buffer/trajectories': 4,
@@ -145,5 +145,5 @@ def test_the_metrics_of_the_buffer():
     'buffer/bucket_1': 0,
     'buffer/bucket_2': 2,
   }
-  empty = step_metrics.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K)
+  empty = step_rows.buffer_metrics(replay.Bucketed(replay.Buffer(), {}), K)
   assert set(empty.values()) == {0}

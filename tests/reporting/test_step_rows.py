@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_jax.algorithm import replay
 from exgrpo_jax.datatypes import Experience, Message, ReplayScores, Trajectory
-from exgrpo_jax.reporting import metrics, step_metrics, step_records, step_rows
+from exgrpo_jax.reporting import metrics, step_records, step_rows
 from tests.helpers import tiny
 
 Q, K = tiny.QUESTIONS, tiny.ROLLOUTS
@@ -299,7 +299,7 @@ def test_shares_of_code_blocks_and_of_valid_steps_counted_by_hand(recorded):
   )
   scores[group] = dataclasses.replace(scores[group], logp=np.zeros(len(tokens), np.float32))
   rows = rows_with(recorded, step, replays=replays, scores=scores, verdicts=verdicts)
-  values = step_metrics.record_metrics(rows, K)
+  values = step_rows.record_metrics(rows, K)
   num_fresh, num_replayed = sum(map(len, step.responses)), sum(map(bool, replays))
   assert values['code_blocks/fresh'] == 3 / num_fresh
   assert values['code_blocks/replayed'] == 1 / num_replayed

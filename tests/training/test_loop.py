@@ -22,7 +22,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.learner import optimizer
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics
-from exgrpo_jax.reporting.step_metrics import OUTCOMES
+from exgrpo_jax.reporting.step_rows import OUTCOMES
 from exgrpo_jax.runtime.clock import Clock
 from exgrpo_jax.training import loop
 from tests.helpers import recording, tiny

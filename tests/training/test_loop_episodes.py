@@ -15,7 +15,7 @@ import pytest
 from exgrpo_jax.commands import generate
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import responses
-from exgrpo_jax.experiment import experiment, policies, solutions
+from exgrpo_jax.experiment import experiment, policies, warm_start
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.reporting.page import texts
@@ -182,9 +182,9 @@ def test_records_and_the_page_have_the_turns_of_each_episode(run):
 
 
 def test_a_warm_start_learns_what_the_player_says_and_not_the_answers(run):
-  learnt = solutions.load(run.experiment)
+  learnt = warm_start.load_solutions(run.experiment)
   assert len({len(row.turns) for row in learnt}) > 2
-  tokens_BT, mask_BT = solutions.padded(learnt, max(map(len, learnt)), 0)
+  tokens_BT, mask_BT = warm_start.padded(learnt, max(map(len, learnt)), 0)
   data = experiment.load_questions(run.experiment, run.values.warm_start.data)
   for question, row, tokens_T, mask_T in zip(data.questions, learnt, tokens_BT, mask_BT):
     own_T, _ = read(run, question, row.tokens)

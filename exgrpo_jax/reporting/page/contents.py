@@ -12,15 +12,7 @@ from typing import Any
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting.page import (
-  comparison,
-  curves,
-  evaluations,
-  experience,
-  overview,
-  texts,
-  visits,
-)
+from exgrpo_jax.reporting.page import comparison, curves, evaluations, experience, overview, texts
 from exgrpo_jax.reporting.page.texts import Pieces
 from exgrpo_jax.reporting.runs import Group, Recorded
 
@@ -76,7 +68,7 @@ def _parts_of(run: Recorded, runs: int, max_responses: float, replayed: Sequence
   sizes = texts.sizes(workdir) if pieces else {}
   chosen = texts.choose(sizes, _TOKENS // runs)
   own: Parts = {
-    'visits': visits.describe(run, max_responses, chosen) or None,
+    'visits': experience.describe_visits(run, max_responses, chosen) or None,
     'evaluations': evaluations.describe(workdir, _CHARACTERS // runs) or None,
     'texts': None,
     'stored': None,

@@ -1,12 +1,15 @@
 """The replay buffer over a run: what entered and left it, and what was replayed of it."""
 
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.reporting.page import charts, curves
-from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known
+from exgrpo_jax.reporting.page.charts import Line, Panel, flags, known, rounded
+from exgrpo_jax.reporting.page.texts import Group
 from exgrpo_jax.reporting.runs import Recorded
 
 _MOST_REPLAYED = 50  # questions of the table
@@ -144,3 +147,152 @@ def _means(steps: np.ndarray, step: np.ndarray, values: np.ndarray) -> np.ndarra
   place = np.searchsorted(steps, step)
   counts = np.bincount(place, minlength=len(steps))
   return np.bincount(place, weights=values, minlength=len(steps)) / counts
+
+
+# ---- Visits of questions ----
+
+# A visit is a question in a step. A run has a hundred thousand of them, and eight times as many
+# responses, so there is a limit to these.
+
+
+_MAX_ANSWER = 60  # characters of an extracted answer
+_WHOLE_TEXTS = 2_000_000  # characters up to which the texts of all questions together stay whole
+# Of each text beyond that; most questions are visited once, and only need to be found.
+_MAX_TEXT, _MAX_TEXT_ONCE = 400, 120
+_ENTROPY_DIGITS = 4
+
+
+def describe_visits(
+  run: Recorded, max_responses: float, with_texts: Collection[Group] = ()
+) -> dict[str, Any]:
+  """Columns of questions, visits, responses and replays; nothing where there are no records.
+
+  The responses of a visit are those from its 'first' on; 'replays' has a value for each visit that
+  replayed, in their order. Where there are more than `max_responses`, 'every' is n > 1: only every
+  n-th step and the groups `with_texts` have their responses. 'cut' counts the questions of whose
+  text only the beginning is there: none where `max_responses` is infinite.
+  """
+  visits, responses = run.questions, run.responses
+  if not visits.num_rows:
+    return {}
+  every = int(-(-responses.num_rows // max_responses))
+  place = _place(visits, responses)
+  is_kept = np.isin(place, np.flatnonzero(_kept(visits, every, with_texts)))
+  # A response whose visit is lost with a damaged file has place -1, and is not kept either.
+  kept = responses.filter(pa.array(is_kept))
+  first = np.full(visits.num_rows, -1)
+  with_responses, starts, counts = np.unique(place[is_kept], return_index=True, return_counts=True)
+  first[with_responses] = starts
+  number = np.zeros(visits.num_rows, int)
+  number[with_responses] = counts
+  return {
+    'every': every,
+    'visits': _visits(visits) | {'first': first.tolist(), 'responses': number.tolist()},
+    'responses': _responses(kept, _asked(visits, place[is_kept])),
+    'replays': _replays(visits, responses, place),
+    'questions': _questions(visits, math.inf if max_responses == math.inf else _WHOLE_TEXTS),
+  }
+
+
+def _key(table: pa.Table) -> np.ndarray:
+  """The step and group of each row, as one number."""
+  return table['step'].to_numpy().astype(np.int64) << 32 | table['group'].to_numpy()
+
+
+def _place(visits: pa.Table, responses: pa.Table) -> np.ndarray:
+  """The visit of each response, both in the order of steps and groups; -1 where it is missing."""
+  keys, wanted = _key(visits), _key(responses)
+  found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+  return np.where(keys[found] == wanted, found, -1)
+
+
+def _kept(visits: pa.Table, every: int, with_texts: Collection[Group]) -> np.ndarray:
+  """Which visits have their responses on the page."""
+  step = visits['step'].to_numpy()
+  recorded = [key.step << 32 | key.group for key in with_texts]
+  return np.isin(step, np.unique(step)[::every]) | np.isin(_key(visits), recorded)
+
+
+def _visits(visits: pa.Table) -> dict[str, list]:
+  columns = ('step', 'question', 'bucket_before', 'bucket_after', 'retired_step')
+  return {name: visits[name].to_pylist() for name in columns} | {
+    'replayed': flags(visits['is_replay']).astype(int).tolist(),
+    'correctness': charts.numbers(visits['correctness'].to_numpy()),
+  }
+
+
+def _responses(responses: pa.Table, asked: Sequence[str | None]) -> dict[str, Any]:
+  """An extracted answer that is the question's own is written as true."""
+  outcome = responses['outcome'].dictionary_encode().unify_dictionaries().combine_chunks()
+  names = outcome.dictionary.to_pylist() if responses.num_rows else []
+  answers = [own and own[:_MAX_ANSWER] for own in responses['answer'].to_pylist()]
+  return {
+    'outcomes': names,
+    'outcome': outcome.indices.to_pylist() if responses.num_rows else [],
+    'reward': charts.numbers(responses['reward'].to_numpy()),
+    'advantage': charts.numbers(responses['advantage'].to_numpy()),
+    'length': responses['length'].to_pylist(),
+    'truncated': flags(responses['truncated']).astype(int).tolist(),
+    'replayed': flags(responses['is_replay']).astype(int).tolist(),
+    'entropy': rounded(known(responses['entropy']), _ENTROPY_DIGITS),
+    'reason': _reasons(responses),
+    'answer': [
+      True if own is not None and own == truth else own for own, truth in zip(answers, asked)
+    ],
+  }
+
+
+def _reasons(responses: pa.Table) -> dict[str, str]:
+  """Why grading failed, by the number of the response, where it did."""
+  failed = np.flatnonzero(responses['reason'].is_valid().to_numpy())
+  reasons = responses['reason'].take(pa.array(failed)).to_pylist()
+  return {str(index): reason for index, reason in zip(failed.tolist(), reasons)}
+
+
+def _replays(visits: pa.Table, responses: pa.Table, place: np.ndarray) -> dict[str, list]:
+  """The replayed response of each visit that replayed; null where it is lost."""
+  is_replay = flags(responses['is_replay']) & (place >= 0)
+  index = np.full(visits.num_rows, -1)
+  index[place[is_replay]] = np.flatnonzero(is_replay)
+  index = index[flags(visits['is_replay'])]
+  replays = responses.take(pa.array(index, mask=index < 0))
+  names = ('ratio_mean', 'ratio_max', 'shaped_mean', 'shaped_variance')
+  return {name: charts.numbers(known(replays[name])) for name in names} | {
+    'written': replays['policy_step'].to_pylist(),
+    'times': replays['times_replayed'].to_pylist(),
+    'entropy': rounded(known(replays['entropy']), _ENTROPY_DIGITS),
+    'candidates': [
+      None if entropies is None else rounded(entropies, _ENTROPY_DIGITS)
+      for entropies in replays['candidate_entropies'].to_pylist()
+    ],
+  }
+
+
+def _questions(visits: pa.Table, max_characters: float) -> dict[str, Any]:
+  """Each question that was visited, once: its row, its text and its answer."""
+  rows, index, counts = np.unique(
+    visits['question'].to_numpy(), return_index=True, return_counts=True
+  )
+  taken = visits.take(pa.array(index))
+  whole = taken['text'].to_pylist()
+  shown = whole
+  if sum(len(text or '') for text in whole) > max_characters:
+    limits = np.where(counts > 1, _MAX_TEXT, _MAX_TEXT_ONCE).tolist()
+    shown = [_cut(text, limit) for text, limit in zip(whole, limits)]
+  return {
+    'row': rows.tolist(),
+    'text': shown,
+    'cut': sum(short != text for short, text in zip(shown, whole)),
+    'answer': taken['answer'].to_pylist(),
+  }
+
+
+def _asked(visits: pa.Table, place: np.ndarray) -> Sequence[str | None]:
+  """The answer to the question of each response."""
+  answers = np.array(visits['answer'].to_pylist(), object)
+  return answers[place].tolist()
+
+
+def _cut(text: str | None, limit: int) -> str | None:
+  """Its beginning, with three dots where something is left out."""
+  return text if text is None or len(text) <= limit else f'{text[:limit]} …'
