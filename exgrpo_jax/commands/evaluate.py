@@ -26,8 +26,7 @@ from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.suite import Part
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
-from exgrpo_jax.evaluation.by_hand import evaluate, of_one
-from exgrpo_jax.evaluation.scores import compare
+from exgrpo_jax.evaluation.scores import compare, evaluate, of_one
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import (
   load_questions,

@@ -18,11 +18,11 @@ from typing import overload
 
 import numpy as np
 
-from exgrpo_jax.data import progress, prompt
+from exgrpo_jax.data import prompt
 from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import counted
-from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime import activity, hosts
 
 _INT = np.dtype('<i4')
 _DIGEST = 32 // _INT.itemsize  # integers of a SHA-256
@@ -110,7 +110,7 @@ def _code() -> tuple[str, ...]:
 def _make(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytearray:
   """The content of the file of these prompts."""
   content, lengths, questions = bytearray(), [], hashlib.sha256()
-  report = progress.reporter(
+  report = activity.reporter(
     lambda done: f'{data.spec}: {done:,} of {counted(len(data), "prompt")} tokenised'
   )
   for start in range(0, len(data), _BATCH):

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from exgrpo_jax.data import conflicts, progress, records, row_files, spec_names, store
+from exgrpo_jax.data import conflicts, records, row_files, spec_names, store
 from exgrpo_jax.data.columns import Fields, Layout
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.runtime import activity
 
 SPLIT = 'rows'  # the only split of files
 
@@ -95,7 +96,7 @@ def _records(
   """The records of some files; at the end `facts` has the fields of their `Preparation`."""
   files = [(path, *records.of_file(fields, path, source)) for path in paths]
   named = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
-  report = progress.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
+  report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
   answers, left_out = conflicts.Answers(), {}
   for place, record in _rows(files):
     if isinstance(record, records.Uncheckable):

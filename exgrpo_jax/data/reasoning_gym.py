@@ -40,10 +40,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exgrpo_jax.config import check_known
-from exgrpo_jax.data import progress, store
+from exgrpo_jax.data import store
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym
+from exgrpo_jax.runtime import activity
 
 PREFIX = 'reasoning_gym:'
 
@@ -124,7 +125,7 @@ def _make(tasks: Sequence[Task], spec: str) -> dict[str, Any]:
   splits: dict[str, dict[str, Record]] = {split: {} for split in _SIXTHS}
   counts = []
   for task in tasks:
-    report = progress.reporter(
+    report = activity.reporter(
       lambda done, name=task.name: f'{name}: {counted(done, "question")} made'
     )
     random.seed(task.seed)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import conflicts, hub_split, progress, records, row_files, spec_names
+from exgrpo_jax.data import conflicts, hub_split, records, row_files, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
 from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.runtime import activity
 
 _VERL = ('data_source', 'prompt', 'ability', 'reward_model', 'extra_info')
 _TARGET = 'target'  # the column of worked solutions by another model
@@ -133,7 +134,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
 
   def kept() -> Iterator[dict[str, Any]]:
     count = itertools.count()
-    report = progress.reporter(lambda done: f'{counted(done, "row")} read')
+    report = activity.reporter(lambda done: f'{counted(done, "row")} read')
     read = 0
     for shard in found:
       before = read

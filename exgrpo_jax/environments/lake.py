@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exgrpo_jax.data.tasks.lake import FREE, GOAL, HOLE, MOVES, PLAYER, Square, after, distances
+from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, Square, after, distances
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 
 _STRAYS = 0.35  # share of the turns in which the player of the warm start goes anywhere

@@ -1,7 +1,9 @@
 """How often a policy is right: its responses to some questions, judged and summed up."""
 
 import dataclasses
+import datetime
 import functools
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -9,23 +11,26 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from exgrpo_jax.data import spec_names
 from exgrpo_jax.data.prompt import THINK
+from exgrpo_jax.data.suite import Part
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import counted
-from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions
+from exgrpo_jax.experiment import policies
+from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import make_sampler
-from exgrpo_jax.experiment.policies import Policy
+from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.pool import Grader
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, intervals, metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
-from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime import activity, console, hosts, machine
 from exgrpo_jax.runtime.randomness import Purpose
 
 Record = dict[str, Any]  # of a question: what was asked, answered and judged
@@ -280,3 +285,73 @@ def _summarize(group: str, records: Sequence[Record]) -> dict[str, float]:
   if 'valid_steps' in records[0]:
     scores[f'eval/{group}/valid_steps'] = float(np.mean([r['valid_steps'] for r in records]))
   return scores
+
+
+# ---- Evaluations by hand ----
+
+
+Records = Sequence[Mapping[str, Any]]  # of a data spec, see evaluation.score_policy
+
+
+def evaluate(
+  source: Source, experiment: Experiment, parts: Sequence[Part], out: str
+) -> tuple[int, list[tuple[Part, Records]]]:
+  """Scores a policy on each part and prints that; returns its step, and the records of each.
+
+  Call it on the mesh of training. Records are written into `out`, unless that is ''.
+  """
+  policy, evaluated = policies.restore(source, experiment), []
+  temperature = experiment.config.evaluation.temperature
+  for part in parts:
+    spec = part.data.spec
+    with activity.doing(f'evaluation on {spec}'):
+      scores, records = score_policy(
+        with_samples(experiment, part.samples), policy.decode_params, part.data, policy.step
+      )
+    of_run = f' at step {policy.step}' if source.kind == 'run' else ''
+    print(f'{spec}{of_run}, temperature {temperature}\n{table(scores)}', flush=True)
+    if out:
+      path = _write_by_hand(out, source.describe(), policy.step, spec, scores, records)
+      print(f'responses: {path}', flush=True)
+    evaluated.append((part, records))
+  return policy.step, evaluated
+
+
+def _write_by_hand(
+  out: str,
+  policy: Mapping[str, str],
+  step: int,
+  spec: str,
+  scores: Mapping[str, float],
+  records: Records,
+) -> str:
+  """Writes records that overwrite none, and a line in evaluations.jsonl; returns their path."""
+  now = datetime.datetime.now().astimezone()
+  sampling, samples = records[0]['sampling'], len(records[0]['responses'])
+  made = f'_temperature_{sampling["temperature"]:g}_samples_{samples}_{now:%Y%m%dT%H%M%S%f}'
+  path = records_path(out, step, spec, made)
+  metrics.write_rows(path, records)
+  line = {
+    'time': now.isoformat(timespec='seconds'),
+    **policy,
+    'data': spec,
+    'samples': samples,
+    **sampling,
+    'file': os.path.basename(path),
+    'scores': scores,
+  }
+  if hosts.is_first():
+    with open(os.path.join(out, 'evaluations.jsonl'), 'a', encoding='utf-8') as file:
+      file.write(json.dumps(line) + '\n')
+  return path
+
+
+def of_one(source: Source, values: ConfigDict, specs: Sequence[str], out: str) -> list[Records]:
+  """One policy's records of each data spec."""
+  experiment = open_experiment(values, source.path)
+  samples = experiment.config.evaluation.samples
+  with jax.set_mesh(experiment.meshes.training), console.opened(), machine.explained():
+    print(source.path, flush=True)
+    parts = [Part(load_questions(experiment, spec), samples, ()) for spec in specs]
+    _, evaluated = evaluate(source, experiment, parts, out)
+  return [records for _, records in evaluated]

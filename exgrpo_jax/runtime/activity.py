@@ -5,6 +5,7 @@ Announcing costs nothing: the text is made only when `now` is called, by a threa
 
 import contextlib
 import datetime
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,3 +55,25 @@ def now() -> str:
   said += [f'compiling {program}' for work, program in tuple(_compiled) if work is current[-1]]
   elapsed = datetime.timedelta(seconds=round(time.monotonic() - current[-1].since))
   return ': '.join(filter(None, (said[0], ', '.join(said[1:])))) + f' ({elapsed})'
+
+
+# ---- Lines that say how far a preparation is ----
+
+
+LINE_SECONDS = 10.0  # between lines; what takes less prints none
+
+
+def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
+  """A function to call with the number of rows done, which prints `line` of it now and then.
+
+  It prints where standard output goes when it is made, for TFDS's is thrown away.
+  """
+  out, printed = sys.stdout, time.monotonic()
+
+  def report(done: int) -> None:
+    nonlocal printed
+    if time.monotonic() - printed > LINE_SECONDS:
+      printed = time.monotonic()
+      print(line(done), file=out, flush=True)
+
+  return report

@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from exgrpo_jax.data import progress, question_files, questions
+from exgrpo_jax.data import question_files, questions
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import activity
 
 LINES = [{'question': f'{n}+1?', 'answer': f'{n + 1}'} for n in range(5)]
 GOOD = {'question': 'q', 'answer': 'a'}
@@ -72,7 +73,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(config, jsonl, monkeypa
 
 
 def test_a_long_preparation_says_how_far_it_is(config, jsonl, monkeypatch, capsys):
-  monkeypatch.setattr(progress, 'SECONDS', 0.0)
+  monkeypatch.setattr(activity, 'SECONDS', 0.0)
   path = jsonl(*LINES)
   questions.load(config, path)
   counts = ['0 questions', '1 question', '2 questions', '3 questions', '4 questions']

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.data import questions
-from exgrpo_jax.data.tasks import arithmetic, catalogue
+from exgrpo_jax.data.tasks import catalogue, sums
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import REAL_DATA
@@ -17,11 +17,9 @@ LINES = [{'question': f'What is {i}+1?', 'answer': f'{i + 1}'} for i in range(20
 @pytest.fixture(scope='module')
 def few_sums():
   """Limits the embedded task to 40 questions per split; generating all 30,000 takes long."""
-  small = {
-    name: split._replace(questions=40) for name, split in arithmetic.ARITHMETIC_SPLITS.items()
-  }
+  small = {name: split._replace(questions=40) for name, split in sums.ARITHMETIC_SPLITS.items()}
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(arithmetic, 'ARITHMETIC_SPLITS', small)
+    patch.setattr(sums, 'ARITHMETIC_SPLITS', small)
     yield
 
 
@@ -32,7 +30,7 @@ def few_sums():
 def test_an_embedded_task_whose_steps_are_checked_against_the_question(config, jsonl):
   dataset = questions.load(config, 'arithmetic:ood[10:15]')
   assert len(dataset) == 5
-  expected = arithmetic.arithmetic_rows()['ood'][11]
+  expected = sums.arithmetic_rows()['ood'][11]
   assert dataset[1] == questions.Question(
     row=1,
     messages=(Message('user', expected['messages'][0]['content']),),

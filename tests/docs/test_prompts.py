@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from exgrpo_jax.data.tasks import arithmetic, chains
+from exgrpo_jax.data.tasks import chains, sums
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.experiment import config_files
 from tests.docs import documents
@@ -30,8 +30,8 @@ def is_question(task, text):
   """Whether the questions that the task trains on could have this one among them."""
   start, *others = terms(text) or [0]
   if task == 'arithmetic':
-    low, high = arithmetic.ARITHMETIC_START_RANGE
-    split, digits = arithmetic.ARITHMETIC_SPLITS['train'], others
+    low, high = sums.ARITHMETIC_START_RANGE
+    split, digits = sums.ARITHMETIC_SPLITS['train'], others
     fits = low <= start <= high and split.min_digits <= len(others) <= split.max_digits
   else:
     split, digits = chains.SPLITS['train'], list(map(abs, others))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.configs import lake as lake_config
-from exgrpo_jax.data.tasks import calculator, guess, lake
+from exgrpo_jax.data.tasks import games, sums
 from exgrpo_jax.environments.calculator import Calculator
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.guess import Guess
@@ -34,9 +34,9 @@ def test_a_number_is_found_by_higher_and_lower():
   assert environment.step(' 37\n') == WON
 
 
-@pytest.mark.parametrize('number', guess.NUMBERS)
+@pytest.mark.parametrize('number', games.NUMBERS)
 def test_halving_finds_every_number_in_seven_turns(number):
-  environment, words = begun(Guess, '1-64', str(number)), guess.halving(number).split()
+  environment, words = begun(Guess, '1-64', str(number)), games.halving(number).split()
   *missed, found = words[::2]
   assert answers(environment, *missed) == words[1::2]
   assert environment.step(found).success and len(missed) <= 6
@@ -72,7 +72,7 @@ def test_a_hole_ends_the_episode():
 
 
 def test_the_way_to_the_goal_goes_around_holes():
-  assert lake.distances(['@o.', '...', 'oG.']) == {
+  assert games.distances(['@o.', '...', 'oG.']) == {
     (2, 1): 0,
     (1, 1): 1,
     (2, 2): 1,
@@ -85,7 +85,7 @@ def test_the_way_to_the_goal_goes_around_holes():
 
 @pytest.fixture(scope='module')
 def lakes():
-  return lake.lake_rows()
+  return games.lake_rows()
 
 
 @pytest.mark.parametrize('side', lake_config.SIDES)
@@ -104,23 +104,23 @@ def test_a_side_that_no_lake_has_is_refused():
 def test_no_lake_comes_twice(lakes):
   """In no split, whatever its side, so that held-out lakes are new."""
   maps = [row['messages'][0]['content'] for rows in lakes.values() for row in rows]
-  assert len(maps) == len(set(maps)) == sum(sum(s.values()) for s in lake.SPLITS.values())
+  assert len(maps) == len(set(maps)) == sum(sum(s.values()) for s in games.LAKE_SPLITS.values())
   assert set(lakes) == {
-    f'{split}_{side}' for side, splits in lake.SPLITS.items() for split in splits
+    f'{split}_{side}' for side, splits in games.LAKE_SPLITS.items() for split in splits
   }
 
 
 @pytest.mark.parametrize(
   ('make', 'rows', 'turns'),
   [
-    (Guess, lambda _: guess.guess_rows()['pretraining'], 7),
-    (Calculator, lambda _: calculator.calculator_rows()['pretraining'], 8),
+    (Guess, lambda _: games.guess_rows()['pretraining'], 7),
+    (Calculator, lambda _: sums.calculator_rows()['pretraining'], 8),
     (Lake, lambda lakes: lakes['pretraining_4'], 10),
   ],
 )
 def test_the_player_of_a_warm_start_is_of_unequal_quality(make, rows, turns, lakes, monkeypatch):
   """So that the policy knows better ways than the ones that it mostly takes."""
-  monkeypatch.setattr(calculator, 'SPLITS', {'pretraining': 300})
+  monkeypatch.setattr(sums, 'CALCULATOR_SPLITS', {'pretraining': 300})
   rng, solved = np.random.default_rng(0), []
   for number, row in enumerate(rows(lakes)[:300]):
     environment = make()

@@ -7,23 +7,23 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from exgrpo_jax.data.store import Record
-from exgrpo_jax.data.tasks import arithmetic, calculator, chains, guess, lake
+from exgrpo_jax.data.tasks import chains, games, sums
 from exgrpo_jax.datatypes import Question
 
 # By the name in a data spec: a function that makes the records of every split.
 TASKS: Mapping[str, Callable[[], Mapping[str, Sequence[Record]]]] = {
-  'arithmetic': arithmetic.arithmetic_rows,
+  'arithmetic': sums.arithmetic_rows,
   'chains': chains.chain_rows,
-  'guess': guess.guess_rows,
-  'calculator': calculator.calculator_rows,
-  'lake': lake.lake_rows,
+  'guess': games.guess_rows,
+  'calculator': sums.calculator_rows,
+  'lake': games.lake_rows,
 }
 # Tasks that only make sense in the environment of their name, or in one of the user's.
 IN_TURNS = ('guess', 'lake')
 # By a question's source: whether each step of a response to a question is right.
 STEP_CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
-  'arithmetic': arithmetic.valid_steps,
-  'arithmetic_ood': arithmetic.valid_steps,
+  'arithmetic': sums.valid_steps,
+  'arithmetic_ood': sums.valid_steps,
   'chains': chains.valid_steps,
   'chains_ood': chains.valid_steps,
 }

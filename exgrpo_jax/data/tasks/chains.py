@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from exgrpo_jax.data.store import Record
-from exgrpo_jax.data.tasks.arithmetic import NUMBER, read_steps
+from exgrpo_jax.data.tasks.sums import NUMBER, read_steps
 
 
 class Split(NamedTuple):

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from exgrpo_jax.data.tasks import arithmetic, catalogue
+from exgrpo_jax.data.tasks import catalogue, sums
 
 QUESTION = '48+9+3+7'
 SOLUTION = r'48+3=51 +9=60 +7=67 \boxed{67}'
@@ -12,7 +12,7 @@ SOLUTION = r'48+3=51 +9=60 +7=67 \boxed{67}'
 
 @pytest.fixture(scope='module')
 def rows():
-  return arithmetic.arithmetic_rows()
+  return sums.arithmetic_rows()
 
 
 def terms(row):
@@ -34,7 +34,7 @@ def test_every_split_has_its_size_and_its_range_of_terms(rows):
 
 
 def test_the_questions_are_the_same_on_every_call(rows):
-  assert arithmetic.arithmetic_rows() == rows
+  assert sums.arithmetic_rows() == rows
 
 
 def test_worked_solutions_are_valid_and_end_in_the_answer(rows):
@@ -42,12 +42,12 @@ def test_worked_solutions_are_valid_and_end_in_the_answer(rows):
     for row in split:
       question = row['messages'][0]['content']
       assert int(row['answer']) == sum(terms(row))
-      assert arithmetic.valid_steps(question, row['solution']), row
+      assert sums.valid_steps(question, row['solution']), row
       assert row['solution'].endswith(rf'\boxed{{{row["answer"]}}}')
 
 
 def test_worked_solutions_shuffle_the_terms(rows):
-  in_order = [arithmetic.written_sum(terms(row)) for row in rows['train']]
+  in_order = [sums.written_sum(terms(row)) for row in rows['train']]
   same = sum(written == row['solution'] for written, row in zip(in_order, rows['train']))
   # A shuffle of 3 to 5 digits keeps the order with a chance between 1/6 and 1/120.
   assert same / len(in_order) < 0.12
@@ -62,14 +62,14 @@ def test_a_constant_guess_earns_almost_nothing(rows, split):
 @pytest.mark.parametrize(
   ('response', 'question'),
   [
-    (arithmetic.written_sum([48, 3, 9, 7]), QUESTION),
+    (sums.written_sum([48, 3, 9, 7]), QUESTION),
     (f'\n{SOLUTION}\n', QUESTION + '\n'),
     (r'3+9=12 +48=60 +7=67 \boxed{67}', QUESTION),
     (r'4+1=5 +4=9 \boxed{9}', '4+4+1'),
   ],
 )
 def test_steps_are_valid(question, response):
-  assert arithmetic.valid_steps(question, response)
+  assert sums.valid_steps(question, response)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_steps_are_valid(question, response):
   ],
 )
 def test_steps_are_invalid(response):
-  assert not arithmetic.valid_steps(QUESTION, response)
+  assert not sums.valid_steps(QUESTION, response)
 
 
 def test_what_is_no_sum_has_no_steps():
-  assert not arithmetic.valid_steps('What is 12 plus 7?', r'12+7=19 \boxed{19}')
+  assert not sums.valid_steps('What is 12 plus 7?', r'12+7=19 \boxed{19}')
 
 
 def test_every_source_of_the_task_has_a_checker(rows):
   for source in {row['source'] for split in rows.values() for row in split}:
-    assert catalogue.STEP_CHECKERS[source] is arithmetic.valid_steps
+    assert catalogue.STEP_CHECKERS[source] is sums.valid_steps

@@ -17,9 +17,6 @@ import numpy as np
 
 from exgrpo_jax.data.store import Record
 
-# ---- Reading a worked solution ----
-
-
 # Not \d, which matches the digits of every script. Bounded, since int() raises over 4,300 digits.
 NUMBER = '(?:0|[1-9][0-9]{0,17})'
 _BOX = re.compile(rf'\\boxed\{{({NUMBER})\}}')
@@ -150,3 +147,45 @@ def valid_steps(question_text: str, response: str) -> bool:
     and collections.Counter([int(start), *added]) == terms
     and answer == totals[-1]
   )
+
+
+# ---- Sums for a calculator ----
+
+
+CALCULATOR_SEED = 2510_02250
+LARGEST_TOTAL = 9999  # of a term, and of every total
+CALCULATOR_TERMS = range(2, 5)  # after the start
+CALCULATOR_SPLITS = {'pretraining': 8_000, 'train': 4_000, 'test': 500}
+
+
+def calculator_rows() -> dict[str, list[Record]]:
+  """The records of every split, the same on every call: split name -> records.
+
+  No two questions, within or across splits, are the same.
+  """
+  rng, seen = np.random.default_rng(CALCULATOR_SEED), set[str]()
+  return {
+    name: [_calculator_row(rng, seen) for _ in range(count)]
+    for name, count in CALCULATOR_SPLITS.items()
+  }
+
+
+def _calculator_row(rng: np.random.Generator, seen: set[str]) -> Record:
+  """A new record; adds its question to `seen`."""
+  while True:
+    count = int(rng.integers(CALCULATOR_TERMS.start, CALCULATOR_TERMS.stop))
+    numbers = rng.integers(100, LARGEST_TOTAL, count + 1) * np.array(
+      [1, *rng.choice([-1, 1], count)]
+    )
+    start, *terms = numbers.tolist()
+    totals = list(itertools.accumulate([start, *terms]))
+    text = f'{start}{"".join(f"{term:+d}" for term in terms)}'
+    if min(totals) >= 0 and max(totals) <= LARGEST_TOTAL and text not in seen:
+      seen.add(text)
+      return {
+        'messages': [{'role': 'user', 'content': text}],
+        'answer': str(totals[-1]),
+        'solution': f'{start}{terms[0]:+d} ={totals[-1]}?',  # the characters of a turn
+        'kind': 'math',
+        'source': 'calculator',
+      }

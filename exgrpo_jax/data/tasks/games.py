@@ -1,12 +1,4 @@
-"""Frozen lakes to cross, for the environment `lake`: maps with holes, the player and the goal.
-
-    @..o
-    .o..
-    ..o.
-    o..G
-
-The name of a split ends in the side of its maps. Every goal can be reached.
-"""
+"""Tasks that are played: numbers to guess, and frozen lakes to cross."""
 
 import collections
 from collections.abc import Sequence
@@ -15,11 +7,56 @@ import numpy as np
 
 from exgrpo_jax.data.store import Record
 
-SEED = 2510_02249
+SEED = 2510_02248
+NUMBERS = range(1, 65)
+# A question is a row, so many have the same number, in each split and across them: what is learnt
+# is how to ask.
+SPLITS = {'pretraining': 8_000, 'train': 2_000, 'test': 500}
+
+
+def guess_rows() -> dict[str, list[Record]]:
+  """The records of every split, the same on every call: split name -> records."""
+  rng = np.random.default_rng(SEED)
+  return {
+    name: [_row(int(number)) for number in rng.choice(NUMBERS, count)]
+    for name, count in SPLITS.items()
+  }
+
+
+def _row(number: int) -> Record:
+  return {
+    'messages': [{'role': 'user', 'content': f'{NUMBERS.start}-{NUMBERS.stop - 1}'}],
+    'answer': str(number),
+    'solution': halving(number),
+    'kind': 'math',
+    'source': 'guess',
+  }
+
+
+def halving(number: int) -> str:
+  """How halving finds it: '32 higher 48 lower 40' for 40."""
+  low, high, said = NUMBERS.start, NUMBERS.stop - 1, list[str]()
+  while (guess := (low + high) // 2) != number:
+    said += [str(guess), 'higher' if guess < number else 'lower']
+    low, high = (guess + 1, high) if guess < number else (low, guess - 1)
+  return ' '.join([*said, str(number)])
+
+
+# ---- The frozen lake ----
+
+# @..o
+#     .o..
+#     ..o.
+#     o..G
+#
+# The name of a split ends in the side of its maps. Every goal can be reached.
+
+
+LAKE_SEED = 2510_02249
 HOLES = 0.25  # share of the other squares
 _MANY = {'pretraining': 4_000, 'train': 2_000, 'test': 500}
 # Maps by side and split; of the smallest there are no more than 3,828 that can be crossed.
-SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6: _MANY}
+LAKE_SPLITS = {4: {'pretraining': 1_200, 'train': 600, 'test': 200}, 5: _MANY, 6: _MANY}
 
 
 def lake_rows() -> dict[str, list[Record]]:
@@ -27,15 +64,15 @@ def lake_rows() -> dict[str, list[Record]]:
 
   No two maps, within or across splits, are the same.
   """
-  rng, seen = np.random.default_rng(SEED), set[str]()
+  rng, seen = np.random.default_rng(LAKE_SEED), set[str]()
   return {
-    f'{name}_{side}': [_row(rng, side, seen) for _ in range(count)]
-    for side, splits in SPLITS.items()
+    f'{name}_{side}': [_lake_row(rng, side, seen) for _ in range(count)]
+    for side, splits in LAKE_SPLITS.items()
     for name, count in splits.items()
   }
 
 
-def _row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
+def _lake_row(rng: np.random.Generator, side: int, seen: set[str]) -> Record:
   """A new record; adds its map to `seen`."""
   while True:
     squares = np.where(rng.random((side, side)) < HOLES, HOLE, FREE)
