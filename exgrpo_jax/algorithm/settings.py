@@ -1,9 +1,8 @@
 """Settings of the algorithm: what is replayed, and which loss."""
 
 import dataclasses
-import math
 
-from exgrpo_jax.algorithm import objective, replay, terms
+from exgrpo_jax.algorithm import terms, trajectory_rules
 from exgrpo_jax.config import AUTHORS, OURS, PAPER, setting
 from exgrpo_jax.errors import InputError
 
@@ -41,7 +40,7 @@ class ReplayConfig:
   )
   trajectory_selection: str = setting(
     'lowest_entropy',
-    replay.RULES,
+    trajectory_rules.RULES,
     'which stored success of a question is replayed',
     PAPER,
   )
@@ -262,75 +261,4 @@ class ObjectiveConfig:
       raise InputError(
         f'config.objective.dual_clip={self.dual_clip} needs '
         "config.objective.surrogate='ppo': cispo bounds every ratio already."
-      )
-
-
-# ---- Combinations of settings ----
-
-
-_PPO_EPSILON = 0.2  # arXiv:1707.06347; an upper bound above it is clip-higher
-
-
-def check_combination(
-  replay_config: replay.Config,
-  objective_config: objective.Config,
-  num_questions: int,
-  num_rollouts: int,
-) -> None:
-  """Raises InputError where nothing could ever be replayed, or a setting would do nothing.
-
-  Args:
-    replay_config: what is kept and replayed.
-    objective_config: the loss.
-    num_questions: Q, per step.
-    num_rollouts: K, per question.
-  """
-  _check_bounds(replay_config, num_rollouts)
-  _check_ratio(replay_config, num_questions)
-  _check_clipping(objective_config, replays=replay_config.ratio > 0)
-
-
-def _check_bounds(config: replay.Config, num_rollouts: int) -> None:
-  """The bounds must let some group be recorded."""
-  most = num_rollouts - replay.retires(config)  # successes of a group that can be recorded
-  recorded = [replay.is_recorded(config, k / num_rollouts) for k in range(1, most + 1)]
-  if config.ratio > 0 and not any(recorded):
-    raise InputError(
-      f'config.replay.lower_bound={config.lower_bound} and '
-      f'config.replay.upper_bound={config.upper_bound} let no group be recorded, so nothing would '
-      f'ever be replayed: of config.rollout.samples={num_rollouts}, none of 1 to {most} successes '
-      'is a share above the lower and at most the upper bound.'
-    )
-
-
-def _check_ratio(config: replay.Config, num_questions: int) -> None:
-  """A ratio above 0 must come to at least one question per step."""
-  if config.ratio == 0 or replay.most_replayed(config, num_questions):
-    return
-  ratio = math.ceil(1e6 / num_questions) / 1e6  # rounded up, so that the printed value is enough
-  questions = math.ceil((1 - replay.ROUNDING) / config.ratio)
-  enough = f'config.replay.ratio to at least {ratio:g}, ' if num_questions > 1 else ''
-  raise InputError(
-    f'config.replay.ratio={config.ratio} of config.rollout.questions={num_questions} is less than '
-    f'one question, so nothing would ever be replayed; set {enough}config.rollout.questions to at '
-    f'least {questions}, or config.replay.ratio=0, which is plain GRPO.'
-  )
-
-
-def _check_clipping(config: objective.Config, replays: bool) -> None:
-  """Variants of clipping need clipping in every step."""
-  if objective.clips_fresh_ratios(config, replay_started=replays):
-    return
-  variants = {
-    'dual_clip': config.dual_clip < float('inf'),
-    'clip_epsilon_high': config.clip_epsilon_high > max(config.clip_epsilon, _PPO_EPSILON),
-    # Without truncation its gradient is that of unclipped ppo: A r grad(log pi) = A grad(r).
-    'surrogate': config.surrogate == 'cispo',
-  }
-  for name, is_set in variants.items():
-    if is_set:
-      when = ' once replay starts' if config.clip == 'until_replay' else ''
-      raise InputError(
-        f'config.objective.{name}={getattr(config, name)!r} needs '
-        f"config.objective.clip='always': with '{config.clip}' it does nothing{when}."
       )

@@ -5,7 +5,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from exgrpo_jax import config
-from exgrpo_jax.algorithm import objective, replay, settings
+from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import AUTHORS, PAPER, setting
 from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
 from exgrpo_jax.data.tasks import catalogue
@@ -196,7 +196,7 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.rollout.questions={num_questions}: every minibatch has the same number of whole '
       'groups.'
     )
-  settings.check_combination(
+  combinations.check(
     parsed.replay, parsed.objective, parsed.rollout.questions, parsed.rollout.samples
   )
   prompt.check(parsed.prompt)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from exgrpo_jax.data import prompt
+from exgrpo_jax.data.tokenizer import observed_tokens
 from exgrpo_jax.datatypes import Question, QuestionSet, Turn, own_tokens
 from exgrpo_jax.environments import pool
 from exgrpo_jax.environments.environment import Observation, as_messages
@@ -137,7 +137,7 @@ def _tokens(
     observed = turn[:0]
     if number < len(episode):
       prompts, messages = experiment.config.prompt, as_messages(answer.messages)
-      observed = prompt.observed(tokenizer, prompts, turn, messages)
+      observed = observed_tokens(tokenizer, prompts, turn, messages)
     pieces += [turn, observed]
     turns.append(Turn(len(turn), len(observed), answer.reward))
   return np.concatenate(pieces), tuple(turns)

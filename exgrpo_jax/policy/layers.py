@@ -13,32 +13,9 @@ from exgrpo_jax.packing import Segments
 from exgrpo_jax.policy import attention, kv_cache, sharding
 from exgrpo_jax.policy.kv_cache import LayerCache
 from exgrpo_jax.policy.lora import product
-from exgrpo_jax.policy.mlp import MLP, Experts, Routing
+from exgrpo_jax.policy.mlp import MLP, Experts, Routing, normal, residual_scale
 from exgrpo_jax.policy.rotary import Rotation, rotate
 from exgrpo_jax.policy.shape import Config
-
-# ---- Initial values ----
-
-
-def normal(
-  config: Config,
-  rngs: nnx.Rngs,
-  shape: tuple[int, ...],
-  logical_axes: tuple[str | None, ...],
-  scale: float = 1.0,
-) -> nnx.Param:
-  """A float32 parameter of standard deviation scale / sqrt(width)."""
-  std = scale / math.sqrt(config.width)
-  value = std * jax.random.normal(rngs(), shape, jnp.float32)
-  return nnx.Param(value, logical_axes=logical_axes)
-
-
-def residual_scale(config: Config) -> float:
-  """The scale of projections to the residual stream.
-
-  Two per layer add to it: its variance must not grow with depth.
-  """
-  return 1 / math.sqrt(2 * config.num_layers)
 
 
 class RMSNorm(nnx.Module):

@@ -7,6 +7,7 @@ experts, C experts chosen for a token, M tokens, P pairs of a token and one of i
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,10 +16,32 @@ from flax import nnx
 
 from exgrpo_jax.datatypes import Array
 from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.layers import normal, residual_scale
 from exgrpo_jax.policy.lora import product
 from exgrpo_jax.policy.matmul import project
 from exgrpo_jax.policy.shape import Config
+
+# ---- Initial values ----
+
+
+def normal(
+  config: Config,
+  rngs: nnx.Rngs,
+  shape: tuple[int, ...],
+  logical_axes: tuple[str | None, ...],
+  scale: float = 1.0,
+) -> nnx.Param:
+  """A float32 parameter of standard deviation scale / sqrt(width)."""
+  std = scale / math.sqrt(config.width)
+  value = std * jax.random.normal(rngs(), shape, jnp.float32)
+  return nnx.Param(value, logical_axes=logical_axes)
+
+
+def residual_scale(config: Config) -> float:
+  """The scale of projections to the residual stream.
+
+  Two per layer add to it: its variance must not grow with depth.
+  """
+  return 1 / math.sqrt(2 * config.num_layers)
 
 
 class MLP(nnx.Module):
@@ -105,7 +128,7 @@ def _mixed(
   kernels: tuple[jax.Array, jax.Array, jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
-  """What experts from number `first` on add to the sum of all; see `shards.over_experts`."""
+  """What experts from number `first` on add to the sum of all; see `sharding.over_experts`."""
   x_BTD, chosen_BTC, weight_BTC = rows
   gate_EDF, up_EDF, down_EFD = kernels
   x_MD, C, E = x_BTD.reshape(-1, x_BTD.shape[-1]), chosen_BTC.shape[-1], len(gate_EDF)

@@ -12,7 +12,7 @@ a tensor axis of four, each device of that axis holds both, which costs memory b
 correct.
 
 Experts are split over an axis of their own, which splits rows too: a layer's experts see the rows
-of all devices along it (`shards.over_experts`).
+of all devices along it (`over_experts`).
 """
 
 import dataclasses
@@ -393,21 +393,21 @@ def per_shard(
   Raises:
     RuntimeError: there is no mesh in context.
   """
-  mesh = mesh_in_context('shards.per_shard')
+  mesh = mesh_in_context('sharding.per_shard')
   if mesh.size == 1:
     return function
 
   def call(*args: jax.Array) -> jax.Array:
-    mesh_axes: dict[str | None, tuple[str, ...] | None] = {}
+    splits: dict[str | None, tuple[str, ...] | None] = {}
     for x, axes in zip(args, in_axes, strict=True):
       for name, size in zip(axes, x.shape, strict=True):
         dividing = mesh_axes(mesh.shape, name, size)
-        mesh_axes[name] = mesh_axes.get(name, dividing) and dividing
+        splits[name] = splits.get(name, dividing) and dividing
     # check_vma is off: Pallas kernels do not declare over which axes their results vary.
     return jax.shard_map(
       function,
-      in_specs=tuple(PartitionSpec(*map(mesh_axes.get, axes)) for axes in in_axes),
-      out_specs=PartitionSpec(*map(mesh_axes.get, out_axes)),
+      in_specs=tuple(PartitionSpec(*map(splits.get, axes)) for axes in in_axes),
+      out_specs=PartitionSpec(*map(splits.get, out_axes)),
       check_vma=False,
     )(*args)
 
@@ -431,7 +431,7 @@ def over_experts(
   Raises:
     RuntimeError: there is no mesh in context.
   """
-  mesh = mesh_in_context('shards.over_experts')
+  mesh = mesh_in_context('sharding.over_experts')
   if mesh.size == 1:
     return function(rows, kernels, 0)
   of_rows = PartitionSpec(mesh_axes(mesh.shape, 'batch', len(rows[0])))

@@ -10,7 +10,7 @@ from typing import Any
 from exgrpo_jax import __version__
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import metrics, runs, step_records
-from exgrpo_jax.reporting.page import contents, curves, evaluations
+from exgrpo_jax.reporting.page import contents, evaluations
 from exgrpo_jax.reporting.page.server import Server, Source
 from exgrpo_jax.reporting.runs import Group, Recorded
 from exgrpo_jax.runtime import activity, hosts
@@ -44,7 +44,7 @@ def write_report(
     out.parent.mkdir(parents=True, exist_ok=True)
     if all_texts:
       _write_texts(groups, folder)
-    curves.write(out, text)
+    contents.write(out, text)
   except OSError as error:
     raise InputError(f'--out={out} cannot be written ({error}); name another file.') from error
   return groups
@@ -65,7 +65,7 @@ def _render(groups: Sequence[Group], all_responses: bool = False, **options: Any
   now = datetime.datetime.now().astimezone()
   parts['page'] |= {'written': now.isoformat(sep=' ', timespec='seconds'), 'by': __version__}
   parts['page'] |= options
-  return curves.render(parts)
+  return contents.render(parts)
 
 
 def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
@@ -73,8 +73,8 @@ def _write_texts(groups: Sequence[Group], folder: pathlib.Path) -> None:
   folder.mkdir(exist_ok=True)
   for index, run in enumerate(_runs(groups)):
     for step, found in contents.describe_steps(run):
-      script = curves.texts_script(f'{index}/{step}', found)
-      curves.write(folder / f'{index}_{step:06d}.js', script)
+      script = contents.texts_script(f'{index}/{step}', found)
+      contents.write(folder / f'{index}_{step:06d}.js', script)
 
 
 def _runs(groups: Sequence[Group]) -> list[Recorded]:
@@ -127,7 +127,7 @@ def serve(workdirs: Sequence[str], port: int, every: float) -> None:
   def texts_of(index: int, step: int) -> str | None:
     run, pieces = shown[index] if index < len(shown) else (None, None)
     found = contents.describe_step(run, pieces, step) if run and pieces else None
-    return found and curves.texts_script(f'{index}/{step}', found)
+    return found and contents.texts_script(f'{index}/{step}', found)
 
   source = Source(lambda: _signature(workdirs), render, texts_of)
   with Server(source, port, every) as server:

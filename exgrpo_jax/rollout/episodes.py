@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from exgrpo_jax.data import prompt
+from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Response, Turn, Verdict, turn_places
 from exgrpo_jax.environments import pool, settings
@@ -231,7 +231,7 @@ class _Play:
 
   def _observed(self, turn: np.ndarray, result: Observation) -> np.ndarray:
     sampler, messages = self._sampler, as_messages(result.messages)
-    return prompt.observed(sampler.tokenizer, sampler.prompts, turn, messages)
+    return tokenizer.observed_tokens(sampler.tokenizer, sampler.prompts, turn, messages)
 
   def _complete(self, episode: _Episode, response: Response, judged: Verdict) -> None:
     episode.response = dataclasses.replace(response, is_complete=True, verdict=judged)

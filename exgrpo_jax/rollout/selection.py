@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from exgrpo_jax.algorithm import objective, replay
+from exgrpo_jax.algorithm import objective, trajectory_rules
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.policy import sharding
 
@@ -38,7 +38,7 @@ def pick(
   candidates = [(group, trajectory) for group, own in enumerate(stored) for trajectory in own]
   ends = np.cumsum([len(own) for own in stored]).tolist()
   places = [range(end - len(own), end) for end, own in zip(ends, stored)]
-  if cost := replay.RULES[kind]:
+  if cost := trajectory_rules.RULES[kind]:
     scores = dict(enumerate(score(candidates)))
     costs = [cost(scores[place]) for place in range(len(candidates))]
     picked = _cheapest(places, costs)

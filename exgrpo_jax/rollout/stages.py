@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.algorithm import advantages, objective, question_stream, replay, terms
+from exgrpo_jax.algorithm import (
+  advantages,
+  objective,
+  question_stream,
+  replay,
+  terms,
+  trajectory_rules,
+)
 from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.data import traces
 from exgrpo_jax.data.tasks.catalogue import step_checker
@@ -293,7 +300,7 @@ class Rollout:
     rows = [(prompt[:1], np.concatenate([prompt[1:], one.tokens])) for prompt, one in candidates]
     _, entropies = self.score(params, rows, [one.routes for _, one in candidates])
     lengths = [int(np.sum(one.tokens != self.tokenizer.pad_id)) for _, one in candidates]
-    return replay.released_costs(entropies, lengths, self.config.max_response)
+    return trajectory_rules.released_costs(entropies, lengths, self.config.max_response)
 
   def _score_replays(
     self, params: Params, plan: Plan, candidates: Sequence[selection.Candidate]

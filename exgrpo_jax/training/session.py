@@ -27,7 +27,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, checksums, storage
+from exgrpo_jax.learner import checkpoint, checksums, disk
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, record_writer, stopping
@@ -113,7 +113,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
 @contextlib.contextmanager
 def explained(workdir: str) -> Iterator[None]:
   """Turns a full disk, or too little memory, into an InputError of one line."""
-  with storage.explain_failure(workdir), machine.explained():
+  with disk.explain_failure(workdir), machine.explained():
     yield
 
 
@@ -144,7 +144,7 @@ def claim(config: ConfigDict, experiment: Experiment, rollout: Rollout) -> Start
   workdir = experiment.workdir
   is_new = not steps_done(workdir)
   successes = prior_experience.load(experiment, rollout.data) if is_new else ()
-  storage.check_space(workdir, state_shapes(experiment))
+  disk.check_space(workdir, state_shapes(experiment))
   needs_params = is_new or experiment.config.keeps_initial
   params = warm_start.initial_params(experiment, rollout.data) if needs_params else None
   hub.record(workdir)

@@ -2,15 +2,13 @@
 
 import pytest
 
-from exgrpo_jax.algorithm import objective, replay, settings
+from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.errors import InputError
 
 
 def check(num_questions=128, ratio=0.5, replay_values=(), **of_objective):
   replay_config = replay.Config(ratio=ratio, **dict(replay_values))
-  settings.check_combination(
-    replay_config, objective.Config(**of_objective), num_questions, num_rollouts=8
-  )
+  combinations.check(replay_config, objective.Config(**of_objective), num_questions, num_rollouts=8)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ def test_an_observation_is_appended_as_tokens(template, is_cut):
   (end,) = loaded.encode('<|im_end|>')
   assert end == loaded.eos_ids[0]
   turn = np.array(loaded.encode(SAID) + [end] * (not is_cut), np.int32)
-  text = loaded.decode(prompt.observed(loaded, config, turn, [MORE._asdict()]), special=True)
+  text = loaded.decode(
+    tokenizer.observed_tokens(loaded, config, turn, [MORE._asdict()]), special=True
+  )
   after = {
     'plain': f'{MORE.content}\n',
     'chat': f'\n<|im_start|>user\n{MORE.content}<|im_end|>\n<|im_start|>assistant\n',

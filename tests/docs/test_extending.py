@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import objective, replay, terms
+from exgrpo_jax.algorithm import objective, terms, trajectory_rules
 from exgrpo_jax.config import build, defaults
 from exgrpo_jax.data import questions
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
@@ -37,7 +37,7 @@ def run(heading):
 @pytest.fixture(autouse=True)
 def tables():
   """What the examples add is gone after the test."""
-  tables = (terms.SHAPINGS, replay.RULES, families.FAMILIES)
+  tables = (terms.SHAPINGS, trajectory_rules.RULES, families.FAMILIES)
   before = [dict(table) for table in tables]
   yield
   for table, entries in zip(tables, before):

@@ -13,7 +13,7 @@ import pytest
 from absl import logging
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import checkpoint, storage
+from exgrpo_jax.learner import checkpoint, disk
 from exgrpo_jax.learner.optimizer import TrainState
 
 
@@ -54,7 +54,7 @@ def behind(error):
 )
 def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(workdir, error, what):
   message = rf'the disk {what} \(.{{1,300}}\)\. Complete checkpoints: 2, 5\.'
-  with pytest.raises(InputError, match=message), storage.explain_failure(workdir):
+  with pytest.raises(InputError, match=message), disk.explain_failure(workdir):
     raise error
 
 
@@ -63,7 +63,7 @@ def test_a_full_or_failing_disk_is_reported_with_the_complete_checkpoints(workdi
 )
 def test_other_errors_are_not_taken_for_a_failing_disk(workdir, error):
   before = sys.unraisablehook
-  with pytest.raises(type(error)) as raised, storage.explain_failure(workdir):
+  with pytest.raises(type(error)) as raised, disk.explain_failure(workdir):
     raise error
   assert raised.value is error and sys.unraisablehook is before
 
@@ -78,7 +78,7 @@ def test_what_threads_log_of_a_failing_disk_is_left_out(workdir, capsys):
     return bool(logging.get_absl_handler().filter(record))
 
   closed = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
-  with storage.explain_failure(workdir):
+  with disk.explain_failure(workdir):
     assert not is_logged(os_error(errno.ENOSPC)) and is_logged(ValueError('another error'))
     sys.unraisablehook(closed)
   assert capsys.readouterr().err == '' and is_logged(os_error(errno.ENOSPC))
@@ -86,12 +86,12 @@ def test_what_threads_log_of_a_failing_disk_is_left_out(workdir, capsys):
 
 def test_space_for_a_checkpoint_is_printed_and_too_little_is_refused(tmp_path, monkeypatch, capsys):
   state = TrainState({'a': jnp.ones((2, 3))}, {})
-  storage.check_space(str(tmp_path), state)
+  disk.check_space(str(tmp_path), state)
   printed = capsys.readouterr().out
   assert re.match(r'a checkpoint takes 24 bytes; .* has [\d.]+ [kMGT]B left\n', printed)
   usage = types.SimpleNamespace(free=24)
   monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
-  storage.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
+  disk.check_space(str(tmp_path), checkpoint.abstract(jax.device_put(state)))
   usage.free = 23
   with pytest.raises(InputError, match='has 23 bytes left, and a checkpoint takes 24 bytes'):
-    storage.check_space(str(tmp_path), state)
+    disk.check_space(str(tmp_path), state)

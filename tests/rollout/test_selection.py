@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm.replay import RULES, released_costs
+from exgrpo_jax.algorithm.trajectory_rules import RULES, released_costs
 from exgrpo_jax.datatypes import ReplayScores, Trajectory
 from exgrpo_jax.rollout import selection
 

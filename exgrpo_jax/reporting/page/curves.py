@@ -1,13 +1,6 @@
 """The panels of one run's metrics over steps."""
 
-import base64
-import gzip
-import hashlib
-import html
-import json
 import math
-import os
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +10,6 @@ import numpy as np
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.reporting.page import charts
 from exgrpo_jax.reporting.page.charts import Line, Panel
-from exgrpo_jax.reporting.page.contents import Parts
 from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
 
 _SHARE, _LOG, _RAW = {'share': True}, {'log': True}, {'smooth': False}
@@ -194,85 +186,3 @@ def _phases(run: Run) -> list[Panel]:
   layers['other, compiling'] = np.maximum(total - sum(layers.values()), 0.0)
   steps, top = [record['step'] for record in timed], 1.1 * float(np.percentile(total, 98))
   return [charts.stack('Time of a step by phase', 'seconds', steps, layers, top)]
-
-
-# ---- The document ----
-
-# The data is JSON, compressed, in base64, an alphabet in which no markup can be written. The
-# document's policy allows its own scripts and styles, by their hashes, and files beside it; nothing
-# else is loaded or run, whatever a model has written.
-
-
-_HERE = pathlib.Path(__file__).parent
-# uPlot 1.6.32 (MIT, its licence beside it) as published: 51 KB where Vega has 520 and plotly 1,190,
-# and made for linked charts of many points.
-_CHARTS = _HERE / 'vendor' / 'uPlot.iife.min.js'
-_CHART_STYLES = _HERE / 'vendor' / 'uPlot.min.css'
-_SCRIPTS = (  # one after the other they are one script
-  'dom',
-  'state',
-  'charts',
-  'panels',
-  'tokens',
-  'overview',
-  'buffer',
-  'question',
-  'solutions',
-  'filters',
-  'responses',
-  'evaluation',
-  'compare',
-  'start',
-)
-
-
-def render(parts: Parts) -> str:
-  """The document with these parts."""
-  style = _read(_CHART_STYLES) + _read(_HERE / 'browser' / 'page.css')
-  own = '\n'.join(_read(_HERE / 'browser' / f'{name}.js') for name in _SCRIPTS)
-  script = f'{_read(_CHARTS)}\n{own}'
-  policy = (
-    f"default-src 'none'; script-src '{_hash(script)}' 'self'; style-src '{_hash(style)}'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'"
-  )
-  blocks = '\n'.join(
-    f'<script type="application/gzip" id="part-{name}">{pack(value)}</script>'
-    for name, value in parts.items()
-    if value is not None
-  )
-  values = {
-    'policy': html.escape(policy, quote=False),
-    'title': html.escape(parts['page']['title']),
-    'style': style,
-    'script': script,
-    'parts': blocks,
-  }
-  template = _read(_HERE / 'browser' / 'page.html')
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)
-
-
-def write(path: pathlib.Path, text: str) -> None:
-  """Writes a file; a reader sees the old one or the new one, complete."""
-  unfinished = path.with_name(f'{path.name}.new')
-  unfinished.write_text(text, encoding='utf-8')
-  os.replace(unfinished, path)
-
-
-def pack(value: Any) -> str:
-  """A value as the page unpacks it."""
-  text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
-  packed = gzip.compress(text.encode(errors='backslashreplace'), 6, mtime=0)
-  return base64.b64encode(packed).decode()
-
-
-def texts_script(name: str, value: Mapping[str, Any]) -> str:
-  """A file of texts, which the page runs when it needs them."""
-  return f'exgrpoTexts({json.dumps(name)},"{pack(value)}")'
-
-
-def _read(path: pathlib.Path) -> str:
-  return path.read_text(encoding='utf-8')
-
-
-def _hash(text: str) -> str:
-  return f'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'

@@ -1,0 +1,89 @@
+"""The disk that a run writes to: whether a checkpoint fits, and what to say when it fails."""
+
+import contextlib
+import functools
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from logging import LogRecord
+from typing import Any
+
+import jax
+from absl import logging
+from rich.filesize import decimal
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.learner import checkpoint, storage
+from exgrpo_jax.learner.optimizer import TrainState
+
+# What the system tells whoever writes, in Python's words and in tensorstore's.
+_FULL = re.compile('no space left|quota exceeded|file too large', re.IGNORECASE)
+_FAILING = re.compile('input/output error|read-only file system|stale file handle', re.IGNORECASE)
+
+
+def check_space(workdir: str, state: TrainState) -> None:
+  """Prints the size of a checkpoint of `state`, or of its shapes, and the free disk space.
+
+  Raises InputError where there is too little. The buffer does not count: it is small beside a
+  model.
+  """
+  needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  free = shutil.disk_usage(workdir).free
+  if free < needed:
+    raise InputError(
+      f'--workdir={workdir} has {decimal(free)} left, and a checkpoint takes {decimal(needed)}: '
+      'free some space, or use another disk.'
+    )
+  print(f'a checkpoint takes {decimal(needed)}; {workdir} has {decimal(free)} left', flush=True)
+
+
+@contextlib.contextmanager
+def explain_failure(workdir: str) -> Iterator[None]:
+  """Turns an error in the block that is due to a full or failing disk into an InputError.
+
+  The file system reports it to whoever writes, and orbax passes it on in errors of many types.
+  """
+  hook, log = sys.unraisablehook, logging.get_absl_handler()
+  # Each of orbax's threads logs the error in full, before it is raised or long after.
+  log.addFilter(_is_other_news)
+  sys.unraisablehook = functools.partial(_report_unraisable, hook)
+  is_failing = False
+  try:
+    yield
+  except Exception as error:
+    reason = '' if isinstance(error, InputError) else _write_failure(error)
+    if not reason:
+      raise
+    is_failing = True
+    complete = ', '.join(map(str, checkpoint.steps(workdir))) or 'none'
+    is_full = _FULL.search(reason)
+    raise InputError(
+      f'--workdir={workdir}: the disk {"is full" if is_full else "fails"} ({reason}). Complete '
+      f'checkpoints: {complete}. {"Free some space" if is_full else "Mend it"} and start the same '
+      'command again; it resumes from the newest.'
+    ) from error
+  finally:
+    if not is_failing:
+      log.removeFilter(_is_other_news)
+      sys.unraisablehook = hook
+
+
+def _write_failure(error: BaseException) -> str:
+  """What the system said if `error` is due to a full or failing disk; '' otherwise."""
+  for cause in storage.with_causes(error):
+    for line in str(cause).splitlines():
+      if found := _FULL.search(line) or _FAILING.search(line):
+        return line[max(0, found.start() - 100) : found.end() + 100]
+  return ''
+
+
+def _is_other_news(record: LogRecord) -> bool:
+  error = record.exc_info[1] if record.exc_info else None
+  return error is None or not _write_failure(error)
+
+
+def _report_unraisable(hook: Callable[[Any], object], unraisable: Any) -> None:
+  # Writes of tensorstore that end after orbax has given up their checkpoint.
+  if str(unraisable.exc_value) != 'Event loop is closed':
+    hook(unraisable)
