@@ -27,6 +27,12 @@ PAPER = 'paper'  # arXiv:2510.02245
 AUTHORS = "authors' code"  # the script that runs ExGRPO, or the defaults of verl beneath it
 OURS = 'ours'
 
+# Names of settings that are gone, and where what they did is now.
+MOVED = {
+  'alignment': 'it moved to studies/. In a clone, python -m studies train --align_every=N compares '
+  'gradients.',
+}
+
 
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
@@ -93,6 +99,8 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
   if name not in known:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
+    if name in MOVED:
+      raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
     is_section = key.split('.')[-1] not in ('', name)
     if counterpart := '' if near and is_section else counterparts.hint(key or name):
       hint = counterpart

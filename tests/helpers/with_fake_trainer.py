@@ -6,7 +6,7 @@ python -m tests.helpers.with_fake_trainer sweep --sweep=ratio --config=smoke --w
 import importlib
 import sys
 
-from exgrpo_jax.studies import sweep
+from exgrpo_jax.sweeps import sweep
 
 if __name__ == '__main__':
   sweep.TRAINER = ('tests.helpers.fake_trainer',)
