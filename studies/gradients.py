@@ -1,9 +1,9 @@
 """What a stored success pulls beside its fresh neighbours: measured in runs, and by the theory.
 
-python docs/gradients.py /tmp/replay_pays docs/studies/replay_pays_gradients.csv
+python -m studies.gradients /tmp/replay_pays studies/measured/replay_pays_gradients.csv
 
 Reads the runs of a study that replay stored successes and measured `alignment`, writes a row for
-each comparison and prints the table of docs/results.md. docs/theory.md derives the prediction,
+each comparison and prints the table of README.md. theory.md derives the prediction,
 s(1 - p)/(p(K - 1)) for one question, whose parts weigh as their gradients do, taken as p(1 - p).
 """
 

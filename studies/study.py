@@ -96,12 +96,8 @@ def report(chosen: Protocol, planned: Mapping[Cell, Trial], workdir: str) -> Non
   ]
   runs.write_csv(pathlib.Path(workdir, 'results.csv'), found)
   saved = protocol.read(workdir)
-  write(
-    chosen,
-    found,
-    pathlib.Path(workdir),
-    f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. ',
-  )
+  written = f'Protocol written {saved["written"]}, sha256 {saved["sha256"]}. '
+  write(chosen, found, pathlib.Path(workdir), written)
 
 
 def read(name: str) -> list[StudyRun]:

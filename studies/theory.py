@@ -1,8 +1,8 @@
-"""Draws docs/images/replay_pays.png: where a stored success moves more than a fresh response would.
+"""Draws studies/theory.png: where a stored success moves more than a fresh response would.
 
-python docs/theory.py
+python -m studies.theory
 
-docs/theory.md derives what it shows; slopes are derivatives of the loss's own terms.
+theory.md derives what it shows; slopes are derivatives of the loss's own terms.
 """
 
 import pathlib
@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from exgrpo_jax.algorithm import objective
-from exgrpo_jax.reporting.figures import canvas
+from exgrpo_jax.reporting import canvas
 
-PICTURE = pathlib.Path(__file__).parent / 'images' / 'replay_pays.png'
+PICTURE = pathlib.Path(__file__).with_name('theory.png')
 
 SHAPINGS = {
   'fraction': "the paper's, w/(w + 0.1)",

@@ -1,7 +1,7 @@
 """A study of two arms and its finished runs, without a folder."""
 
-from exgrpo_jax.studies.protocol import Study
-from exgrpo_jax.studies.runs import Evaluation, StudyRun
+from studies.protocol import Study
+from studies.runs import Evaluation, StudyRun
 
 MEASURE = 'eval/sums/pass@1'
 

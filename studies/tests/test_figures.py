@@ -10,8 +10,8 @@ import types
 import pytest
 
 from exgrpo_jax.reporting import runs, step_records
-from exgrpo_jax.reporting.figures import ablation
-from exgrpo_jax.reporting.figures.canvas import NothingToDrawError
+from studies import training_figures
+from studies.drawing import NothingToDrawError
 from tests.helpers import forked, other_runs, tiny
 
 NAMES = (
@@ -39,7 +39,7 @@ def drawn(recorded, tmp_path_factory):
       ('c', 5, 0.0, 0.125),
     )
   ]
-  (outcome,) = forked.run([['figures', *folders, f'--out={place}/out/deep']])
+  (outcome,) = forked.run([['studies.__main__', 'figures', *folders, f'--out={place}/out/deep']])
   assert outcome.status == 0, outcome.err
   out = place / 'out' / 'deep'
   tables = {name: list(csv.DictReader(lines(out / f'{name}.csv'))) for name in NAMES}
@@ -208,15 +208,15 @@ def setting(label, *seeds):
 def test_the_ablation_is_of_the_last_step_after_0_that_all_runs_have():
   """At step 0 nothing has been trained, so that all settings are alike."""
   groups = [setting('a', {0: 0.1, 5: 0.2, 10: 0.3}, {0: 0.1, 5: 0.4}), setting('b', {0: 0, 5: 0.5})]
-  drawn = ablation.draw(groups)
+  drawn = training_figures.ablation(groups)
   assert [(row['step'], row['mean']) for row in drawn.rows] == [(5, pytest.approx(0.3)), (5, 0.5)]
   with pytest.raises(NothingToDrawError, match='no step after 0 at which all runs were evaluated'):
-    ablation.draw([setting('a', {0: 0.1, 5: 0.2}), setting('b', {0: 0.1})])
+    training_figures.ablation([setting('a', {0: 0.1, 5: 0.2}), setting('b', {0: 0.1})])
 
 
 def test_seeds_that_are_all_equal_have_no_interval_in_the_ablation():
   groups = [setting('a', {5: 0.5}, {5: 0.5}), setting('b', {5: 0.25}, {5: 0.75})]
-  equal, apart = ablation.draw(groups).rows
+  equal, apart = training_figures.ablation(groups).rows
   assert [equal[name] for name in ('mean', 'low_95', 'high_95')] == [0.5, '', '']
   assert apart['high_95'] == pytest.approx(0.5 + 12.7062 * 0.25)
   assert (equal['interval_over'], apart['interval_over']) == ('', 'seeds')
@@ -226,7 +226,9 @@ def test_seeds_that_are_all_equal_have_no_interval_in_the_ablation():
 
 
 def test_a_figure_without_data_is_left_out_with_a_line_that_says_why(recorded, tmp_path):
-  (outcome,) = forked.run([['figures', recorded.workdir, f'--out={tmp_path}/out']])
+  (outcome,) = forked.run(
+    [['studies.__main__', 'figures', recorded.workdir, f'--out={tmp_path}/out']]
+  )
   assert outcome.status == 0, outcome.err
   for line in (
     'ExGRPO, replay.ratio=0.5: ',
@@ -244,7 +246,27 @@ def test_what_cannot_be_is_refused_in_one_line(recorded, tmp_path):
     '--out is needed: the folder for the figures': [recorded.workdir],
     'cannot be made': [recorded.workdir, f'--out={tmp_path}/file/x'],
   }
-  outcomes = forked.run(['figures', *words] for words in cases.values())
+  outcomes = forked.run(['studies.__main__', 'figures', *words] for words in cases.values())
   for message, outcome in zip(cases, outcomes, strict=True):
     assert outcome.status == 2 and message in outcome.err, outcome.err
     assert outcome.err.count('\n') == 1
+
+
+# ---- Of a study ----
+
+
+def test_the_results_of_a_study_are_made_again_from_its_csv(tmp_path):
+  """A difference, and its corrected interval, as docs/results.md has them."""
+  (outcome,) = forked.run(
+    [['studies.__main__', 'figures', 'replay_pays_smollm2', f'--out={tmp_path}']]
+  )
+  assert outcome.status == 0, outcome.err
+  (row,) = [
+    row
+    for row in csv.DictReader(lines(tmp_path / 'differences.csv'))
+    if row['arm'] == 'normalised'
+  ]
+  mean, low = float(row['mean']), float(row['low'])
+  assert (round(mean, 3), round(mean - low, 3)) == (0.016, 0.063)
+  assert 'Seeds: 3, none of them used before.' in (tmp_path / 'results.md').read_text()
+  assert (tmp_path / 'curves.png').exists()

@@ -1,4 +1,4 @@
-"""docs/gradients.py: the estimates behind the table of gradients in docs/results.md."""
+"""gradients.py: the estimates behind the table of gradients in studies/README.md."""
 
 import math
 import pathlib
@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.reporting import metrics, step_records
-from tests.docs import documents
+from studies import gradients
+from studies.study import MEASURED
 
 
-@pytest.fixture(scope='module')
-def gradients():
-  return documents.load('gradients')
-
-
-def test_the_estimates_of_a_questions_pass_rate_are_without_bias(gradients, monkeypatch):
+def test_the_estimates_of_a_questions_pass_rate_are_without_bias(monkeypatch):
   p, weights, sums = 0.3, [], np.zeros(2)
   step = {'step': 1.0, 'alignment/replayed_projection': 1.0}
   step['alignment/fresh_in_mixed_groups_projection'] = 2.0
@@ -29,7 +25,7 @@ def test_the_estimates_of_a_questions_pass_rate_are_without_bias(gradients, monk
   np.testing.assert_allclose(sums, [(1 - p) ** 2, p * (1 - p)], rtol=1e-9)
 
 
-def test_the_stored_success_is_not_counted_among_the_fresh_ones(gradients, monkeypatch):
+def test_the_stored_success_is_not_counted_among_the_fresh_ones(monkeypatch):
   class Table:
     def to_pylist(self):
       return [
@@ -42,7 +38,7 @@ def test_the_stored_success_is_not_counted_among_the_fresh_ones(gradients, monke
   assert gradients._fresh_successes(pathlib.Path()) == {4: [2]}
 
 
-def test_a_quotient_and_its_error_by_hand(gradients):
+def test_a_quotient_and_its_error_by_hand():
   runs = [[{'a': 1.0, 'b': 2.0}], [{'a': 3.0, 'b': 2.0}], [{'a': 2.0, 'b': 4.0}]]
   value, error = gradients.quotient(runs, 'a', 'b')
   left_out = [5 / 6, 3 / 6, 4 / 4]
@@ -51,7 +47,7 @@ def test_a_quotient_and_its_error_by_hand(gradients):
   assert error == pytest.approx(math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in left_out)))
 
 
-def test_the_results_have_the_table_of_the_csv(gradients):
-  said = (documents.DOCS / 'results.md').read_text()
-  for line in gradients.table(documents.DOCS / 'studies' / 'replay_pays_gradients.csv'):
+def test_the_readme_has_the_table_of_the_csv():
+  said = (MEASURED.parent / 'README.md').read_text()
+  for line in gradients.table(MEASURED / 'replay_pays_gradients.csv'):
     assert line in said

@@ -13,7 +13,7 @@ from exgrpo_jax.learner import checkpoint, checksums
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.reporting import metrics, step_records
 from exgrpo_jax.runtime import environment
-from exgrpo_jax.studies import runs
+from studies import runs
 from tests.helpers import tiny
 
 STEP = {'replay/rows': 0, 'length/total': 10, 'time/step': 1.0}
@@ -99,19 +99,17 @@ def test_a_run_is_known_by_the_parameters_that_it_began_with(tmp_path):
 
 
 def test_what_a_run_does_not_have_is_empty_in_the_table(tmp_path):
-  """Of two runs, one without replay, alignment, records or digest."""
+  """Of two runs, one without replay, alignment, records or digest; and both are read as written."""
 
   def run(seed, warm_start, evaluation):
     return runs.StudyRun('sums', 'grpo', seed, 'python', (), warm_start, True, (evaluation,))
 
   told = {'replay/times_mean': 1.5, 'alignment/fresh': 0.25}
-  runs.write_csv(
-    tmp_path / 'results.csv',
-    [
-      run(0, 'abc', runs.Evaluation(2, 16, 20, 2.0, 11, told, scored(0.5))),
-      run(1, '', runs.Evaluation(2, 16, 20, 2.0, None, {}, scored(0.25))),
-    ],
-  )
+  written = [
+    run(0, 'abc', runs.Evaluation(2, 16, 20, 2.0, 11, told, scored(0.5))),
+    run(1, '', runs.Evaluation(2, 16, 20, 2.0, None, {}, scored(0.25))),
+  ]
+  runs.write_csv(tmp_path / 'results.csv', written)
   names = (
     *('distinct_questions', 'alignment/fresh', 'replay/effective_sample_size', 'replay/rows'),
     *('replay/times_mean', 'warm_start'),
@@ -120,6 +118,7 @@ def test_what_a_run_does_not_have_is_empty_in_the_table(tmp_path):
   assert [rows[0][name] for name in names] == ['11', '0.25', '', '', '1.5', 'abc']
   assert [rows[1][name] for name in names] == [''] * 6
   assert [row['eval/sums/pass@1'] for row in rows] == ['0.5', '0.25']
+  assert runs.read_csv(tmp_path / 'results.csv') == written
 
 
 def test_a_real_run_is_read_as_its_records_have_it(recorded):

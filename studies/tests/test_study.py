@@ -16,10 +16,9 @@ import types
 
 import pytest
 
-from exgrpo_jax.commands import study as study_command
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.experiment import config_files
-from exgrpo_jax.studies import protocol, study, sweep
+from exgrpo_jax.sweeps import sweep
+from studies import commands, protocol, runs, study
 from tests.helpers import forked
 from tests.helpers.paths import REPOSITORY
 
@@ -52,7 +51,7 @@ def written_study(folder, words='Is more better?', **changed):
   fields = ', '.join(f'{name}={text}' for name, text in (FIELDS | changed).items())
   path = folder / 'which.py'
   path.write_text(
-    f'"""{words}"""\nfrom exgrpo_jax.studies.protocol import Study\n'
+    f'"""{words}"""\nfrom studies.protocol import Study\n'
     f'def get_study():\n  return Study({fields})\n'
   )
   return str(path)
@@ -66,11 +65,9 @@ def write_study(tmp_path):
 
 def started(folder, path, launcher='local'):
   """The exit status of the command on a study file, in folder/runs."""
-  args = types.SimpleNamespace(
-    study=path, workdir=str(folder / 'runs'), parallel=2, launcher=launcher
-  )
+  args = types.SimpleNamespace(workdir=str(folder / 'runs'), parallel=2, launcher=launcher)
   try:
-    study_command.main(args)
+    commands.run(args, path)
   except SystemExit as ended:
     return ended.code
 
@@ -189,7 +186,6 @@ def test_every_evaluation_of_every_run_is_a_row_with_what_it_cost(finished):
   assert rows[3]['fresh_questions'] == rows[3]['generated_tokens'] == '0'  # before training
 
 
-@pytest.mark.full
 def test_a_failed_run_is_named_and_its_pair_left_out(write_study, start, tmp_path, monkeypatch):
   monkeypatch.setenv('FAKE_FAILS', 'sums,grpo,seed=1')
   assert start(write_study()) == 1
@@ -217,7 +213,7 @@ def test_a_protocol_of_an_earlier_version_lacks_what_has_been_added_since(finish
   path = finished / 'runs' / 'protocol.json'
   written = path.read_text()
   entry = json.loads(written)
-  for name in ('tokens', 'takes_off', 'tuned'):
+  for name in ('tokens', 'takes_off', 'tuned', 'align_every'):
     del entry['study'][name]
   path.write_text(json.dumps(entry))
   assert started(finished, str(finished / 'which.py')) == 0
@@ -275,13 +271,14 @@ def test_results_older_than_the_protocol_are_refused(finished):
     ({'smallest_difference': '0'}, r'smallest_difference=0 must lie in \(0, inf\)'),
     ({'tokens': '-1'}, r'tokens=-1 must be a whole number, at least 0'),
     ({'tokens': "{'other': 8}"}, r"tokens=\{'other': 8\} must name one for each setting: sums"),
+    ({'align_every': '1.5'}, r'align_every=1\.5 must be a whole number, at least 0'),
     ({'takes_off': '-.1'}, r'takes_off=-0\.1 must be a finite number'),
     ({'tuned': '1'}, 'tuned must be setting -> arm -> overrides, not 1'),
     ({'tuned': "{'other': {}}"}, r"tuned names the setting 'other'; there are: sums"),
     ({'tuned': "{'sums': {'ppo': {}}}"}, r"tuned\['sums'\] names the arm 'ppo'; there are: exgrpo"),
     ({'tuned': "{'sums': {'grpo': 1}}"}, r"tuned\['sums'\] must be name ->"),
     ({'tuned': "{'sums': {'exgrpo': {'replay.ratio': 1}}}"}, r"'replay.ratio' is set by more than"),
-    ({'config': "'smok'"}, r'which\.py: --config=smok: there is no config of that name'),
+    ({'config': "'smok'"}, r'study which: --config=smok: there is no config of that name'),
     ({'arms': "{'a': {'replay.ratoi': 1}, 'grpo': {}}"}, r"config\.replay has no 'ratoi'"),
     ({'arms': "{'a': {}, 'grpo': {}}"}, r'are the same run'),
   ],
@@ -309,22 +306,62 @@ def test_what_was_tuned_for_an_arm_in_a_setting_holds_there_alone():
   assert [cell for cell, overrides in found.items() if rate in overrides] == [('hard', 'grpo')]
 
 
-@pytest.mark.parametrize('name', config_files.shipped_names('exgrpo_jax.configs.studies'))
-def test_every_study_that_ships_can_be_run(name, tmp_path):
-  chosen = protocol.load(str(REPOSITORY / 'configs' / 'studies' / f'{name}.py'))
+NAMES = [*protocol.names(), 'collapse:4e-4', 'lake:6']
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_study_of_the_folder_can_be_run(name, tmp_path):
+  chosen = protocol.load(name)
   seeds = chosen.study.seeds[:2]  # the others differ in nothing else, and take as long to plan
   fewer = chosen._replace(study=dataclasses.replace(chosen.study, seeds=seeds))
   _, planned = study.plan(fewer, str(tmp_path / 'runs'))
   assert len(planned) == len(chosen.study.arms) * len(chosen.study.settings) * len(seeds)
-  assert f'--study={name} ' in chosen.words
+  assert f'python -m studies run {name} ' in chosen.words
 
 
-@pytest.mark.full
+@pytest.mark.parametrize('name', [name for name in NAMES if name != 'smoke'])
+def test_what_was_measured_is_what_the_protocol_asks_for(name, tmp_path):
+  chosen = protocol.load(name)
+  found = study.read(chosen.name)
+  assert all(run.is_finished for run in found)
+  places = {(run.setting, run.arm, run.seed) for run in found}
+  assert places == {tuple(cell) for cell in protocol.cells(chosen.study)}
+  for setting in chosen.study.settings:
+    for arm in chosen.study.arms:
+      assert runs.finished(found, setting, arm, chosen.study.measure_of(setting))
+
+
+def test_a_study_that_compares_gradients_is_trained_by_the_command_of_this_folder(write_study):
+  path = write_study(align_every='7')
+  _, planned = study.plan(protocol.load(path), 'w')
+  plain = study.plan(protocol.load(write_study()), 'w')[1]
+  for cell, trial in planned.items():
+    flags = plain[cell].arguments[2:]
+    assert trial.arguments == ['-m', 'studies', 'train', *flags, '--align_every=7']
+
+
+def test_commands_are_refused_in_one_line():
+  cases = {
+    ('run', 'smok', '--workdir=w'): 'smok: there is no such study; name a file that ends in .py, or',
+    ('run', 'smoke'): '--workdir is needed, e.g. --workdir=/tmp/smoke_study',
+    ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': a study at a time",
+    ('run', '--workdir=w'): 'must be followed by one STUDY or more',
+    ('figures', 'smoke', '--out=w'): 'smoke: studies/measured has no smoke.csv',
+    ('train', '--align_every=0'): '--align_every=0 must be a positive integer',
+    ('study',): "'study' is no command; there are: run, figures, train.",
+  }
+  for words, outcome in zip(cases, forked.run(['studies.__main__', *words] for words in cases)):
+    assert outcome.status == 2 and cases[words] in outcome.err, outcome.err
+    assert outcome.err.count('\n') == 1
+  (listed,) = forked.run([['studies.__main__']])
+  assert listed.status == 0 and 'replay_pays_again' in listed.out and '  figures ' in listed.out
+
+
 def test_after_a_kill_the_same_command_completes_the_study(write_study, tmp_path):
   command = [
     'tests.helpers.with_fake_trainer',
-    'study',
-    f'--study={write_study()}',
+    'run',
+    write_study(),
     f'--workdir={tmp_path}/runs',
   ]
   hanging = tmp_path / 'runs' / 'sums,exgrpo,seed=1' / 'hangs'

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from exgrpo_jax.reporting import bootstrap
-from exgrpo_jax.studies import tables as study_tables
-from tests.helpers.studies import run, study
+from studies import tables as study_tables
+from studies.tests.examples import run, study
 
 
 def tables(*runs, settings=('sums',), **fields):

@@ -1,14 +1,14 @@
-"""The formulas and numbers of docs/theory.md, by enumeration through the real loss."""
+"""The formulas and numbers of studies/theory.md, by enumeration through the real loss."""
 
 import numpy as np
 import pytest
 
 from exgrpo_jax.algorithm import objective
-from tests.docs import documents
+from studies import theory
 from tests.helpers.enumeration import entropy, gradients, softmax
 from tests.helpers.losses import changed
 
-PAGE = (documents.DOCS / 'theory.md').read_text(encoding='utf-8')
+PAGE = theory.PICTURE.with_name('theory.md').read_text(encoding='utf-8')
 PAPER, NORMALISED, UNSHAPED = {}, dict(shaping='normalised'), dict(shaping='none')
 FRESH, ZERO, BALANCED = (
   dict(baseline='fresh'),
@@ -162,7 +162,6 @@ def test_clipped_minibatches_weigh_the_shift(row):
 
 
 def test_the_picture_shows_the_slopes_of_the_loss():
-  theory = documents.load('theory')
   ratio = np.float32([0.01, 0.1, 1.0, 10.0])
   fraction, normalised = (theory.slope(name, ratio) for name in ('fraction', 'normalised'))
   np.testing.assert_allclose(fraction, 0.1 * ratio / (ratio + 0.1) ** 2, rtol=1e-5)

@@ -20,6 +20,7 @@ DOCUMENTS = [
     REPOSITORY / 'README.md',
     REPOSITORY / 'CONTRIBUTING.md',
     REPOSITORY / 'tpu_scripts' / 'README.md',
+    *sorted((REPOSITORY / 'studies').glob('*.md')),
     *sorted(DOCS.glob('*.md')),
   )
   if path.exists()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exgrpo_jax.reporting.figures.canvas import NothingToDrawError
-from exgrpo_jax.studies import differences
-from tests.helpers.studies import run, study
+from studies import results_figures
+from studies.drawing import NothingToDrawError
+from studies.tests.examples import run, study
 
 
 def test_an_arm_stands_at_the_mean_of_its_differences_with_the_interval_that_decides():
@@ -16,7 +16,7 @@ def test_an_arm_stands_at_the_mean_of_its_differences_with_the_interval_that_dec
     *(run('exgrpo', seed, 0.0, 0.2 + score) for seed, score in enumerate(gained)),
     *(run('grpo', seed, 0.0, 0.2) for seed in range(3)),
   ]
-  drawing = differences.draw(runs, study(('sums', 'products'), tokens=100))
+  drawing = results_figures.differences(runs, study(('sums', 'products'), tokens=100))
   (row,) = drawing.rows
   half = stats.t.ppf(1 - 0.0125, 2) * gained.std(ddof=1) / 2 / np.sqrt(3)
   assert (row['setting'], row['arm'], row['seeds']) == ('sums', 'exgrpo', 3)
@@ -37,4 +37,4 @@ def test_an_arm_stands_at_the_mean_of_its_differences_with_the_interval_that_dec
 
 def test_without_a_pair_of_runs_there_is_nothing_to_draw():
   with pytest.raises(NothingToDrawError):
-    differences.draw([run('exgrpo', 0, 0.5), run('grpo', 1, 0.5)], study())
+    results_figures.differences([run('exgrpo', 0, 0.5), run('grpo', 1, 0.5)], study())
