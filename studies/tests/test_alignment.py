@@ -23,6 +23,7 @@ from tests.helpers import devices, meshes, passes, recording, tiny
 from tests.helpers.paths import REPOSITORY
 from tests.learner import test_gradients
 
+
 @pytest.fixture(scope='module')
 def step(recorded):
   """The first step with all three parts."""

@@ -342,7 +342,11 @@ def test_a_study_that_compares_gradients_is_trained_by_the_command_of_this_folde
 
 def test_commands_are_refused_in_one_line():
   cases = {
-    ('run', 'smok', '--workdir=w'): 'smok: there is no such study; name a file that ends in .py, or',
+    (
+      'run',
+      'smok',
+      '--workdir=w',
+    ): 'smok: there is no such study; name a file that ends in',
     ('run', 'smoke'): '--workdir is needed, e.g. --workdir=/tmp/smoke_study',
     ('run', 'smoke', 'why', '--workdir=w'): "'smoke why': a study at a time",
     ('run', '--workdir=w'): 'must be followed by one STUDY or more',

@@ -14,6 +14,7 @@ from tests.docs import documents
 from tests.docs.documents import PACKAGE, names
 from tests.helpers.paths import REPOSITORY
 
+STUDIES = REPOSITORY / 'studies'
 _FILE = re.compile(r'[\w./-]+\.(?:py|md|sh|toml|cfg|yml|cff)')
 _DATA_FILE = re.compile(r'(?:[\w/-]+/)?([\w.-]+\.(?:csv|html|jsonl?|png|svg|txt|log|model|lock))')
 _DOTTED = re.compile(r'[A-Za-z_]\w*(?:\.\w+)+')
@@ -61,9 +62,9 @@ def is_missing(text, keys):
 
 def _has_file(text):
   """A path from the repository's top, the package or docs/, or a file's name alone."""
-  if any((folder / text).is_file() for folder in (REPOSITORY, PACKAGE, documents.DOCS)):
+  if any((folder / text).is_file() for folder in (REPOSITORY, PACKAGE, documents.DOCS, STUDIES)):
     return True
-  folders = (PACKAGE, REPOSITORY / 'configs', REPOSITORY / 'tpu_scripts', REPOSITORY / 'tests')
+  folders = (PACKAGE, STUDIES, *(REPOSITORY / name for name in ('configs', 'tpu_scripts', 'tests')))
   return '/' not in text and any(next(folder.rglob(text), None) for folder in folders)
 
 
