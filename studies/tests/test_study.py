@@ -320,7 +320,7 @@ def test_every_study_of_the_folder_can_be_run(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', [name for name in NAMES if name != 'smoke'])
-def test_what_was_measured_is_what_the_protocol_asks_for(name, tmp_path):
+def test_what_was_measured_is_what_the_protocol_asks_for(name):
   chosen = protocol.load(name)
   found = study.read(chosen.name)
   assert all(run.is_finished for run in found)

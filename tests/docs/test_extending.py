@@ -17,7 +17,15 @@ from exgrpo_jax.rollout import selection
 from exgrpo_jax.rollout.sampler import requests_for
 from tests.docs import documents
 
-HEADINGS = ('loss term', 'selection rule', 'model family', 'data source', 'verifier', 'sampler', 'callback')
+HEADINGS = (
+  'loss term',
+  'selection rule',
+  'model family',
+  'data source',
+  'verifier',
+  'sampler',
+  'callback',
+)
 BLOCKS = dict(
   zip(
     HEADINGS,

@@ -11,10 +11,9 @@ import pytest
 from exgrpo_jax import counterparts
 from exgrpo_jax.runtime import workdir
 from tests.docs import documents
-from tests.docs.documents import PACKAGE, names
+from tests.docs.documents import PACKAGE, STUDIES, names
 from tests.helpers.paths import REPOSITORY
 
-STUDIES = REPOSITORY / 'studies'
 _FILE = re.compile(r'[\w./-]+\.(?:py|md|sh|toml|cfg|yml|cff)')
 _DATA_FILE = re.compile(r'(?:[\w/-]+/)?([\w.-]+\.(?:csv|html|jsonl?|png|svg|txt|log|model|lock))')
 _DOTTED = re.compile(r'[A-Za-z_]\w*(?:\.\w+)+')
