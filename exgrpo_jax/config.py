@@ -96,11 +96,11 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
   `key` is the whole dotted key if `name` is part of one.
   """
+  if name in MOVED and name not in known:
+    raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'
-    if name in MOVED:
-      raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
     is_section = key.split('.')[-1] not in ('', name)
     if counterpart := '' if near and is_section else counterparts.hint(key or name):
       hint = counterpart

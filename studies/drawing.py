@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -96,9 +97,30 @@ def at_least(means: Means, count: int) -> Means:
   return Means(*(column[kept] for column in means))
 
 
+def num_rollouts(group: Group) -> int:
+  """K, rollouts of a question."""
+  return group.runs[0].config['rollout.samples']
+
+
+def responses(group: Group, *names: str) -> list[np.ndarray]:
+  """Columns of the responses of all runs of a setting; missing numbers are NaN."""
+  return [_joined([run.responses[name] for run in group.runs]) for name in names]
+
+
+def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
+  """Several tables' columns as one array: booleans as 0 and 1, null as NaN."""
+  kind = columns[0].type
+  whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
+  if pa.types.is_string(kind):
+    return np.array(whole.to_pylist(), object)
+  if pa.types.is_boolean(kind):
+    whole = whole.cast(pa.int8())
+  return whole.to_numpy()
+
+
 def visits(group: Group) -> np.ndarray:
   """For each response the number of its visit: one question in one step of one run."""
-  step, place = group.responses('step', 'group')
+  step, place = responses(group, 'step', 'group')
   run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
   if not len(step):
     return np.zeros(0, int)
@@ -109,6 +131,6 @@ def visits(group: Group) -> np.ndarray:
 
 def successes(group: Group) -> np.ndarray:
   """For each response, how many of the K of its visit are right."""
-  (outcome,) = group.responses('outcome')
+  (outcome,) = responses(group, 'outcome')
   visit = visits(group)
   return np.bincount(visit, outcome == 'correct').astype(int)[visit]

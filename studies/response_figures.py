@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from exgrpo_jax.reporting import canvas
 from exgrpo_jax.reporting.runs import Group
 from studies import drawing
-from studies.drawing import Drawing, NothingToDrawError, Row
+from studies.drawing import Drawing, NothingToDrawError, Row, num_rollouts, responses
 
 _LEAST = 5  # responses of a point, by difficulty: one alone says nothing
 _KINDS: Mapping[str, dict[str, Any]] = {
@@ -35,13 +35,13 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
 
   Only of generated responses, since replayed ones are chosen by their entropy.
   """
-  shown = [group for group in groups if np.isfinite(group.responses('valid_steps')[0]).any()]
+  shown = [group for group in groups if np.isfinite(responses(group, 'valid_steps')[0]).any()]
   if not shown:
     raise NothingToDrawError('no run has a task whose steps can be checked')
   figure, axes = canvas.grid(len(shown), 2, sharey='row')
   rows: list[Row] = []
   for (left, right), group in zip(axes, shown):
-    entropy, step = group.responses('entropy', 'step')
+    entropy, step = responses(group, 'entropy', 'step')
     successes = drawing.successes(group)
     for name, is_kind in _kinds(group).items():
       over_steps = drawing.mean_by(step[is_kind], entropy[is_kind])
@@ -53,7 +53,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
       right.errorbar(found.keys, found.mean, found.half, label=name, **style)
       rows += _rows(group, name, 'successes', found, found.mean)
     canvas.label(left, f'Over training\n{group.label}', 'mean token entropy, nats')
-    successes_of = f"successes of the question's {group.num_rollouts} responses"
+    successes_of = f"successes of the question's {num_rollouts(group)} responses"
     canvas.label(right, f'By difficulty\n{group.label}', '', successes_of)
     left.set_ylim(bottom=0)
   note = f'whiskers: 95% intervals; points of fewer than {_LEAST} responses are left out'
@@ -63,7 +63,7 @@ def reasoning_entropy(groups: Sequence[Group]) -> Drawing:
 
 def _kinds(group: Group) -> Mapping[str, np.ndarray]:
   """Which responses are of each kind; a right one whose steps cannot be checked is of none."""
-  outcome, valid, is_replay = group.responses('outcome', 'valid_steps', 'is_replay')
+  outcome, valid, is_replay = responses(group, 'outcome', 'valid_steps', 'is_replay')
   fresh, right = is_replay == 0, outcome == 'correct'
   return dict(
     zip(_KINDS, (fresh & right & (valid == 1), fresh & right & (valid == 0), fresh & ~right))
@@ -103,14 +103,14 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
   cells = []
   for group in shown:
     successes, entropy = points[group.label]
-    bounds = [np.arange(group.num_rollouts + 2) - 0.5, edges]
+    bounds = [np.arange(num_rollouts(group) + 2) - 0.5, edges]
     cells.append(np.histogram2d(successes, np.minimum(entropy, top), bounds)[0])
   norm = PowerNorm(0.5, vmin=0, vmax=max(count_KE.max() for count_KE in cells))
   rows: list[Row] = []
   mesh = None
   for ax, group, count_KE in zip(axes[0], shown, cells):
     mesh = ax.pcolormesh(
-      np.arange(group.num_rollouts + 2) - 0.5,
+      np.arange(num_rollouts(group) + 2) - 0.5,
       edges,
       np.ma.masked_equal(count_KE.T, 0),
       norm=norm,
@@ -120,7 +120,7 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
     means = drawing.mean_by(*points[group.label])
     ax.plot(means.keys, means.mean, color='white', linewidth=4)
     ax.plot(means.keys, means.mean, color=canvas.ORANGE, marker='o', label='mean', linewidth=1.8)
-    canvas.label(ax, group.label, '', f'successes of {group.num_rollouts} responses')
+    canvas.label(ax, group.label, '', f'successes of {num_rollouts(group)} responses')
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlim(left=0.5)  # without a success there is no right response
     rows += [
@@ -143,7 +143,7 @@ def correctness_entropy(groups: Sequence[Group]) -> Drawing:
 
 def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
   """(successes, mean entropy of right responses) of each visit that has one."""
-  outcome, is_replay, entropy = group.responses('outcome', 'is_replay', 'entropy')
+  outcome, is_replay, entropy = responses(group, 'outcome', 'is_replay', 'entropy')
   kept = (outcome == 'correct') & (is_replay == 0)
   if not kept.any():
     return np.zeros(0), np.zeros(0)
@@ -156,15 +156,15 @@ def _visits(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 def code_share(groups: Sequence[Group]) -> Drawing:
   """A panel for each setting, of shares at each step over the responses of all its seeds."""
-  if not any(len(group.responses('step')[0]) for group in groups):
+  if not any(len(responses(group, 'step')[0]) for group in groups):
     raise NothingToDrawError('no run has records of its responses')
-  if not any(group.responses('has_code_block')[0].any() for group in groups):
+  if not any(responses(group, 'has_code_block')[0].any() for group in groups):
     raise NothingToDrawError('no response has a code block')
   figure, axes = canvas.grid(1, len(groups), sharey='row')
   rows = []
   for ax, group in zip(axes[0], groups):
-    has_block, outcome, is_replay, step = group.responses(
-      'has_code_block', 'outcome', 'is_replay', 'step'
+    has_block, outcome, is_replay, step = responses(
+      group, 'has_code_block', 'outcome', 'is_replay', 'step'
     )
     fresh, right = is_replay == 0, outcome == 'correct'
     for name, kept in zip(_STYLES, (fresh, fresh & right, fresh & ~right, ~fresh)):

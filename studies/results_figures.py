@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from exgrpo_jax.reporting import bootstrap, canvas
-from studies import drawing
+from studies import drawing, tables
 from studies.drawing import Drawing, NothingToDrawError, Row
 from studies.protocol import Study
 from studies.runs import COSTS, Evaluation, StudyRun, compared, finished, paired
@@ -121,7 +121,7 @@ def _compared(
   for arm in arms:
     found = paired(value_of[arm], value_of[study.baseline])
     if len(found):
-      mean, low, high = bootstrap.student_t(found, study.num_comparisons)
+      mean, low, high = tables.student_t(found, study.num_comparisons)
       rows.append(
         dict(setting=setting, arm=arm, seeds=found.tolist(), mean=mean, low=low, high=high)
       )

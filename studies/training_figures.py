@@ -11,7 +11,7 @@ from exgrpo_jax.reporting import canvas
 from exgrpo_jax.reporting.runs import Group, scores
 from exgrpo_jax.reporting.series import Series, last_common_step, over_seeds
 from studies import drawing
-from studies.drawing import Drawing, NothingToDrawError
+from studies.drawing import Drawing, NothingToDrawError, num_rollouts
 
 _PANELS = (
   ('reward', 'Reward', 'mean over responses'),
@@ -96,7 +96,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
   shown = [group for group in groups if _counts(group).any()]
   if not shown:
     raise NothingToDrawError('nothing was stored in a buffer: no run has replayed yet')
-  most_buckets = max(group.num_rollouts for group in shown)
+  most_buckets = max(num_rollouts(group) for group in shown)
   colors = matplotlib.colormaps['viridis'](np.linspace(0.95, 0.1, most_buckets))
   figure, axes = canvas.grid(len(shown), 2, sharex='row')
   rows = []
@@ -107,7 +107,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
     areas = left.stackplot(steps, *bucket_KS, colors=colors[: len(bucket_KS)], linewidth=0)
     for k, area in enumerate(areas):
       area.set_label(f'bucket {k}')
-    canvas.label(left, f'Buffer by successes of {group.num_rollouts}\n{group.label}', 'questions')
+    canvas.label(left, f'Buffer by successes of {num_rollouts(group)}\n{group.label}', 'questions')
     for name, (text, color, dashes) in _COUNTS.items():
       if found := series[name]:
         right.plot(steps, found.mean, label=text, color=color, linestyle=dashes, linewidth=1.5)
@@ -124,7 +124,7 @@ def buffer(groups: Sequence[Group]) -> Drawing:
 
 def _counts(group: Group) -> np.ndarray:
   """[K, S]: questions of each bucket, at each step; the mean over seeds."""
-  found = [over_seeds(group.metrics, f'buffer/bucket_{k}') for k in range(group.num_rollouts)]
+  found = [over_seeds(group.metrics, f'buffer/bucket_{k}') for k in range(num_rollouts(group))]
   return np.array([one.mean for one in found if one])
 
 

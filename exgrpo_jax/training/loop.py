@@ -43,7 +43,7 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
-      added = called_back(run, state.params, experience)
+      added = observe(run, state.params, experience)
       state, sums = learn(run, state, experience)  # dispatched, not awaited
       buffer, next_plan = remember(run, buffer, experience)
       measured = report(run, state, buffer, experience, sums, added)  # awaits the update
@@ -97,7 +97,7 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
   )
 
 
-def called_back(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
+def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
   """Call the run's callbacks with the step before its update; return the metrics that they add."""
   added: dict[str, float] = {}
   for callback in run.callbacks:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from exgrpo_jax.reporting import bootstrap
@@ -96,3 +97,9 @@ def test_an_arm_whose_runs_were_last_evaluated_at_other_steps_says_at_which():
     run('exgrpo', 0, 0.0, 0.5), run('exgrpo', 1, 0.0, 0.5, 0.5), run('grpo', 0, 0.0)
   )
   assert [row[2] for row in arms] == ['1 to 2', '0']
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+  eight = np.array([9.0, 1, 2, 100, 3, 4, -50, 5])  # -50 and 1 are left out, as are 9 and 100
+  assert study_tables.interquartile_mean(eight) == 3.5
+  assert study_tables.interquartile_mean(np.array([1.0, 2, 6])) == 3  # of three, none
