@@ -59,7 +59,7 @@ def _define_run() -> None:
 
 def run(args: command_line.Args, *names: str) -> None:
   """Run what is left of a study and report it, or print the commands for it."""
-  if len(names) > 1:
+  if len(names) != 1:
     raise InputError(f"'{' '.join(names)}': a study at a time; each has its own --workdir.")
   check_given({'--workdir': args.workdir}, '--workdir=/tmp/smoke_study')
   chosen = protocol.load(names[0])

@@ -51,10 +51,10 @@ def draw() -> Figure:
   """Left by pass rate, where nothing has moved since it was written; right by how much has."""
   figure, ((by_rate, by_age),) = canvas.grid(1, 2)
   pass_rate_N = np.linspace(0.02, 0.98, 193)
-  ratio_N = np.float32(np.geomspace(0.01, 10, 241))
+  ratio_N = np.geomspace(0.01, 10, 241, dtype=np.float32)
   for (shaping, name), style in zip(SHAPINGS.items(), canvas.styles()):
     if shaping != 'none':  # at w = 1 it is the normalised one
-      here = pull(slope(shaping, np.float32([1.0])), pass_rate_N)
+      here = pull(slope(shaping, np.array([1.0], np.float32)), pass_rate_N)
       by_rate.plot(pass_rate_N, here, label=name, linewidth=1.5, **style)
     by_age.plot(ratio_N, break_even(slope(shaping, ratio_N)), label=name, linewidth=1.5, **style)
   by_rate.axhline(1, color=canvas.GREY, linewidth=0.8)
