@@ -13,11 +13,9 @@ COMMANDS = {
     'train': 'train a policy with ExGRPO, or resume a run',
     'check': 'whether a run could start, in seconds and without a GPU or TPU',
     'sweep': 'many runs from one config, and a table of them',
-    'study': 'arms compared over seeds by a protocol fixed beforehand',
   },
   'Look': {
     'report': 'a run as one HTML page, down to every token',
-    'figures': "the paper's figures of one or several runs",
     'generate': 'responses to a prompt',
     'data': 'show what a data set is to a model, or prefilter its questions',
     'verify': 'why a response was judged as it was',
@@ -32,6 +30,11 @@ COMMANDS = {
     'export': "a run's policy, or a GGUF, as a Hugging Face folder",
   },
 }
+# Commands that are gone, and what replaces each, in a clone.
+MOVED = {
+  'study': 'python -m studies run NAME --workdir=FOLDER',
+  'figures': 'python -m studies figures WORKDIR … --out=FOLDER',
+}
 
 
 def main() -> None:
@@ -41,12 +44,19 @@ def main() -> None:
   if word in ('--help', '-h', 'help'):
     print(_overview())
     return
+  if word in MOVED:
+    print(
+      f"error: '{word}' is no command any more: studies are a folder of the repository, beside the "
+      f'package. In a clone, run {MOVED[word]}.',
+      file=sys.stderr,
+    )
+    sys.exit(2)
   if word not in names:
     near = difflib.get_close_matches(word, names, n=1)
     hint = f'did you mean {near[0]}?' if near else f'there are: {", ".join(names)}.'
     print(f"error: '{word}' is no command; {hint}", file=sys.stderr)
     sys.exit(2)
-  _prepare_process()
+  prepare_process()
   sys.argv = [f'exgrpo {word}', *sys.argv[2:]]
   importlib.import_module(f'exgrpo_jax.commands.{word}').run()
 
@@ -59,7 +69,7 @@ def _overview() -> str:
   return '\n'.join(lines)
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
   """Set the heap, the share of a GPU and Ctrl-C, before imports that start threads."""
   machine.keep_pages()
   machine.take_share()

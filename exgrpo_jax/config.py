@@ -26,6 +26,12 @@ PAPER = 'paper'  # arXiv:2510.02245
 AUTHORS = "authors' code"  # the script that runs ExGRPO, or the defaults of verl beneath it
 OURS = 'ours'
 
+# Names of settings that are gone, and where what they did is now.
+MOVED = {
+  'alignment': 'it moved to studies/. In a clone, python -m studies train --align_every=N compares '
+  'gradients.',
+}
+
 
 def setting(
   default: Any, allowed: str | Collection[Any] | None, meaning: str, origin: str = OURS
@@ -89,6 +95,8 @@ def check_known(name: str, known: Collection[str], path: str, key: str = '') -> 
 
   `key` is the whole dotted key if `name` is part of one.
   """
+  if name in MOVED and name not in known:
+    raise InputError(f"{path} has no '{name}' any more: {MOVED[name]}")
   if name not in known:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean '{near[0]}'?" if near else f'it has: {", ".join(known)}.'

@@ -313,4 +313,3 @@ class Experience:
   batch: Batch
   sampling: Mapping[str, float]  # how generation went, as metrics
   parity: Mapping[str, float]  # sampler against trainer, as metrics; empty where not compared
-  alignment: Mapping[str, float]  # of gradients, as metrics; empty where not compared

@@ -20,7 +20,7 @@ def evaluate(
 
   Args:
     path: of the file.
-    kind: what it defines and by which flag it is given: 'config', 'sweep', 'study' or 'suite'.
+    kind: what it defines and by which flag it is given, such as 'config' or 'sweep'.
     returned: what the function returns, and a file where it does, for messages.
     check: raises an exception where what was returned cannot be used; None: the caller checks.
     arguments: of the function.

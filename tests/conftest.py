@@ -64,7 +64,7 @@ def write_sweep(tmp_path):
   def write(expression):
     path = tmp_path / 'sweep.py'
     path.write_text(
-      f'from exgrpo_jax.studies import trials\ndef get_sweep():\n  return {expression}\n'
+      f'from exgrpo_jax.sweeps import trials\ndef get_sweep():\n  return {expression}\n'
     )
     return str(path)
 

@@ -116,6 +116,10 @@ def test_tensorflow_torch_and_transformers_are_never_imported():
   assert not imported_packages(rooms.modules()) & {'tensorflow', 'torch', 'transformers'}
 
 
+def test_the_package_needs_nothing_of_what_stands_beside_it():
+  assert not imported_packages(rooms.modules()) & {'benchmarks', 'studies', 'tests'}
+
+
 def test_only_sharding_names_mesh_axes():
   naming = {
     name

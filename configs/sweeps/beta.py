@@ -6,7 +6,7 @@ The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 ru
 minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.studies import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

@@ -6,7 +6,7 @@ exgrpo sweep --sweep=ratio \
 their own; this sweep has not been run as a whole.
 """
 
-from exgrpo_jax.studies import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

@@ -5,7 +5,7 @@ exgrpo sweep --sweep=shaping \
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.studies import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

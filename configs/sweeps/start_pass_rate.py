@@ -7,7 +7,7 @@ quarter of the answers right, above the first two. 12 runs of up to ten minutes 
 yet run as a whole.
 """
 
-from exgrpo_jax.studies import trials
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():

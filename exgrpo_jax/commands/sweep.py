@@ -16,7 +16,8 @@ from ml_collections import config_flags
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment import config_files
-from exgrpo_jax.studies import sweep, trials
+from exgrpo_jax.runtime import console
+from exgrpo_jax.sweeps import sweep, trials
 
 _SWEEPS = 'exgrpo_jax.configs.sweeps'
 
@@ -54,7 +55,8 @@ def main(args: command_line.Args) -> None:
     sweep.print_commands(planned)
     return
   conclude = functools.partial(sweep.report, planned, args.workdir)
-  sys.exit(sweep.run(planned, args.workdir, args.parallel, 'sweep', conclude))
+  command = [*console.program(), 'sweep']
+  sys.exit(sweep.run(planned, args.workdir, args.parallel, command, conclude))
 
 
 def run() -> None:

@@ -8,6 +8,7 @@ command resumes.
 """
 
 import os
+from collections.abc import Sequence
 
 import jax
 from absl import flags
@@ -21,6 +22,7 @@ from exgrpo_jax.runtime import compilations, console, hosts, machine
 from exgrpo_jax.runtime.workdir import owned
 from exgrpo_jax.training import export, rehearsal, session
 from exgrpo_jax.training.checks import check_start
+from exgrpo_jax.training.run import Callback
 
 
 def define_flags() -> None:
@@ -32,8 +34,11 @@ def define_flags() -> None:
   )
 
 
-def main(args: command_line.Args) -> None:
-  """Trains, or resumes, after everything that can be checked has been."""
+def main(args: command_line.Args, callbacks: Sequence[Callback] = ()) -> None:
+  """Trains, or resumes, after everything that can be checked has been.
+
+  For `callbacks` see `session.open_run`.
+  """
   config, workdir = check_start(args.config, args.workdir), args.workdir
   done = session.steps_done(workdir)
   if done > config.num_steps:
@@ -41,10 +46,12 @@ def main(args: command_line.Args) -> None:
     return
   log = os.path.join(workdir, 'console.log')
   with owned(workdir), console.opened(log), session.explained(workdir):
-    _train(args, config, done)
+    _train(args, config, done, callbacks)
 
 
-def _train(args: command_line.Args, config: Config, done: int) -> None:
+def _train(
+  args: command_line.Args, config: Config, done: int, callbacks: Sequence[Callback]
+) -> None:
   """Takes the steps that are left, or compiles their programs."""
   workdir, loaded = args.workdir, session.load(args.config, args.workdir)
   experiment, rollout, evaluations = loaded
@@ -56,7 +63,8 @@ def _train(args: command_line.Args, config: Config, done: int) -> None:
       rehearsal.run(experiment, rollout)
       print(f'compiled {compiled}', flush=True)
       return
-    session.train(*loaded, session.claim(args.config, experiment, rollout), compiled)
+    start = session.claim(args.config, experiment, rollout)
+    session.train(*loaded, start, compiled, callbacks)
   if hosts.is_first():
     print(f'compiled {compiled}', flush=True)
     is_saved = bool(checkpoint.steps(workdir))  # not where config.num_steps is 0

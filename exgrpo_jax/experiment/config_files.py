@@ -37,7 +37,7 @@ def shipped_names(package: str) -> list[str]:
 def shipped_path(value: str, package: str, flag: str) -> str:
   """Path of the file that `value` gives by path or by its name in `package`.
 
-  `flag` is also what the files are called: config, sweep, study or suite. Raises InputError, which
+  `flag` is also what the files are called: config, sweep or suite. Raises InputError, which
   begins with the flag, where there is no such file.
   """
   if not value.endswith('.py') and os.sep not in value:

@@ -14,7 +14,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import settings as grading_settings
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.huggingface import architecture
-from exgrpo_jax.learner import alignment, checkpoint, gradients, optimizer
+from exgrpo_jax.learner import checkpoint, gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import parity
@@ -164,7 +164,6 @@ class Config:
   environment: environment_settings.Config
   warm_start: WarmStartConfig
   evaluation: EvaluationConfig
-  alignment: alignment.Config
   parity: parity.Config
   checkpoint: checkpoint.Config
   export: ExportConfig
@@ -202,7 +201,6 @@ def parse_config(values: ConfigDict) -> Config:
   prompt.check(parsed.prompt)
   grading_settings.check_rewards(parsed.grading, parsed.rollout.max_response)
   _check_environment(parsed)
-  alignment.check(parsed.alignment, parsed.data.evaluated)
   if parsed.export.best and not parsed.data.validation:
     raise InputError(
       'config.export.best=True needs config.data.validation: the best policy is chosen by other '

@@ -6,7 +6,6 @@ resample the differences: that is the paired bootstrap, and what a seed does to 
 With few seeds the intervals are too narrow. For normal values the interval of the mean covers the
 true one in 95% of cases in the limit, in about 91% with 16 seeds, 87% with 8 and 83% with 5. Two
 seeds, with which it would be 50%, have none; nor have equal values, whose resamples are all alike.
-Student's t interval holds the truth as often as it says, where values are normal.
 """
 
 import math
@@ -17,7 +16,7 @@ import numpy as np
 
 RESAMPLES = 10_000
 FEWEST = 3  # values that have an interval
-_ROUNDING = 1e-12  # an interval narrower than this has no width
+ROUNDING = 1e-12  # an interval narrower than this has no width
 _SEED = 0  # the same resamples each time, so that a table can be made again
 
 Statistic = Callable[..., np.ndarray]  # (values [..., N], axis=-1) -> [...]
@@ -36,23 +35,12 @@ def mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
   return values.mean(axis=axis)
 
 
-def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-  """The mean without the lowest and the highest N // 4 values, [..., N] -> [...].
-
-  As in Agarwal et al. (arXiv:2108.13264): an outlier does not move it, and it wastes fewer values
-  than the median.
-  """
-  from scipy import stats  # three quarters of a second, which few commands need
-
-  return stats.trim_mean(values, 0.25, axis=axis)
-
-
 def estimate(values: np.ndarray, statistic: Statistic) -> Estimate:
   """The statistic of `values` [N], at least one, and its interval from RESAMPLES resamples."""
   value = float(statistic(values))
   if len(values) < FEWEST:
     return Estimate(value, np.nan, np.nan)
-  from scipy import stats
+  from scipy import stats  # three quarters of a second, which few commands need
 
   found = stats.bootstrap(
     (values,),
@@ -63,20 +51,6 @@ def estimate(values: np.ndarray, statistic: Statistic) -> Estimate:
     rng=np.random.default_rng(_SEED),
   )
   low, high = map(float, found.confidence_interval)
-  if math.isclose(low, high, abs_tol=_ROUNDING):
+  if math.isclose(low, high, abs_tol=ROUNDING):
     return Estimate(value, np.nan, np.nan)
   return Estimate(value, low, high)
-
-
-def student_t(values: np.ndarray, comparisons: int) -> Estimate:
-  """The mean of `values` [N], at least one, and its t interval at 1 - .05 / comparisons.
-
-  So wide, all of so many intervals hold their truth in 95% of cases (Bonferroni).
-  """
-  value = float(mean(values))
-  if len(values) < FEWEST or math.isclose(np.ptp(values), 0, abs_tol=_ROUNDING):
-    return Estimate(value, np.nan, np.nan)
-  from scipy import stats
-
-  interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / comparisons)
-  return Estimate(value, float(interval.low), float(interval.high))

@@ -62,7 +62,7 @@ def picture(runs: Mapping[str, Sequence[Run]], path: str | os.PathLike) -> None:
   value; the band around it is one sample standard deviation (n - 1). Metrics without any values
   are left out; raises InputError where none is left.
   """
-  from exgrpo_jax.reporting.figures import canvas  # matplotlib takes half a second
+  from exgrpo_jax.reporting import canvas  # matplotlib takes half a second
 
   names = (*_score_names(runs), *_TRAINING_METRICS)
   found = {

@@ -1,4 +1,4 @@
-"""Recorded runs, grouped by setting: what figures and the page are made of."""
+"""Recorded runs, grouped by setting: what the page and figures are made of."""
 
 import dataclasses
 import json
@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
@@ -60,18 +59,9 @@ class Group:
   runs: tuple[Recorded, ...]
 
   @property
-  def num_rollouts(self) -> int:
-    """K, rollouts of a question."""
-    return self.runs[0].config['rollout.samples']
-
-  @property
   def metrics(self) -> list[Run]:
     """The metrics of each of its runs."""
     return [run.metrics for run in self.runs]
-
-  def responses(self, *names: str) -> list[np.ndarray]:
-    """Columns of the responses of all its runs; missing numbers are NaN."""
-    return [_joined([run.responses[name] for run in self.runs]) for name in names]
 
 
 def read(workdirs: Sequence[str]) -> list[Group]:
@@ -153,17 +143,6 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
   return [
     ', '.join(f'{name}={setting.get(name, "-")}' for name in differing) for setting in settings
   ]
-
-
-def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
-  """Several tables' columns as one array: booleans as 0 and 1, null as NaN."""
-  kind = columns[0].type
-  whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
-  if pa.types.is_string(kind):
-    return np.array(whole.to_pylist(), object)
-  if pa.types.is_boolean(kind):
-    whole = whole.cast(pa.int8())
-  return whole.to_numpy()
 
 
 def scores(groups: Sequence[Group]) -> dict[str, str]:

@@ -297,7 +297,6 @@ def measure_step(
     **experience.sampling,
     **partial.metrics(experience.plan.step, experience.responses, experience.left),
     **experience.parity,
-    **experience.alignment,
     **rollout_metrics(
       experience.plan, experience.responses, experience.replays, experience.verdicts
     ),

@@ -16,7 +16,7 @@ import jax
 
 from exgrpo_jax.runtime import activity, compilations
 
-NO_TRAINING = ('evaluate', 'export', 'alignment')  # phases that speed and cost leave out
+NO_TRAINING = ('evaluate', 'export', 'callbacks')  # phases that speed and cost leave out
 RECENT = 20  # steps from which Pace extrapolates
 MEDIAN_STEPS = 3  # the first steps compile: a median needs this many
 FACTOR = 10  # times the median, after which a step is reported

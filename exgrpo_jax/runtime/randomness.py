@@ -27,7 +27,7 @@ class Purpose(enum.IntEnum):
   QUESTION_STREAM = 7  # the order of questions; by epoch
   WARM_START_ORDER = 8  # the order of worked solutions; by epoch
   SAMPLES = 9  # which responses samples/ shows; by step
-  ALIGNMENT = 10  # held-out questions, and responses to them; by step
+  ALIGNMENT = 10  # held-out questions of studies/, and responses to them; by step
   RECORDED_GROUPS = 11  # whose responses are recorded token by token; by question row
   LORA = 12  # the adapters that a run begins with
   GENERATE = 13  # responses to prompts that are typed

@@ -21,7 +21,6 @@ from exgrpo_jax.runtime import folder_lock, hosts
 # experiments in one set of records.
 FREE = (
   'evaluation.',
-  'alignment.',
   'checkpoint.',
   'export.',
   'metrics.',
@@ -272,6 +271,7 @@ def read_config(workdir: str) -> dict[str, Any]:
       f'{path} cannot be read as the config of a run ({error}); bring back a copy of it, or name '
       'another folder.'
     ) from error
+  values.pop('alignment', None)  # of a measurement, which studies/ makes now; it changed no step
   for name, value in _RETIRED.items():
     section, key = name.split('.')
     if values.get(section, {}).get(key) == value:

@@ -19,7 +19,7 @@ from exgrpo_jax.reporting import messages, metrics, step_rows, stopping
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
-from exgrpo_jax.training import export, held_out
+from exgrpo_jax.training import export
 from exgrpo_jax.training.run import Run, bucketed, check_policy, check_step, warn
 
 
@@ -43,9 +43,10 @@ def take_steps(run: Run, snapshot: Snapshot) -> Iterator[Step]:
   with activity.doing(lambda: f'step {plan.step} of {config.num_steps}'):
     for step in traced(steps, config.metrics.traced_steps, workdir):
       experience = collect(run, state.params, plan)
+      added = observe(run, state.params, experience)
       state, sums = learn(run, state, experience)  # dispatched, not awaited
       buffer, next_plan = remember(run, buffer, experience)
-      measured = report(run, state, buffer, experience, sums)  # awaits the update
+      measured = report(run, state, buffer, experience, sums, added)  # awaits the update
       # After the metrics, so that a resumed run has them all.
       snapshot = Snapshot(step, state, buffer, plan.cursor, experience.left)
       is_last = step == run.last_step
@@ -93,8 +94,16 @@ def collect(run: Run, params: model.Params, plan: Plan) -> Experience:
     batch=batch,
     sampling=sampling,
     parity=parity,
-    alignment=held_out.measure_alignment(run, params, trained.plan, batch),
   )
+
+
+def observe(run: Run, params: model.Params, experience: Experience) -> dict[str, float]:
+  """Call the run's callbacks with the step before its update; return the metrics that they add."""
+  added: dict[str, float] = {}
+  for callback in run.callbacks:
+    with run.clock('callbacks'):
+      added |= callback(run, params, experience)
+  return added
 
 
 @activity.doing('learn')
@@ -152,10 +161,12 @@ def report(
   buffer: replay.Buffer,
   experience: Experience,
   sums: Mapping[str, jax.Array],
+  added: Mapping[str, float],
 ) -> dict[str, float]:
   """Awaits the update; warns, evaluates, and writes the step's records, metrics and samples.
 
-  Returns the metrics. Raises InputError where training has broken down.
+  Returns the metrics, those that callbacks `added` among them. Raises InputError where training has
+  broken down.
   """
   config, plan, clock = run.experiment.config, experience.plan, run.clock
   tokenizer = run.experiment.tokenizer
@@ -167,7 +178,7 @@ def report(
     run.bucketed = after
   with clock('await_update'):
     clock.await_device()
-  measured = step_rows.measure_step(experience, after, rows, jax.device_get(sums))
+  measured = {**step_rows.measure_step(experience, after, rows, jax.device_get(sums)), **added}
   check_step(run, experience, measured)
   warn(run, experience, measured)
   if plan.step in config.evaluation.steps(config.num_steps):

@@ -15,7 +15,7 @@ from exgrpo_jax.algorithm import loss_sums
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
-from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
+from exgrpo_jax.learner import checksums, gradients, optimizer
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import right_padded
 from exgrpo_jax.policy import kv_cache, lora, model, sharding
@@ -134,10 +134,6 @@ def _update(
   config, all_sums = experiment.config, []
   spec = update_spec(config, experiment.model, experiment.meshes.training)
   batches = [_batch(rollout, row) for row in _long_and_short(rollout)]
-  if config.alignment.every:
-    alignment.measure(
-      spec, state.params, batches[0], config.rollout.samples, False, batches[1], initial
-    )
   for batch in batches:
     minibatch = gradients.minibatches(batch, config.optimizer.minibatches)[0]
     gradient, sums = gradients.minibatch_gradient(

@@ -46,6 +46,7 @@ class Run:
   bucketed: Bucketed  # the buffer after the last step that was reported
   scores: dict[int, float]  # step -> validation score
   history: alarms.History
+  callbacks: Sequence['Callback'] = ()  # called in each step, in this order
 
   @property
   def last_step(self) -> int:
@@ -56,6 +57,11 @@ class Run:
   def policy(self, params: model.Params) -> model.Params:
     """The policy of the parameters that are trained; with LoRA they are adapters."""
     return lora.joined(self.experiment.config.lora, self.initial, params)
+
+
+# A function of the run, the parameters before the step's update, and what the step has collected.
+# It returns metrics of the step, and changes nothing. Of several hosts, each calls it.
+Callback = Callable[[Run, model.Params, Experience], Mapping[str, float]]
 
 
 def bucketed(experiment: Experiment, buffer: Buffer) -> Bucketed:

@@ -45,10 +45,10 @@ from exgrpo_jax.runtime import (
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
-from exgrpo_jax.training import export, held_out, prior_experience
+from exgrpo_jax.training import export, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
 from exgrpo_jax.training.loop import Step, save, take_steps
-from exgrpo_jax.training.run import Run, alarm_setup, begin, bucketed
+from exgrpo_jax.training.run import Callback, Run, alarm_setup, begin, bucketed
 
 Guard = contextlib.AbstractContextManager[tuple[Clock, Callable[[], str]]]
 # What a new run begins with; a run that is resumed has parameters only where it keeps them.
@@ -84,7 +84,9 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
+def open_run(
+  config: ConfigDict, workdir: str, callbacks: Sequence[Callback] = ()
+) -> Iterator[Session]:
   """A run whose steps are taken by hand, resumed where the workdir holds one.
 
   Writes what train writes; a step that was taken and not yet saved is saved in the end. The block
@@ -93,6 +95,8 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
   Args:
     config: such as `config_files.load_config` returns.
     workdir: the run's.
+    callbacks: called in each step before its update, with the run, the parameters that are trained
+      and the step's Experience; they return metrics, which become the step's.
 
   Raises:
     InputError: what train refuses.
@@ -107,6 +111,7 @@ def open_run(config: ConfigDict, workdir: str) -> Iterator[Session]:
       # A person may think between two steps, and stop them as any other code.
       guard = contextlib.nullcontext((Clock(), lambda: ''))
       with opened(*loaded, start, compiled, guard) as session:
+        session.run.callbacks = callbacks
         yield session
 
 
@@ -130,7 +135,6 @@ def load(config: ConfigDict, workdir: str) -> tuple[Experiment, Rollout, tuple[Q
     rollout = make_rollout(experiment, load_questions(experiment, experiment.config.data.train))
     check_rewards(experiment.config, rollout.data)
     evaluations = load_evaluations(experiment)
-    held_out.check(experiment.config.alignment, evaluations)
   return experiment, rollout, evaluations
 
 
@@ -174,9 +178,11 @@ def train(
   evaluations: tuple[QuestionSet, ...],
   start: Start,
   compiled: compilations.Counter,
+  callbacks: Sequence[Callback] = (),
 ) -> None:
-  """Takes all steps; watched, and stopped by SIGTERM after a step."""
+  """Takes all steps; watched, and stopped by SIGTERM after a step. For `callbacks` see open_run."""
   with opened(experiment, rollout, evaluations, start, compiled, _guarded()) as session:
+    session.run.callbacks = callbacks
     for _ in session.steps():
       pass
 

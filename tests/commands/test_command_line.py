@@ -76,7 +76,6 @@ def test_help_has_the_flags_of_each_command():
     'evaluate': {'config', 'checkpoint', 'step', 'data', 'samples', 'temperature', 'out'},
     'export': {'checkpoint', 'step', 'out', 'dtype'},
     'sweep': {'config', 'workdir', 'sweep', 'parallel', 'launcher'},
-    'study': {'workdir', 'study', 'parallel', 'launcher'},
     'train': {'config', 'workdir', 'num_processes'},
     'verify': {'response', 'answer', 'file'},
   }

@@ -29,7 +29,8 @@ COMMAND_LINES = [
   ('train --config=smoke', r'--workdir is needed, e\.g\. --config=smoke --workdir=/tmp/smoke\.'),
   ('train', r'--config and --workdir are needed, e\.g\. --config=smoke --workdir=/tmp/smoke\.'),
   ('sweep --config=smoke --sweep=ratio', r'--workdir is needed, e\.g\. --sweep=ratio '),
-  ('study --study=smoke', r'--workdir is needed, e\.g\. --study=smoke --workdir='),
+  ('study --study=smoke', r"'study' is no command any more: .* run python -m studies run NAME "),
+  ('figures /tmp/x', r"'figures' is no command any more: .* run python -m studies figures WORKDIR"),
   ('data prefilter --out=x', r'--config or --checkpoint is needed, e\.g\. --config=one_gpu'),
   (
     'capacity --config=one_gpu',
@@ -67,8 +68,6 @@ COMMAND_LINES = [
   ('capacity --config=base --topology=v5e', r'--topology=v5e must be a generation and a slice'),
   ('capacity --config=base --topology=v5e:4x4 --device=l4', r'--device=l4 are both given'),
   ('capacity --config=base --topology=v5e:4x4 --lengths=x:1', r'--lengths=x:1 '),
-  ('study --study=smok --workdir=w', r"--study=smok: .* did you mean 'smoke'\?"),
-  ('study --config=smoke --study=smoke --workdir=w', r'--config is no flag of this command; there'),
   ('sweep --config=smoke --launcher=slurm', r'--launcher=slurm must be one of local, commands'),
   ('sweep --config=smoke --workdir=w --sweep=ratoi', r"--sweep=ratoi: .* did you mean 'ratio'\?"),
   ('sweep --config=smoke --workdir=/dev/null/w --sweep=ratio', r'/dev/null/w cannot be written'),
@@ -104,7 +103,7 @@ COMMAND_LINES = [
       ('optimizer.minibatches=3', r'minibatches=3 must divide config\.rollout\.questions=8'),
       ('experience.path=nowhere', r'path=nowhere is neither a \.jsonl nor a \.parquet'),
       ('grading.rewards=nowhere:f', r"config\.grading\.rewards: 'nowhere:f' cannot be used"),
-      ("'data.evaluation=()' --config.alignment.every=2", r'every=2 needs config\.data\.valid'),
+      ('alignment.every=2', r"config has no 'alignment' any more: it moved to studies/\."),
     ]
   ),
   ('check --config=smoke --workdir=w --config.model.path=nowhere', r'model\.path=nowhere is not a'),
@@ -160,7 +159,6 @@ SETTINGS = [
     r'max_response=1000000000: .* take at least \S+ [GT]B, and this machine has',
   ),
   ({'rollout.questions': 14}, r'questions=14 must be at most the 12 questions of '),
-  ({'alignment.every': 1}, r'alignment\.questions=32 must be at most the 12 questions'),
   ({'tokenizer.vocab_size': 9}, r'vocab_size=9 must be at least \d+: 4 reserved pieces'),
   (
     {'mesh.training.fsdp': 3},

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from tests.helpers.paths import REPOSITORY
 
-PACKAGE = REPOSITORY / 'exgrpo_jax'
+PACKAGE, STUDIES = REPOSITORY / 'exgrpo_jax', REPOSITORY / 'studies'
+SOURCES = [*sorted(PACKAGE.rglob('*.py')), *sorted(STUDIES.glob('*.py'))]
 DOCS = REPOSITORY / 'docs'
 CHANGELOG = REPOSITORY / 'CHANGELOG.md'  # it names what is no longer there
 DOCUMENTS = [
@@ -20,6 +21,7 @@ DOCUMENTS = [
     REPOSITORY / 'README.md',
     REPOSITORY / 'CONTRIBUTING.md',
     REPOSITORY / 'tpu_scripts' / 'README.md',
+    *sorted(STUDIES.glob('*.md')),
     *sorted(DOCS.glob('*.md')),
   )
   if path.exists()
@@ -101,14 +103,14 @@ def commands(path: pathlib.Path) -> list[Mention]:
   return [Mention(place(path), line) for line in [*lines, *_inline_code(text)]]
 
 
-# ---- The package, read without importing it ----
+# ---- The package and studies/, read without importing them ----
 
 
 @functools.cache
 def modules() -> dict[str, list[pathlib.Path]]:
-  """The files of the package by stem; a package's own is its folder's name."""
+  """The files by stem; a package's own is its folder's name."""
   found = {}
-  for path in sorted(PACKAGE.rglob('*.py')):
+  for path in SOURCES:
     stem = path.parent.name if path.stem == '__init__' else path.stem
     found.setdefault(stem, []).append(path)
   return found
@@ -153,19 +155,19 @@ def _set_on_self(node: ast.ClassDef) -> set[str]:
 
 @functools.cache
 def source() -> str:
-  """The whole package as text."""
-  return '\n'.join(path.read_text() for path in sorted(PACKAGE.rglob('*.py')))
+  """All of them as text."""
+  return '\n'.join(path.read_text() for path in SOURCES)
 
 
 @functools.cache
 def identifiers() -> set[str]:
-  """Every word of the package's source."""
+  """Every word of the source."""
   return set(re.findall(r'\w+', source()))
 
 
 @functools.cache
 def flags() -> set[str]:
-  """The command line flags that the package defines, by absl or argparse."""
+  """The command line flags that they define, by absl or argparse."""
   found = set()
   for paths in modules().values():
     for path in paths:

@@ -5,13 +5,15 @@ import re
 import pytest
 
 from exgrpo_jax.__main__ import COMMANDS
+from studies import protocol
 from tests.docs import documents
 from tests.helpers.paths import REPOSITORY
 
 _COMMAND = re.compile(r'(?:(?<![\w.-])exgrpo|-m exgrpo_jax) ([a-z]\w*)')
 _NAMES = {name for group in COMMANDS.values() for name in group}
 _FLAG = re.compile(r'(?<![\w-])--(\w+)')
-_CONFIG = re.compile(r'--(config|study|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
+_STUDY = re.compile(r'-m studies (?:run|figures) ([a-z]\w*)')
+_CONFIG = re.compile(r'--(config|suite|sweep)=([^\s…]+)(?![^\s…])(?!…)')
 _KEY = re.compile(r'(?<![\w.])(?:--)?config\.((?:\w+\.)*\w+)')
 _SWEPT = re.compile(r"'((?:\w+\.)*\w+)': ")
 _SCRIPT = re.compile(r'(?<![\w/])tpu_scripts/\w+\.sh')
@@ -28,10 +30,10 @@ def wrong(command, keys):
   found = [f'exgrpo {name}' for name in _COMMAND.findall(command) if name not in _NAMES]
   if _COMMAND.search(command):
     found += [f'--{name}' for name in _FLAG.findall(command) if name not in documents.flags()]
+  found += [f'study {name}' for name in _STUDY.findall(command) if name not in protocol.names()]
   for kind, name in _CONFIG.findall(command):
     folder = {
       'config': 'configs',
-      'study': 'configs/studies',
       'suite': 'configs/suites',
       'sweep': 'configs/sweeps',
     }[kind]
@@ -75,6 +77,7 @@ def test_keys_of_sweeps_exist(path, keys):
     ('exgrpo train --workdri=/tmp/x', '--workdri'),
     ('exgrpo train --config=configs/smok.py', '--config=configs/smok.py'),
     ('exgrpo sweep --sweep=rato', '--sweep=rato'),
+    ('python -m studies run smok --workdir=/tmp/x', 'study smok'),
     ('--config.replay.ratoi=0', 'config.replay.ratoi'),
     ('tpu_scripts/resum.sh --dry_run', 'tpu_scripts/resum.sh'),
   ],

@@ -8,7 +8,7 @@ import pytest
 from exgrpo_jax.algorithm import objective, terms, trajectory_rules
 from exgrpo_jax.config import build, defaults
 from exgrpo_jax.data import questions
-from exgrpo_jax.datatypes import ReplayScores, Trajectory
+from exgrpo_jax.datatypes import ReplayScores, Response, Trajectory
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.grading.verifier import Judgement
@@ -17,7 +17,15 @@ from exgrpo_jax.rollout import selection
 from exgrpo_jax.rollout.sampler import requests_for
 from tests.docs import documents
 
-HEADINGS = ('loss term', 'selection rule', 'model family', 'data source', 'verifier', 'sampler')
+HEADINGS = (
+  'loss term',
+  'selection rule',
+  'model family',
+  'data source',
+  'verifier',
+  'sampler',
+  'callback',
+)
 BLOCKS = dict(
   zip(
     HEADINGS,
@@ -106,3 +114,9 @@ def test_a_sampler():
     None, requests, lambda index, _: finished.append(index)
   )
   assert finished == [0, 1] and [r.tokens.tolist() for r in responses] == [[7, 8]] * 2
+
+
+def test_a_callback():
+  told = [[Response(np.zeros(length), *np.zeros((2, length)), False)] for length in (3, 5)]
+  experience = type('Experience', (), {'responses': told})
+  assert run('callback')['longest'](None, None, experience) == {'length/longest': 5}

@@ -11,7 +11,7 @@ import pytest
 from exgrpo_jax import config
 from exgrpo_jax.runtime import workdir
 from tests.docs import documents
-from tests.docs.documents import PACKAGE, names
+from tests.docs.documents import PACKAGE, STUDIES, names
 from tests.helpers.paths import REPOSITORY
 
 _FILE = re.compile(r'[\w./-]+\.(?:py|md|sh|toml|cfg|yml|cff)')
@@ -61,9 +61,9 @@ def is_missing(text, keys):
 
 def _has_file(text):
   """A path from the repository's top, the package or docs/, or a file's name alone."""
-  if any((folder / text).is_file() for folder in (REPOSITORY, PACKAGE, documents.DOCS)):
+  if any((folder / text).is_file() for folder in (REPOSITORY, PACKAGE, documents.DOCS, STUDIES)):
     return True
-  folders = (PACKAGE, REPOSITORY / 'configs', REPOSITORY / 'tpu_scripts', REPOSITORY / 'tests')
+  folders = (PACKAGE, STUDIES, *(REPOSITORY / name for name in ('configs', 'tpu_scripts', 'tests')))
   return '/' not in text and any(next(folder.rglob(text), None) for folder in folders)
 
 

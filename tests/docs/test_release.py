@@ -36,7 +36,7 @@ def test_the_package_takes_its_version_from_the_source():
 def test_the_wheel_has_every_package():
   folders = {path.parent for path in (REPOSITORY / 'exgrpo_jax').rglob('*.py')}
   names = {'.'.join(folder.relative_to(REPOSITORY).parts) for folder in folders}
-  names |= {f'exgrpo_jax.configs{folder}' for folder in ('', '.studies', '.suites', '.sweeps')}
+  names |= {f'exgrpo_jax.configs{folder}' for folder in ('', '.suites', '.sweeps')}
   assert set(setup()['options']['packages'].split()) == names
 
 

@@ -123,7 +123,7 @@ def load(values, folder, compiled):
   return Recording(folder / 'recorded', compiled, values, steps)
 
 
-def run_training(opened, params=None, values=None, draws=False):
+def run_training(opened, params=None, values=None, draws=False, callbacks=()):
   """The train command without its checks: trains the opened experiment in its workdir.
 
   Starts from `params`, or from the initial ones, and claims the workdir for `values`, if given.
@@ -145,7 +145,7 @@ def run_training(opened, params=None, values=None, draws=False):
       patch.setattr(session, 'claim_workdir', lambda *_: None)
       patch.setattr(session, 'keep_tokenizer', lambda _: None)
     start = session.claim(values, opened, rollout)
-    session.train(opened, rollout, evaluations, start, compiled)
+    session.train(opened, rollout, evaluations, start, compiled, callbacks)
 
 
 def resume(run, workdir, step):

@@ -6,8 +6,9 @@ python -m tests.helpers.with_fake_trainer sweep --sweep=ratio --config=smoke --w
 import importlib
 import sys
 
-from exgrpo_jax.studies import sweep
+from exgrpo_jax.sweeps import sweep
 
 if __name__ == '__main__':
   sweep.TRAINER = ('tests.helpers.fake_trainer',)
-  importlib.import_module(f'exgrpo_jax.commands.{sys.argv.pop(1)}').run()
+  package = 'studies' if sys.argv[1] == 'run' else 'exgrpo_jax'
+  importlib.import_module(f'{package}.__main__').main()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from exgrpo_jax.huggingface import tensor_names, weights
-from exgrpo_jax.learner import alignment, gradients, optimizer
+from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, sharding
 from exgrpo_jax.runtime import compilations, randomness
 from exgrpo_jax.runtime.randomness import Purpose
@@ -114,28 +114,6 @@ def adapters_on(meshes):
     policy = lora.joined(spec.lora, base, adapters)
     first = lora.init(gradients.trained_shapes(spec), jax.random.key(0))
     return jax.device_get((first, gradient, model.decode_layout(spec.model, policy, meshes)))
-
-
-@CHECKS.add
-def gradients_are_compared_as_on_one_device():
-  actual, expected = alignment_on(make_mesh(2, 2, 2)), alignment_on(one_device())
-  assert set(actual) == set(expected) and len(expected) == 6, (actual, expected)
-  for name, value in expected.items():
-    np.testing.assert_allclose(actual[name], value, rtol=1e-4, err_msg=name)
-
-
-def alignment_on(mesh):
-  """Of the first rows to the others, which count as fresh ones."""
-  half = test_gradients.ROWS // 8 * 4
-  first, others = (
-    jax.tree.map(lambda x, rows=rows: x[rows], test_gradients.BATCH)
-    for rows in (slice(half), slice(half, None))
-  )
-  first = dataclasses.replace(first, is_replay_B=first.is_replay_B & (np.arange(half) >= 4))
-  others = dataclasses.replace(others, is_replay_B=np.zeros_like(others.is_replay_B))
-  with jax.set_mesh(mesh), passes.large():
-    params, spec = test_gradients.make_params(mesh), test_gradients.make_spec(mesh, tokens=64)
-    return alignment.measure(spec, params, first, 4, True, others)
 
 
 @CHECKS.add

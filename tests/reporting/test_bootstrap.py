@@ -8,12 +8,6 @@ import pytest
 from exgrpo_jax.reporting import bootstrap
 
 
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
-  eight = np.array([9.0, 1, 2, 100, 3, 4, -50, 5])  # -50 and 1 are left out, as are 9 and 100
-  assert bootstrap.interquartile_mean(eight) == 3.5
-  assert bootstrap.interquartile_mean(np.array([1.0, 2, 6])) == 3  # of three, none
-
-
 @pytest.mark.parametrize(
   ('values', 'expected'),
   [

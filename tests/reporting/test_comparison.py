@@ -3,8 +3,7 @@
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import comparison
-from exgrpo_jax.reporting.figures import canvas
+from exgrpo_jax.reporting import canvas, comparison
 
 
 def test_best_is_each_runs_highest_score_and_final_its_last_at_the_step_that_is_said():

@@ -58,7 +58,7 @@ def experience_of(step, **changed):
   """What the step collected, with some of it changed."""
   names = ('plan', 'replays', 'scores', 'responses', 'verdicts', 'batch', 'left')
   values = {name: getattr(step, name) for name in names} | changed
-  return Experience(**values, sampling={}, parity={}, alignment={})
+  return Experience(**values, sampling={}, parity={})
 
 
 def rows_with(recorded, step, **changed):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+import jax
 import pytest
 
 from exgrpo_jax.commands import generate
@@ -35,12 +36,21 @@ def workdir(recorded, tmp_path, monkeypatch):
 
 
 def untimed(record):
-  apart = ('time', 'speed', 'memory', 'eval', 'compil')
+  apart = ('time', 'speed', 'memory', 'eval', 'compil', 'seen')
   return {name: value for name, value in record.items() if not name.startswith(apart)}
 
 
 def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, workdir):
-  """Two, then after a break the others; the buffer and the policy are at hand meanwhile."""
+  """Two, then after a break the others; the buffer and the policy are at hand meanwhile.
+
+  A callback sees the later ones, and changes nothing.
+  """
+
+  def seen(run, params, experience):
+    assert run.experiment.config.num_steps == BEGUN + 4
+    assert not any(x.is_deleted() for x in jax.tree.leaves(params))
+    return {'seen/step': float(experience.plan.step)}
+
   config.num_steps = BEGUN + 4
   expected = {record['step']: untimed(record) for record in metrics.read(recorded.workdir)}
   with recorded.compiling():
@@ -57,8 +67,10 @@ def test_steps_that_are_taken_by_hand_are_those_of_the_run(recorded, config, wor
       (responses,) = generate.sample(run.policy, ['3+0'], samples=2)
       assert len(responses) == 2
     assert max(checkpoint.steps(str(workdir))) == BEGUN + 2, 'saved though not due'
-    with session.open_run(copy.deepcopy(config), str(workdir)) as run:
-      assert [step.snapshot.step for step in run.steps()] == [BEGUN + 3, BEGUN + 4]
+    with session.open_run(copy.deepcopy(config), str(workdir), [seen]) as run:
+      told = [(step.snapshot.step, step.metrics) for step in run.steps()]
+      assert [step for step, _ in told] == [BEGUN + 3, BEGUN + 4]
+      assert all(own['seen/step'] == step and own['time/callbacks'] >= 0 for step, own in told)
   written = {record['step']: untimed(record) for record in metrics.read(workdir)}
   assert written == {step: record for step, record in expected.items() if step <= BEGUN + 4}
   assert (workdir / 'report.html').exists()

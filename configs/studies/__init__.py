@@ -1,1 +1,0 @@
-"""Studies, one file each: what is compared, decided before it is run; `--study=NAME` finds them."""

@@ -1,0 +1,134 @@
+"""What figures share: size, colours, axes over steps, files.
+
+Colours are Okabe and Ito's, which any kind of colour vision tells apart; lines differ in their
+dashes too.
+"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from exgrpo_jax.reporting.series import SMOOTHED_FROM, smoothed
+
+BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
+GREY = '#666666'
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, '#E69F00', '#56B4E9', '#000000')
+_DASHES = ('-', '--', '-.', ':')
+_PANEL = (3.3, 2.5)  # inches
+_INCHES_OF_HANDLE, INCH = 0.65, 0.07  # of a line's sample in a legend; of a small character
+_TITLE = 38  # characters in a line of a panel's title, which its axes' labels push to the right
+_SPARSE = 20  # points; fewer are not smoothed, however many steps they span
+_DOTS_PER_INCH = 150
+_STYLE: Any = {
+  'font.size': 9,
+  'axes.titlesize': 10,
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.labelsize': 9,
+  'xtick.labelsize': 8,
+  'ytick.labelsize': 8,
+  'legend.fontsize': 8.5,
+  'legend.frameon': False,
+  'svg.fonttype': 'none',  # text stays text
+  'pdf.fonttype': 42,
+  'svg.hashsalt': 'exgrpo_jax',
+}
+# No date, so that equal runs have equal figures.
+_METADATA = {'png': None, 'svg': {'Date': None}, 'pdf': {'CreationDate': None}}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+  """Fonts and lines of all figures, within the block."""
+  with matplotlib.rc_context(_STYLE):
+    yield
+
+
+def grid(rows: int, columns: int, **options: Any) -> tuple[Figure, np.ndarray]:
+  """A figure of panels and its axes [rows, columns]; `options` are those of Figure.subplots."""
+  figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.4), layout='constrained')
+  FigureCanvasAgg(figure)  # not through pyplot, which keeps every figure alive
+  return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def wrapped(count: int, columns: int) -> tuple[Figure, list[Axes]]:
+  """A figure with a grid of panels; places that are left stay empty."""
+  columns = min(columns, count)
+  figure, axes = grid(-(-count // columns), columns)
+  for ax in axes.flat[count:]:
+    ax.remove()
+  return figure, list(axes.flat[:count])
+
+
+def styles() -> Iterator[dict[str, Any]]:
+  """Colour and dashes for one line after the other, no two alike up to 28."""
+  for color, dashes in zip(itertools.cycle(_COLORS), itertools.cycle(_DASHES)):
+    yield {'color': color, 'linestyle': dashes}
+
+
+def label(ax: Axes, title: str, unit: str, x: str = 'training step') -> None:
+  """Title and axis labels of a panel, and a faint grid."""
+  ax.set_title('\n'.join(wrap(line, _TITLE) for line in title.splitlines()))
+  ax.set_xlabel(x)
+  ax.set_ylabel(unit)
+  ax.grid(alpha=0.25, linewidth=0.6)
+  ax.set_axisbelow(True)
+  if x == 'training step':
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def wrap(text: str, width: int) -> str:
+  """The text broken at spaces into lines of limited length."""
+  return '\n'.join(textwrap.wrap(text, width, break_long_words=False))
+
+
+def line(ax: Axes, steps: np.ndarray, values: np.ndarray, text: str, **style: Any) -> np.ndarray:
+  """Draws values over steps, smoothed where there are many steps; returns what is drawn."""
+  is_long = steps[-1] >= SMOOTHED_FROM and len(steps) >= _SPARSE
+  drawn = smoothed(values) if is_long else np.asarray(values, float)
+  marker = None if is_long else 'o'
+  ax.plot(steps, drawn, label=text, linewidth=1.5, marker=marker, markersize=3, **style)
+  return drawn
+
+
+def legend(figure: Figure, axes: Sequence[Axes], note: str = '', beside: bool = False) -> None:
+  """One legend for all panels, of every label once: below them, or beside them from the top.
+
+  `note` stands above it, and says what bands and whiskers are.
+  """
+  found: dict[str, Any] = {}
+  for ax in axes:
+    handles, texts = ax.get_legend_handles_labels()
+    for handle, text in list(zip(handles, texts))[:: -1 if beside else 1]:
+      found.setdefault(text, handle)
+  if beside:
+    figure.legend(list(found.values()), list(found), loc='outside right center')
+    return
+  columns = int(figure.get_figwidth() / (_INCHES_OF_HANDLE + INCH * max(map(len, found))))
+  figure.legend(
+    list(found.values()),
+    list(found),
+    title=note,
+    title_fontproperties={'size': 8},
+    loc='outside lower center',
+    ncols=max(1, columns),
+  )
+
+
+def save(figure: Figure, path: pathlib.Path) -> None:
+  """Writes a figure atomically; the suffix is the format."""
+  kind = path.suffix[1:]
+  temporary = path.with_name(path.name + '.new')
+  figure.savefig(temporary, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
+  os.replace(temporary, path)

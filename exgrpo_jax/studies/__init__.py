@@ -1,1 +1,0 @@
-"""Sweeps and studies: trials, protocols, the processes that run them."""

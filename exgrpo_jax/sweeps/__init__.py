@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one config, their processes, and a table of them."""

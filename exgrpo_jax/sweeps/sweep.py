@@ -1,0 +1,241 @@
+"""The trials of a sweep: planned, run and compared."""
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from exgrpo_jax import config
+from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.experiment.experiment import parse_config
+from exgrpo_jax.learner import checkpoint
+from exgrpo_jax.reporting import comparison, metrics, stopping
+from exgrpo_jax.runtime import folder_lock
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable
+from exgrpo_jax.sweeps import launcher, trials
+
+TRAINER = ('exgrpo_jax', 'train')  # what `python -m` runs for a trial
+_LOG, _CONFIG_FILE = 'log.txt', 'config.json'
+
+
+class Trial(NamedTuple):
+  """One run of a sweep."""
+
+  name: str
+  workdir: str
+  values: ConfigDict  # with the trial's overrides
+  arguments: list[str]  # of python
+
+
+def print_commands(planned: Sequence[Trial]) -> None:
+  """Prints the command of each trial that is not finished, for a cluster's queue."""
+  left = _left(planned)
+  for trial in left:
+    print(shlex.join(['python', *trial.arguments]))
+  print(
+    f'{len(left)} of {len(planned)} trials are left to run; after that --launcher=local makes '
+    'the table',
+    file=sys.stderr,
+  )
+
+
+def plan_trials(
+  sweep: trials.Sweep,
+  path: str,
+  values: ConfigDict,
+  config_path: str,
+  given: Mapping[str, Any],
+  workdir: str,
+) -> list[Trial]:
+  """The trials of a sweep, all checked; InputError names the first bad one.
+
+  Args:
+    sweep: name -> overrides.
+    path: the file that defines it.
+    values: the config, with the overrides `given` on the command line (by dotted key).
+    config_path: where the config comes from.
+    given: those overrides.
+    workdir: the sweep's; it may already hold some of these trials.
+  """
+  planned: list[Trial] = []
+  for name, overrides in sweep.items():
+    folder = os.path.join(workdir, name)
+    try:
+      for key in overrides:
+        if key in given:
+          raise InputError(
+            f'--config.{key}={given[key]} is given, and the trial sets it to {overrides[key]}; '
+            'only one of them can be.'
+          )
+      changed = config.overridden(values, overrides)
+      parse_config(changed)
+    except InputError as error:
+      raise InputError(f"{path}: trial '{name}': {error}") from error
+    for other in planned:
+      if other.values == changed:
+        raise InputError(
+          f"{path}: trials '{other.name}' and '{name}' are the same run; to repeat a setting, "
+          "vary its 'seed'."
+        )
+    check_workdir(changed, folder)
+    settings = [f'--config.{key}={value}' for key, value in {**given, **overrides}.items()]
+    arguments = ['-m', *TRAINER, f'--config={config_path}', f'--workdir={folder}', *settings]
+    planned.append(Trial(name=name, workdir=folder, values=changed, arguments=arguments))
+  _check_strangers(path, workdir, {trial.name for trial in planned})
+  return planned
+
+
+def is_finished(trial: Trial) -> bool:
+  """Whether train has finished in the trial's workdir, where it writes report.html last.
+
+  A run that is being prolonged has it, but records or checkpoints that end too early.
+  """
+  if not os.path.exists(os.path.join(trial.workdir, 'report.html')):
+    return False
+  try:
+    records = metrics.read(trial.workdir)
+  except InputError:
+    return False  # train will refuse it and say where
+  config = parse_config(trial.values)
+  wanted = stopping.last_step(
+    stopping.scores(records), config.num_steps, config.evaluation.patience
+  )
+  # A run whose checkpoints were all deleted is still finished.
+  saved = max(checkpoint.steps(trial.workdir), default=wanted)
+  return bool(records) and min(records[-1]['step'], saved) >= wanted
+
+
+def run(
+  planned: Sequence[Trial],
+  workdir: str,
+  parallel: int,
+  command: Sequence[str],
+  conclude: Callable[[], None],
+) -> int:
+  """Runs the trials that are not finished and returns the exit status.
+
+  Args:
+    planned: all trials.
+    workdir: the sweep's.
+    parallel: how many run at a time.
+    command: the words that start such a run, before its flags; they resume what is interrupted.
+    conclude: called once every trial has ended, well or badly.
+  """
+  check_writable(workdir)
+  left = _left(planned)
+  with _claimed(workdir) as lock:
+    if len(left) < len(planned):
+      print(f'{len(planned) - len(left)} of {counted(len(planned), "trial")} finished', flush=True)
+    outcome = launcher.run(
+      [
+        launcher.Job(
+          name=trial.name,
+          command=[sys.executable, *trial.arguments],
+          log=os.path.join(trial.workdir, _LOG),
+        )
+        for trial in left
+      ],
+      parallel,
+      (lock,),
+    )
+    if not outcome.unfinished:
+      conclude()
+  ended_early = [
+    trial.name
+    for trial in left
+    if trial.name not in {*outcome.failed, *outcome.unfinished} and not is_finished(trial)
+  ]
+  failed = outcome.failed | dict.fromkeys(
+    ended_early, 'it exited with status 0, but before its last step'
+  )
+  if failed:
+    print(
+      f'{len(failed)} of {counted(len(planned), "trial")} failed; the same command tries them '
+      'again:'
+    )
+    for name, reason in failed.items():
+      print(f'  {name}: {reason}', flush=True)
+  if outcome.unfinished:
+    again = shlex.join([*command, *sys.argv[1:]])
+    print(
+      f'interrupted before {len(outcome.unfinished)} of {counted(len(planned), "trial")} had '
+      f'ended; the same command resumes them:\n{again}',
+      flush=True,
+    )
+    return 130
+  return 1 if failed else 0
+
+
+def _left(planned: Sequence[Trial]) -> list[Trial]:
+  return [trial for trial in planned if not is_finished(trial)]
+
+
+def report(planned: Sequence[Trial], workdir: str) -> None:
+  """Prints the table of the finished trials; writes it, and their curves, to `workdir`."""
+  runs, wanted = {}, {}
+  for label, members in by_setting(planned).items():
+    wanted[label] = len(members)
+    finished = [metrics.read(trial.workdir) for trial in members if is_finished(trial)]
+    if finished:
+      runs[label] = finished
+  if not runs:
+    print('no trial has finished: nothing to compare', flush=True)
+    return
+  text = comparison.table(runs, wanted)
+  path, picture = os.path.join(workdir, 'sweep.md'), os.path.join(workdir, 'sweep.png')
+  with open(path, 'w', encoding='utf-8') as file:
+    file.write(
+      'Mean ± standard deviation over seeds; final is the last evaluation, best the highest of '
+      'each run (of what should fall, such as truncated, the lowest), the start included.'
+      f'\n\n{text}\n'
+    )
+  comparison.picture(runs, picture)
+  print(f'{text}\ntable: {path}\ncurves: {picture}', flush=True)
+
+
+def by_setting(planned: Sequence[Trial]) -> dict[str, list[Trial]]:
+  """Trials that differ only in seed, under the name that they share."""
+  keys, groups = [], []
+  for trial in planned:
+    key = {**trial.values.to_dict(), 'seed': None}
+    if key not in keys:
+      keys.append(key)
+      groups.append([])
+    groups[keys.index(key)].append(trial)
+  labels = [trials.without_seed(group[0].name) or 'as configured' for group in groups]
+  if len(set(labels)) < len(labels):
+    labels = [group[0].name for group in groups]
+  return dict(zip(labels, groups))
+
+
+def _check_strangers(path: str, workdir: str, names: Collection[str]) -> None:
+  """InputError where the workdir is a run's, or holds trials of another sweep."""
+  if os.path.exists(workdir) and not os.path.isdir(workdir):
+    raise InputError(f'--workdir={workdir} must be a folder.')
+  if os.path.exists(os.path.join(workdir, _CONFIG_FILE)):
+    raise InputError(f"--workdir={workdir} is a single run's; a sweep needs its own.")
+  for other in sorted(os.listdir(workdir)) if os.path.isdir(workdir) else ():
+    if other not in names and any(
+      os.path.exists(os.path.join(workdir, other, mark)) for mark in (_LOG, _CONFIG_FILE)
+    ):
+      raise InputError(
+        f"--workdir={workdir} holds a trial '{other}' that is not in {path}: use another "
+        '--workdir for another sweep, or move that folder away.'
+      )
+
+
+def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
+  """Holds a lock on the workdir; refused while another sweep or its trials hold it.
+
+  Trials inherit it: they outlive a sweep that is killed, and must not be run twice.
+  """
+  return folder_lock.held(
+    workdir,
+    'sweep.lock',
+    f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
+    'them, or end them.',
+  )

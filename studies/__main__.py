@@ -1,0 +1,33 @@
+"""The entry of the research record: `python -m studies COMMAND …`, in a clone."""
+
+import importlib
+import sys
+
+from exgrpo_jax.__main__ import prepare_process
+from studies import protocol
+
+COMMANDS = {
+  'run': 'a study: its runs, resumed where they stopped, and its results',
+  'figures': 'of a study as it was measured, or of the workdirs of runs',
+  'train': 'as exgrpo train, and compares gradients on the way',
+}
+
+
+def main() -> None:
+  """Run the command that the first word names; without one, list commands and studies."""
+  word = sys.argv[1] if len(sys.argv) > 1 else '--help'
+  if word in ('--help', '-h', 'help'):
+    print('python -m studies COMMAND; python -m studies COMMAND --help says more.\n')
+    print('\n'.join(f'  {name:<8} {does}' for name, does in COMMANDS.items()))
+    print(f'\nStudies: {", ".join(protocol.names())}')
+    return
+  if word not in COMMANDS:
+    print(f"error: '{word}' is no command; there are: {', '.join(COMMANDS)}.", file=sys.stderr)
+    sys.exit(2)
+  prepare_process()
+  sys.argv = [f'studies {word}', *sys.argv[2:]]
+  importlib.import_module('studies.commands').start(word)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,115 @@
+"""Runs studies, draws figures, and trains with a comparison of gradients; in a clone.
+
+python -m studies run smoke --workdir=/tmp/smoke_study --parallel=2
+python -m studies figures weak_start --out=/tmp/figures
+python -m studies figures /tmp/first /tmp/second --out=/tmp/figures
+python -m studies train --config=smoke --workdir=/tmp/smoke --align_every=10
+
+run compares arms in settings over seeds, by a protocol fixed before the first run. Every run is
+`exgrpo train` in a folder of its name; runs with the same warm start share it. The same command
+again skips finished runs and resumes the others. Results are computed once every run has ended.
+Exit statuses are those of sweep.
+
+figures makes tables, curves and differences of a study again from its CSV, or draws the figures of
+runs. Runs that differ only in their seed are one setting; settings are named after what differs
+between them. Each figure is written as PNG, SVG and PDF, and its numbers as CSV.
+
+train is `exgrpo train`; every so many steps metrics.jsonl gets alignment/…, which studies/README.md
+explains.
+"""
+
+import functools
+import pathlib
+import sys
+
+from absl import flags
+
+from exgrpo_jax.commands import command_line, train
+from exgrpo_jax.errors import InputError, check_given
+from exgrpo_jax.reporting import runs
+from exgrpo_jax.sweeps import sweep
+from studies import drawing, protocol, response_figures, study, training_figures
+from studies.alignment import Alignment
+
+FIGURES = {
+  'dynamics': training_figures.dynamics,
+  'buffer': training_figures.buffer,
+  'reasoning_entropy': response_figures.reasoning_entropy,
+  'correctness_entropy': response_figures.correctness_entropy,
+  'code_share': response_figures.code_share,
+  'evaluations': training_figures.evaluations,
+  'ablation': training_figures.ablation,
+}
+
+
+def start(word: str) -> None:
+  """Run the command line of 'run', 'figures' or 'train'."""
+  if word == 'run':
+    command_line.run(run, _define_run, several='STUDY')
+  elif word == 'figures':
+    command_line.run(figures, _define_figures, several='STUDY or WORKDIR')
+  else:
+    command_line.run(train_aligned, _define_train, on_all_hosts=True)
+
+
+def _define_run() -> None:
+  command_line.define_workdir()
+  command_line.define_launcher()
+
+
+def run(args: command_line.Args, *names: str) -> None:
+  """Run what is left of a study and report it, or print the commands for it."""
+  if len(names) != 1:
+    raise InputError(f"'{' '.join(names)}': a study at a time; each has its own --workdir.")
+  check_given({'--workdir': args.workdir}, '--workdir=/tmp/smoke_study')
+  chosen = protocol.load(names[0])
+  values, planned = study.plan(chosen, args.workdir)
+  protocol.fix(chosen, values.to_dict(), args.workdir)
+  trials = list(planned.values())
+  if args.launcher == 'commands':
+    sweep.print_commands(trials)
+    return
+  conclude = functools.partial(study.report, chosen, planned, args.workdir)
+  command = [sys.orig_argv[0], '-m', 'studies', 'run']
+  sys.exit(sweep.run(trials, args.workdir, args.parallel, command, conclude))
+
+
+def _define_figures() -> None:
+  command_line.define_out('The folder for the figures; made where it is missing.')
+
+
+def figures(args: command_line.Args, *names: str) -> None:
+  """Draw every figure for which there are data, and say which are left out and why."""
+  if not args.out:
+    raise InputError('--out is needed: the folder for the figures, e.g. --out=/tmp/figures.')
+  out = pathlib.Path(args.out)
+  if len(names) == 1 and names[0].partition(':')[0] in protocol.names():
+    chosen = protocol.load(names[0])
+    found = study.read(chosen.name)
+    _make(out)
+    study.write(chosen, found, out)
+    return
+  groups = runs.read(names)
+  _make(out)
+  for group in groups:
+    print(f'{group.label}: {", ".join(run.workdir for run in group.runs)}', flush=True)
+  drawing.write_all({name: functools.partial(draw, groups) for name, draw in FIGURES.items()}, out)
+
+
+def _make(out: pathlib.Path) -> None:
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f'--out={out} cannot be made ({error}); name another folder.') from error
+
+
+def _define_train() -> None:
+  train.define_flags()
+  flags.DEFINE_integer(
+    'align_every', 10, 'Steps between two comparisons of gradients.', lower_bound=1
+  )
+
+
+def train_aligned(args: command_line.Args) -> None:
+  """Train with the comparison of gradients as a callback."""
+  train.main(args, [Alignment(args.align_every)])

@@ -1,0 +1,136 @@
+"""A figure with the numbers that it shows, its files, and means over the records of a setting."""
+
+import csv
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+from scipy import stats
+
+from exgrpo_jax.reporting import canvas
+from exgrpo_jax.reporting.runs import Group
+
+KINDS = ('png', 'svg', 'pdf')
+
+Row = Mapping[str, Any]  # of the table beside a figure
+
+
+class NothingToDrawError(Exception):
+  """The runs have no data for a figure; the message says what is missing."""
+
+
+class Drawing(NamedTuple):
+  """A figure and the numbers that it shows."""
+
+  figure: Figure
+  rows: Sequence[Row]
+
+
+def caption(figure: Figure, text: str) -> None:
+  """Lines as wide as the figure, below the panels of one without a legend."""
+  width = int(figure.get_figwidth() / canvas.INCH)
+  figure.supxlabel(canvas.wrap(text, width), fontsize=8, color=canvas.GREY)
+
+
+def rows(**columns: Any) -> list[Row]:
+  """Rows of a table; a column is an array, or one value for all rows."""
+  arrays = np.broadcast_arrays(*(np.asarray(column, object) for column in columns.values()))
+  return [dict(zip(columns, row)) for row in zip(*arrays)]
+
+
+def write_all(figures: Mapping[str, Callable[[], Drawing]], out: pathlib.Path) -> None:
+  """Draw each figure and write it under its name; print which are left out, and why."""
+  for name, draw in figures.items():
+    try:
+      with canvas.style():
+        write(draw(), out, name)
+    except NothingToDrawError as error:
+      print(f'{name}: left out, for {error}', flush=True)
+    else:
+      print(f'{name}: {out / name}.png, .svg, .pdf and .csv', flush=True)
+
+
+def write(drawing: Drawing, out: pathlib.Path, name: str) -> list[pathlib.Path]:
+  """Writes a figure in every format, and its numbers as CSV; returns the files."""
+  paths = [out / f'{name}.{kind}' for kind in KINDS]
+  for path in paths:
+    canvas.save(drawing.figure, path)
+  table = out / f'{name}.csv'
+  with table.open('w', newline='') as file:
+    writer = csv.DictWriter(file, list(drawing.rows[0]))
+    writer.writeheader()
+    writer.writerows(drawing.rows)
+  return [*paths, table]
+
+
+# ---- Means over records ----
+
+
+class Means(NamedTuple):
+  """Means of values that share a key."""
+
+  keys: np.ndarray  # ascending
+  count: np.ndarray
+  mean: np.ndarray
+  half: np.ndarray  # half a 95% interval of the mean, by Student's t; 0 for a single value
+
+
+def mean_by(key: np.ndarray, value: np.ndarray) -> Means:
+  """The mean of the finite values of each key; the interval takes them as independent."""
+  kept = np.isfinite(value)
+  keys, inverse = np.unique(key[kept], return_inverse=True)
+  value = value[kept].astype(float)
+  count = np.bincount(inverse, minlength=len(keys))
+  mean = np.bincount(inverse, value, len(keys)) / count
+  squares = np.bincount(inverse, (value - mean[inverse]) ** 2, len(keys))
+  variance = squares / np.maximum(count - 1, 1)
+  half = stats.t.ppf(0.975, np.maximum(count - 1, 1)) * np.sqrt(variance / count)
+  return Means(keys, count, mean, half)
+
+
+def at_least(means: Means, count: int) -> Means:
+  """The means of at least `count` values."""
+  kept = means.count >= count
+  return Means(*(column[kept] for column in means))
+
+
+def num_rollouts(group: Group) -> int:
+  """K, rollouts of a question."""
+  return group.runs[0].config['rollout.samples']
+
+
+def responses(group: Group, *names: str) -> list[np.ndarray]:
+  """Columns of the responses of all runs of a setting; missing numbers are NaN."""
+  return [_joined([run.responses[name] for run in group.runs]) for name in names]
+
+
+def _joined(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
+  """Several tables' columns as one array: booleans as 0 and 1, null as NaN."""
+  kind = columns[0].type
+  whole = pa.chunked_array([chunk for column in columns for chunk in column.chunks], kind)
+  if pa.types.is_string(kind):
+    return np.array(whole.to_pylist(), object)
+  if pa.types.is_boolean(kind):
+    whole = whole.cast(pa.int8())
+  return whole.to_numpy()
+
+
+def visits(group: Group) -> np.ndarray:
+  """For each response the number of its visit: one question in one step of one run."""
+  step, place = responses(group, 'step', 'group')
+  run = np.repeat(range(len(group.runs)), [run.responses.num_rows for run in group.runs])
+  if not len(step):
+    return np.zeros(0, int)
+  # One number instead of three sorts much faster.
+  key = (run * (step.max() + 1) + step) * (place.max() + 1) + place
+  return np.unique(key, return_inverse=True)[1]
+
+
+def successes(group: Group) -> np.ndarray:
+  """For each response, how many of the K of its visit are right."""
+  (outcome,) = responses(group, 'outcome')
+  visit = visits(group)
+  return np.bincount(visit, outcome == 'correct').astype(int)[visit]

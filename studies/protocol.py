@@ -1,0 +1,291 @@
+"""The protocol of a study: arms, settings and seeds, fixed before the first of its runs.
+
+A file in studies/protocols/ defines a `get_study()` that returns a `Study`, and its docstring is
+the protocol in words. The first start writes it to protocol.json; from then on it cannot change.
+"""
+
+import collections
+import dataclasses
+import datetime
+import difflib
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from exgrpo_jax import definition_file
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
+from exgrpo_jax.sweeps import trials
+
+FILE = 'protocol.json'
+PROTOCOLS = pathlib.Path(__file__).parent / 'protocols'
+
+Overrides = Mapping[str, Any]  # dotted config key -> value
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """Arms, compared in one or more settings, each with the same seeds."""
+
+  config: str  # the name of one that ships with the package, or a path
+  arms: Mapping[str, Overrides]  # what is compared, by name
+  settings: Mapping[str, Overrides]  # where, by name
+  seeds: Sequence[int]  # of every arm in every setting
+  baseline: str  # the arm that all others are compared with
+  # The primary one, e.g. 'eval/arithmetic_test_to_1000/pass@1'; by setting where settings differ.
+  measure: str | Mapping[str, str]
+  smallest_difference: float  # in the measure, that would matter
+  # Compared is the measure's mean over the first so many generated tokens; 0: its last value.
+  tokens: int | Mapping[str, int] = 0  # by setting where settings differ
+  # Setting -> arm -> what was tuned for the arm there, such as its learning rate.
+  tuned: Mapping[str, Mapping[str, Overrides]] = dataclasses.field(default_factory=dict)
+  takes_off: float = 0.0  # the measure of a run that has taken off; 0: no such table
+  # Steps between two comparisons of gradients (alignment.py); 0: none. By setting as the tokens.
+  align_every: int | Mapping[str, int] = 0
+
+  @property
+  def num_comparisons(self) -> int:
+    """How often an arm is compared with the baseline, over all settings."""
+    return len(self.settings) * (len(self.arms) - 1)
+
+  def measure_of(self, setting: str) -> str:
+    """The primary measure in a setting."""
+    return self.measure if isinstance(self.measure, str) else self.measure[setting]
+
+  def tokens_of(self, setting: str) -> int:
+    """The first so many generated tokens count in a setting; 0: all, and the last value."""
+    return self.tokens[setting] if isinstance(self.tokens, Mapping) else self.tokens
+
+  def align_every_of(self, setting: str) -> int:
+    """Steps between two comparisons of gradients in a setting; 0 is never."""
+    every = self.align_every
+    return every[setting] if isinstance(every, Mapping) else every
+
+  def overrides_of(self, setting: str, arm: str) -> list[tuple[str, Any]]:
+    """(config key, value) of what a setting, an arm and both together change, in this order."""
+    tuned = self.tuned.get(setting, {}).get(arm, {})
+    return [*self.settings[setting].items(), *self.arms[arm].items(), *tuned.items()]
+
+
+class Cell(NamedTuple):
+  """A run's place in a study."""
+
+  setting: str
+  arm: str
+  seed: int
+
+
+class Protocol(NamedTuple):
+  """A study, and the file that defines it."""
+
+  study: Study
+  words: str  # the file's docstring
+  text: str  # the whole file
+  name: str  # of the file and of get_study's argument, such as 'lake_6'
+
+  @property
+  def sha256(self) -> str:
+    """The digest of the file's text."""
+    return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def names() -> list[str]:
+  """The studies of this folder."""
+  return sorted(path.stem for path in PROTOCOLS.glob('*.py') if path.stem != '__init__')
+
+
+def load(given: str) -> Protocol:
+  """The study that a name or path gives, and get_study's argument after a colon, as in `lake:6`.
+
+  Raises InputError unless there is such a study and it can be run.
+  """
+  file, *argument = given.split(':', 1)
+  path = file if file.endswith('.py') else os.fspath(PROTOCOLS / f'{file}.py')
+  if not os.path.isfile(path) or file == '__init__':
+    raise InputError(
+      f'{given}: there is no such study; name a file that ends in .py, or one of: '
+      f'{", ".join(names())}.'
+    )
+  returned = 'a protocol.Study, as studies/protocols/smoke.py does'
+  study, words = definition_file.evaluate(
+    path, 'study', returned, arguments=argument, is_flag=False
+  )
+  try:
+    if not isinstance(study, Study):
+      raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')
+    if not words:
+      raise InputError(
+        'it has no docstring, which must say the question, the arms, the primary measure, how '
+        'many seeds and why, how the learning rate was chosen, and when runs stop.'
+      )
+    _check(study)
+  except InputError as error:
+    raise InputError(f'{given}: {error}') from error
+  text = pathlib.Path(path).read_text(encoding='utf-8')
+  name = '_'.join([pathlib.Path(path).stem, *argument])
+  return Protocol(study=study, words=words, text=text, name=name)
+
+
+def cells(study: Study) -> dict[Cell, tuple[str, dict[str, Any]]]:
+  """Cell -> (trial name, overrides) for every run of the study, seeds varying fastest."""
+  return {
+    Cell(setting, arm, seed): (
+      f'{setting},{arm},seed={seed}',
+      {**dict(study.overrides_of(setting, arm)), 'seed': seed},
+    )
+    for setting in study.settings
+    for arm in study.arms
+    for seed in study.seeds
+  }
+
+
+def fix(protocol: Protocol, config: Mapping[str, Any], workdir: str) -> None:
+  """Writes protocol.json at the first start; later raises InputError if the protocol has changed.
+
+  Args:
+    protocol: the study's.
+    config: its config file's values, nested, before arms and settings override them.
+    workdir: the study's.
+  """
+  path = os.path.join(workdir, FILE)
+  fields = dataclasses.asdict(protocol.study) | {'seeds': list(protocol.study.seeds)}
+  wanted = json.loads(json.dumps({**fields, 'values': config}))
+  if not os.path.exists(path):
+    for name, _ in cells(protocol.study).values():
+      if os.path.exists(os.path.join(workdir, name, 'config.json')):
+        raise InputError(
+          f"--workdir={workdir} holds the run '{name}' but no {FILE}: a protocol must be older "
+          'than its results, so use another --workdir.'
+        )
+    check_writable(workdir)
+    written = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+    entry = {'written': written, 'sha256': protocol.sha256, 'text': protocol.text, 'study': wanted}
+    write_json(path, entry)
+    return
+  saved = read(workdir)
+  # What an earlier version wrote lacks newer fields, which stood at their defaults.
+  defaults = dataclasses.asdict(Study('', {}, {}, (), '', '', 0.0))
+  changes = [
+    f'{name} was {old}, is {new}'
+    for name, old, new in differences({**defaults, **saved['study']}, wanted)
+  ]
+  if not changes and saved['sha256'] != protocol.sha256:
+    changes = [_first_difference(saved['text'], protocol.text)]
+  if changes:
+    raise InputError(
+      f'{path} was written at {saved["written"]}, and the protocol has changed since: '
+      f'{"; ".join(changes)}. A study keeps the protocol that it began with: restore it, or use '
+      'another --workdir for a new study.'
+    )
+
+
+def read(workdir: str) -> dict[str, Any]:
+  """protocol.json: 'written', 'sha256', 'text' and 'study'; InputError if it is damaged."""
+  path = os.path.join(workdir, FILE)
+  try:
+    with open(path, encoding='utf-8') as file:
+      saved = json.load(file)
+    if not isinstance(saved, dict) or not {'written', 'sha256', 'text', 'study'} <= set(saved):
+      raise ValueError('it lacks a field')
+  except (OSError, ValueError) as error:
+    raise InputError(
+      f'{path} cannot be read as the protocol of a study ({error}); bring back a copy of it, or '
+      'use another --workdir.'
+    ) from error
+  return saved
+
+
+def _check(study: Study) -> None:
+  """Raises InputError, beginning with the field, unless the study can be run and evaluated."""
+  _check_named('arms', study.arms)
+  _check_named('settings', study.settings)
+  _check_comparison(study)
+  _check_tuned(study)
+  for setting in study.settings:
+    for arm in study.arms:
+      count = collections.Counter(['seed', *(key for key, _ in study.overrides_of(setting, arm))])
+      if twice := sorted(key for key, times in count.items() if times > 1):
+        raise InputError(
+          f"'{twice[0]}' is set by more than one of setting '{setting}', arm '{arm}', what was "
+          'tuned for both, and seeds; arms differ in the same way in every setting, but for what '
+          'was tuned.'
+        )
+  trials.check_names('get_study()', dict(cells(study).values()))
+
+
+def _check_tuned(study: Study) -> None:
+  """Refuses what was tuned for a setting or an arm that is not in the study."""
+  if not isinstance(study.tuned, Mapping):
+    raise InputError(f'tuned must be setting -> arm -> overrides, not {study.tuned!r}.')
+  for setting, of_arms in study.tuned.items():
+    if setting not in study.settings:
+      raise InputError(
+        f"tuned names the setting '{setting}'; there are: {', '.join(study.settings)}."
+      )
+    _check_named(f"tuned['{setting}']", of_arms)
+    if unknown := sorted({*of_arms} - {*study.arms}):
+      raise InputError(
+        f"tuned['{setting}'] names the arm '{unknown[0]}'; there are: {', '.join(study.arms)}."
+      )
+
+
+def _check_named(field: str, named: Any) -> None:
+  """Refuses anything but name -> overrides."""
+  if not isinstance(named, Mapping) or not all(isinstance(o, Mapping) for o in named.values()):
+    raise InputError(f'{field} must be name -> {{dotted config key: value}}, not {named!r}.')
+  if not named:
+    raise InputError(f'{field} is empty; name at least one.')
+  for name in named:
+    if not isinstance(name, str) or not name or ',' in name:
+      raise InputError(f'{field} has the name {name!r}; it must be text without a comma.')
+
+
+def _check_comparison(study: Study) -> None:
+  """Refuses seeds, a baseline, a measure or a difference that allow no result."""
+  seeds = list(study.seeds) if isinstance(study.seeds, Sequence) else []
+  if len(set(seeds)) < len(seeds) or len(seeds) < 2 or not all(type(s) is int for s in seeds):
+    raise InputError(
+      f'seeds={study.seeds!r} must be two or more different whole numbers: intervals are over them.'
+    )
+  if study.baseline not in study.arms or len(study.arms) < 2:
+    raise InputError(
+      f"baseline='{study.baseline}' must be one of two or more arms: {', '.join(study.arms)}."
+    )
+  for field in ('measure', 'tokens', 'align_every'):
+    value = getattr(study, field)
+    if isinstance(value, Mapping) and set(value) != set(study.settings):
+      raise InputError(
+        f'{field}={value!r} must name one for each setting: {", ".join(study.settings)}.'
+      )
+  for setting in study.settings:
+    _check_measured(study, setting)
+  if not 0 <= study.takes_off < math.inf:
+    raise InputError(f'takes_off={study.takes_off!r} must be a finite number, at least 0.')
+  if not 0 < study.smallest_difference < math.inf:
+    raise InputError(
+      f'smallest_difference={study.smallest_difference!r} must lie in (0, inf): it is the '
+      'difference of the measure that would matter.'
+    )
+
+
+def _check_measured(study: Study, setting: str) -> None:
+  """Refuses a measure of a setting that is none, and counts that are no counts."""
+  measure = study.measure_of(setting)
+  if not isinstance(measure, str) or not measure.startswith('eval/'):
+    raise InputError(
+      f'measure={measure!r} must be the name of an evaluation, such as '
+      "'eval/arithmetic_test_to_1000/pass@1'."
+    )
+  counts = {'tokens': study.tokens_of(setting), 'align_every': study.align_every_of(setting)}
+  for field, count in counts.items():
+    if type(count) is not int or count < 0:
+      raise InputError(f'{field}={count!r} must be a whole number, at least 0.')
+
+
+def _first_difference(old: str, new: str) -> str:
+  lines = difflib.ndiff(old.splitlines(), new.splitlines())
+  return 'its file, at ' + repr(next((line for line in lines if line[0] in '+-'), 'its line ends'))

@@ -1,0 +1,1 @@
+"""The protocols: a file for each study, whose docstring says what was fixed before its runs."""

@@ -1,0 +1,81 @@
+"""The learning rates of study `episodes`, chosen on seeds that it does not report.
+
+python -m studies run episodes_rates --workdir=/tmp/episodes_rates --parallel=2
+
+Question: which learning rate suits each arm in two environments whose episodes have several turns?
+Arms, each with one thing changed:
+  grpo: no replay, clipped. exgrpo: the paper's, fresh rows unclipped once replay has started.
+  revisit: draws questions as ExGRPO does but gives them fresh episodes only, clipped. normalised:
+  the shaping's slope is 1 at w = 1, clipped; the one arm that paid in study `replay_pays_again`.
+Environments: guess, a number between 1 and 64 in at most seven turns; calculator, sums of large
+numbers in at most six turns. Each begins with the warm start of its config, which learns from
+scripted episodes of unequal quality: pass@1 .41 and .22. 40 steps of 16 questions with 8 episodes.
+Replay begins at the first step.
+Primary measure: pass@1 on 200 held-out questions, its mean over the first 60 thousand (guess) and
+100 thousand (calculator) generated tokens; those of the environment are not counted.
+Rule: the rate with the highest mean of it over the seeds is that of the arm in that environment in
+study `episodes`. If it is the lowest or the highest of those tried, the next one beyond, by factors
+of two, is run for all arms in that environment, until none is.
+In two parts: first the four higher rates of each environment; then the two lower ones, because most
+arms had their best mean at the lowest rate tried, in `guess` 4e-4 and in `calculator` 2e-4. The
+second part was written after the runs of the first up to `calculator` at 4e-4, and before its own.
+episodes_rates.csv has both, in this order.
+Seeds: two, for the choice only.
+Stopping rule: every run takes all of its steps, and no run is left out.
+Looked at before: ExGRPO at 4e-4 in both, seed 0: .41 to .50, slowly, and .22 to .42.
+"""
+
+from exgrpo_jax.configs import calculator, guess
+from studies.protocol import Study
+
+_CLIPPED = {'objective.clip': 'always'}
+
+ARMS = {
+  'grpo': {**_CLIPPED, 'replay.ratio': 0.0},
+  'exgrpo': {'objective.clip': 'until_replay'},
+  'revisit': {**_CLIPPED, 'replay.row': False},
+  'normalised': {**_CLIPPED, 'objective.shaping': 'normalised'},
+}
+CONFIGS = {'guess': guess, 'calculator': calculator}
+_ENVIRONMENT = ('name', 'max_turns', 'max_turn_tokens')
+TOKENS = {'guess': 60_000, 'calculator': 100_000}
+_RATES = {
+  'guess': (4e-4, 8e-4, 1.6e-3, 3.2e-3, 1e-4, 2e-4),
+  'calculator': (2e-4, 4e-4, 8e-4, 1.6e-3, 5e-5, 1e-4),
+}
+
+
+def start(name, questions):
+  """Overrides of config guess for an environment, with so many questions in an evaluation."""
+  config = CONFIGS[name].get_config()
+  return {
+    **{f'environment.{key}': config.environment[key] for key in _ENVIRONMENT},
+    **{f'rollout.{key}': config.rollout[key] for key in ('max_prompt', 'max_response')},
+    'warm_start.data': config.warm_start.data,
+    'data.train': config.data.train,
+    'data.evaluation': (f'{name}:test[:{questions}]',),
+    'evaluation.every': config.num_steps // 5,
+    'replay.start_pass_rate': 0.0,
+  }
+
+
+def measure_of(name, questions):
+  """The primary measure in an environment."""
+  return f'eval/{name}_test_to_{questions}/pass@1'
+
+
+def get_study():
+  settings = {f'{name}-{rate:g}': (name, rate) for name in _RATES for rate in _RATES[name]}
+  return Study(
+    config='guess',
+    arms=ARMS,
+    settings={
+      setting: {**start(name, 200), 'optimizer.learning_rate': rate}
+      for setting, (name, rate) in settings.items()
+    },
+    seeds=(100, 101),
+    baseline='grpo',
+    measure={setting: measure_of(name, 200) for setting, (name, _) in settings.items()},
+    smallest_difference=0.05,
+    tokens={setting: TOKENS[name] for setting, (name, _) in settings.items()},
+  )

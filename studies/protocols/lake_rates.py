@@ -1,0 +1,68 @@
+"""The learning rates of studies `lake` and `lake:6`, on seeds that they do not report.
+
+python -m studies run lake_rates --workdir=/tmp/lake_rates --parallel=2
+
+Question: which learning rate suits each arm on a small frozen lake, and on a large one?
+Arms: those of `episodes_rates`: grpo, exgrpo, revisit, normalised.
+Environment: lake, maps of 4 by 4 in at most 10 turns, and of 6 by 6 in at most 12. The warm start
+is short, 250 updates of 32 scripted episodes of a player who strays in a third of his turns: pass@1
+.25 and .02. 40 steps of 16 maps with 8 episodes. Replay begins at the first step.
+Primary measure: pass@1 on 200 held-out maps, its mean over the first 60 thousand generated tokens;
+those of the environment are not counted.
+Rule: the rate with the highest mean of it over the seeds is that of the arm in study `lake`, or in
+`lake:6`. If it is the lowest or the highest of those tried, the next one beyond, by factors of two,
+is run for all arms on maps of that side, until none is.
+In three parts on each side, each written after the runs of the one before: 1e-4 to 8e-4; 1.6e-3,
+because GRPO (side 4) and every arm but `revisit` (side 6) were best at 8e-4; 3.2e-3, because
+`normalised`, and on side 6 GRPO too, were best at 1.6e-3. lake_rates.csv has the parts of side 4,
+then those of side 6.
+Seeds: two, for the choice only.
+Stopping rule: every run takes all of its steps, and no run is left out.
+Looked at before: ExGRPO at 4e-4 on side 4, seed 0: .25 at first, .50 after 4 steps; GRPO at 8e-4 on
+side 6, seed 200: .03 at first, .22 after 40 steps, .075 after 60. A first start of both sides
+together, which would have taken longer than a session, was stopped after six runs at 1e-4.
+"""
+
+from exgrpo_jax.configs import lake
+from studies.protocol import Study
+from studies.protocols.episodes_rates import ARMS
+
+TOKENS = 60_000
+
+
+def start(side):
+  """Overrides of config lake for maps of this side."""
+  turns, prompt, response = lake.SIDES[side]
+  return {
+    'environment.max_turns': turns,
+    'rollout.max_prompt': prompt,
+    'rollout.max_response': response,
+    'data.train': f'lake:train_{side}',
+    'data.evaluation': (f'lake:test_{side}[:200]',),
+    'warm_start.data': f'lake:pretraining_{side}',
+    'evaluation.every': 8,
+    'replay.start_pass_rate': 0.0,
+  }
+
+
+def measure_of(side):
+  """The primary measure on maps of this side."""
+  return f'eval/lake_test_{side}_to_200/pass@1'
+
+
+def get_study():
+  rates = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
+  settings = {f'{side}-{rate:g}': (side, rate) for side in ('4', '6') for rate in rates}
+  return Study(
+    config='lake',
+    arms=ARMS,
+    settings={
+      name: {**start(side), 'optimizer.learning_rate': rate}
+      for name, (side, rate) in settings.items()
+    },
+    seeds=(100, 101),
+    baseline='grpo',
+    measure={name: measure_of(side) for name, (side, _) in settings.items()},
+    smallest_difference=0.05,
+    tokens=TOKENS,
+  )

@@ -1,0 +1,99 @@
+"""The learning rates of study `replay_pays`, chosen on seeds that it does not report.
+
+python -m studies run replay_pays_rates --workdir=/tmp/replay_pays_rates --parallel=2
+
+Question: which of four learning rates suits each arm, in each of four places to start from?
+Arms, each with one thing changed:
+  grpo: no replay, clipped. grpo_unclipped: no replay, never clipped, as the paper's ExGRPO is.
+  exgrpo: the paper's, fresh rows unclipped once replay has started. exgrpo_clipped: always clipped,
+  as are all that follow. released: selects as the authors' code does. revisit: draws questions as
+  ExGRPO does but gives them fresh responses only. zero: the stored row has advantage 0. balanced:
+  the group's advantages, weighted by slopes, sum to 0. normalised: the shaping's slope is 1 at
+  w = 1. normalised_hardest: the same, from the hardest bucket upwards. fifo: every response of the
+  last 8 steps, drawn at random, with that shaping.
+Starts, each from a base of its own; the pass@1 before the first step, and the share of solutions
+whose steps are all valid (a guess is right 3 times in 100):
+  rare: 8 terms, .06 and .004; 80 steps. weak: 9 terms, .05 and .010; 40 steps. modest: 8 terms, .08
+  and .037; 40 steps. control: the default questions of chains, .43; 40 steps.
+Replay begins at the first step.
+Primary measure: pass@1 on 500 held-out questions of the same kind, its mean over the first 380,
+220, 200 and 150 thousand generated tokens.
+Rule: the rate with the highest mean of it over the seeds is that of the arm at that start in study
+`replay_pays`. If it is the lowest or the highest of those tried, the next one beyond, by factors of
+two, is run for all arms at that start, until none is. So 5e-5 was added for `rare`, where most arms
+had been best at 1e-4; its runs are the last of replay_pays_rates.csv.
+Seeds: two, for the choice only.
+Stopping rule: every run takes all of its steps, and no run is left out.
+Looked at before: GRPO and ExGRPO, clipped, at 2e-4 and 4e-4 from the first three starts, seed 200.
+"""
+
+from studies.protocol import Study
+
+_CLIPPED = {'objective.clip': 'always'}
+_NORMALISED = {**_CLIPPED, 'objective.shaping': 'normalised'}
+
+ARMS = {
+  'grpo': {**_CLIPPED, 'replay.ratio': 0.0},
+  'grpo_unclipped': {'objective.clip': 'never', 'replay.ratio': 0.0},
+  'exgrpo': {'objective.clip': 'until_replay'},
+  'exgrpo_clipped': _CLIPPED,
+  'released': {'objective.clip': 'until_replay', 'replay.trajectory_selection': 'released'},
+  'revisit': {**_CLIPPED, 'replay.row': False},
+  'zero': {**_CLIPPED, 'objective.replay_advantage': 'zero'},
+  'balanced': {**_CLIPPED, 'objective.replay_advantage': 'balanced'},
+  'normalised': _NORMALISED,
+  'normalised_hardest': {**_NORMALISED, 'replay.question_selection': 'hardest'},
+  'fifo': {
+    **_NORMALISED,
+    'replay.keep': 'all',
+    'replay.question_selection': 'uniform',
+    'replay.trajectory_selection': 'random',
+    'replay.retire': 'never',
+    'replay.max_age': 8,
+  },
+}
+
+
+def _start(base, kind, num_steps):
+  """Overrides of a start: the seed of its warm start, its kind of questions, its steps."""
+  return {
+    'warm_start.seed': base,
+    'data.train': f'chains:train{kind}',
+    'data.evaluation': (f'chains:test{kind}',),
+    'num_steps': num_steps,
+    'evaluation.every': num_steps // 10,
+    'replay.start_pass_rate': 0.0,
+  }
+
+
+STARTS = {
+  'rare': _start(100, '_8', 80),
+  'weak': _start(2, '_9', 40),
+  'modest': _start(101, '_8', 40),
+  'control': _start(2, '', 40),
+}
+TOKENS = {'rare': 380_000, 'weak': 220_000, 'modest': 200_000, 'control': 150_000}
+
+
+def measure_of(start):
+  """The primary measure at a start."""
+  (spec,) = STARTS[start]['data.evaluation']
+  return f'eval/{spec.replace(":", "_")}/pass@1'
+
+
+def get_study():
+  settings = {f'{start}-{rate:g}': start for start in STARTS for rate in (1e-4, 2e-4, 4e-4, 8e-4)}
+  settings['rare-5e-05'] = 'rare'
+  return Study(
+    config='chains_from_scratch',
+    arms=ARMS,
+    settings={
+      name: {**STARTS[start], 'optimizer.learning_rate': float(name.partition('-')[2])}
+      for name, start in settings.items()
+    },
+    seeds=(100, 101),
+    baseline='grpo',
+    measure={name: measure_of(start) for name, start in settings.items()},
+    smallest_difference=0.05,
+    tokens={name: TOKENS[start] for name, start in settings.items()},
+  )

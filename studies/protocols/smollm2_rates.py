@@ -1,0 +1,50 @@
+"""The learning rates of study `smollm2`, chosen on seeds that it does not report.
+
+python -m studies run smollm2_rates --workdir=/tmp/smollm2_rates --parallel=2
+
+Question: which of four learning rates suits ExGRPO, and which GRPO, when SmolLM2-135M-Instruct
+learns sums of two and three numbers of one and two digits, and greatest common divisors.
+Arms: each method at each rate; clipped always, which the paper's scripts do for GRPO alone.
+Setting: both tasks mixed, two sums to each divisor; 30 steps of 8 questions, 8 responses each, of
+32 tokens at most; replay from the first step. Of 100 such questions, the model solves .02 of the
+sums and .04 of the divisors at first (avg@4).
+Primary measure: avg@4 at temperature 1 on the 74 sums of 100 held-out questions, after 30 steps.
+Rule: of each method the rate with the highest mean of it is that of study `smollm2`. If it is the
+lowest or the highest of those tried, half or twice that rate is run for both methods, and counts
+too, and so on. In two parts: first 1e-5, 2e-5 and 4e-5; then 5e-6, which is the last in the CSV,
+because ExGRPO's means had been .096, .081 and .017 at the three, and GRPO's were not known.
+Seeds: two, for the choice only.
+Stopping rule: every run takes 30 steps, and no run is left out.
+"""
+
+from studies.protocol import Study
+
+
+def get_study():
+  rates = (1e-5, 2e-5, 4e-5, 5e-6)
+  methods = {'exgrpo': {}, 'grpo': {'replay.ratio': 0.0}}
+  mixture = 'reasoning_gym:chain_sum(min_terms=2,max_terms=3,max_digits=2)*2+gcd(max_value=100)'
+  return Study(
+    config='smollm2',
+    arms={
+      f'{method}_{rate:g}': {**changed, 'optimizer.learning_rate': rate}
+      for method, changed in methods.items()
+      for rate in rates
+    },
+    settings={
+      'mixture': {
+        'num_steps': 30,
+        'rollout.questions': 8,
+        'rollout.slots': 64,
+        'data.train': f'{mixture}:train',
+        'data.evaluation': (f'{mixture}:test[:100]',),
+        'replay.start_pass_rate': 0.0,
+        'evaluation.every': 30,
+        'checkpoint.every': 30,
+      },
+    },
+    seeds=(100, 101),
+    baseline='grpo_2e-05',
+    measure='eval/reasoning_gym_chain_sum_12299c_test_to_100/chain_sum/avg@4',
+    smallest_difference=0.05,
+  )

@@ -1,0 +1,60 @@
+"""Where does an absent clip hurt, and what do replayed rows pull towards?
+
+python -m studies run why --workdir=/tmp/why --parallel=2
+
+Question: does the harm that unclipped updates do to ExGRPO come from the size of its updates (the
+learning rate, and the number of minibatches that make one step's ratios leave 1), and does a
+baseline that leaves the replayed row out of the mean help?
+Setting: 40 steps of 16 questions from a pool of 640 chains of every difficulty.
+Arms: ExGRPO clipped or not (`objective.clip` always or until_replay) with 1, 2 or 4 minibatches a
+step and two learning rates; GRPO, clipped or not, with the same; and `fresh_baseline`, ExGRPO with
+clip, two minibatches and the lower rate, whose fresh rows are measured against their own mean.
+Every tenth step compares the gradient of fresh and of replayed rows with that of 32 held-out
+questions (alignment/ in metrics.jsonl).
+All runs start from the same warm start.
+Primary measure: pass@1 on 1,000 held-out chains at the last evaluation.
+Seeds: 2, which is too few for an interval: the arms are read as a grid, not one by one.
+Stopping rule: every run takes 40 steps, no run is left out, and none is added.
+"""
+
+import itertools
+
+from studies.protocol import Study
+
+RATES = (2e-4, 4e-4)
+
+
+def get_study():
+  grid = {
+    f'{method}_{clip}_{minibatches}_{rate:g}': {
+      'replay.ratio': ratio,
+      'objective.clip': clip,
+      'optimizer.minibatches': minibatches,
+      'optimizer.learning_rate': rate,
+    }
+    for (method, ratio, clips), minibatches, rate in itertools.product(
+      (
+        ('exgrpo', 0.5, ('always', 'until_replay')),
+        ('grpo', 0.0, ('always', 'never')),
+      ),
+      (1, 2, 4),
+      RATES,
+    )
+    for clip in clips
+  }
+  fresh = {**grid[f'exgrpo_always_2_{RATES[0]:g}'], 'objective.baseline': 'fresh'}
+  return Study(
+    config='chains_from_scratch',
+    arms={**grid, 'fresh_baseline': fresh},
+    settings={
+      'every_difficulty': {
+        'num_steps': 40,
+        'data.train': 'chains:train[:640]',
+      },
+    },
+    seeds=range(2),
+    baseline=f'grpo_always_2_{RATES[0]:g}',
+    measure='eval/chains_test/pass@1',
+    smallest_difference=0.05,
+    align_every=10,
+  )

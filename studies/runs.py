@@ -1,0 +1,246 @@
+"""The runs of a study: their scores, and what each had read, generated and taken by then."""
+
+import csv
+import dataclasses
+import itertools
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.reporting import metrics, step_records
+from exgrpo_jax.reporting.metrics import Run
+from exgrpo_jax.runtime import environment
+from exgrpo_jax.runtime.clock import NO_TRAINING
+
+# The costs of training up to an evaluation, fields of Evaluation, and their units.
+COSTS = {
+  'step': 'training step',
+  'fresh_questions': 'fresh questions read',
+  'generated_tokens': 'tokens generated',
+  'training_seconds': 'training seconds',
+}
+
+# Metrics of training steps that explain the scores, and how the names of others begin.
+EXPLAINING = (
+  'entropy',
+  'pass_rate/replay',
+  'replay/rows',
+  'replay/times_mean',
+  'replay/effective_sample_size',
+)
+EXPLAINING_GROUPS = ('alignment/', 'environment/')
+_APART = (*NO_TRAINING, 'alignment')  # as runs of earlier versions call their callback
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The scores of one step of a run, and what training had cost until then."""
+
+  step: int
+  fresh_questions: int  # visits of questions that were not replayed
+  generated_tokens: int
+  training_seconds: float  # of steps, without warm start and clock.NO_TRAINING
+  # Different questions in the steps until then, replayed ones included; None where the records of a
+  # step are missing.
+  distinct_questions: int | None
+  # Mean of each metric that explains the scores, over the steps since the last evaluation that have
+  # it; without metrics that none has.
+  explaining: Mapping[str, float]
+  scores: Mapping[str, float]  # by the name of the metric, 'eval/…'
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+  """A run of a study, as far as it is recorded."""
+
+  setting: str
+  arm: str
+  seed: int
+  command: str
+  commits: tuple[str, ...]  # on which it ran; '+' marks uncommitted changes
+  warm_start: str  # digest of the parameters after the warm start; '' if not recorded
+  is_finished: bool
+  evaluations: tuple[Evaluation, ...]  # by step
+
+
+def evaluations(workdir: str, questions: int) -> tuple[Evaluation, ...]:
+  """The evaluations of a run with so many questions a step; empty if it has not begun."""
+  found, fresh, tokens, seconds = [], 0, 0, 0.0
+  distinct, since = _distinct_questions(workdir), []
+  for record in metrics.read(workdir):
+    if 'replay/rows' in record:  # a training step; evaluation before the first is step 0
+      # Earlier versions drew no question without a row.
+      fresh += questions - int(record.get('replay/questions', record['replay/rows']))
+      tokens += int(record['length/total'])
+      apart = sum(record.get(f'time/{phase}', 0.0) for phase in _APART)
+      seconds += record['time/step'] - apart
+      since.append(record)
+    scores = {name: value for name, value in record.items() if name.startswith('eval/')}
+    if scores:
+      step = int(record['step'])
+      found.append(
+        Evaluation(step, fresh, tokens, seconds, distinct.get(step), _explaining(since), scores)
+      )
+      since = []
+  return tuple(found)
+
+
+def _explaining(steps: Run) -> dict[str, float]:
+  """The mean of each metric over those of the steps that have it."""
+  names = {
+    name
+    for step in steps
+    for name in step
+    if name in EXPLAINING or name.startswith(EXPLAINING_GROUPS)
+  }
+  return {name: statistics.fmean(s[name] for s in steps if name in s) for name in names}
+
+
+def _distinct_questions(workdir: str) -> dict[int, int]:
+  """Step -> different questions up to it, as long as no earlier step's records are missing."""
+  seen, count = set(), {0: 0}
+  for path in step_records.files(workdir, 'questions'):
+    table = step_records.read_file(path, 'questions')
+    for step, question in zip(table['step'].to_pylist(), table['question'].to_pylist()):
+      if step - 1 not in count:  # a file before this one is gone
+        return count
+      seen.add(question)
+      count[step] = len(seen)
+  return count
+
+
+def commits(workdir: str) -> tuple[str, ...]:
+  """The commits of a run's starts, each once; empty if it was not started from a clone."""
+  found = [start['commit'] for start in environment.read(workdir) if start.get('commit')]
+  names = [c['hash'] + '+' * c['has_uncommitted_changes'] for c in found]
+  return tuple(dict.fromkeys(names))
+
+
+def warm_start(workdir: str) -> str:
+  """A digest of the parameters that a run began with; '' if not recorded."""
+  found = [start.get(environment.PARAMETERS, '') for start in environment.read(workdir)]
+  return next(filter(None, found), '')
+
+
+def finished(
+  runs: Sequence[StudyRun], setting: str, arm: str, measure: str
+) -> dict[int, tuple[Evaluation, ...]]:
+  """Seed -> evaluations with the measure, for every finished run of the arm in the setting.
+
+  Raises InputError if a finished run has none.
+  """
+  found = {}
+  for run in runs:
+    if run.is_finished and (run.setting, run.arm) == (setting, arm):
+      found[run.seed] = tuple(one for one in run.evaluations if measure in one.scores)
+      if not found[run.seed]:
+        names = sorted({name for one in run.evaluations for name in one.scores})
+        raise InputError(
+          f"measure='{measure}' was not measured by '{setting},{arm},seed={run.seed}'; there are: "
+          f'{", ".join(names)}. A new study, in another --workdir, can name one of them.'
+        )
+  return found
+
+
+def compared(
+  evaluations: Mapping[int, Sequence[Evaluation]], measure: str, tokens: int = 0
+) -> dict[int, float]:
+  """Seed -> the measure at the last evaluation, or its mean over the first `tokens` generated.
+
+  The latter is the area under the measure against tokens, divided by these: straight between
+  evaluations, and the last value from the last of them on.
+  """
+  if not tokens:
+    return {seed: found[-1].scores[measure] for seed, found in evaluations.items()}
+  return {
+    seed: _mean_over(
+      [one.generated_tokens for one in found], [one.scores[measure] for one in found], tokens
+    )
+    for seed, found in evaluations.items()
+  }
+
+
+def _mean_over(at: Sequence[int], values: Sequence[float], tokens: int) -> float:
+  corners = [0, *(one for one in at if 0 < one < tokens), tokens]
+  return float(np.trapezoid(np.interp(corners, at, values), corners)) / tokens
+
+
+def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> np.ndarray:
+  """Differences to the baseline [N], for the seeds that both have."""
+  return np.array([values[seed] - baseline[seed] for seed in values if seed in baseline])
+
+
+def write_csv(path: str | os.PathLike, runs: Sequence[StudyRun]) -> None:
+  """A row for each evaluation of each run, unfinished ones included; written atomically.
+
+  What is the same for all of a run stands in its first row. Numbers have six digits.
+  """
+  written = [evaluation for run in runs for evaluation in run.evaluations]
+  explaining = sorted({*EXPLAINING, *itertools.chain(*(one.explaining for one in written))})
+  names = sorted(set(itertools.chain(*(one.scores for one in written))))
+  head = ['setting', 'arm', 'seed', 'finished', *COSTS, 'distinct_questions', *explaining, *names]
+  with open(f'{path}.new', 'w', encoding='utf-8', newline='') as file:
+    writer = csv.DictWriter(file, [*head, 'warm_start', 'commit', 'command'])
+    writer.writeheader()
+    writer.writerows(_rows(runs))
+  os.replace(f'{path}.new', path)
+
+
+def _rows(runs: Sequence[StudyRun]) -> Iterator[dict[str, object]]:
+  for run in runs:
+    of_run = {
+      'warm_start': run.warm_start,
+      'commit': ' '.join(run.commits),
+      'command': run.command,
+    }
+    for place, evaluation in enumerate(run.evaluations):
+      numbers = {**evaluation.explaining, **evaluation.scores}
+      yield {
+        'setting': run.setting,
+        'arm': run.arm,
+        'seed': run.seed,
+        'finished': run.is_finished,
+        **{name: getattr(evaluation, name) for name in COSTS},
+        'training_seconds': round(evaluation.training_seconds, 2),
+        'distinct_questions': evaluation.distinct_questions,
+        **{name: f'{value:.6g}' for name, value in numbers.items()},
+        **(of_run if place == 0 else {}),
+      }
+
+
+def read_csv(path: str | os.PathLike) -> list[StudyRun]:
+  """The runs that `write_csv` wrote; numbers have the digits that stand there."""
+  with open(path, encoding='utf-8', newline='') as file:
+    rows = list(csv.DictReader(file))
+  of_run: dict[tuple[str, str, int], list[dict[str, str]]] = {}
+  for row in rows:
+    of_run.setdefault((row['setting'], row['arm'], int(row['seed'])), []).append(row)
+  return [
+    StudyRun(
+      *place,
+      command=own[0]['command'],
+      commits=tuple(own[0]['commit'].split()),
+      warm_start=own[0].get('warm_start', ''),
+      is_finished=own[0]['finished'] == 'True',
+      evaluations=tuple(map(_evaluation, own)),
+    )
+    for place, own in of_run.items()
+  ]
+
+
+def _evaluation(row: Mapping[str, str]) -> Evaluation:
+  told = {name: float(text) for name, text in row.items() if '/' in name and text}
+  told |= {name: float(row[name]) for name in EXPLAINING if row.get(name)}
+  distinct = row.get('distinct_questions')
+  return Evaluation(
+    step=int(row['step']),
+    fresh_questions=int(row['fresh_questions']),
+    generated_tokens=int(row['generated_tokens']),
+    training_seconds=float(row['training_seconds']),
+    distinct_questions=int(distinct) if distinct else None,
+    explaining={name: value for name, value in told.items() if not name.startswith('eval/')},
+    scores={name: value for name, value in told.items() if name.startswith('eval/')},
+  )

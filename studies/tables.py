@@ -1,0 +1,172 @@
+"""A study's results in Markdown: every arm, every seed, and paired differences."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from exgrpo_jax.reporting import bootstrap, comparison
+from exgrpo_jax.reporting.bootstrap import Estimate
+from studies.protocol import Study
+from studies.runs import Evaluation, StudyRun, compared, finished, paired
+
+Scored = Mapping[int, Sequence[Evaluation]]  # seed -> evaluations, of an arm
+
+
+def setting(name: str, runs: Sequence[StudyRun], study: Study) -> str:
+  """The section of one setting.
+
+  Args:
+    name: of the setting.
+    runs: of the whole study, those that have not begun included.
+    study: says what is compared, and with what.
+
+  Raises:
+    InputError: a finished run does not have the measure.
+  """
+  mine, measure = [run for run in runs if run.setting == name], study.measure_of(name)
+  seeds = sorted({run.seed for run in mine})
+  scored = {
+    arm: finished(mine, name, arm, measure) for arm in dict.fromkeys(run.arm for run in mine)
+  }
+  parts = [f'## {name}']
+  for tokens in dict.fromkeys((study.tokens_of(name), 0)):
+    at = f'mean over the first {tokens:,} generated tokens' if tokens else 'at the last evaluation'
+    parts += [f'`{measure}`, {at}:', *_compared(scored, measure, tokens, seeds, study)]
+  if study.takes_off:
+    said = f'Runs in which `{measure}` reaches {study.takes_off:g}, and medians over the seeds:'
+    parts += [said, _taking_off(scored, measure, study.takes_off)]
+  if missing := [f'`{run.arm},seed={run.seed}`' for run in mine if not run.is_finished]:
+    parts.append(f'Missing, because not finished: {", ".join(missing)}.')
+  return '\n\n'.join(parts)
+
+
+def judgement(difference: Estimate, smallest_difference: float) -> str:
+  """Compares a difference's interval with the smallest difference that would matter, s.
+
+  'larger' than s or 'smaller' than -s if all of the interval is; 'no difference that matters' if
+  all of it lies within (-s, s); 'cannot be told' without an interval; else 'undecided'.
+  """
+  _, low, high = difference
+  if math.isnan(low):
+    return 'cannot be told'
+  if low >= smallest_difference:
+    return 'larger'
+  if high <= -smallest_difference:
+    return 'smaller'
+  if -smallest_difference < low and high < smallest_difference:
+    return 'no difference that matters'
+  return 'undecided'
+
+
+def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
+  """The mean without the lowest and the highest N // 4 values, [..., N] -> [...].
+
+  As in Agarwal et al. (arXiv:2108.13264): an outlier does not move it, and it wastes fewer values
+  than the median.
+  """
+  return stats.trim_mean(values, 0.25, axis=axis)
+
+
+def student_t(values: np.ndarray, comparisons: int) -> Estimate:
+  """The mean of `values` [N], at least one, and its t interval at 1 - .05 / comparisons.
+
+  So wide, all of so many intervals hold their truth in 95% of cases (Bonferroni), if values are
+  normal.
+  """
+  value = float(bootstrap.mean(values))
+  if len(values) < bootstrap.FEWEST or math.isclose(np.ptp(values), 0, abs_tol=bootstrap.ROUNDING):
+    return Estimate(value, np.nan, np.nan)
+  interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / comparisons)
+  return Estimate(value, float(interval.low), float(interval.high))
+
+
+def _compared(
+  scored: Mapping[str, Scored], measure: str, tokens: int, seeds: Sequence[int], study: Study
+) -> list[str]:
+  """Arms, differences and every seed, of the measure's last value or its mean over tokens."""
+  value_of = {arm: compared(found, measure, tokens) for arm, found in scored.items()}
+  step_of = {
+    arm: comparison.steps(one[-1].step for one in found.values()) for arm, found in scored.items()
+  }
+  return [
+    _arms(value_of, step_of, len(seeds)),
+    f'Difference to `{study.baseline}`, seed by seed:',
+    _differences(value_of, study),
+    'Every seed:',
+    _seeds(value_of, seeds),
+  ]
+
+
+def _taking_off(scored: Mapping[str, Scored], measure: str, bound: float) -> str:
+  head = ('arm', 'taken off', 'tokens by then', 'distinct questions', 'entropy at the end')
+  rows: list[tuple[str, ...]] = [head]
+  for arm, found in scored.items():
+    firsts = [next((e for e in own if e.scores[measure] >= bound), None) for own in found.values()]
+    ends = [own[-1] for own in found.values()]
+    rows.append(
+      (
+        arm,
+        f'{sum(first is not None for first in firsts)} of {len(firsts)}',
+        _median([first.generated_tokens for first in firsts if first], ',.0f'),
+        _median([end.distinct_questions for end in ends if end.distinct_questions], '.0f'),
+        _median([end.explaining['entropy'] for end in ends if 'entropy' in end.explaining], '.2f'),
+      )
+    )
+  return comparison.markdown(rows)
+
+
+def _median(values: Sequence[float], form: str) -> str:
+  return f'{statistics.median(values):{form}}' if values else '-'
+
+
+def _arms(
+  value_of: Mapping[str, Mapping[int, float]], step_of: Mapping[str, str], wanted: int
+) -> str:
+  rows = [('arm', 'seeds', 'step', 'mean', '95% interval', 'interquartile mean', '95% interval')]
+  for arm, values in value_of.items():
+    count = str(len(values)) if len(values) == wanted else f'{len(values)} of {wanted}'
+    rows.append((arm, count, step_of[arm], *_both(list(values.values()))))
+  return comparison.markdown(rows)
+
+
+def _differences(value_of: Mapping[str, Mapping[int, float]], study: Study) -> str:
+  head = ('arm', 'pairs', 'mean', '95% interval', 'interquartile mean', '95% interval')
+  rows: list[tuple[str, ...]] = [
+    (*head, 't interval, corrected', f'against {study.smallest_difference:g}')
+  ]
+  for arm, values in value_of.items():
+    if arm != study.baseline:
+      found = paired(values, value_of[study.baseline])
+      interval = said = '-'
+      if len(found):
+        estimate = student_t(found, study.num_comparisons)
+        interval = _interval(estimate, '+')
+        said = judgement(estimate, study.smallest_difference)
+      rows.append((arm, str(len(found)), *_both(found.tolist(), sign='+'), interval, said))
+  return comparison.markdown(rows)
+
+
+def _seeds(value_of: Mapping[str, Mapping[int, float]], seeds: Sequence[int]) -> str:
+  rows = [('arm', *(f'seed {seed}' for seed in seeds))]
+  for arm, values in value_of.items():
+    rows.append((arm, *(f'{values[s]:.4f}' if s in values else '-' for s in seeds)))
+  return comparison.markdown(rows)
+
+
+def _both(values: Sequence[float], sign: str = '') -> tuple[str, str, str, str]:
+  """Mean and interquartile mean, each with its interval."""
+  if not values:
+    return '-', '-', '-', '-'
+  cells = []
+  for statistic in (bootstrap.mean, interquartile_mean):
+    estimate = bootstrap.estimate(np.array(values), statistic)
+    cells += [f'{estimate.value:{sign}.4f}', _interval(estimate, sign)]
+  return tuple(cells)
+
+
+def _interval(estimate: Estimate, sign: str) -> str:
+  _, low, high = estimate
+  return f'{low:{sign}.4f} to {high:{sign}.4f}' if math.isfinite(low) else '-'

@@ -1,0 +1,22 @@
+"""Marks the tests of this folder as `full`, and lends them fixtures of the package's."""
+
+import pathlib
+
+import pytest
+
+from tests.conftest import (  # noqa: F401
+  compiled,
+  data,
+  make_once,
+  one_device,
+  recorded,
+  session_folder,
+  values,
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items):
+  for item in items:
+    if item.path.is_relative_to(pathlib.Path(__file__).parent):
+      item.add_marker('full')

@@ -1,0 +1,29 @@
+"""A study of two arms and its finished runs, without a folder."""
+
+from studies.protocol import Study
+from studies.runs import Evaluation, StudyRun
+
+MEASURE = 'eval/sums/pass@1'
+
+
+def run(arm, seed, *scores):
+  """A finished run that was evaluated at step 0 and those after it, 100 tokens each."""
+  evaluations = tuple(
+    Evaluation(step, 0, 100 * step, 0.0, 8 * step, {'entropy': step / 2}, {MEASURE: score})
+    for step, score in enumerate(scores)
+  )
+  return StudyRun('sums', arm, seed, 'python', (), '', True, evaluations)
+
+
+def study(settings=('sums',), **fields):
+  """Of three seeds, in which 'exgrpo' is compared with 'grpo'."""
+  return Study(
+    config='smoke',
+    arms={'exgrpo': {}, 'grpo': {}},
+    settings={name: {} for name in settings},
+    seeds=range(3),
+    baseline='grpo',
+    measure=MEASURE,
+    smallest_difference=0.05,
+    **fields,
+  )

@@ -1,0 +1,335 @@
+"""Trials of a sweep are checked before the first starts, run, resumed and compared."""
+
+import copy
+import importlib
+import json
+import os
+import re
+import shlex
+import signal
+import time
+
+import pytest
+
+from exgrpo_jax import config
+from exgrpo_jax.configs import base, smoke
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import config_files
+from exgrpo_jax.reporting import metrics
+from exgrpo_jax.runtime.workdir import check_workdir
+from exgrpo_jax.sweeps import sweep, trials
+from tests.helpers import forked
+from tests.helpers.paths import REPOSITORY
+
+SWEEPS = config_files.shipped_names('exgrpo_jax.configs.sweeps')
+SMOKE = str(REPOSITORY / 'configs' / 'smoke.py')
+TWO_BY_TWO = "trials.grid({'replay.ratio': [0., .25], 'seed': range(2)})"
+
+
+@pytest.fixture(autouse=True)
+def fake_trainer(monkeypatch):
+  """Trials are run by fake_trainer.py."""
+  monkeypatch.setattr(sweep, 'TRAINER', ('tests.helpers.fake_trainer',))
+  monkeypatch.setenv('PYTHONPATH', str(REPOSITORY))
+
+
+@pytest.fixture
+def plan(write_sweep, tmp_path):
+  """A function: the trials of an expression over smoke.py of 2 steps, in tmp_path/runs."""
+
+  def plan_expression(expression, given=None):
+    given = {'num_steps': 2} | (given or {})
+    values = config.overridden(smoke.get_config(), given)
+    path, workdir = write_sweep(expression), str(tmp_path / 'runs')
+    return sweep.plan_trials(trials.load(path), path, values, SMOKE, given, workdir)
+
+  return plan_expression
+
+
+def run(planned, tmp_path, parallel=2):
+  """The exit status of sweep.run."""
+  workdir = str(tmp_path / 'runs')
+  return sweep.run(planned, workdir, parallel, ['sweep'], lambda: sweep.report(planned, workdir))
+
+
+def starts(tmp_path):
+  """How often each trial was started."""
+  return {
+    path.parent.name: len(path.read_text().splitlines())
+    for path in (tmp_path / 'runs').glob('*/starts')
+  }
+
+
+# ---- The sweep files ----
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
+  path = str(REPOSITORY / 'configs' / 'sweeps' / f'{name}.py')
+  planned = sweep.plan_trials(
+    trials.load(path), path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
+  )
+  seeds = {len(members) for members in sweep.by_setting(planned).values()}
+  assert seeds == {3} and len(sweep.by_setting(planned)) >= 2
+  assert f'--sweep={name} ' in importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').__doc__
+
+
+def test_every_ablation_of_the_paper_has_its_file():
+  """With the paper's own value among those tried."""
+  tried = {}
+  for name in SWEEPS:
+    found = importlib.import_module(f'exgrpo_jax.configs.sweeps.{name}').get_sweep().values()
+    keys = set().union(*found) - {'seed'}
+    if len(keys) == 1:
+      (key,) = keys
+      tried[key] = {trial[key] for trial in found}
+  for key, value, number in (
+    ('replay.ratio', 0.5, 4),
+    ('replay.question_selection', 'gaussian', 5),
+    ('replay.trajectory_selection', 'lowest_entropy', 6),
+    ('replay.bucket_by', 'correctness', 3),
+    ('replay.start_pass_rate', 0.35, 3),
+    ('objective.shaping', 'fraction', 2),
+    ('objective.beta', 0.1, 3),
+  ):
+    assert value in tried[key] and len(tried[key]) >= number, key
+  difficulty = importlib.import_module('exgrpo_jax.configs.sweeps.difficulty').get_sweep().values()
+  assert {trial['replay.difficulty'] for trial in difficulty} == {'easy', 'medium', 'hard', 'all'}
+  assert {trial['replay.ratio'] for trial in difficulty} == {0}
+
+
+# ---- What is refused before anything starts ----
+
+
+@pytest.mark.parametrize(
+  ('expression', 'message'),
+  [
+    pytest.param("{'a': {'replay.ratoi': 0.}}", "trial 'a': config.replay has no", id='unknown'),
+    pytest.param(
+      "{'a': {'seed': 0}, 'b': {'replay.ratio': 1.5}}",
+      "trial 'b': config.replay.ratio=1.5 must lie in [0, 1)",
+      id='out_of_range',
+    ),
+    pytest.param(
+      "{'a': {'num_steps': 3}}",
+      "trial 'a': --config.num_steps=2 is given, and the trial sets it to 3",
+      id='given_on_the_command_line_too',
+    ),
+    pytest.param(
+      "{'a': {'seed': 0}, 'b': {}}", "trials 'a' and 'b' are the same run", id='the_same_run_twice'
+    ),
+  ],
+)
+def test_an_impossible_trial_is_refused_by_name(expression, message, plan, tmp_path):
+  with pytest.raises(InputError, match=re.escape(message)):
+    plan(expression)
+  assert not (tmp_path / 'runs').exists()
+
+
+def test_a_workdir_of_another_sweep_of_other_overrides_or_of_a_single_run_is_refused(
+  plan, tmp_path
+):
+  assert run(plan("{'a': {'seed': 1}}"), tmp_path) == 0
+  for expression, given, message in (
+    ("{'b': {'seed': 1}}", {}, r"holds a trial 'a' that is not in .*sweep\.py"),
+    ("{'a': {'seed': 2}}", {}, r'a belongs to another config: config\.seed was 1, is 2'),
+    ("{'a': {'seed': 1}}", {'replay.sigma': 2.0}, r'another config: config\.replay\.sigma was 1'),
+  ):
+    with pytest.raises(InputError, match=message):
+      plan(expression, given)
+  assert len(plan("{'a': {'seed': 1}, 'b': {'seed': 2}}")) == 2  # a sweep may grow
+  (tmp_path / 'runs' / 'config.json').write_text('{}')
+  with pytest.raises(InputError, match="runs is a single run's"):
+    plan("{'a': {'seed': 1}}")
+
+
+# ---- What is run ----
+
+
+def test_a_trial_gets_its_values_through_the_command_line(plan, tmp_path):
+  """Values of every type: the trainer reads the same config that was checked here."""
+  planned = plan(
+    "{'a': {'replay.ratio': 0, 'objective.dual_clip': float('inf'), "
+    "'optimizer.epsilon': 1.6e-10, 'replay.count_replayed': False, 'seed': 7, "
+    "'data.train': 'arithmetic:train[:64]', "
+    "'data.evaluation': ['arithmetic:test[:8]', 'it\\'s \"x\".jsonl']}}"
+  )
+  assert run(planned, tmp_path) == 0
+  written = json.loads((tmp_path / 'runs' / 'a' / 'config.json').read_text())
+  assert written == json.loads(json.dumps(planned[0].values.to_dict()))
+  assert written['replay']['ratio'] == 0 and written['seed'] == 7 and written['num_steps'] == 2
+  assert written['data']['evaluation'] == ['arithmetic:test[:8]', 'it\'s "x".jsonl']
+
+
+@pytest.mark.full
+def test_a_failing_trial_is_named_the_others_go_on_and_the_next_start_runs_it_alone(
+  plan, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setenv('FAKE_FAILS', 'ratio=0,seed=1')
+  assert run(plan(TWO_BY_TWO), tmp_path) == 1
+  out = capsys.readouterr().out
+  assert '1 of 4 trials failed' in out.splitlines()[-2]
+  assert out.endswith('  ratio=0,seed=1: exit status 1: ValueError: the disk is full\n')
+  assert (
+    '| sums/pass@1    | ratio=0    | 1 of 2 | 2    | 0.0200          | 0.0200          |' in out
+  )
+  assert 'step 0\n' in (tmp_path / 'runs' / 'ratio=0,seed=1' / 'log.txt').read_text()
+  monkeypatch.delenv('FAKE_FAILS')
+  assert run(plan(TWO_BY_TWO), tmp_path) == 0
+  assert starts(tmp_path).pop('ratio=0,seed=1') == 2 and sum(starts(tmp_path).values()) == 5
+  # Seeds 0 and 1 differ by .1: mean ratio + .05 + .02, deviation .1 / sqrt(2) = .0707. Truncated
+  # rises from 0 to .2, which is no achievement: its best is 0.
+  table = (
+    '| evaluation     | setting    | seeds | step | final           | best            |\n'
+    '| -------------- | ---------- | ----- | ---- | --------------- | --------------- |\n'
+    '| sums/pass@1    | ratio=0    | 2     | 2    | 0.0700 ± 0.0707 | 0.0700 ± 0.0707 |\n'
+    '| sums/pass@1    | ratio=0.25 | 2     | 2    | 0.3200 ± 0.0707 | 0.3200 ± 0.0707 |\n'
+    '| sums/truncated | ratio=0    | 2     | 2    | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+    '| sums/truncated | ratio=0.25 | 2     | 2    | 0.2000 ± 0.0000 | 0.0000 ± 0.0000 |\n'
+  )
+  assert table in capsys.readouterr().out
+  assert table in (tmp_path / 'runs' / 'sweep.md').read_text()
+  assert (tmp_path / 'runs' / 'sweep.png').read_bytes().startswith(b'\x89PNG')
+  assert run(plan(TWO_BY_TWO), tmp_path) == 0 and sum(starts(tmp_path).values()) == 5
+  assert not any(map(sweep.is_finished, plan(TWO_BY_TWO, {'num_steps': 3}))), 'prolonged'
+
+
+@pytest.mark.full
+def test_a_trial_that_ends_before_its_last_step_has_failed(plan, tmp_path, capsys):
+  (trial,) = plan("{'a': {}}")
+  longer = trial._replace(values=config.overridden(trial.values, {'num_steps': 3}))
+  assert run([longer], tmp_path) == 1
+  assert 'a: it exited with status 0, but before its last step' in capsys.readouterr().out
+
+
+def test_a_real_run_is_recognised_as_finished(recorded, values):
+  trial = sweep.Trial(
+    name='a', workdir=str(recorded.workdir), values=copy.deepcopy(values), arguments=[]
+  )
+  assert sweep.is_finished(trial)
+  trial.values.num_steps += 1
+  assert not sweep.is_finished(trial)
+
+
+def test_without_its_page_or_the_last_checkpoint_a_trial_is_not_finished(plan, tmp_path):
+  """Though it has records of all steps."""
+  (trial,) = plan("{'a': {}}")
+  run([trial], tmp_path)
+  workdir = tmp_path / 'runs' / 'a'
+  (workdir / 'checkpoints' / '1').mkdir(parents=True)
+  assert not sweep.is_finished(trial)
+  (workdir / 'checkpoints' / '2').mkdir()
+  assert sweep.is_finished(trial)
+  (workdir / 'report.html').unlink()
+  assert not sweep.is_finished(trial)
+
+
+def test_trials_that_differ_in_seed_alone_are_one_setting(plan):
+  planned = plan("{'x': {'seed': 3}, 'y': {'replay.ratio': .25}, 'z': {'seed': 4}}")
+  assert {
+    label: [trial.name for trial in members] for label, members in sweep.by_setting(planned).items()
+  } == {'x': ['x', 'z'], 'y': ['y']}
+  assert list(sweep.by_setting(plan("trials.grid({'seed': range(2)})"))) == ['as configured']
+
+
+# ---- The command line ----
+
+
+def test_the_commands_for_a_queue_are_quoted_and_nothing_is_run(write_sweep, tmp_path):
+  workdir = tmp_path / 'two words'
+  outcome = forked.run_one(
+    [
+      'sweep',
+      '--launcher=commands',
+      f'--workdir={workdir}',
+      f'--sweep={write_sweep(TWO_BY_TWO)}',
+      '--config=configs/smoke.py',
+      '--config.data.evaluation=("a.jsonl",)',
+    ]
+  )
+  assert outcome.status == 0, outcome.err
+  first, *rest = outcome.out.splitlines()
+  assert len(rest) == 3 and not workdir.exists()
+  assert shlex.split(first) == [
+    'python',
+    '-m',
+    'exgrpo_jax',
+    'train',
+    '--config=configs/smoke.py',
+    f'--workdir={workdir}/ratio=0,seed=0',
+    "--config.data.evaluation=('a.jsonl',)",
+    '--config.replay.ratio=0.0',
+    '--config.seed=0',
+  ]
+  assert '4 of 4 trials are left to run' in outcome.err
+
+
+def test_commands_whose_reader_has_gone_end_without_a_traceback(write_sweep, tmp_path):
+  """As before `| head -1`."""
+  flags = (f'--workdir={tmp_path}/runs', f'--sweep={write_sweep(TWO_BY_TWO)}', '--config=smoke')
+  outcome = forked.run_one(['sweep', '--launcher=commands', *flags], has_reader=False)
+  assert 'Traceback' not in outcome.err and 'BrokenPipe' not in outcome.err
+  assert outcome.status == 128 + signal.SIGPIPE
+
+
+@pytest.mark.full
+def test_after_a_failure_an_interrupt_and_a_kill_the_same_command_completes_the_table(
+  write_sweep, tmp_path
+):
+  """A sweep that is killed leaves a trial running; until that ends, another sweep is refused."""
+  command = [
+    *('tests.helpers.with_fake_trainer', 'sweep', '--parallel=2'),
+    f'--sweep={write_sweep(TWO_BY_TWO)}',
+    *(f'--config={SMOKE}', '--config.num_steps=2', f'--workdir={tmp_path}/runs'),
+  ]
+  environment = {'FAKE_FAILS': 'ratio=0,seed=1', 'FAKE_HANGS': 'ratio=0.25,seed=0'}
+  pid_file = tmp_path / 'runs' / 'ratio=0.25,seed=0' / 'hangs'
+  after_failure = tmp_path / 'runs' / 'ratio=0.25,seed=1'  # starts once one trial has failed
+
+  def run_until_it_hangs(signal_number):
+    """(its outcome, process id of the trial that hangs) of a sweep that gets a signal."""
+    with forked.start(command, **environment) as running:
+      while not (pid_file.exists() and after_failure.exists()):
+        assert running.is_running(), running.wait()
+        time.sleep(0.05)
+      pid = int(pid_file.read_text())
+      running.send_signal(signal_number)
+      outcome = running.wait()
+    pid_file.unlink()
+    return outcome, pid
+
+  ended, pid = run_until_it_hangs(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
+  assert ended.status == 130, ended
+  assert 'ratio=0,seed=1: exit status 1: ValueError: the disk is full' in ended.out
+  assert re.search(
+    r'the same command resumes them:\n.*exgrpo\S* sweep --parallel=2 --sweep=', ended.out
+  )
+  with pytest.raises(ProcessLookupError):
+    os.kill(pid, 0)
+
+  ended, pid = run_until_it_hangs(signal.SIGKILL)
+  assert ended.status == -signal.SIGKILL
+  refused = forked.run_one(command)
+  assert refused.status == 2 and 'or trials that a killed sweep left running' in refused.err
+  os.kill(pid, signal.SIGKILL)
+
+  deadline = time.monotonic() + 60  # the other trial that was left may take a while to end
+  while (completed := forked.run_one(command)).status == 2 and time.monotonic() < deadline:
+    time.sleep(0.1)
+  assert completed.status == 0, completed
+  assert '| ratio=0    | 2     | 2    | 0.0700 ± 0.0707 |' in completed.out
+  assert '| ratio=0.25 | 2     | 2    | 0.3200 ± 0.0707 |' in completed.out
+  assert starts(tmp_path)['ratio=0,seed=0'] == 1
+
+
+@pytest.mark.full
+def test_a_trial_that_the_real_trainer_refuses_has_the_reason_in_its_log(
+  plan, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(sweep, 'TRAINER', ('exgrpo_jax', 'train'))
+  (trial,) = plan("{'a': {}}", {'data.train': 'nowhere.jsonl'})
+  assert run([trial], tmp_path) == 1
+  log = (tmp_path / 'runs' / 'a' / 'log.txt').read_text()
+  assert 'error: nowhere.jsonl: there is no such file' in log
+  assert metrics.read(tmp_path / 'runs' / 'a') == []
+  check_workdir(trial.values, str(tmp_path / 'runs' / 'a'))
