@@ -17,7 +17,7 @@ from typing import Any
 from exgrpo_jax.environments.environment import Messages, Observation, Task
 from exgrpo_jax.environments.tool_calls import Call, calls_of
 from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.user_code import ERRORS, on_a_line
+from exgrpo_jax.workers.user_code import ERRORS, on_a_line
 
 _ERROR = 'error: '  # what the answer to a call that failed begins with
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
