@@ -87,9 +87,7 @@ class _Judge(NamedTuple):
   rewards: Sequence[RewardFunction]
 
 
-def _grade(
-  judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[str, Any]
-) -> Reply:
+def _grade(judge: _Judge, response: str, answer: str, kind: str, facts: Mapping[str, Any]) -> Reply:
   place = judge.config.verifier  # whose error it is
   try:
     text = bounded(response, judge.config.max_length)

@@ -10,13 +10,13 @@ import gzip
 import hashlib
 import html
 import json
-import os
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from exgrpo_jax.reporting.page.contents import Parts
+from exgrpo_jax.runtime.replacement import replacing
 
 _HERE = pathlib.Path(__file__).parent
 # uPlot 1.6.32 (MIT, its licence beside it) as published: 51 KB where Vega has 520 and plotly 1,190,
@@ -67,10 +67,9 @@ def render(parts: Parts) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-  """Writes a file; a reader sees the old one or the new one, complete."""
-  unfinished = path.with_name(f'{path.name}.new')
-  unfinished.write_text(text, encoding='utf-8')
-  os.replace(unfinished, path)
+  """Write a file; a reader sees the old one or the new one, complete."""
+  with replacing(path) as unfinished:
+    unfinished.write_text(text, encoding='utf-8')
 
 
 def pack(value: Any) -> str:
