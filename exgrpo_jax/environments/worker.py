@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_jax.environments import tool_schema, tools
+from exgrpo_jax.environments import tools
 from exgrpo_jax.environments.environment import (
   Environment,
   Messages,
@@ -58,7 +58,7 @@ def _load(setup: Mapping[str, Any], say: Say) -> tuple[Reply, Callable[[dict[str
       say('environment.tools', spec, 'importing it')
       sources.append(source := user_code.load(spec))
       found = tools.methods(source()) if inspect.isclass(source) else [source]
-      described += map(tool_schema.describe, found)
+      described += map(tools.describe, found)
   with user_code.refusing('environment.name', setup['spec']):
     say('environment.name', setup['spec'], 'importing it')
     make = user_code.load(setup['spec'], 'Class')

@@ -31,7 +31,7 @@ _NEEDED = {
   ),
   'environment.name': (
     "'package.module:Class', importable where the run is started, and a class that is made without "
-    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.guess:Guess'
+    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.toys:Guess'
   ),
   'environment.tools': (
     "'package.module:function', importable where the run is started, with a docstring and type "
