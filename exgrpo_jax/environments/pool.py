@@ -118,10 +118,7 @@ class Pool:
     InputError says `what` failed for which question and why.
     """
     asked = [
-      holder.pool.submit(
-        lambda worker, holder=holder, request=request: holder.reply(worker, lambda: request)
-      )
-      for holder, request in zip(itertools.cycle(self._holders), requests)
+      holder.ask(request) for holder, request in zip(itertools.cycle(self._holders), requests)
     ]
     replies = list[Mapping[str, Any]]()
     for question, future in zip(questions, asked, strict=True):
@@ -161,6 +158,12 @@ class _Holder:
     self._time_limit = config.time_limit
     self._held: dict[str, int] = {}  # by key of an episode: `starts` of the process that holds it
 
+  def ask(
+    self, request: Mapping[str, Any]
+  ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
+    """Submit a request that concerns no episode in flight."""
+    return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
+
   def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
     """Return the answer to the last of the turns."""
     started = time.monotonic()
@@ -170,7 +173,7 @@ class _Holder:
         return {'key': key, 'begin': None, 'said': said[-1:]}
       return {'key': key, 'begin': dataclasses.asdict(begin), 'said': said}
 
-    reply = self.reply(worker, request)
+    reply = self._reply(worker, request)
     self.waiting -= 1
     result = reply if isinstance(reply, Failure) else Observation(**reply)
     if isinstance(result, Failure) or result.done:
@@ -182,9 +185,9 @@ class _Holder:
   def leave(self, worker: Worker, key: str) -> None:
     """Let go of an episode."""
     if self._held.pop(key, None) == worker.starts:
-      self.reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
+      self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
-  def reply(
+  def _reply(
     self, worker: Worker, make: Callable[[], Mapping[str, Any]]
   ) -> Mapping[str, Any] | Failure:
     """Return the reply to a request as worker.py takes it; one is made for each process asked."""
