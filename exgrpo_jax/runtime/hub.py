@@ -12,11 +12,12 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import huggingface_hub
-from huggingface_hub import constants, errors
+from huggingface_hub import constants, errors, utils
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import activity, hosts
@@ -127,6 +128,8 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
 
   What the cache holds is not fetched again, and a broken download goes on where it broke.
   """
+  if not sys.stderr.isatty():
+    utils.disable_progress_bars()  # a log would have a line for each change
   with _refusals(repository), activity.doing(f'fetching {repository.name}'):
     return huggingface_hub.snapshot_download(
       repository.name,

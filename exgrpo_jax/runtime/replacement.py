@@ -4,6 +4,7 @@ A reader, and whoever comes after a kill, finds the old one or the new one, comp
 """
 
 import contextlib
+import os
 import pathlib
 import shutil
 import uuid
@@ -18,14 +19,18 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
 
   Its parent is made. If the block raises, or writes nothing, `path` stays as it is, and what was
   written is removed. With `shared`, several processes may write the same path at once; then a
-  folder that is there stays, because another process was first and may be reading it.
+  folder that is there stays, because another process was first and may be reading it. A bucket's
+  file is written in place: it is there when it is complete.
   """
-  target = epath.Path(path)
+  if '://' in os.fspath(path):
+    yield epath.Path(path)  # pyright: ignore[reportReturnType]  # most of pathlib's methods
+    return
+  target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   unfinished = target.with_name(f'{target.name}.{uuid.uuid4().hex if shared else "new"}')
   _remove(unfinished)  # what a kill left
   try:
-    yield unfinished  # pyright: ignore[reportReturnType]  # has pathlib's methods, for buckets too
+    yield unfinished
     if unfinished.is_dir():
       if not shared:
         _remove(target)
@@ -35,12 +40,12 @@ def replacing(path: epath.PathLike, shared: bool = False) -> Iterator[pathlib.Pa
         if not (shared and target.is_dir()):
           raise
     elif unfinished.exists():
-      unfinished.replace(target)
+      os.replace(unfinished, target)
   finally:
     _remove(unfinished)
 
 
-def _remove(path: epath.Path) -> None:
+def _remove(path: pathlib.Path) -> None:
   if path.is_dir():
     shutil.rmtree(path, ignore_errors=True)
   else:

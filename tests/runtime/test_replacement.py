@@ -59,6 +59,6 @@ def test_of_several_that_write_a_folder_the_first_wins(tmp_path):
 
 def test_where_a_folder_cannot_be_put_it_is_an_error(tmp_path):
   (tmp_path / 'folder').write_text('a file')
-  with pytest.raises(FileExistsError), replacing(tmp_path / 'folder', shared=True) as unfinished:
+  with pytest.raises(NotADirectoryError), replacing(tmp_path / 'folder', shared=True) as unfinished:
     unfinished.mkdir()
   assert names(tmp_path) == ['folder']
