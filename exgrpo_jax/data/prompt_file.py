@@ -12,7 +12,6 @@ import importlib.metadata
 import itertools
 import os
 import pathlib
-import uuid
 from collections.abc import Sequence
 from typing import overload
 
@@ -23,6 +22,7 @@ from exgrpo_jax.data.questions import Dataset
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.errors import counted
 from exgrpo_jax.runtime import activity, hosts
+from exgrpo_jax.runtime.replacement import replacing
 
 _INT = np.dtype('<i4')
 _DIGEST = 32 // _INT.itemsize  # integers of a SHA-256
@@ -126,13 +126,8 @@ def _make(data: Dataset, tokenizer: Tokenizer, prompts: prompt.Config) -> bytear
 
 def _write(path: pathlib.Path, content: bytearray) -> None:
   """Writes the file at once or not at all."""
-  path.parent.mkdir(exist_ok=True)
-  unfinished = path.with_suffix(f'.{uuid.uuid4().hex}')
-  try:
+  with replacing(path, shared=True) as unfinished:
     unfinished.write_bytes(content)
-    unfinished.replace(path)
-  finally:
-    unfinished.unlink(missing_ok=True)
 
 
 def _read(path: pathlib.Path) -> Prompts:

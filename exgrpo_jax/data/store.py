@@ -10,14 +10,13 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.replacement import replacing
 
 Record = dict[str, Any]  # a row of SCHEMA
 
@@ -82,19 +81,15 @@ def prepared(
   readable = re.sub(r'[^\w.-]+', '_', name)
   folder = cache_folder(cache_dir) / 'questions' / f'{readable}-{digest}'
   if not (folder / _FACTS).exists():
-    unfinished = folder.with_name(f'incomplete.{uuid.uuid4().hex}')
     try:
-      unfinished.mkdir(parents=True)
-      _write(unfinished, make)
-      unfinished.rename(folder)
+      with replacing(folder, shared=True) as unfinished:
+        unfinished.mkdir()
+        _write(unfinished, make)
     except (OSError, pa.ArrowInvalid) as error:
-      if not (folder / _FACTS).exists():  # otherwise another process was first
-        raise InputError(
-          f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}); '
-          'config.data.cache_dir must name a folder that can be written to, with space for them.'
-        ) from error
-    finally:
-      shutil.rmtree(unfinished, ignore_errors=True)
+      raise InputError(
+        f'{name}: its questions cannot be stored in {folder} ({type(error).__name__}: {error}); '
+        'config.data.cache_dir must name a folder that can be written to, with space for them.'
+      ) from error
   return Store(folder)
 
 

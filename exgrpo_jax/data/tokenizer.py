@@ -22,6 +22,7 @@ from exgrpo_jax.data import conversion, prompt
 from exgrpo_jax.data.conversion import SPACE
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.replacement import replacing
 
 _BYTES = 256  # byte-fallback pieces of a trained model, for characters not in its text
 _RESERVED = 4  # pieces of a trained model: padding, end, unknown, newline
@@ -315,11 +316,8 @@ def train(texts: Iterable[str], vocab_size: int, path: epath.PathLike) -> None:
     shuffle_input_sentence=False,
     minloglevel=2,
   )
-  target = epath.Path(path)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = target.parent / f'{target.name}.new'
-  unfinished.write_bytes(model.getvalue())
-  unfinished.replace(target)  # atomic, so a killed process leaves no partial model
+  with replacing(path) as unfinished:
+    unfinished.write_bytes(model.getvalue())
 
 
 def _eos_ids(

@@ -8,7 +8,7 @@ their next turn comes. So an environment may hang, raise or end its process with
 import concurrent.futures
 import dataclasses
 import functools
-import os
+import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,11 @@ from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.settings import Config
 from exgrpo_jax.environments.worker import Beginning
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import machine, worker_slot
-from exgrpo_jax.runtime.worker_process import WorkerProcess
-from exgrpo_jax.runtime.worker_slot import Program, UnusableError, WorkerSlot
+from exgrpo_jax.runtime import machine
+from exgrpo_jax.workers import pool as workers
+from exgrpo_jax.workers.pool import Failure, Worker
 
-COMMAND = worker_slot.command('exgrpo_jax.environments.worker')
-
-_MAX_DEATHS = 2  # workers that may die of an episode before it is taken for the cause
-
-
-class Failure(NamedTuple):
-  """Why an episode has no answer to its last turn."""
-
-  outcome: str  # one of datatypes.FAILURES
-  reason: str
+COMMAND = workers.command('exgrpo_jax.environments.worker')
 
 
 class Answer(NamedTuple):
@@ -58,15 +49,17 @@ class Pool:
 
   def __init__(self, config: Config) -> None:
     count = config.workers or machine.count_cores()
-    self._workers = [_Worker(config) for _ in range(count)]
-    self._worker_of: dict[str, _Worker] = {}  # by key, of episodes that go on
+    self._holders = [_Holder(config) for _ in range(count)]
+    self._holder_of: dict[str, _Holder] = {}  # by key, of episodes that go on
     self._answers: queue.SimpleQueue[concurrent.futures.Future[Answer]] = queue.SimpleQueue()
 
   def submit(self, key: str, begin: Beginning, said: Sequence[str]) -> None:
-    """Asks for the answer to the last of an episode's turns; `answers` returns it under `key`."""
-    if key not in self._worker_of:
-      self._worker_of[key] = min(self._workers, key=lambda worker: worker.waiting)
-    asked = self._worker_of[key].turn(key, begin, tuple(said))
+    """Ask for the answer to the last of an episode's turns; `answers` returns it under `key`."""
+    if key not in self._holder_of:
+      self._holder_of[key] = min(self._holders, key=lambda holder: holder.waiting)
+    holder, turns = self._holder_of[key], tuple(said)
+    holder.waiting += 1
+    asked = holder.pool.submit(lambda worker: holder.turn(worker, key, begin, turns))
     asked.add_done_callback(self._answers.put)
 
   def answers(self, wait: bool) -> list[Answer]:
@@ -77,15 +70,16 @@ class Pool:
     answers = [future.result() for future in found]
     for key, result, _ in answers:
       if isinstance(result, Failure) or result.done:
-        del self._worker_of[key]
+        del self._holder_of[key]
     return answers
 
   def leave(self, key: str) -> None:
-    """Lets go of an episode that is not done and does not go on."""
-    self._worker_of.pop(key).leave(key)
+    """Let go of an episode that is not done and does not go on."""
+    holder = self._holder_of.pop(key)
+    holder.pool.submit(lambda worker: holder.leave(worker, key))
 
   def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
-    """What `reset` returns for each question; InputError where it fails."""
+    """Return what `reset` returns for each question; raises InputError if it fails."""
     requests = [
       {'key': '', 'begin': dataclasses.asdict(beginning(question, 0, False)), 'said': ()}
       for question in questions
@@ -96,7 +90,7 @@ class Pool:
   def demonstrations(
     self, questions: Sequence[Question], seeds: Sequence[int], turns: int
   ) -> list[list[tuple[str, Observation]]]:
-    """Episodes that the environment plays by itself; InputError where it cannot."""
+    """Return episodes that the environment plays by itself; raises InputError if it cannot."""
     requests = [
       {'begin': dataclasses.asdict(beginning(question, seed)), 'turns': turns}
       for question, seed in zip(questions, seeds, strict=True)
@@ -105,25 +99,26 @@ class Pool:
     return [[(text, Observation(*said)) for text, said in reply['episode']] for reply in replies]
 
   def tools(self) -> list[dict[str, Any]]:
-    """What the chat template tells the model of its tools; none for most environments.
+    """Return what the chat template tells the model of its tools; none for most environments.
 
-    Raises InputError where the class, or a tool, cannot be used.
+    Raises InputError if the class, or a tool, cannot be used.
     """
-    return self._workers[0].tools().result()
+
+    def described(worker: Worker) -> list[dict[str, Any]]:
+      worker.ready()
+      return worker.greeting['tools']
+
+    return self._holders[0].pool.submit(described).result()
 
   def _all(
-    self,
-    questions: Sequence[Question],
-    requests: Sequence[Mapping[str, Any]],
-    what: str,
+    self, questions: Sequence[Question], requests: Sequence[Mapping[str, Any]], what: str
   ) -> list[Mapping[str, Any]]:
-    """The replies to requests that concern no episode in flight, spread over the workers.
+    """Return the replies to requests that concern no episode in flight, from all workers.
 
     InputError says `what` failed for which question and why.
     """
     asked = [
-      self._workers[number % len(self._workers)].ask(request)
-      for number, request in enumerate(requests)
+      holder.ask(request) for holder, request in zip(itertools.cycle(self._holders), requests)
     ]
     replies = list[Mapping[str, Any]]()
     for question, future in zip(questions, asked, strict=True):
@@ -147,101 +142,59 @@ def beginning(question: Question, seed: int, is_known: bool = True) -> Beginning
   return Beginning(tuple(task), seed, prompt if is_known else None)
 
 
-class _Worker:
-  """A process, replaced when it dies, and the thread that waits for it."""
+class _Holder:
+  """A worker, and the episodes that its process holds."""
 
   def __init__(self, config: Config) -> None:
+    program = workers.Program(
+      COMMAND,
+      {'spec': config.spec, 'tools': config.tools},
+      'an environment process',
+      late=f'no answer after {config.time_limit:g} s',
+      memory_limit=config.memory_limit,
+    )
+    self.pool = workers.Pool(program)  # of one
+    self.waiting = 0  # turns that were submitted and are not answered
     self._time_limit = config.time_limit
-    setup = {
-      'parent': os.getpid(),
-      'memory_limit': config.memory_limit,
-      'spec': config.spec,
-      'tools': config.tools,
-    }
-    self._slot = WorkerSlot(Program(COMMAND, 'an environment process', setup), starts=1)
-    self._process: WorkerProcess | None = None  # the one that holds the episodes
-    self._held: set[str] = set()  # these
-    # The thread lives as long as this process: a worker ends with the thread that started it.
-    self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='environment')
-    self.waiting = 0  # turns that wait for the thread
-
-  def tools(self) -> concurrent.futures.Future[list[dict[str, Any]]]:
-    """The tools, described; the future raises InputError where they or the class are of no use."""
-
-    def described() -> list[dict[str, Any]]:
-      self._ready()
-      return self._slot.greeting['tools']
-
-    return self._thread.submit(described)
+    self._held: dict[str, int] = {}  # by key of an episode: `starts` of the process that holds it
 
   def ask(
     self, request: Mapping[str, Any]
   ) -> concurrent.futures.Future[Mapping[str, Any] | Failure]:
-    """The reply to a request as worker.py takes it."""
-    return self._thread.submit(self._reply, lambda: request)
+    """Submit a request that concerns no episode in flight."""
+    return self.pool.submit(lambda worker: self._reply(worker, lambda: request))
 
-  def turn(
-    self, key: str, begin: Beginning, said: tuple[str, ...]
-  ) -> concurrent.futures.Future[Answer]:
-    """The answer to the last of the turns."""
-    self.waiting += 1
-    return self._thread.submit(self._turn, key, begin, said)
-
-  def leave(self, key: str) -> None:
-    """Lets go of an episode."""
-    self._thread.submit(self._leave, key)
-
-  def _turn(self, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
+  def turn(self, worker: Worker, key: str, begin: Beginning, said: tuple[str, ...]) -> Answer:
+    """Return the answer to the last of the turns."""
     started = time.monotonic()
 
     def request() -> Mapping[str, Any]:
-      if key in self._held:
+      if self._held.get(key) == worker.starts:
         return {'key': key, 'begin': None, 'said': said[-1:]}
       return {'key': key, 'begin': dataclasses.asdict(begin), 'said': said}
 
-    reply = self._reply(request)
+    reply = self._reply(worker, request)
     self.waiting -= 1
-    seconds = time.monotonic() - started
-    if isinstance(reply, Failure):
-      self._held.discard(key)
-      return Answer(key, reply, seconds)
-    observation = Observation(**reply)
-    (self._held.discard if observation.done else self._held.add)(key)
-    return Answer(key, observation, seconds)
+    result = reply if isinstance(reply, Failure) else Observation(**reply)
+    if isinstance(result, Failure) or result.done:
+      self._held.pop(key, None)
+    else:
+      self._held[key] = worker.starts
+    return Answer(key, result, time.monotonic() - started)
 
-  def _leave(self, key: str) -> None:
-    if key in self._held:
-      self._held.discard(key)
-      self._reply(lambda: {'key': key, 'begin': None, 'said': ()})
+  def leave(self, worker: Worker, key: str) -> None:
+    """Let go of an episode."""
+    if self._held.pop(key, None) == worker.starts:
+      self._reply(worker, lambda: {'key': key, 'begin': None, 'said': ()})
 
-  def _reply(self, make_request: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | Failure:
-    """The reply to a request, which is made anew for each process that is asked."""
-    failure = Failure('crashed', '')
-    for _ in range(_MAX_DEATHS):
-      process = self._ready()
-      request = make_request()
-      turns = 1 + request.get('turns', len(request.get('said', ())))
-      try:
-        reply = self._slot.ask(process, request, time.monotonic() + self._time_limit * turns)
-      except TimeoutError:
-        self._slot.drop()
-        return Failure('timed out', f'no answer after {self._time_limit:g} s')
-      except EOFError as error:
-        self._slot.drop()
-        failure = Failure('crashed', f'{_MAX_DEATHS} workers died of it, the last {error}')
-      else:
-        if reply.pop('must_be_replaced', False):
-          self._slot.drop()
-        return Failure('crashed', reply['reason']) if 'reason' in reply else reply
-    return failure
+  def _reply(
+    self, worker: Worker, make: Callable[[], Mapping[str, Any]]
+  ) -> Mapping[str, Any] | Failure:
+    """Return the reply to a request as worker.py takes it; one is made for each process asked."""
 
-  def _ready(self) -> WorkerProcess:
-    """The process, waiting for a request; raises InputError where it cannot be used."""
-    try:
-      process = self._slot.ready()
-    except UnusableError as error:
-      raise InputError(str(error)) from error
-    if process is not self._process:
-      self._process = process
-      self._held.clear()
-    return process
+    def request() -> tuple[Any, float]:
+      made = make()
+      turns = made.get('turns', len(made.get('said', ())))
+      return made, self._time_limit * (1 + turns)
+
+    return worker.call(request)

@@ -6,11 +6,11 @@ from exgrpo_jax.config import check_known, setting
 from exgrpo_jax.errors import InputError
 
 BUILT_IN = {
-  'guess': 'exgrpo_jax.environments.guess:Guess',
-  'calculator': 'exgrpo_jax.environments.calculator:Calculator',
-  'lake': 'exgrpo_jax.environments.lake:Lake',
+  'guess': 'exgrpo_jax.environments.toys:Guess',
+  'calculator': 'exgrpo_jax.environments.toys:Calculator',
+  'lake': 'exgrpo_jax.environments.toys:Lake',
   'tools': 'exgrpo_jax.environments.tools:Tools',
-  'attempts': 'exgrpo_jax.environments.attempts:Attempts',
+  'attempts': 'exgrpo_jax.environments.toys:Attempts',
   'textarena': 'exgrpo_jax.environments.adapters:TextArena',
   'gymnasium': 'exgrpo_jax.environments.adapters:Gymnasium',
   'verifiers': 'exgrpo_jax.environments.verifiers:Verifiers',

@@ -8,19 +8,42 @@ for each episode. That is the form of TRL's `environment_factory`: its method `r
 one, is no tool but gets prompt, answer and columns of the row by name, and what it returns is added
 to the prompt. If it has an attribute `reward`, a number from 0 to 1, that is the episode's reward
 when the model answers, 1 is a success, and the answer is not compared.
+
+Calls are read as models of two families write them, after a thought, in which nothing is a call:
+
+  Qwen2.5, Qwen3: text, and any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>
+  Llama 3: {"name": …, "parameters": {…}} and nothing else, after <|python_tag|> or not
+
+What a chat template tells a model of a function is what `transformers.utils.get_json_schema` makes,
+for functions with simple types.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from exgrpo_jax.environments.environment import Messages, Observation, Task
-from exgrpo_jax.environments.tool_calls import Call, calls_of
 from exgrpo_jax.grading import verifier
-from exgrpo_jax.grading.user_code import ERRORS, on_a_line
+from exgrpo_jax.grading.answers import extraction
+from exgrpo_jax.workers.user_code import ERRORS, on_a_line
 
 _ERROR = 'error: '  # what the answer to a call that failed begins with
 _LONGEST = 4000  # characters of a result; the middle of a longer one is left out
+_QWEN = re.compile(r'<tool_call>(.*?)</tool_call>', re.DOTALL)
+_LLAMA = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*', re.DOTALL)
+_TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean', dict: 'object'}
+_SECTIONS = ('Args:', 'Returns:', 'Raises:')
+
+
+class Call(NamedTuple):
+  """A call of a tool."""
+
+  name: str
+  arguments: Mapping[str, Any]
 
 
 class Tools:
@@ -95,3 +118,97 @@ def _answered(results: Sequence[str]) -> Observation:
     [{'role': 'tool', 'content': text} for text in texts],
     counts={'tool_calls': len(results), 'failed_calls': failed},
   )
+
+
+def calls_of(text: str) -> list[Call]:
+  """Return the calls of a turn after its thought, in their order; none if it makes no call.
+
+  Raises:
+    ValueError: it begins a call that cannot be read, which says what a call looks like.
+  """
+  text = extraction.solution(text, require_think=False, require_box=False) or ''
+  found = _QWEN.findall(text)
+  if '<tool_call>' in text or '</tool_call>' in text:
+    if len(found) != text.count('<tool_call>') or len(found) != text.count('</tool_call>'):
+      raise ValueError('each <tool_call> must be closed by </tool_call>')
+    return [_call(each, 'arguments') for each in found]
+  if (whole := _LLAMA.fullmatch(text)) and '"name"' in whole[1]:
+    return [_call(whole[1], 'parameters')]
+  return []
+
+
+def _call(text: str, key: str) -> Call:
+  example = f'a call must be {{"name": "…", "{key}": {{…}}}}'
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
+    raise ValueError(f'{example}, which is no JSON here: {error}') from error
+  if not isinstance(value, dict) or set(value) != {'name', key}:
+    raise ValueError(example)
+  name, arguments = value['name'], value[key]
+  if not isinstance(name, str) or not isinstance(arguments, dict):
+    raise ValueError(example)
+  return Call(name, arguments)
+
+
+def describe(function: Callable[..., Any]) -> dict[str, Any]:
+  """The description of a function with type hints and a docstring of Google's style.
+
+  Raises:
+    ValueError: a parameter has no type hint or no description, or a type that JSON has not.
+  """
+  name = function.__name__
+  purpose, described, returned = _docstring(name, inspect.getdoc(function) or '')
+  hints = typing.get_type_hints(function)
+  properties, required = {}, []
+  for parameter in inspect.signature(function).parameters.values():
+    if parameter.name not in hints:
+      raise ValueError(f'parameter {parameter.name} of {name} has no type hint')
+    if parameter.name not in described:
+      raise ValueError(
+        f'parameter {parameter.name} of {name} has no line below Args: in its docstring'
+      )
+    schema = _schema(hints[parameter.name], f'parameter {parameter.name} of {name}')
+    properties[parameter.name] = {**schema, 'description': described[parameter.name]}
+    if parameter.default is parameter.empty:
+      required.append(parameter.name)
+  parameters = {'type': 'object', 'properties': properties}
+  parameters |= {'required': required} if required else {}
+  found = {'name': name, 'description': purpose, 'parameters': parameters}
+  if 'return' in hints:
+    schema = _schema(hints['return'], f'the result of {name}')
+    found['return'] = {**schema, 'description': returned} if returned else schema
+  return {'type': 'function', 'function': found}
+
+
+def _docstring(name: str, text: str) -> tuple[str, dict[str, str], str]:
+  """(purpose, description of each parameter, that of the result) of a docstring."""
+  pieces = re.split(rf'^\s*({"|".join(_SECTIONS)})\s*$', text, flags=re.MULTILINE)
+  purpose = pieces[0].strip()
+  if not purpose:
+    raise ValueError(f'{name} has no docstring: its first words tell the model what it is for')
+  sections = dict(zip(pieces[1::2], pieces[2::2]))
+  lines = inspect.cleandoc('\n' + sections.get('Args:', '')).split('\n')
+  described: dict[str, str] = {}
+  for line in lines:
+    if found := re.match(r'(\w+)(?: \(.*?\))?:\s*(.*)', line):
+      described[last := found[1]] = found[2]
+    elif described and line.strip():  # it goes on
+      described[last] += f' {line.strip()}'
+  return purpose, described, ' '.join(sections.get('Returns:', '').split())
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+  """A type hint as JSON schema."""
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if hint in _TYPES:
+    return {'type': _TYPES[hint]}
+  if origin is typing.Literal and len(kinds := {type(value) for value in arguments}) == 1:
+    return {'type': _TYPES[kinds.pop()], 'enum': list(arguments)}
+  if hint is list or origin is list:
+    return {'type': 'array', **({'items': _schema(arguments[0], where)} if arguments else {})}
+  if origin in (typing.Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+    (other,) = (argument for argument in arguments if argument is not type(None))
+    return {**_schema(other, where), 'nullable': True}
+  names = ', '.join(known.__name__ for known in _TYPES)
+  raise ValueError(f'{where} has the type {hint}, not one of {names}, list, Literal or None')

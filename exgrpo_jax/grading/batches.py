@@ -5,14 +5,14 @@ makes the same ones. Each is sent as soon as its responses are judged, while oth
 """
 
 import concurrent.futures
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exgrpo_jax.datatypes import Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, verifier, workers
+from exgrpo_jax.grading import reward_functions, workers
 from exgrpo_jax.grading.settings import Config
+from exgrpo_jax.workers.pool import Failure, Pool, Worker
 
 _TRIES = 2  # per batch
 
@@ -24,107 +24,41 @@ class Judged(NamedTuple):
   facts: Mapping[str, Any]  # what a batched reward may ask for, by name
 
 
-class _Failure(NamedTuple):
-  outcome: str  # one of FAILURES
-  reason: str
-  is_lasting: bool  # the process hung or died twice, so other batches would fare no better
-
-
-class Scorer:
-  """The process that calls the batched rewards, and the thread that waits for it."""
-
-  def __init__(self, config: Config, required: verifier.Config) -> None:
-    self._config = config
-    self._slot = workers.of_batches(config, required)
-    self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='rewards')
-    self.batch_size = config.batch_size
-
-  def submit(self, score: Callable[[], list[Verdict]]) -> concurrent.futures.Future[list[Verdict]]:
-    """Calls `score` in the thread, after what was submitted before."""
-    return self._thread.submit(score)
-
-  def rewards(self, facts: Sequence[Mapping[str, Any]]) -> list[dict[str, float]] | _Failure:
-    """The batched rewards of each response by name; to be called in the thread."""
-    found: list[dict[str, float]] = [{} for _ in facts]
-    for index, spec in enumerate(self._config.batched if facts else ()):
-      scored = self._call(index, facts)
-      if isinstance(scored, _Failure):
-        return scored
-      for components, reward in zip(found, scored, strict=True):
-        components[reward_functions.name_of(spec)] = reward
-    return found
-
-  def stop(self) -> None:
-    """Ends what runs and cancels what waits."""
-    self._thread.shutdown(wait=False, cancel_futures=True)
-    self._slot.stop()
-
-  def close(self) -> None:
-    """After `stop`: waits for the thread, and frees the socket."""
-    self._thread.shutdown()
-    self._slot.close()
-
-  def _call(self, index: int, facts: Sequence[Mapping[str, Any]]) -> list[float] | _Failure:
-    """The rewards by function number `index`; if it fails, it is called once more.
-
-    After an exception that is done in the same process, after a timeout or a death in a new one.
-    """
-    spec, timeout = self._config.batched[index], self._config.batch_timeout
-    failure = None
-    for _ in range(_TRIES):
-      try:
-        worker = self._slot.ready()
-      except (InputError, RuntimeError) as error:
-        outcome = 'timed out' if isinstance(error.__cause__, TimeoutError) else 'crashed'
-        return failure or _Failure(outcome, str(error).rstrip('.'), is_lasting=True)
-      try:
-        request = [index, [workers.asked(self._slot, known) for known in facts]]
-        reply = self._slot.ask(worker, request, time.monotonic() + timeout)
-      except TimeoutError:
-        self._slot.drop()
-        failure = _Failure('timed out', f'{spec}: no rewards after {timeout:g} s', is_lasting=True)
-      except EOFError as error:
-        self._slot.drop()
-        failure = _Failure('crashed', f'{spec}: it ended {error}', is_lasting=True)
-      else:
-        if 'rewards' in reply:
-          return reply['rewards']
-        failure = _Failure('crashed', reply['reason'], is_lasting=False)
-    assert failure
-    return failure
-
-
 class Batches:
   """The batches of responses that are collected together."""
 
-  def __init__(self, scorer: Scorer) -> None:
-    self._scorer = scorer
+  def __init__(self, config: Config, scorer: Pool) -> None:
+    """Take the pool of the one process that calls the rewards (workers.program)."""
+    self._config, self._scorer = config, scorer
     self._open: list[concurrent.futures.Future[Judged]] = []  # the batch that is not full
     self._scored: list[concurrent.futures.Future[list[Verdict]]] = []
-    self._failure: _Failure | None = None  # one that lasts
+    # The process hung or died twice, so other batches would fare no better.
+    self._failure: Failure | None = None
 
   def add(self, judged: concurrent.futures.Future[Judged]) -> None:
-    """Takes the next response, and sends its batch once that is full."""
+    """Take the next response, and send its batch once that is full."""
     self._open.append(judged)
-    if len(self._open) == self._scorer.batch_size:
+    if len(self._open) == self._config.batch_size:
       self._send()
 
   def verdicts(self) -> list[Verdict]:
-    """Waits for the verdicts on all that were added, in their order, with all components."""
+    """Wait for the verdicts on all that were added, in their order, with all components."""
     if self._open:
       self._send()
     return [verdict for scored in self._scored for verdict in scored.result()]
 
   def _send(self) -> None:
     batch, self._open = self._open, []
-    self._scored.append(self._scorer.submit(lambda: self._score(batch)))
+    self._scored.append(self._scorer.submit(lambda worker: self._score(worker, batch)))
 
-  def _score(self, batch: Sequence[concurrent.futures.Future[Judged]]) -> list[Verdict]:
+  def _score(
+    self, worker: Worker, batch: Sequence[concurrent.futures.Future[Judged]]
+  ) -> list[Verdict]:
     judged = [future.result() for future in batch]
     graded = [one.facts for one in judged if one.verdict.components is not None]
-    scored = self._failure or self._scorer.rewards(graded)
-    if isinstance(scored, _Failure):
-      self._failure = scored if scored.is_lasting else None
+    scored = self._failure or _rewards(worker, self._config, graded)
+    if isinstance(scored, Failure):
+      self._failure = scored if scored.is_lost else None
       scored = [scored] * len(graded)
     rewards = iter(scored)
     return [
@@ -133,7 +67,45 @@ class Batches:
     ]
 
 
-def _completed(verdict: Verdict, rewards: Mapping[str, float] | _Failure) -> Verdict:
-  if isinstance(rewards, _Failure):
+def _rewards(
+  worker: Worker, config: Config, facts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]] | Failure:
+  """Return the batched rewards of each response by name."""
+  found: list[dict[str, float]] = [{} for _ in facts]
+  for index, spec in enumerate(config.batched if facts else ()):
+    scored = _call(worker, config, index, facts)
+    if isinstance(scored, Failure):
+      return scored
+    for components, reward in zip(found, scored, strict=True):
+      components[reward_functions.name_of(spec)] = reward
+  return found
+
+
+def _call(
+  worker: Worker, config: Config, index: int, facts: Sequence[Mapping[str, Any]]
+) -> list[float] | Failure:
+  """Return the rewards by function number `index`; if it fails, it is called once more.
+
+  After an exception that is done in the same process, after a timeout or a death in a new one.
+  """
+  failure = None
+  for _ in range(_TRIES):
+    try:
+      reply = worker.call(
+        lambda: ([index, [workers.asked(worker, known) for known in facts]], config.batch_timeout),
+        deaths=1,
+      )
+    except (InputError, RuntimeError) as error:
+      outcome = 'timed out' if isinstance(error.__cause__, TimeoutError) else 'crashed'
+      return failure or Failure(outcome, str(error).rstrip('.'), is_lost=True)
+    if not isinstance(reply, Failure):
+      return reply['rewards']
+    failure = reply._replace(reason=f'{config.batched[index]}: {reply.reason}')
+  assert failure
+  return failure
+
+
+def _completed(verdict: Verdict, rewards: Mapping[str, float] | Failure) -> Verdict:
+  if isinstance(rewards, Failure):
     return verdict._replace(outcome=rewards.outcome, reason=rewards.reason, components=None)
   return verdict._replace(components={**(verdict.components or {}), **rewards})

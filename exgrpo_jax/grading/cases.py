@@ -10,7 +10,6 @@ from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.answers.answer import MAX_LENGTH, normalize_text, read
 from exgrpo_jax.grading.answers.description import describe
 from exgrpo_jax.grading.answers.extraction import accepted_answers
-from exgrpo_jax.grading.user_code import load_verifier
 
 _MAX_QUOTED = 200  # characters
 
@@ -27,7 +26,7 @@ def explain(
   Arguments and errors as for `verifier.judge`; `chosen` is a verifier as config.grading names it.
   """
   truth = verifier.Truth(answer, kind)
-  outcome, given = verifier.judge_with(load_verifier(chosen), response, truth, config)
+  outcome, given = verifier.judge_with(verifier.load(chosen), response, truth, config)
   lines = [f'extracted  {"nothing" if given is None else _shorten(given)}']
   if chosen == 'built_in':
     lines += [] if given is None else [f'response   {_describe(given, kind)}']
@@ -68,7 +67,7 @@ def score(path: str, config: verifier.Config, kind: str, chosen: str = 'built_in
   Raises:
     InputError: with file and line.
   """
-  lines, judges = [], load_verifier(chosen)
+  lines, judges = [], verifier.load(chosen)
   counts: dict[str, int] = dict.fromkeys(verifier.OUTCOMES, 0)
   cases = list(_read(path, kind))
   if not cases:

@@ -1,28 +1,22 @@
-"""A pool of worker processes that grade responses while others are still being generated.
+"""Grades responses in worker processes while others are still being generated.
 
-Each response is judged by a worker (worker.py) under a wall-clock limit. The limit is enforced
-from here: a worker that exceeds it is killed and replaced, so a response may hang or crash its
-worker without harm. Each worker has a thread that waits for it. Several hosts share the work: all
-submit the same responses in the same order, and all get all verdicts.
+Several hosts share the work: all submit the same responses in the same order, and all get all
+verdicts.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
-import queue
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
 from exgrpo_jax.datatypes import FAILURES, Verdict
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.grading import reasoning_gym, rewards, verifier, workers
-from exgrpo_jax.grading.batches import Batches, Judged, Scorer
+from exgrpo_jax.grading.batches import Batches, Judged
 from exgrpo_jax.grading.settings import MAX_AUTO_WORKERS, Config
 from exgrpo_jax.runtime import activity, hosts, machine
-from exgrpo_jax.runtime.worker_slot import START_TIMEOUT, UnusableError, WorkerSlot
-
-_MAX_DEATHS = 2  # workers that may die of a response before it is taken for the cause
+from exgrpo_jax.workers.pool import START_TIMEOUT, Failure, Pool, Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +35,17 @@ class Submission:
 class Grader:
   """Grades responses in a pool of workers; use it as a context manager.
 
-  Workers start when the first responses come. If one dies while it judges a response, for
-  example because it was killed from outside, another worker judges that response again.
+  If a worker dies while it judges a response, for example because it was killed from outside,
+  another one judges that response again.
   """
 
   def __init__(self, config: Config, required: verifier.Config) -> None:
     count = config.workers or min(machine.count_cores(), MAX_AUTO_WORKERS)
     self._config = config
-    self._slots = [workers.of_responses(config, required) for _ in range(count)]
-    # Last in, first out: the slot used last has a running worker.
-    self._free: queue.LifoQueue[WorkerSlot] = queue.LifoQueue()
-    for slot in reversed(self._slots):
-      self._free.put(slot)
-    self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='grader')
-    self._scorer = Scorer(config, required) if config.batched else None
+    self._pool = Pool(workers.program(config, required), count)
+    self._scorer = (
+      Pool(workers.program(config, required, is_batched=True)) if config.batched else None
+    )
     self._keys: dict[Hashable, None] = {}  # of what `collect` will return
     self._round = self._new_round()
 
@@ -62,13 +53,9 @@ class Grader:
     return self
 
   def __exit__(self, *_: object) -> None:
-    parts = [*self._slots, *filter(None, [self._scorer])]
-    self._threads.shutdown(wait=False, cancel_futures=True)
-    for part in parts:
-      part.stop()  # threads that wait for a worker return now
-    self._threads.shutdown()
-    for part in parts:
-      part.close()
+    self._pool.close()  # first: the scorer's thread may wait for its verdicts
+    if self._scorer:
+      self._scorer.close()
 
   def submit(self, key: Hashable, submission: Submission) -> None:
     """Starts judging a response; `collect` returns its verdict under `key`.
@@ -119,17 +106,24 @@ class Grader:
   def _new_round(self) -> '_Round':
     return _Round(
       self._config.weight_of,
-      lambda submission: self._threads.submit(self._judge, submission),
-      Batches(self._scorer) if self._scorer else None,
+      lambda submission: self._pool.submit(lambda worker: self._judge(worker, submission)),
+      Batches(self._config, self._scorer) if self._scorer else None,
     )
 
-  def _judge(self, submission: Submission) -> Judged:
-    slot = self._free.get()
-    try:
-      text, facts = submission.text(), submission.facts()
-      verdict = _verdict(slot, self._config.time_limit, text, submission, facts)
-    finally:
-      self._free.put(slot)
+  def _judge(self, worker: Worker, submission: Submission) -> Judged:
+    text, facts = submission.text(), submission.facts()
+
+    def request() -> tuple[Any, float]:
+      if submission.kind == reasoning_gym.KIND:  # its package's import is not the response's time
+        worker.ask([submission.kind], START_TIMEOUT)
+      known = workers.asked(worker, facts)
+      return [text, submission.answer, submission.kind, known], self._config.time_limit
+
+    reply = worker.call(request)
+    if isinstance(reply, Failure):
+      verdict = Verdict(0.0, reply.outcome, reply.reason)
+    else:
+      verdict = Verdict(reward=0.0, **reply)  # `_Round` weighs its components
     # Here and not by whoever reads verdicts: texts are decoded once, and by one host.
     verdict = verdict._replace(
       has_code_block=rewards.has_code_block(text),
@@ -184,50 +178,16 @@ class _Round:
     return verdict._replace(reward=reward, components=components)
 
 
-def _verdict(
-  slot: WorkerSlot,
-  time_limit: float,
-  text: str,
-  submission: Submission,
-  facts: Mapping[str, Any],
-) -> Verdict:
-  """The verdict on a response that may kill or block its worker; its reward is still 0."""
-  reason = ''
-  for _ in range(_MAX_DEATHS):
-    worker = slot.ready()
-    request = [text, submission.answer, submission.kind, workers.asked(slot, facts)]
-    try:
-      if submission.kind == reasoning_gym.KIND:  # its package's import is not the response's time
-        slot.ask(worker, [submission.kind], time.monotonic() + START_TIMEOUT)
-      reply = slot.ask(worker, request, time.monotonic() + time_limit)
-    except EOFError as error:
-      slot.drop()
-      reason = f'{_MAX_DEATHS} workers died of it, the last {error}'
-    except TimeoutError:
-      slot.drop()
-      return Verdict(0.0, 'timed out', f'no verdict after {time_limit:g} s')
-    else:
-      if reply.pop('must_be_replaced', False):
-        slot.drop()
-      return Verdict(reward=0.0, **reply)
-  return Verdict(0.0, 'crashed', reason)
-
-
 def check(config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None) -> None:
-  """Starts each kind of worker once; InputError where verifier or rewards cannot be used.
+  """Start each kind of worker once; raise InputError if verifier or rewards cannot be used.
 
   Without `row` the rewards are tried that read none; with one of the data (`facts.of_question`),
   the others.
   """
-  slots = [workers.of_responses(config, required, row, starts=1)]
-  if config.batched:
-    slots.append(workers.of_batches(config, required, row))
-  for slot in slots:
-    with contextlib.closing(slot):
-      try:
-        slot.start()
-      except UnusableError as error:
-        raise InputError(str(error)) from error
+  for is_batched in (False, True) if config.batched else (False,):
+    program = workers.program(config, required, row, is_batched)
+    with contextlib.closing(Worker(dataclasses.replace(program, starts=1))) as worker:
+      worker.start()
 
 
 def refuse_all_failed(where: str, verdicts: Sequence[Verdict]) -> None:

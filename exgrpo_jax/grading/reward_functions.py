@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exgrpo_jax.errors import counted
-from exgrpo_jax.grading import rewards, user_code
+from exgrpo_jax.grading import rewards
+from exgrpo_jax.workers import user_code
 
 # What a parameter may be called, besides the columns of the question's row.
 PARAMETERS = (

@@ -4,7 +4,7 @@ import dataclasses
 
 from exgrpo_jax.config import PAPER, check_known, setting
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import reward_functions, rewards, user_code
+from exgrpo_jax.grading import reward_functions, rewards, verifier
 
 _LARGEST_WEIGHT = 1e5
 MAX_AUTO_WORKERS = 16  # where the number of cores decides; more gain nothing
@@ -82,7 +82,7 @@ class Config:
 def check_rewards(config: Config, max_response: int) -> None:
   """InputError where the rewards do not fit each other, or the longest response in tokens."""
   if ':' not in config.verifier:
-    known = (*user_code.VERIFIERS, 'package.module:Class')
+    known = (*verifier.NAMES, 'package.module:Class')
     check_known(config.verifier, known, 'config.grading.verifier')
   names = [reward_functions.name_of(spec) for spec in config.rewards]
   if not names:

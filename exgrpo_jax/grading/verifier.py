@@ -5,6 +5,7 @@ an answer, the depth of its tree, the digits of its numbers.
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -12,9 +13,11 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.grading import reasoning_gym
 from exgrpo_jax.grading.answers import equality, extraction
+from exgrpo_jax.workers import user_code
 
 KINDS = ('math', 'choice', 'text', reasoning_gym.KIND)
 OUTCOMES = ('correct', 'wrong', 'no answer')
+NAMES = ('built_in', 'math_verify')  # of the verifiers that a config need not spell out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Judgement(NamedTuple):
 
 
 class Verifier(Protocol):
-  """Judges responses; `config.grading.verifier` names one (user_code.load_verifier).
+  """Judges responses; `config.grading.verifier` names one (`load`).
 
   It is made without arguments, once in each worker process, whose limits on time and memory hold
   for every call.
@@ -90,6 +93,21 @@ class BuiltIn:
       return Judgement(*reasoning_gym.judge(response, question.columns))
     given = extraction.extract(response)
     return Judgement(compare(given, question.answer, question.kind), given)
+
+
+def load(spec: str) -> Verifier:
+  """Return one of NAMES, or 'package.module:Class'; raises InputError if it cannot be used."""
+  if spec == 'built_in':
+    return BuiltIn()
+  with user_code.refusing('grading.verifier', spec):
+    if spec == 'math_verify':
+      if importlib.util.find_spec('math_verify') is None:
+        raise InputError(
+          "config.grading.verifier='math_verify' needs the package math-verify: "
+          "pip install 'exgrpo_jax[math-verify]'."
+        )
+      spec = 'exgrpo_jax.grading.math_verify:MathVerify'
+    return user_code.load(spec, 'Class')()
 
 
 def judge_with(

@@ -1,76 +1,58 @@
-"""The workers that judge: what they run, and what they are asked."""
+"""The workers that judge: what they run, and what they are told of a response."""
 
 import dataclasses
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from exgrpo_jax.grading import verifier
 from exgrpo_jax.grading.settings import Config
-from exgrpo_jax.runtime import worker_slot
-from exgrpo_jax.runtime.worker_slot import START_TIMEOUT, Program, WorkerSlot
+from exgrpo_jax.workers import pool
+from exgrpo_jax.workers.pool import START_TIMEOUT, Program, Worker
 
-COMMAND = worker_slot.command('exgrpo_jax.grading.worker')
+COMMAND = pool.command('exgrpo_jax.grading.worker')
 
 _NOUN = 'a grading process'
-_STANDBY_DELAY = 0.1  # seconds; a response that takes longer may hang, so a standby is started
-_MAX_STARTS = 3  # attempts to start a worker
 
 
-def of_responses(
+def program(
   config: Config,
   required: verifier.Config,
   row: Mapping[str, Any] | None = None,
-  starts: int = _MAX_STARTS,
-) -> WorkerSlot:
-  """A slot whose worker judges responses, one at a time, under the limits of `config`.
+  is_batched: bool = False,
+) -> Program:
+  """Return what judges responses one at a time, or what calls the rewards that take batches.
 
-  `row` is one of the data, to try the rewards that read it; None tries the others. `starts` as in
-  WorkerSlot.
+  `row` is one of the data, to try the rewards that read it; None tries the others.
   """
-  specs = [spec for spec in config.rewards if spec not in config.batched]
-  setup = _setup(config, required, specs, row) | {'memory_limit': config.memory_limit}
-  return WorkerSlot(Program(COMMAND, _NOUN, setup), starts, _STANDBY_DELAY)
+  known = {'config': dataclasses.asdict(config), 'required': dataclasses.asdict(required)}
+  setup = {**known, 'row': row, 'is_batched': is_batched}
+  if not is_batched:
+    return Program(
+      COMMAND,
+      setup,
+      _NOUN,
+      late=f'no verdict after {config.time_limit:g} s',
+      memory_limit=config.memory_limit,
+      starts=3,
+      standby_delay=0.1,  # a response that takes longer may hang
+    )
+  # It may load a model: no limit on its memory, no second process beside it, more time to start.
+  return Program(
+    COMMAND,
+    setup,
+    _NOUN,
+    late=f'no rewards after {config.batch_timeout:g} s',
+    timeout=START_TIMEOUT + config.batch_timeout,
+    timeout_note=' (config.grading.batch_timeout included)',
+  )
 
 
-def of_batches(
-  config: Config, required: verifier.Config, row: Mapping[str, Any] | None = None
-) -> WorkerSlot:
-  """A slot whose process calls `config.batched`; `row` as for `of_responses`.
-
-  It may load a model: no limit on its memory, no second process beside it, more time to start.
-  """
-  setup = _setup(config, required, config.batched, row) | {'is_batched': True}
-  timeout, note = START_TIMEOUT + config.batch_timeout, ' (config.grading.batch_timeout included)'
-  return WorkerSlot(Program(COMMAND, _NOUN, setup, timeout, note), starts=1)
-
-
-def asked(slot: WorkerSlot, facts: Mapping[str, Any]) -> dict[str, Any]:
-  """The facts that a worker's rewards ask for, as JSON can hold them; after `slot.ready`."""
+def asked(worker: Worker, facts: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the facts that a worker's rewards ask for, as JSON can hold them, once it is ready."""
   return {
     name: value.tolist() if isinstance(value, np.ndarray) else value
     for name, value in facts.items()
-    if name in slot.greeting['asks']
-  }
-
-
-def _setup(
-  config: Config,
-  required: verifier.Config,
-  specs: Sequence[str],
-  row: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-  """The fields of worker.Setup."""
-  return {
-    'parent': os.getpid(),
-    'memory_limit': 0,
-    'max_length': config.max_length,
-    'verifier': config.verifier,
-    'rewards': specs,
-    'is_batched': False,
-    'overlong_buffer': config.overlong_buffer,
-    'row': row,
-    'required': dataclasses.asdict(required),
+    if name in worker.greeting['asks']
   }

@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +18,7 @@ from exgrpo_jax.data import gguf_tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import architecture, families, gguf_file
 from exgrpo_jax.policy import rotary
+from exgrpo_jax.runtime.replacement import replacing
 
 _VERSION = '1'  # increase it when the same metadata becomes other files
 _HEAD_BYTES = 2**26  # more than metadata takes; it comes first in the file
@@ -70,20 +69,16 @@ def folder(path: str) -> str:
   files = gguf_tokenizer.files(metadata, path)
   values = config(metadata, reader, path) | json.loads(files['generation_config.json'])
   files['config.json'] = json.dumps(values, indent=2).encode()
-  unfinished = cache / f'incomplete.{uuid.uuid4().hex}'
   try:
-    unfinished.mkdir(parents=True)
-    for file, content in files.items():
-      (unfinished / file).write_bytes(content)
-    unfinished.rename(made)
+    with replacing(made, shared=True) as unfinished:
+      unfinished.mkdir()
+      for file, content in files.items():
+        (unfinished / file).write_bytes(content)
   except OSError as error:
-    if not made.exists():  # otherwise another process was first
-      raise InputError(
-        f'{path}: what describes it cannot be written into {cache} ({error}); HF_HOME names '
-        'another folder.'
-      ) from error
-  finally:
-    shutil.rmtree(unfinished, ignore_errors=True)
+    raise InputError(
+      f'{path}: what describes it cannot be written into {cache} ({error}); HF_HOME names '
+      'another folder.'
+    ) from error
   return str(made)
 
 

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import math
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from exgrpo_jax.data.suite import GROUPS, Benchmark
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.replacement import replacing
 
 Row = Mapping[str, Any]  # the content of a row's file; see `suites.row`
 
@@ -131,9 +131,8 @@ def write(out: str, suite: str, benchmarks: Sequence[Benchmark], rows: Sequence[
   paths = []
   for ending, text in texts.items():
     path = pathlib.Path(out, f'{suite}.{ending}')
-    unfinished = path.with_name(path.name + '.new')
-    unfinished.write_text(text, encoding='utf-8')
-    os.replace(unfinished, path)
+    with replacing(path) as unfinished:
+      unfinished.write_text(text, encoding='utf-8')
     paths.append(str(path))
   return paths
 

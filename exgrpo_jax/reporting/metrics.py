@@ -13,6 +13,7 @@ from exgrpo_jax.config import setting
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting import tensorboard, weights_and_biases
 from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.replacement import replacing
 
 FILE = 'metrics.jsonl'
 
@@ -142,14 +143,15 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def _write(path: pathlib.Path, records: Iterable[Mapping[str, Any]]) -> None:
-  """Writes one record per line; a killed process leaves the old file or the new one, complete."""
-  temporary = path.with_name(path.name + '.tmp')
+  """Write one record per line; a killed process leaves the old file or the new one, complete."""
   # UTF-8 cannot encode a lone surrogate; backslashreplace writes its JSON escape.
-  with temporary.open('w', encoding='utf-8', errors='backslashreplace') as file:
+  with (
+    replacing(path) as unfinished,
+    unfinished.open('w', encoding='utf-8', errors='backslashreplace') as file,
+  ):
     file.writelines(map(json_line, records))
     file.flush()
     os.fsync(file.fileno())
-  os.replace(temporary, path)
 
 
 def _parse(line: str, location: str) -> dict[str, float]:

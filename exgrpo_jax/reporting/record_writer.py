@@ -105,7 +105,7 @@ class Writer:
 
 def _drop(workdir: pathlib.Path, first_step: int) -> None:
   """Removes the rows from `first_step` on, and incomplete files that a kill left."""
-  for path in (workdir / step_records.FOLDER).glob('*.tmp'):
+  for path in (workdir / step_records.FOLDER).glob('*.new'):
     path.unlink()
   for name in step_records.SCHEMAS:
     for path in step_records.files(workdir, name):

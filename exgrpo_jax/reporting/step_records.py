@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime.replacement import replacing
 
 FOLDER = 'records'  # in the workdir
 
@@ -169,10 +170,8 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def write_file(path: pathlib.Path, table: pa.Table) -> None:
-  """Writes a table; a killed process leaves the old file or the new one, complete."""
-  temporary = path.with_name(path.name + '.tmp')
-  with temporary.open('wb') as file:
+  """Write a table; a killed process leaves the old file or the new one, complete."""
+  with replacing(path) as unfinished, unfinished.open('wb') as file:
     parquet.write_table(table, file, compression='zstd')
     file.flush()
     os.fsync(file.fileno())
-  os.replace(temporary, path)

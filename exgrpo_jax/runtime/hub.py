@@ -12,8 +12,9 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import huggingface_hub
 from huggingface_hub import constants, errors, utils
@@ -28,8 +29,6 @@ _NAME = re.compile(r'(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^\s@:]+))?', r
 # Fetched when a commit is looked up: what every repository has, a data set's splits, and what
 # a gated model withholds, unlike its README.md.
 DESCRIPTION = ('.gitattributes', 'README.md', 'config.json')
-
-_WORTH_PRINTING = 1e6  # bytes; less is fetched at once
 
 _recorded: dict[str, str] = {}  # `Repository.key` -> commit, from hub.json
 _commits: dict[str, str] = {}  # the same, in this process
@@ -129,18 +128,15 @@ def fetch(repository: Repository, patterns: Sequence[str]) -> str:
 
   What the cache holds is not fetched again, and a broken download goes on where it broke.
   """
-  bars, bar_class = _counters()
-  with _refusals(repository), activity.doing(lambda: _progress(repository, bars)):
-    folder = huggingface_hub.snapshot_download(
+  if not sys.stderr.isatty():
+    utils.disable_progress_bars()  # a log would have a line for each change
+  with _refusals(repository), activity.doing(f'fetching {repository.name}'):
+    return huggingface_hub.snapshot_download(
       repository.name,
       repo_type=repository.kind,
       revision=repository.revision or None,
       allow_patterns=list(patterns),
-      tqdm_class=bar_class,
     )
-  if (fetched := _bytes(bars)[0]) >= _WORTH_PRINTING:
-    print(f'fetched {_in_units(fetched)} of {repository.name} into {folder}', flush=True)
-  return folder
 
 
 def listing(repository: Repository) -> list[str]:
@@ -196,34 +192,3 @@ def _refusals(repository: Repository) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
   return f'{type(error).__name__}: {str(error).strip()}'.splitlines()[0]
-
-
-def _counters() -> tuple[list[Any], type]:
-  """Bars that count without showing it, as console.py does that; and the class that makes them."""
-  bars: list[Any] = []
-
-  class Counter(utils.tqdm):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-      super().__init__(*args, **kwargs | {'disable': True})
-      if kwargs.get('unit') == 'B':  # others count files
-        bars.append(self)
-
-    def update(self, n: float | None = 1) -> None:
-      self.n += n or 0
-
-  return bars, Counter
-
-
-def _bytes(bars: Sequence[Any]) -> tuple[float, float]:
-  """(fetched, total); the bars before the last one count what the network sends."""
-  return (bars[-1].n, bars[-1].total or 0) if bars else (0, 0)
-
-
-def _progress(repository: Repository, bars: Sequence[Any]) -> str:
-  done, total = _bytes(bars)
-  counted = f', {_in_units(done)} of {_in_units(total)}' if total else ''
-  return f'fetching {repository.name}{counted}'
-
-
-def _in_units(count: float) -> str:
-  return f'{count / 1e9:,.2f} GB' if count >= 1e8 else f'{count / 1e6:,.1f} MB'

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import folder_lock, hosts
+from exgrpo_jax.runtime.replacement import replacing
 
 # What a resumed run may change: its length, what it writes and evaluates on the way, and how it is
 # computed (mesh, slots and microbatch change only rounding). Any other change would mix two
@@ -249,9 +250,8 @@ def write_json(path: str, value: Any) -> None:
   """Writes `value` atomically; of several hosts only the first writes."""
   if not hosts.is_first():
     return
-  with open(path + '.new', 'w') as file:
-    json.dump(value, file, indent=2)
-  os.replace(path + '.new', path)
+  with replacing(path) as unfinished:
+    unfinished.write_text(json.dumps(value, indent=2))
 
 
 def read_config(workdir: str) -> dict[str, Any]:

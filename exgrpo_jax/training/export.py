@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from exgrpo_jax.experiment.experiment import Experiment
 from exgrpo_jax.huggingface import architecture, weights
 from exgrpo_jax.policy import model
 from exgrpo_jax.runtime import hosts
+from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import write_json
 
 _SCORE = 'evaluation.json'  # of workdir/export/best: which step it is of, and its score
@@ -88,13 +88,9 @@ def completed(folder: epath.PathLike) -> Iterator[str]:
   if '://' in name or os.path.ismount(name) or os.path.realpath(name) == os.getcwd():
     yield name
     return
-  name = os.path.realpath(name)
-  unfinished = name + '.new'
-  _remove(unfinished)  # of an export that was killed
-  yield unfinished
-  _remove(name)
-  if hosts.is_first():
-    os.replace(unfinished, name)
+  writing = replacing(os.path.realpath(name)) if hosts.is_first() else contextlib.nullcontext(name)
+  with writing as unfinished:
+    yield os.fspath(unfinished)
 
 
 def _score(folder: str) -> float:
@@ -103,8 +99,3 @@ def _score(folder: str) -> float:
       return json.load(file)['score']
   except FileNotFoundError:
     return float('-inf')
-
-
-def _remove(folder: str) -> None:
-  if hosts.is_first():
-    shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -44,6 +43,7 @@ from exgrpo_jax.runtime import (
 )
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.environment import record_start
+from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
 from exgrpo_jax.training import export, prior_experience
 from exgrpo_jax.training.checks import check_rewards, check_start
@@ -166,10 +166,8 @@ def keep_tokenizer(experiment: Experiment) -> None:
   folder = os.path.join(experiment.workdir, 'tokenizer')
   if not hosts.is_first() or os.path.exists(folder):
     return
-  unfinished = folder + '.new'
-  shutil.rmtree(unfinished, ignore_errors=True)  # what a kill left
-  experiment.tokenizer.save(unfinished)
-  os.replace(unfinished, folder)
+  with replacing(folder) as unfinished:
+    experiment.tokenizer.save(unfinished)
 
 
 def train(

@@ -10,7 +10,7 @@ import tokenizers
 
 from exgrpo_jax.data import prompt, tokenizer
 from exgrpo_jax.datatypes import Message
-from exgrpo_jax.environments import tool_calls
+from exgrpo_jax.environments import tools
 from exgrpo_jax.errors import InputError
 from tests.helpers.paths import CHECKPOINTS
 
@@ -240,7 +240,7 @@ def test_a_chat_template_that_knows_no_tools_has_them_in_the_system_message(fold
   )
   assert text.endswith(f'|user: {USER.content}|') and text.count('system:') == 1
   *_, example = re.findall(r'<tool_call>.*?</tool_call>', text, re.DOTALL)
-  assert tool_calls.calls_of(example)[0].name == 'a function'
+  assert tools.calls_of(example)[0].name == 'a function'
 
 
 def test_a_chat_template_is_told_of_tools(folder):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from exgrpo_jax.grading import pool, user_code, verifier
+from exgrpo_jax.grading import pool, verifier
 from tests.docs import documents
 from tests.helpers import tiny
 
@@ -24,5 +24,5 @@ def test_the_verifier_of_the_page_decides(tmp_path, monkeypatch):
 
 
 def test_the_page_lists_every_kind_and_verifier():
-  for name in (*verifier.KINDS, *user_code.VERIFIERS):
+  for name in (*verifier.KINDS, *verifier.NAMES):
     assert f'| `{name}` |' in PAGE

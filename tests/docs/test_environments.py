@@ -4,8 +4,7 @@ import pytest
 
 from exgrpo_jax.environments.adapters import TextArena
 from exgrpo_jax.environments.environment import Observation, Task
-from exgrpo_jax.environments.tool_schema import describe
-from exgrpo_jax.environments.tools import Tools
+from exgrpo_jax.environments.tools import Tools, describe
 from tests.docs import documents
 
 EXAMPLE, SHOP, BOARDS = documents.blocks((documents.DOCS / 'environments.md').read_text(), 'python')

@@ -9,9 +9,7 @@ from exgrpo_jax.environments import settings
 from exgrpo_jax.environments.environment import Observation, Task
 from exgrpo_jax.environments.expressions import calculate
 from exgrpo_jax.environments.pool import Pool
-from exgrpo_jax.environments.tool_calls import Call, calls_of
-from exgrpo_jax.environments.tool_schema import describe
-from exgrpo_jax.environments.tools import Tools
+from exgrpo_jax.environments.tools import Call, Tools, calls_of, describe
 from exgrpo_jax.errors import InputError
 
 

@@ -86,12 +86,12 @@ def test_an_exception_costs_its_batch_alone_and_names_the_function():
 def test_a_service_that_is_not_ready_in_time_has_timed_out(monkeypatch):
   """So grading/timed_out counts all that the clock decided."""
 
-  def late(*args):
-    slot = of_batches(*args)
-    slot._program = dataclasses.replace(slot._program, timeout=0.01)  # no process is ready by then
-    return slot
+  def late(*args, is_batched=False):
+    started = program(*args, is_batched=is_batched)
+    # No process is ready by then.
+    return dataclasses.replace(started, timeout=0.01) if is_batched else started
 
-  of_batches = workers.of_batches
-  monkeypatch.setattr(workers, 'of_batches', late)
+  program = workers.program
+  monkeypatch.setattr(workers, 'program', late)
   (verdict,) = grade([RIGHT])
   assert verdict.outcome == 'timed out' and 'not ready after 0.01 s' in verdict.reason

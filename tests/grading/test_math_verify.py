@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, user_code, verifier
+from exgrpo_jax.grading import pool, verifier
 from exgrpo_jax.grading.verifier import Truth
 from tests.helpers import tiny
 
@@ -15,7 +15,7 @@ CONFIG = dataclasses.replace(tiny.GRADING, workers=1, time_limit=30.0, verifier=
 @pytest.fixture(scope='module')
 def chosen():
   pytest.importorskip('math_verify', reason="pip install 'exgrpo_jax[math-verify]'")
-  return user_code.load_verifier('math_verify')
+  return verifier.load('math_verify')
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_our_limits_hold_for_it():
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
-  monkeypatch.setattr(user_code.importlib.util, 'find_spec', lambda _: None)
+  monkeypatch.setattr(verifier.importlib.util, 'find_spec', lambda _: None)
   with pytest.raises(InputError, match=r"='math_verify' .*exgrpo_jax\[math-verify\]"):
-    user_code.load_verifier('math_verify')
+    verifier.load('math_verify')

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, reward_functions, user_code, verifier
-from exgrpo_jax.runtime import worker_slot
+from exgrpo_jax.grading import pool, reward_functions, verifier
+from exgrpo_jax.workers import user_code
+from exgrpo_jax.workers.pool import Worker
 from tests.helpers import tiny
 
 VERIFIER = verifier.Config(require_think=False, require_box=True)
@@ -77,10 +78,8 @@ def test_what_reads_a_row_is_tried_on_one_of_the_data(name, right, wrong, reason
 
 
 def test_only_what_is_asked_for_is_sent(monkeypatch):
-  sent, ask = [], worker_slot.WorkerSlot.ask
-  monkeypatch.setattr(
-    worker_slot.WorkerSlot, 'ask', lambda *args: sent.append(args[2]) or ask(*args)
-  )
+  sent, ask = [], Worker.ask
+  monkeypatch.setattr(Worker, 'ask', lambda *args: sent.append(args[1]) or ask(*args))
   config = dataclasses.replace(tiny.GRADING, workers=1, rewards=('overlong',), overlong_buffer=4)
   facts = {'length': 8, 'max_response': 10, 'tokens': np.arange(8), 'level': 3}
   with pool.Grader(config, VERIFIER) as running:

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from exgrpo_jax.environments.environment import Task
-from exgrpo_jax.environments.guess import Guess
+from exgrpo_jax.environments.toys import Guess
 
 RESPONSE, TURNS, TURN = 32, 5, 3  # tokens of an episode, its turns, tokens of a turn
 

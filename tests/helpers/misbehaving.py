@@ -1,23 +1,26 @@
-"""Rewards that make a worker misbehave as the response says; they run in it, so without jax."""
+"""Code that makes a worker misbehave as a request says; it runs in the worker, so without jax."""
 
 import os
 import signal
 import sys
 import time
 
+from exgrpo_jax.environments.environment import Observation
 
-def reward(response, answer, outcome):
-  """Does what the first word of the response says; returns the response's length."""
-  del answer, outcome
-  word, _, rest = response.partition(' ')
+
+def act(text):
+  """Do what the first word of a text says."""
+  word, _, rest = text.partition(' ')
   if word == 'hang':
     time.sleep(600)
   elif word == 'spin':  # holds the GIL for longer than any test takes
     int('9' * 4300) ** (10**7)
   elif word == 'crash':
     os.kill(os.getpid(), signal.SIGSEGV)
+  elif word == 'exit':
+    os._exit(3)
   elif word == 'raise':
-    raise KeyError('of the reward')
+    raise KeyError('of the code')
   elif word == 'hog':
     bytearray(10**9)
   elif word == 'sleep_once':
@@ -25,7 +28,27 @@ def reward(response, answer, outcome):
   elif word == 'print':
     print('{"outcome": "correct", "reward": 1}', flush=True)
     sys.stdin.read()
+  elif word == 'import':
+    assert not [name for name in rest.split() if name in sys.modules], rest
+
+
+def reward(response, answer, outcome):
+  """The response's length, once `act` is done."""
+  del answer, outcome
+  act(response)
   return len(response)
+
+
+class Misbehaving:
+  """An environment of one turn, which does what that says and answers with its process id."""
+
+  def reset(self, task, seed):
+    del seed
+    return task.messages
+
+  def step(self, response):
+    act(response)
+    return Observation(str(os.getpid()), done=True)
 
 
 def worth(response, answer, outcome):
@@ -84,15 +107,10 @@ def outcome_of(response, answer, outcome):
   return 1 + ('correct', 'wrong', 'no answer').index(outcome) + 10 * (answer == 'a')
 
 
-def imports(response, answer, outcome):
-  """How many of the modules named in the response have been imported."""
-  del answer, outcome
-  return sum(name in sys.modules for name in response.split())
-
-
 def pid(response, answer, outcome):
-  """The worker's process id, after it has done what `reward` does."""
-  reward(response, answer, outcome)
+  """The worker's process id, once `act` is done."""
+  del answer, outcome
+  act(response)
   return os.getpid()
 
 

@@ -119,7 +119,7 @@ os.kill(os.getpid(), signal.SIGKILL)
   process = subprocess.run([sys.executable, '-c', code, str(tmp_path)])
   assert process.returncode == -signal.SIGKILL
   assert set(steps(tmp_path)) == set(range(1, 7))
-  (tmp_path / 'records' / 'responses_000005.parquet.tmp').write_text('cut')  # by another kill
+  (tmp_path / 'records' / 'responses_000005.parquet.new').write_text('cut')  # by another kill
   write(tmp_path, 6, 9)
   write(tmp_path / 'once', 0, 9)
   assert content(tmp_path) == content(tmp_path / 'once')

@@ -21,6 +21,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.reporting.page import comparison, curves, evaluations, experience, overview, texts
 from exgrpo_jax.reporting.page.texts import Pieces
 from exgrpo_jax.reporting.runs import Group, Recorded
+from exgrpo_jax.runtime.replacement import replacing
 
 # Shared by all runs of a page, so that it stays below 15 MB.
 _RESPONSES = 400_000  # rows of the table of responses
@@ -206,10 +207,9 @@ def render(parts: Parts) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-  """Writes a file; a reader sees the old one or the new one, complete."""
-  unfinished = path.with_name(f'{path.name}.new')
-  unfinished.write_text(text, encoding='utf-8')
-  os.replace(unfinished, path)
+  """Write a file; a reader sees the old one or the new one, complete."""
+  with replacing(path) as unfinished:
+    unfinished.write_text(text, encoding='utf-8')
 
 
 def pack(value: Any) -> str:

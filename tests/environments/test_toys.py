@@ -5,10 +5,8 @@ import pytest
 
 from exgrpo_jax.configs import lake as lake_config
 from exgrpo_jax.data.tasks import games, sums
-from exgrpo_jax.environments.calculator import Calculator
 from exgrpo_jax.environments.environment import Observation, Task
-from exgrpo_jax.environments.guess import Guess
-from exgrpo_jax.environments.lake import Lake
+from exgrpo_jax.environments.toys import Calculator, Guess, Lake
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
 

@@ -1,8 +1,7 @@
-"""Code of a user's that a config names, imported, and its errors."""
+"""Load the code of a user's that a config names, and say what is wrong with it."""
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import sys
 import sysconfig
@@ -11,9 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import verifier
 
-VERIFIERS = ('built_in', 'math_verify')
 ERRORS = (Exception, SystemExit)  # a user's code may raise anything, and call sys.exit
 _MAX_REASON = 500  # characters of an error's text
 
@@ -34,7 +31,7 @@ _NEEDED = {
   ),
   'environment.name': (
     "'package.module:Class', importable where the run is started, and a class that is made without "
-    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.guess:Guess'
+    'arguments, or with config.environment.tools, such as exgrpo_jax.environments.toys:Guess'
   ),
   'environment.tools': (
     "'package.module:function', importable where the run is started, with a docstring and type "
@@ -43,23 +40,8 @@ _NEEDED = {
 }
 
 
-def load_verifier(spec: str) -> verifier.Verifier:
-  """One of VERIFIERS, or 'package.module:Class'; InputError where it cannot be used."""
-  if spec == 'built_in':
-    return verifier.BuiltIn()
-  with refusing('grading.verifier', spec):
-    if spec == 'math_verify':
-      if importlib.util.find_spec('math_verify') is None:
-        raise InputError(
-          "config.grading.verifier='math_verify' needs the package math-verify: "
-          "pip install 'exgrpo_jax[math-verify]'."
-        )
-      spec = 'exgrpo_jax.grading.math_verify:MathVerify'
-    return load(spec, 'Class')()
-
-
 def load(spec: str, what: str = 'function') -> Any:
-  """What 'package.module:name' is; raises what importing the module does.
+  """Import 'package.module:name' and return it; raises what importing the module does.
 
   The module may lie in the current folder, also for a command that does not search it by itself.
   """
@@ -73,7 +55,7 @@ def load(spec: str, what: str = 'function') -> Any:
 
 @contextlib.contextmanager
 def refusing(key: str, spec: str) -> Iterator[None]:
-  """Turns what a user's code raises into an InputError that names it and the setting."""
+  """Turn what a user's code raises into an InputError that names it and the setting."""
   try:
     yield
   except InputError:

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.grading import pool, user_code, verifier
+from exgrpo_jax.grading import pool, verifier
+from exgrpo_jax.workers import user_code
 from tests.helpers import misbehaving, tiny
 
 REQUIRED = verifier.Config(require_think=False, require_box=True)

@@ -1,6 +1,6 @@
 """A process that answers lines of JSON with lines of JSON, and that may be killed at any time.
 
-Nothing that it sends back can be executed. The process's side of the limits is worker_limits.py.
+Nothing that it sends back can be executed. The process's side is server.py.
 """
 
 import contextlib
@@ -18,10 +18,14 @@ _MAX_REPLY = 1 << 20  # bytes
 
 
 class WorkerProcess:
-  """The process, and the socket to it."""
+  """The process, and the socket to it.
 
-  def __init__(self, command: Sequence[str], setup: Any, timeout: float) -> None:
-    """Starts it, and sends `setup` within `timeout` seconds."""
+  `send` and `receive` wait until a deadline, in seconds of time.monotonic(). They raise
+  TimeoutError then, and EOFError with the exit status if the process is dead.
+  """
+
+  def __init__(self, command: Sequence[str], first: Any, timeout: float) -> None:
+    """Start it, and send the first line within `timeout` seconds."""
     self._socket, child_socket = socket.socketpair()
     self._buffer = b''  # received, but no full line yet
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -37,10 +41,10 @@ class WorkerProcess:
         env=os.environ | {'PYTHONPATH': search_path},
       )
     with contextlib.suppress(EOFError):  # `receive` will raise it again
-      self.send(setup, time.monotonic() + timeout)
+      self.send(first, time.monotonic() + timeout)
 
   def is_idle(self) -> bool:
-    """Whether the process lives and has sent nothing, as between two responses."""
+    """Return True if the process lives and has sent nothing, as between two requests."""
     self._socket.setblocking(False)
     try:
       self._socket.recv(1, socket.MSG_PEEK)
@@ -51,17 +55,12 @@ class WorkerProcess:
     return False
 
   def send(self, value: Any, deadline: float) -> None:
-    """Sends one request.
-
-    Raises:
-      TimeoutError: at the deadline, in seconds of time.monotonic().
-      EOFError: the process is dead; the message gives its exit status.
-    """
+    """Send one line."""
     with self._until(deadline):
       self._socket.sendall(json.dumps(value).encode() + b'\n')
 
   def receive(self, deadline: float) -> dict[str, Any]:
-    """The next reply; raises as `send` does, and may be called again after TimeoutError."""
+    """Return the next line; may be called again after TimeoutError."""
     while b'\n' not in self._buffer:
       with self._until(deadline):
         data = self._socket.recv(_MAX_REPLY)
@@ -72,20 +71,20 @@ class WorkerProcess:
     return json.loads(line)
 
   def kill(self) -> None:
-    """Kills the process and all its children; does nothing where it has ended."""
+    """Kill the process and all its children; does nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it is a zombie
       if self._process.returncode is None:
         os.killpg(self._process.pid, signal.SIGKILL)
     self._process.wait()
 
   def close(self) -> None:
-    """Kills the process and frees the socket."""
+    """Kill the process and free the socket."""
     self.kill()
     self._socket.close()
 
   @contextlib.contextmanager
   def _until(self, deadline: float) -> Iterator[None]:
-    """Lets the socket wait until the deadline, and turns its other errors into EOFError."""
+    """Let the socket wait until the deadline, and turn its other errors into EOFError."""
     self._socket.settimeout(max(1e-6, deadline - time.monotonic()))  # 0 would mean non-blocking
     try:
       yield

@@ -1,0 +1,162 @@
+"""Small environments of our own: three games for small policies, and attempts at any question.
+
+None leaves anything to chance, so seeds are not read. Each game has a player for the warm start.
+"""
+
+import re
+
+import numpy as np
+
+from exgrpo_jax.data.tasks.games import FREE, GOAL, HOLE, MOVES, PLAYER, Square, after, distances
+from exgrpo_jax.environments.environment import Messages, Observation, Task
+from exgrpo_jax.grading import verifier
+
+# How players of the warm start err.
+_FORGETS = 0.25  # Guess: share of turns that forget all answers
+_HALVES = 0.3  # Guess: share of the others that halve the interval; the rest takes any number in it
+_SKIPS = 0.15  # Calculator: share of turns that answer with what is not the end yet
+_SLIPS = 0.1  # Calculator: share of the other turns that take a wrong number
+_STRAYS = 0.35  # Lake: share of the turns that go anywhere
+
+_CALL = re.compile(r'(\d{1,12})([+-])(\d{1,12})', re.ASCII)
+_ANSWER = re.compile(r'=(-?\d{1,12})', re.ASCII)
+WRONG = 'That is not right. Try again.'
+MISSING = 'I find no answer in that. Try again.'
+
+
+class Guess:
+  """A number is to be found by higher and lower; it cannot be told in one turn.
+
+  Answers 'higher', 'lower', or '?' to what is no number; the answer of a task is the number.
+  """
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is that of the task: the lowest and the highest number, as '1-64'."""
+    del seed
+    self._number = int(task.answer)
+    self._low, self._high = map(int, task.messages[-1]['content'].split('-'))
+    self._all = range(self._low, self._high + 1)
+    return task.messages
+
+  def step(self, response: str) -> Observation:
+    """The reward is 1 for the number, and ends the episode."""
+    if not re.fullmatch(r'\d{1,9}', guess := response.strip(), re.ASCII):
+      return Observation('?')
+    guessed = int(guess)
+    if guessed == self._number:
+      return Observation(reward=1.0, done=True, success=True)
+    if guessed < self._number:
+      self._low = max(self._low, guessed + 1)
+      return Observation('higher')
+    self._high = min(self._high, guessed - 1)
+    return Observation('lower')
+
+  def demonstrate(self, rng: np.random.Generator) -> str:
+    """A guess of a player who halves the interval at times, and at times forgets it."""
+    if rng.random() < _FORGETS:
+      return str(rng.choice(self._all))
+    if rng.random() < _HALVES:
+      return str((self._low + self._high) // 2)
+    return str(rng.integers(self._low, self._high, endpoint=True))
+
+
+class Calculator:
+  """A sum of numbers that are too large for a small policy's head, and a calculator.
+
+  A turn such as '4821+377' is answered by the total; '=4286' ends the episode with an answer; what
+  is neither is answered by '?'.
+  """
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is that of the task, a chain of sums."""
+    del seed
+    self._answer = int(task.answer)
+    first, *rest = re.findall(r'[+-]?\d+', task.messages[-1]['content'])
+    self._total, self._rest = first, rest
+    return task.messages
+
+  def step(self, response: str) -> Observation:
+    """The reward is 1 for the right answer."""
+    if found := _ANSWER.fullmatch(response.strip()):
+      is_right = int(found[1]) == self._answer
+      return Observation(reward=float(is_right), done=True, success=is_right)
+    if found := _CALL.fullmatch(response.strip()):
+      total = int(found[1]) + int(found[2] + found[3])
+      self._total, self._rest = str(total), self._rest[1:]
+      return Observation(self._total)
+    return Observation('?')
+
+  def demonstrate(self, rng: np.random.Generator) -> str:
+    """A turn of a player who adds term by term, at times stops early, and at times slips."""
+    if not self._rest or rng.random() < _SKIPS or int(self._total) < 0:
+      return f'={self._total}'
+    term = self._rest[0]
+    if rng.random() < _SLIPS:
+      term = f'{term[0]}{rng.integers(100, 9999)}'
+    return f'{self._total}{term}'
+
+
+class Lake:
+  """A frozen lake to be crossed: a hole ends the episode, the goal solves it.
+
+  Shows the map again after each move, and '?' where a turn is none of MOVES.
+  """
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is that of the task, a map."""
+    del seed
+    self._lines = task.messages[-1]['content'].split('\n')
+    (self._square,) = (
+      (row, line.index(PLAYER)) for row, line in enumerate(self._lines) if PLAYER in line
+    )
+    return task.messages
+
+  def step(self, response: str) -> Observation:
+    """The reward is 1 at the goal."""
+    if (move := response.strip()) not in MOVES:
+      return Observation('?')
+    row, column = square = after(self._square, move, len(self._lines))
+    if self._lines[row][column] == HOLE:
+      return Observation(done=True)
+    if self._lines[row][column] == GOAL:
+      return Observation(reward=1.0, done=True, success=True)
+    self._move_to(square)
+    return Observation('\n'.join(self._lines))
+
+  def demonstrate(self, rng: np.random.Generator) -> str:
+    """A move of a player who mostly takes a shortest way, and at times any."""
+    reached, moves = distances(self._lines), list(MOVES)
+    if rng.random() < _STRAYS:
+      return str(rng.choice(moves))
+    ways = [
+      reached.get(after(self._square, move, len(self._lines)), len(reached)) for move in moves
+    ]
+    shortest = [move for move, way in zip(moves, ways) if way == min(ways)]
+    return str(rng.choice(shortest))
+
+  def _move_to(self, square: Square) -> None:
+    (row, column), (new_row, new_column) = self._square, square
+    rows = [list(line) for line in self._lines]
+    rows[row][column] = FREE
+    rows[new_row][new_column] = PLAYER
+    self._lines, self._square = [''.join(row) for row in rows], square
+
+
+class Attempts:
+  """Several attempts at a question: a wrong answer is told, and may be given anew.
+
+  Each turn is judged as a single one would be, tasks of reasoning_gym by their own score_answer.
+  """
+
+  def reset(self, task: Task, seed: int) -> Messages:
+    """The prompt is that of the task."""
+    del seed
+    self._truth = verifier.Truth(task.answer, task.kind, task.columns)
+    return task.messages
+
+  def step(self, response: str) -> Observation:
+    """The reward is 1 for the right answer; environment.discount makes late ones worth less."""
+    outcome = verifier.judge_with(verifier.BuiltIn(), response, self._truth).outcome
+    if outcome == 'correct':
+      return Observation(reward=1.0, done=True, success=True)
+    return Observation(WRONG if outcome == 'wrong' else MISSING)

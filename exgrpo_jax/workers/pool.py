@@ -1,0 +1,244 @@
+"""A pool of workers: processes that are started, limited in time, killed and replaced from here.
+
+A request may hang or crash its worker without harm to others. What a worker runs is server.py.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.runtime import hosts
+from exgrpo_jax.workers.process import WorkerProcess
+
+START_TIMEOUT = 60.0  # seconds until a worker must be ready: it may import the user's code
+MAX_DEATHS = 2  # workers that may die of a request before it is taken for the cause
+_SAY_EVERY = 10.0  # seconds, while a worker gets ready
+
+_T = TypeVar('_T')
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What a worker runs, as server.py takes it, and its limits."""
+
+  command: Sequence[str]
+  setup: Mapping[str, Any]
+  noun: str  # for messages: 'a grading process'
+  late: str  # the reason of a request that is not answered in time: 'no verdict after 5 s'
+  memory_limit: int = 0  # MiB, in addition to what it uses when it is ready; 0 is none
+  starts: int = 1  # attempts to start one that may fail in a row
+  timeout: float = START_TIMEOUT  # seconds until it must be ready
+  timeout_note: str = ''  # what the timeout contains, for messages
+  # Seconds after which a request may hang, so that another worker is started ahead.
+  standby_delay: float = math.inf
+
+
+class Failure(NamedTuple):
+  """Why a request has no reply."""
+
+  outcome: str  # one of datatypes.FAILURES
+  reason: str
+  is_lost: bool = False  # it hung or killed its worker
+
+
+def command(module: str) -> tuple[str, ...]:
+  """Return what runs a module of ours; -P: it does not search the folder that it starts in."""
+  return sys.executable, '-P', '-m', module
+
+
+class Worker:
+  """A place for one process, which is started when it is needed, and replaced when it dies.
+
+  Only one thread at a time may use it; another may call `stop`.
+  """
+
+  def __init__(self, program: Program) -> None:
+    self._program = program
+    self.greeting: Mapping[str, Any] = {}  # what the process said when it was ready
+    self.starts = 0  # processes that got ready
+    self._trying: dict[str, Any] = {}  # what the starting process said last
+    self._process: WorkerProcess | None = None
+    self._standby: WorkerProcess | None = None  # started ahead, because its imports take a while
+    self._stopped = False
+    self._lock = threading.Lock()  # guards these three
+
+  def call(
+    self, request: Callable[[], tuple[Any, float]], deaths: int = MAX_DEATHS
+  ) -> dict[str, Any] | Failure:
+    """Return the reply to a request, or why there is none; raises as `ready` does.
+
+    `request` gives it and its limit in seconds. It is called again for the next process where one
+    died, until `deaths` have.
+    """
+    reason = ''
+    for _ in range(deaths):
+      self.ready()
+      try:
+        reply = self.ask(*request())
+      except TimeoutError:
+        self.drop()
+        return Failure('timed out', self._program.late, is_lost=True)
+      except EOFError as error:
+        self.drop()
+        reason = (
+          f'{deaths} workers died of it, the last {error}' if deaths > 1 else f'it ended {error}'
+        )
+      else:
+        if reply.pop('must_be_replaced', False):
+          self.drop()
+        return Failure('crashed', reply['reason']) if 'reason' in reply else reply
+    return Failure('crashed', reason, is_lost=True)
+
+  def ready(self) -> None:
+    """Make sure that a process waits for a request; raises as `start` does."""
+    if self._process is None or not self._process.is_idle():
+      self.start()
+
+  def start(self) -> None:
+    """Replace the process, by the standby if there is one, and wait until it is ready.
+
+    Raises:
+      InputError: the user's code is refused, or hangs or ends the process as it is tried.
+      RuntimeError: no process got ready for another reason.
+      The cause of either is a TimeoutError where the time was over.
+    """
+    failure = None
+    for _ in range(self._program.starts):
+      self.drop()
+      self._start_standby()
+      with self._lock:
+        process, self._standby = self._standby, None
+        self._process = process
+      assert process is not None  # only this thread takes the standby
+      try:
+        reply = self._first_reply(process)
+      except (EOFError, TimeoutError) as error:
+        failure = error
+      else:
+        if 'refused' in reply:
+          raise InputError(reply['refused'])
+        self.greeting = reply
+        self.starts += 1
+        return
+    raise self._explained(failure) from failure
+
+  def ask(self, request: Any, seconds: float) -> dict[str, Any]:
+    """Send a request to the process that is ready; return its reply.
+
+    Raises:
+      TimeoutError: there is none after so many seconds.
+      EOFError: the process died; the message has its exit status.
+    """
+    assert self._process is not None
+    now = time.monotonic()
+    self._process.send(request, now + seconds)
+    if seconds > self._program.standby_delay:
+      try:
+        return self._process.receive(now + self._program.standby_delay)
+      except TimeoutError:
+        self._start_standby()
+    return self._process.receive(now + seconds)
+
+  def drop(self) -> None:
+    """Kill the process; the next request starts another."""
+    with self._lock:
+      process, self._process = self._process, None
+    if process is not None:
+      process.close()
+
+  def stop(self) -> None:
+    """Kill the processes for good."""
+    with self._lock:
+      self._stopped = True
+      for process in filter(None, (self._process, self._standby)):
+        process.kill()
+
+  def close(self) -> None:
+    """Kill the processes for good and free their sockets."""
+    self.stop()
+    for process in filter(None, (self._process, self._standby)):
+      process.close()
+
+  def _first_reply(self, process: WorkerProcess) -> dict[str, Any]:
+    """Return the reply of a process that is ready; meanwhile say what it waits for."""
+    started, self._trying, timeout = time.monotonic(), {}, self._program.timeout
+    while True:
+      try:
+        reply = process.receive(min(started + timeout, time.monotonic() + _SAY_EVERY))
+      except TimeoutError:
+        waited = time.monotonic() - started
+        if waited >= timeout:
+          raise
+        if self._trying and hosts.is_first():
+          doing = f'{self._trying["trying"]}: still {self._trying["how"]}'
+          print(f'{doing} ({waited:.0f} s of {timeout:g})', flush=True)
+      else:
+        if 'trying' not in reply:
+          return reply
+        self._trying = reply
+
+  def _explained(self, failure: BaseException | None) -> Exception:
+    """Return the error that says why no process got ready."""
+    noun, timeout = self._program.noun, self._program.timeout
+    late = f'not ready after {timeout:g} s'
+    reason = late if isinstance(failure, TimeoutError) else f'its process ended {failure}'
+    if not self._trying:
+      starts = self._program.starts
+      return RuntimeError(f'{noun} did not start (attempts: {starts}): {reason}')
+    return InputError(
+      f'{self._trying["trying"]} cannot be used ({reason}, while {self._trying["how"]}): {noun} '
+      f'has {timeout:g} s{self._program.timeout_note} to import what it calls and to try it.'
+    )
+
+  def _start_standby(self) -> None:
+    with self._lock:
+      if self._stopped:
+        raise concurrent.futures.CancelledError
+      if self._standby is None:
+        limit, setup = self._program.memory_limit, self._program.setup
+        first = {'parent': os.getpid(), 'memory_limit': limit, 'setup': setup}
+        self._standby = WorkerProcess(self._program.command, first, START_TIMEOUT)
+
+
+class Pool:
+  """Workers of a program, and a thread for each.
+
+  Processes start when the first calls come. They end with the thread that started them, so with
+  this object or with this process.
+  """
+
+  def __init__(self, program: Program, count: int = 1) -> None:
+    self._workers = [Worker(program) for _ in range(count)]
+    # Last in, first out: the worker used last has a running process.
+    self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
+    for worker in reversed(self._workers):
+      self._free.put(worker)
+    self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix='worker')
+
+  def submit(self, use: Callable[[Worker], _T]) -> concurrent.futures.Future[_T]:
+    """Call `use` in a thread, with a worker that is its alone meanwhile; calls wait in order."""
+    return self._threads.submit(self._lend, use)
+
+  def close(self) -> None:
+    """Cancel all calls and end the processes at once."""
+    self._threads.shutdown(wait=False, cancel_futures=True)
+    for worker in self._workers:
+      worker.stop()  # threads that wait for a process return now
+    self._threads.shutdown()
+    for worker in self._workers:
+      worker.close()
+
+  def _lend(self, use: Callable[[Worker], _T]) -> _T:
+    worker = self._free.get()
+    try:
+      return use(worker)
+    finally:
+      self._free.put(worker)

@@ -1,0 +1,96 @@
+"""The worker's side: a process that loads a user's code and answers requests about it.
+
+Both sides send lines of JSON over a socket, which is the worker's standard input:
+
+  {'parent', 'memory_limit', 'setup'}   answered by {'trying': a setting, 'how': …} before any of a
+                                        user's code is imported or tried; then by the greeting, or
+                                        by {'refused': what is wrong}
+  a request                             answered by the reply, or by {'reason': …} if answering it
+                                        raised, with 'must_be_replaced' if that may have left
+                                        things inconsistent
+
+Whatever the user's code prints goes to standard error and cannot pass for a reply. No jax is
+imported here: a worker must start in an instant, and leave the accelerator alone.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.workers.user_code import ERRORS, summarize
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+Reply = Mapping[str, Any]
+# Says which setting's code is about to run, and how; it may never come back.
+Say = Callable[[str, str, str], None]  # key, value, 'importing it'
+# From a program's setup to the greeting and to what answers a request; raises InputError.
+Load = Callable[[Mapping[str, Any], Say], tuple[Reply, Callable[[Any], Reply]]]
+
+
+def serve(load: Load) -> None:
+  """Answer requests until the socket is closed or the parent ends."""
+  # The socket that standard input was; that is empty from now on.
+  requests, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(0), 'wb', 0)
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+  if not (line := requests.readline()):
+    return  # the parent has ended already
+  first = json.loads(line)
+  _die_with(first['parent'])
+
+  def send(value: Reply) -> None:
+    replies.write(json.dumps(value).encode() + b'\n')
+
+  try:
+    greeting, answer = load(
+      first['setup'],
+      lambda key, value, how: send({'trying': f'config.{key}: {value!r}', 'how': how}),
+    )
+  except InputError as error:
+    send({'refused': str(error)})
+    return
+  if first['memory_limit']:
+    _limit_memory(first['memory_limit'])
+  send(greeting)
+  for line in requests:
+    try:
+      send(answer(json.loads(line)))
+    except ERRORS as error:
+      send(failed(error))
+
+
+def failed(error: BaseException, place: str = '') -> Reply:
+  """Return the reply to a request that raised; `place` says whose code it was."""
+  return {
+    'reason': place + summarize(error),
+    'must_be_replaced': isinstance(error, MemoryError),
+  }
+
+
+def _die_with(parent: int) -> None:
+  """Make this process end with its parent, even while it is busy."""
+  if sys.platform == 'linux':
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent:  # it ended before the call above
+    os._exit(0)
+
+
+def _limit_memory(mebibytes: int) -> None:
+  """Let this process use so many MiB more than it does now; on Linux only."""
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no core file
+  if sys.platform != 'linux':
+    return  # elsewhere the limit is not enforced, or counts memory that is only reserved
+  # Imported libraries take a large address space, which is not the request's doing.
+  with open('/proc/self/statm') as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+  limit = used + mebibytes * 2**20
+  _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+  if hard_limit != resource.RLIM_INFINITY:
+    limit = min(limit, hard_limit)
+  resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

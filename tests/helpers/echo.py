@@ -1,0 +1,24 @@
+"""The smallest program of a worker: it does what a text says, and replies with its process id."""
+
+import os
+
+from exgrpo_jax.workers import server, user_code
+from tests.helpers import misbehaving
+
+
+def load(setup, say):
+  """Import a user's code, where the setup names some."""
+  for key, spec in setup.items():
+    with user_code.refusing(key, spec):
+      say(key, spec, 'importing it')
+      user_code.load(spec)
+
+  def answer(text):
+    misbehaving.act(text)
+    return {'pid': os.getpid()}
+
+  return {}, answer
+
+
+if __name__ == '__main__':
+  server.serve(load)

@@ -1,0 +1,226 @@
+"""Every request gets its reply, whatever one does to its worker, in all kinds of pools."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.workers import pool
+from exgrpo_jax.workers.pool import Pool, Worker
+from tests.helpers.pools import ECHO, POOLS, asking
+from tests.helpers.processes import is_running
+
+PATIENCE = 60.0  # seconds to wait for what happens at once unless the machine is busy
+
+
+@pytest.fixture(params=POOLS)
+def opened(request):
+  """Makes a pool that closes when the test ends."""
+  with contextlib.ExitStack() as stack:
+    yield lambda **limits: stack.enter_context(POOLS[request.param](**limits))
+
+
+def wait_until(condition):
+  """Waits until `condition()` is true; fails after PATIENCE."""
+  deadline = time.monotonic() + PATIENCE
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def kill_worker(path):
+  """Kills the worker that wrote its process id to `path`, once it has; it then sleeps."""
+  wait_until(path.exists)
+  os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+# What a request does to its worker.
+
+
+def test_a_request_that_hangs_or_crashes_costs_only_itself(opened):
+  fates = {
+    'hang': ('timed out', r'no (reply|verdict|answer) after 1 s'),
+    'one': ('', ''),
+    'crash': ('crashed', '2 workers died of it, the last with exit status -11'),
+    'two': ('', ''),
+    'exit': ('crashed', '2 workers died of it, the last with exit status 3'),
+    'raise': ('crashed', rf"(.*:pid: )?KeyError: 'of the code' \({os.sep}.*misbehaving.py:\d+\)"),
+    'hog': ('crashed', r'(.*:pid: )?MemoryError( \(.*\))?'),
+    'spin': ('timed out', r'no (reply|verdict|answer) after 1 s'),
+    'three': ('', ''),
+  }
+  replies = opened(count=2, time_limit=1.0)(*fates)()
+  for reply, (outcome, reason) in zip(replies, fates.values(), strict=True):
+    assert reply.outcome == outcome and bool(reply.pid) == (not outcome)
+    assert re.fullmatch(reason, reply.reason), reply
+
+
+def test_a_stopped_worker_that_reads_nothing_times_out(opened):
+  submit = opened(time_limit=1.0)
+  (first,) = submit('')()
+  os.kill(first.pid, signal.SIGSTOP)
+  stopped, later = submit('x' * 10**6, '')()
+  assert stopped.outcome == 'timed out' and later.pid not in (0, first.pid)
+
+
+def test_a_worker_killed_while_it_is_busy_loses_nothing(opened, tmp_path):
+  wait = opened()(*'ab', f'sleep_once {tmp_path / "pid"}', *'cd')
+  kill_worker(tmp_path / 'pid')
+  assert all(reply.pid for reply in wait())
+
+
+def test_a_worker_killed_while_idle_is_replaced_and_the_next_request_not_blamed(opened, tmp_path):
+  submit = opened()
+  pids = []
+  for _ in range(2):
+    (reply,) = submit('')()
+    pids.append(reply.pid)
+    os.kill(reply.pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pids[-1]))
+  wait = submit(f'sleep_once {tmp_path / "pid"}')
+  kill_worker(tmp_path / 'pid')  # the first death that counts
+  (reply,) = wait()
+  assert reply.pid and len({*pids, reply.pid}) == 3
+
+
+def test_a_worker_is_replaced_after_it_ran_out_of_memory_and_not_after_another_error(opened):
+  submit = opened()
+  before, failed, after, hogged, last = submit('', 'raise', '', 'hog', '')()
+  assert failed.outcome == hogged.outcome == 'crashed'
+  assert before.pid == after.pid != last.pid and last.pid
+
+
+def test_printed_text_is_no_reply(opened, capfd):
+  first, printed = opened()('', 'print')()
+  assert printed == first and first.pid
+  assert capfd.readouterr().out == ''
+
+
+def test_several_workers_answer_at_once(opened, tmp_path):
+  submit = opened(count=2)
+  wait = submit(f'sleep_once {tmp_path / "pid"}', 'one')
+  wait_until((tmp_path / 'pid').exists)
+  os.kill(int((tmp_path / 'pid').read_text()), signal.SIGKILL)
+  first, second = wait()
+  assert first.pid != second.pid and first.pid and second.pid
+
+
+# The worker's surroundings.
+
+
+def test_a_worker_imports_no_jax(opened):
+  asked = ['import jax jaxlib flax exgrpo_jax.datatypes', 'import exgrpo_jax.workers.server']
+  free, imported = opened()(*asked)()
+  assert free.pid and imported.outcome == 'crashed'
+
+
+@pytest.mark.parametrize('kind', ['echoes', 'grading'])  # environments end with the process
+def test_closing_kills_busy_workers_at_once(kind, tmp_path):
+  path = tmp_path / 'pid'
+  with POOLS[kind]() as submit:
+    wait = submit(f'sleep_once {path}', '')  # would hang if closing waited
+    wait_until(path.exists)
+    assert is_running(path.read_text())
+  assert not is_running(path.read_text())
+  with pytest.raises(concurrent.futures.CancelledError):
+    wait()
+
+
+ORPHAN = """
+import sys
+from tests.helpers import pools
+with pools.POOLS[sys.argv[1]](time_limit=600.0) as submit:
+  submit('sleep_once ' + sys.argv[2])()
+"""
+
+
+@pytest.mark.skipif(
+  sys.platform != 'linux', reason='only Linux signals a busy process when its parent ends'
+)
+@pytest.mark.parametrize('kind', ['echoes', 'grading'])  # server.py does it for all
+def test_a_busy_worker_ends_with_a_parent_that_is_killed(kind, tmp_path):
+  path = tmp_path / 'pid'
+  env = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path), 'JAX_PLATFORMS': 'cpu'}
+  with subprocess.Popen([sys.executable, '-c', ORPHAN, kind, str(path)], env=env) as parent:
+    try:
+      wait_until(path.exists)
+      worker = int(path.read_text())
+      assert is_running(worker)
+    finally:
+      parent.kill()
+  wait_until(lambda: not is_running(worker))
+
+
+# How a worker starts.
+
+
+def test_a_user_s_code_that_hangs_is_refused_by_name_once_its_time_is_over(monkeypatch, capsys):
+  """After one attempt, during which the wait is explained every ten seconds."""
+  clock = types.SimpleNamespace(now=100.0)
+
+  class Hanging:
+    """A worker that says that it imports something, and then nothing."""
+
+    def __init__(self, _command, first, _timeout):
+      self.said = [{'trying': f"'{name}'", 'how': 'importing it'} for name in first['setup']]
+
+    def receive(self, deadline):
+      if self.said:
+        return self.said.pop(0)
+      clock.now = deadline
+      raise TimeoutError
+
+    def close(self):
+      pass
+
+  monkeypatch.setattr(pool, 'WorkerProcess', Hanging)
+  monkeypatch.setattr(pool, 'time', types.SimpleNamespace(monotonic=lambda: clock.now))
+  hanging = dataclasses.replace(
+    ECHO, setup={'a:b': ''}, starts=1, timeout=67.0, timeout_note=' (some included)'
+  )
+  with pytest.raises(InputError, match=r"^'a:b' cannot be used .*importing it.* 67 s \(some incl"):
+    Worker(hanging).start()
+  assert clock.now == 167
+  assert capsys.readouterr().out.splitlines() == [
+    f"'a:b': still importing it ({waited} s of 67)" for waited in range(10, 67, 10)
+  ]
+
+
+@pytest.mark.parametrize(
+  ('spec', 'reason'),
+  [
+    ('nowhere_at_all:f', r"ModuleNotFoundError: No module named 'nowhere_at_all'.* it must be"),
+    ('tests.helpers.environments:absent', 'AttributeError: '),
+    ('vanishing:f', 'its process ended with exit status 3, while importing it'),
+  ],
+)
+def test_a_user_s_code_that_cannot_be_imported_is_refused_by_name(
+  spec, reason, monkeypatch, tmp_path
+):
+  (tmp_path / 'vanishing.py').write_text('import os\nos._exit(3)\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  program = dataclasses.replace(ECHO, setup={'grading.rewards': spec}, starts=1)
+  with contextlib.closing(Worker(program)) as worker, pytest.raises(InputError) as refused:
+    worker.start()
+  message = str(refused.value)
+  assert message.startswith(f"config.grading.rewards: '{spec}' cannot be used (")
+  assert re.search(reason, message)
+
+
+def test_workers_that_do_not_start_end_the_run():
+  program = dataclasses.replace(ECHO, command=(sys.executable, '-c', 'raise SystemExit(7)'))
+  with contextlib.closing(Pool(program)) as running:
+    waiting = running.submit(asking('', 30.0))
+    with pytest.raises(
+      RuntimeError, match=r'an echo process did not start \(attempts: 3\): .*status 7'
+    ):
+      waiting.result()
