@@ -20,7 +20,7 @@ from importlib import metadata
 
 import jax
 
-from exgrpo_jax.capacity import chips, examination
+from exgrpo_jax.capacity import devices, examination, step
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -141,7 +141,7 @@ def examined(name: str, topology: str) -> Row:
   config = parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
-  found = examination.examine(config, topology, '', examination.EVALUATED)
+  found = examination.examine(config, topology, '', step.EVALUATED)
   fullest = max(found.peaks, key=lambda program: found.peaks[program], default='')
   row = {
     'config': name,
@@ -152,9 +152,9 @@ def examined(name: str, topology: str) -> Row:
     'versions': f'libtpu {metadata.version("libtpu")}, JAX {jax.__version__}',
   }
   if found.fits and found.speed:
-    limit = chips.chip_of(topology).memory
+    limit = devices.chip_of(topology).memory
     row |= {
-      'memory': f'{found.peaks[fullest] / chips.GIB:.1f} of {limit / chips.GIB:.1f}',
+      'memory': f'{found.peaks[fullest] / devices.GIB:.1f} of {limit / devices.GIB:.1f}',
       'seconds': f'{found.speed.seconds:.0f}',
       'tokens': f'{found.speed.tokens_per_second:,.0f}',
       'hours': f'{found.speed.chip_hours:,.0f}',
@@ -166,7 +166,7 @@ def parted(topology: str) -> list[Row]:
   """The parts of a step of `PARTED` with partial rollouts, and their sum; compiles its programs."""
   config = parse_config(config_files.load_config(PARTED))
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, carry=True))
-  speed = examination.examine(config, topology, '', examination.EVALUATED).speed
+  speed = examination.examine(config, topology, '', step.EVALUATED).speed
   assert speed, topology
   bounds = {'FLOPs': 'FLOPs', 'bandwidth': 'memory'}
   rows = [

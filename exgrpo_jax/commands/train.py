@@ -12,6 +12,7 @@ import os
 import jax
 from absl import flags
 
+from exgrpo_jax.capacity import rehearsal
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.experiment import memory
 from exgrpo_jax.experiment.experiment import Config
@@ -19,7 +20,7 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts, machine
 from exgrpo_jax.runtime.workdir import owned
-from exgrpo_jax.training import export, rehearsal, session
+from exgrpo_jax.training import export, session
 from exgrpo_jax.training.checks import check_start
 
 
@@ -53,7 +54,7 @@ def _train(args: command_line.Args, config: Config, done: int) -> None:
     every, num_steps = config.evaluation.every, config.num_steps
     print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
     if args.compile_only:
-      rehearsal.run(experiment, rollout)
+      rehearsal.run(experiment)
       print(f'compiled {compiled}', flush=True)
       return
     session.train(*loaded, session.claim(args.config, experiment, rollout), compiled)

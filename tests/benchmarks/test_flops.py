@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import flops
 from exgrpo_jax.algorithm import objective
-from exgrpo_jax.capacity import flops
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import experiment

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import frame, scripted
-from exgrpo_jax.capacity import schedule
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout import schedule, scheduler
 
 PROMPT, BLOCK = 5, 16
 
