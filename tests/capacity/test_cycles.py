@@ -1,5 +1,7 @@
 """A program's text is read, and timed: cycles, formulas, loops; figures to check in the head."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -128,6 +130,21 @@ def test_computations_of_another_thread_end_too():
     'gather': ['x'],
     'main': ['y'],
   }
+
+
+def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
+  """By a stand-in for the two compilations: which programs JAX cannot read is chance."""
+
+  class Unreadable:
+    def as_text(self):
+      raise jax.errors.JaxRuntimeError('INTERNAL: RET_CHECK failure')
+
+    def compile(self, compiler_options):
+      folder = pathlib.Path(compiler_options['xla_dump_to'])
+      (folder / 'module_0001.jit_f.cl_1.after_codegen.txt').write_text(TEXT)
+      (folder / 'module_0001.jit_f.cl_1.before_optimizations.txt').write_text('')
+
+  assert cycles.module_of(Unreadable(), Unreadable()) == cycles.parse(TEXT)
 
 
 # ---- Time ----
