@@ -9,7 +9,7 @@ attention.py.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -138,125 +138,92 @@ def of_gpu(dtype: str) -> Platform:
 
 def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
   """The need of one of the programs that `KNOWN` names, on one device; nothing is compiled."""
-  temporary = _TEMPORARY[program.name](_Estimate(program, spec, platform))
-  return Need(size_of(program.args), results=0, temporary=temporary)
+  temporary = _of_update if program.name == 'update' else _of_others
+  return Need(size_of(program.args), results=0, temporary=temporary(program, spec, platform))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Estimate:
-  """Temporary arrays of one program, in bytes."""
-
-  program: Program
-  spec: gradients.UpdateSpec
-  platform: Platform
-
-  @property
-  def shape(self) -> model.Config:
-    return self.spec.model
-
-  @property
-  def c(self) -> int:
-    """Bytes of an activation's number."""
-    return jnp.dtype(self.shape.dtype).itemsize
-
-  @property
-  def tokens(self) -> int:
-    count, length = self.program.size
-    return count * length
-
-  @property
-  def projections(self) -> int:
-    """Entries of a token's queries, keys and values."""
-    return (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_size
-
-  @property
-  def hidden(self) -> int:
-    """Hidden units of a token in a layer, in all of its experts."""
-    return max(1, self.shape.experts_per_token) * self.shape.mlp_width
-
-  @property
-  def unembedding(self) -> int:
-    """The unembedding's copy: the embedding transposed, or cast from float32."""
-    if not self.shape.tied_embeddings and (self.spec.lora.rank or self.shape.dtype == 'float32'):
-      return 0
-    return self.shape.width * self.shape.vocab_size * self.c
-
-  def logits(self, window: int) -> int:
-    """Entries of the logits that exist at once."""
-    count, _ = self.program.size
-    _, size = logprobs.chunk_sizes(count, window, self.spec.logit_chunk)
-    return count * size * self.shape.vocab_size
-
-  @property
-  def pairs(self) -> int:
-    """One number for each pair of tokens: the scores of all heads, or the mask."""
-    count, length = self.program.size
-    if not self.platform.has_scores:
-      return count * length**2 * self.c
-    return count * self.shape.num_heads * blockwise.scores_at_once(length) * _FLOAT32
-
-  @property
-  def forward(self) -> int:
-    """A layer's forward pass: attention or the MLP, beside three arrays of width D."""
-    attend = self.c * self.tokens * self.projections + self.pairs
-    mlp = 3 * self.c * self.tokens * self.hidden
-    return 3 * self.c * self.tokens * self.shape.width + max(attend, mlp)
-
-  def score(self) -> int:
-    _, length = self.program.size  # the first position of a sequence is not scored
-    logits = self.platform.logit_arrays * self.logits(length - 1) * _FLOAT32
-    states = 2 * self.tokens * self.shape.width * self.c
-    return max(self.unembedding + logits, self.forward) + states
-
-  def into_cache(self) -> int:
-    """Beside a forward pass, the keys and values of all layers."""
-    entries = 2 * self.shape.num_layers * self.shape.num_kv_heads * self.shape.head_size
-    return self.forward + self.tokens * entries * self.c
-
-  def decode(self) -> int:
-    slots, length = self.program.size
-    logits = self.platform.logit_arrays * slots * self.shape.vocab_size * _FLOAT32
-    scores = 2 * self.shape.num_heads * slots * length * _FLOAT32
-    head = self.unembedding if self.shape.tied_embeddings else 0
-    layer = slots * self.c * (3 * self.hidden + 3 * self.shape.width)
-    written = 3 * decode_loop.TOKENS_PER_SYNC * slots * _FLOAT32
-    return head + logits + layer + written + (scores if self.platform.has_scores else 0)
-
-  def update(self) -> int:
-    """A microbatch's gradient exists beside the sum of those before."""
-    shape, c, tokens, (count, length) = self.shape, self.c, self.tokens, self.program.size
-    window = min(length - 1, -(-length * self.spec.max_response // self.spec.longest_row))
-    (gradient, _), layers = self.program.args[2], model.shapes(shape, self.spec.mesh)['layers']
-    of_unembedding = shape.width * shape.vocab_size * _FLOAT32
-    if self.spec.lora.rank or not shape.tied_embeddings:
-      of_unembedding = 0  # it is frozen, or counted in `gradient`
-    head = self.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
-    scores = (2 if self.platform.has_scores else 1) * self.pairs  # and their gradients
-    # What a backward pass computes again, each with its gradient: gate and up, the residual stream
-    # and its norms, queries, keys and values.
-    entries = 4 * self.hidden + 6 * shape.width + 2 * self.projections
-    matrices = c * sum(leaf.size for leaf in jax.tree.leaves(layers)) // shape.num_layers
-    backward = matrices + c * tokens * entries + scores
-    residuals = 3 * self.hidden + 4 * shape.width + 2 * self.projections
-    kept = {  # of a layer, from the forward to the backward pass
-      'all': 0,
-      'all_but_products': c * tokens * (self.projections + 2 * self.hidden),
-      'none': c * tokens * residuals + scores,
-    }[self.spec.gradient.remat]
-    of_layers = shape.num_layers * (c * tokens * shape.width + kept)
-    most = max(self.unembedding + head, backward)
-    return size_of(gradient) + of_unembedding + of_layers + most
-
-  def optimizer(self) -> int:
-    return 2 * size_of(self.program.args[2]) if self.platform.has_new_moments else 0
+KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
+# The others need no more than what their callers keep.
 
 
-_TEMPORARY: Mapping[str, Callable[[_Estimate], int]] = {
-  'score': _Estimate.score,
-  'prefill': _Estimate.into_cache,
-  'resume': _Estimate.into_cache,
-  'decode': _Estimate.decode,
-  'update': _Estimate.update,
-  'optimizer': _Estimate.optimizer,
-}
-KNOWN = tuple(_TEMPORARY)  # the others need no more than what their callers keep
+def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+  """Bytes of temporary arrays beside the arguments."""
+  if program.name == 'optimizer':
+    return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
+  shape, (count, length) = spec.model, program.size
+  layer, c = _Layer.of(program, spec, platform), jnp.dtype(shape.dtype).itemsize
+  if program.name == 'decode':
+    logits = platform.logit_arrays * count * shape.vocab_size * _FLOAT32
+    scores = 2 * shape.num_heads * count * length * _FLOAT32 * platform.has_scores
+    head = layer.unembedding if shape.tied_embeddings else 0
+    written = 3 * decode_loop.TOKENS_PER_SYNC * count * _FLOAT32
+    return head + logits + scores + written + count * c * 3 * (layer.hidden + shape.width)
+  tokens = count * length
+  mlp, attend = 3 * c * tokens * layer.hidden, c * tokens * layer.projections + layer.pairs
+  forward = 3 * c * tokens * shape.width + max(attend, mlp)
+  if program.name == 'score':  # the first position of a sequence is not scored
+    logits = platform.logit_arrays * layer.logits(length - 1) * _FLOAT32
+    return max(layer.unembedding + logits, forward) + 2 * tokens * shape.width * c
+  cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
+  return forward + tokens * cache * c  # the keys and values of all layers
+
+
+def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+  """Bytes of temporary arrays: a microbatch's gradient exists beside the sum of those before."""
+  shape, (count, length) = spec.model, program.size
+  layer, c, tokens = (
+    _Layer.of(program, spec, platform),
+    jnp.dtype(shape.dtype).itemsize,
+    count * length,
+  )
+  window = min(length - 1, -(-length * spec.max_response // spec.longest_row))
+  of_unembedding = shape.width * shape.vocab_size * _FLOAT32
+  if spec.lora.rank or not shape.tied_embeddings:
+    of_unembedding = 0  # it is frozen, or counted in the gradient
+  head = layer.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
+  scores = (2 if platform.has_scores else 1) * layer.pairs  # and their gradients
+  # What a backward pass computes again, each with its gradient: gate and up, the residual stream
+  # and its norms, queries, keys and values.
+  entries = 4 * layer.hidden + 6 * shape.width + 2 * layer.projections
+  layers = jax.tree.leaves(model.shapes(shape, spec.mesh)['layers'])
+  matrices = sum(leaf.size for leaf in layers) // shape.num_layers
+  backward = c * (matrices + tokens * entries) + scores
+  residuals = 3 * layer.hidden + 4 * shape.width + 2 * layer.projections
+  kept = {  # of a layer, from the forward to the backward pass
+    'all': 0,
+    'all_but_products': c * tokens * (layer.projections + 2 * layer.hidden),
+    'none': c * tokens * residuals + scores,
+  }[spec.gradient.remat]
+  of_layers = shape.num_layers * (c * tokens * shape.width + kept)
+  gradient, _ = program.args[2]
+  most = max(layer.unembedding + head, backward)
+  return size_of(gradient) + of_unembedding + of_layers + most
+
+
+class _Layer(NamedTuple):
+  """Sizes that several programs share."""
+
+  projections: int  # entries of a token's queries, keys and values
+  hidden: int  # units of a token in a layer, in all of its experts
+  unembedding: int  # bytes of its copy: the embedding transposed, or cast from float32
+  pairs: int  # bytes for all pairs of tokens: the scores of all heads, or the mask
+  logits: Callable[[int], int]  # entries that exist at once, by the window of a sequence
+
+  @classmethod
+  def of(cls, program: Program, spec: gradients.UpdateSpec, platform: Platform) -> '_Layer':
+    """Those of a program's size."""
+    shape, (count, length) = spec.model, program.size
+    c = jnp.dtype(shape.dtype).itemsize
+    is_as_it_is = not shape.tied_embeddings and (spec.lora.rank or shape.dtype == 'float32')
+    pairs = count * length**2 * c
+    if platform.has_scores:
+      pairs = count * shape.num_heads * blockwise.scores_at_once(length) * _FLOAT32
+    return cls(
+      projections=(shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size,
+      hidden=max(1, shape.experts_per_token) * shape.mlp_width,
+      unembedding=0 if is_as_it_is else shape.width * shape.vocab_size * c,
+      pairs=pairs,
+      logits=lambda window: (
+        count * logprobs.chunk_sizes(count, window, spec.logit_chunk)[1] * shape.vocab_size
+      ),
+    )

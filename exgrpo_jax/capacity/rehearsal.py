@@ -6,6 +6,7 @@ first step.
 """
 
 import itertools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -17,7 +18,8 @@ from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
 from exgrpo_jax.learner import alignment, checksums, gradients, optimizer
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.rollout import selection
+from exgrpo_jax.rollout import programs, selection
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime import activity, machine, randomness
 from exgrpo_jax.runtime.compilations import Program
 from exgrpo_jax.runtime.randomness import Purpose
@@ -34,8 +36,8 @@ def run(experiment: Experiment) -> None:
       warm_start.rehearse(experiment)
   with activity.doing('compiling the programs of a step'):
     step = _step(experiment)
-    limit = _memory()
-    listed = itertools.chain(step.scoring(), *_sampling(experiment, step), step.updating())
+    sampled, limit = _generating(experiment, step.decode_params), _memory()
+    listed = itertools.chain(step.scoring(), sampled, step.updating())
     peaks = memory.print_peaks(listed, step.held, limit, _need_of)
   fullest = max(peaks, key=lambda name: peaks[name])
   if peaks[fullest] > limit:
@@ -71,15 +73,21 @@ def _step(experiment: Experiment) -> Step:
   return Step(config, spec, meshes, state, initial, policy, decode_params)
 
 
-def _sampling(experiment: Experiment, step: Step) -> list[itertools.chain[Program]]:
-  """How training and evaluation sample; one, where they compile to the same programs."""
-  distributions = (None, experiment.config.evaluation.distribution)
-  specs = (generation.decode_spec(experiment, distribution) for distribution in distributions)
-  is_fixed = bool(experiment.config.environment.name)
-  return [
-    itertools.chain(step.sampling(spec, is_fixed=is_fixed))
-    for spec in dict.fromkeys(spec.at_any_temperature for spec in specs)
-  ]
+def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
+  """How training and evaluation sample; what both call compiles once."""
+  carry, has_turns = experiment.config.rollout.carry, bool(experiment.config.environment.name)
+  for distribution, resumes in (
+    (None, carry or has_turns),
+    (experiment.config.evaluation.distribution, has_turns),
+  ):
+    engine = SlotEngine(
+      model=experiment.model,
+      spec=generation.decode_spec(experiment, distribution),
+      mesh=experiment.meshes.decoding,
+      step_key=jax.random.key,
+      resumes=resumes,
+    )
+    yield from programs.programs(engine, params)
 
 
 def _need_of(program: Program) -> memory.Need:

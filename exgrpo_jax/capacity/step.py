@@ -21,7 +21,7 @@ from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
 from exgrpo_jax.rollout import programs, schedule, scoring, settings
-from exgrpo_jax.rollout.decode_loop import DecodeSpec
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime.compilations import Program
 
 # Assumed, for want of a measurement: what the device waits for the host.
@@ -68,20 +68,19 @@ class Step:
     )
 
   def generating(self, made: Sequence[schedule.Generation] = ()) -> Iterator[Program]:
-    """Yield the programs that generate responses, with the longest cache."""
+    """Yield the programs that generate responses, with the longest cache and all slots."""
     config = self.config
     spec = config.rollout.decode_spec(_SAMPLED_BY)  # pyright: ignore[reportArgumentType]
     if config.environment.keeps_caches:
       spec = dataclasses.replace(spec, parked=spec.slots)
-    return self.sampling(spec, is_fixed=True, made=made)
-
-  def sampling(
-    self, spec: DecodeSpec, *, is_fixed: bool, made: Sequence[schedule.Generation] = ()
-  ) -> Iterator[Program]:
-    """Yield the programs that sample as `spec` says; arguments as in `programs.programs`."""
-    resumes = self.config.rollout.carry or bool(self.config.environment.name)
-    args = self.spec.model, spec, self.meshes.decoding, self.decode_params
-    return programs.programs(*args, resumes=resumes, is_fixed=is_fixed, made=made)
+    engine = SlotEngine(
+      model=self.spec.model,
+      spec=spec,
+      mesh=self.meshes.decoding,
+      step_key=jax.random.key,
+      resumes=config.rollout.carry or bool(config.environment.name),
+    )
+    return programs.programs(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
     """Yield the programs of the step's updates."""

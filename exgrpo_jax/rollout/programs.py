@@ -1,14 +1,13 @@
-"""The programs that generate responses, each at all sizes that a run calls it with.
+"""The programs that the slot engine calls, at all sizes, and how often a step does.
 
-The slot engine (scheduler.py) calls them; one that it calls and that is missing here fails
-tests/capacity/test_rehearsal.py. Forward passes over written responses: `scoring.programs`.
+What is missing here fails tests/capacity/test_rehearsal.py. Forward passes over written responses:
+`scoring.programs`. Shape letters as in decode_loop.py.
 """
 
 from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from exgrpo_jax import packing
 from exgrpo_jax.policy import kv_cache, model, sharding
@@ -21,85 +20,74 @@ from exgrpo_jax.rollout import (
   routes,
   scheduler,
 )
-from exgrpo_jax.rollout.decode_loop import DecodeSpec, State
+from exgrpo_jax.rollout.decode_loop import Prompts, State
 from exgrpo_jax.rollout.schedule import Generation
+from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.rollout.slots import forced_of, insertion_of
 from exgrpo_jax.runtime.compilations import Program
 
 
 def programs(
-  config: model.Config,
-  spec: DecodeSpec,
-  mesh: Mesh,
+  engine: SlotEngine,
   params: model.Params,
-  *,
-  resumes: bool,
-  is_fixed: bool,
   made: Sequence[Generation] = (),
+  only_longest: bool = False,
 ) -> Iterator[Program]:
   """Yield the programs of `SlotEngine.generate`.
 
   Args:
-    config: the model's shape.
-    spec: how it samples.
-    mesh: of decoding.
+    engine: its step_key is not used.
     params: in the decode layout, or their shapes.
-    resumes: whether some responses may have begun.
-    is_fixed: whether the cache always has its full length and no slots close up.
     made: what some steps generate, for how often a step runs each program.
+    only_longest: whether to leave out shorter caches and fewer slots.
   """
-  spec = spec.at_any_temperature
+  config, spec, mesh = engine.model, engine.spec.at_any_temperature, engine.mesh
   with jax.set_mesh(mesh):
-    is_fixed |= kv_cache.is_ragged(sharding.platform())
+    is_fixed = only_longest or engine.resumes or kv_cache.is_ragged(sharding.platform())
     lengths = scheduler.cache_lengths(spec.longest_row, sharding.platform())
-  syncs = sum(len(one.spans) for one in made) / max(1, len(made))
   nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
-  following: State | None = None  # with the next longer cache
+  longer: State | None = None
   for length in reversed(lengths[-1:] if is_fixed else lengths):
-    empty = Program('empty', decode_loop.empty, (config, spec, length), mesh)
+    empty = Program('empty', decode_loop.empty, (config, spec, length), mesh, runs=1)
     state, prompts = empty.results()
-    parked = Program('empty_parked', parking.empty, (config, spec), mesh) if spec.parked else None
-    kept = params, state, prompts, parked and parked.results()
-    found = [
-      empty._replace(runs=1.0),
-      *([parked._replace(runs=1.0)] if parked else []),
-      *([] if following else _prefill(config, spec, mesh, params, prompts, made)),
-      Program('insert', filling.insert, (state, prompts, nothing), mesh, runs=syncs),
-      *(_resume(config, spec, mesh, params, state, made) if resumes and not following else ()),
-      *_decode(config, spec, mesh, params, state, length, is_fixed, made),
-      *(_parking(spec, mesh, state, kept[-1]) if parked else ()),
-      *(_resize(config, mesh, state, following, length) if following else ()),
-    ]
+    found, parked = [empty], None
+    if spec.parked:
+      found.append(Program('empty_parked', parking.empty, (config, spec), mesh, runs=1))
+      parked = found[-1].results()
+      places = nothing.slot_R, nothing.source_R
+      found.append(Program('park', parking.park, (state, parked, *places), mesh))
+      found.append(Program('unpark', parking.unpark, (state, parked, nothing), mesh))
+    runs = sum(len(one.spans) for one in made) / max(1, len(made))
+    found.append(Program('insert', filling.insert, (state, prompts, nothing), mesh, runs=runs))
+    if longer is None:
+      found += _prefill(engine, params, prompts, made)
+      found += _resume(engine, params, state, made) if engine.resumes else ()
+    else:
+      found += _resize(engine, state, longer, length)
+    found += _decode(engine, params, state, length, is_fixed, made)
+    kept = params, state, prompts, parked
     yield from (one._replace(kept=kept) for one in found)
-    following = state
+    longer = state
 
 
 def _prefill(
-  config: model.Config,
-  spec: DecodeSpec,
-  mesh: Mesh,
-  params: model.Params,
-  prompts: decode_loop.Prompts,
-  made: Sequence[Generation],
+  engine: SlotEngine, params: model.Params, prompts: Prompts, made: Sequence[Generation]
 ) -> Iterator[Program]:
+  spec, mesh = engine.spec, engine.mesh
   lengths = prefilled.prefill_lengths(spec.max_prompt)
   for length in lengths:
     count = prefilled.prefilled_together(length, spec.prompts, mesh)
     number_P = np.ones(count, np.int32)
-    args = config, params, prompts, np.zeros((count, length), np.int32), number_P, number_P
+    args = engine.model, params, prompts, np.zeros((count, length), np.int32), number_P, number_P
     alike = [one for one in made if length == min(x for x in lengths if x >= one.prompt)]
     runs = sum(-(-one.prompts // count) for one in alike) / max(1, len(made))
     yield Program('prefill', filling.prefill, args, mesh, (count, length), runs=runs)
 
 
 def _resume(
-  config: model.Config,
-  spec: DecodeSpec,
-  mesh: Mesh,
-  params: model.Params,
-  state: State,
-  made: Sequence[Generation],
+  engine: SlotEngine, params: model.Params, state: State, made: Sequence[Generation]
 ) -> Iterator[Program]:
+  config, spec, mesh = engine.model, engine.spec, engine.mesh
   sizes = spec.longest_row, spec.slots, mesh
   passes = [
     (one.shape, sum(map(len, one.sequences)))
@@ -115,21 +103,14 @@ def _resume(
     known = routes.unknown(config, *tokens_PT.shape) if spec.keeps_routes else None
     args = config, params, state, tokens_PT, segments, nothing, known
     rows = [count for of, count in passes if of == shape]
-    yield Program(
-      'resume',
-      resumption.resume,
-      args,
-      mesh,
-      (shape.count, shape.length),
-      runs=len(rows) / max(1, len(made)),
-      trips=sum(rows) / max(1, len(rows)) / shards,  # rows that a device copies in a pass
-    )
+    resume = Program('resume', resumption.resume, args, mesh, (shape.count, shape.length))
+    # The loop copies the rows of a device.
+    trips = sum(rows) / max(1, len(rows)) / shards
+    yield resume._replace(runs=len(rows) / max(1, len(made)), trips=trips)
 
 
 def _decode(
-  config: model.Config,
-  spec: DecodeSpec,
-  mesh: Mesh,
+  engine: SlotEngine,
   params: model.Params,
   state: State,
   length: int,
@@ -137,17 +118,17 @@ def _decode(
   made: Sequence[Generation],
 ) -> Iterator[Program]:
   """Decoding in all slots, and in those that are left once the last rows close up."""
+  config, spec, mesh = engine.model, engine.spec, engine.mesh
   forced = forced_of([None] * spec.slots) if spec.parked else None
   spans = [span for one in made for span in one.spans]
   steps = max(1, sum(span.steps for span in spans))
   read = sum(span.steps * span.positions for span in spans) / steps
+  runs, trips = len(spans) / max(1, len(made)), steps / max(1, len(spans))
   slots = spec.slots
   while slots:
     args = config, spec.sampling, params, state, 1, 1, 1.0, forced
     decode = Program('decode', decode_loop.decode, args, mesh, (slots, length))
     if slots == spec.slots:
-      runs = len(spans) / max(1, len(made))
-      trips = steps / max(1, len(spans))
       filled = min(1.0, read / (slots * spec.longest_row))
       decode = decode._replace(runs=runs, trips=trips, filled=filled)
     yield decode
@@ -162,22 +143,11 @@ def _decode(
       state = select.results()
 
 
-def _parking(
-  spec: DecodeSpec, mesh: Mesh, state: State, parked: kv_cache.Cache
-) -> Iterator[Program]:
-  nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
-  args = state, parked, nothing.slot_R, nothing.source_R
-  yield Program('park', parking.park, args, mesh)
-  yield Program('unpark', parking.unpark, (state, parked, nothing), mesh)
-
-
-def _resize(
-  config: model.Config, mesh: Mesh, state: State, longer: State, length: int
-) -> Iterator[Program]:
+def _resize(engine: SlotEngine, state: State, longer: State, length: int) -> Iterator[Program]:
   """From the cache's length to the next one, and back."""
-  pairs = zip(state.cache, longer.cache, config.layer_lengths(length), strict=True)
+  pairs = zip(state.cache, longer.cache, engine.model.layer_lengths(length), strict=True)
   for layer, of_longer, size in dict.fromkeys(pairs):
     following = kv_cache.length(of_longer)
-    if size != following:
-      yield Program('resize', decode_loop.resize_layer, (layer, following), mesh)
-      yield Program('resize', decode_loop.resize_layer, (of_longer, size), mesh)
+    if kv_cache.length(layer) != following:
+      for args in ((layer, following), (of_longer, size)):
+        yield Program('resize', decode_loop.resize_layer, args, engine.mesh)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax import errors
 from exgrpo_jax.runtime import activity
@@ -39,7 +39,14 @@ class Program(NamedTuple):
       return self.function.lower(*self.args)
 
   def results(self) -> Any:
-    """Return the shapes and shardings of what it returns; compiles it."""
+    """Return the shapes and shardings of what it returns; on several devices it is compiled."""
+    if self.mesh.size == 1:
+      layout = NamedSharding(self.mesh, PartitionSpec())
+      with jax.set_mesh(self.mesh):
+        return jax.tree.map(
+          lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+          self.function.eval_shape(*self.args),
+        )
     lowered = self.lower()
     return jax.tree.map(
       lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
