@@ -120,7 +120,7 @@ def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> M
       return parse(path.read_text())
 
 
-def trips(module: Module, loop: Operation) -> int | None:
+def known_trips(module: Module, loop: Operation) -> int | None:
   """How often a `while` runs its body; None where that depends on data.
 
   The compiler says it of some loops. In others the condition compares a counter from 0 with a
@@ -257,7 +257,7 @@ def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Se
     for operation in computation.operations.values():
       time += _own(operation, chip)
       if operation.kind == 'while':
-        known = trips(module, operation)
+        known = known_trips(module, operation)
         time += of(operation.attribute('body')) * (trips if known is None else known)
       elif operation.kind == 'call':
         time += of(operation.attribute('to_apply'))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from exgrpo_jax.capacity.devices import GIB
 from exgrpo_jax.learner import gradients
@@ -21,6 +22,7 @@ from exgrpo_jax.policy import attention, blockwise, logprobs, model
 from exgrpo_jax.rollout import decode_loop
 from exgrpo_jax.runtime.compilations import Program
 
+_ARRAY = jax.Array | jax.ShapeDtypeStruct | np.ndarray
 _FLOAT32 = 4  # bytes
 
 
@@ -103,7 +105,7 @@ def size_of(tree: Any) -> int:
 
 def _arrays(tree: Any) -> list[Any]:
   """The leaves that are arrays or their shapes, and no static arguments."""
-  return [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, 'dtype')]
+  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, _ARRAY)]
 
 
 def _size(leaf: Any) -> int:
@@ -139,7 +141,9 @@ def of_gpu(dtype: str) -> Platform:
 def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
   """The need of one of the programs that `KNOWN` names, on one device; nothing is compiled."""
   temporary = _of_update if program.name == 'update' else _of_others
-  return Need(size_of(program.args), results=0, temporary=temporary(program, spec, platform))
+  with jax.set_mesh(program.mesh):
+    size = temporary(program, spec, platform)
+  return Need(size_of(program.args), results=0, temporary=size)
 
 
 KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
