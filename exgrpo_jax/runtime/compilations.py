@@ -43,16 +43,15 @@ class Program(NamedTuple):
     if self.mesh.size == 1:
       layout = NamedSharding(self.mesh, PartitionSpec())
       with jax.set_mesh(self.mesh):
-        return jax.tree.map(
-          lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-          self.function.eval_shape(*self.args),
-        )
+        shapes = self.function.eval_shape(*self.args)
+      return jax.tree.map(lambda leaf: _abstract(leaf, layout), shapes)
     lowered = self.lower()
-    return jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-      lowered.out_info,
-      lowered.compile().output_shardings,
-    )
+    return jax.tree.map(_abstract, lowered.out_info, lowered.compile().output_shardings)
+
+
+def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:
+  is_weak = getattr(leaf, 'weak_type', False)  # one that is lost would be another program
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=is_weak)
 
 
 class Counter:
