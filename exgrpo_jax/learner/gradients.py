@@ -375,7 +375,7 @@ def programs(
   zero = Program('zero', zero_accumulator, (spec, state.params), mesh, runs=minibatches)
   accumulator = zero.results()
   kept = state.params, initial, accumulator
-  yield zero._replace(kept=kept)
+  yield zero._replace(kept=kept[:2])
   shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
   sizes = set[tuple[int, ...]]()
   for row in (longest, shortest):

@@ -47,20 +47,26 @@ def programs(
     lengths = scheduler.cache_lengths(spec.longest_row, sharding.platform())
   nothing = insertion_of([], spec.slots, scheduler.rows_per_insert(spec.slots))
   longer: State | None = None
+  laid_out: Prompts | None = None
   for length in reversed(lengths[-1:] if is_fixed else lengths):
     empty = Program('empty', decode_loop.empty, (config, spec, length), mesh, runs=1)
     state, prompts = empty.results()
-    found, parked = [empty], None
+    yield empty._replace(kept=params)
+    found, parked = list[Program](), None
     if spec.parked:
-      found.append(Program('empty_parked', parking.empty, (config, spec), mesh, runs=1))
-      parked = found[-1].results()
+      empty = Program('empty_parked', parking.empty, (config, spec), mesh, runs=1)
+      yield empty._replace(kept=(params, state, prompts))
+      parked = empty.results()
       places = nothing.slot_R, nothing.source_R
       found.append(Program('park', parking.park, (state, parked, *places), mesh))
       found.append(Program('unpark', parking.unpark, (state, parked, nothing), mesh))
-    runs = sum(len(one.spans) for one in made) / max(1, len(made))
-    found.append(Program('insert', filling.insert, (state, prompts, nothing), mesh, runs=runs))
     if longer is None:
-      found += _prefill(engine, params, prompts, made)
+      found += (fill := list(_prefill(engine, params, prompts, made)))
+      # Slots are filled after a prefill, whose shardings have other names: another program.
+      laid_out = prompts if only_longest else fill[0].results(exact=True)
+    runs = sum(len(one.spans) for one in made) / max(1, len(made))
+    found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
+    if longer is None:
       found += _resume(engine, params, state, made) if engine.resumes else ()
     else:
       found += _resize(engine, state, longer, length)
