@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.frame import Bench, Figure, in_turns
-from exgrpo_jax.capacity.arrays import bytes_per_chip
 from exgrpo_jax.policy import model, sharding
 
 
@@ -57,9 +56,9 @@ def measure(bench: Bench) -> list[Figure]:
 def _bytes_of_step(bench: Bench, rows: int, positions: float) -> float:
   """What a decode step must read on each device: all weights, and the cache so far."""
   shape, params = bench.model, bench.decode_params
-  weights = bytes_per_chip(params)
+  weights = sharding.bytes_per_device(params)
   if not shape.tied_embeddings:  # else the table is the unembedding
-    weights -= bytes_per_chip(params['embedding_VD'])
+    weights -= sharding.bytes_per_device(params['embedding_VD'])
   cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * rows * positions
   with jax.set_mesh(bench.meshes.decoding):
     shards = sharding.num_shards('batch', rows) * sharding.num_shards(

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from benchmarks import flops
 from benchmarks.frame import Bench, Figure, in_turns
-from exgrpo_jax.capacity import flops, passes
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment.experiment import update_spec
 from exgrpo_jax.learner import gradients, optimizer
@@ -23,7 +23,7 @@ def measure(bench: Bench) -> list[Figure]:
 
   [seconds] = in_turns(bench.size.repeats, run)
   count = flops.update_flops(bench.model, tokens, tokens // bench.rows, responses, frozen=False)
-  [minibatch] = passes.of_update(spec, bench.lengths, prompt)
+  minibatch = gradients.passes(spec, bench.lengths + prompt, bench.lengths)
   computed = sum(one.shape.num_tokens for one in minibatch)
   return [
     Figure('update', seconds, 's', f'{bench.rows} rows of {tokens // bench.rows:,} tokens, mean'),

@@ -6,9 +6,7 @@ python docs/one_gpu.py
 import itertools
 import pathlib
 
-import jax
-
-from exgrpo_jax.capacity import chips, examination, fitting, gpus
+from exgrpo_jax.capacity import devices, fitting
 from exgrpo_jax.configs import one_gpu
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
@@ -66,11 +64,9 @@ def row(model: str, memory: str, data: str) -> str:
   if (model, memory, data) not in one_gpu.FITS:
     return f'| {model} | {memory} | {data} | — | — | — | does not fit |'
   config = parse_config(config_files.load_config(f'one_gpu:{model},{memory},{data}'))
-  spec, decoding = examination.step_spec(config)
-  with jax.set_mesh(spec.mesh):
-    peaks = fitting.peaks(config.rollout, spec, decoding)
+  peaks = fitting.peaks(config)
   fullest = max(peaks, key=lambda program: peaks[program])
-  needed, usable = peaks[fullest] / chips.GIB, gpus.usable_memory(memory) / chips.GIB
+  needed, usable = peaks[fullest] / devices.GIB, devices.usable_memory(memory) / devices.GIB
   values = (
     config.rollout.slots,
     f'{config.gradient.tokens_per_microbatch:,}',

@@ -20,7 +20,7 @@ from importlib import metadata
 
 import jax
 
-from exgrpo_jax.capacity import chips, examination
+from exgrpo_jax.capacity import devices, examination, step
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -74,7 +74,7 @@ _PARTS_HEAD = """
 ## Where a step's time goes
 
 One step of qwen2_5_math_7b with `rollout.carry`, 1,024 slots, everything else as above: seconds of
-each part, and in brackets its share of the peak that bounds it, FLOPs or the memory's bandwidth.
+each part.
 `python docs/slices.py parts` renews the table.
 
 """
@@ -94,7 +94,8 @@ Why the 39 s on v5e:8x8 are not fewer:
 - **host**: assumed.
 
 A v6e chip has 4.7 times the FLOPs of a v5e, but twice its memory's bandwidth and its links', and
-heads of 128 fill half of its matrix unit; so the update is at 23% of peak, and a decode step, 4.3
+heads of 128 fill half of its matrix unit; so the update is at 23% of peak by the FLOPs that it
+needs, and a decode step, 4.3
 ms, is still bound by memory. On v5p one takes 4.2 ms, of which reading the weights is 1.4: what
 remains is not bound by memory.
 
@@ -133,7 +134,7 @@ COLUMNS: tuple[str, ...] = (
   'hours',
   'versions',
 )
-PART_COLUMNS = ('slice', 'part', 'seconds', 'share')
+PART_COLUMNS = ('slice', 'part', 'seconds')
 
 
 def examined(name: str, topology: str) -> Row:
@@ -141,7 +142,7 @@ def examined(name: str, topology: str) -> Row:
   config = parse_config(config_files.load_config(name))
   slots = SLOTS.get((name, topology), config.rollout.slots)
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, slots=slots))
-  found = examination.examine(config, topology, '', examination.EVALUATED)
+  found = examination.examine(config, topology, '', step.EVALUATED)
   fullest = max(found.peaks, key=lambda program: found.peaks[program], default='')
   row = {
     'config': name,
@@ -152,9 +153,9 @@ def examined(name: str, topology: str) -> Row:
     'versions': f'libtpu {metadata.version("libtpu")}, JAX {jax.__version__}',
   }
   if found.fits and found.speed:
-    limit = chips.chip_of(topology).memory
+    limit = devices.chip_of(topology).memory
     row |= {
-      'memory': f'{found.peaks[fullest] / chips.GIB:.1f} of {limit / chips.GIB:.1f}',
+      'memory': f'{found.peaks[fullest] / devices.GIB:.1f} of {limit / devices.GIB:.1f}',
       'seconds': f'{found.speed.seconds:.0f}',
       'tokens': f'{found.speed.tokens_per_second:,.0f}',
       'hours': f'{found.speed.chip_hours:,.0f}',
@@ -166,17 +167,12 @@ def parted(topology: str) -> list[Row]:
   """The parts of a step of `PARTED` with partial rollouts, and their sum; compiles its programs."""
   config = parse_config(config_files.load_config(PARTED))
   config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, carry=True))
-  speed = examination.examine(config, topology, '', examination.EVALUATED).speed
+  speed = examination.examine(config, topology, '', step.EVALUATED).speed
   assert speed, topology
-  bounds = {'FLOPs': 'FLOPs', 'bandwidth': 'memory'}
   rows = [
-    {
-      'slice': topology,
-      'part': part.name,
-      'seconds': f'{part.seconds:.2f}',
-      'share': f'{100 * part.share:.0f}% {bounds[part.bound]}' if part.bound else '',
-    }
+    {'slice': topology, 'part': part.name, 'seconds': f'{part.seconds:.2f}'}
     for part in speed.parts
+    if part.seconds >= 0.005
   ]
   return [*rows, {'slice': topology, 'part': 'sum', 'seconds': f'{speed.seconds:.1f}'}]
 
@@ -189,8 +185,8 @@ def parts_section(rows: Sequence[Row]) -> str:
     return ''
 
   def cell(topology: str, part: str) -> str:
-    row = known[topology, part]
-    return f'{row["seconds"]} ({row["share"]})' if row.get('share') else row['seconds']
+    row = known.get((topology, part))
+    return row['seconds'] if row else '—'
 
   lines = [f'| part | {" | ".join(slices)} |', '| --- |' + ' --- |' * len(slices)]
   for part in dict.fromkeys(row['part'] for row in rows):
@@ -249,6 +245,7 @@ def main(topologies: Sequence[str]) -> None:
     if list(topologies) == ['parts']:
       for topology in PARTED_SLICES:
         found = pool.submit(parted, topology).result()
+        parts = {key: row for key, row in parts.items() if key[0] != topology}
         parts |= {(topology, row['part']): row for row in found}
         write(list(rows.values()), list(parts.values()))
       return

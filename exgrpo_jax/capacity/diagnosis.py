@@ -13,7 +13,7 @@ import huggingface_hub
 import jax
 from huggingface_hub import constants
 
-from exgrpo_jax.capacity import examination, fitting, gpus
+from exgrpo_jax.capacity import devices, fitting
 from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.experiment.settings import parse_config
@@ -123,25 +123,22 @@ def _for_gpu(device: Any) -> str:
   """The largest config that fits without LoRA in what JAX has of a GPU, and overrides of it."""
   one_gpu = importlib.import_module('exgrpo_jax.configs.one_gpu')
   limit = (device.memory_stats() or {}).get('bytes_limit', 0)
-  has_bfloat16 = gpus.has_bfloat16(device.device_kind)
+  has_bfloat16 = devices.has_bfloat16(device.device_kind)
   for model in reversed(one_gpu.MODELS):
     memories = [
       memory
       for memory in one_gpu.MEMORIES
-      if gpus.has_bfloat16(memory) == has_bfloat16
+      if devices.has_bfloat16(memory) == has_bfloat16
       and one_gpu.FITS.get((model, memory, 'gsm8k'), (0, 0, one_gpu.LORA))[2] != one_gpu.LORA
     ]
     if not memories:
       continue
     # A card reports a little less than its name says, or more.
-    within = [memory for memory in memories if gpus.usable_memory(memory) <= 1.1 * limit]
+    within = [memory for memory in memories if devices.usable_memory(memory) <= 1.1 * limit]
     choice = f'{model},{(within or memories[:1])[-1]},gsm8k'
     config = parse_config(config_files.load_config(f'one_gpu:{choice}'))
-    spec, decoding = examination.step_spec(config)
-    with jax.set_mesh(spec.mesh):
-      if max(fitting.peaks(config.rollout, spec, decoding).values()) <= limit:
-        return f'one_gpu:{choice}'
-      fitted = fitting.fit(config.rollout, spec, decoding, limit)
-    if fitted:
+    if max(fitting.peaks(config).values()) <= limit:
+      return f'one_gpu:{choice}'
+    if fitted := fitting.fit(config, limit):
       return f'one_gpu:{choice} {fitted.flags}'
   return 'smoke_gpu'

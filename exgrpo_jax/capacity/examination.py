@@ -1,51 +1,41 @@
 """Whether a config fits a TPU slice or a GPU and, on a slice, how fast it trains."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from exgrpo_jax.capacity import (
-  arrays,
-  chips,
-  fitting,
-  flops,
-  formula,
-  gpus,
-  lengths,
-  programs,
-  report,
-  schedule,
-)
-from exgrpo_jax.capacity.report import Speed
-from exgrpo_jax.capacity.step_time import Estimator, Workload
+from exgrpo_jax.capacity import cycles, devices, fitting, lengths, memory, step
+from exgrpo_jax.capacity.devices import GIB, Chip
+from exgrpo_jax.capacity.step import Estimate, Part, Step, Workload
 from exgrpo_jax.errors import counted
-from exgrpo_jax.experiment.experiment import model_config, update_spec
 from exgrpo_jax.experiment.settings import Config
-from exgrpo_jax.learner import gradients
-from exgrpo_jax.policy import sharding
-from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import settings
+from exgrpo_jax.policy import model
+from exgrpo_jax.rollout import schedule
 from exgrpo_jax.runtime import machine
+from exgrpo_jax.runtime.compilations import Program
 
-# Assumed, for want of data.
-_PROMPT = 150  # tokens
-_CANDIDATES = 4  # stored responses of a replayed question
-EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
+
+class Speed(NamedTuple):
+  """How fast training is, as estimated."""
+
+  seconds: float  # a step
+  tokens_per_second: float  # of the step's responses, replayed ones included
+  chip_hours: float  # 100 steps
+  parts: Sequence[Part]  # of the step
 
 
 class Examination(NamedTuple):
   """What is found about a config on a slice or a GPU."""
 
   fits: bool
-  peaks: dict[str, float]  # bytes of a chip by program; inf where one does not compile
+  peaks: Mapping[str, float]  # bytes of a chip by program; inf where one does not compile
   speed: Speed | None = None  # of a slice for which all programs compile
 
 
 def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) -> Examination:
-  """Prints and returns whether a config fits a slice and, where it compiles, how fast it is.
+  """Print and return whether a config fits a slice and, where it compiles, how fast it is.
 
   Args:
     config: the experiment's.
@@ -53,161 +43,236 @@ def examine(config: Config, topology: str, lengths_spec: str, evaluated: int) ->
     lengths_spec: of the responses; see `lengths.draw`.
     evaluated: questions of all evaluations together.
   """
-  chip, rollout = chips.chip_of(topology), _in_memory(config)
-  work = _workload(config, lengths_spec, evaluated)  # before anything is compiled
-  spec, decoding = step_spec(config, chips.slice_devices(topology))
+  chip = devices.chip_of(topology)
+  work = step.workload(config, lengths_spec, evaluated)  # before anything is compiled
+  whole = step.of_config(config, devices.slice_devices(topology))
+  mesh, decoding = whole.spec.mesh, whole.meshes.decoding
   print(
-    f'{topology}: {counted(spec.mesh.size, "chip")} of {chip.memory / chips.GIB:.2f} GiB, '
-    f'training on {dict(spec.mesh.shape)}, decoding on {dict(decoding.shape)}; '
-    f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters',
+    f'{topology}: {counted(mesh.size, "chip")} of {chip.memory / GIB:.2f} GiB, '
+    f'training on {dict(mesh.shape)}, decoding on {dict(decoding.shape)}; '
+    f'{_parameters(whole)} billion parameters',
     flush=True,
   )
-  compiled: dict[str, programs.Program] = {}
-  with jax.set_mesh(spec.mesh):
-    held = arrays.step_arrays(spec, decoding)
-    lowered = programs.of_step(rollout, spec, decoding, held)
-
-    def need_of(name: str) -> programs.Need:
-      compiled[name] = lowered[name]()
-      return compiled[name].need
-
-    peaks = report.print_memory(
-      rollout,
-      spec.model,
-      decoding,
-      held,
-      chip.memory,
-      need_of,
-      config.environment.keeps_caches,
-    )
-    speed = None
-    if peaks and len(compiled) == len(peaks):
-      estimator = Estimator(config.rollout, spec, decoding, chip, compiled)
-      speed = _print_time(estimator, work, config.num_steps, lengths_spec)
-      if config.environment.name:
-        print('  not counted: turns of episodes, the tokens and the time of their environments')
-  if not peaks:
+  if not _print_arrays(whole, chip.memory):
     print('take more chips, or a mesh that splits them further')
+    return Examination(_print_verdict({}, chip.memory), {})
+  modules: dict[tuple[str, tuple[int, int]], cycles.Module] = {}
+
+  def need_of(program: Program) -> memory.Need:
+    executable = (lowered := program.lower()).compile()
+    modules[program.name, program.size] = cycles.module_of(lowered, executable)
+    return memory.of_compiled(executable)
+
+  programs = step.needed(step.listed(whole, work, step.generations(whole, work)))
+  peaks = memory.print_peaks(programs, whole.held, chip.memory, need_of)
+  _print_cache(whole, peaks, chip.memory)
+  speed = None
+  if len(modules) == len({(one.name, one.size) for one in programs}):
+    estimate = step.estimate(whole, work, programs, modules, chip)
+    speed = _print_time(estimate, work, mesh.size, config.num_steps)
+    _print_partial_rollouts(whole, work, estimate, modules, chip)
+    _print_assumptions(work, lengths.describe(lengths_spec, config.rollout.max_response))
+    if config.environment.name:
+      print('  not counted: turns of episodes, the tokens and the time of their environments')
   return Examination(_print_verdict(peaks, chip.memory), peaks, speed)
 
 
 def examine_gpu(config: Config, device: str, fit: bool = False) -> Examination:
-  """Prints and returns by formula whether a config fits one GPU.
+  """Print and return by formula whether a config fits one GPU.
 
   Args:
     config: the experiment's.
-    device: see `gpus.usable_memory`.
+    device: see `devices.usable_memory`.
     fit: choose its slots and microbatches as large as they fit, and print them.
   """
-  limit = gpus.usable_memory(device)
-  spec, decoding = step_spec(config)
-  gpus.check_dtype(device, spec.model.dtype)
-  with jax.set_mesh(spec.mesh):
-    if fit:
-      keeps = config.environment.keeps_caches
-      fitted = fitting.fit(_in_memory(config), spec, decoding, limit, keeps)
-      if not fitted:
-        print('does not fit, even with the fewest slots and the shortest microbatches')
-        _print_advice(config, spec, may_fit=True, is_fitted=True)
-        return Examination(fits=False, peaks={})
-      print(fitted.flags)
-      config = fitted.applied(config)
-      spec, decoding = step_spec(config)
-    print(
-      f'{device}: {limit / chips.GIB:.2f} GiB, {100 * machine.SHARE:.0f}% of its memory; '
-      f'{flops.parameter_count(spec.model) / 1e9:.2f} billion parameters'
-    )
-    held, platform = arrays.step_arrays(spec, decoding), formula.of_gpu(spec.model.dtype)
-    rollout = _in_memory(config)
-    needs = formula.of_step(rollout, spec, decoding, held, platform)
-    peaks = report.print_memory(
-      rollout,
-      spec.model,
-      decoding,
-      held,
-      limit,
-      needs.__getitem__,
-      config.environment.keeps_caches,
-    )
+  limit = devices.usable_memory(device)
+  whole = step.of_config(config)
+  devices.check_dtype(device, whole.spec.model.dtype)
+  if fit:
+    fitted = fitting.fit(config, limit)
+    if not fitted:
+      print('does not fit, even with the fewest slots and the shortest microbatches')
+      _print_advice(whole, may_fit=True, is_fitted=True)
+      return Examination(fits=False, peaks={})
+    print(fitted.flags)
+    whole = step.of_config(fitted.applied(config))
+  print(
+    f'{device}: {limit / GIB:.2f} GiB, {100 * machine.SHARE:.0f}% of its memory; '
+    f'{_parameters(whole)} billion parameters'
+  )
+  peaks: Mapping[str, float] = {}
+  if _print_arrays(whole, limit):
+    found = step.needed(one for one in fitting.programs(whole) if one.name in memory.KNOWN)
+    peaks = memory.print_peaks(found, whole.held, limit, fitting.needs(whole))
+    _print_cache(whole, peaks, limit)
   if not peaks or max(peaks.values()) > limit:
-    _print_advice(config, spec, may_fit=bool(peaks))
+    _print_advice(whole, may_fit=bool(peaks))
   return Examination(_print_verdict(peaks, limit), peaks)
 
 
-def step_spec(
-  config: Config,
-  devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
-) -> tuple[gradients.UpdateSpec, jax.sharding.Mesh]:
-  """What the updates of a run depend on, and the mesh of sampling, on `devices`, by default one."""
-  shape = model_config(config, platform='accelerator')
-  meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
-  check_meshes(shape, meshes)
-  return update_spec(config, shape, meshes.training), meshes.decoding
+def _parameters(whole: Step) -> str:
+  shapes = model.shapes(whole.spec.model, whole.spec.mesh)
+  return f'{sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e9:.2f}'
 
 
-def _in_memory(config: Config) -> settings.Config:
-  """The rollout, as far as memory goes: episodes are resumed as partial rollouts are."""
-  carry = config.rollout.carry or bool(config.environment.name)
-  return dataclasses.replace(config.rollout, carry=carry)
+# ---- Memory ----
 
 
-def _print_verdict(peaks: dict[str, float], limit: float) -> bool:
+def _print_arrays(whole: Step, limit: float) -> bool:
+  """Print the size of each array, and whether they fit without any program."""
+  uses_lora = whole.spec.lora.rank > 0
+  resident = {
+    'adapters' if uses_lora else 'parameters': whole.state.params,
+    'moments': whole.state.opt_state,
+    'frozen base' if uses_lora else 'reference policy': whole.initial,
+  }
+  # Held for a part of each step, never both at once.
+  transient = {'gradient': whole.state.params, 'decode weights': whole.decode_params}
+  sizes = {
+    name: memory.size_of(tree) for name, tree in (resident | transient).items() if tree is not None
+  }
+  for name, size in sizes.items():
+    print(f'  {name:<16} {size / GIB:6.2f} GiB')
+  largest = max(transient, key=lambda name: sizes[name])
+  held = [name for name in sizes if name not in transient] + [largest]
+  total = sum(sizes[name] for name in held)
+  if total > limit:
+    print(f'{", ".join(held)} alone take {total / GIB:.2f} GiB')
+  return total <= limit
+
+
+def _print_cache(whole: Step, peaks: Mapping[str, float], limit: float) -> None:
+  """Print how many slots would fit."""
+  if not peaks['decode'] < float('inf'):
+    return
+  rollout, keeps = whole.config.rollout, whole.config.environment.keeps_caches
+  [decode] = [one for one in whole.generating() if one.name == 'decode']
+  cache = memory.size_of(decode.args[3].cache) * (2 if keeps else 1)
+  room = limit - peaks['decode'] + cache
+  between = ', half of it for episodes between their turns' if keeps else ''
+  print(
+    f'  KV cache {cache / GIB:.2f} GiB{between}; the largest that fits is about '
+    f'{int(rollout.slots * room / cache):,} slots of {rollout.longest_row:,} tokens'
+  )
+
+
+def _print_verdict(peaks: Mapping[str, float], limit: float) -> bool:
   fits = bool(peaks) and max(peaks.values()) <= limit
   print('fits' if fits else 'does not fit')
   return fits
 
 
-def _print_advice(
-  config: Config, spec: gradients.UpdateSpec, may_fit: bool, is_fitted: bool = False
-) -> None:
+def _print_advice(whole: Step, may_fit: bool, is_fitted: bool = False) -> None:
   print('what takes less, for one GPU:')
-  if config.environment.keeps_caches:
-    print('  no caches of episodes between their turns: config.environment.keep_caches=False')
-  for line in fitting.advice(config.rollout, spec, may_fit, is_fitted):
+  for line in _advice(whole.config, may_fit, is_fitted):
     print(f'  {line}')
 
 
-def _print_time(estimator: Estimator, work: Workload, num_steps: int, lengths_spec: str) -> Speed:
-  """Prints and returns a step's time, and what partial rollouts would change where they are off."""
-  rollout, estimate, other = estimator.rollout, estimator.estimate(work), None
-  if not rollout.carry:
-    partial = dataclasses.replace(estimator, rollout=schedule.with_partial_rollouts(rollout))
-    other = partial.estimate(work)
-  speed = report.print_time(estimate, work, estimator.spec.mesh.size, num_steps)
-  report.print_partial_rollouts(estimate, rollout.slots, other)
-  words = lengths.describe(lengths_spec, rollout.max_response)
-  report.print_assumptions(estimator, work, words)
+def _advice(config: Config, may_fit: bool, is_fitted: bool) -> Iterator[str]:
+  """Yield what makes a config smaller for one GPU, line by line.
+
+  Args:
+    config: of the run.
+    may_fit: whether the model alone, with its moments and gradient, leaves room.
+    is_fitted: whether slots and microbatches are already the smallest.
+  """
+  rollout = config.rollout
+  if config.environment.keeps_caches:
+    yield 'no caches of episodes between their turns: config.environment.keep_caches=False'
+  if may_fit and not is_fitted:
+    yield (
+      f'--fit: fewer than config.rollout.slots={rollout.slots} and shorter microbatches than '
+      f'config.gradient.tokens_per_microbatch={config.gradient.tokens_per_microbatch}, which '
+      'change nothing but memory and time'
+    )
+  if may_fit:
+    yield f'shorter responses than config.rollout.max_response={rollout.max_response}'
+  if not config.lora.rank:
+    if config.objective.kl_coefficient:
+      yield 'no reference policy: config.objective.kl_coefficient=0'
+    if config.optimizer.moments == 'float32':
+      yield 'moments of half the size: config.optimizer.moments=bfloat16'
+    yield 'LoRA, without moments and gradient of the whole model: config.lora.rank=32'
+  yield 'a smaller model, or a GPU of more memory'
+
+
+# ---- Time ----
+
+
+def _print_time(estimate: Estimate, work: Workload, num_chips: int, num_steps: int) -> Speed:
+  """Print and return how long a step takes, and `num_steps` of them."""
+  print('a step, estimated, not measured:')
+  for part in estimate.parts:
+    print(f'  {part.name:<12} {part.seconds:7.2f} s  {part.detail}'.rstrip())
+  seconds, tokens = estimate.seconds, sum(work.fresh) + sum(work.replayed)
+  speed = Speed(seconds, tokens / seconds, 100 * seconds * num_chips / 3600, estimate.parts)
+  print(
+    f'  {"sum":<12} {seconds:7.2f} s  {speed.tokens_per_second:,.0f} response tokens per second, '
+    f'{speed.chip_hours:,.1f} chip-hours per 100 steps; {num_steps * seconds / 3600:,.1f} hours '
+    f'for config.num_steps={num_steps}'
+  )
   return speed
 
 
-def _workload(config: Config, spec: str, evaluated: int) -> Workload:
-  """A step in which replay takes its full share."""
-  rollout, replay = config.rollout, config.replay
-  replayed = int(replay.ratio * rollout.questions)
-  counts = (
-    rollout.questions * rollout.samples - replayed,
-    replayed,
-    replayed * _CANDIDATES,
-    evaluated * config.evaluation.samples * bool(config.data.evaluated),
-  )
-  drawn = lengths.draw(spec, sum(counts), rollout.max_response)
-  fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
-  return Workload(
-    prompt=min(_PROMPT, rollout.max_prompt),
-    fresh=fresh,
-    groups=_groups(config, spec, replayed),
-    replayed=of_replayed,
-    candidates=candidates,
-    evaluated=of_evaluation,
-    evaluation_every=config.evaluation.every,
+def _print_partial_rollouts(
+  whole: Step,
+  work: Workload,
+  estimate: Estimate,
+  modules: Mapping[tuple[str, tuple[int, int]], cycles.Module],
+  chip: Chip,
+) -> None:
+  """Print how old partial rollouts are when trained or, where they are off, what they would bring.
+
+  Compiles what resumes responses for that.
+  """
+  config, slots = whole.config, whole.config.rollout.slots
+  print(f'  {100 * estimate.live / slots:.0f}% of {slots:,} slots busy')
+  if config.rollout.carry:
+    print(f'  {_ages(estimate)}')
+    return
+  carrying = schedule.with_partial_rollouts(config.rollout)
+  partial = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=carrying))
+  programs = step.needed(step.listed(partial, work, step.generations(partial, work)))
+  try:
+    more = {
+      (one.name, one.size): cycles.module_of(lowered := one.lower(), lowered.compile())
+      for one in programs
+      if one.name == 'resume'
+    }
+  except jax.errors.JaxRuntimeError as error:
+    print(f'  config.rollout.carry=True does not fit: {str(error).splitlines()[0][:300]}')
+    return
+  other = step.estimate(partial, work, programs, {**modules, **more}, chip)
+  print(
+    f'  with config.rollout.carry=True: {other.seconds:.2f} s; decode '
+    f'{other.seconds_of("decode"):.2f} s instead of {estimate.seconds_of("decode"):.2f} s, '
+    f'resume {other.seconds_of("resume"):.2f} s;\n    {100 * other.live / slots:.0f}% of slots '
+    f'busy instead of {100 * estimate.live / slots:.0f}%; {_ages(other)}'
   )
 
 
-def _groups(config: Config, spec: str, replayed: int) -> list[np.ndarray]:
-  """Lengths of many steps' responses by group; `replayed` groups of a step have one less."""
-  rollout = config.rollout
-  count = schedule.num_groups(schedule.with_partial_rollouts(rollout))
-  replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
-  sizes = rollout.samples - np.diff(replays)
-  drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
-  return np.split(drawn, np.cumsum(sizes)[:-1])
+def _ages(estimate: Estimate) -> str:
+  ages = estimate.ages
+  return (
+    f'responses up to {ages.max()} steps old as they are trained (mean {ages.mean():.1f}), '
+    f'{100 * estimate.carried:.0f}% of their tokens from earlier steps'
+  )
+
+
+def _print_assumptions(work: Workload, described: str) -> None:
+  """Print what an estimate rests on; `described` says where lengths are from."""
+  links, hop = cycles.LINKS, 1e6 * cycles.HOP_SECONDS
+  mean = sum(work.fresh) / len(work.fresh)
+  sync, host = 1e3 * step.SYNC_SECONDS, step.HOST_SECONDS
+  print(f"""\
+what it rests on:
+  compiler: cycles of all operations that it makes itself
+  formulas: collectives take their bytes over {links} links and {hop:.0f} microsecond a hop, and are
+    hidden behind other work where they are asynchronous; attention reaches at most
+    {100 * cycles.ATTENTION_EFFICIENCY:.0f}% of peak FLOPs in training, and \
+{100 * cycles.READ_EFFICIENCY:.0f}% of the memory's bandwidth in
+    decoding, where it reads what is written of the cache
+  assumed: responses {described}
+    (mean {mean:,.0f} tokens); prompts of {work.prompt} tokens; replay in full, with
+    {len(work.candidates):,} stored responses to choose from; {sync:.0f} ms of the host in each
+    sync and {host:.0f} s in each step; no compilation, checkpoint, parity check or preemption""")

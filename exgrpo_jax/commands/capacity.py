@@ -14,7 +14,7 @@ import sys
 
 from absl import flags
 
-from exgrpo_jax.capacity import examination, gpus
+from exgrpo_jax.capacity import devices, examination, step
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import InputError, check_given
 from exgrpo_jax.experiment.experiment import with_folders
@@ -28,7 +28,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'device',
     None,
-    f'One GPU, in place of --topology: one of {", ".join(gpus.GPUS)}, in any spelling, such as '
+    f'One GPU, in place of --topology: one of {", ".join(devices.GPUS)}, in any spelling, such as '
     '"RTX 4090" or A100-80GB; or a memory, such as 24gb.',
   )
   flags.DEFINE_bool(
@@ -46,7 +46,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer(
     'evaluated',
-    examination.EVALUATED,
+    step.EVALUATED,
     "With --topology: questions of all of config.data's evaluations; by default the rows of the "
     "authors' valid.parquet.",
     lower_bound=0,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jax
 from absl import flags
 
+from exgrpo_jax.capacity import rehearsal
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.experiment import memory
 from exgrpo_jax.experiment.experiment import Config
@@ -20,7 +21,7 @@ from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import messages, metrics
 from exgrpo_jax.runtime import compilations, console, hosts, machine
 from exgrpo_jax.runtime.workdir import owned
-from exgrpo_jax.training import export, rehearsal, session
+from exgrpo_jax.training import export, session
 from exgrpo_jax.training.checks import check_start
 from exgrpo_jax.training.run import Callback
 
@@ -60,7 +61,7 @@ def _train(
     every, num_steps = config.evaluation.every, config.num_steps
     print(messages.banner(rollout, evaluations, every, done, num_steps, workdir), flush=True)
     if args.compile_only:
-      rehearsal.run(experiment, rollout)
+      rehearsal.run(experiment)
       print(f'compiled {compiled}', flush=True)
       return
     start = session.claim(args.config, experiment, rollout)

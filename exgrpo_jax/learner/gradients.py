@@ -8,7 +8,7 @@ its loss inputs, which have a row for each response.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.packing import Segments, Shape
 from exgrpo_jax.policy import attention, logprobs, lora, mlp, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
+from exgrpo_jax.runtime.compilations import Program
 
 Sums = dict[str, jax.Array]  # of `objective.token_loss`, and 'loss'
 Accumulator = tuple[model.Params, Sums]  # a gradient and its sums
@@ -343,4 +344,93 @@ def _microbatch(
     target_BW=take_targets(tokens_RT),
     inputs=jax.tree.map(take_targets, inputs),
     routes_BTLC=jax.tree.map(layout.take, batch.routes_BTLC),
+  )
+
+
+# ---- What is compiled ----
+
+
+def programs(
+  spec: UpdateSpec,
+  state: TrainState,
+  initial: model.Params | None,
+  num_rows: int,
+  *,
+  spans_steps: bool = False,
+  keeps_routes: bool = False,
+  minibatch_passes: Sequence[Sequence[packing.Pass]] = (),
+) -> Iterator[Program]:
+  """Yield the programs of a step's updates.
+
+  Args:
+    spec: of the updates.
+    state: what is trained, or its shapes.
+    initial: see `minibatch_gradient`.
+    num_rows: of a step.
+    spans_steps: whether responses may span steps.
+    keeps_routes: whether rows come with their routes.
+    minibatch_passes: of a step's minibatches, for how often it runs each program.
+  """
+  mesh, minibatches = spec.mesh, spec.optimizer.minibatches
+  zero = Program('zero', zero_accumulator, (spec, state.params), mesh, runs=minibatches)
+  accumulator = zero.results()
+  kept = state.params, initial, accumulator
+  yield zero._replace(kept=kept[:2])
+  shortest, longest = (1, 1), (spec.longest_row - spec.max_response, spec.max_response)
+  sizes = set[tuple[int, ...]]()
+  for row in (longest, shortest):
+    batch = one_row(spec, num_rows // minibatches, *row, spans_steps, keeps_routes)
+    inputs = objective.loss_inputs(batch, spec.objective, spec.max_response)
+    _, num_shards = sharding.split(mesh, 'batch')
+    cut = microbatches(spec, batch, inputs, num_shards)
+    [(_, stack)] = stack_by_shape(cut, len(batch.advantage_B))
+    M, B, T = stack.tokens_BT.shape
+    if (B, T) in sizes:
+      continue
+    sizes.add((B, T))
+    layout = sharding.named(mesh, (None, 'batch'), (M, B))
+    shapes = jax.tree.map(
+      lambda x, layout=layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), stack
+    )
+    args = spec, state.params, accumulator, shapes, 1, False, True, initial
+    counts = [
+      sum((one.shape.count, one.shape.length) == (B, T) for one in passes)
+      for passes in minibatch_passes
+    ]
+    runs = sum(count > 0 for count in counts)
+    trips = sum(counts) / max(1, runs)
+    yield Program('update', accumulate, args, mesh, (B, T), kept=kept, runs=runs, trips=trips)
+  step = Program('optimizer', optimizer_step, (spec, state, accumulator[0]), mesh, kept=kept)
+  yield step._replace(runs=minibatches)
+  _, norms = step.results()
+  sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * minibatches
+  yield Program('merge_sums', loss_sums.merge_sums, (sums,), mesh, runs=1, kept=kept)
+
+
+def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:
+  """The passes over a minibatch of rows that share no prompts, given their tokens; see `pack`."""
+  _, num_shards = sharding.split(spec.mesh, 'batch')
+  return packing.pack(length_R, response_R, *pass_shapes(spec, num_shards, len(length_R)))
+
+
+def one_row(
+  spec: UpdateSpec, num_rows: int, prompt: int, response: int, spans_steps: bool, keeps_routes: bool
+) -> Batch:
+  """A batch that trains on one row of these sizes, which alone decides the shape of its pass."""
+  sizes = num_rows, spec.longest_row
+  mask_BT = np.zeros(sizes, np.float32)
+  mask_BT[0, prompt : prompt + response] = 1
+  routes_BTLC = None
+  if keeps_routes:
+    routes_BTLC = np.zeros((*sizes, *spec.model.route_shape), np.dtype(spec.model.route_dtype))
+  return Batch(
+    tokens_BT=np.zeros(sizes, np.int32),
+    response_mask_BT=mask_BT,
+    behaviour_logp_BT=np.zeros(sizes, np.float32),
+    advantage_B=np.ones(num_rows, np.float32),
+    is_replay_B=np.zeros(num_rows, bool),
+    policy_step_B=np.zeros(num_rows, np.int32),
+    term_weight_BT=np.ones(sizes, np.float32),
+    is_carried_BT=np.zeros(sizes, bool) if spans_steps else None,
+    routes_BTLC=routes_BTLC,
   )

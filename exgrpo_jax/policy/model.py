@@ -175,11 +175,11 @@ def decode_layout(config: Config, params: Params, meshes: sharding.Meshes) -> Pa
   into their matrices, so decoding costs the same with them. On a CPU without matrix units matrices
   are stored by output (`matmul.OutputMajor`).
   """
-  return _decode_layout(config, meshes)(params)
+  return decode_conversion(config, meshes)(params)
 
 
 @functools.cache
-def _decode_layout(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
+def decode_conversion(config: Config, meshes: sharding.Meshes) -> Callable[[Params], Params]:
   """The compiled conversion of `decode_layout`."""
   conversions = _conversions(config, meshes)
 

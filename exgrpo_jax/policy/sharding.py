@@ -193,6 +193,14 @@ def layout_of(tree: Any) -> Any:
   return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
+def bytes_per_device(tree: Any) -> int:
+  """Return the bytes of one device's shards of a tree of arrays or shapes; 0 for None."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
 def restore_layout(tree: Any, layout: Any) -> Any:
   """The arrays of `tree` with the shardings of `layout`, of the same structure.
 

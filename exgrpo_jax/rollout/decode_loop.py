@@ -153,7 +153,7 @@ def resize_cache(config: model.Config, state: State, length: int) -> State:
   def resize(layer: kv_cache.LayerCache, size: int) -> kv_cache.LayerCache:
     if size == kv_cache.length(layer):
       return layer
-    resized = _resized(layer, size)
+    resized = resize_layer(layer, size)
     jax.tree.map(lambda old: old.delete(), layer)
     return resized
 
@@ -161,7 +161,7 @@ def resize_cache(config: model.Config, state: State, length: int) -> State:
   return state._replace(cache=tuple(map(resize, state.cache, sizes)))
 
 
-_resized = jax.jit(kv_cache.resized, static_argnums=1)
+resize_layer = jax.jit(kv_cache.resized, static_argnums=1)
 
 
 @jax.jit

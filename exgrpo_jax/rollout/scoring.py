@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of responses that are already written, by a forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -13,6 +14,7 @@ from exgrpo_jax.packing import Segments, Shape, right_padded
 from exgrpo_jax.policy import attention, logprobs, model, sharding
 from exgrpo_jax.policy.sharding import jit_for_training
 from exgrpo_jax.rollout import routes
+from exgrpo_jax.runtime.compilations import Program
 
 # Rows on each part of the sequences for which a pass has room, about.
 _ROWS = 64
@@ -88,6 +90,38 @@ def pass_shapes(
   num_rows = _ROWS * num_shards
   kind = attention.has_prefixes(mesh), model.is_tiny(config, mesh)
   return packing.shapes(num_shards, tokens_per_pass, limit, limit, num_rows, *kind)
+
+
+def programs(
+  config: model.Config,
+  params: model.Params,
+  mesh: Mesh,
+  *,
+  limit: int,
+  tokens_per_pass: int,
+  temperature: float,
+  logit_chunk: int,
+  keeps_routes: bool,
+  length_R: np.ndarray,
+) -> Iterator[Program]:
+  """Yield the programs of `score`, whose arguments these are.
+
+  `length_R` are the tokens of the rows that a step scores; with `keeps_routes` they have routes.
+  """
+  shapes = pass_shapes(config, mesh, limit, tokens_per_pass)
+  passes = packing.pack(length_R, np.zeros_like(length_R), *shapes) if len(length_R) else []
+  for shape in dict.fromkeys(shapes):
+    layout = sharding.batch(mesh, shape.count)
+    sizes = shape.count, shape.length
+    tokens_BT: Any = jax.ShapeDtypeStruct(sizes, np.int32, sharding=layout)
+    segments = Segments(tokens_BT, tokens_BT, tokens_BT if attention.has_prefixes(mesh) else None)
+    routes_BTLC = None
+    if keeps_routes:
+      dtype = np.dtype(config.route_dtype)
+      routes_BTLC = jax.ShapeDtypeStruct((*sizes, *config.route_shape), dtype, sharding=layout)
+    args = config, params, tokens_BT, segments, temperature, logit_chunk, routes_BTLC
+    runs = sum(one.shape == shape for one in passes)
+    yield Program('score', score_tokens, args, mesh, sizes, kept=params, runs=runs)
 
 
 @jit_for_training(static_argnums=(0, 4, 5))

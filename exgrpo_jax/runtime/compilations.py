@@ -1,11 +1,13 @@
-"""What XLA compiles: counted, and kept on disk for the next start."""
+"""What XLA compiles: listed, counted, and kept on disk for the next start."""
 
 import collections
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from exgrpo_jax import errors
 from exgrpo_jax.runtime import activity
@@ -13,6 +15,46 @@ from exgrpo_jax.runtime import activity
 _LOWERED = '/jax/core/compile/jaxpr_to_mlir_module_duration'  # compilation comes next
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _READ = '/jax/compilation_cache/cache_hits'  # comes before the other event of the same program
+
+
+class Program(NamedTuple):
+  """A jitted function at one of the sizes that a run calls it with.
+
+  The code that runs it lists it; what compiles it needs to know nothing else.
+  """
+
+  name: str
+  function: Any  # what `jax.jit` or `jit_for_training` returns
+  args: tuple[Any, ...]  # as in a run; shapes with shardings may stand in the place of arrays
+  mesh: Mesh  # in context as it runs
+  size: tuple[int, int] = (0, 0)  # rows that it computes at once, and tokens of each
+  kept: Any = ()  # a tree of arrays that its caller keeps meanwhile, arguments or not
+  runs: float = 0  # in a step
+  trips: float = 1  # in each run, of a loop whose trips depend on data
+  filled: float = 1  # share of its cache that is written
+
+  def lower(self) -> jax.stages.Lowered:
+    """Trace it; the devices of its mesh need not exist."""
+    with jax.set_mesh(self.mesh):
+      return self.function.lower(*self.args)
+
+  def results(self, exact: bool = False) -> Any:
+    """Return the shapes and shardings of what it returns.
+
+    On several devices it is compiled. On one it is only if `exact`: else all shardings are empty.
+    """
+    if self.mesh.size == 1 and not exact:
+      layout = NamedSharding(self.mesh, PartitionSpec())
+      with jax.set_mesh(self.mesh):
+        shapes = self.function.eval_shape(*self.args)
+      return jax.tree.map(lambda leaf: _abstract(leaf, layout), shapes)
+    lowered = self.lower()
+    return jax.tree.map(_abstract, lowered.out_info, lowered.compile().output_shardings)
+
+
+def _abstract(leaf: Any, layout: Any) -> jax.ShapeDtypeStruct:
+  is_weak = getattr(leaf, 'weak_type', False)  # one that is lost would be another program
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=is_weak)
 
 
 class Counter:

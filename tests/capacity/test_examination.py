@@ -33,22 +33,13 @@ def test_a_small_config_compiles_for_a_slice():
     text=True,
   )
   assert done.returncode == 0, done.stderr
-  part = r'  {} +[0-9.]+ s  [0-9]+% of peak {}'
-  for name, bound in (('decode', 'bandwidth'), ('update', 'FLOPs'), ('optimizer', 'bandwidth')):
-    assert re.search(part.format(name, bound), done.stdout)
+  part = r'  {} +[0-9.]+ s  [0-9.,e+]+ x [0-9.e-]+ ms{}'
+  for name, words in (('decode', ' of 8 x '), ('update', ' of .* tokens'), ('optimizer', '')):
+    assert re.search(part.format(name, words), done.stdout)
   assert re.search(r'  sum +[0-9.]+ s  [0-9,]+ response tokens per second', done.stdout)
   assert 'with config.rollout.carry=True' in done.stdout
   assert 'median 40, 99th percentile 8 medians, cut at 1,024' in done.stdout
   assert done.stdout.splitlines()[-1] == 'fits'
-
-
-def test_every_step_draws_as_many_groups_with_replay():
-  config = parse_config(one_gpu.get_config())
-  groups = examination._groups(config, 'lognormal:250', replayed=5)
-  questions, samples = config.rollout.questions, config.rollout.samples
-  for start in range(0, 3 * questions, questions):
-    sizes = [len(lengths) for lengths in groups[start : start + questions]]
-    assert sorted(sizes) == [samples - 1] * 5 + [samples] * (questions - 5)
 
 
 def examined(capsys, device='l4', fit=False, **changes):
@@ -64,7 +55,7 @@ def test_a_gpu_goes_by_formula_and_says_no_time(capsys, carry):
   fits, printed = examined(capsys, **{'rollout.carry': carry})
   assert fits and printed.splitlines()[-1] == 'fits'
   assert printed.startswith('l4: 20.12 GiB, 90% of its memory; 0.49 billion parameters')
-  peak = r'^  {} +[0-9.]+ GiB at its peak: .* fits, [0-9]+% to spare'
+  peak = r'^  {} [0-9,]+ x [0-9,]+ +[0-9.]+ GiB at its peak: .* fits, [0-9]+% to spare'
   assert re.search(peak.format('update'), printed, re.MULTILINE)
   assert bool(re.search(peak.format('resume'), printed, re.MULTILINE)) == carry
   assert ' s ' not in printed and 'hours' not in printed
@@ -72,7 +63,7 @@ def test_a_gpu_goes_by_formula_and_says_no_time(capsys, carry):
 
 def test_episodes_are_resumed_and_their_caches_kept(capsys):
   fits, printed = examined(capsys, **{'environment.name': 'attempts'})
-  assert fits and '  resume  ' in printed and 'half of it for episodes between' in printed
+  assert fits and '  resume ' in printed and 'half of it for episodes between' in printed
   many = {'environment.name': 'attempts', 'rollout.slots': 4096}
   assert 'config.environment.keep_caches=False' in examined(capsys, **many)[1]
   fits, printed = examined(capsys, **many, **{'environment.keep_caches': False})

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from exgrpo_jax.capacity import flops
+from benchmarks import flops
 from exgrpo_jax.config import overridden
 from exgrpo_jax.configs import gemma3_1b
 from exgrpo_jax.errors import InputError

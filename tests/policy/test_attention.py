@@ -231,10 +231,10 @@ def interpret(monkeypatch):
 )
 def test_splash_compiles_for_a_tpu(T, N, G, H, tensor, window):
   pytest.importorskip('libtpu')
-  from exgrpo_jax.capacity import chips
+  from exgrpo_jax.capacity import devices
 
   shape = sharding.TrainingConfig(data=1, fsdp=-1, tensor=tensor)
-  mesh = sharding.make_mesh(shape, chips.slice_devices('v5e:2x4'))
+  mesh = sharding.make_mesh(shape, devices.slice_devices('v5e:2x4'))
 
   def sharded_input(heads, num_heads):
     shape = 8 // tensor, T, num_heads, H  # one row per device

@@ -202,10 +202,10 @@ SEVEN_B = dataclasses.replace(
 def compiled_for(topology, config, slots, length, data, tensor):
   """`decode_loop.decode`, compiled for the slice."""
   pytest.importorskip('libtpu')
-  from exgrpo_jax.capacity import chips
+  from exgrpo_jax.capacity import devices
 
   mesh = sharding.make_mesh(
-    sharding.DecodingConfig(data=data, tensor=tensor), chips.slice_devices(topology)
+    sharding.DecodingConfig(data=data, tensor=tensor), devices.slice_devices(topology)
   )
   spec = dataclasses.replace(SPEC, slots=slots, max_prompt=length // 2, max_response=length // 2)
   with jax.set_mesh(mesh):

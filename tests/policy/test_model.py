@@ -111,9 +111,9 @@ VARIANTS = {
 def has_units(request, monkeypatch):
   """Either kind of CPU; they store the weights for decoding differently."""
   monkeypatch.setattr(machine, 'has_bfloat16_units', lambda: request.param)
-  model._decode_layout.cache_clear()
+  model.decode_conversion.cache_clear()
   yield request.param
-  model._decode_layout.cache_clear()
+  model.decode_conversion.cache_clear()
 
 
 @pytest.mark.parametrize('tied', [False, True])

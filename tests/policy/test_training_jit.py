@@ -17,10 +17,10 @@ def multiply(x_BTD, weight_DF):
 def test_weights_are_gathered_on_a_tpu_not_multiplied_shard_by_shard():
   """Plain jit compiles a loop of products over the shards here."""
   pytest.importorskip('libtpu')
-  from exgrpo_jax.capacity import chips
+  from exgrpo_jax.capacity import devices
 
   config = sharding.TrainingConfig(data=1, fsdp=-1, tensor=1)
-  mesh = sharding.make_mesh(config, chips.slice_devices('v6e:4x4'))
+  mesh = sharding.make_mesh(config, devices.slice_devices('v6e:4x4'))
 
   def split(shape, *axes):
     return jax.ShapeDtypeStruct(shape, 'bfloat16', sharding=sharding.named(mesh, axes, shape))

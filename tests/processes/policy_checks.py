@@ -198,7 +198,7 @@ def experts_on_an_axis_of_their_own_are_those_of_one_device():
 @CHECKS.add
 @mock.patch.object(machine, 'has_bfloat16_units', functools.partial(bool, True))
 def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
-  model._decode_layout.cache_clear()
+  model.decode_conversion.cache_clear()
   meshes = make_meshes((1, 8, 1), (4, 1, 2))
   params = initial_params(ONE_LAYER, meshes.training)
   for dtype in ('float32', 'bfloat16'):
@@ -216,7 +216,7 @@ def for_decoding_weights_are_cast_and_replicated_over_the_data_axes():
 
 @CHECKS.add
 def weights_converted_in_place_are_those_of_the_decode_layout():
-  model._decode_layout.cache_clear()
+  model.decode_conversion.cache_clear()
   for training, decoding in (((1, 8, 1), (4, 1, 2)), ((2, 2, 2), (2, 1, 4))):
     meshes = make_meshes(training, decoding)
     for dtype in ('float32', 'bfloat16'):

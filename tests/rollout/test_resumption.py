@@ -105,11 +105,11 @@ def test_a_window_keeps_the_last_tokens_of_packed_rows(one_device):
 @pytest.mark.full
 def test_on_a_tpu_the_packed_caches_of_all_layers_never_exist_at_once():
   pytest.importorskip('libtpu')
-  from exgrpo_jax.capacity import chips
+  from exgrpo_jax.capacity import devices
 
   config = dataclasses.replace(SEVEN_B, num_layers=12)
   mesh = sharding.make_mesh(
-    sharding.DecodingConfig(data=16, tensor=4), chips.slice_devices('v5e:8x8')
+    sharding.DecodingConfig(data=16, tensor=4), devices.slice_devices('v5e:8x8')
   )
   spec = dataclasses.replace(SPEC, slots=256, max_prompt=1024, max_response=1024)
   shape, _ = slots.packed_shapes(spec.longest_row, spec.slots, mesh)

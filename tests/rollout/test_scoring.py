@@ -6,7 +6,7 @@ import pytest
 
 from exgrpo_jax.policy import model, sharding
 from exgrpo_jax.rollout import scoring
-from tests.capacity.shapes import SMALL
+from tests.helpers.shapes import SMALL
 
 LIMIT = 80
 LENGTHS = [80, 79, 20, 33, 64, 3, 33, 80, 33, 64, 2, 79, 20]

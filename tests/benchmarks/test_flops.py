@@ -7,15 +7,25 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import flops
 from exgrpo_jax.algorithm import objective
-from exgrpo_jax.capacity import flops
 from exgrpo_jax.configs import llama3_1_8b, qwen2_5_math_1_5b
 from exgrpo_jax.datatypes import Batch
 from exgrpo_jax.experiment import experiment
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.learner import gradients
-from exgrpo_jax.policy import model
-from tests.capacity.shapes import SMALL
+from exgrpo_jax.policy import model, sharding
+from tests.helpers.shapes import SMALL
+
+
+@pytest.fixture(scope='module')
+def mesh():
+  return sharding.make_mesh(sharding.TrainingConfig(data=1, fsdp=-1, tensor=1))
+
+
+@pytest.fixture(scope='module')
+def parsed():
+  return parse_config(qwen2_5_math_1_5b.get_config())
 
 
 @pytest.mark.parametrize(('config', 'billions'), [(qwen2_5_math_1_5b, 1.54), (llama3_1_8b, 8.03)])

@@ -7,19 +7,16 @@ import numpy as np
 import pytest
 
 from benchmarks import frame, scripted
-from exgrpo_jax.capacity import schedule
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import scheduler
+from exgrpo_jax.rollout import schedule, scheduler, settings
 
 PROMPT, BLOCK = 5, 16
 
 
 @pytest.fixture
-def rollout(parsed):
+def rollout():
   """Eight questions of four samples in 32 slots."""
-  return dataclasses.replace(
-    parsed.rollout, questions=8, samples=4, slots=32, carry=True, in_flight=0, max_age=8
-  )
+  return settings.Config(questions=8, samples=4, slots=32, carry=True, in_flight=0, max_age=8)
 
 
 @pytest.fixture(scope='module')

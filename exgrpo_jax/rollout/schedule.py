@@ -1,7 +1,7 @@
 """The decode steps that the scheduler makes for responses of given lengths, without a model.
 
-`decoded` follows rollout/scheduler.py where attention is ragged, in NumPy; `partial_rollouts`
-follows rollout/partial.py on top of it. Tests hold both to the real scheduler, sync for sync.
+`decoded` follows scheduler.py where attention is ragged, in NumPy; `partial_rollouts` follows
+partial.py on top of it. Tests hold both to the real scheduler, sync for sync.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ class Generation(NamedTuple):
   """What the device does to generate the responses of a step."""
 
   spans: list[Span]
+  prompt: int  # tokens of each prompt
   tokens: int  # decoded
   prompts: int  # whose first responses are begun
   resumed: np.ndarray  # int, tokens of each row that is prefilled again, prompt included
@@ -63,7 +64,7 @@ def generation(
   """A rollout that ends once all its responses are complete; arguments as in `decoded`."""
   following = decoded(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
   found = [span for span, _ in following]
-  return Generation(found, int(lengths.sum()), num_prompts, np.zeros(0, int))
+  return Generation(found, prompt, int(lengths.sum()), num_prompts, np.zeros(0, int))
 
 
 def decoded(
@@ -169,6 +170,7 @@ def _take(
   taken = Step(
     generation=Generation(
       spans=spans,
+      prompt=prompt,
       tokens=int(done_N.sum() - before_N.sum()),
       prompts=int(np.logical_or.reduceat(grew_N & (before_N == 0), starts).sum()),
       resumed=prompt + before_N[grew_N & (before_N > 0)],

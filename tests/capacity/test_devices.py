@@ -1,16 +1,30 @@
-"""GPUs by the names that people and drivers give them."""
+"""Which slices are known, and GPUs by the names that people and drivers give them."""
 
 import pytest
 
-from exgrpo_jax.capacity import gpus
+from exgrpo_jax.capacity import devices
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime import machine
+
+
+@pytest.mark.parametrize('name', ['v9:2x2', 'v5e', ''])
+def test_an_unknown_slice_is_refused(name):
+  with pytest.raises(InputError, match='generations are v5e, v5p, v6e'):
+    devices.chip_of(name)
+
+
+@pytest.mark.parametrize(('name', 'units'), [('v5e', 4), ('v5p', 8), ('v6e', 4)])
+def test_the_clock_gives_the_peak(name, units):
+  """Each matrix unit multiplies and adds once for each of its cells in a cycle."""
+  chip = devices.CHIPS[name]
+  peak = 2 * units * chip.matrix_unit**2 * chip.clock
+  assert peak == pytest.approx(chip.flops, rel=0.01)
 
 
 @pytest.mark.parametrize(
   ('text', 'gigabytes'),
   [
-    *gpus.GPUS.items(),
+    *devices.GPUS.items(),
     ('L4', 24),
     ('RTX-4090', 24),
     ('GeForce RTX 4080', 16),
@@ -32,7 +46,7 @@ from exgrpo_jax.runtime import machine
   ],
 )
 def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
-  assert gpus.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes)
+  assert devices.usable_memory(text) == pytest.approx(machine.SHARE * 1e9 * gigabytes)
 
 
 @pytest.mark.parametrize(
@@ -47,15 +61,15 @@ def test_a_gpu_is_known_in_any_spelling(text, gigabytes):
 )
 def test_what_names_no_gpu_is_refused(text, message):
   with pytest.raises(InputError, match=f'--device={text} .*{message}'):
-    gpus.usable_memory(text)
+    devices.usable_memory(text)
 
 
 @pytest.mark.parametrize(('device', 'dtype'), [('l4', 'bfloat16'), ('t4', 'float32')])
 def test_a_gpu_computes_in_its_dtypes(device, dtype):
-  gpus.check_dtype(device, dtype)
-  gpus.check_dtype('16gb', dtype)  # of which nothing else is known
+  devices.check_dtype(device, dtype)
+  devices.check_dtype('16gb', dtype)  # of which nothing else is known
 
 
 def test_a_gpu_without_bfloat16_needs_float32():
   with pytest.raises(InputError, match=r'--device=T4 .* --config\.model\.dtype=float32'):
-    gpus.check_dtype('T4', 'bfloat16')
+    devices.check_dtype('T4', 'bfloat16')

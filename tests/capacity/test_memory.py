@@ -1,13 +1,19 @@
 """The formula of a step's memory is held to the buffers that XLA allocates, within 15%."""
 
+import dataclasses
+
+import chex
 import jax
+import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from exgrpo_jax.capacity import arrays as held
-from exgrpo_jax.capacity import examination, formula, programs
+from exgrpo_jax.capacity import fitting, memory, step
 from exgrpo_jax.configs import base, one_gpu
 from exgrpo_jax.experiment.settings import parse_config
+from exgrpo_jax.learner import optimizer
+from exgrpo_jax.policy import lora, model
+from exgrpo_jax.runtime.compilations import Program
 
 # In float32, which alone XLA:CPU does not convert. So large that temporary arrays count.
 SHAPE = dict(
@@ -47,17 +53,20 @@ def config_of(changes):
 
 def differences(config, platform, names, devices=None):
   """Program -> by what share the formula's peak exceeds that of the compiled program."""
-  spec, decoding = examination.step_spec(config, devices)
-  with jax.set_mesh(spec.mesh):
-    arrays = held.step_arrays(spec, decoding)
-    needs = formula.of_step(config.rollout, spec, decoding, arrays, platform)
-    compiled = programs.of_step(config.rollout, spec, decoding, arrays)
-    return {name: needs[name].peak / compiled[name]().need.peak - 1 for name in names}
+  whole = step.of_config(config, devices)
+  found = {one.name: one for one in step.needed(fitting.programs(whole)) if one.name in names}
+  assert set(found) == set(names)
+  return {
+    name: memory.estimated(one, whole.spec, platform).peak
+    / memory.of_compiled(one.lower().compile()).peak
+    - 1
+    for name, one in found.items()
+  }
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_an_update_takes_what_the_formula_says(name):
-  found = differences(config_of(CASES[name]), formula.CPU, ['update'])
+  found = differences(config_of(CASES[name]), memory.CPU, ['update'])
   assert max(map(abs, found.values())) < 0.15, found
 
 
@@ -65,7 +74,7 @@ def test_the_other_programs_take_what_the_formula_says():
   others = ['score', 'prefill', 'resume', 'decode', 'optimizer']
   values = CASES['all_is_recomputed']
   config = config_of(values | {'rollout': values['rollout'] | {'carry': True}})
-  found = differences(config, formula.CPU, others)
+  found = differences(config, memory.CPU, others)
   assert max(map(abs, found.values())) < 0.15, found
 
 
@@ -102,8 +111,55 @@ def test_a_gpu_takes_what_the_formula_says(choice):
   config = parse_config(one_gpu.get_config(choice))
   found = differences(
     config,
-    formula.of_gpu(config.model.dtype),
+    memory.of_gpu(config.model.dtype),
     ['score', 'prefill', 'decode', 'update', 'optimizer'],
     devices,
   )
   assert max(map(abs, found.values())) < 0.15, found
+
+
+def program(name, args=(), kept=(), size=(0, 0)):
+  return Program(name, None, args, None, size, kept)
+
+
+def test_what_is_kept_beside_a_program_is_counted_once_and_its_arguments_not_again():
+  params, moments, cache = (np.zeros(count, np.float32) for count in (1, 2, 4))
+  of = program('decode', args=(dict(own=params), 3), kept=(params, [cache, cache]))
+  assert memory.beside(of, (params, moments, None)) == 4 * (2 + 4)
+  assert memory.size_of((params, None, 'static')) == 4
+
+
+def test_a_program_that_does_not_compile_ends_nothing(capsys):
+  held = np.zeros(1, np.float32)
+
+  def need_of(one):
+    if one.name == 'decode':
+      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: too large')
+    return memory.Need(one.size[0], 2, 3)
+
+  found = [program('update', size=(20, 5)), program('update', size=(9, 5)), program('decode')]
+  peaks = memory.print_peaks(found, held, 25, need_of)
+  assert peaks == {'update': 20 + 2 + 3 + 4, 'decode': float('inf')}
+  large, small, decode = capsys.readouterr().out.splitlines()
+  assert 'update 20 x 5 ' in large and 'DOES NOT FIT: -16% to spare' in large
+  assert 'fits, 28% to spare' in small and 'DOES NOT FIT: RESOURCE_EXHAUSTED' in decode
+
+
+@pytest.mark.parametrize('rank', [0, 2])
+def test_the_abstract_arrays_are_those_of_a_run(rank):
+  """With LoRA a step keeps its base in the compute dtype."""
+  config = config_of(dict(model=dict(dtype='bfloat16')))
+  config = dataclasses.replace(config, lora=dataclasses.replace(config.lora, rank=rank))
+  whole = step.of_config(config)
+  shape, mesh = whole.spec.model, whole.spec.mesh
+  params = model.init(shape, jax.random.key(0), mesh)
+  trained = lora.init(lora.shapes(config.lora, params), jax.random.key(1)) if rank else params
+  state = optimizer.init(config.optimizer, config.num_updates, trained)
+  decode_params = model.decode_layout(
+    shape, lora.joined(config.lora, params, trained), whole.meshes
+  )
+  for real, abstract in ((state, whole.state), (decode_params, whole.decode_params)):
+    chex.assert_trees_all_equal_shapes_and_dtypes(real, abstract)
+    assert memory.size_of(real) == memory.size_of(abstract)
+  base = model.frozen(shape, params, mesh) if rank else None
+  assert memory.size_of(base) == memory.size_of(whole.initial)

@@ -1,0 +1,349 @@
+"""How long a compiled program takes on its chips: the compiler's cycles, and formulas for the rest.
+
+Estimates, never measurements. libtpu's HLO text is scheduled, has one chip's shapes, and estimates
+the cycles of the operations that the compiler makes itself. Pallas kernels and collectives are
+added here by formula, loops are multiplied by their trips, and asynchronous collectives cost only
+what the rest of the same loop's body does not hide. Other compilers' text is read too, without
+cycles.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+from exgrpo_jax.capacity.devices import Chip
+
+# Bytes of one element, by HLO's name of its type; other types (tokens, opaque) take no memory.
+_ELEMENT = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1} | {
+  f'{kind}{8 * size}': size for kind in ('s', 'u', 'f') for size in (2, 4, 8)
+}
+_ELEMENT['bf16'] = 2
+
+_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$')
+_END = re.compile(r'\}(, execution_thread="\w+")?\s*')  # of a computation; v6e has other threads
+_OPERATION = re.compile(
+  r'(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[\w\-]+)\((?P<operands>.*?)\)'
+)
+_ARRAY = re.compile(r'([a-z]\w*)\[([\d,]*)\]')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_UNKNOWN_CYCLES = 10**12  # more than any program has: the compiler's mark for what it cannot say
+
+Array = tuple[str, tuple[int, ...]]  # element type and sizes
+
+
+class Operation(NamedTuple):
+  """One line of a computation."""
+
+  name: str
+  kind: str  # the opcode
+  arrays: tuple[Array, ...]  # of its result
+  operands: tuple[str, ...]  # names; of a constant its value
+  cycles: int | None  # the compiler's estimate; None where it has none
+  attributes: str  # the rest of the line
+
+  @property
+  def bytes(self) -> float:
+    """The size of its result."""
+    return sum(array_bytes(array) for array in self.arrays)
+
+  def attribute(self, name: str) -> str:
+    """An attribute such as 'body' or 'channel_id'; '' where it has none."""
+    found = re.search(rf'\b{name}="?%?([\w.\-]+)', self.attributes)
+    return found[1] if found else ''
+
+  @property
+  def operand_arrays(self) -> tuple[Array, ...]:
+    """The arguments of a Pallas kernel."""
+    found = re.search(r'operand_layout_constraints=\{(.*?\})\}', self.attributes)
+    return _arrays(found[1]) if found else ()
+
+
+class Computation(NamedTuple):
+  """A function of the program: the entry, a loop's body or condition, or what a fusion fuses."""
+
+  operations: Mapping[str, Operation]  # by name, in the order in which they run
+  root: str
+
+
+class Module(NamedTuple):
+  """A program."""
+
+  computations: Mapping[str, Computation]
+  entry: str
+
+
+def array_bytes(array: Array) -> float:
+  """The size of an array; 0 for what is not data."""
+  element, sizes = array
+  return _ELEMENT.get(element, 0) * math.prod(sizes)
+
+
+def parse(text: str) -> Module:
+  """The program of `compiled.as_text()`; ValueError where the text has no entry."""
+  computations: dict[str, Computation] = {}
+  operations: dict[str, Operation] = {}
+  name = entry = root = ''
+  for line in _joined_lines(text):
+    start = _COMPUTATION.match(line)
+    if start:
+      name, operations = start[2], {}
+      entry = name if start[1] else entry
+    elif name and _END.fullmatch(line):
+      computations[name], name = Computation(operations, root), ''
+    elif name and (found := _OPERATION.match(line)):
+      operation = _operation(found, line)
+      operations[operation.name] = operation
+      root = operation.name if found['root'] else root
+  if not entry:
+    raise ValueError('the text has no ENTRY computation: it is not a compiled program.')
+  return Module(computations, entry)
+
+
+def module_of(lowered: jax.stages.Lowered, executable: jax.stages.Compiled) -> Module:
+  """Read a compiled program.
+
+  Where JAX cannot write its text, libtpu does in a second compilation: JAX 0.10.2 fails on some
+  programs for v6e ("async-update instruction should have 1 operands").
+  """
+  try:
+    return parse(executable.as_text() or '')
+  except jax.errors.JaxRuntimeError:
+    with tempfile.TemporaryDirectory() as folder:
+      lowered.compile(compiler_options={'xla_dump_to': folder})
+      (path,) = pathlib.Path(folder).glob('*.after_codegen.txt')
+      return parse(path.read_text())
+
+
+def known_trips(module: Module, loop: Operation) -> int | None:
+  """How often a `while` runs its body; None where that depends on data.
+
+  The compiler says it of some loops. In others the condition compares a counter from 0 with a
+  constant, and the body adds a constant to it: 1, where that is not plain to see.
+  """
+  known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+  if known:
+    return int(known[1])
+  condition = module.computations[loop.attribute('condition')]
+  test = condition.operations[condition.root]
+  if test.kind != 'compare' or test.attribute('direction') != 'LT':
+    return None
+  counter, limit = (condition.operations[name] for name in test.operands)
+  if counter.kind != 'get-tuple-element' or limit.kind != 'constant':
+    return None
+  body = module.computations[loop.attribute('body')]
+  results = body.operations[body.root].operands
+  step = _step(body, results[int(counter.attribute('index'))])
+  return -(-int(limit.operands[0]) // step)
+
+
+def group_size(collective: Operation, num_chips: int) -> int:
+  """How many chips a collective joins."""
+  groups = re.search(
+    r'replica_groups=(mesh\[(?P<mesh>[^]]*)\] \{(?P<axes>[^}]*)\}|\[\d+,(?P<size>\d+)\]<='
+    r'|\{\{(?P<first>[\d,]*)\})',
+    collective.attributes,
+  )
+  if not groups:
+    return num_chips
+  if groups['size']:
+    return int(groups['size'])
+  if groups['first']:
+    return groups['first'].count(',') + 1
+  sizes = dict(re.findall(r"'(\w+)'=(\d+)", groups['mesh']))
+  return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", groups['axes']))
+
+
+def _joined_lines(text: str) -> Iterator[str]:
+  """Lines without indentation; a Pallas kernel's metadata may hold line breaks."""
+  line = ''
+  for part in text.splitlines():
+    if part.startswith(('  ', '%', 'ENTRY ')) or _END.fullmatch(part):
+      yield line
+      line = ''
+    line += part.strip()
+  yield line
+
+
+def _operation(found: re.Match[str], line: str) -> Operation:
+  cycles = _CYCLES.search(line)
+  count = int(cycles[1]) if cycles else _UNKNOWN_CYCLES
+  operands = re.sub(r'/\*.*?\*/', '', found['operands']).split(',')
+  return Operation(
+    name=found['name'],
+    kind=found['kind'],
+    arrays=_arrays(found['shape']),
+    operands=tuple(operand.split()[-1].lstrip('%') for operand in operands if operand.strip()),
+    cycles=count if count < _UNKNOWN_CYCLES else None,
+    attributes=line[line.index(found['operands'], line.index(' = ')) + len(found['operands']) :],
+  )
+
+
+def _arrays(text: str) -> tuple[Array, ...]:
+  return tuple(
+    (element, tuple(int(size) for size in sizes.split(',') if size))
+    for element, sizes in _ARRAY.findall(text)
+  )
+
+
+def _step(body: Computation, name: str) -> int:
+  """What the body adds to its counter; 1 unless one addition of a constant makes the new one."""
+  added = body.operations.get(name)
+  if added is None or added.kind != 'add':
+    return 1
+  values = [body.operations[operand] for operand in added.operands if operand in body.operations]
+  steps = [int(value.operands[0]) for value in values if value.kind == 'constant']
+  return steps[0] if len(steps) == 1 else 1
+
+
+# ---- Time ----
+
+# Assumptions. An attention kernel's share of the peak, with heads as wide as the matrix units:
+ATTENTION_EFFICIENCY = 0.5
+# Any other Pallas kernel's share of the memory's bandwidth:
+READ_EFFICIENCY = 0.75
+# A collective keeps both links of one axis of the slice busy, and pays for each hop:
+LINKS = 2
+HOP_SECONDS = 1e-6
+
+# Matrix products of [T, T] by H of each kernel of splash attention; causality halves each.
+_SPLASH_PRODUCTS = {'splash_mha_fwd': 2, 'splash_mha_dq': 3, 'splash_mha_dkv': 4}
+_FLOATS = ('bf16', 'f32')
+_FUSIONS = ('fusion', 'async-start')
+_PALLAS = 'tpu_custom_call'
+_ASYNC = 'async-collective-start'
+_COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'reduce-scatter', 'collective-permute')
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+  """Time of a program or of a part of it, by the source of the estimate."""
+
+  operations: float = 0.0  # the compiler's estimate
+  kernels: float = 0.0  # by formula: Pallas kernels
+  collectives: float = 0.0  # by formula: waiting for other chips
+  hidden: float = 0.0  # by formula: asynchronous collectives behind the rest; not in the total
+
+  @property
+  def total(self) -> float:
+    """All but what is hidden."""
+    return self.operations + self.kernels + self.collectives
+
+  def __add__(self, other: 'Seconds') -> 'Seconds':
+    return Seconds(*map(sum, zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+
+  def __mul__(self, times: float) -> 'Seconds':
+    return Seconds(*(times * part for part in dataclasses.astuple(self)))
+
+
+def estimate(module: Module, chip: Chip, num_chips: int, trips: float = 1) -> Seconds:
+  """The time of one run of a program.
+
+  Args:
+    module: the program.
+    chip: it was compiled for.
+    num_chips: of them.
+    trips: of loops whose trips depend on data.
+  """
+
+  def of(name: str) -> Seconds:
+    computation = module.computations[name]
+    time, asynchronous = Seconds(), 0.0
+    for operation in computation.operations.values():
+      time += _own(operation, chip)
+      if operation.kind == 'while':
+        known = known_trips(module, operation)
+        time += of(operation.attribute('body')) * (trips if known is None else known)
+      elif operation.kind == 'call':
+        time += of(operation.attribute('to_apply'))
+      elif operation.kind == 'conditional':
+        branches = [of(branch) for branch in _branches(operation)]
+        time += max(branches, key=lambda branch: branch.total, default=Seconds())
+    for collective, is_awaited in _collectives(module, computation):
+      seconds = collective_seconds(collective, chip, num_chips)
+      if is_awaited:
+        time += Seconds(collectives=seconds)
+      else:
+        asynchronous += seconds
+    hidden = min(asynchronous, time.total)
+    return time + Seconds(collectives=asynchronous - hidden, hidden=hidden)
+
+  return of(module.entry)
+
+
+def collective_seconds(collective: Operation, chip: Chip, num_chips: int) -> float:
+  """Time of a ring over the chips that it joins: the bytes over a chip's links, and the hops.
+
+  A permutation is one step to a neighbour; an all-reduce is a reduce-scatter and an all-gather.
+  """
+  kind = collective.kind.removesuffix('-start')
+  size = collective.bytes
+  if kind != collective.kind:  # a start may have its argument among its results
+    size = max(map(array_bytes, collective.arrays))
+  chips = group_size(collective, num_chips)
+  if kind == 'collective-permute':
+    return size / chip.link + HOP_SECONDS
+  if kind == 'reduce-scatter':
+    size *= chips
+  phases = 2 if kind == 'all-reduce' and 'all-reduce-scatter' not in collective.name else 1
+  passing = size * (chips - 1) / chips / (LINKS * chip.link)
+  return phases * (passing + chips // 2 * HOP_SECONDS)
+
+
+def attention_efficiency(head_size: int, chip: Chip) -> float:
+  """The share of the peak that training attention is assumed to reach."""
+  return ATTENTION_EFFICIENCY * min(1, head_size / chip.matrix_unit)
+
+
+def _own(operation: Operation, chip: Chip) -> Seconds:
+  """Time of one operation, without collectives and without what it calls."""
+  if operation.cycles is not None:
+    return Seconds(operations=operation.cycles / chip.clock)
+  if operation.kind != 'custom-call' or operation.attribute('custom_call_target') != _PALLAS:
+    return Seconds()
+  return Seconds(kernels=_kernel_seconds(operation, chip))
+
+
+def _kernel_seconds(operation: Operation, chip: Chip) -> float:
+  """Time of a Pallas kernel: attention by its products, another by the bytes it moves."""
+  for name, products in _SPLASH_PRODUCTS.items():
+    if operation.name.startswith(name):
+      query = next(sizes for element, sizes in operation.operand_arrays if element in _FLOATS)
+      flops = products * math.prod(query) * query[-2]  # half of each product is skipped
+      return flops / chip.flops / attention_efficiency(query[-1], chip)
+  moved = operation.bytes + sum(map(array_bytes, operation.operand_arrays))
+  return moved / chip.bandwidth / READ_EFFICIENCY
+
+
+def _collectives(module: Module, computation: Computation) -> Iterator[tuple[Operation, bool]]:
+  """Yields (collective, whether the chip waits for it) of a computation, each once.
+
+  The compiler writes an asynchronous collective as a pair of -start and -done, or spreads it over
+  a chain of fusions that repeat it under one channel: the first starts it, and it runs beside the
+  products of the next ones. It overlaps permutations too.
+  """
+  channels = set()
+  for operation in computation.operations.values():
+    called = operation.attribute('calls') if operation.kind in _FUSIONS else ''
+    fused = module.computations[called].operations.values() if called else ()
+    for inner in (operation, *fused):
+      kind, channel = inner.kind.removesuffix('-start'), inner.attribute('channel_id')
+      if kind not in _COLLECTIVES or (channel and channel in channels):
+        continue
+      channels.add(channel)
+      starts = inner.kind != kind or operation.name.startswith(_ASYNC)
+      overlaps = starts or kind == 'collective-permute' or operation.cycles is not None
+      yield inner._replace(name=f'{operation.name} {called}'), not overlaps
+
+
+def _branches(operation: Operation) -> list[str]:
+  listed = operation.attributes.partition('branch_computations={')[2].partition('}')[0]
+  names = [name.strip().lstrip('%') for name in listed.split(',') if name.strip()]
+  return names or [
+    name for name in map(operation.attribute, ('true_computation', 'false_computation')) if name
+  ]

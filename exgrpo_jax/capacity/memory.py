@@ -1,0 +1,233 @@
+"""What a program needs of a device's memory: by its compiler, or by formula where there is none.
+
+By formula the arguments are counted as they are. Of temporary arrays the largest that exist at once
+are counted, by the model's shape. An update's gradient and its logits are counted apart; where they
+share memory, an update takes up to a fifth less. Tests hold the sums to the buffers that XLA
+allocates for the CPU and, where its compiler is installed, for an H100. Letters as in layers.py and
+attention.py.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from exgrpo_jax.capacity.devices import GIB
+from exgrpo_jax.learner import gradients
+from exgrpo_jax.policy import attention, blockwise, logprobs, model
+from exgrpo_jax.rollout import decode_loop
+from exgrpo_jax.runtime.compilations import Program
+
+_ARRAY = jax.Array | jax.ShapeDtypeStruct | np.ndarray
+_FLOAT32 = 4  # bytes
+
+
+class Need(NamedTuple):
+  """What a program needs on a device while it runs, in bytes."""
+
+  arguments: int
+  results: int  # without those that reuse the memory of a donated argument
+  temporary: int
+
+  @property
+  def peak(self) -> int:
+    """All of it: the compiler reserves it for as long as the program runs."""
+    return self.arguments + self.results + self.temporary
+
+
+def of_compiled(executable: jax.stages.Compiled) -> Need:
+  """Return the compiler's own count for one device."""
+  analysis = executable.memory_analysis()
+  assert analysis is not None, 'XLA counts the memory of every program'
+  return Need(
+    arguments=analysis.argument_size_in_bytes,
+    results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    temporary=analysis.temp_size_in_bytes,
+  )
+
+
+def beside(program: Program, held: Any) -> int:
+  """Return the bytes of what a device keeps while a program runs and that is no argument of it.
+
+  `held` are the arrays that a run keeps all the time.
+  """
+  arguments = {id(leaf) for leaf in _arrays(program.args)}
+  kept = {id(leaf): leaf for leaf in _arrays((held, program.kept)) if id(leaf) not in arguments}
+  return sum(map(_size, kept.values()))
+
+
+def print_peaks(
+  programs: Iterable[Program], held: Any, limit: float, need_of: Callable[[Program], Need]
+) -> dict[str, float]:
+  """Print what each program needs of a device.
+
+  Args:
+    programs: of a step.
+    held: see `beside`.
+    limit: bytes that programs can use.
+    need_of: may compile the program.
+
+  Returns:
+    Bytes of a device by program, of its largest size; inf where one does not compile.
+  """
+  peaks: dict[str, float] = {}
+  for program in programs:
+    rows, length = program.size
+    name = f'{program.name} {rows:,} x {length:,}' if rows else program.name
+    try:
+      need = need_of(program)
+    except jax.errors.JaxRuntimeError as error:
+      print(f'  {name:<24} DOES NOT FIT: {str(error).splitlines()[0][:300]}')
+      peaks[program.name] = float('inf')
+      continue
+    other = beside(program, held)
+    spare = 1 - (other + need.peak) / limit
+    verdict = 'fits, ' if spare >= 0 else 'DOES NOT FIT: '
+    print(
+      f'  {name:<24} {(other + need.peak) / GIB:7.2f} GiB at its peak: arguments '
+      f'{need.arguments / GIB:.2f}, results {need.results / GIB:.2f}, temporary '
+      f'{need.temporary / GIB:.2f}, other arrays {other / GIB:.2f}; {verdict}'
+      f'{100 * spare:.0f}% to spare',
+      flush=True,
+    )
+    peaks[program.name] = max(peaks.get(program.name, 0.0), other + need.peak)
+  return peaks
+
+
+def size_of(tree: Any) -> int:
+  """Return the bytes of one device's shards of the arrays of a tree, or of their shapes."""
+  return sum(map(_size, _arrays(tree)))
+
+
+def _arrays(tree: Any) -> list[Any]:
+  """The leaves that are arrays or their shapes, and no static arguments."""
+  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, _ARRAY)]
+
+
+def _size(leaf: Any) -> int:
+  sharding = getattr(leaf, 'sharding', None)
+  shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+  return math.prod(shape) * leaf.dtype.itemsize
+
+
+# ---- By formula ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+  """Where the programs of one compiler differ from another's."""
+
+  # Attention scores are float32 arrays; else there is one number for each pair of tokens, the mask
+  # that keeps the rows of a sequence apart, in the activations' type.
+  has_scores: bool
+  logit_arrays: int  # in float32, as large as a chunk's logits, in sampling and scoring
+  has_new_moments: bool  # beside the old ones; else they are written in place
+
+
+# For float32 alone: XLA:CPU converts most of what is bfloat16 to it.
+CPU = Platform(has_scores=True, logit_arrays=3, has_new_moments=True)
+
+
+def of_gpu(dtype: str) -> Platform:
+  """XLA:GPU fuses what XLA:CPU writes out; cuDNN's attention, for bfloat16, holds no scores."""
+  has_scores = attention.backend_for('gpu', dtype) != 'cudnn'
+  return Platform(has_scores=has_scores, logit_arrays=1, has_new_moments=False)
+
+
+def estimated(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> Need:
+  """The need of one of the programs that `KNOWN` names, on one device; nothing is compiled."""
+  temporary = _of_update if program.name == 'update' else _of_others
+  with jax.set_mesh(program.mesh):
+    size = temporary(program, spec, platform)
+  return Need(size_of(program.args), results=0, temporary=size)
+
+
+KNOWN = ('score', 'prefill', 'resume', 'decode', 'update', 'optimizer')
+# The others need no more than what their callers keep.
+
+
+def _of_others(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+  """Bytes of temporary arrays beside the arguments."""
+  if program.name == 'optimizer':
+    return 2 * size_of(program.args[2]) if platform.has_new_moments else 0
+  shape, (count, length) = spec.model, program.size
+  layer, c = _Layer.of(program, spec, platform), jnp.dtype(shape.dtype).itemsize
+  if program.name == 'decode':
+    logits = platform.logit_arrays * count * shape.vocab_size * _FLOAT32
+    scores = 2 * shape.num_heads * count * length * _FLOAT32 * platform.has_scores
+    head = layer.unembedding if shape.tied_embeddings else 0
+    written = 3 * decode_loop.TOKENS_PER_SYNC * count * _FLOAT32
+    return head + logits + scores + written + count * c * 3 * (layer.hidden + shape.width)
+  tokens = count * length
+  mlp, attend = 3 * c * tokens * layer.hidden, c * tokens * layer.projections + layer.pairs
+  forward = 3 * c * tokens * shape.width + max(attend, mlp)
+  if program.name == 'score':  # the first position of a sequence is not scored
+    logits = platform.logit_arrays * layer.logits(length - 1) * _FLOAT32
+    return max(layer.unembedding + logits, forward) + 2 * tokens * shape.width * c
+  cache = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
+  return forward + tokens * cache * c  # the keys and values of all layers
+
+
+def _of_update(program: Program, spec: gradients.UpdateSpec, platform: Platform) -> int:
+  """Bytes of temporary arrays: a microbatch's gradient exists beside the sum of those before."""
+  shape, (count, length) = spec.model, program.size
+  layer, c, tokens = (
+    _Layer.of(program, spec, platform),
+    jnp.dtype(shape.dtype).itemsize,
+    count * length,
+  )
+  window = min(length - 1, -(-length * spec.max_response // spec.longest_row))
+  of_unembedding = shape.width * shape.vocab_size * _FLOAT32
+  if spec.lora.rank or not shape.tied_embeddings:
+    of_unembedding = 0  # it is frozen, or counted in the gradient
+  head = layer.logits(window) * (_FLOAT32 + c) + 3 * count * window * shape.width * c
+  scores = (2 if platform.has_scores else 1) * layer.pairs  # and their gradients
+  # What a backward pass computes again, each with its gradient: gate and up, the residual stream
+  # and its norms, queries, keys and values.
+  entries = 4 * layer.hidden + 6 * shape.width + 2 * layer.projections
+  layers = jax.tree.leaves(model.shapes(shape, spec.mesh)['layers'])
+  matrices = sum(leaf.size for leaf in layers) // shape.num_layers
+  backward = c * (matrices + tokens * entries) + scores
+  residuals = 3 * layer.hidden + 4 * shape.width + 2 * layer.projections
+  kept = {  # of a layer, from the forward to the backward pass
+    'all': 0,
+    'all_but_products': c * tokens * (layer.projections + 2 * layer.hidden),
+    'none': c * tokens * residuals + scores,
+  }[spec.gradient.remat]
+  of_layers = shape.num_layers * (c * tokens * shape.width + kept)
+  gradient, _ = program.args[2]
+  most = max(layer.unembedding + head, backward)
+  return size_of(gradient) + of_unembedding + of_layers + most
+
+
+class _Layer(NamedTuple):
+  """Sizes that several programs share."""
+
+  projections: int  # entries of a token's queries, keys and values
+  hidden: int  # units of a token in a layer, in all of its experts
+  unembedding: int  # bytes of its copy: the embedding transposed, or cast from float32
+  pairs: int  # bytes for all pairs of tokens: the scores of all heads, or the mask
+  logits: Callable[[int], int]  # entries that exist at once, by the window of a sequence
+
+  @classmethod
+  def of(cls, program: Program, spec: gradients.UpdateSpec, platform: Platform) -> '_Layer':
+    """Those of a program's size."""
+    shape, (count, length) = spec.model, program.size
+    c = jnp.dtype(shape.dtype).itemsize
+    is_as_it_is = not shape.tied_embeddings and (spec.lora.rank or shape.dtype == 'float32')
+    pairs = count * length**2 * c
+    if platform.has_scores:
+      pairs = count * shape.num_heads * blockwise.scores_at_once(length) * _FLOAT32
+    return cls(
+      projections=(shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size,
+      hidden=max(1, shape.experts_per_token) * shape.mlp_width,
+      unembedding=0 if is_as_it_is else shape.width * shape.vocab_size * c,
+      pairs=pairs,
+      logits=lambda window: (
+        count * logprobs.chunk_sizes(count, window, spec.logit_chunk)[1] * shape.vocab_size
+      ),
+    )

@@ -1,0 +1,93 @@
+"""Compiles the programs of a run on the devices that it will have, without taking a step.
+
+They are those that rollout and learner list, with arrays of the same shapes and layouts, so a run
+finds all of its programs in the compilation cache. What they need of memory is known before the
+first step.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from exgrpo_jax.capacity import memory
+from exgrpo_jax.capacity.step import Step
+from exgrpo_jax.errors import InputError
+from exgrpo_jax.experiment import generation, warm_start
+from exgrpo_jax.experiment.experiment import Experiment, update_spec
+from exgrpo_jax.learner import checksums, optimizer
+from exgrpo_jax.policy import lora, model
+from exgrpo_jax.rollout import programs, selection
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.runtime import activity, machine, randomness
+from exgrpo_jax.runtime.compilations import Program
+from exgrpo_jax.runtime.randomness import Purpose
+from exgrpo_jax.training.run import first_params
+
+
+def run(experiment: Experiment) -> None:
+  """Compile what a run of the experiment may ask for; call it on the training mesh.
+
+  Raises InputError where a program needs more memory than a device has.
+  """
+  if experiment.config.warm_start.num_updates:
+    with activity.doing('compiling the warm start'):
+      warm_start.rehearse(experiment)
+  with activity.doing('compiling the programs of a step'):
+    step = _step(experiment)
+    sampled, limit = _generating(experiment, step.decode_params), _memory()
+    listed = itertools.chain(step.scoring(), sampled, step.updating())
+    peaks = memory.print_peaks(listed, step.held, limit, _need_of)
+  fullest = max(peaks, key=lambda name: peaks[name])
+  if peaks[fullest] > limit:
+    raise InputError(
+      f'the program {fullest} needs {peaks[fullest] / 1e9:.1f} GB of a device that has '
+      f'{limit / 1e9:.1f}: a run would end as it calls it.'
+    )
+
+
+def _step(experiment: Experiment) -> Step:
+  """The arrays of a run before its first step; runs the small programs on them."""
+  config, meshes = experiment.config, experiment.meshes
+  key = randomness.key(config.warm_start_seed, Purpose.INIT)
+  params = model.init(experiment.model, key, meshes.training)
+  if config.lora.rank:
+    params = model.frozen(experiment.model, params, meshes.training)
+    checksums.of_base(params)
+  initial, trained = first_params(experiment, params)
+  policy = lora.joined(config.lora, initial, trained)
+  state = optimizer.init(config.optimizer, config.num_updates, trained)
+  checksums.bit_sums(state)
+  nothing = [np.zeros(1, np.float32)]
+  selection.weights(config.objective, meshes.training, nothing, nothing)
+  spec = update_spec(config, experiment.model, meshes.training)
+  decode_params = model.decode_layout(experiment.model, policy, meshes)
+  return Step(config, spec, meshes, state, initial, policy, decode_params)
+
+
+def _generating(experiment: Experiment, params: model.Params) -> Iterator[Program]:
+  """How training and evaluation sample; what both call compiles once."""
+  carry, has_turns = experiment.config.rollout.carry, bool(experiment.config.environment.name)
+  for distribution, resumes in (
+    (None, carry or has_turns),
+    (experiment.config.evaluation.distribution, has_turns),
+  ):
+    engine = SlotEngine(
+      model=experiment.model,
+      spec=generation.decode_spec(experiment, distribution),
+      mesh=experiment.meshes.decoding,
+      step_key=jax.random.key,
+      resumes=resumes,
+    )
+    yield from programs.programs(engine, params)
+
+
+def _need_of(program: Program) -> memory.Need:
+  return memory.of_compiled(program.lower().compile())
+
+
+def _memory() -> float:
+  """Bytes that programs can use of a device; a CPU's are the host's."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return stats.get('bytes_limit') or machine.host_memory()

@@ -1,0 +1,304 @@
+"""The programs of a training step as rollout and learner list them, and how long they take.
+
+Estimates, never measurements; cycles.py says where a program's time is from.
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from exgrpo_jax.capacity import cycles, lengths
+from exgrpo_jax.capacity.cycles import Seconds
+from exgrpo_jax.capacity.devices import Chip
+from exgrpo_jax.errors import counted
+from exgrpo_jax.experiment.experiment import model_config, update_spec
+from exgrpo_jax.experiment.settings import Config
+from exgrpo_jax.learner import gradients, optimizer
+from exgrpo_jax.policy import lora, model, ragged_cache, sharding
+from exgrpo_jax.policy.shape import check_meshes
+from exgrpo_jax.rollout import programs, schedule, scoring, settings
+from exgrpo_jax.rollout.scheduler import SlotEngine
+from exgrpo_jax.runtime.compilations import Program
+
+# Assumed, for want of a measurement: what the device waits for the host.
+SYNC_SECONDS = 0.003  # between two decode calls
+HOST_SECONDS = 1.0  # in a step, for verdicts, the batch and logging
+# Assumed, for want of data.
+PROMPT = 150  # tokens
+CANDIDATES = 4  # stored responses of a replayed question
+EVALUATED = 2259  # questions: the rows of the authors' valid.parquet
+
+_SAMPLED_BY = types.SimpleNamespace(eos_ids=(0,), pad_id=0)  # any token does
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step of a config on some devices, which need not exist, with the shapes of its arrays."""
+
+  config: Config
+  spec: gradients.UpdateSpec
+  meshes: sharding.Meshes
+  state: optimizer.TrainState  # what is trained and AdamW's moments, for the whole run
+  initial: model.Params | None  # LoRA's base, or the reference of a KL term, for the whole run
+  policy: model.Params  # what forward passes take: parameters, or LoRA's base and adapters
+  decode_params: model.Params  # during the rollout, in the decode layout
+
+  @property
+  def held(self) -> Any:
+    """What a run keeps all the time."""
+    return self.state, self.initial
+
+  def scoring(self, length_R: Sequence[int] | np.ndarray = ()) -> Iterator[Program]:
+    """Yield the programs that score rows of these lengths."""
+    rollout = self.config.rollout
+    return scoring.programs(
+      self.spec.model,
+      self.policy,
+      self.spec.mesh,
+      limit=rollout.longest_row,
+      tokens_per_pass=self.spec.gradient.tokens_per_microbatch,
+      temperature=rollout.temperature,
+      logit_chunk=rollout.logit_chunk,
+      keeps_routes=rollout.router_replay,
+      length_R=np.asarray(length_R, int),
+    )
+
+  def generating(self, made: Sequence[schedule.Generation] = ()) -> Iterator[Program]:
+    """Yield the programs that generate responses, with the longest cache and all slots."""
+    config = self.config
+    spec = config.rollout.decode_spec(_SAMPLED_BY)  # pyright: ignore[reportArgumentType]
+    if config.environment.keeps_caches:
+      spec = dataclasses.replace(spec, parked=spec.slots)
+    engine = SlotEngine(
+      model=self.spec.model,
+      spec=spec,
+      mesh=self.meshes.decoding,
+      step_key=jax.random.key,
+      resumes=config.rollout.carry or bool(config.environment.name),
+    )
+    return programs.programs(engine, self.decode_params, made, only_longest=True)
+
+  def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
+    """Yield the programs of the step's updates."""
+    rollout = self.config.rollout
+    return gradients.programs(
+      self.spec,
+      self.state,
+      self.initial,
+      rollout.questions * rollout.samples,
+      spans_steps=rollout.carry,
+      keeps_routes=rollout.router_replay,
+      minibatch_passes=minibatch_passes,
+    )
+
+
+def of_config(
+  config: Config,
+  devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]  # for pyright jax.Device is a variable
+) -> Step:
+  """Return the step of a config on `devices`, by default one; allocates nothing."""
+  shape = model_config(config, platform='accelerator')
+  meshes = sharding.make_meshes(config.mesh, devices or jax.devices()[:1])
+  check_meshes(shape, meshes)
+  spec = update_spec(config, shape, meshes.training)
+  trained, uses_lora = gradients.trained_shapes(spec), spec.lora.rank > 0
+  initial = model.shapes(shape, spec.mesh, frozen=uses_lora) if config.keeps_initial else None
+  return Step(
+    config=config,
+    spec=spec,
+    meshes=meshes,
+    state=optimizer.shapes(spec.optimizer, spec.num_updates, trained),
+    initial=initial,
+    policy=lora.joined(spec.lora, initial, trained),
+    # Layers share their shapes there; here each array has one of its own.
+    decode_params=jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+      model.decode_shapes(shape, meshes.decoding),
+    ),
+  )
+
+
+# ---- What a step works on ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """What a step works on, in tokens."""
+
+  prompt: int  # of each prompt
+  fresh: np.ndarray  # of a step's generated responses, in the order in which they are begun
+  groups: Sequence[np.ndarray]  # the same by group, for `schedule.num_groups` groups
+  replayed: np.ndarray  # of replayed responses in the update
+  candidates: np.ndarray  # of stored responses that are scored to choose the replayed ones
+  evaluated: np.ndarray  # of the responses of one evaluation; empty where there is none
+  evaluation_every: int  # steps
+
+
+def workload(config: Config, spec: str, evaluated: int) -> Workload:
+  """Return a step in which replay takes its full share; `spec` of the lengths as `lengths.draw`."""
+  rollout, replayed = config.rollout, int(config.replay.ratio * config.rollout.questions)
+  counts = (
+    rollout.questions * rollout.samples - replayed,
+    replayed,
+    replayed * CANDIDATES,
+    evaluated * config.evaluation.samples * bool(config.data.evaluated),
+  )
+  drawn = lengths.draw(spec, sum(counts), rollout.max_response)
+  fresh, of_replayed, candidates, of_evaluation = np.split(drawn, np.cumsum(counts)[:-1])
+  return Workload(
+    prompt=min(PROMPT, rollout.max_prompt),
+    fresh=fresh,
+    groups=_groups(rollout, spec, replayed),
+    replayed=of_replayed,
+    candidates=candidates,
+    evaluated=of_evaluation,
+    evaluation_every=config.evaluation.every,
+  )
+
+
+def _groups(rollout: settings.Config, spec: str, replayed: int) -> list[np.ndarray]:
+  """Lengths of many steps' responses by group; `replayed` groups of a step have one less."""
+  count = schedule.num_groups(schedule.with_partial_rollouts(rollout))
+  replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
+  sizes = rollout.samples - np.diff(replays)
+  drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
+  return np.split(drawn, np.cumsum(sizes)[:-1])
+
+
+def generations(step: Step, work: Workload) -> list[schedule.Step]:
+  """Return what a step generates; with partial rollouts some steps of the steady state."""
+  rollout = step.config.rollout
+  if rollout.carry:
+    return schedule.steady(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
+  whole = _at_once(rollout, work.fresh, rollout.questions, work.prompt)
+  return [schedule.Step(whole, [], ages=np.zeros(0, int), carried=0)]
+
+
+def _at_once(
+  rollout: settings.Config, responses: np.ndarray, num_prompts: int, prompt: int
+) -> schedule.Generation:
+  slots, block = rollout.slots, ragged_cache.BLOCK
+  return schedule.generation(responses, num_prompts, prompt, slots, block)
+
+
+def listed(step: Step, work: Workload, made: Sequence[schedule.Step]) -> Iterator[Program]:
+  """Yield the programs of a step with this work, in the order in which it runs them."""
+  responses = np.concatenate([work.fresh, work.replayed])
+  minibatches = np.split(responses, step.spec.optimizer.minibatches)
+  convert = model.decode_conversion(step.spec.model, step.meshes)
+  yield Program('reshard', convert, (step.policy,), step.spec.mesh, runs=1)
+  yield from step.generating([one.generation for one in made])
+  yield from step.scoring(work.candidates + work.prompt)
+  yield from step.updating(
+    [gradients.passes(step.spec, part + work.prompt, part) for part in minibatches]
+  )
+
+
+def needed(programs: Iterator[Program]) -> list[Program]:
+  """Return those that a step runs, and the largest of each name: it may take the most memory."""
+  found = list(programs)
+  largest = {
+    one.name: one for one in sorted(found, key=lambda one: (np.prod(one.size), one.size[1]))
+  }
+  return [one for one in found if one.runs or one is largest[one.name]]
+
+
+# ---- Time ----
+
+
+class Part(NamedTuple):
+  """A part of a step."""
+
+  name: str
+  seconds: float
+  detail: str = ''
+
+
+class Estimate(NamedTuple):
+  """A step's time, and what is generated in it."""
+
+  parts: list[Part]  # in the order in which they run
+  live: float  # busy slots, mean over decode steps
+  ages: np.ndarray  # int, steps, of the groups it trains; empty without partial rollouts
+  carried: float  # share of these groups' tokens that earlier steps wrote
+
+  @property
+  def seconds(self) -> float:
+    """The whole step."""
+    return sum(part.seconds for part in self.parts)
+
+  def seconds_of(self, name: str) -> float:
+    """One part; 0 where there is none of that name."""
+    return sum(part.seconds for part in self.parts if part.name == name)
+
+
+Modules = Mapping[tuple[str, tuple[int, int]], cycles.Module]  # by the program's name and size
+
+
+def estimate(
+  step: Step, work: Workload, found: Sequence[Program], modules: Modules, chip: Chip
+) -> Estimate:
+  """Return the time of a step that runs these programs, with its share of an evaluation."""
+
+  def timed(program: Program) -> Seconds:
+    return time(program, modules[program.name, program.size], chip, step.spec.mesh.size)
+
+  made = generations(step, work)
+  syncs = sum(len(one.generation.spans) for one in made) / len(made)
+  parts = [
+    _part(name, [one for one in found if one.name == name], timed)
+    for name in dict.fromkeys(one.name for one in found if one.runs)
+  ]
+  parts.append(Part('syncs', syncs * SYNC_SECONDS, f'{syncs:,.0f} with the host'))
+  parts.append(Part('host', HOST_SECONDS, 'assumed'))
+  if len(work.evaluated):
+    parts.append(_evaluation(step, work, timed))
+  tokens = sum(one.generation.tokens for one in made)
+  trained = sum(int(lengths.sum()) for one in made for lengths in one.trained)
+  return Estimate(
+    parts=parts,
+    live=tokens / sum(one.generation.decode_steps for one in made),
+    ages=np.concatenate([one.ages for one in made]),
+    carried=sum(one.carried for one in made) / max(1, trained),
+  )
+
+
+def time(program: Program, module: cycles.Module, chip: Chip, num_chips: int) -> Seconds:
+  """Return the time that a program takes in a step.
+
+  Kernels inside a loop over data read what is filled of the cache.
+  """
+  once = cycles.estimate(module, chip, num_chips, trips=0)
+  each = cycles.estimate(module, chip, num_chips) + once * -1
+  each = dataclasses.replace(each, kernels=each.kernels * program.filled)
+  return (once + each * program.trips) * program.runs
+
+
+def _part(name: str, programs: Sequence[Program], timed: Any) -> Part:
+  total, details = Seconds(), list[str]()
+  for one in programs:
+    if one.runs:
+      total += (own := timed(one))
+      trips, (rows, length) = one.runs * one.trips, one.size
+      size = f' of {rows:,} x {length:,} tokens' if rows else ''
+      details.append(f'{trips:,.4g} x {1e3 * own.total / trips:.4g} ms{size}')
+  shares = [
+    f'{100 * part / total.total:.0f}% {words}'
+    for part, words in ((total.kernels, 'in kernels'), (total.collectives, 'waiting for chips'))
+    if total.total and part / total.total > 0.005
+  ]
+  return Part(name, total.total, '; '.join([', '.join(details), *shares]))
+
+
+def _evaluation(step: Step, work: Workload, timed: Any) -> Part:
+  """A step's share of an evaluation."""
+  rollout, every = step.config.rollout, work.evaluation_every
+  whole = _at_once(rollout, work.evaluated, len(work.evaluated), work.prompt)
+  seconds = sum(timed(one).total for one in step.generating([whole]) if one.runs)
+  seconds += len(whole.spans) * SYNC_SECONDS
+  detail = f'{len(work.evaluated):,} responses in {seconds:.0f} s every {counted(every, "step")}'
+  return Part('evaluation', seconds / every, detail)

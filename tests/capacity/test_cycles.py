@@ -1,0 +1,270 @@
+"""A program's text is read, and timed: cycles, formulas, loops; figures to check in the head."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from exgrpo_jax.capacity import cycles
+from exgrpo_jax.capacity.devices import Chip
+
+# As libtpu writes it, cut to what is read; the kernel's metadata breaks its line.
+TEXT = """\
+HloModule jit_step, is_scheduled=true
+
+FileNames
+1 "/code/step.py"
+
+%condition (state: (u32[], f32[8,128])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(8)
+  %state = (u32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) parameter(0)
+  %counter = u32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %below = pred[]{:T(512)} compare(%counter, %limit), direction=LT
+}
+
+%body (state.1: (u32[], f32[8,128])) -> (u32[], f32[8,128]) {
+  %two = u32[]{:T(128)} constant(2)
+  %state.1 = (u32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}) parameter(0)
+  %counter.1 = u32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %x = f32[8,128]{1,0:T(8,128)S(1)} get-tuple-element(%state.1), index=1
+  %next = u32[]{:T(128)S(6)} add(%counter.1, %two), metadata={op_name="jit(step)/add"}
+  %y = f32[8,128]{1,0:T(8,128)S(1)} fusion(%x, /*index=5*/%x), kind=kLoop, calls=%fused, \
+backend_config={"window_config":{"estimated_cycles":"1500"}}
+  ROOT %states = (u32[]{:T(128)}, f32[8,128]{1,0}) tuple(%next, %y)
+}
+
+ENTRY %main.1_spmd (param: f32[8,128], bits: s4[6]) -> f32[8,128] {
+  %param = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %attend = (bf16[7,64,128]{2,1,0:T(8,128)(2,1)}, f32[7,64]{1,0}) custom-call(%param), \
+custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2]{1,0}, \
+bf16[7,64,128]{2,1,0}}, frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, backend_config={"estimated_cycles":"9223372036854775807"}
+  %loop = (u32[]{:T(128)}, f32[8,128]{1,0}) while(%param), condition=%condition, body=%body
+  ROOT %result = f32[8,128]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_operations_have_sizes_cycles_and_operands():
+  module = cycles.parse(TEXT)
+  assert list(module.computations) == ['condition', 'body', 'main.1_spmd']
+  assert module.entry == 'main.1_spmd'
+  y = module.computations['body'].operations['y']
+  assert (y.kind, y.cycles, y.operands, y.bytes) == ('fusion', 1500, ('x', 'x'), 8 * 128 * 4)
+  assert y.attribute('calls') == 'fused' and y.attribute('body') == ''
+  attend = module.computations['main.1_spmd'].operations['attend']
+  assert attend.cycles is None  # the compiler's mark for what it does not know
+  assert attend.attribute('custom_call_target') == 'tpu_custom_call'
+  assert attend.bytes == 7 * 64 * 128 * 2 + 7 * 64 * 4
+  assert attend.operand_arrays == (('s8', (1, 2)), ('bf16', (7, 64, 128)))
+  assert cycles.array_bytes(('s4', (6,))) == 3
+
+
+@pytest.mark.parametrize(
+  ('old', 'new', 'trips'),
+  [
+    ('', '', 4),  # 0, 2, 4, 6
+    ('constant(2)', 'constant(3)', 3),
+    ('add(%counter.1, %two)', 'fusion(%counter.1), kind=kLoop', 8),
+    ('body=%body', 'body=%body, backend_config={"known_trip_count":{"n":"28"}}', 28),
+    ('direction=LT', 'direction=NE', None),
+    ('%limit = u32[]{:T(128)} constant(8)', '%limit = u32[] get-tuple-element(%state)', None),
+  ],
+)
+def test_the_trips_of_a_loop_are_those_of_its_counter(old, new, trips):
+  module = cycles.parse(TEXT.replace(old, new))
+  assert cycles.known_trips(module, module.computations[module.entry].operations['loop']) == trips
+
+
+@pytest.mark.parametrize(
+  ('groups', 'size'),
+  [
+    ('replica_groups=[4,16]<=[16,4]T(1,0)', 16),
+    ("replica_groups=mesh['axis_0'=16,'axis_1'=4] {'axis_1'}", 4),
+    ("replica_groups=mesh['a'=2,'b'=4,'c'=8] {'a', 'c'}", 16),
+    ('replica_groups={{0,1,2},{3,4,5}}', 3),
+    ('channel_id=1', 64),
+  ],
+)
+def test_the_chips_of_a_collective_are_counted(groups, size):
+  line = f'  ROOT %sum = f32[8]{{0}} all-reduce(%x), {groups}, to_apply=%add\n'
+  module = cycles.parse(f'ENTRY %main (x: f32[8]) -> f32[8] {{\n{line}}}\n')
+  assert cycles.group_size(module.computations['main'].operations['sum'], 64) == size
+
+
+def test_what_is_no_program_is_refused():
+  with pytest.raises(ValueError, match='no ENTRY'):
+    cycles.parse('jit_step')
+
+
+def test_a_program_compiled_here_is_read():
+  def step(x):
+    return jax.lax.fori_loop(0, 5, lambda _, x: jnp.sin(x @ x), x)
+
+  compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((16, 16), 'float32')).compile()
+  module = cycles.parse(compiled.as_text())
+  (loop,) = [
+    operation
+    for computation in module.computations.values()
+    for operation in computation.operations.values()
+    if operation.kind == 'while'
+  ]
+  assert cycles.known_trips(module, loop) == 5
+  operations = [
+    operation for found in module.computations.values() for operation in found.operations.values()
+  ]
+  assert any(operation.kind == 'dot' for operation in operations)
+
+
+def test_computations_of_another_thread_end_too():
+  """Of the SparseCore, as on v6e; else what follows would be a part of them."""
+  text = (
+    '%gather (x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} parameter(0)\n'
+    '}, execution_thread="sparsecore"\n\n'
+    'ENTRY %main (y: f32[8]) -> f32[8] {\n  ROOT %y = f32[8]{0} parameter(0)\n}\n'
+  )
+  module = cycles.parse(text)
+  assert {name: [*found.operations] for name, found in module.computations.items()} == {
+    'gather': ['x'],
+    'main': ['y'],
+  }
+
+
+def test_what_jax_cannot_read_is_read_as_libtpu_writes_it():
+  """By a stand-in for the two compilations: which programs JAX cannot read is chance."""
+
+  class Unreadable:
+    def as_text(self):
+      raise jax.errors.JaxRuntimeError('INTERNAL: RET_CHECK failure')
+
+    def compile(self, compiler_options):
+      folder = pathlib.Path(compiler_options['xla_dump_to'])
+      (folder / 'module_0001.jit_f.cl_1.after_codegen.txt').write_text(TEXT)
+      (folder / 'module_0001.jit_f.cl_1.before_optimizations.txt').write_text('')
+
+  assert cycles.module_of(Unreadable(), Unreadable()) == cycles.parse(TEXT)
+
+
+# ---- Time ----
+
+# 1 GHz; 1,000 bytes a second over a link, 10,000 from memory; a hop of 1 microsecond is nothing.
+CHIP = Chip(memory=1, flops=1e6, bandwidth=1e4, link=1e3, clock=1e9, matrix_unit=128)
+
+
+def taking(seconds):
+  return f'backend_config={{"estimated_cycles":"{int(seconds * 1e9)}"}}'
+
+
+def seconds_of(*lines, trips=1, other=''):
+  body = '\n'.join(f'  {line}' for line in lines)
+  text = f'{other}ENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n'
+  return cycles.estimate(cycles.parse(text), CHIP, 64, trips)
+
+
+def fused(name, kind='all-gather', channel=1):
+  return (
+    f'%{name} (p: f32[8]) -> f32[8] {{\n  ROOT %inner.{name} = f32[1000]{{0}} {kind}(%p), '
+    f'channel_id={channel}, replica_groups=[16,4]<=[64]\n}}\n\n'
+  )
+
+
+GATHER = '%g = f32[1000]{0} all-gather(%x), channel_id=1, replica_groups=[16,4]<=[64]'
+
+
+def test_cycles_of_a_loop_count_as_often_as_it_runs():
+  loop = (
+    '%c (s: (s32[])) -> pred[] {\n  %n = s32[] constant(3)\n  %s = (s32[]) parameter(0)\n'
+    '  %i = s32[] get-tuple-element(%s), index=0\n'
+    '  ROOT %b = pred[] compare(%i, %n), direction=LT\n}\n\n'
+    f'%d (s: (s32[])) -> (s32[]) {{\n  %f = f32[8]{{0}} fusion(%s), {taking(2)}\n'
+    '  ROOT %t = (s32[]) tuple(%f)\n}\n\n'
+  )
+  own, run = (
+    f'%a = f32[8]{{0}} copy(%x), {taking(1)}',
+    '%w = (s32[]) while(%a), condition=%c, body=%d',
+  )
+  assert seconds_of(own, run, other=loop).operations == pytest.approx(1 + 3 * 2)
+  unknown = loop.replace('LT', 'NE')
+  assert seconds_of(own, run, other=unknown).total == pytest.approx(1 + 2)
+  assert seconds_of(own, run, other=unknown, trips=0).total == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'seconds'),
+  [
+    # 4,000 bytes, of which three quarters pass a chip's two links.
+    ('all-gather', 1.5),
+    ('all-reduce', 3.0),
+    ('reduce-scatter', 6.0),  # its result is a quarter of what it reduces
+    ('all-to-all', 1.5),
+    ('collective-permute', 4.0),  # all of it over one link
+  ],
+)
+def test_a_collective_takes_what_passes_a_chips_links(kind, seconds):
+  operation = GATHER.replace('all-gather', kind)
+  module = cycles.parse(f'ENTRY %m (x: f32[8]) -> f32[8] {{\n  {operation}\n}}\n')
+  (parsed,) = module.computations['m'].operations.values()
+  assert cycles.collective_seconds(parsed, CHIP, 64) == pytest.approx(seconds, abs=1e-5)
+
+
+def test_a_synchronous_collective_is_waited_for():
+  time = seconds_of(f'%a = f32[8]{{0}} copy(%x), {taking(1)}', GATHER)
+  assert (time.operations, time.hidden) == (pytest.approx(1), 0)
+  assert time.total == pytest.approx(2.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(('work', 'waits'), [(2, 0.0), (1, 0.5)])
+def test_an_asynchronous_collective_costs_what_the_rest_does_not_hide(work, waits):
+  """Whether it is a pair of operations or spread over fusions, which repeat it."""
+  start = GATHER.replace('all-gather', 'all-gather-start').replace(
+    'f32[1000]{0}', '(f32[250], f32[1000])'
+  )
+  pair = seconds_of(
+    start, f'%a = f32[8]{{0}} copy(%x), {taking(work)}', '%e = f32[1000]{0} all-gather-done(%g)'
+  )
+  other = fused('one') + fused('two')
+  chain = seconds_of(
+    f'%a = f32[8]{{0}} fusion(%x), calls=%one, {taking(work / 2)}',
+    f'%b = f32[8]{{0}} fusion(%a), calls=%two, {taking(work / 2)}',
+    other=other,
+  )
+  started = seconds_of(
+    '%async-collective-start.1 = f32[8]{0} fusion(%x), calls=%one',
+    f'%b = f32[8]{{0}} fusion(%a), calls=%two, {taking(work)}',
+    other=other,
+  )
+  for time in (pair, chain, started):
+    assert time.collectives == pytest.approx(waits, abs=1e-5)
+    assert time.hidden == pytest.approx(1.5 - waits, abs=1e-5)
+    assert time.total == pytest.approx(work + waits, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('fusion', 'called'), [('all-reduce-scatter.3', 'one'), ('fusion.3', 'all-reduce-scatter.1')]
+)
+def test_a_reduce_scatter_made_of_an_all_reduce_is_one_phase_of_it(fusion, called):
+  other = fused(called, 'all-reduce')
+  time = seconds_of(f'%{fusion} = f32[250]{{0}} fusion(%x), calls=%{called}', other=other)
+  assert time.collectives == pytest.approx(1.5, abs=1e-5)
+
+
+def test_a_pallas_kernel_is_timed_by_formula():
+  arguments = (
+    'operand_layout_constraints={s8[1,2]{1,0}, bf16[2,10,64]{2,1,0}, bf16[1,10,64]{2,1,0}}'
+  )
+  call = f'custom-call(%x), custom_call_target="tpu_custom_call", {arguments}'
+  # Two heads, [10, 10] by 64 twice for the product and its half: 25,600 multiplications and
+  # additions of 1e6 a second, at half of the peak, on a matrix unit that is half filled.
+  attention = seconds_of(f'%splash_mha_fwd_residuals.1 = bf16[2,10,64]{{2,1,0}} {call}')
+  assert attention.kernels == pytest.approx(2 * 2 * 10 * 10 * 64 / 1e6 * 2 * 2)
+  backward = seconds_of(f'%splash_mha_dkv.1 = bf16[2,10,64]{{2,1,0}} {call}')
+  assert backward.kernels == pytest.approx(2 * attention.kernels)
+  # Another: 2 bytes, 2,560 and 1,280 read and 2,560 written, three quarters of 10,000 a second.
+  other = seconds_of(f'%kernel = bf16[2,10,64]{{2,1,0}} {call}')
+  assert other.kernels == pytest.approx((2 + 2560 + 1280 + 2560) / 7.5e3)
+  not_pallas = seconds_of(
+    f'%kernel = bf16[2,10,64]{{2,1,0}} {call.replace("tpu_custom_call", "Z")}'
+  )
+  assert not_pallas.total == 0
