@@ -27,7 +27,7 @@ from exgrpo_jax.rollout.slots import forced_of, insertion_of
 from exgrpo_jax.runtime.compilations import Program
 
 
-def programs(
+def of_engine(
   engine: SlotEngine,
   params: model.Params,
   made: Sequence[Generation] = (),
@@ -71,7 +71,7 @@ def programs(
     else:
       found += _resize(engine, state, longer, length)
     found += _decode(engine, params, state, length, is_fixed, made)
-    kept = params, state, prompts, parked
+    kept = params, state, laid_out, parked
     yield from (one._replace(kept=kept) for one in found)
     longer = state
 
