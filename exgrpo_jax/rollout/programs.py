@@ -64,7 +64,8 @@ def of_engine(
       found += (fill := list(_prefill(engine, params, prompts, made)))
       # Slots are filled after a prefill, whose shardings have other names: another program.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
-    runs = sum(len(one.spans) for one in made) / max(1, len(made))
+    rows = scheduler.rows_per_insert(spec.slots)
+    runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
     found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
     if longer is None:
       found += _resume(engine, params, state, made) if engine.resumes else ()

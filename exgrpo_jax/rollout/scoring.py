@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of responses that are already written, by a forward pass."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -113,7 +114,7 @@ def programs(
   for shape in dict.fromkeys(shapes):
     layout = sharding.batch(mesh, shape.count)
     sizes = shape.count, shape.length
-    tokens_BT = jax.ShapeDtypeStruct(sizes, np.int32, sharding=layout)
+    tokens_BT: Any = jax.ShapeDtypeStruct(sizes, np.int32, sharding=layout)
     segments = Segments(tokens_BT, tokens_BT, tokens_BT if attention.has_prefixes(mesh) else None)
     routes_BTLC = None
     if keeps_routes:
