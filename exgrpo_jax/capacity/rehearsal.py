@@ -80,7 +80,7 @@ def _generating(experiment: Experiment, params: model.Params) -> Iterator[Progra
       step_key=jax.random.key,
       resumes=resumes,
     )
-    yield from programs.programs(engine, params)
+    yield from programs.of_engine(engine, params)
 
 
 def _need_of(program: Program) -> memory.Need:

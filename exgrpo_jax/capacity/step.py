@@ -80,7 +80,7 @@ class Step:
       step_key=jax.random.key,
       resumes=config.rollout.carry or bool(config.environment.name),
     )
-    return programs.programs(engine, self.decode_params, made, only_longest=True)
+    return programs.of_engine(engine, self.decode_params, made, only_longest=True)
 
   def updating(self, minibatch_passes: Sequence[Any] = ()) -> Iterator[Program]:
     """Yield the programs of the step's updates."""

@@ -19,7 +19,7 @@ from exgrpo_jax.rollout.slots import forced_of, insertion_of
 from exgrpo_jax.runtime.compilations import Program
 
 
-def programs(
+def of_engine(
   engine: SlotEngine,
   params: model.Params,
   made: Sequence[Generation] = (),
@@ -56,14 +56,15 @@ def programs(
       found += (fill := list(_prefill(engine, params, prompts, made)))
       # Slots are filled after a prefill, whose shardings have other names: another program.
       laid_out = prompts if only_longest else fill[0].results(exact=True)
-    runs = sum(len(one.spans) for one in made) / max(1, len(made))
+    rows = scheduler.rows_per_insert(spec.slots)
+    runs = sum(-(-one.begun // rows) for one in made) / max(1, len(made))
     found.append(Program('insert', filling.insert, (state, laid_out, nothing), mesh, runs=runs))
     if longer is None:
       found += _resume(engine, params, state, made) if engine.resumes else ()
     else:
       found += _resize(engine, state, longer, length)
     found += _decode(engine, params, state, length, is_fixed, made)
-    kept = params, state, prompts, parked
+    kept = params, state, laid_out, parked
     yield from (one._replace(kept=kept) for one in found)
     longer = state
 

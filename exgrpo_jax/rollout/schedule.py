@@ -33,6 +33,7 @@ class Generation(NamedTuple):
   prompt: int  # tokens of each prompt
   tokens: int  # decoded
   prompts: int  # whose first responses are begun
+  begun: int  # responses that get their first token
   resumed: np.ndarray  # int, tokens of each row that is prefilled again, prompt included
 
   @property
@@ -64,7 +65,7 @@ def generation(
   """A rollout that ends once all its responses are complete; arguments as in `decoded`."""
   following = decoded(lengths, np.zeros_like(lengths), prompt, slots, block, to_the_end=True)
   found = [span for span, _ in following]
-  return Generation(found, prompt, int(lengths.sum()), num_prompts, np.zeros(0, int))
+  return Generation(found, prompt, int(lengths.sum()), num_prompts, len(lengths), np.zeros(0, int))
 
 
 def decoded(
@@ -173,6 +174,7 @@ def _take(
       prompt=prompt,
       tokens=int(done_N.sum() - before_N.sum()),
       prompts=int(np.logical_or.reduceat(grew_N & (before_N == 0), starts).sum()),
+      begun=int((grew_N & (before_N == 0)).sum()),
       resumed=prompt + before_N[grew_N & (before_N > 0)],
     ),
     trained=[groups[index].lengths for index in chosen],
