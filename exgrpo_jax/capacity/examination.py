@@ -12,7 +12,7 @@ from exgrpo_jax.capacity.step import Estimate, Part, Step, Workload
 from exgrpo_jax.errors import counted
 from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import schedule
+from exgrpo_jax.rollout import programs
 from exgrpo_jax.runtime import machine
 from exgrpo_jax.runtime.compilations import Program
 
@@ -230,7 +230,7 @@ def _print_partial_rollouts(
   if config.rollout.carry:
     print(f'  {_ages(estimate)}')
     return
-  carrying = schedule.with_partial_rollouts(config.rollout)
+  carrying = programs.with_partial_rollouts(config.rollout)
   partial = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=carrying))
   programs = step.needed(step.listed(partial, work, step.generations(partial, work)))
   try:

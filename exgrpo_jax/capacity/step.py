@@ -20,7 +20,7 @@ from exgrpo_jax.experiment.settings import Config
 from exgrpo_jax.learner import gradients, optimizer
 from exgrpo_jax.policy import lora, model, ragged_cache, sharding
 from exgrpo_jax.policy.shape import check_meshes
-from exgrpo_jax.rollout import programs, schedule, scoring, settings
+from exgrpo_jax.rollout import programs, scoring, settings
 from exgrpo_jax.rollout.scheduler import SlotEngine
 from exgrpo_jax.runtime.compilations import Program
 
@@ -67,7 +67,7 @@ class Step:
       length_R=np.asarray(length_R, int),
     )
 
-  def generating(self, made: Sequence[schedule.Generation] = ()) -> Iterator[Program]:
+  def generating(self, made: Sequence[programs.Generation] = ()) -> Iterator[Program]:
     """Yield the programs that generate responses, with the longest cache and all slots."""
     config = self.config
     spec = config.rollout.decode_spec(_SAMPLED_BY)  # pyright: ignore[reportArgumentType]
@@ -162,30 +162,30 @@ def workload(config: Config, spec: str, evaluated: int) -> Workload:
 
 def _groups(rollout: settings.Config, spec: str, replayed: int) -> list[np.ndarray]:
   """Lengths of many steps' responses by group; `replayed` groups of a step have one less."""
-  count = schedule.num_groups(schedule.with_partial_rollouts(rollout))
+  count = programs.num_groups(programs.with_partial_rollouts(rollout))
   replays = np.arange(count + 1) * replayed // rollout.questions  # before each group
   sizes = rollout.samples - np.diff(replays)
   drawn = lengths.draw(spec, int(sizes.sum()), rollout.max_response)
   return np.split(drawn, np.cumsum(sizes)[:-1])
 
 
-def generations(step: Step, work: Workload) -> list[schedule.Step]:
+def generations(step: Step, work: Workload) -> list[programs.Step]:
   """Return what a step generates; with partial rollouts some steps of the steady state."""
   rollout = step.config.rollout
   if rollout.carry:
-    return schedule.steady(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
+    return programs.steady_steps(work.groups, rollout, work.prompt, ragged_cache.BLOCK)
   whole = _at_once(rollout, work.fresh, rollout.questions, work.prompt)
-  return [schedule.Step(whole, [], ages=np.zeros(0, int), carried=0)]
+  return [programs.Step(whole, [], ages=np.zeros(0, int), carried=0)]
 
 
 def _at_once(
   rollout: settings.Config, responses: np.ndarray, num_prompts: int, prompt: int
-) -> schedule.Generation:
+) -> programs.Generation:
   slots, block = rollout.slots, ragged_cache.BLOCK
-  return schedule.generation(responses, num_prompts, prompt, slots, block)
+  return programs.generation_of(responses, num_prompts, prompt, slots, block)
 
 
-def listed(step: Step, work: Workload, made: Sequence[schedule.Step]) -> Iterator[Program]:
+def listed(step: Step, work: Workload, made: Sequence[programs.Step]) -> Iterator[Program]:
   """Yield the programs of a step with this work, in the order in which it runs them."""
   responses = np.concatenate([work.fresh, work.replayed])
   minibatches = np.split(responses, step.spec.optimizer.minibatches)

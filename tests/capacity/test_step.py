@@ -10,7 +10,7 @@ from exgrpo_jax.capacity.devices import Chip
 from exgrpo_jax.configs import base, one_gpu
 from exgrpo_jax.experiment.settings import parse_config
 from exgrpo_jax.policy import model, ragged_cache
-from exgrpo_jax.rollout import schedule
+from exgrpo_jax.rollout import programs
 from tests.capacity.test_memory import SHAPE
 
 
@@ -156,7 +156,7 @@ def test_programs_that_a_step_does_not_run_are_left_out_unless_they_are_the_larg
 def test_a_carried_step_is_one_of_the_steady_state_on_average(whole):
   """Times of decoding are those of `test_decoding_reads_what_is_written_of_the_cache`."""
   estimate = estimated(whole)
-  steps = schedule.steady(WORK.groups, whole.config.rollout, 10, 1)
+  steps = programs.steady_steps(WORK.groups, whole.config.rollout, 10, 1)
   spans = [span for each in steps for span in each.generation.spans]
   seconds = sum(1 + span.steps * (2 + 8 * span.positions / 40) for span in spans)
   assert estimate.seconds_of('decode') == pytest.approx(seconds / len(steps))
@@ -167,7 +167,7 @@ def test_a_carried_step_is_one_of_the_steady_state_on_average(whole):
 @carrying
 def test_begun_responses_are_prefilled_anew_in_whole_passes(whole):
   """Of two sequences of 20 tokens, of which one holds a row of more than 10; 5 s for each row."""
-  steps = schedule.steady(WORK.groups, whole.config.rollout, 10, 1)
+  steps = programs.steady_steps(WORK.groups, whole.config.rollout, 10, 1)
   resumed = [len(each.generation.resumed) for each in steps]
   passes = np.mean([-(-rows // 2) for rows in resumed])
   assert part(whole, 'resume').seconds == pytest.approx(30 * passes + 5 * np.mean(resumed))

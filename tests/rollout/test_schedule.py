@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import frame, scripted
 from exgrpo_jax.policy import model
-from exgrpo_jax.rollout import schedule, scheduler, settings
+from exgrpo_jax.rollout import programs, scheduler, settings
 
 PROMPT, BLOCK = 5, 16
 
@@ -34,7 +34,7 @@ def drawn(count):
 
 
 def taken(groups, rollout):
-  return list(schedule.partial_rollouts(groups, rollout, PROMPT, BLOCK))
+  return list(programs.partial_rollouts(groups, rollout, PROMPT, BLOCK))
 
 
 def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
@@ -43,7 +43,7 @@ def test_the_real_scheduler_decodes_as_often(bench, monkeypatch):
   monkeypatch.setattr(scheduler, 'metrics', lambda found: syncs.extend(found) or {})
   lengths = np.random.default_rng(0).integers(1, 192, 40)
   bench.generate(lengths.tolist(), samples=1)
-  generation = schedule.generation(lengths, 40, PROMPT, bench.config.rollout.slots, 1)
+  generation = programs.generation_of(lengths, 40, PROMPT, bench.config.rollout.slots, 1)
   assert [span.steps for span in generation.spans] == [sync.steps for sync in syncs]
 
 
@@ -55,7 +55,7 @@ def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
   supply = itertools.islice(scripted.drawn_groups(rollouts.config), 100)
   groups = [np.array(group.limits) for group in supply]
   prompt = bench.config.rollout.max_prompt
-  for real, step in zip(taken, schedule.partial_rollouts(groups, rollouts.config, prompt, 1)):
+  for real, step in zip(taken, programs.partial_rollouts(groups, rollouts.config, prompt, 1)):
     assert [sync.steps for sync in real.syncs] == [span.steps for span in step.generation.spans]
     assert real.decoded == step.generation.tokens
     assert real.resumed == step.generation.resumed.sum()
@@ -73,7 +73,7 @@ def test_the_real_scheduler_does_the_same_with_partial_rollouts(bench):
 )
 def test_attention_reads_what_live_rows_have_written_in_whole_blocks(block, positions):
   """Two slots, prompts of 10, a response of 1 token and one of 3: three steps."""
-  (span,) = schedule.generation(np.array([1, 3]), 2, 10, 2, block).spans
+  (span,) = programs.generation_of(np.array([1, 3]), 2, 10, 2, block).spans
   assert span == (3, positions / 3)
 
 
@@ -101,7 +101,7 @@ def test_no_group_is_trained_too_late(rollout, max_age):
 def test_slots_are_busy_in_the_steady_state(rollout):
   def busy(in_flight):
     of = dataclasses.replace(rollout, in_flight=in_flight)
-    steps = schedule.steady(drawn(schedule.num_groups(of)), of, PROMPT, BLOCK)
+    steps = programs.steady_steps(drawn(programs.num_groups(of)), of, PROMPT, BLOCK)
     tokens = sum(step.generation.tokens for step in steps)
     return tokens / 32 / sum(step.generation.decode_steps for step in steps)
 
@@ -115,7 +115,7 @@ def test_with_a_steps_groups_in_flight_each_step_is_a_rollout_of_its_own(rollout
   for place, step in enumerate(found):
     lengths = np.concatenate(groups[8 * place : 8 * place + 8])
     nothing = np.zeros_like(lengths)
-    alone = schedule.decoded(lengths, nothing, PROMPT, 32, BLOCK, to_the_end=False)
+    alone = programs.decoded_in(lengths, nothing, PROMPT, 32, BLOCK, to_the_end=False)
     assert step.generation.spans == [span for span, _ in alone]
     assert step.generation.tokens == lengths.sum()
     assert step.generation.prompts == 8 and not len(step.generation.resumed)
@@ -136,5 +136,5 @@ def test_two_steps_by_hand(rollout):
   assert [span.steps for span in second.generation.spans] == [3]
   assert second.generation.resumed.tolist() == [PROMPT + 2] and second.generation.prompts == 1
   assert [lengths.tolist() for lengths in second.trained] == [[3]]
-  _, second = schedule.partial_rollouts(groups, tiny, 10, block=1)
+  _, second = programs.partial_rollouts(groups, tiny, 10, block=1)
   assert second.generation.spans == [(3, (13 + 11 + 14 + 12 + 15 + 13) / 3)]
