@@ -4,7 +4,7 @@ import struct
 
 from tensorboardX.proto import event_pb2, layout_pb2, plugin_hparams_pb2
 
-from exgrpo_jax.reporting import metrics, tensorboard
+from exgrpo_jax.reporting import metrics
 from tests.helpers import tiny
 
 
@@ -50,13 +50,13 @@ def test_every_tag_of_a_real_run_is_in_a_group_and_every_metric_has_one(recorded
   written = {(step, tag) for step, tag, _ in scalars(recorded.workdir)}
   assert all('/' in tag for _, tag in written)
   assert written == {
-    (record['step'], tensorboard.tag(name))
+    (record['step'], metrics.tag(name))
     for record in metrics.read(recorded.workdir)
     for name in record
     if name not in ('step', 'timestamp')
   }
   assert all('/' in tag for _, tag, _ in scalars(recorded.workdir / 'warm_start'))
-  assert tensorboard.tag('eval/a b/pass@1_low') == 'eval_interval/a_b/pass_at_1_low'
+  assert metrics.tag('eval/a b/pass@1_low') == 'eval_interval/a_b/pass_at_1_low'
 
 
 def test_an_evaluation_and_its_interval_are_one_chart(recorded):
@@ -102,17 +102,17 @@ def test_the_settings_are_shown_once(recorded):
 def test_a_completion_is_code_whatever_is_in_it_and_is_cut_where_it_is_long():
   row = dict(row=3, answer='7', outcome='wrong', reward=0.0, truncated=True, replayed=False)
   row |= {'question': '<|user|>3+4\n```', 'response': 'x' * 4100}
-  text = tensorboard.markdown(row)
+  text = metrics.markdown(row)
   assert text.startswith('row: 3, answer: 7, outcome: wrong, reward: 0.0, truncated: True\n\n')
   assert '**question**\n\n    <|user|>3+4\n    ```\n\n' in text
   assert text.endswith(f'    {"x" * 4000} … (100 more characters)')
-  replayed = tensorboard.markdown(row | {'replayed': True, 'written_in_step': 2})
+  replayed = metrics.markdown(row | {'replayed': True, 'written_in_step': 2})
   assert 'written in step: 2' in replayed
 
 
 def test_a_full_disk_neither_ends_nor_blocks_a_run(tmp_path):
   """The board's thread would die of it, and its queue of ten events would never empty again."""
-  board = tensorboard.Board(tmp_path, 0, None)
+  board = metrics.Board(tmp_path, 0, None)
   (file,) = board._writer.all_writers.values()
   written = file.event_writer._ev_writer._py_recordio_writer._writer
   with open('/dev/full', 'wb') as full:
