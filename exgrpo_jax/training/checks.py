@@ -11,7 +11,7 @@ from exgrpo_jax.experiment.experiment import (
   parse_config,
 )
 from exgrpo_jax.grading import pool
-from exgrpo_jax.reporting import weights_and_biases
+from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.runtime import compilations
 from exgrpo_jax.runtime.workdir import check_hosts, check_workdir, check_writable, make_folder
@@ -26,7 +26,7 @@ def check_command(values: ConfigDict | None, workdir: str | None) -> Config:
   check_workdir(values, workdir)
   prior_experience.check(config.experience, workdir)
   _check_files(config)
-  weights_and_biases.check(config.metrics.wandb_project)
+  metrics.check_wandb(config.metrics.wandb_project)
   pool.check(config.grading, config.verifier)
   if config.environment.name:
     environments.of(config.environment).tools()

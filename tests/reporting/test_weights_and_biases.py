@@ -7,7 +7,7 @@ import pytest
 
 from exgrpo_jax.commands import train
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import metrics, weights_and_biases
+from exgrpo_jax.reporting import metrics
 from tests.helpers import tiny
 
 
@@ -87,5 +87,5 @@ def test_a_start_that_fails_is_one_line(package, tmp_path, monkeypatch):
 
 def test_without_a_project_nothing_is_asked_for(monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)
-  weights_and_biases.check('')
+  metrics.check_wandb('')
   assert tiny.values('', '').metrics.wandb_project == ''
