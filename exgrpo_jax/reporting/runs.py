@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.reporting import metrics, step_records, stopping
+from exgrpo_jax.reporting import alarms, metrics, step_records
 from exgrpo_jax.reporting.metrics import Run
 from exgrpo_jax.runtime.workdir import read_config
 
@@ -48,7 +48,7 @@ class Recorded:
   def last_step(self) -> int:
     """The step after which the run ends, as far as its scores up to now tell."""
     patience = self.config.get('evaluation.patience', 0)  # workdirs of older versions lack it
-    return stopping.last_step(stopping.scores(self.metrics), self.config['num_steps'], patience)
+    return alarms.last_step(alarms.scores_of(self.metrics), self.config['num_steps'], patience)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
-from exgrpo_jax.reporting import comparison, metrics, stopping
+from exgrpo_jax.reporting import alarms, comparison, metrics
 from exgrpo_jax.runtime import folder_lock
 from exgrpo_jax.runtime.workdir import check_workdir, check_writable
 from exgrpo_jax.sweeps import launcher, trials
@@ -101,9 +101,7 @@ def is_finished(trial: Trial) -> bool:
   except InputError:
     return False  # train will refuse it and say where
   config = parse_config(trial.values)
-  wanted = stopping.last_step(
-    stopping.scores(records), config.num_steps, config.evaluation.patience
-  )
+  wanted = alarms.last_step(alarms.scores_of(records), config.num_steps, config.evaluation.patience)
   # A run whose checkpoints were all deleted is still finished.
   saved = max(checkpoint.steps(trial.workdir), default=wanted)
   return bool(records) and min(records[-1]['step'], saved) >= wanted

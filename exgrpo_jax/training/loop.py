@@ -15,7 +15,7 @@ from exgrpo_jax.learner import checkpoint, gradients
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
-from exgrpo_jax.reporting import messages, metrics, step_rows, stopping
+from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
 from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.environment import peak_memory
@@ -187,7 +187,7 @@ def report(
       with clock('evaluate'):
         evaluated = scores.score_all(run.experiment, policy, run.evaluations, plan.step)
         measured |= evaluated
-        run.scores |= stopping.scores([{'step': plan.step} | evaluated])
+        run.scores |= alarms.scores_of([{'step': plan.step} | evaluated])
       if config.export.best:
         with clock('export', device_waits=True):
           export.keep_best(run.experiment, policy, plan.step, evaluated['validation/score'])

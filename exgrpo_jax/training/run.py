@@ -15,7 +15,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import alarms, metrics, record_writer, stopping
+from exgrpo_jax.reporting import alarms, metrics, record_writer
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
 from exgrpo_jax.runtime import activity, compilations, hosts, randomness
@@ -52,7 +52,7 @@ class Run:
   def last_step(self) -> int:
     """The step after which the run ends, as far as the scores up to now tell."""
     config = self.experiment.config
-    return stopping.last_step(self.scores, config.num_steps, config.evaluation.patience)
+    return alarms.last_step(self.scores, config.num_steps, config.evaluation.patience)
 
   def policy(self, params: model.Params) -> model.Params:
     """The policy of the parameters that are trained; with LoRA they are adapters."""
@@ -84,7 +84,7 @@ def check_step(run: Run, experience: Experience, measured: Mapping[str, float]) 
   """Raises InputError where training has broken down, before the step is written or saved."""
   record = {**measured, 'step': experience.plan.step}
   recent = (*run.history.recent, record)
-  if why := stopping.breakdown(run.experiment.config.optimizer, recent):
+  if why := alarms.breakdown(run.experiment.config.optimizer, recent):
     raise InputError(f'step {experience.plan.step}: {why} {_newest_checkpoint(run)}')
 
 
@@ -98,7 +98,7 @@ def check_policy(run: Run, snapshot: Snapshot) -> None:
   row = rollout.data.prompts[0], np.array(rollout.tokenizer.eos_ids[:1], np.int32)
   _, (entropy_T,) = rollout.score(policy, [row])
   if not np.isfinite(entropy_T).all():
-    why = stopping.no_probabilities(run.experiment.config.optimizer)
+    why = alarms.no_probabilities(run.experiment.config.optimizer)
     raise InputError(f'step {snapshot.step}: after it {why} {_newest_checkpoint(run)}')
 
 

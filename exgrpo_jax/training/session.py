@@ -29,7 +29,7 @@ from exgrpo_jax.grading import pool
 from exgrpo_jax.learner import checkpoint, checksums, disk
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
-from exgrpo_jax.reporting import alarms, metrics, record_writer, stopping
+from exgrpo_jax.reporting import alarms, metrics, record_writer
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
@@ -211,8 +211,8 @@ def opened(
       pool.Grader(config.grading, config.verifier) as grader,
     ):
       past = metrics.read(workdir)
-      scored = stopping.scores(past)
-      if first <= stopping.last_step(scored, config.num_steps, config.evaluation.patience):
+      scored = alarms.scores_of(past)
+      if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
         record_start(workdir, first, digest)
       pace = Pace(compiled, past)
       if not snapshot.step:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from exgrpo_jax.learner import optimizer
-from exgrpo_jax.reporting import stopping
+from exgrpo_jax.reporting import alarms
 
 CONFIG = optimizer.Config(minibatches=2)
 WELL = {'entropy': 0.5, 'loss': 0.1, 'gradient_norm': 0.01, 'skipped_updates': 0.0}
@@ -19,18 +19,18 @@ FALLS = {0: 0.5, 10: 0.6, 20: 0.4, 30: 0.6, 40: 0.7, 50: 0.1}  # 0.6 again is no
 def test_a_run_ends_where_patience_evaluations_are_no_better_than_the_best(
   num_steps, patience, step
 ):
-  assert stopping.last_step(FALLS, num_steps, patience) == step
+  assert alarms.last_step(FALLS, num_steps, patience) == step
 
 
 def test_scores_are_those_of_the_validation_set():
-  records = [{'step': 0.0, stopping.SCORE: 0.5}, {'step': 1.0}, {'step': 2, 'reward': 1.0}]
-  assert stopping.scores(records) == {0: 0.5}
+  records = [{'step': 0.0, alarms.SCORE: 0.5}, {'step': 1.0}, {'step': 2, 'reward': 1.0}]
+  assert alarms.scores_of(records) == {0: 0.5}
 
 
 def breakdown(*changes):
   """After steps with these changes to WELL, the last of which is the newest."""
   steps = [WELL | change | {'step': step} for step, change in enumerate(changes, 1)]
-  return stopping.breakdown(CONFIG, steps)
+  return alarms.breakdown(CONFIG, steps)
 
 
 @pytest.mark.parametrize('entropy', [math.nan, math.inf])
