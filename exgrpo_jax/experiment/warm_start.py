@@ -38,7 +38,7 @@ from exgrpo_jax.reporting import metrics
 from exgrpo_jax.rollout import stages
 from exgrpo_jax.rollout.sampler import requests_for
 from exgrpo_jax.rollout.scoring import score_tokens
-from exgrpo_jax.runtime import activity, folder_lock, hosts, randomness
+from exgrpo_jax.runtime import activity, hosts, randomness, workdir
 from exgrpo_jax.runtime.randomness import Purpose
 from exgrpo_jax.runtime.workdir import differences, write_json
 
@@ -242,7 +242,7 @@ def _claimed(directory: str) -> Iterator[None]:
     yield
     return
   waiting = f'warm start: another run is training it in {directory}'
-  with folder_lock.in_turn(directory, _LOCK, waiting):
+  with workdir.in_turn_of(directory, _LOCK, waiting):
     yield
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.runtime import folder_lock
+from exgrpo_jax.runtime import workdir
 
 HOLD = """
 import fcntl, sys, time
@@ -44,11 +44,11 @@ def hold(tmp_path):
 
 
 def held(folder):
-  return folder_lock.held(str(folder), 'lock', 'Wait for it.')
+  return workdir.folder_held(str(folder), 'lock', 'Wait for it.')
 
 
 def test_an_owner_is_named_and_its_death_frees_the_folder(hold, tmp_path):
-  process = hold(folder_lock._machine())
+  process = hold(workdir._machine())
   refusal = r'^Wait for it\. The lock was taken by process 7 on other, at noon\.$'
   with pytest.raises(InputError, match=refusal), held(tmp_path):
     pass
@@ -73,7 +73,7 @@ def test_the_lock_of_a_machine_that_is_gone_is_waited_for(hold, tmp_path, monkey
 
 def test_another_machine_that_goes_on_is_not_waited_for_forever(hold, tmp_path, monkeypatch):
   hold('another')
-  monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', 0.0)
+  monkeypatch.setattr(workdir, 'LEASE_SECONDS', 0.0)
   with pytest.raises(InputError, match='process 7 on other'), held(tmp_path):
     pass
 
@@ -96,10 +96,10 @@ def test_who_takes_turns_waits_and_says_so(hold, tmp_path, capsys):
   process = hold('here')
   started = time.monotonic()
   threading.Timer(0.2, process.kill).start()
-  with folder_lock.in_turn(str(tmp_path), 'lock', 'another run has it'):
+  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
     assert time.monotonic() - started >= 0.2
     assert capsys.readouterr().out == 'another run has it\n'
-  with folder_lock.in_turn(str(tmp_path), 'lock', 'another run has it'):
+  with workdir.in_turn_of(str(tmp_path), 'lock', 'another run has it'):
     assert capsys.readouterr().out == ''
 
 
