@@ -3,16 +3,18 @@
 import functools
 import hashlib
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from exgrpo_jax.data import conflicts, records, row_files, spec_names, store
+from exgrpo_jax.data import records, row_files, spec_names, store
 from exgrpo_jax.data.columns import Fields, Layout
 from exgrpo_jax.data.store import Record, Store
 from exgrpo_jax.data.tasks.catalogue import TASKS
 from exgrpo_jax.errors import InputError, counted
+from exgrpo_jax.grading import verifier
 from exgrpo_jax.runtime import activity
 
 SPLIT = 'rows'  # the only split of files
@@ -97,7 +99,7 @@ def _records(
   files = [(path, *records.of_file(fields, path, source)) for path in paths]
   named = paths[0] if len(paths) == 1 else f'{paths[0]} and {len(paths) - 1} more'
   report = activity.reporter(lambda done: f'{named}: {counted(done, "question")} prepared')
-  answers, left_out = conflicts.Answers(), {}
+  answers, left_out = Answers(), {}
   for place, record in _rows(files):
     if isinstance(record, records.Uncheckable):
       so_far = left_out.get(record.reason, LeftOut(0, place))
@@ -108,9 +110,7 @@ def _records(
       yield record
   excluded = answers.conflicting_rows()
   if excluded:
-    left_out[conflicts.REASON] = LeftOut(
-      len(excluded), answers.conflicting[answers.asked[excluded[0]]]
-    )
+    left_out[CONFLICT] = LeftOut(len(excluded), answers.conflicting[answers.asked[excluded[0]]])
   for path, digest in zip(paths, digests):
     if _digest(path) != digest:
       raise InputError(f'{path}: the file changed while it was read; start again when it is whole.')
@@ -134,3 +134,49 @@ def _nothing(path: str, left_out: Mapping[str, LeftOut]) -> str:
     where = f'{counted(rows, "row")}, as at {first}'
     return f'{path}: no row has an answer that can be checked: {reason} ({where}).'
   return f'{path}: the file holds no question; at least one is needed.'
+
+
+# ---- Questions with different answers ----
+
+
+CONFLICT = 'another answer to the same question elsewhere'
+
+
+class Answers:
+  """The answers to the questions of a data set, which is added row by row.
+
+  Answers that differ as text may still be the same to the verifier: 1/2 and 0.5.
+  """
+
+  def __init__(self) -> None:
+    self.asked: list[bytes] = []  # by each row: `question_key`
+    self.conflicting: dict[bytes, str] = {}  # key -> the places and the text of two answers
+    self._first: dict[bytes, tuple[str, str]] = {}  # key -> an answer, and its place
+
+  def add(
+    self, place: str, messages: Sequence[Mapping[str, Any]], answer: str, kind: str = 'math'
+  ) -> None:
+    """Add a row: where it is, what it asks, its answer, and how answers to it are compared."""
+    asked = question_key(messages)
+    self.asked.append(asked)
+    first, first_place = self._first.setdefault(asked, (answer, place))
+    if asked not in self.conflicting and not _same(first, answer, kind):
+      self.conflicting[asked] = (
+        f'{first_place} ({reprlib.repr(first)}) and {place} ({reprlib.repr(answer)})'
+      )
+
+  def conflicting_rows(self) -> list[int]:
+    """The numbers of the rows whose question has another answer elsewhere."""
+    return [row for row, asked in enumerate(self.asked) if asked in self.conflicting]
+
+
+def question_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
+  """A hash of what is asked: the texts themselves of a large data set take much memory."""
+  return hashlib.sha256(repr(messages).encode()).digest()[:16]
+
+
+def _same(first: str, second: str, kind: str) -> bool:
+  return first.strip() == second.strip() or any(
+    verifier.compare(given, answer, kind) == 'correct'
+    for given, answer in ((first, second), (second, first))
+  )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import conflicts, hub_split, records, row_files, spec_names
+from exgrpo_jax.data import hub_split, question_files, records, row_files, spec_names
 from exgrpo_jax.data.columns import NO_ANSWERS
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import activity
@@ -143,8 +143,8 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
         report(read)
         if isinstance(row, str):
           left_out[row] += 1
-        elif (question := conflicts.key(row['prompt'])) in conflicting:
-          left_out[f'{conflicts.REASON}, such as {next(iter(conflicting.values()))}'] += 1
+        elif (question := question_files.question_key(row['prompt'])) in conflicting:
+          left_out[f'{question_files.CONFLICT}, such as {next(iter(conflicting.values()))}'] += 1
         else:
           asked.add(question)
           number = next(count)
@@ -164,7 +164,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
   """The questions with several answers, see conflicts.Answers."""
-  answers = conflicts.Answers()
+  answers = question_files.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
       if isinstance(row, dict):
