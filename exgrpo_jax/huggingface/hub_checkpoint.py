@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.huggingface import gguf_description, gguf_file
+from exgrpo_jax.huggingface import gguf_file
 from exgrpo_jax.runtime import hosts, hub
 
 # What tokenizer.py and architecture.py read, and an export keeps.
@@ -59,7 +59,7 @@ def folder(path: str, key: str, weights: bool = False) -> str:
     return _shipped_folder(path, key)
   if gguf_file.is_one(path := os.path.expanduser(path)):
     with hosts.first_host_first(key):
-      return path if weights else gguf_description.folder(path)
+      return path if weights else gguf_file.gguf_folder(path)
   repository = named(path)
   if not repository:
     return path

@@ -11,7 +11,7 @@ import pytest
 
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.huggingface import architecture, gguf_description, gguf_file
+from exgrpo_jax.huggingface import architecture, gguf_file
 from exgrpo_jax.policy import rotary
 from tests.helpers.paths import CHECKPOINTS
 
@@ -30,7 +30,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_numbers_are_as_people_write_them_and_ends_are_named(tmp_path):
   """Metadata is float32: 9.999999747378752e-06, where the model's config.json has 1e-05."""
-  folder = gguf_description.folder(gguf_files.write(tmp_path / 'model.gguf', QWEN2))
+  folder = gguf_file.gguf_folder(gguf_files.write(tmp_path / 'model.gguf', QWEN2))
   values = json.loads((pathlib.Path(folder) / 'config.json').read_text())
   assert values['rms_norm_eps'] == 1e-5 and values['rope_theta'] == 1e4
   assert values['eos_token_id'] == [2, 0] and values['pad_token_id'] == 0
@@ -45,10 +45,10 @@ def test_a_folder_is_made_once_for_all_copies_of_a_file(tmp_path, cache, monkeyp
   (tmp_path / 'other').mkdir()
   copy = shutil.copy(path, tmp_path / 'copy')
   other = gguf_files.write(tmp_path / 'other' / 'model.gguf', QWEN2, changes={'general.name': 'x'})
-  made = gguf_description.folder(path)
-  assert gguf_description.folder(other) != made
+  made = gguf_file.gguf_folder(path)
+  assert gguf_file.gguf_folder(other) != made
   monkeypatch.setattr(gguf_file, 'opened', None)
-  assert gguf_description.folder(path) == gguf_description.folder(copy) == made
+  assert gguf_file.gguf_folder(path) == gguf_file.gguf_folder(copy) == made
   assert not [name for name in os.listdir(cache / 'exgrpo_jax' / 'gguf') if 'incomplete' in name]
 
 
@@ -73,14 +73,14 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
   path = gguf_files.write(
     tmp_path / 'model.gguf', LLAMA, changes=changes, rope_freqs__weight=(factors, KINDS.F32)
   )
-  folder = gguf_description.folder(path)
+  folder = gguf_file.gguf_folder(path)
   assert architecture.parse(architecture.read_json(folder), folder, 'float32').rope == expected
   factors[10] *= 1.01
   path = gguf_files.write(
     tmp_path / 'other.gguf', LLAMA, changes=changes, rope_freqs__weight=(factors, KINDS.F32)
   )
   with pytest.raises(InputError, match=r"rope_freqs\.weight is not Llama 3's rotary scaling by"):
-    gguf_description.folder(path)
+    gguf_file.gguf_folder(path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_llama_3s_rotary_scaling_is_found_in_its_factors(tmp_path, factor):
 def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, changes=changes)
   with pytest.raises(InputError, match=f'^{re.escape(path)}: {message}') as caught:
-    gguf_description.folder(path)
+    gguf_file.gguf_folder(path)
   assert '\n' not in str(caught.value)
   assert not list(cache.rglob('config.json'))
 
@@ -118,7 +118,7 @@ def test_what_is_not_computed_is_refused(tmp_path, cache, changes, message):
 def test_a_folder_without_weights_or_a_place_is_refused(tmp_path, cache):
   path = gguf_files.write(tmp_path / 'model.gguf', LLAMA, token_embd__weight=None)
   with pytest.raises(InputError, match=r'no tensor token_embd\.weight; the file must hold a whole'):
-    gguf_description.folder(path)
+    gguf_file.gguf_folder(path)
   cache.write_text('a file')
   with pytest.raises(InputError, match=r'cannot be written into .*; HF_HOME names another folder'):
-    gguf_description.folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
+    gguf_file.gguf_folder(gguf_files.write(tmp_path / 'good.gguf', LLAMA))
