@@ -5,11 +5,11 @@ exgrpo sweep --sweep=components \
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.sweeps import sweep
 
 
 def get_sweep():
-  return trials.listed(
+  return sweep.listed(
     {
       'exgrpo': {},
       'any_question': {'replay.question_selection': 'uniform'},

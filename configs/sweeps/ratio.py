@@ -6,8 +6,8 @@ exgrpo sweep --sweep=ratio \
 their own; this sweep has not been run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.sweeps import sweep
 
 
 def get_sweep():
-  return trials.grid({'replay.ratio': [0.0, 0.25, 0.5, 0.75], 'seed': range(3)})
+  return sweep.grid({'replay.ratio': [0.0, 0.25, 0.5, 0.75], 'seed': range(3)})

@@ -5,8 +5,8 @@ exgrpo sweep --sweep=shaping \
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.sweeps import sweep
 
 
 def get_sweep():
-  return trials.grid({'objective.shaping': ['fraction', 'none'], 'seed': range(3)})
+  return sweep.grid({'objective.shaping': ['fraction', 'none'], 'seed': range(3)})

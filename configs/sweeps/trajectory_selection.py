@@ -5,11 +5,11 @@ exgrpo sweep --sweep=trajectory_selection \
 18 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.sweeps import sweep
 
 
 def get_sweep():
-  return trials.grid(
+  return sweep.grid(
     {
       'replay.trajectory_selection': [
         'lowest_entropy',
