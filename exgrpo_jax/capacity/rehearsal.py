@@ -16,7 +16,7 @@ from exgrpo_jax.capacity.step import Step
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import generation, warm_start
 from exgrpo_jax.experiment.experiment import Experiment, update_spec
-from exgrpo_jax.learner import checksums, optimizer
+from exgrpo_jax.learner import optimizer, storage
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.rollout import programs, selection
 from exgrpo_jax.rollout.scheduler import SlotEngine
@@ -54,11 +54,11 @@ def _step(experiment: Experiment) -> Step:
   params = model.init(experiment.model, key, meshes.training)
   if config.lora.rank:
     params = model.frozen(experiment.model, params, meshes.training)
-    checksums.of_base(params)
+    storage.of_base(params)
   initial, trained = first_params(experiment, params)
   policy = lora.joined(config.lora, initial, trained)
   state = optimizer.init(config.optimizer, config.num_updates, trained)
-  checksums.bit_sums(state)
+  storage.bit_sums(state)
   nothing = [np.zeros(1, np.float32)]
   selection.weights(config.objective, meshes.training, nothing, nothing)
   spec = update_spec(config, experiment.model, meshes.training)

@@ -24,7 +24,7 @@ from exgrpo_jax.experiment.experiment import (
   with_folders,
 )
 from exgrpo_jax.huggingface import architecture, hub_checkpoint
-from exgrpo_jax.learner import checkpoint, checksums
+from exgrpo_jax.learner import checkpoint, storage
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.runtime import activity, hub
 from exgrpo_jax.runtime.workdir import check_workdir, read_config
@@ -178,5 +178,5 @@ def of_run(experiment: Experiment, workdir: str, step: int | None) -> tuple[mode
   if not config.lora.rank:
     return checkpoint.restore_params(workdir, step, like)
   base = warm_start.initial_params(experiment)
-  adapters, step = checkpoint.restore_params(workdir, step, like, checksums.of_base(base))
+  adapters, step = checkpoint.restore_params(workdir, step, like, storage.of_base(base))
   return lora.joined(config.lora, base, adapters), step

@@ -25,7 +25,7 @@ from exgrpo_jax.algorithm.replay import Buffer
 from exgrpo_jax.config import AUTHORS, setting
 from exgrpo_jax.datatypes import Cursor, PartialGroup, Response, Span, Turn, Verdict
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.learner import buffer_files, checksums, storage
+from exgrpo_jax.learner import buffer_files, storage
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy.model import Params
 from exgrpo_jax.runtime import hosts
@@ -255,7 +255,7 @@ def save(
       cursor=ocp.args.JsonSave(cursor),
       carried=SaveFolder(lambda folder: write_partial(folder, snapshot.left)),
       sums=ocp.args.JsonSave(
-        {'format': FORMAT, **base_sums} | checksums.of_state(snapshot.state, cursor)
+        {'format': FORMAT, **base_sums} | storage.of_state(snapshot.state, cursor)
       ),
     ),
   )
@@ -287,7 +287,7 @@ def restore(
   except (InputError, DamagedError) as caught:
     error = caught
   _raise_on_all_hosts(error)  # before the checksums, which are a collective
-  changed = checksums.changed(sums, checksums.of_state(restored['state'], restored['cursor']))
+  changed = storage.changed(sums, storage.of_state(restored['state'], restored['cursor']))
   _raise_on_all_hosts(DamagedError(f'{changed}: {_NOT_WHAT_WAS_SAVED}') if changed else None)
   return Snapshot(
     step=step,
@@ -324,7 +324,7 @@ def _check_format(path: epath.Path, sums: Mapping[str, int]) -> None:
 
 
 def _check_base(path: epath.Path, sums: Mapping[str, int], base_sums: Mapping[str, int]) -> None:
-  if changed := checksums.changed(sums, base_sums):
+  if changed := storage.changed(sums, base_sums):
     raise InputError(
       f'{path} holds adapters that were trained on another base than this one (differing: '
       f'{changed}). Bring back what config.model.path or the warm start held then.'
@@ -408,8 +408,8 @@ def restore_params(
     raise InputError(f'{path} is damaged ({error}); choose another --step.') from error
   params = restored['state']['params']
   _check_base(path, restored['sums'], base_sums)
-  computed = checksums.of_state(TrainState(params, ()), {})
-  if changed := checksums.changed(restored['sums'], computed):
+  computed = storage.of_state(TrainState(params, ()), {})
+  if changed := storage.changed(restored['sums'], computed):
     raise InputError(f'{path}/state: {changed}: {_NOT_WHAT_WAS_SAVED}; choose another --step.')
   return params, step
 

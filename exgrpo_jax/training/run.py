@@ -12,7 +12,7 @@ from exgrpo_jax.datatypes import Cursor, Experience, QuestionSet
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.experiment import Experiment, state_shapes
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, checksums, gradients, optimizer
+from exgrpo_jax.learner import checkpoint, gradients, optimizer, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, record_writer
@@ -143,7 +143,7 @@ def begin(
   config, initial, base_sums = experiment.config, None, checkpoint.NO_BASE
   if params is not None and config.keeps_initial:
     initial = params
-    base_sums = checksums.of_base(params) if config.lora.rank else checkpoint.NO_BASE
+    base_sums = storage.of_base(params) if config.lora.rank else checkpoint.NO_BASE
   with activity.doing('reading the newest checkpoint'):
     snapshot = checkpoint.restore_newest(manager, state_shapes(experiment), base_sums)
   if snapshot:

@@ -26,7 +26,7 @@ from exgrpo_jax.experiment.experiment import (
 from exgrpo_jax.experiment.generation import make_rollout
 from exgrpo_jax.experiment.policies import Policy, Source
 from exgrpo_jax.grading import pool
-from exgrpo_jax.learner import checkpoint, checksums, disk
+from exgrpo_jax.learner import checkpoint, disk, storage
 from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.policy import lora, model
 from exgrpo_jax.reporting import alarms, metrics, record_writer
@@ -203,7 +203,7 @@ def opened(
   with checkpoint.open_manager(workdir, config.checkpoint) as manager:
     snapshot, initial, base_sums = begin(experiment, rollout, manager, *start)
     first = snapshot.step + 1 if snapshot.step else 0  # records from here on are written again
-    digest = '' if snapshot.step else checksums.digest(snapshot.state, base_sums)
+    digest = '' if snapshot.step else storage.digest(snapshot.state, base_sums)
     settings = dataclasses.asdict(config)
     with (
       metrics.Writer(workdir, first, config.metrics.wandb_project, settings) as writer,
