@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from etils import epath
 
-from exgrpo_jax import definition_file
+from exgrpo_jax import config
 from exgrpo_jax.data import columns, spec_names
 from exgrpo_jax.errors import InputError, counted
 
@@ -261,7 +261,7 @@ def _task(path: str, file: epath.Path, split: str) -> RowFile:
       raise InputError(f"it has no split '{split}' (has: {', '.join(splits)})")
 
   returned = 'the rows of each split by its name, each row a dict by column'
-  splits, _ = definition_file.evaluate(str(file), 'task', returned, check, is_flag=False)
+  splits, _ = config.evaluate_file(str(file), 'task', returned, check, is_flag=False)
   return _of_list(
     [
       (place := f'{path}: row {number}', _object(row, place))

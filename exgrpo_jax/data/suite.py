@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exgrpo_jax import definition_file
+from exgrpo_jax import config
 from exgrpo_jax.datatypes import Question, QuestionSet
 from exgrpo_jax.errors import InputError
 
@@ -58,9 +58,7 @@ class Part(NamedTuple):
 
 def load(path: str) -> Suite:
   """The suite of a file; InputError where the file fails or its benchmarks cannot be told apart."""
-  return definition_file.evaluate(
-    path, 'suite', 'a Suite, as configs/suites/paper.py does', _check
-  )[0]
+  return config.evaluate_file(path, 'suite', 'a Suite, as configs/suites/paper.py does', _check)[0]
 
 
 def name(path: str) -> str:

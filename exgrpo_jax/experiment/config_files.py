@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from exgrpo_jax import config, definition_file
+from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment.settings import parse_config
 
@@ -119,7 +119,7 @@ def load(path: str) -> ConfigDict:
   """
   returned = 'a ConfigDict, as configs/smoke.py does'
   file, *argument = path.split(':', 1)
-  return definition_file.evaluate(file, 'config', returned, _check_type, argument)[0]
+  return config.evaluate_file(file, 'config', returned, _check_type, argument)[0]
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:

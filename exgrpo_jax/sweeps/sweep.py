@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from exgrpo_jax import config, definition_file
+from exgrpo_jax import config
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
@@ -73,7 +73,7 @@ def load_sweep(path: str) -> Sweep:
     InputError: the file fails, defines no trials, or names them so that they cannot all have
       folders of their own.
   """
-  sweep, _ = definition_file.evaluate(
+  sweep, _ = config.evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
   )
   if not isinstance(sweep, Mapping) or not sweep:
