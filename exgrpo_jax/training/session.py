@@ -42,7 +42,6 @@ from exgrpo_jax.runtime import (
   preemption,
 )
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
-from exgrpo_jax.runtime.environment import record_start
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
 from exgrpo_jax.training import export, prior_experience
