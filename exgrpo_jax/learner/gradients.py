@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from exgrpo_jax import packing
-from exgrpo_jax.algorithm import loss_sums, objective
+from exgrpo_jax.algorithm import objective
 from exgrpo_jax.config import setting
 from exgrpo_jax.datatypes import Array, Batch
 from exgrpo_jax.learner import optimizer
@@ -172,7 +172,7 @@ def accumulate(
     gradient_before, sums_before = accumulator
     return (
       _lay_out(spec, jax.tree.map(jnp.add, gradient_before, gradient)),
-      loss_sums.merge_sums([sums_before, sums]),
+      objective.merge_sums([sums_before, sums]),
     )
 
   return jax.lax.fori_loop(0, count, add, accumulator)
@@ -404,7 +404,7 @@ def programs(
   yield step._replace(runs=minibatches)
   _, norms = step.results()
   sums = [accumulator[1] | norms | {'updates': np.float32(1)}] * minibatches
-  yield Program('merge_sums', loss_sums.merge_sums, (sums,), mesh, runs=1, kept=kept)
+  yield Program('merge_sums', objective.merge_sums, (sums,), mesh, runs=1, kept=kept)
 
 
 def passes(spec: UpdateSpec, length_R: np.ndarray, response_R: np.ndarray) -> list[packing.Pass]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exgrpo_jax.algorithm import loss_sums, replay
+from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.algorithm.replay import Bucketed
 from exgrpo_jax.data.tasks.catalogue import step_checker
 from exgrpo_jax.data.tokenizer import Tokenizer
@@ -302,8 +302,8 @@ def measure_step(
     ),
     **record_metrics(rows, num_rollouts),
     **buffer_metrics(after, num_rollouts),
-    **loss_sums.metrics(totals),
-    **(loss_sums.expert_metrics(arrays['choices_LE']) if 'choices_LE' in arrays else {}),
+    **objective.loss_metrics(totals),
+    **(objective.expert_metrics(arrays['choices_LE']) if 'choices_LE' in arrays else {}),
     'loss': totals['loss'] / totals['updates'],
     'gradient_norm': totals['gradient_norm'] / totals['updates'],
     'learning_rate': totals['learning_rate'] / totals['updates'],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from exgrpo_jax.algorithm import loss_sums, objective, replay
+from exgrpo_jax.algorithm import objective, replay
 from exgrpo_jax.datatypes import Experience, Plan
 from exgrpo_jax.evaluation import scores
 from exgrpo_jax.learner import checkpoint, gradients
@@ -127,7 +127,7 @@ def learn(
     state, norms = gradients.apply_gradient(run.update, state, gradient)
     del gradient  # the next one needs its memory
     all_sums.append(sums | norms | {'updates': np.float32(1)})
-  sums = loss_sums.merge_sums(all_sums)
+  sums = objective.merge_sums(all_sums)
   run.clock.dispatched(sums)
   return state, sums
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exgrpo_jax.algorithm import loss_sums, objective
+from exgrpo_jax.algorithm import objective
 from tests.helpers.losses import changed, inputs_of, loss_and_gradient, random_batch, with_carried
 
 # Wider above, so that the two bounds are told apart.
@@ -20,7 +20,7 @@ def measure(batch, clip=True, first=False, config=CONFIG):
   """(metrics, sums) of a minibatch."""
   inputs = inputs_of(batch, config, LOGP, REFERENCE_LOGP, first)
   (_, sums), _ = loss_and_gradient(config)(LOGP, ENTROPY, inputs, clip=clip, is_first=first)
-  return loss_sums.metrics({name: float(value) for name, value in sums.items()}), sums
+  return objective.loss_metrics({name: float(value) for name, value in sums.items()}), sums
 
 
 def mean_k3(mask):

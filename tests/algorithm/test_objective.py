@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_jax import config as config_lib
-from exgrpo_jax.algorithm import advantages, loss_sums, objective, terms
+from exgrpo_jax.algorithm import advantages, objective, terms
 from exgrpo_jax.errors import InputError
 from tests.helpers.enumeration import group_of, slopes, softmax
 from tests.helpers.losses import (
@@ -179,7 +179,7 @@ def test_the_parts_of_a_minibatch_add_up_to_it(name):
       loss_and_gradient(config)(LOGP, ENTROPY, x, clip=clip, is_first=first)
       for x in (inputs, *parts)
     )
-    merged = loss_sums.merge_sums([sums for (_, sums), _ in found])
+    merged = objective.merge_sums([sums for (_, sums), _ in found])
     for key, value in whole[0][1].items():
       np.testing.assert_allclose(merged[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
     np.testing.assert_allclose(sum(loss for (loss, _), _ in found), whole[0][0], atol=1e-6)
