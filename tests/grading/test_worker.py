@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from exgrpo_jax.grading import workers
+from exgrpo_jax.grading import worker
 
 # What the benchmark of grading judges, and most of what models write.
 COMMON = (
@@ -31,7 +31,7 @@ COMMON = (
   ],
 )
 def test_a_long_response_loses_only_thought(response, expected):
-  assert workers.bounded(response, 10) == expected
+  assert worker.bounded(response, 10) == expected
 
 
 def test_a_worker_imports_sympy_only_for_an_answer_that_needs_it():

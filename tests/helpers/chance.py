@@ -2,7 +2,7 @@
 
 import zlib
 
-from exgrpo_jax.grading import verifier, workers
+from exgrpo_jax.grading import verifier, worker
 
 # How many quarters of all responses are correct, by the question's answer, which is 0, 1, 2, ...
 QUARTERS = (0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4)
@@ -23,4 +23,4 @@ class Chance(verifier.BuiltIn):
 
 if __name__ == '__main__':
   verifier.BuiltIn = Chance
-  workers.main()
+  worker.main()
