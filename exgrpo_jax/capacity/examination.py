@@ -232,17 +232,17 @@ def _print_partial_rollouts(
     return
   carrying = programs.with_partial_rollouts(config.rollout)
   partial = dataclasses.replace(whole, config=dataclasses.replace(config, rollout=carrying))
-  programs = step.needed(step.listed(partial, work, step.generations(partial, work)))
+  listed = step.needed(step.listed(partial, work, step.generations(partial, work)))
   try:
     more = {
       (one.name, one.size): cycles.module_of(lowered := one.lower(), lowered.compile())
-      for one in programs
+      for one in listed
       if one.name == 'resume'
     }
   except jax.errors.JaxRuntimeError as error:
     print(f'  config.rollout.carry=True does not fit: {str(error).splitlines()[0][:300]}')
     return
-  other = step.estimate(partial, work, programs, {**modules, **more}, chip)
+  other = step.estimate(partial, work, listed, {**modules, **more}, chip)
   print(
     f'  with config.rollout.carry=True: {other.seconds:.2f} s; decode '
     f'{other.seconds_of("decode"):.2f} s instead of {estimate.seconds_of("decode"):.2f} s, '

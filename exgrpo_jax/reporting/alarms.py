@@ -211,8 +211,8 @@ def _skipped(config: optimizer.Config, recent: Run) -> str:
   if len(recent) < BREAKDOWN_WINDOW or skipped <= MAX_SKIPPED * updates:
     return ''
   return (
-    f'{skipped:.0f} of the {updates} updates of the last {BREAKDOWN_WINDOW} steps were skipped, because '
-    "their gradients' norms were not finite or above config.optimizer.skip_norm="
+    f'{skipped:.0f} of the {updates} updates of the last {BREAKDOWN_WINDOW} steps were skipped, '
+    "because their gradients' norms were not finite or above config.optimizer.skip_norm="
     f'{config.skip_norm:g} (last step: {recent[-1]["gradient_norm"]:g} on average), so next to '
     'nothing is learnt. Train in another --workdir with a smaller config.optimizer.learning_rate '
     f'than {config.learning_rate:g} or, if norms of that size are right, with a larger '

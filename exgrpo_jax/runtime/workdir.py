@@ -24,8 +24,8 @@ from exgrpo_jax.runtime.replacement import replacing
 
 # ---- The lock of a folder ----
 
-# An flock on a file in the folder: the kernel holds it, so there is no stale one to clean up. On NFS
-# it counts for all hosts. On a file system without such locks, such as some mounted buckets, other
+# An flock on a file in the folder: the kernel holds it, so there is no stale one to clean up. On
+# NFS it counts for all hosts. On a file system without such locks, such as some mounted buckets, other
 # hosts or even other processes are not kept out.
 
 
@@ -59,7 +59,7 @@ def folder_held(folder: str, name: str, refusal: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def in_turn_of(folder: str, name: str, waiting: str) -> Iterator[None]:
-  """Holds the lock like `folder_held`, but waits for its owner, and prints `waiting` when it must."""
+  """Hold the lock like `folder_held`, but wait for its owner; prints `waiting` if it must."""
   os.makedirs(folder, exist_ok=True)
   with open(os.path.join(folder, name), 'a') as file:
     try:

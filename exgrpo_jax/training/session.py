@@ -205,7 +205,7 @@ def opened(
       past = metrics.read(workdir)
       scored = alarms.scores_of(past)
       if first <= alarms.last_step(scored, config.num_steps, config.evaluation.patience):
-        record_start(workdir, first, digest)
+        machine.record_environment(workdir, first, digest)
       pace = Pace(compiled, past)
       if not snapshot.step:
         policy = lora.joined(config.lora, initial, snapshot.state.params)

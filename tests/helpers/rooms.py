@@ -14,7 +14,6 @@ PACKAGE = REPOSITORY / 'exgrpo_jax'
 FOUNDATION = (
   'config',
   'datatypes',
-  'definition_file',
   'errors',
   'packing',
   '__init__',

@@ -47,7 +47,7 @@ def clone(tmp_path, monkeypatch):
   (package / 'runtime').mkdir(parents=True)
   (package / '__init__.py').write_text('')
   shutil.copy(machine.__file__, package / 'runtime')
-  monkeypatch.setattr(machine, '__file__', str(package / 'runtime' / 'environment.py'))
+  monkeypatch.setattr(machine, '__file__', str(package / 'runtime' / 'machine.py'))
   git('init', '-q')
   return package, git
 
