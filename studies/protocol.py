@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from exgrpo_jax import definition_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
-from exgrpo_jax.sweeps import trials
+from exgrpo_jax.sweeps import sweep
 
 FILE = 'protocol.json'
 PROTOCOLS = pathlib.Path(__file__).parent / 'protocols'
@@ -214,7 +214,7 @@ def _check(study: Study) -> None:
           'tuned for both, and seeds; arms differ in the same way in every setting, but for what '
           'was tuned.'
         )
-  trials.check_names('get_study()', dict(cells(study).values()))
+  sweep.check_names('get_study()', dict(cells(study).values()))
 
 
 def _check_tuned(study: Study) -> None:

@@ -58,7 +58,7 @@ class Generation(NamedTuple):
 class Step(NamedTuple):
   """One training step with partial rollouts."""
 
-  generation_of: Generation
+  generation: Generation
   trained: list[np.ndarray]  # tokens of the responses of each group that it trains
   ages: np.ndarray  # int, of these groups: steps since the one that wrote their first token
   carried: int  # tokens of these groups that earlier steps wrote

@@ -25,8 +25,8 @@ from exgrpo_jax.runtime.replacement import replacing
 # ---- The lock of a folder ----
 
 # An flock on a file in the folder: the kernel holds it, so there is no stale one to clean up. On
-# NFS it counts for all hosts. On a file system without such locks, such as some mounted buckets, other
-# hosts or even other processes are not kept out.
+# NFS it counts for all hosts. On a file system without such locks, such as some mounted buckets,
+# other hosts or even other processes are not kept out.
 
 
 # An NFS server keeps the locks of a host that died until its lease ends, mostly after 90 s.

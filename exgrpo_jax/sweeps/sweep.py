@@ -16,7 +16,7 @@ from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.experiment.experiment import parse_config
 from exgrpo_jax.learner import checkpoint
 from exgrpo_jax.reporting import alarms, comparison, metrics
-from exgrpo_jax.runtime.workdir import check_workdir, check_writable
+from exgrpo_jax.runtime.workdir import check_workdir, check_writable, folder_held
 from exgrpo_jax.sweeps import launcher
 
 # ---- Trials ----
@@ -348,7 +348,7 @@ def _claimed(workdir: str) -> contextlib.AbstractContextManager[int]:
 
   Trials inherit it: they outlive a sweep that is killed, and must not be run twice.
   """
-  return workdir.folder_held(
+  return folder_held(
     workdir,
     'sweep.lock',
     f'a sweep is running in {workdir}, or trials that a killed sweep left running; wait for '
