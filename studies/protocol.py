@@ -16,10 +16,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from exgrpo_jax import definition_file
+from exgrpo_jax import config
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 FILE = 'protocol.json'
 PROTOCOLS = pathlib.Path(__file__).parent / 'protocols'
@@ -111,7 +111,7 @@ def load(given: str) -> Protocol:
       f'{", ".join(names())}.'
     )
   returned = 'a protocol.Study, as studies/protocols/smoke.py does'
-  study, words = definition_file.evaluate(
+  study, words = config.evaluate_file(
     path, 'study', returned, arguments=argument, is_flag=False
   )
   try:
@@ -214,7 +214,7 @@ def _check(study: Study) -> None:
           'tuned for both, and seeds; arms differ in the same way in every setting, but for what '
           'was tuned.'
         )
-  sweep.check_names('get_study()', dict(cells(study).values()))
+  trials.check_names('get_study()', dict(cells(study).values()))
 
 
 def _check_tuned(study: Study) -> None:

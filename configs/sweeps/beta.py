@@ -6,8 +6,8 @@ The paper's value is 0.1; the others, a factor of about 3 apart, are ours. 12 ru
 minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid({'objective.beta': [0.03, 0.1, 0.3, 1.0], 'seed': range(3)})
+  return trials.grid({'objective.beta': [0.03, 0.1, 0.3, 1.0], 'seed': range(3)})

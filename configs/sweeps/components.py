@@ -5,11 +5,11 @@ exgrpo sweep --sweep=components \
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.listed(
+  return trials.listed(
     {
       'exgrpo': {},
       'any_question': {'replay.question_selection': 'uniform'},

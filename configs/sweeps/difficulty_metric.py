@@ -5,10 +5,10 @@ exgrpo sweep --sweep=difficulty_metric \
 9 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid(
+  return trials.grid(
     {'replay.bucket_by': ['correctness', 'question_length', 'response_length'], 'seed': range(3)}
   )

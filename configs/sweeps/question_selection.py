@@ -5,11 +5,11 @@ exgrpo sweep --sweep=question_selection \
 15 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid(
+  return trials.grid(
     {
       'replay.question_selection': ['gaussian', 'linear', 'linear_clip', 'square_root', 'uniform'],
       'seed': range(3),

@@ -6,8 +6,8 @@ exgrpo sweep --sweep=ratio \
 their own; this sweep has not been run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid({'replay.ratio': [0.0, 0.25, 0.5, 0.75], 'seed': range(3)})
+  return trials.grid({'replay.ratio': [0.0, 0.25, 0.5, 0.75], 'seed': range(3)})

@@ -5,8 +5,8 @@ exgrpo sweep --sweep=shaping \
 6 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid({'objective.shaping': ['fraction', 'none'], 'seed': range(3)})
+  return trials.grid({'objective.shaping': ['fraction', 'none'], 'seed': range(3)})

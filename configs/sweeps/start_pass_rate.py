@@ -7,8 +7,8 @@ quarter of the answers right, above the first two. 12 runs of up to ten minutes 
 yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid({'replay.start_pass_rate': [0.0, 0.2, 0.35, 0.5], 'seed': range(3)})
+  return trials.grid({'replay.start_pass_rate': [0.0, 0.2, 0.35, 0.5], 'seed': range(3)})

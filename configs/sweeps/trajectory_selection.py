@@ -5,11 +5,11 @@ exgrpo sweep --sweep=trajectory_selection \
 18 runs of up to ten minutes on two cores; not yet run as a whole.
 """
 
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def get_sweep():
-  return sweep.grid(
+  return trials.grid(
     {
       'replay.trajectory_selection': [
         'lowest_entropy',

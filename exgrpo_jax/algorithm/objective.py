@@ -210,7 +210,7 @@ def token_loss(
 
   Returns:
     (loss, sums): a float32 scalar, to add over slices; float32 scalars to add over slices and
-    minibatches, except those named *_max, which combine by maximum (`loss_sums.merge_sums`).
+    minibatches, except those named *_max, which combine by maximum (`merge_sums`).
   """
   chex.assert_rank(logp_BT, 2)
   chex.assert_equal_shape([logp_BT, entropy_BT, inputs.mask_BT])

@@ -17,7 +17,7 @@ from exgrpo_jax.commands import command_line
 from exgrpo_jax.errors import check_given
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.runtime import console
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import sweep, trials
 
 _SWEEPS = 'exgrpo_jax.configs.sweeps'
 
@@ -44,7 +44,7 @@ def main(args: command_line.Args) -> None:
   )
   path = config_files.shipped_path(args.sweep, _SWEEPS, 'sweep')
   planned = sweep.plan_trials(
-    sweep.load_sweep(path),
+    trials.load(path),
     path,
     args.config,
     config_files.portable_config(config_flags.get_config_filename(args['config'])),

@@ -17,7 +17,7 @@ from exgrpo_jax.errors import InputError
 from exgrpo_jax.experiment import config_files
 from exgrpo_jax.reporting import metrics
 from exgrpo_jax.runtime.workdir import check_workdir
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import sweep, trials
 from tests.helpers import forked
 from tests.helpers.paths import REPOSITORY
 
@@ -41,7 +41,7 @@ def plan(write_sweep, tmp_path):
     given = {'num_steps': 2} | (given or {})
     values = config.overridden(smoke.get_config(), given)
     path, workdir = write_sweep(expression), str(tmp_path / 'runs')
-    return sweep.plan_trials(sweep.load_sweep(path), path, values, SMOKE, given, workdir)
+    return sweep.plan_trials(trials.load(path), path, values, SMOKE, given, workdir)
 
   return plan_expression
 
@@ -67,7 +67,7 @@ def starts(tmp_path):
 def test_every_trial_of_a_sweep_file_makes_valid_settings(name, tmp_path):
   path = str(REPOSITORY / 'configs' / 'sweeps' / f'{name}.py')
   planned = sweep.plan_trials(
-    sweep.load_sweep(path), path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
+    trials.load(path), path, base.get_config(), 'configs/base.py', {}, str(tmp_path / 'runs')
   )
   seeds = {len(members) for members in sweep.by_setting(planned).values()}
   assert seeds == {3} and len(sweep.by_setting(planned)) >= 2

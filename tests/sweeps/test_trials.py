@@ -5,11 +5,11 @@ import re
 import pytest
 
 from exgrpo_jax.errors import InputError
-from exgrpo_jax.sweeps import sweep
+from exgrpo_jax.sweeps import trials
 
 
 def test_a_grid_is_every_combination_named_by_its_values():
-  assert sweep.grid({'replay.ratio': [0.0, 0.25], 'seed': range(2)}) == {
+  assert trials.grid({'replay.ratio': [0.0, 0.25], 'seed': range(2)}) == {
     'ratio=0,seed=0': {'replay.ratio': 0.0, 'seed': 0},
     'ratio=0,seed=1': {'replay.ratio': 0.0, 'seed': 1},
     'ratio=0.25,seed=0': {'replay.ratio': 0.25, 'seed': 0},
@@ -19,11 +19,11 @@ def test_a_grid_is_every_combination_named_by_its_values():
 
 def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
   settings = {'full': {}, 'plain': {'replay.ratio': 0.0}}
-  assert sweep.listed(settings, {'seed': [3]}) == {
+  assert trials.listed(settings, {'seed': [3]}) == {
     'full,seed=3': {'seed': 3},
     'plain,seed=3': {'replay.ratio': 0.0, 'seed': 3},
   }
-  assert sweep.listed(settings, {}) == settings
+  assert trials.listed(settings, {}) == settings
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_listed_settings_are_combined_with_axes_under_names_of_their_own():
 )
 def test_a_sweep_file_that_defines_no_valid_trials_is_refused(expression, message, write_sweep):
   with pytest.raises(InputError, match=re.escape(message)):
-    sweep.load_sweep(write_sweep(expression))
+    trials.load(write_sweep(expression))
