@@ -5,17 +5,11 @@ Announcing costs nothing: the text is made only when `now` is called, by a threa
 
 import contextlib
 import datetime
-import os
-import signal
-import socket
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
-
-from exgrpo_jax.runtime import hosts
 
 
 class _Work(NamedTuple):
@@ -83,64 +77,3 @@ def reporter(line: Callable[[int], str]) -> Callable[[int], None]:
       print(line(done), file=out, flush=True)
 
   return report
-
-
-# ---- Preemption ----
-
-# Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
-# there is nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
-
-
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: stopped and saved, the same command resumes
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@contextlib.contextmanager
-def listening() -> Iterator[Callable[[], str]]:
-  """Yields a function that names the signal that any host has received, or ''; in the main thread.
-
-  All hosts must call that function together. A second signal ends the process at once, even while
-  the main thread compiles or waits for the device, where Python runs no handler.
-  """
-  received: list[str] = []
-
-  def handle(number: int, _: types.FrameType | None) -> None:
-    received.append(signal.Signals(number).name)
-
-  reader, writer = socket.socketpair()
-  writer.setblocking(False)
-  thread = threading.Thread(target=_answer, args=(reader,), daemon=True)
-  before = {
-    number: signal.signal(number, handle)
-    for number in _SIGNALS
-    if signal.getsignal(number) is not signal.SIG_IGN
-  }
-  file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-  thread.start()
-  try:
-    yield lambda: next(filter(None, hosts.all_gather(''.join(received[:1]))), '')
-  finally:
-    signal.set_wakeup_fd(file)
-    for number, handler in before.items():
-      signal.signal(number, handler)
-    writer.close()  # which ends the thread
-    thread.join()
-    reader.close()
-
-
-def _answer(reader: socket.socket) -> None:
-  """Announces the stop on the first signal, and ends the process on the second."""
-  is_first = True
-  while number := reader.recv(1):  # Python writes each signal that has a handler, at once
-    if number[0] not in _SIGNALS:
-      continue
-    if not is_first:
-      os._exit(128 + number[0])
-    is_first = False
-    print(
-      f'{signal.Signals(number[0]).name}: the run stops once this step is finished and saved; '
-      'a second signal ends it at once',
-      file=sys.stderr,
-      flush=True,
-    )

@@ -16,7 +16,7 @@ from exgrpo_jax.learner.checkpoint import Snapshot
 from exgrpo_jax.learner.optimizer import TrainState
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import alarms, messages, metrics, step_rows
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import activity, preemption
 from exgrpo_jax.runtime.clock import NO_TRAINING, traced
 from exgrpo_jax.runtime.machine import peak_memory
 from exgrpo_jax.training import export
@@ -227,7 +227,7 @@ def save(run: Run, snapshot: Snapshot, is_last: bool) -> None:
       file=sys.stderr,
       flush=True,
     )
-    sys.exit(activity.EXIT_CODE)
+    sys.exit(preemption.EXIT_CODE)
 
 
 def _write(run: Run, snapshot: Snapshot) -> None:

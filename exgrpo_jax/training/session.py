@@ -33,7 +33,14 @@ from exgrpo_jax.reporting import alarms, metrics, record_writer
 from exgrpo_jax.reporting.report import write_at_end
 from exgrpo_jax.rollout import seeding
 from exgrpo_jax.rollout.stages import Rollout
-from exgrpo_jax.runtime import activity, compilations, hosts, hub, machine
+from exgrpo_jax.runtime import (
+  activity,
+  compilations,
+  hosts,
+  hub,
+  machine,
+  preemption,
+)
 from exgrpo_jax.runtime.clock import Clock, Pace, watched
 from exgrpo_jax.runtime.replacement import replacing
 from exgrpo_jax.runtime.workdir import claim_workdir, owned, release_workdir
@@ -249,5 +256,5 @@ def _save_rest(session: Session) -> None:
 @contextlib.contextmanager
 def _guarded() -> Iterator[tuple[Clock, Callable[[], str]]]:
   """The guard of a run that is left to itself."""
-  with watched() as clock, activity.listening() as told_to_stop:
+  with watched() as clock, preemption.listening() as told_to_stop:
     yield clock, told_to_stop

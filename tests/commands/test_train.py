@@ -20,7 +20,7 @@ from exgrpo_jax.experiment import experiment
 from exgrpo_jax.grading import workers
 from exgrpo_jax.policy import model
 from exgrpo_jax.reporting import step_records
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import preemption
 from exgrpo_jax.runtime.clock import Clock
 from tests.helpers import buffers, forked, recording, tiny
 from tests.helpers.devices import caching
@@ -162,7 +162,7 @@ def test_a_run_that_gets_a_signal_finishes_and_saves_its_step_and_can_be_resumed
     terminate_in(phase, n, number)
     with pytest.raises(SystemExit) as stopped:
       run()
-    assert stopped.value.code == activity.EXIT_CODE
+    assert stopped.value.code == preemption.EXIT_CODE
     err = capsys.readouterr().err
     assert f'{number.name}: the run stops once this step is finished and saved' in err
     assert f'stopped by {number.name}: saved after step {step} of 10' in err

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from exgrpo_jax.learner import buffer_files, checkpoint
-from exgrpo_jax.runtime import activity
+from exgrpo_jax.runtime import preemption
 from tests.helpers import buffers, tiny
 from tests.helpers.pods import CARRY, Pod
 
@@ -174,7 +174,7 @@ def test_two_hosts_resume_stop_together_fall_back_together_and_end_when_one_dies
     pod.wait_until(lambda: f'step    {RESUMED + 2}/' in pod.log())
     assert f'resumed after step {RESUMED} ' in pod.log()
     pod.processes[1].send_signal(signal.SIGTERM)  # the first must stop at the same step
-    assert pod.exit_statuses() == [activity.EXIT_CODE] * 2, pod.log()
+    assert pod.exit_statuses() == [preemption.EXIT_CODE] * 2, pod.log()
     last = max(records_of(workdir))
     assert f'saved after step {last} of' in pod.log()
   assert_close(records_of(workdir), records_of(run(1)), range(min(last, STEPS) + 1))

@@ -1,0 +1,70 @@
+"""SIGTERM and SIGINT end a run after the current step, once it is saved.
+
+Clouds send SIGTERM before they take a machine away; Ctrl-C sends SIGINT. Before the first step
+there is nothing to save, and both end the process at once: see exgrpo_jax/__init__.py.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+
+from exgrpo_jax.runtime import hosts
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: stopped and saved, the same command resumes
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Callable[[], str]]:
+  """Yields a function that names the signal that any host has received, or ''; in the main thread.
+
+  All hosts must call that function together. A second signal ends the process at once, even while
+  the main thread compiles or waits for the device, where Python runs no handler.
+  """
+  received: list[str] = []
+
+  def handle(number: int, _: types.FrameType | None) -> None:
+    received.append(signal.Signals(number).name)
+
+  reader, writer = socket.socketpair()
+  writer.setblocking(False)
+  thread = threading.Thread(target=_answer, args=(reader,), daemon=True)
+  before = {
+    number: signal.signal(number, handle)
+    for number in _SIGNALS
+    if signal.getsignal(number) is not signal.SIG_IGN
+  }
+  file = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+  thread.start()
+  try:
+    yield lambda: next(filter(None, hosts.all_gather(''.join(received[:1]))), '')
+  finally:
+    signal.set_wakeup_fd(file)
+    for number, handler in before.items():
+      signal.signal(number, handler)
+    writer.close()  # which ends the thread
+    thread.join()
+    reader.close()
+
+
+def _answer(reader: socket.socket) -> None:
+  """Announces the stop on the first signal, and ends the process on the second."""
+  is_first = True
+  while number := reader.recv(1):  # Python writes each signal that has a handler, at once
+    if number[0] not in _SIGNALS:
+      continue
+    if not is_first:
+      os._exit(128 + number[0])
+    is_first = False
+    print(
+      f'{signal.Signals(number[0]).name}: the run stops once this step is finished and saved; '
+      'a second signal ends it at once',
+      file=sys.stderr,
+      flush=True,
+    )
