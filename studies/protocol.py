@@ -111,9 +111,7 @@ def load(given: str) -> Protocol:
       f'{", ".join(names())}.'
     )
   returned = 'a protocol.Study, as studies/protocols/smoke.py does'
-  study, words = config.evaluate_file(
-    path, 'study', returned, arguments=argument, is_flag=False
-  )
+  study, words = config.evaluate_file(path, 'study', returned, arguments=argument, is_flag=False)
   try:
     if not isinstance(study, Study):
       raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')
