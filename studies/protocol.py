@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from exgrpo_jax import config
+from exgrpo_jax.config import evaluate_file
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.runtime.workdir import check_writable, differences, write_json
 from exgrpo_jax.sweeps import trials
@@ -111,7 +111,7 @@ def load(given: str) -> Protocol:
       f'{", ".join(names())}.'
     )
   returned = 'a protocol.Study, as studies/protocols/smoke.py does'
-  study, words = config.evaluate_file(path, 'study', returned, arguments=argument, is_flag=False)
+  study, words = evaluate_file(path, 'study', returned, arguments=argument, is_flag=False)
   try:
     if not isinstance(study, Study):
       raise InputError(f'get_study() must return a protocol.Study, not {study!r}.')

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from exgrpo_jax import definition_file
+from exgrpo_jax.config import evaluate_file
 from exgrpo_jax.errors import InputError
 
 Sweep = dict[str, dict[str, Any]]  # trial name -> {dotted config key: value}
@@ -60,7 +60,7 @@ def load(path: str) -> Sweep:
     InputError: the file fails, defines no trials, or names them so that they cannot all have
       folders of their own.
   """
-  sweep, _ = definition_file.evaluate(
+  sweep, _ = evaluate_file(
     path, 'sweep', 'trial name -> {config key: value}, as configs/sweeps/ratio.py does'
   )
   if not isinstance(sweep, Mapping) or not sweep:
