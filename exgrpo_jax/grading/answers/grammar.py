@@ -171,9 +171,10 @@ def joined_units(trees: Sequence[Tree], is_list: bool) -> Tree | None:
   _, total, unit = trees[0]
   before = unit
   for _, value, smaller in trees[1:]:
-    if not joined(before, smaller, is_list):
+    ratio = joined(unit, smaller, is_list)
+    if not ratio or not joined(before, smaller, is_list):
       return None
-    total = ('add', (total, ('multiply', (value, ('number', joined(unit, smaller, is_list))))))
+    total = ('add', (total, ('multiply', (value, ('number', ratio)))))
     before = smaller
   return 'unit', total, unit
 

@@ -7,6 +7,8 @@ expressions are the same if they agree at several choices of them. Vectors becom
 matrices, whose commutator is their cross product.
 """
 
+import functools
+import operator
 import zlib
 from collections.abc import Sequence
 from fractions import Fraction
@@ -100,7 +102,7 @@ def ordered_letters(given: Tree, truth: Tree) -> frozenset[str]:
 
 
 def _ordered_in(node: Tree, divisors: frozenset[str]) -> set[str]:
-  """Return the letters that one node shows not to commute; those of vectors are marked."""
+  """Return the letters that one node shows not to commute; vectors have marks of their own."""
   head = node[0]
   if head == 'compose':
     return set(_letters(node))
@@ -165,7 +167,7 @@ def _is_capital(name: str) -> bool:
 
 
 def _letters(tree: Tree) -> frozenset[str]:
-  """Return the names in a tree, without those of calls such as 'f()'."""
+  """Return the names in a tree, except names of calls such as 'f()'."""
   return frozenset(name for name in symbols(tree) if not name.endswith('()'))
 
 
@@ -255,24 +257,23 @@ class _Algebra:
       return self.value(tree[1]) * self.value(tree[2]) ** -1
     if head == 'power':
       return self._power(tree[1], tree[2])
-    if head in ('add', 'multiply', 'compose'):
-      total, *others = map(self.value, tree[1])
-      for other in others:
-        total = total + other if head == 'add' else total * self._between(head) * other
-      return total
+    if head in ('add', 'multiply'):
+      values = map(self.value, tree[1])
+      return functools.reduce(operator.add if head == 'add' else operator.mul, values)
+    if head == 'compose':
+      outer, inner = tree[1]
+      return self.value(outer) * self._composition() * self.value(inner)
     if head in ('dot', 'cross'):
       return self._product_of_vectors(head, tree[1], tree[2])
     if head in ('function', 'call'):
       return self._unknown(head, tree[1], tree[2])
     raise UndefinedError(f'{head!r} is no matrix')
 
-  def _between(self, head: str) -> Matrix:
-    """Return what stands between two factors: in a composition, which is no product, a matrix.
+  def _composition(self) -> Matrix:
+    """Return the matrix between two composed functions, which sets f after g apart from fg.
 
-    It is its own inverse, so that the inverse of a composition is that of the inverses.
+    It is its own inverse, so inverting a composition inverts the functions and swaps them.
     """
-    if head == 'multiply':
-      return self._number(1)
     base = self._random('compose')
     return base * self._context.diag([1, 1, -1]) * base**-1
 

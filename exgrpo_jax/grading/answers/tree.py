@@ -127,7 +127,7 @@ def is_label(tree: Tree) -> bool:
   if head == 'function':
     return tree[1] == 'abs' and is_name(tree[2][0])  # a segment's length
   if head == 'multiply' and tree[1][0][0] == 'compose':
-    return True  # '(f \\circ g)(x)'
+    return True  # '(f \circ g)(x)'
   if head == 'divide':
     return all(map(is_name, tree[1:])) or all(map(_is_differential, tree[1:]))
   if head == 'ratio':

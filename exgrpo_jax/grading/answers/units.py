@@ -129,7 +129,7 @@ UNITS = frozenset(name for name in _UNITS if len(name) > 1 and name != 'in').uni
 _WITH_PREFIX = _add_prefixes(_UNITS)
 # Units that look like variables, which are recognised after a number and a space: '5 m', not '5m'.
 LETTERS = frozenset('mgshlLNJWVKAB').union(_WITH_PREFIX, ('in', 'Pa', 'Hz', 'eV', 'Wh'))
-# Units of which a quantity may have several, the largest first: '1 hour 30 minutes'.
+# Units that may stand together in one quantity, largest first: '1 hour 30 minutes'.
 _SYSTEMS: tuple[str, ...] = (
   'week day h min s',
   'year month',
