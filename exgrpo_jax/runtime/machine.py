@@ -138,7 +138,7 @@ def explained(largest: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 FILE = 'environment.json'
-PARAMETERS = 'initial_parameters'  # the entry's digest of them, see checksums.digest
+PARAMETERS = 'initial_parameters'  # the entry's digest of them, see storage.digest
 
 _PACKAGES = (
   'jax',
