@@ -11,7 +11,6 @@ from exgrpo_jax.runtime import machine
 
 PAGE_FAULTS = """
 import resource, sys
-from exgrpo_jax.runtime import machine
 
 machine._DEVICE_FILES = {"cuda": (sys.argv[1],)}
 machine.keep_pages()
