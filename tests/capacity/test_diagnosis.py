@@ -10,7 +10,7 @@ from exgrpo_jax.capacity import diagnosis
 
 @pytest.fixture(autouse=True)
 def no_accelerator(monkeypatch):
-  monkeypatch.setattr(diagnosis.environment, 'platforms', list)
+  monkeypatch.setattr(diagnosis.machine, 'platforms', list)
 
 
 def problems():
@@ -46,8 +46,8 @@ def test_a_machine_without_accelerator_is_offered_a_run_on_its_cpu():
 def test_an_accelerator_that_jax_does_not_use_is_a_problem(
   platform, driver, environment, words, monkeypatch
 ):
-  monkeypatch.setattr(diagnosis.environment, 'platforms', lambda: [platform])
-  monkeypatch.setattr(diagnosis.environment, 'nvidia_driver', lambda: driver)
+  monkeypatch.setattr(diagnosis.machine, 'platforms', lambda: [platform])
+  monkeypatch.setattr(diagnosis.machine, 'nvidia_driver', lambda: driver)
   monkeypatch.setenv('JAX_PLATFORMS', environment)
   [problem] = problems()
   assert words in problem
