@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from exgrpo_jax.config import setting
-from exgrpo_jax.data import row_files, spec_names
+from exgrpo_jax.data import row_files
 from exgrpo_jax.datatypes import Message
 from exgrpo_jax.errors import InputError
 
@@ -47,7 +47,7 @@ class Config:
   @property
   def is_file(self) -> bool:
     """Whether `path` names a file, not a workdir."""
-    return self.path.endswith(spec_names.LINES_OR_PARQUET)
+    return self.path.endswith(row_files.LINES_OR_PARQUET)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_jax.data import hub_split, question_files, records, row_files, spec_names
-from exgrpo_jax.data.columns import NO_ANSWERS
+from exgrpo_jax.data import named_sets, records, row_files, store
+from exgrpo_jax.data.records import NO_ANSWERS
 from exgrpo_jax.errors import InputError, counted
 from exgrpo_jax.runtime import activity
 
@@ -39,7 +39,7 @@ class Shard(NamedTuple):
   """A file, and the columns that it has."""
 
   path: str
-  file: row_files.RowFile
+  file: row_files.Table
   columns: Sequence[str]
 
   @property
@@ -70,14 +70,14 @@ def shards(places: Sequence[str]) -> list[Shard]:
 
 
 def _files(place: str) -> list[str]:
-  path, endings = pathlib.Path(place).expanduser(), ' or '.join(spec_names.LINES_OR_PARQUET)
+  path, endings = pathlib.Path(place).expanduser(), ' or '.join(row_files.LINES_OR_PARQUET)
   if path.is_file():
-    if path.name.endswith(spec_names.LINES_OR_PARQUET):
+    if path.name.endswith(row_files.LINES_OR_PARQUET):
       return [str(path)]
     raise InputError(f'--data={place} must be a folder, or a file that ends in {endings}.')
   if not path.is_dir():
-    if split := hub_split.parse(place):
-      return hub_split.files(split)
+    if split := named_sets.parse(place):
+      return named_sets.files(split)
     raise InputError(
       f'--data={place}: there is no such file or folder, nor is it a split of the Hub, such as '
       'owner/name:train.'
@@ -85,7 +85,7 @@ def _files(place: str) -> list[str]:
   inside = [
     str(file)
     for file in sorted(path.rglob('*'))
-    if file.name.endswith(spec_names.LINES_OR_PARQUET)
+    if file.name.endswith(row_files.LINES_OR_PARQUET)
     and not any(part.startswith('.') for part in file.relative_to(path).parts)
   ]
   if not inside:
@@ -143,8 +143,8 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
         report(read)
         if isinstance(row, str):
           left_out[row] += 1
-        elif (question := question_files.question_key(row['prompt'])) in conflicting:
-          left_out[f'{question_files.CONFLICT}, such as {next(iter(conflicting.values()))}'] += 1
+        elif (question := store.question_key(row['prompt'])) in conflicting:
+          left_out[f'{store.CONFLICT}, such as {next(iter(conflicting.values()))}'] += 1
         else:
           asked.add(question)
           number = next(count)
@@ -164,7 +164,7 @@ def write(path: pathlib.Path, found: Sequence[Shard], keep_target: bool) -> Writ
 
 def _conflicting(found: Sequence[Shard]) -> Mapping[bytes, str]:
   """The questions with several answers, see conflicts.Answers."""
-  answers = question_files.Answers()
+  answers = store.Answers()
   for shard in found:
     for place, row in _rows(shard, keep_target=False):
       if isinstance(row, dict):

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from exgrpo_jax import config
 from exgrpo_jax.algorithm import combinations, objective, replay
 from exgrpo_jax.config import AUTHORS, PAPER, setting
-from exgrpo_jax.data import prompt, questions, spec_names, tokenizer, traces
+from exgrpo_jax.data import prompt, questions, tokenizer, traces
 from exgrpo_jax.data.tasks import catalogue
 from exgrpo_jax.environments import settings as environment_settings
 from exgrpo_jax.errors import InputError
@@ -216,7 +216,7 @@ def parse_config(values: ConfigDict) -> Config:
       f'config.experience.path={parsed.experience.path} needs config.replay.ratio above 0: with 0 '
       'nothing is replayed, wherever it comes from.'
     )
-  spec_names.check_apart(parsed.data.validation, parsed.data.evaluation)
+  questions.check_apart(parsed.data.validation, parsed.data.evaluation)
   if parsed.gradient.drop_zero_advantage:
     for name in ('entropy_bonus', 'kl_coefficient', 'balance_coefficient'):
       value = getattr(parsed.objective, name)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from exgrpo_jax import config
-from exgrpo_jax.data import prompt, question_set, questions, tokenizer, traces
+from exgrpo_jax.data import prompt, questions, tokenizer, traces
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import QuestionSet
 from exgrpo_jax.errors import InputError, counted
@@ -132,7 +132,7 @@ def _questions_of(experiment: Experiment, path: str, values: dict) -> QuestionSe
   theirs = config.build(questions.Config, values['data'], f'{path}/config.json: data')
   theirs = dataclasses.replace(theirs, cache_dir=experiment.config.data.cache_dir)
   try:
-    return question_set.load(
+    return questions.load_set(
       theirs,
       theirs.train,
       experiment.tokenizer,
