@@ -23,10 +23,10 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax.commands import command_line
 from exgrpo_jax.data import questions
-from exgrpo_jax.data.suite import Part
 from exgrpo_jax.errors import InputError
 from exgrpo_jax.evaluation import suites
 from exgrpo_jax.evaluation.scores import compare, evaluate, of_one
+from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import config_files, policies
 from exgrpo_jax.experiment.experiment import (
   load_questions,

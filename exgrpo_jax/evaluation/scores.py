@@ -15,11 +15,11 @@ from ml_collections import ConfigDict
 
 from exgrpo_jax.data.prompt import THINK
 from exgrpo_jax.data.questions import spec_name
-from exgrpo_jax.data.suite import Part
 from exgrpo_jax.data.tasks.catalogue import step_checker, style_reader
 from exgrpo_jax.data.tokenizer import Tokenizer
 from exgrpo_jax.datatypes import Question, QuestionSet, Response, Verdict
 from exgrpo_jax.errors import counted
+from exgrpo_jax.evaluation.suites import Part
 from exgrpo_jax.experiment import policies
 from exgrpo_jax.experiment.experiment import Config, Experiment, load_questions, open_experiment
 from exgrpo_jax.experiment.generation import make_sampler
