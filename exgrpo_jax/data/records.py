@@ -27,7 +27,7 @@ NO_ANSWERS = ('proof', 'notfound', 'nan', 'null', '<na>')
 _QUESTIONS = ('question', 'problem', 'prompt', 'messages')
 _ANSWERS = ('answer', 'final_answer')
 _SOLUTION = 'solution'
-_ROLES = ('system', 'user', 'assistant')
+ROLES = ('system', 'user', 'assistant')
 # How answers are compared if reward_model.style is verl's 'rule'.
 _MATH_SOURCES = (
   'aime aime24 aime25 amc gsm8k openai/gsm8k math lighteval/MATH HuggingFaceH4/MATH-500 '
@@ -450,7 +450,7 @@ def _messages(value: Any, name: str, place: str) -> list[dict[str, str]]:
     return [{'role': 'user', 'content': _text(value, name, place)}]
   turns = list(value)
   if not turns or not all(
-    isinstance(turn, Mapping) and turn.get('role') in _ROLES for turn in turns
+    isinstance(turn, Mapping) and turn.get('role') in ROLES for turn in turns
   ):
     raise InputError(
       f'{place}: {name} is {reprlib.repr(turns)}; it must be text or a list of chat messages, each '
